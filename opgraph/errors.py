@@ -1,0 +1,70 @@
+"""What went wrong, where, and how to fix it: one base class, one subclass per oneDNN status.
+
+Every error of opgraph is three lines::
+
+    shapes (2,) and (3,) do not broadcast
+      where: Add "residual" (inputs: x f32[2], skip f32[3])
+      fix:   insert a Reshape, or make each axis equal or 1
+"""
+
+from __future__ import annotations
+
+
+class OpGraphError(Exception):
+    """Base class of all errors of opgraph.
+
+    Args:
+        what: one sentence, what is wrong.
+        where: the op, tensor, file or argument concerned.
+        fix: what the reader can do about it.
+
+    Each subclass also derives from the built-in exception that fits, so that ``except ValueError`` works.
+    """
+
+    def __init__(self, what: str, *, where: str, fix: str) -> None:
+        super().__init__(what, where, fix)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.where, self.fix))
+
+
+def _rebuild(cls: type[OpGraphError], what: str, where: str, fix: str) -> OpGraphError:
+    return cls(what, where=where, fix=fix)
+
+
+class InvalidGraph(OpGraphError, ValueError):
+    """The graph as a whole is wrong (cycle, two producers), or used at the wrong point of its life."""
+
+
+class InvalidGraphOp(OpGraphError, ValueError):
+    """An op does not fit its schema: unknown kind, arity, missing, unknown or ill-typed attribute."""
+
+
+class InvalidShape(OpGraphError, ValueError):
+    """Shapes do not broadcast, or a given shape disagrees with the inferred one."""
+
+
+class InvalidDataType(OpGraphError, TypeError):
+    """A dtype is unknown, or not one that the op takes."""
+
+
+class InvalidArguments(OpGraphError, ValueError):
+    """A call got the wrong arguments: a missing tensor, an array of the wrong kind, an unknown id."""
+
+
+class Unimplemented(OpGraphError, NotImplementedError):
+    """Well-formed, but opgraph cannot do it (yet); the message names what exactly."""
+
+
+class ModelError(OpGraphError, ValueError):
+    """A file that cannot be read, or must not be trusted."""
+
+
+class DeviceError(OpGraphError, RuntimeError):
+    """No such device, no compiler, or a kernel that did not compile."""

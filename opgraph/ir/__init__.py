@@ -1,0 +1,1 @@
+"""The graph: dtypes, logical tensors, ops, graphs, and their text form."""

@@ -1,0 +1,82 @@
+"""Shape rules shared by many ops. Dimensions may be sizes, symbols or unknown (None)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opgraph.ir.logical_tensor import Dim, Dims, dims_text
+
+
+class ShapeMismatch(Exception):
+    """A shape rule was broken. The graph turns it into an InvalidShape that names op and tensors."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what, fix)
+        self.what = what
+        self.fix = fix
+
+
+def broadcast_dim(a: Dim, b: Dim) -> Dim:
+    """NumPy broadcasting of one dimension; None where the result cannot be known yet.
+
+    Raises:
+        ShapeMismatch: two different sizes, neither 1.
+    """
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    if isinstance(a, int) and isinstance(b, int):
+        raise ShapeMismatch(f"sizes {a} and {b} do not broadcast", "make each axis equal or 1")
+    # A size other than 1 meets an unknown one, which must turn out to be 1 or the same.
+    if isinstance(a, int):
+        return a
+    return b if isinstance(b, int) else None
+
+
+def broadcast(shapes: Sequence[Dims]) -> Dims:
+    """NumPy broadcasting, right-aligned; None if any number of dimensions is unknown.
+
+    Raises:
+        ShapeMismatch: the shapes do not broadcast.
+    """
+    known = [s for s in shapes if s is not None]
+    if len(known) != len(shapes):
+        return None
+    first = known[0]
+    if all(s == first for s in known[1:]):
+        return first
+    rank = max(len(s) for s in known)
+    result: list[Dim] = [1] * rank
+    for shape in known:
+        for axis, dim in enumerate(shape, start=rank - len(shape)):
+            try:
+                result[axis] = broadcast_dim(result[axis], dim)
+            except ShapeMismatch:
+                text = " and ".join(dims_text(s) for s in known)
+                raise ShapeMismatch(
+                    f"shapes {text} do not broadcast", "insert a Reshape, or make each axis equal or 1"
+                ) from None
+    return tuple(result)
+
+
+def unify(declared: Dims, inferred: Dims, what: str) -> Dims:
+    """What two statements about one shape say together.
+
+    Raises:
+        ShapeMismatch: they contradict each other.
+    """
+    if declared is None or inferred is None or declared == inferred:
+        return inferred if declared is None else declared
+    contradiction = ShapeMismatch(
+        f"{what} is declared {dims_text(declared)}, but its op makes {dims_text(inferred)}",
+        "declare the inferred shape, or leave it unknown (None)",
+    )
+    if len(declared) != len(inferred):
+        raise contradiction
+    result: list[Dim] = []
+    for a, b in zip(declared, inferred, strict=True):
+        if isinstance(a, int) and isinstance(b, int) and a != b:
+            raise contradiction
+        result.append(a if isinstance(a, int) or b is None else b if isinstance(b, int) or a is None else a)
+    return tuple(result)

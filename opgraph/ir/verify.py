@@ -1,0 +1,115 @@
+"""What `Graph.finalize` promises: every mention agrees, one producer each, no cycle, shapes and names that fit."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+
+from opgraph.errors import InvalidGraph, InvalidShape
+from opgraph.ir import opdef, schema
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.ir.shapes import ShapeMismatch, unify
+
+
+def verify_graph(
+    ops: Mapping[int, Op],
+    tensors: Mapping[int, LogicalTensor],
+    producer: Mapping[int, Op],
+    conflicts: Iterable[tuple[LogicalTensor, LogicalTensor, Op]],
+    declared_io: tuple[list[int], list[int]],
+) -> tuple[tuple[Op, ...], dict[int, LogicalTensor], dict[int, list[Op]]]:
+    """Checks a graph and completes its shapes.
+
+    Returns: ops in topological order with completed shapes, tensors by id, consumers by tensor id.
+
+    Raises:
+        InvalidGraph: two mentions of a tensor disagree, a cycle, a name used twice among inputs or outputs.
+        InvalidShape: a declared shape contradicts the inferred one, or shapes do not broadcast.
+    """
+    for known, mention, op in conflicts:
+        raise InvalidGraph(
+            f"{known.label} is {_described(known)} in one place and {_described(mention)} in another",
+            where=op.where,
+            fix="use one equal LogicalTensor wherever an id is mentioned",
+        )
+    _check_names("input", declared_io[0], tensors)
+    _check_names("output", declared_io[1], tensors)
+    order = topological_order(ops, producer)
+    completed, known_tensors = _complete_shapes(order, dict(tensors))
+    consumers: dict[int, list[Op]] = {}
+    for op in completed:
+        for tensor in op.inputs:
+            consumers.setdefault(tensor.id, []).append(op)
+    return completed, known_tensors, consumers
+
+
+def _described(t: LogicalTensor) -> str:
+    extra = [t.layout] if t.layout != "strided" else [f"strides {t.strides}"] if t.strides else []
+    return " ".join([t.type_text, t.property, *extra, *([f'called "{t.name}"'] if t.name else [])])
+
+
+def _check_names(what: str, ids: list[int], tensors: Mapping[int, LogicalTensor]) -> None:
+    seen: dict[str, int] = {}
+    for id in ids:
+        name = tensors[id].name
+        if name is not None and seen.setdefault(name, id) != id:
+            raise InvalidGraph(
+                f"two {what}s are called {name!r}", where=f"tensors {seen[name]} and {id}", fix=f"give each {what} its own name"
+            )
+
+
+def topological_order(ops: Mapping[int, Op], producer: Mapping[int, Op]) -> list[Op]:
+    """Ops with producers first, otherwise as added.
+
+    Raises:
+        InvalidGraph: the graph has a cycle; the message names ops on it.
+    """
+    rank = {op_id: index for index, op_id in enumerate(ops)}
+    before = {op.id: {producer[t.id].id for t in op.inputs if t.id in producer} for op in ops.values()}
+    if all(rank[p] < rank[op_id] for op_id, ps in before.items() for p in ps):
+        return list(ops.values())
+    after: dict[int, list[int]] = {}
+    for op_id, ps in before.items():
+        for p in ps:
+            after.setdefault(p, []).append(op_id)
+    waiting = {op_id: len(ps) for op_id, ps in before.items()}
+    by_rank = {rank[i]: op for i, op in ops.items()}
+    ready = [rank[i] for i, n in waiting.items() if n == 0]
+    heapq.heapify(ready)
+    order: list[Op] = []
+    while ready:
+        op = by_rank[heapq.heappop(ready)]
+        order.append(op)
+        for next_id in after.get(op.id, ()):
+            waiting[next_id] -= 1
+            if waiting[next_id] == 0:
+                heapq.heappush(ready, rank[next_id])
+    if len(order) != len(ops):
+        done = {op.id for op in order}
+        stuck = [op.label for op in ops.values() if op.id not in done]
+        raise InvalidGraph(
+            "the graph has a cycle", where=", ".join(stuck[:5]) + (" ..." if len(stuck) > 5 else ""), fix="no op may depend on its own output"
+        )
+    return order
+
+
+def _complete_shapes(order: list[Op], tensors: dict[int, LogicalTensor]) -> tuple[tuple[Op, ...], dict[int, LogicalTensor]]:
+    completed = []
+    for op in order:
+        inputs = tuple(tensors[t.id] for t in op.inputs)
+        inferred = schema.inferred_dims(opdef.get(op.kind, where=op.label), inputs, op.attrs, op.where)
+        outputs = []
+        for index, tensor in enumerate(op.outputs):
+            try:
+                dims = unify(tensor.dims, inferred[index] if index < len(inferred) else None, tensor.label)
+            except ShapeMismatch as error:
+                raise InvalidShape(error.what, where=op.where, fix=error.fix) from None
+            if dims != tensor.dims:
+                tensor = tensor.with_(dims=dims)
+                tensors[tensor.id] = tensor
+            outputs.append(tensor)
+        if any(a is not b for a, b in zip((*inputs, *outputs), (*op.inputs, *op.outputs), strict=True)):
+            op = Op.locked(op.id, op.kind, inputs, tuple(outputs), op.name, op.attrs)
+        completed.append(op)
+    return tuple(completed), tensors
