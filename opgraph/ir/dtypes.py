@@ -87,9 +87,7 @@ def get(name: str, *, where: str = "dtype") -> DType:
     try:
         return BY_NAME[name]
     except (KeyError, TypeError):
-        raise InvalidDataType(
-            f"unknown dtype {name!r}", where=where, fix=f"use one of {', '.join(BY_NAME)}"
-        ) from None
+        raise InvalidDataType(f"unknown dtype {name!r}", where=where, fix=f"use one of {', '.join(BY_NAME)}") from None
 
 
 def of_array(dtype: np.dtype[np.generic], *, where: str) -> DType:

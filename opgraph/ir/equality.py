@@ -36,7 +36,9 @@ def _computes(ops: Iterable[Op], values: dict[int, str], salt: dict[int, str]) -
                 result[tensor.id] = constant_digest(tensor)
         inputs = [result[t.id] for t in op.inputs]
         attrs = [f"{k}={_attr_bits(v)}" for k, v in sorted(op.attrs.items())]
-        own = _digest(op.kind, *attrs, "inputs", *inputs, "outputs", *[_type(t) for t in op.outputs], salt.get(op.id, ""))
+        own = _digest(
+            op.kind, *attrs, "inputs", *inputs, "outputs", *[_type(t) for t in op.outputs], salt.get(op.id, "")
+        )
         result[f"op {op.id}"] = own
         for index, tensor in enumerate(op.outputs):
             result[tensor.id] = _digest(own, str(index))

@@ -46,7 +46,9 @@ class Call:
 
 Expr: TypeAlias = Var | Param | Num | Call
 
-_TOKEN = re.compile(r"\s*(?:(?P<num>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<name>\$?[A-Za-z_]\w*)|(?P<sign>[(),=]))")
+_TOKEN = re.compile(
+    r"\s*(?:(?P<num>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<name>\$?[A-Za-z_]\w*)|(?P<sign>[(),=]))"
+)
 
 
 def parse_expression(text: str) -> Expr:
@@ -107,4 +109,6 @@ def _call(kind: str, tokens: list[tuple[str, str]], at: int, text: str) -> tuple
 
 
 def _error(text: str, what: str) -> InvalidArguments:
-    return InvalidArguments(what, where=f"expression {text!r}", fix="write Kind(arg, ..., key=value), names, $params and numbers")
+    return InvalidArguments(
+        what, where=f"expression {text!r}", fix="write Kind(arg, ..., key=value), names, $params and numbers"
+    )

@@ -34,7 +34,9 @@ class Graph:
 
     def __init__(self, engine: str = "cpu") -> None:
         if engine not in ENGINE_KINDS:
-            raise InvalidArguments(f"unknown engine kind {engine!r}", where="Graph", fix=f"use one of {', '.join(ENGINE_KINDS)}")
+            raise InvalidArguments(
+                f"unknown engine kind {engine!r}", where="Graph", fix=f"use one of {', '.join(ENGINE_KINDS)}"
+            )
         self.engine = engine
         self._ops: dict[int, Op] = {}
         self._tensors: dict[int, LogicalTensor] = {}
@@ -66,8 +68,12 @@ class Graph:
         """
         self._check_open(f'input "{name}"')
         if any(self._tensors[i].name == name for i in self._input_ids):
-            raise InvalidGraph(f"there are two inputs called {name!r}", where="Graph.input", fix="give each input its own name")
-        return self._add_input(LogicalTensor(self._next_tensor, dtype, None if shape is None else tuple(shape), name=name))
+            raise InvalidGraph(
+                f"there are two inputs called {name!r}", where="Graph.input", fix="give each input its own name"
+            )
+        return self._add_input(
+            LogicalTensor(self._next_tensor, dtype, None if shape is None else tuple(shape), name=name)
+        )
 
     def constant(self, name: str, value: Any, dtype: str | None = None) -> LogicalTensor:
         """Declares a constant: a LogicalTensor with data, no op.
@@ -97,7 +103,14 @@ class Graph:
     def add_op(self, op: Op, /) -> None: ...
     @overload
     def add_op(
-        self, op: str, /, *inputs: LogicalTensor | float, name: str = "", dtype: str | None = None, outputs: int | None = None, **attrs: Any
+        self,
+        op: str,
+        /,
+        *inputs: LogicalTensor | float,
+        name: str = "",
+        dtype: str | None = None,
+        outputs: int | None = None,
+        **attrs: Any,
     ) -> Any: ...
     def add_op(
         self,
@@ -127,14 +140,22 @@ class Graph:
         """
         if isinstance(op, Op):
             if inputs or attrs or name or dtype is not None:
-                raise InvalidArguments("an Op is added alone", where=op.label, fix="set its inputs and attributes on the Op")
+                raise InvalidArguments(
+                    "an Op is added alone", where=op.label, fix="set its inputs and attributes on the Op"
+                )
             self._check_open(op.label)
             self._add(op.id, op.kind, op.inputs, op.outputs, op.name, op.attrs)
             return None
         return self._add_short(op, inputs, name, dtype, outputs, attrs)
 
     def _add_short(
-        self, kind: str, inputs: Sequence[LogicalTensor | float], name: str, dtype: str | None, count: int | None, attrs: dict[str, Any]
+        self,
+        kind: str,
+        inputs: Sequence[LogicalTensor | float],
+        name: str,
+        dtype: str | None,
+        count: int | None,
+        attrs: dict[str, Any],
     ) -> LogicalTensor | tuple[LogicalTensor, ...]:
         op_id = self._next_op
         label = f'{kind} "{name or f"{kind}_{op_id}"}"'
@@ -148,17 +169,28 @@ class Graph:
                 value = LogicalTensor(next_tensor, dtypes.UNDEF, (), property="constant", data=data)
                 next_tensor += 1
             elif not isinstance(value, LogicalTensor):
-                raise InvalidGraphOp(f"an input is {type(value).__name__}", where=label, fix="pass LogicalTensors or numbers")
+                raise InvalidGraphOp(
+                    f"an input is {type(value).__name__}", where=label, fix="pass LogicalTensors or numbers"
+                )
             tensors.append(value)
         made = count if count is not None else sum(not p.optional for p in record.outputs)
         outs = tuple(
-            LogicalTensor(next_tensor + i, dtype or dtypes.UNDEF, None, name=(name or None) if i == 0 else None) for i in range(made)
+            LogicalTensor(next_tensor + i, dtype or dtypes.UNDEF, None, name=(name or None) if i == 0 else None)
+            for i in range(made)
         )
         added = self._add(op_id, kind, tuple(tensors), outs, name, attrs, short=True)
         return added.outputs[0] if len(added.outputs) == 1 else added.outputs
 
     def _add(
-        self, op_id: int, kind: str, inputs: tuple[LogicalTensor, ...], outs: tuple[LogicalTensor, ...], name: str, attrs: dict[str, Any], *, short: bool = False
+        self,
+        op_id: int,
+        kind: str,
+        inputs: tuple[LogicalTensor, ...],
+        outs: tuple[LogicalTensor, ...],
+        name: str,
+        attrs: dict[str, Any],
+        *,
+        short: bool = False,
     ) -> Op:
         """Checks an op against its schema, then enters it; nothing is changed if a check fails."""
         probe = Op(op_id, kind, inputs, outs, name)
@@ -168,10 +200,14 @@ class Graph:
         for tensor in outs:
             if tensor.id in self._producer:
                 raise InvalidGraph(
-                    f"{tensor.label} has two producers", where=f"{probe.label} and {self._producer[tensor.id].label}", fix="give each output its own id"
+                    f"{tensor.label} has two producers",
+                    where=f"{probe.label} and {self._producer[tensor.id].label}",
+                    fix="give each output its own id",
                 )
             if tensor.is_constant:
-                raise InvalidGraph(f"{tensor.label} is a constant and an output", where=probe.label, fix="use another id")
+                raise InvalidGraph(
+                    f"{tensor.label} is a constant and an output", where=probe.label, fix="use another id"
+                )
         schema.check_arity(record, len(inputs), len(outs), probe.label)
         checked = schema.checked_attrs(record, attrs, probe.label)
         in_types, out_types = schema.bind_dtypes(record, inputs, [t.dtype for t in outs], probe.where)
@@ -232,7 +268,9 @@ class Graph:
         self._check_open("Graph.output")
         for tensor in tensors:
             if tensor.id not in self._tensors:
-                raise InvalidGraph(f"{tensor.label} is not in this graph", where="Graph.output", fix="add the op that makes it first")
+                raise InvalidGraph(
+                    f"{tensor.label} is not in this graph", where="Graph.output", fix="add the op that makes it first"
+                )
             self._output_ids.setdefault(tensor.id)
 
     def set_outputs(self, tensors: Iterable[LogicalTensor]) -> None:
@@ -324,7 +362,9 @@ class Graph:
         try:
             return self._tensors[id]
         except KeyError:
-            raise InvalidArguments(f"there is no tensor {id}", where="Graph.tensor", fix="use an id of this graph") from None
+            raise InvalidArguments(
+                f"there is no tensor {id}", where="Graph.tensor", fix="use an id of this graph"
+            ) from None
 
     def producer(self, id: int) -> Op | None:
         """The op that makes a tensor; None for inputs and constants."""
@@ -365,7 +405,9 @@ def _rounded(tensor: LogicalTensor, dtype: str) -> LogicalTensor:
     value = tensor.data.item()
     if target.category == "int" and not _fits(value, target):
         raise InvalidDataType(
-            f"the constant {value!r} is no {dtype}", where=tensor.label, fix=f"give a whole number in the range of {dtype}, or insert a TypeCast"
+            f"the constant {value!r} is no {dtype}",
+            where=tensor.label,
+            fix=f"give a whole number in the range of {dtype}, or insert a TypeCast",
         )
     with np.errstate(over="ignore"):  # a number too large for the dtype is infinite in it
         return tensor.with_(dtype=dtype, data=np.asarray(value).astype(target.numpy))

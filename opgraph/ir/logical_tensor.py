@@ -62,12 +62,16 @@ class LogicalTensor:
         if self.dtype != dtypes.UNDEF:
             dtypes.get(self.dtype, where=self.label)
         if type(self.id) is not int or self.id < 0:
-            raise InvalidArguments(f"tensor id {self.id!r} is not a non-negative int", where=self.label, fix="use 0, 1, ...")
+            raise InvalidArguments(
+                f"tensor id {self.id!r} is not a non-negative int", where=self.label, fix="use 0, 1, ..."
+            )
         if self.dims is not None:
             object.__setattr__(self, "dims", tuple(_checked_dim(d, self.label) for d in self.dims))
         for value, known, what in ((self.layout, LAYOUTS, "layout"), (self.property, PROPERTIES, "property")):
             if value not in known:
-                raise InvalidArguments(f"unknown {what} {value!r}", where=self.label, fix=f"use one of {', '.join(known)}")
+                raise InvalidArguments(
+                    f"unknown {what} {value!r}", where=self.label, fix=f"use one of {', '.join(known)}"
+                )
         if self.property == "host_scalar" and (self.dims != () or self.dtype not in _HOST_SCALAR_DTYPES):
             raise InvalidDataType(
                 f"a host scalar cannot be {self.type_text}",
@@ -127,7 +131,9 @@ class LogicalTensor:
             InvalidArguments: their number is unknown.
         """
         if self.dims is None:
-            raise InvalidArguments("the number of dimensions is unknown", where=self.label, fix="give dims, or compile first")
+            raise InvalidArguments(
+                "the number of dimensions is unknown", where=self.label, fix="give dims, or compile first"
+            )
         return self.dims
 
     def get_strides(self) -> tuple[int, ...]:

@@ -107,7 +107,9 @@ class Op:
 
     def _check_open(self) -> None:
         if self._locked:
-            raise InvalidGraph("an op of a graph cannot be changed", where=self.label, fix="change it before add_op, or add a new op")
+            raise InvalidGraph(
+                "an op of a graph cannot be changed", where=self.label, fix="change it before add_op, or add a new op"
+            )
 
     @property
     def label(self) -> str:

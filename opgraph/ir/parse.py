@@ -125,7 +125,9 @@ class _Reader:
     def given_constant(self, name: str, dtype: dtypes.DType) -> np.ndarray:
         key = _own_name(name) or name
         if key not in self.constants:
-            raise self.error(f"constant {name} printed as a hash", fix=f"pass parse(text, constants={{{key!r}: array}})")
+            raise self.error(
+                f"constant {name} printed as a hash", fix=f"pass parse(text, constants={{{key!r}: array}})"
+            )
         return np.asarray(self.constants[key])
 
     def op(self) -> None:
@@ -149,15 +151,25 @@ class _Reader:
             self.accept(",")
         self.add(kind, args, attrs, outs)
 
-    def add(self, kind: str, args: list[LogicalTensor | float], attrs: dict[str, Any], outs: list[tuple[str, LogicalTensor | None]]) -> None:
+    def add(
+        self,
+        kind: str,
+        args: list[LogicalTensor | float],
+        attrs: dict[str, Any],
+        outs: list[tuple[str, LogicalTensor | None]],
+    ) -> None:
         inputs = tuple(a if isinstance(a, LogicalTensor) else self.graph.constant("", a) for a in args)
         next_id = self.graph._next_tensor
         tensors = tuple(
-            LogicalTensor(next_id + i, dtypes.UNDEF, None, name=_own_name(name)) if tensor is None else tensor.with_(id=next_id + i)
+            LogicalTensor(next_id + i, dtypes.UNDEF, None, name=_own_name(name))
+            if tensor is None
+            else tensor.with_(id=next_id + i)
             for i, (name, tensor) in enumerate(outs)
         )
         try:
-            added = self.graph._add(self.graph._next_op, kind, inputs, tensors, "", attrs, short=all(t is None for _, t in outs))
+            added = self.graph._add(
+                self.graph._next_op, kind, inputs, tensors, "", attrs, short=all(t is None for _, t in outs)
+            )
         except OpGraphError as error:
             error.where = f"line {self.line}: {error.where}"
             raise
@@ -247,7 +259,9 @@ class _Reader:
             self.accept(",")
         return tuple(dims)
 
-    def error(self, what: str, fix: str = "see the text form in the README, or print a graph with str(graph)") -> ModelError:
+    def error(
+        self, what: str, fix: str = "see the text form in the README, or print a graph with str(graph)"
+    ) -> ModelError:
         return ModelError(what, where=f"line {self.line} of the graph text", fix=fix)
 
 

@@ -84,7 +84,9 @@ def _scalar(attr: Attr, type_: str, value: Any, where: str) -> bool | int | floa
 
 
 def _wrong_type(attr: Attr, value: object, where: str) -> InvalidGraphOp:
-    return InvalidGraphOp(f"attribute {attr.name}={value!r} is not {attr.type}", where=where, fix=f"give a value of type {attr.type}")
+    return InvalidGraphOp(
+        f"attribute {attr.name}={value!r} is not {attr.type}", where=where, fix=f"give a value of type {attr.type}"
+    )
 
 
 def _wildcard_value(name: str, value: Any, where: str) -> AttrValue:
@@ -94,10 +96,14 @@ def _wildcard_value(name: str, value: Any, where: str) -> AttrValue:
         return f32(value)
     if isinstance(value, (bool, int, str)):
         return value
-    if isinstance(value, tuple) and all(isinstance(v, type(value[0])) and isinstance(v, (int, float, str)) for v in value):
+    if isinstance(value, tuple) and all(
+        isinstance(v, type(value[0])) and isinstance(v, (int, float, str)) for v in value
+    ):
         return tuple(f32(v) if isinstance(v, float) else v for v in value)  # type: ignore[return-value]
     raise InvalidGraphOp(
-        f"attribute {name}={value!r} has no attribute type", where=where, fix="use bool, int, float, str or a list of one of them"
+        f"attribute {name}={value!r} has no attribute type",
+        where=where,
+        fix="use bool, int, float, str or a list of one of them",
     )
 
 
@@ -109,7 +115,9 @@ def check_arity(opdef: OpDef, given: int, outputs: int, where: str) -> None:
         if count < low or (high is not None and count > high):
             wanted = str(low) if low == high else f"{low} or more" if high is None else f"{low} to {high}"
             names = ", ".join(p.name for p in ports) or "none"
-            raise InvalidGraphOp(f"{opdef.kind} takes {wanted} {what}, got {count}", where=where, fix=f"its {what} are: {names}")
+            raise InvalidGraphOp(
+                f"{opdef.kind} takes {wanted} {what}, got {count}", where=where, fix=f"its {what} are: {names}"
+            )
 
 
 def bind_dtypes(
@@ -133,7 +141,9 @@ def bind_dtypes(
             _bind(opdef, port, dtype, bound, where)
     untyped = promote(sorted(set(bound.values())), where) if bound else "f32"
     ins = [
-        t.dtype if t.dtype != dtypes.UNDEF or p.variadic else bound.get(p.type, untyped if p.type in opdef.types else p.type)
+        t.dtype
+        if t.dtype != dtypes.UNDEF or p.variadic
+        else bound.get(p.type, untyped if p.type in opdef.types else p.type)
         for p, t in zip(ports, inputs, strict=True)
     ]
     outs = []
@@ -156,11 +166,15 @@ def _bind(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: st
     allowed = opdef.types.get(port.type, (port.type,))
     if dtype not in allowed:
         raise InvalidDataType(
-            f"{opdef.kind} does not take {dtype} as {port.name}", where=where, fix=f"use one of {', '.join(allowed)}, or insert a TypeCast"
+            f"{opdef.kind} does not take {dtype} as {port.name}",
+            where=where,
+            fix=f"use one of {', '.join(allowed)}, or insert a TypeCast",
         )
     if bound.setdefault(port.type, dtype) != dtype:
         raise InvalidDataType(
-            f"{opdef.kind} needs one dtype, got {bound[port.type]} and {dtype} (as {port.name})", where=where, fix="insert a TypeCast"
+            f"{opdef.kind} needs one dtype, got {bound[port.type]} and {dtype} (as {port.name})",
+            where=where,
+            fix="insert a TypeCast",
         )
 
 
@@ -183,7 +197,9 @@ def promote(names: Sequence[str], where: str) -> str:
     raise InvalidDataType(f"dtypes {' and '.join(names)} do not mix", where=where, fix="insert a TypeCast")
 
 
-def inferred_dims(opdef: OpDef, inputs: tuple[LogicalTensor, ...], attrs: Mapping[str, AttrValue], where: str) -> tuple[Dims, ...]:
+def inferred_dims(
+    opdef: OpDef, inputs: tuple[LogicalTensor, ...], attrs: Mapping[str, AttrValue], where: str
+) -> tuple[Dims, ...]:
     """Output dimensions by the op's shape rule.
 
     Raises:

@@ -48,7 +48,12 @@ def value_names(graph: Graph) -> dict[int, str]:
     names, number = {}, 0
     for id, tensor in tensors.items():
         own = tensor.name is not None and (id in ports or (uses[tensor.name] == 1 and tensor.name not in port_names))
-        if tensor.name is not None and own and uses[tensor.name] > 1 and sum(tensors[i].name == tensor.name for i in ports) > 1:
+        if (
+            tensor.name is not None
+            and own
+            and uses[tensor.name] > 1
+            and sum(tensors[i].name == tensor.name for i in ports) > 1
+        ):
             own = False  # an input and an output share the name: only one of them may be written by it
         names[id] = _name_text(tensor.name) if own and tensor.name is not None else f"%{number}"
         number += not own

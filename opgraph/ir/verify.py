@@ -55,7 +55,9 @@ def _check_names(what: str, ids: list[int], tensors: Mapping[int, LogicalTensor]
         name = tensors[id].name
         if name is not None and seen.setdefault(name, id) != id:
             raise InvalidGraph(
-                f"two {what}s are called {name!r}", where=f"tensors {seen[name]} and {id}", fix=f"give each {what} its own name"
+                f"two {what}s are called {name!r}",
+                where=f"tensors {seen[name]} and {id}",
+                fix=f"give each {what} its own name",
             )
 
 
@@ -89,12 +91,16 @@ def topological_order(ops: Mapping[int, Op], producer: Mapping[int, Op]) -> list
         done = {op.id for op in order}
         stuck = [op.label for op in ops.values() if op.id not in done]
         raise InvalidGraph(
-            "the graph has a cycle", where=", ".join(stuck[:5]) + (" ..." if len(stuck) > 5 else ""), fix="no op may depend on its own output"
+            "the graph has a cycle",
+            where=", ".join(stuck[:5]) + (" ..." if len(stuck) > 5 else ""),
+            fix="no op may depend on its own output",
         )
     return order
 
 
-def _complete_shapes(order: list[Op], tensors: dict[int, LogicalTensor]) -> tuple[tuple[Op, ...], dict[int, LogicalTensor]]:
+def _complete_shapes(
+    order: list[Op], tensors: dict[int, LogicalTensor]
+) -> tuple[tuple[Op, ...], dict[int, LogicalTensor]]:
     completed = []
     for op in order:
         inputs = tuple(tensors[t.id] for t in op.inputs)

@@ -28,7 +28,9 @@ def broadcast_rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
     """NumPy broadcasting of all inputs; identical shapes where auto_broadcast is "none"."""
     shapes = [t.dims for t in inputs]
     if attrs.get("auto_broadcast") == "none" and any(s != shapes[0] for s in shapes):
-        raise ShapeMismatch("shapes differ and auto_broadcast is none", "give inputs of one shape, or auto_broadcast='numpy'")
+        raise ShapeMismatch(
+            "shapes differ and auto_broadcast is none", "give inputs of one shape, or auto_broadcast='numpy'"
+        )
     return (broadcast(shapes),)
 
 
