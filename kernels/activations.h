@@ -1,0 +1,145 @@
+#pragma once
+#include "config.h"
+#include "arith.h"
+#include "erf.h"
+#include "exp.h"
+#include "log.h"
+
+// Activation functions of ONNX and torch for float and double, one template each. NaN in gives NaN out; -0.0 keeps its
+// sign where the function is odd near zero; no tail is lost to cancellation or early overflow.
+
+namespace og {
+
+/// max(x, 0), but NaN stays NaN: fmax would drop it.
+template <class T> OG_FN T relu(T x) { return x < (T)0 ? (T)0 : x; }
+
+template <class T> OG_FN T leaky_relu(T x, T a) { return x < 0 ? a * x : x; }
+template <class T> OG_FN T prelu(T x, T slope) { return x < 0 ? slope * x : x; }
+template <class T> OG_FN T thresholded_relu(T x, T a) { return x > a || x != x ? x : (T)0; }
+
+/// ONNX Shrink: x + bias below -lambd, x - bias above lambd, else 0.
+template <class T> OG_FN T shrink(T x, T bias, T lambd) {
+  const T outside = x < -lambd ? x + bias : x - bias;
+  return x < -lambd || x > lambd || x != x ? outside : (T)0;
+}
+
+template <class T> OG_FN T hard_sigmoid(T x, T a, T b) { return clamp(fma(a, x, b), (T)0, (T)1); }
+
+/// x * clamp(x / 6 + 1/2, 0, 1), written with one rounding of the sum: x (x + 3) / 6.
+template <class T> OG_FN T hard_swish(T x) {
+  const T gate = clamp(x + 3, (T)0, (T)6);
+  return x < 3 ? divide(at_least(x, (T)-3) * gate, (T)6) : x;
+}
+
+template <class T> OG_FN T softsign(T x) {
+  const T a = abs(x);
+  const T y = divide(x, 1 + a);
+  return a == infinity<T>() ? copysign((T)1, x) : y;
+}
+
+// ---- with exp ------------------------------------------------------------------------------------------------------
+
+template <class T> OG_FN T elu(T x, T a) { return x > 0 ? x : a * expm1(x); }
+template <class T> OG_FN T selu(T x, T alpha, T gamma) { return gamma * (x > 0 ? x : alpha * expm1(x)); }
+
+/// max(x, 0) + min(alpha (e^(x/alpha) - 1), 0). The remainder of the division goes along: for alpha < 0 the exponent may be
+/// large, and its rounding error grows with it.
+template <class T> OG_FN T celu(T x, T alpha) {
+  const T z = divide(x, alpha);
+  const T z_low = divide(fma(-z, alpha, x), alpha);
+  const T bounded = at_most(z, exp_constants<T>::highest);
+  const T regular = bounded == z && z > -60 ? z_low : (T)0;
+  return x > 0 ? x : alpha * expm1_in_range(bounded, regular);
+}
+
+/// x sigmoid(x). Dividing x by 1 + e^-x is 2.4 ulp at most; swish(-inf) is -0, the limit.
+template <class T> OG_FN T swish_one(T x) {
+  const T bounded = at_least(x, exp_constants<T>::lowest - 15);  // x e^x is 0 below
+  return logistic(bounded, -bounded, (T)0);
+}
+OG_FN float swish(float x) { return swish_one(x); }
+OG_FN double swish(double x) { return swish_one(x); }
+
+/// x sigmoid(a x) for any a. The rounding error of a x enters the exponent, so it is computed (fma) and passed along.
+template <class T> OG_FN T swish(T x, T a) {
+  using c = exp_constants<T>;
+  const T factor = a == 0 ? (T)0 : x;  // 0 * inf would be NaN, but x / 2 is meant
+  const T product = a * factor;
+  const T z = -at_least(product, c::swish_end);
+  const T low = -fma(a, factor, z);
+  const bool regular = z < -c::swish_end && z > c::tiny_exponent;
+  const T numerator = z == -c::swish_end ? copysign((T)0, x) : x;
+  T rest;
+  const T quotient = logistic_parts(numerator, z, regular ? low : (T)0, rest);
+  const T half = at_least(rest, -2 * c::part + 2);
+  return quotient * pow2(half) * pow2(rest - half);
+}
+
+/// x Phi(x) = max(x, 0) - |x| Phi(-|x|): exact tail on the left, no cancellation on the right.
+template <class T> OG_FN T gelu_erf(T x) {
+  const T tail = tail_times(abs(x));
+  return copysign((x > 0 ? x : (T)0) - tail, x);
+}
+
+// 2 sqrt(2/pi) and the same times 0.044715, high and low parts (mpmath).
+template <class T> struct gelu_constants;
+template <> struct gelu_constants<float> {
+  static constexpr float a = 0x1.988454p+0f, a_low = -0x1.857936p-25f, b = 0x1.2444f2p-4f, b_low = 0x1.49b16ap-29f;
+  static constexpr float left = -11.2f, right = 9.0f;  // the result is 0 and x beyond
+};
+template <> struct gelu_constants<double> {
+  static constexpr double a = 0x1.9884533d43651p+0, a_low = -0x1.cbc0d30ebfd15p-54;
+  static constexpr double b = 0x1.2444f2a4d8b4bp-4, b_low = -0x1.6c843a29d1c7p-61;
+  static constexpr double left = -22.5, right = 12.0;
+};
+
+/// x (1 + tanh u) / 2 = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): 1 + tanh u would cancel on the left. 2u reaches
+/// -100 there, so it is carried in two parts.
+template <class T> OG_FN T gelu_tanh(T x) {
+  using c = gelu_constants<T>;
+  const T left = at_least(x, c::left);
+  const T v = at_most(left, c::right);
+  const T square = v * v, square_low = fma(v, v, -square);
+  const T cubic = c::b * square;
+  const T cubic_low = fma(c::b, square, -cubic) + fma(c::b, square_low, c::b_low * square);
+  const T slope = c::a + cubic;
+  const T back = slope - c::a;
+  const T slope_low = ((c::a - (slope - back)) + (cubic - back)) + (cubic_low + c::a_low);
+  const T z = v * slope;
+  const T z_low = fma(v, slope, -z) + v * slope_low;
+  return logistic(left, -z, -z_low);
+}
+
+/// x tanh(log(1 + e^x)) = x n / (n + 2) with e = e^x, n = e (e + 2). Written as x - x (2 / (n + 2)) for n > 2 and as
+/// h - h (n / (n + 2)) with h = x n / 2 below, where the error of the quotient is damped: x n / (n + 2) exceeds 3 ulp.
+template <class T> OG_FN T mish(T x) {
+  using c = exp_constants<T>;
+  const T bounded = at_least(x, c::lowest - 15);
+  T k;
+  const T t = exp_reduce(at_most(bounded, (T)40), k);
+  const T first = at_least(k, -c::part);  // n is 2e to the last bit below: the rest of the exponent is applied at the end
+  const T e = pow2(first) * (1 + t);
+  const T n = fma(e, e, 2 * e);
+  const bool large = n > 2;
+  const T quotient = divide(large ? (T)2 : n, n + 2);
+  const T whole = large ? x : (T)0.5 * bounded * n;
+  const T part = at_most(whole, (T)50) * quotient;  // not inf * 0
+  return copysign((whole - part) * pow2(k - first), x);
+}
+
+/// log(1 + e^(beta x)) / beta = max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta.
+template <class T> OG_FN T softplus(T x, T beta) {
+  using c = exp_constants<T>;
+  const T z = beta * x;
+  const T magnitude = at_least(-abs(z), c::swish_end);
+  const T low = magnitude > c::swish_end ? fma(beta, x, -z) : (T)0;
+  T k;
+  const T t = exp_reduce(magnitude, z > 0 ? -low : low, k);
+  const T first = at_least(k, -c::part);  // log(1 + e) is e below: scaled at the end, as beta may make it normal again
+  const T rest = k - first;
+  const T half = at_least(rest, -2 * c::part + 2);
+  const T y = divide(log1p_in_range(pow2(first) * (1 + t)), beta) * pow2(half) * pow2(rest - half);
+  return z > 0 ? x + y : y;
+}
+
+}  // namespace og
