@@ -1,0 +1,1 @@
+"""From a loop to C++ source text."""

@@ -1,0 +1,266 @@
+"""Emitting a loop as C++: the functor that changes from kernel to kernel; skeletons and arithmetic are in `kernels/`.
+
+The text is a pure value: it depends on the loop and the variant alone, so one loop is one text in every process. No
+name of a model reaches it: operands are x0, x1, ..., values t0, t1, ..., results y0, y1, ..., and each statement ends
+with the kind and position of the op that it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opgraph.codegen.literals import literal
+from opgraph.ir import dtypes, opdef
+from opgraph.loops.layout import CONTIGUOUS, ROW, STRIDED, UNIFORM, Variant
+from opgraph.loops.loop import Arg, Load, Loop, Statement
+
+#: When a value changes: once a call, once a row, with every element.
+CALL, PER_ROW, ELEMENT = 0, 1, 2
+_LEVEL = {UNIFORM: CALL, ROW: PER_ROW, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
+
+
+@dataclass(frozen=True, slots=True)
+class Functor:
+    """Emitted text.
+
+    Attributes:
+        code: `struct Fused {...};`
+        tags: line number within `code`, from 1 -> tag of the op that the line came from.
+    """
+
+    code: str
+    tags: Mapping[int, int]
+
+
+def emit_functor(loop: Loop, variant: Variant, *, packs: bool) -> Functor:
+    """The functor of one kernel variant: its operands, its arithmetic, and how an element is loaded and stored.
+
+    Args:
+        packs: with `vectors`, which moves packs of elements (CUDA); without, with `redirect` (the CPU, whose compiler
+            vectorises `element`).
+    """
+    return _Emitter(loop, variant).functor(packs)
+
+
+class _Emitter:
+    """Collects lines of one functor."""
+
+    def __init__(self, loop: Loop, variant: Variant) -> None:
+        self.loop = loop
+        self.dtypes = loop.dtype_of()
+        used = {a for s in loop.statements for a in s.args if isinstance(a, str)} | {s.value for s in loop.stores}
+        #: Loads that nothing reads still shape the iteration space, but are not touched.
+        self.loads = [(x, k) for x, k in zip(loop.loads, variant.operands) if x.name in used]
+        self.positions = {x.name: i for i, x in enumerate(loop.loads)}
+        self.store_kinds = variant.operands[len(loop.loads) :]
+        self.levels: dict[str, int] = {x.name: _LEVEL[k] for x, k in self.loads}
+        for s in loop.statements:
+            self.levels[s.result] = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
+        self.lines: list[str] = []
+        self.tags: dict[int, int] = {}
+
+    def functor(self, packs: bool) -> Functor:
+        self.put("struct Fused {")
+        self.members()
+        self.bind()
+        self.hoisted("call", CALL)
+        self.hoisted("row", PER_ROW)
+        self.apply()
+        self.element()
+        if packs:
+            self.vectors()
+        else:
+            self.redirect()
+        self.put("};")
+        return Functor("\n".join(self.lines), self.tags)
+
+    def put(self, line: str, tag: int | None = None) -> None:
+        self.lines.append(line)
+        if tag is not None:
+            self.tags[len(self.lines)] = tag
+
+    # -- operands -----------------------------------------------------------------------------------------------
+
+    def members(self) -> None:
+        n_loads, n_stores = len(self.loop.loads), len(self.loop.stores)
+        self.put(f"  static constexpr int operands = {n_loads + n_stores}, first_store = {n_loads};")
+        for load, kind in self.loads:
+            self.put(f"  const {_storage(load.dtype)}* {load.name};")
+            if kind == STRIDED:
+                self.put(f"  og::i64 {load.name}_step;")
+        for i, store in enumerate(self.loop.stores):
+            self.put(f"  {_storage(store.dtype)}* y{i};")
+            if self.store_kinds[i] == STRIDED:
+                self.put(f"  og::i64 y{i}_step;")
+        for name, level in self.levels.items():
+            if level < ELEMENT:
+                self.put(f"  {_compute(self.dtypes[name])} {self.value(name)};")
+
+    def bind(self) -> None:
+        """Pointers at the start of a row: base pointer plus an offset in elements."""
+        self.put("  OG_FN void move(void* const* base, const og::i64* offset) {")
+        for position, name, dtype, const in self.pointers():
+            self.put(f"    {name} = ({const}{_storage(dtype)}*)base[{position}] + offset[{position}];")
+        self.put("  }")
+        self.put("  OG_FN void steps(const og::i64* step) {")
+        for position, name, _, _ in self.pointers():
+            if self.kind_at(position) == STRIDED:
+                self.put(f"    {name}_step = step[{position}];")
+        self.put("  }")
+
+    def pointers(self) -> list[tuple[int, str, str, str]]:
+        loads = [(self.positions[x.name], x.name, x.dtype, "const ") for x, _ in self.loads]
+        n = len(self.loop.loads)
+        return loads + [(n + i, f"y{i}", s.dtype, "") for i, s in enumerate(self.loop.stores)]
+
+    def kind_at(self, position: int) -> str:
+        n = len(self.loop.loads)
+        return (
+            self.store_kinds[position - n]
+            if position >= n
+            else dict((self.positions[x.name], k) for x, k in self.loads)[position]
+        )
+
+    # -- arithmetic ---------------------------------------------------------------------------------------------
+
+    def value(self, name: str) -> str:
+        """The identifier that holds a value: a load's pointer x0 is read into v0."""
+        return f"v{name[1:]}" if name.startswith("x") else name
+
+    def hoisted(self, method: str, level: int) -> None:
+        self.put(f"  OG_FN void {method}() {{")
+        for load, _ in self.loads:
+            if self.levels[load.name] == level:
+                self.put(f"    {self.value(load.name)} = og::load({load.name}[0]);")
+        for s in self.loop.statements:
+            if self.levels[s.result] == level:
+                self.put(f"    {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag)
+        self.put("  }")
+
+    def apply(self) -> None:
+        """One element: what the CPU and the GPU have in common."""
+        params = [f"const {_compute(x.dtype)} {self.value(x.name)}" for x in self.element_loads()]
+        params += [f"{_compute(s.dtype)}& r{i}" for i, s in enumerate(self.loop.stores)]
+        self.put(f"  OG_FN void apply({', '.join(params)}) const {{")
+        for s in self.loop.statements:
+            if self.levels[s.result] == ELEMENT:
+                self.put(
+                    f"    const {_compute(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag
+                )
+        for i, store in enumerate(self.loop.stores):
+            self.put(f"    r{i} = {self.value(store.value)};")
+        self.put("  }")
+
+    def expression(self, s: Statement) -> str:
+        record = opdef.get(s.kind, where="emit")
+        compute = self.operand_type(s)
+        names = [self.argument(a, compute) for a in s.args]
+        ports = record.with_optional(len(s.args))
+        attrs = dict(s.attrs)
+        if s.kind == "TypeCast":
+            text = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype)
+        else:
+            text = record.cxx(
+                {p.name: n for p, n in zip(ports, names, strict=True)}, attrs, lambda v: literal(v, compute)
+            )
+        return f"og::round_{s.dtype}({text})" if s.rounds else text
+
+    def operand_type(self, s: Statement) -> str:
+        """The compute type that literals of a statement take: that of its operands, conditions aside."""
+        values = [self.dtypes[a] for a in s.args if isinstance(a, str) and self.dtypes[a] != "boolean"]
+        if not values and s.dtype == "boolean" and any(isinstance(a, float) for a in s.args):
+            return "double"  # a comparison of literals alone
+        return _compute(values[0] if values else s.dtype)
+
+    def arg_dtype(self, arg: Arg, fallback: str) -> str:
+        return self.dtypes[arg] if isinstance(arg, str) else fallback
+
+    def argument(self, arg: Arg, compute: str) -> str:
+        return self.value(arg) if isinstance(arg, str) else literal(arg, compute)
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def element_loads(self) -> list[Load]:
+        return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
+
+    def element(self) -> None:
+        """Element i of the row, stored at o (the same, but for results that go through a buffer)."""
+        self.put("  OG_FN void element(og::i64 i, og::i64 o) const {")
+        kinds = {x.name: k for x, k in self.loads}
+        args = [f"og::load({x.name}[{_index('i', x.name, kinds[x.name])}])" for x in self.element_loads()]
+        self.results(args, "    ")
+        for i, store in enumerate(self.loop.stores):
+            self.put(
+                f"    y{i}[{_index('o', f'y{i}', self.store_kinds[i])}] = og::store<{_storage(store.dtype)}>(r{i});"
+            )
+        self.put("  }")
+
+    def results(self, args: list[str], indent: str) -> None:
+        for i, store in enumerate(self.loop.stores):
+            self.put(f"{indent}{_compute(store.dtype)} r{i};")
+        self.put(f"{indent}apply({', '.join([*args, *[f'r{i}' for i in range(len(self.loop.stores))]])});")
+
+    def redirect(self) -> None:
+        """Results into a buffer, from where they are streamed to memory."""
+        self.put("  OG_FN void redirect(void* const* buffer) {")
+        for i, store in enumerate(self.loop.stores):
+            self.put(f"    y{i} = ({_storage(store.dtype)}*)buffer[{i}];")
+        self.put("  }")
+        sizes = ", ".join(f"sizeof({_storage(s.dtype)})" for s in self.loop.stores)
+        self.put("  OG_FN static og::i64 store_size(int i) {")
+        self.put(f"    const og::i64 size[] = {{{sizes}}};")
+        self.put("    return size[i];")
+        self.put("  }")
+
+    def vectors(self) -> None:
+        """U packs of V neighbouring elements, all loads before the first use."""
+        self.put("  template <int V, int U> OG_FN void vectors(og::i64 i, og::i64 stride) const {")
+        kinds = {x.name: k for x, k in self.loads}
+        for x in self.element_loads():
+            self.put(f"    og::Pack<{_storage(x.dtype)}, V> {x.name}_pack[U];")
+        for i, store in enumerate(self.loop.stores):
+            self.put(f"    og::Pack<{_storage(store.dtype)}, V> y{i}_pack[U];")
+        self.put("    OG_UNROLL for (int u = 0; u < U; ++u) {")
+        for x in self.element_loads():
+            if kinds[x.name] == CONTIGUOUS:
+                self.put(f"      {x.name}_pack[u] = og::load_pack<V>({x.name} + i + u * stride);")
+            else:
+                self.put(f"      {x.name}_pack[u] = og::gather_pack<V>({x.name}, i + u * stride, {x.name}_step);")
+        self.put("    }")
+        self.put("    OG_UNROLL for (int u = 0; u < U; ++u) OG_UNROLL for (int k = 0; k < V; ++k) {")
+        self.results([f"og::load({x.name}_pack[u].item[k])" for x in self.element_loads()], "      ")
+        for i, store in enumerate(self.loop.stores):
+            self.put(f"      y{i}_pack[u].item[k] = og::store<{_storage(store.dtype)}>(r{i});")
+        self.put("    }")
+        self.put("    OG_UNROLL for (int u = 0; u < U; ++u) {")
+        for i in range(len(self.loop.stores)):
+            if self.store_kinds[i] == STRIDED:
+                self.put(f"      og::scatter_pack<V>(y{i}, i + u * stride, y{i}_step, y{i}_pack[u]);")
+            else:
+                self.put(f"      og::store_pack<V>(y{i} + i + u * stride, y{i}_pack[u]);")
+        self.put("    }")
+        self.put("  }")
+
+
+def _cast(value: str, source: str, target: str) -> str:
+    """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts."""
+    if _compute(source) == _compute(target):
+        return value
+    if _compute(source) == "double" and target in ("f16", "bf16"):
+        return f"og::round_{target}({value})"  # once: not through f32
+    return f"og::cast<{_compute(target)}>({value})"
+
+
+def _index(counter: str, name: str, kind: str) -> str:
+    if kind == UNIFORM:
+        return "0"
+    return f"{counter} * {name}_step" if kind == STRIDED else counter
+
+
+def _storage(dtype: str) -> str:
+    return dtypes.BY_NAME[dtype].storage
+
+
+def _compute(dtype: str) -> str:
+    return dtypes.BY_NAME[dtype].compute

@@ -1,0 +1,62 @@
+"""The sources in `kernels/`, spliced into one text.
+
+Spliced, never included: CuPy's disk cache keys on the source text alone, so an edited header would leave a stale binary.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from opgraph.errors import DeviceError
+
+_INCLUDE = re.compile(r'^#include "(?P<name>[\w.]+)"$', re.MULTILINE)
+_PRAGMA = re.compile(r"^#pragma once\n", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*//.*\n", re.MULTILINE)
+
+
+def kernel_folder() -> Path:
+    """Where the sources are: inside the package in a wheel, at the top of a checkout.
+
+    Raises:
+        DeviceError: in neither place.
+    """
+    packaged = Path(str(resources.files("opgraph"))) / "_kernels"
+    checkout = Path(str(resources.files("opgraph"))).parent / "kernels"
+    for folder in (packaged, checkout):
+        if (folder / "config.h").is_file():
+            return folder
+    raise DeviceError(
+        "the kernel sources are missing",
+        where=f"{packaged} and {checkout}",
+        fix="install opgraph again (pip install --force-reinstall opgraph)",
+    )
+
+
+@cache
+def spliced(name: str) -> str:
+    """The text of one source with everything that it includes before it, each once, without comments."""
+    order: list[str] = []
+    pending = [(name, False)]
+    while pending:
+        current, expanded = pending.pop()
+        if current in order:
+            continue
+        if expanded:
+            order.append(current)
+            continue
+        pending.append((current, True))
+        pending.extend((inner, False) for inner in reversed(_INCLUDE.findall(_read(current))))
+    return "\n".join(_stripped(_read(n)) for n in order)
+
+
+@cache
+def _read(name: str) -> str:
+    return (kernel_folder() / name).read_text(encoding="utf-8")
+
+
+def _stripped(text: str) -> str:
+    # Comments are for readers of kernels/; without them the text that every kernel carries is half as long.
+    return _COMMENT.sub("", _PRAGMA.sub("", _INCLUDE.sub("", text))).strip("\n")

@@ -1,0 +1,129 @@
+"""Binding a loop to the shapes and strides of one call: the iteration space, collapsed, and the kernel variant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from opgraph.errors import InvalidShape
+from opgraph.ir.logical_tensor import row_major
+from opgraph.ir.shapes import ShapeMismatch, broadcast
+from opgraph.loops.loop import Load, Loop
+
+Shape: TypeAlias = tuple[int, ...]
+Strides: TypeAlias = tuple[int, ...]
+
+#: How an operand moves along the innermost axis.
+UNIFORM = "u"  # one value for the whole call
+ROW = "r"  # one value for each row
+CONTIGUOUS = "c"  # the next element in memory
+STRIDED = "s"  # a stride known at run time
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What the emitted text depends on besides the loop.
+
+    Attributes:
+        operands: one of u, r, c, s for each load, then for each store.
+        flat: the whole space is one row.
+    """
+
+    operands: str
+    flat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One call's iteration space.
+
+    Attributes:
+        shape: of every result, before collapsing.
+        dims: extents after collapsing, outermost first; the last one is the row.
+        strides: for each load, then each store: its stride, in elements, along each of `dims`.
+        variant: which kernel serves it.
+    """
+
+    shape: Shape
+    dims: Shape
+    strides: tuple[Strides, ...]
+    variant: Variant
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for d in self.dims:
+            n *= d
+        return n
+
+
+def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
+    """The shape that the operands broadcast to.
+
+    Raises:
+        InvalidShape: they do not.
+    """
+    plain = [s for load, s in zip(loads, shapes, strict=True) if load.align == "right"]
+    try:
+        dims = broadcast(plain) if plain else ()
+    except ShapeMismatch as error:
+        raise InvalidShape(error.what, where="arrays of one fused kernel", fix=error.fix) from None
+    return dims  # type: ignore[return-value]  # broadcasting known sizes gives known sizes
+
+
+def bind(
+    loop: Loop, shapes: Sequence[Shape], strides: Sequence[Strides], out_strides: Sequence[Strides | None] | None = None
+) -> Layout:
+    """The layout of one call.
+
+    Args:
+        shapes, strides: of each load, strides in elements; for an index load its extent along its axis and (1,).
+        out_strides: of each store; row-major where left out.
+    """
+    shape = iteration_shape(loop.loads, shapes)
+    rank = len(shape)
+    aligned = [_aligned(load, s, st, rank) for load, s, st in zip(loop.loads, shapes, strides, strict=True)]
+    dense = row_major(shape)
+    aligned += [dense if given is None else given for given in out_strides or [None] * len(loop.stores)]
+    dims, collapsed = _collapse(shape, aligned)
+    flat = len(dims) == 1
+    kinds = "".join(_operand_kind(s, flat) for s in collapsed)
+    return Layout(shape, dims, collapsed, Variant(kinds, flat))
+
+
+def _aligned(load: Load, shape: Shape, strides: Strides, rank: int) -> Strides:
+    """Strides along the whole iteration space; 0 where the operand is broadcast."""
+    if load.align == "right":
+        moved = [0 if d == 1 else s for d, s in zip(shape, strides, strict=True)]
+        return (*[0] * (rank - len(shape)), *moved)
+    axis = 1 if load.align == "channel" else load.axis % rank
+    return tuple(0 if i != axis or shape[0] == 1 else strides[0] for i in range(rank))
+
+
+def _collapse(shape: Shape, strides: Sequence[Strides]) -> tuple[Shape, tuple[Strides, ...]]:
+    """Drops axes of extent 1 and merges neighbours that every operand walks as one."""
+    dims: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for axis, extent in enumerate(shape):
+        if extent == 1:
+            continue
+        if dims and all(k[-1] == s[axis] * extent for k, s in zip(kept, strides)):
+            dims[-1] *= extent
+            for k, s in zip(kept, strides):
+                k[-1] = s[axis]
+        else:
+            dims.append(extent)
+            for k, s in zip(kept, strides):
+                k.append(s[axis])
+    if not dims:
+        return (1,), tuple((0,) for _ in strides)
+    return tuple(dims), tuple(tuple(k) for k in kept)
+
+
+def _operand_kind(strides: Strides, flat: bool) -> str:
+    if not any(strides):
+        return UNIFORM
+    if strides[-1] == 0:
+        return ROW
+    return CONTIGUOUS if strides[-1] == 1 else STRIDED

@@ -1,0 +1,127 @@
+"""The loop form: one loop nest over one iteration space.
+
+    loop(parallel *)
+      x0 = load f32
+      x1 = load f32 align=channel
+      t0: f32 = Sigmoid(x0, alpha=1.0)  # 0
+      t1: f32 = Multiply(t0, x1)  # 1
+      store f32 t1
+
+It says nothing about sizes: extents and strides are bound when a kernel is called (`opgraph.loops.layout`), so one
+loop serves every shape. `parallel *` stands for any number of parallel axes, in each of which every element is
+computed by itself. A reduction adds `reduce` axes and statements that accumulate over them; nothing here assumes
+that there are none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.op import AttrValue
+
+#: An argument of a statement: the name of a load or of an earlier statement, or a literal.
+Arg: TypeAlias = str | bool | int | float
+
+ALIGNMENTS = ("right", "channel", "index")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """A group of axes of the iteration space.
+
+    Attributes:
+        kind: "parallel" or "reduce".
+        which: "*" for all that the operands have.
+    """
+
+    kind: str
+    which: str = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One operand read from memory.
+
+    Attributes:
+        name: its identifier, x0, x1, ...
+        dtype: as stored; it is computed in the dtype's compute type.
+        align: how its dimensions meet the iteration space: "right" (NumPy broadcasting), "channel" (one dimension,
+            along axis 1), or "index" (no memory of the caller's: the index along `axis`).
+        axis: for "index".
+    """
+
+    name: str
+    dtype: str
+    align: str = "right"
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """result = kind(args), one element.
+
+    Attributes:
+        result: its identifier, t0, t1, ...
+        dtype: of the result. f16 and bf16 results are kept in f32 until something rounds them.
+        kind, args, attrs: an op of the registry and what it is applied to.
+        rounds: whether the result is rounded to its dtype here (explicit TypeCast, or rounding after each op).
+        tag: index, within the partition, of the op that the line came from.
+    """
+
+    result: str
+    dtype: str
+    kind: str
+    args: tuple[Arg, ...]
+    attrs: tuple[tuple[str, AttrValue], ...] = ()
+    rounds: bool = False
+    tag: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """One result written to memory, rounded to its dtype."""
+
+    value: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """Axes, loads, statements in order, stores. Equal loops are one kernel."""
+
+    axes: tuple[Axes, ...]
+    loads: tuple[Load, ...]
+    statements: tuple[Statement, ...]
+    stores: tuple[Store, ...]
+
+    def dtype_of(self) -> dict[str, str]:
+        """dtype of every load and statement, by name."""
+        return {**{x.name: x.dtype for x in self.loads}, **{s.result: s.dtype for s in self.statements}}
+
+    def __str__(self) -> str:
+        from opgraph.loops.text import loop_text  # prints this class, so it comes after it
+
+        return loop_text(self)
+
+
+def verify_loop(loop: Loop) -> Loop:
+    """Checks what every later stage relies on: defined before used, known kinds, stores of existing values.
+
+    Raises:
+        AssertionError: the loop was put together wrongly, which is a bug of opgraph.
+    """
+    known: dict[str, str] = {}
+    for load in loop.loads:
+        assert load.align in ALIGNMENTS and load.name not in known, load
+        known[load.name] = dtypes.get(load.dtype).name
+    for statement in loop.statements:
+        record = opdef.find(statement.kind)
+        assert record is not None and record.is_pointwise, f"{statement.kind} is not pointwise"
+        assert all(a in known for a in statement.args if isinstance(a, str)), f"{statement} uses what is not there yet"
+        assert statement.result not in known, f"{statement.result} is defined twice"
+        known[statement.result] = dtypes.get(statement.dtype).name
+    assert all(store.value in known for store in loop.stores), "a store of nothing"
+    assert loop.stores, "a loop without a result"
+    return loop

@@ -1,0 +1,161 @@
+"""From a fused partition to its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue
+from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store, verify_loop
+from opgraph.partition.partition import Partition
+from opgraph.partition.rules import Unit
+
+ROUNDINGS = ("store", "each")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """A loop and the tensors that its operands stand for.
+
+    Attributes:
+        loop: the loop.
+        loads: the tensor behind each load (inputs of the partition, constants); None for an index.
+        stores: the tensor behind each store, the partition's output ports.
+        labels: label of each op of the partition, by the tag of a statement.
+    """
+
+    loop: Loop
+    loads: tuple[LogicalTensor | None, ...]
+    stores: tuple[LogicalTensor, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One statement to be: an op, or the single op that a unit stands for."""
+
+    kind: str
+    inputs: tuple[LogicalTensor, ...]
+    attrs: dict[str, AttrValue]
+    output: LogicalTensor
+    tag: int
+
+
+class _Operands:
+    """The loads so far, one for each tensor and alignment."""
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+        self.tensors: list[LogicalTensor | None] = []
+        self.known: dict[tuple[int, str], str] = {}
+
+    def load(self, tensor: LogicalTensor, align: str) -> str:
+        if (tensor.id, align) not in self.known:
+            self.known[tensor.id, align] = self._add(
+                Load(name=f"x{len(self.loads)}", dtype=tensor.dtype, align=align), tensor
+            )
+        return self.known[tensor.id, align]
+
+    def index(self, dtype: str, axis: int) -> str:
+        if (axis, "index") not in self.known:
+            load = Load(name=f"x{len(self.loads)}", dtype=dtype, align="index", axis=axis)
+            self.known[axis, "index"] = self._add(load, None)
+        return self.known[axis, "index"]
+
+    def _add(self, load: Load, tensor: LogicalTensor | None) -> str:
+        self.loads.append(load)
+        self.tensors.append(tensor)
+        return load.name
+
+
+def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
+    """The loop of a fused partition.
+
+    Args:
+        partition: of kind "fused".
+        rounding: "store": f16 and bf16 values are rounded once, when stored; "each": after every op, as eager torch
+            does.
+
+    Each named unit becomes one statement of the op that means the same (x*sigmoid(x) a Swish): that is what makes it
+    accurate where its parts are not. What nothing uses afterwards is left out.
+    """
+    outputs = partition.output_ports
+    steps = _live(_steps(partition), {t.id for t in outputs})
+    operands = _Operands()
+    results: dict[int, str] = {}
+    statements: list[Statement] = []
+    stored_only = _used_by_stores_only(steps, outputs)
+    for step in steps:
+        record = opdef.get(step.kind, where="lower")
+        args: list[Arg] = []
+        for port, tensor in enumerate(step.inputs):
+            if tensor.id in results:
+                args.append(results[tensor.id])
+            elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC:
+                args.append(opdef.array_of(tensor).item())
+            else:
+                channel = port in record.channel_inputs and step.attrs.get("data_format") == "NCX"
+                args.append(operands.load(tensor, "channel" if channel else "right"))
+        if record.index_of:  # its value is a position; the source gives the iteration space its shape
+            args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
+        result = results[step.output.id] = f"t{len(statements)}"
+        dtype = step.output.dtype
+        narrow = dtype in ("f16", "bf16")
+        statements.append(
+            Statement(
+                result=result,
+                dtype=dtype,
+                kind=step.kind,
+                args=tuple(args),
+                attrs=tuple(sorted(step.attrs.items())),
+                rounds=narrow
+                and step.output.id not in stored_only
+                and (rounding == "each" or (step.kind == "TypeCast" and step.inputs[0].dtype != dtype)),
+                tag=step.tag,
+            )
+        )
+    loop = Loop(
+        axes=(Axes(kind="parallel"),),
+        loads=tuple(operands.loads),
+        statements=tuple(statements),
+        stores=tuple(Store(value=results[t.id], dtype=t.dtype) for t in outputs),
+    )
+    return Lowered(
+        loop=verify_loop(loop),
+        loads=tuple(operands.tensors),
+        stores=outputs,
+        labels=tuple(o.label for o in partition.ops),
+    )
+
+
+def _steps(partition: Partition) -> list[_Step]:
+    replaced: dict[int, Unit] = {u.root.id: u for u in partition.unit_matches if u.kind}
+    steps = []
+    for tag, op in enumerate(partition.ops):
+        unit = replaced.get(op.id)
+        if unit is None:
+            steps.append(_Step(op.kind, op.inputs, op.attrs, op.outputs[0], tag))
+        else:
+            record = opdef.get(unit.kind, where="lower")
+            steps.append(
+                _Step(unit.kind, tuple(unit.inputs), {**record.default_attrs(), **unit.attrs}, op.outputs[0], tag)
+            )
+    return steps
+
+
+def _live(steps: Sequence[_Step], wanted: Iterable[int]) -> list[_Step]:
+    needed = set(wanted)
+    kept = []
+    for step in reversed(steps):
+        if step.output.id in needed:
+            needed.update(t.id for t in step.inputs)
+            kept.append(step)
+    return kept[::-1]
+
+
+def _used_by_stores_only(steps: Sequence[_Step], outputs: Sequence[LogicalTensor]) -> set[int]:
+    """Values that are rounded by their store anyway, and by nothing else's use before."""
+    read = {t.id for step in steps for t in step.inputs}
+    return {t.id for t in outputs} - read

@@ -1,0 +1,138 @@
+"""Binding a call's arrays to the inputs and outputs of a graph: by name, checked, never converted silently."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import Dims, LogicalTensor
+
+_SCALARS = (bool, int, float, np.generic)
+
+
+def port_name(tensor: LogicalTensor) -> str:
+    """The name that arrays are bound by: the tensor's, or t<id>."""
+    return tensor.name if tensor.name is not None else f"t{tensor.id}"
+
+
+class Ports:
+    """The inputs or outputs of a graph, prepared for checking many calls quickly.
+
+    Args:
+        tensors: in declaration order.
+        what: "input" or "output", for messages.
+    """
+
+    def __init__(self, tensors: Sequence[LogicalTensor], what: str) -> None:
+        self.tensors = tuple(tensors)
+        self.names = tuple(port_name(t) for t in tensors)
+        self.what = what
+        self._by_id = {t.id: n for t, n in zip(self.tensors, self.names)}
+        self._checks = tuple(
+            (name, dtypes.get(t.dtype, where=t.label).numpy, t.dims, t) for name, t in zip(self.names, self.tensors)
+        )
+        self._has_symbols = any(isinstance(d, str) for t in tensors for d in t.dims or ())
+
+    def bind(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[Any]:
+        """The arrays in declaration order.
+
+        Args:
+            feeds: by name or tensor id.
+            named: by name.
+
+        Raises:
+            InvalidArguments: a missing or unknown name, something that is no array.
+            InvalidDataType, InvalidShape: an array that does not fit its declaration.
+        """
+        given = named if feeds is None else self._merged(feeds, named)
+        if len(given) != len(self.names):
+            self._refuse_names(given)
+        arrays = []
+        for name, dtype, dims, tensor in self._checks:
+            try:
+                array = given[name]
+            except KeyError:
+                self._refuse_names(given)
+            if type(array) is not np.ndarray:
+                array = self._array(array, tensor)
+            if array.dtype is not dtype and array.dtype != dtype:
+                raise InvalidDataType(
+                    f"got an array of {array.dtype} for {tensor.type_text}",
+                    where=f'{self.what} "{name}"',
+                    fix=f"convert it: array.astype({dtype})",
+                )
+            if array.shape != dims:
+                check_shape(array.shape, dims, f'{self.what} "{name}"')
+            arrays.append(array)
+        if self._has_symbols:
+            self._check_symbols(arrays)
+        return arrays
+
+    def _merged(self, feeds: Mapping[Any, Any], named: Mapping[str, Any]) -> dict[Any, Any]:
+        if not isinstance(feeds, Mapping):
+            raise InvalidArguments(
+                f"got {type(feeds).__name__} where a dict is expected",
+                where=f"the {self.what}s",
+                fix="pass arrays by name: f(x=array) or f({'x': array})",
+            )
+        merged = {self._by_id.get(k, k) if isinstance(k, int) else k: v for k, v in feeds.items()}
+        twice = merged.keys() & named.keys()
+        if twice:
+            raise InvalidArguments(
+                f"{', '.join(sorted(twice))} is given twice", where=f"the {self.what}s", fix="give each array once"
+            )
+        return {**merged, **named}
+
+    def _refuse_names(self, given: Mapping[Any, Any]) -> None:
+        missing = [n for n in self.names if n not in given]
+        unknown = [repr(n) for n in given if n not in self.names]
+        what = (
+            f"missing {self.what}s: {', '.join(missing)}" if missing else f"unknown {self.what}s: {', '.join(unknown)}"
+        )
+        raise InvalidArguments(
+            what,
+            where=f"the {self.what}s of a call",
+            fix=f"the graph's {self.what}s are {', '.join(self.names) or 'none'}",
+        )
+
+    def _array(self, value: Any, tensor: LogicalTensor) -> np.ndarray:
+        if isinstance(value, np.ndarray):
+            return np.asarray(value)
+        if isinstance(value, _SCALARS) and tensor.dims == ():
+            return np.asarray(value, dtypes.get(tensor.dtype).numpy if isinstance(value, (bool, int, float)) else None)
+        raise InvalidArguments(
+            f"got {type(value).__name__} for {tensor.type_text}",
+            where=f'{self.what} "{port_name(tensor)}"',
+            fix="pass an array",
+        )
+
+    def _check_symbols(self, arrays: Sequence[Any]) -> None:
+        seen: dict[str, tuple[int, str]] = {}
+        for array, (name, _, dims, _) in zip(arrays, self._checks):
+            for extent, dim in zip(array.shape, dims or ()):
+                if isinstance(dim, str):
+                    known, first = seen.setdefault(dim, (extent, name))
+                    if known != extent:
+                        raise InvalidShape(
+                            f'dimension "{dim}" is {known} and {extent}',
+                            where=f'{self.what}s "{first}" and "{name}"',
+                            fix="equal symbols must have equal sizes",
+                        )
+
+
+def check_shape(shape: tuple[int, ...], dims: Dims, where: str) -> None:
+    """Raises InvalidShape where an array's shape contradicts declared dimensions."""
+    if dims is None:
+        return
+    fits = len(shape) == len(dims) and all(not isinstance(d, int) or d == s for s, d in zip(shape, dims))
+    if not fits:
+        declared = LogicalTensor(0, "f32", dims).type_text.removeprefix("f32")
+        raise InvalidShape(
+            f"got shape {list(shape)} for {declared}",
+            where=where,
+            fix="arrays are never broadcast to a declared shape: reshape it, or declare other dims",
+        )

@@ -1,0 +1,108 @@
+"""The disk cache of compiled kernels: `$XDG_CACHE_HOME/opgraph`, private to the user.
+
+An entry is a file that ends with a checksum of itself, written under another name and renamed: processes that build
+the same kernel at once both succeed, and a truncated or damaged entry is seen and built again, not loaded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+_MAGIC = b"opgraph-entry-1\0"
+
+
+@cache
+def folder() -> Path:
+    """The cache folder; a temporary one, gone at exit, where the usual one cannot be used (said once)."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    wanted = Path(base) / "opgraph"
+    problem = _problem(wanted)
+    if problem is None:
+        return wanted
+    made = Path(tempfile.mkdtemp(prefix="opgraph-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    warnings.warn(
+        f"the kernel cache {wanted} cannot be used ({problem}); kernels are compiled anew in each process. "
+        "Set XDG_CACHE_HOME to a folder that you own and can write.",
+        stacklevel=2,
+    )
+    return made
+
+
+def _problem(path: Path) -> str | None:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state = path.stat()
+        if state.st_uid != os.getuid() or state.st_mode & 0o022:
+            return "others may write to it"  # a library loaded from there would run their code
+        with tempfile.TemporaryFile(dir=path):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def key(*parts: str) -> str:
+    """The name of an entry: a hash of everything that its content depends on."""
+    h = hashlib.sha256()
+    for part in parts:
+        h.update(part.encode())
+        h.update(b"\0")
+    return h.hexdigest()[:32]
+
+
+def find(name: str) -> Path | None:
+    """A sound entry, or None; a damaged one is removed."""
+    path = folder() / name
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    body, trailer = content[: -len(_MAGIC) - 32], content[-len(_MAGIC) - 32 :]
+    if trailer == _MAGIC + hashlib.sha256(body).digest():
+        return path
+    drop(name)
+    return None
+
+
+def drop(name: str) -> None:
+    """Removes an entry, if it is there."""
+    try:
+        (folder() / name).unlink(missing_ok=True)
+    except OSError:
+        pass  # a read-only folder: the entry is rebuilt elsewhere
+
+
+def store(name: str, content: bytes) -> Path:
+    """Writes an entry in one step and returns its path; in a folder of its own where the cache is full.
+
+    ELF files may be followed by anything, so the checksum stands at the end.
+    """
+    entry = content + _MAGIC + hashlib.sha256(content).digest()
+    try:
+        return _write(folder(), name, entry)
+    except OSError as error:
+        warnings.warn(
+            f"the kernel cache {folder()} cannot be written ({error.strerror}); this kernel is not kept.", stacklevel=2
+        )
+        made = Path(tempfile.mkdtemp(prefix="opgraph-"))
+        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        return _write(made, name, entry)
+
+
+def _write(where: Path, name: str, entry: bytes) -> Path:
+    handle, temporary = tempfile.mkstemp(dir=where, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(entry)
+        os.replace(temporary, where / name)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return where / name

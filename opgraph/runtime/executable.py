@@ -1,0 +1,232 @@
+"""A whole graph, compiled and wired: what `opgraph.compile` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opgraph.errors import InvalidArguments
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.loops.lower import ROUNDINGS
+from opgraph.partition.partitioner import partition
+from opgraph.runtime import exchange
+from opgraph.runtime.arguments import Ports
+from opgraph.runtime.compiled import Runner, runner
+from opgraph.runtime.engine import Engine, engine_of
+from opgraph.runtime.fused import HostKernel
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One partition: which values it reads and makes, and which nobody reads afterwards."""
+
+    run: Runner
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    frees: tuple[int, ...]
+    donated: tuple[int | None, ...]
+
+
+def compile(
+    graph: Graph, device: str | Engine = "cpu", *, donate: Sequence[str] = (), rounding: str = "store"
+) -> Executable:
+    """Partitions a graph, compiles the partitions and wires them together.
+
+    Args:
+        graph: finalized by this call if need be.
+        device: "cpu", "cuda", "cuda:1" or an Engine.
+        donate: names of inputs whose memory may be reused for an output; they must not be used afterwards.
+        rounding: "store": f16 and bf16 values inside a kernel are rounded once, when stored; "each": after every op,
+            as eager torch does.
+
+    Returns: a callable: `f(x=array)`.
+
+    Raises:
+        OpGraphError: the graph is wrong, an op that nothing runs, no such device, a kernel that does not compile.
+    """
+    return Executable(graph.finalize(), engine_of(device), donate=tuple(donate), rounding=rounding)
+
+
+class Executable:
+    """A compiled graph.
+
+    Call it with arrays by keyword, or in a dict whose names need not be identifiers. NumPy arrays, torch tensors, CuPy
+    arrays and other DLPack objects are taken and given back in the same kind. One output comes back as an array,
+    several as a dict by name. dtypes and shapes must be those declared: nothing is converted or broadcast silently.
+    """
+
+    def __init__(self, graph: Graph, engine: Engine, *, donate: tuple[str, ...], rounding: str) -> None:
+        if rounding not in ROUNDINGS:
+            raise InvalidArguments(
+                f"unknown rounding {rounding!r}", where="compile", fix=f"use one of {', '.join(ROUNDINGS)}"
+            )
+        self.graph = graph
+        self.engine = engine
+        self.partitions = partition(graph).partitions
+        self._ins = Ports(graph.inputs, "input")
+        self._outs = Ports(graph.outputs, "output")
+        unknown = [name for name in donate if name not in self._ins.names]
+        if unknown:
+            raise InvalidArguments(
+                f"there is no input {unknown[0]!r} to donate",
+                where="donate",
+                fix=f"the inputs are {', '.join(self._ins.names)}",
+            )
+        self._steps = self._wired(set(donate), rounding)
+        self._constants = {t.id: t.data for t in graph.outputs if t.is_constant}
+        produced = [i for step in self._steps for i in step.makes]
+        self._direct = (
+            len(self._steps) == 1 and produced == [t.id for t in graph.outputs] and not donate and engine.kind == "cpu"
+        )
+        self._single = len(self._outs.names) == 1
+
+    def _wired(self, donate: set[str], rounding: str) -> list[_Step]:
+        last_use: dict[int, int] = {}
+        for index, part in enumerate(self.partitions):
+            last_use.update((t.id, index) for t in part.input_ports)
+        kept = {t.id for t in (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)}
+        donated = {t.id: t for t, name in zip(self._ins.tensors, self._ins.names) if name in donate}
+        steps = []
+        for index, part in enumerate(self.partitions):
+            run = runner(part, self.engine, rounding=rounding)
+            if isinstance(run, HostKernel):
+                run.prepare([t.dims for t in part.input_ports])
+            usable = [donated[t.id] for t in part.input_ports if t.id in donated and last_use[t.id] == index]
+            steps.append(
+                _Step(
+                    run=run,
+                    reads=tuple(t.id for t in part.input_ports),
+                    makes=tuple(t.id for t in part.output_ports),
+                    frees=tuple(t.id for t in part.input_ports if last_use[t.id] == index and t.id not in kept),
+                    donated=tuple(
+                        _reusable(t, usable) if isinstance(run, HostKernel) else None for t in part.output_ports
+                    ),
+                )
+            )
+        return steps
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The generated kernels compiled so far: name -> source. A further layout of the inputs may add one."""
+        found: dict[str, str] = {}
+        for step in self._steps:
+            found.update((name, source.code) for name, source in getattr(step.run, "sources", {}).items())
+        return found
+
+    def __call__(self, feeds: Mapping[Any, Any] | None = None, /, *, out: Any = None, **named: Any) -> Any:
+        """Runs the graph.
+
+        Args:
+            feeds: arrays by name (or tensor id); an input called `out` goes here.
+            out: where to write: an array for one output, a dict by name for several. Must not overlap an input, but
+                may be one.
+            named: arrays by name.
+
+        Returns: the output, or a dict of them in declaration order; `out` where given.
+
+        Raises:
+            InvalidArguments, InvalidDataType, InvalidShape: arrays that do not fit the declarations.
+        """
+        feeds, named, kind = exchange.imported(feeds, named)
+        arrays = self._ins.bind(feeds, named)
+        if out is None and self._direct:
+            results = self._steps[0].run(arrays)
+        else:
+            results = self._run(arrays, None if out is None else self._out_arrays(out, arrays))
+        if out is not None:
+            return out
+        if kind is not None:
+            results = [exchange.exported(r, kind) for r in results]
+        return results[0] if self._single else dict(zip(self._outs.names, results))
+
+    def bind(self, feeds: Mapping[Any, Any] | None = None, /, *, out: Any, **named: Any) -> Callable[[], Any]:
+        """The same call, checked once: returns a function without arguments that runs it again on the same arrays.
+
+        For hot loops and CUDA graphs. Arguments and errors are those of a call; `out` is required.
+        """
+        feeds, named, _ = exchange.imported(feeds, named)
+        arrays = self._ins.bind(feeds, named)
+        outs = self._out_arrays(out, arrays)
+        run = self._steps[0].run if self._direct else None
+        if isinstance(run, HostKernel):
+            launch = run.bound(arrays, outs)
+
+            def call() -> Any:
+                launch()
+                return out
+
+            return call
+        return lambda: (self._run(arrays, outs), out)[1]
+
+    def _out_arrays(self, out: Any, arrays: Sequence[Any]) -> list[Any]:
+        given = out if isinstance(out, Mapping) else {self._outs.names[0]: out}
+        if not isinstance(out, Mapping) and not self._single:
+            raise InvalidArguments(
+                "the graph has several outputs", where="out", fix=f"pass a dict with {', '.join(self._outs.names)}"
+            )
+        bound = self._outs.bind(exchange.imported(given, {})[0], {})
+        for name, array in zip(self._outs.names, bound):
+            _check_out(name, array, arrays, single_step=len(self._steps) == 1)
+        return bound
+
+    def _run(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> list[Any]:
+        values: dict[int, Any] = dict(self._constants)
+        values.update(zip((t.id for t in self._ins.tensors), arrays))
+        targets = {} if outs is None else dict(zip((t.id for t in self._outs.tensors), outs))
+        for step in self._steps:
+            wanted: list[Any] | None = [targets.get(i) for i in step.makes]
+            for j, source in enumerate(step.donated):
+                if source is not None and wanted is not None and wanted[j] is None:
+                    wanted[j] = _donation(values[source], [values[i] for i in step.reads if i != source])
+            if wanted is None or all(w is None for w in wanted):
+                wanted = None
+            made = step.run([values[i] for i in step.reads], wanted)
+            values.update(zip(step.makes, made))
+            for i in step.frees:
+                del values[i]
+        results = [values[t.id] for t in self._outs.tensors]
+        for target, result in zip(outs or (), results):
+            if target is not result:  # an input or a constant that is an output, or a library that allocates itself
+                target[...] = result
+        return results
+
+    def __repr__(self) -> str:
+        return f"<Executable on {self.engine}: {len(self._steps)} partitions>"
+
+
+def _reusable(out: LogicalTensor, donated: list[LogicalTensor]) -> int | None:
+    """The donated input whose memory fits an output, taken off the list."""
+    for tensor in donated:
+        if (tensor.dtype, tensor.dims) == (out.dtype, out.dims) and tensor.dims is not None and None not in tensor.dims:
+            donated.remove(tensor)
+            return tensor.id
+    return None
+
+
+def _donation(array: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray | None:
+    usable = array.flags.writeable and not any(np.may_share_memory(array, o) for o in others)
+    return array if usable else None
+
+
+def _check_out(name: str, array: np.ndarray, inputs: Sequence[Any], *, single_step: bool) -> None:
+    where = f'output "{name}"'
+    if not array.flags.writeable:
+        raise InvalidArguments("the output array is read-only", where=where, fix="give a writable array")
+    if any(s == 0 and d > 1 for s, d in zip(array.strides, array.shape)):
+        raise InvalidArguments(
+            "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
+        )
+    for other in inputs:
+        if not np.may_share_memory(array, other):
+            continue
+        same = array.__array_interface__["data"] == other.__array_interface__["data"]
+        if not (single_step and same and array.strides == other.strides and array.shape == other.shape):
+            raise InvalidArguments(
+                "the output array overlaps an input",
+                where=where,
+                fix="give a buffer of its own, or exactly the input's",
+            )

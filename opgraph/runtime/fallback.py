@@ -1,0 +1,68 @@
+"""What runs a fused partition where no C++ compiler is: torch's ops if torch is installed, else NumPy; said once."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from opgraph.errors import DeviceError
+from opgraph.loops.interpret import interpret
+from opgraph.loops.lower import Lowered
+from opgraph.partition.partition import Partition
+from opgraph.runtime import host
+from opgraph.runtime.fused import HostKernel
+
+if TYPE_CHECKING:
+    from opgraph.runtime.compiled import Runner
+
+_FIX = "Install g++ or clang, or: pip install 'opgraph[compiler]'."
+
+
+def host_runner(lowered: Lowered, partition: Partition) -> Runner:
+    """The best runner for a loop on this machine's CPU."""
+    if host.is_available():
+        return HostKernel(lowered, partition.input_ports)
+    return InterpretedKernel(lowered, partition)
+
+
+@cache
+def _notice(engine: str) -> None:
+    warnings.warn(
+        f"there is no C++ compiler: fused partitions run op by op in {engine}, which is slower. {_FIX}", stacklevel=3
+    )
+
+
+class InterpretedKernel:
+    """A loop run op by op, with the same rounding as the kernel."""
+
+    def __init__(self, lowered: Lowered, partition: Partition) -> None:
+        self.lowered = lowered
+        order = {t.id: i for i, t in enumerate(partition.input_ports)}
+        self._sources = [None if t is None else order.get(t.id, t.data) for t in lowered.loads]
+        self._with_torch = importlib.util.find_spec("torch") is not None
+        _notice("torch" if self._with_torch else "NumPy")
+
+    def __call__(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+        loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]
+        if self._with_torch:
+            from opgraph.runtime.providers.torch import interpret as interpret_in_torch
+
+            results = interpret_in_torch(self.lowered.loop, loads)
+        else:
+            results = interpret(self.lowered.loop, loads)
+        if outs is None:
+            return results
+        for out, result in zip(outs, results, strict=True):
+            if out.shape != result.shape:
+                raise DeviceError(
+                    f"an output has shape {out.shape}, the result {result.shape}",
+                    where="out",
+                    fix="give a buffer of the result's shape",
+                )
+            np.copyto(out, result, casting="no")
+        return list(outs)

@@ -1,0 +1,134 @@
+"""The CPU engine: kernels compiled by the C++ compiler on the machine, cached on disk, loaded with ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from opgraph.codegen.kernel import KernelSource
+from opgraph.errors import DeviceError
+from opgraph.runtime import cache as disk
+
+# No contraction: every fused multiply-add is written out, so that the CPU and the GPU do the same arithmetic.
+FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared",
+)  # fmt: skip
+_COMPILERS = ("g++", "c++", "clang++")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler.
+
+    Attributes:
+        command: how it is called.
+        identity: changes when the compiler does; part of the cache key.
+    """
+
+    command: tuple[str, ...]
+    identity: str
+
+
+@cache
+def find_compiler() -> Compiler | None:
+    """The compiler to use: one on the PATH, else the ziglang wheel, else None."""
+    for name in _COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return Compiler((path,), _file_identity(path))
+    spec = importlib.util.find_spec("ziglang")
+    if spec is not None and spec.submodule_search_locations:
+        zig = os.path.join(spec.submodule_search_locations[0], "zig")
+        if os.path.exists(zig):
+            return Compiler((zig, "c++"), _file_identity(zig))
+    return None
+
+
+def _file_identity(path: str) -> str:
+    # Asking the compiler for its version would start a process; its file tells as much in microseconds.
+    real = os.path.realpath(path)
+    state = os.stat(real)
+    return f"{real} {state.st_size} {state.st_mtime_ns}"
+
+
+@cache
+def _cpu() -> str:
+    """What -march=native depends on: a home directory may be shared with a machine that has an older CPU."""
+    try:
+        with open("/proc/cpuinfo", "rb") as file:
+            head = file.read(16384).decode(errors="replace")
+    except OSError:
+        head = ""
+    found = re.findall(r"^(?:model name|flags|Features|CPU part)\s*:.*$", head.split("\n\n")[0], re.MULTILINE)
+    return "\n".join([platform.machine(), *found])
+
+
+@cache
+def load(source: KernelSource, *labels: str) -> Any:
+    """The entry point of a kernel, as a ctypes function; compiled if the disk cache does not have it.
+
+    Args:
+        source: the kernel.
+        labels: label of each op, for messages.
+
+    Raises:
+        DeviceError: no compiler, or it refused the source; with its log and the ops that its lines came from.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise DeviceError(
+            "there is no C++ compiler",
+            where="the CPU engine",
+            fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
+        )
+    name = disk.key(source.code, " ".join(FLAGS), compiler.identity, _cpu()) + ".so"
+    path = disk.find(name)
+    if path is None:
+        path = disk.store(name, _compiled(source, compiler, labels))
+    entry = getattr(ctypes.CDLL(str(path)), source.entry)
+    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
+    entry.argtypes, entry.restype = [pointer, pointer, i64, i64, i64, pointer], None
+    return entry
+
+
+def _compiled(source: KernelSource, compiler: Compiler, labels: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
+        text, made = os.path.join(folder, "kernel.cpp"), os.path.join(folder, "kernel.so")
+        with open(text, "w", encoding="utf-8") as file:
+            file.write(source.code)
+        command = [*compiler.command, *FLAGS, "-o", made, text]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode == 0:
+            with open(made, "rb") as file:
+                return file.read()
+    raise DeviceError(
+        f"the C++ compiler refused kernel {source.entry}:\n{_excerpt(done.stderr)}",
+        where=_ops_of_log(done.stderr, source, labels) or " ".join(command[:1]),
+        fix="check the compiler; if it is sound, this is a bug of opgraph: report it with the source (f.kernels)",
+    )
+
+
+def _excerpt(log: str, lines: int = 20) -> str:
+    shown = log.strip().splitlines()[:lines]
+    return "\n".join(f"    {line}" for line in shown)
+
+
+def _ops_of_log(log: str, source: KernelSource, labels: tuple[str, ...]) -> str:
+    tags = {source.tags[int(n)] for n in re.findall(r"kernel\.cpp:(\d+)", log) if int(n) in source.tags}
+    return ", ".join(labels[t] for t in sorted(tags) if t < len(labels))
+
+
+def is_available() -> bool:
+    """Whether kernels can be compiled on this machine."""
+    return find_compiler() is not None and sys.platform.startswith(("linux", "darwin"))

@@ -1,0 +1,1 @@
+"""Libraries that run what is not fused."""

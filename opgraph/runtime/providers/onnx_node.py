@@ -1,0 +1,237 @@
+"""A Wildcard that an ONNX model brought along carries its whole node in its attributes; this is how.
+
+    Wildcard(x, w, onnx_op="Conv", onnx_domain="", onnx_opset=20, group=1, pads=[0, 0, 0, 0])
+
+`onnx_op`, `onnx_domain` and `onnx_opset` say which operator. The node's own attributes stand beside them: numbers,
+strings and lists as they are, everything else (tensors, graphs, types) as "proto:" and the base64 of its AttributeProto.
+Optional inputs and outputs that the node leaves out are listed by position in `onnx_absent_inputs` and
+`onnx_absent_outputs`; values that its subgraphs take from outside are further inputs, named in `onnx_captures`. Types
+that opgraph has no word for (strings, sequences, uint16) are written in `onnx_input_types` and `onnx_output_types`.
+So an op read back from text runs as well as one that was just loaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, NodeProto, TypeProto
+
+from opgraph.errors import ModelError, Unimplemented
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue, Op
+
+_PROTO = "proto:"
+_RESERVED = "onnx_"
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_onnx_node(op: Op) -> bool:
+    """Whether an op is a Wildcard that carries an ONNX node."""
+    return op.kind == "Wildcard" and "onnx_op" in op.attrs
+
+
+def encoded(attributes: Iterable[AttributeProto]) -> dict[str, AttrValue]:
+    """A node's attributes as op attributes; `decoded` gives the same attributes back, bit by bit."""
+    result: dict[str, AttrValue] = {}
+    for index, attribute in enumerate(attributes):
+        plain = _PLAIN_NAME.fullmatch(attribute.name) and not attribute.name.startswith(_RESERVED)
+        value = _readable(attribute) if plain else None
+        if value is None:
+            value = _PROTO + base64.b64encode(attribute.SerializeToString(deterministic=True)).decode()
+        result[attribute.name if plain else f"{_RESERVED}attr_{index}"] = value
+    return result
+
+
+def _readable(attribute: AttributeProto) -> AttrValue | None:
+    """The attribute's value where an op attribute can hold it exactly, else None."""
+    if attribute.doc_string or attribute.ref_attr_name:
+        return None
+    if attribute.type == AttributeProto.INT:
+        return int(attribute.i)
+    if attribute.type == AttributeProto.FLOAT:
+        return float(attribute.f)
+    if attribute.type == AttributeProto.STRING:
+        return _text(attribute.s)
+    # An empty list would not say of what.
+    if attribute.type == AttributeProto.INTS and attribute.ints:
+        return tuple(int(i) for i in attribute.ints)
+    if attribute.type == AttributeProto.FLOATS and attribute.floats:
+        return tuple(float(f) for f in attribute.floats)
+    if attribute.type == AttributeProto.STRINGS and attribute.strings:
+        texts = [_text(s) for s in attribute.strings]
+        return None if None in texts else tuple(t for t in texts if t is not None)
+    return None
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if text.startswith(_PROTO) else text
+
+
+def decoded(op: Op) -> list[AttributeProto]:
+    """The attributes of the node that an op carries.
+
+    Raises:
+        ModelError: an attribute is no AttributeProto (a graph text that was written by hand).
+    """
+    result = []
+    for name, value in op.attrs.items():
+        if name.startswith(_RESERVED) and not name.startswith(f"{_RESERVED}attr_"):
+            continue
+        if isinstance(value, str) and value.startswith(_PROTO):
+            result.append(_parsed(op, name, value))
+        else:
+            result.append(onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value))
+    return result
+
+
+def _parsed(op: Op, name: str, value: str) -> AttributeProto:
+    try:
+        attribute = AttributeProto()
+        attribute.ParseFromString(base64.b64decode(value[len(_PROTO) :], validate=True))
+    except (binascii.Error, DecodeError, ValueError) as error:
+        raise ModelError(
+            f"attribute {name} is no serialized AttributeProto: {error}",
+            where=op.label,
+            fix="leave attributes that start with proto: as they were printed",
+        ) from None
+    return attribute
+
+
+def node_of(op: Op, names: Mapping[int, str]) -> NodeProto:
+    """The node that an op carries, on values of these names.
+
+    Args:
+        names: tensor id -> value name, for all inputs and outputs of the op.
+
+    Raises:
+        ModelError: the attributes do not describe a node.
+    """
+    attrs = op.attrs
+    captures = _strings(op, "onnx_captures")
+    inputs = [names[t.id] for t in op.inputs]
+    own = inputs[: len(inputs) - len(captures)]
+    node = NodeProto(op_type=str(attrs["onnx_op"]), domain=str(attrs.get("onnx_domain", "")), name=op.name)
+    node.input.extend(_with_gaps(own, _positions(op, "onnx_absent_inputs")))
+    node.output.extend(_with_gaps([names[t.id] for t in op.outputs], _positions(op, "onnx_absent_outputs")))
+    node.attribute.extend(decoded(op))
+    if captures:
+        rename_captures(node, dict(zip(captures, inputs[len(own) :], strict=True)))
+    return node
+
+
+def opset_of(op: Op) -> tuple[str, int]:
+    """The domain and version that the op's node belongs to."""
+    version = op.attrs.get("onnx_opset", 1)
+    return str(op.attrs.get("onnx_domain", "")), version if isinstance(version, int) else 1
+
+
+def _with_gaps(names: list[str], absent: Sequence[int]) -> list[str]:
+    for position in sorted(absent):
+        names.insert(position, "")
+    return names
+
+
+def _strings(op: Op, name: str) -> tuple[str, ...]:
+    value = op.attrs.get(name, ())
+    if not isinstance(value, tuple) or not all(isinstance(v, str) for v in value) or len(value) > len(op.inputs):
+        raise ModelError(f"attribute {name} does not fit", where=op.label, fix="list one name for each last input")
+    return tuple(str(v) for v in value)
+
+
+def _positions(op: Op, name: str) -> tuple[int, ...]:
+    value = op.attrs.get(name, ())
+    if not isinstance(value, tuple) or not all(isinstance(v, int) and 0 <= v < 1 << 16 for v in value):
+        raise ModelError(f"attribute {name} does not fit", where=op.label, fix="list positions")
+    return tuple(int(v) for v in value)
+
+
+def rename_captures(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Renames what the node's subgraphs take from outside. A name that a subgraph defines itself is not outside."""
+    graphs = [g for a in node.attribute for g in (a.g, *a.graphs) if g.ByteSize()]
+    while graphs:
+        graph = graphs.pop()
+        for inner in graph.node:
+            for index, name in enumerate(inner.input):
+                inner.input[index] = names.get(name, name)
+            graphs += [g for a in inner.attribute for g in (a.g, *a.graphs) if g.ByteSize()]
+        for output in graph.output:
+            output.name = names.get(output.name, output.name)
+
+
+# -- types ------------------------------------------------------------------------------------------------------------
+
+_ELEMENTS = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
+_BY_ELEMENT = {name: value for value, name in _ELEMENTS.items()}
+_WRAPPED = re.compile(r"(seq|optional|tensor|sparse_tensor)\((.*)\)")
+
+
+def type_text(proto: TypeProto) -> str:
+    """A type without its dimensions, as onnxruntime writes it: tensor(uint16), seq(tensor(float)); "" if unknown."""
+    prefix, suffix = "", ""
+    while True:
+        case = proto.WhichOneof("value")
+        if case == "tensor_type":
+            return f"{prefix}tensor({_ELEMENTS.get(proto.tensor_type.elem_type, 'undefined')}){suffix}"
+        if case == "sparse_tensor_type":
+            return f"{prefix}sparse_tensor({_ELEMENTS.get(proto.sparse_tensor_type.elem_type, 'undefined')}){suffix}"
+        if case not in ("sequence_type", "optional_type"):
+            return ""
+        word, proto = ("seq", proto.sequence_type.elem_type) if case == "sequence_type" else (
+            "optional",
+            proto.optional_type.elem_type,
+        )
+        prefix, suffix = f"{prefix}{word}(", f"){suffix}"
+
+
+def type_proto(tensor: LogicalTensor, text: str, where: str) -> TypeProto:
+    """The ONNX type of a value.
+
+    Args:
+        text: what `type_text` wrote; only used where the tensor has no dtype of its own.
+
+    Raises:
+        Unimplemented: nothing says what the type is.
+    """
+    result = TypeProto()
+    if tensor.dtype != dtypes.UNDEF:
+        set_tensor_type(result, dtypes.get(tensor.dtype, where=where).onnx, tensor)
+        return result
+    at = result
+    while match := _WRAPPED.fullmatch(text):
+        word, text = match.groups()
+        if word in ("seq", "optional"):
+            at = at.sequence_type.elem_type if word == "seq" else at.optional_type.elem_type
+        elif text in _BY_ELEMENT and word == "tensor":
+            set_tensor_type(at, _BY_ELEMENT[text], tensor if at is result else None)
+            return result
+        else:
+            break
+    raise Unimplemented(
+        f"the type of {tensor.label} is not known",
+        where=where,
+        fix="add its type to the model's value_info, for example with onnx.shape_inference",
+    )
+
+
+def set_tensor_type(proto: TypeProto, element: int, tensor: LogicalTensor | None) -> None:
+    """Fills in a tensor type; sizes and symbols as the tensor has them, no shape where it has none."""
+    proto.tensor_type.elem_type = element
+    if tensor is None or tensor.dims is None:
+        return
+    proto.tensor_type.shape.SetInParent()
+    for size in tensor.dims:
+        dim = proto.tensor_type.shape.dim.add()
+        if isinstance(size, int):
+            dim.dim_value = size
+        elif size is not None:
+            dim.dim_param = size

@@ -1,0 +1,143 @@
+"""A region of Wildcards as one ONNX model: the nodes that they carry, wired as the graph wires them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+
+from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.runtime.providers.onnx_node import node_of, opset_of, type_proto
+
+#: Constants above this many bytes are not copied into the model.
+SHARED_ABOVE = 1024
+#: Readable by every onnxruntime since 1.19, whatever the opset.
+_IR_VERSION = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RegionModel:
+    """A region, ready for a runtime.
+
+    Attributes:
+        proto: the model; constants in `shared` are declared external and have no data in it.
+        inputs, outputs: value names, in port order.
+        shared: the large constants, by value name.
+    """
+
+    proto: ModelProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    shared: Mapping[str, np.ndarray]
+
+    def with_data(self) -> ModelProto:
+        """The model with all its constants inside."""
+        result = ModelProto()
+        result.CopyFrom(self.proto)
+        del result.graph.initializer[:]
+        for tensor in self.proto.graph.initializer:
+            data = self.shared.get(tensor.name)
+            result.graph.initializer.append(tensor if data is None else tensor_proto(tensor.name, data))
+        return result
+
+
+def region_model(
+    ops: Sequence[Op], inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], *, typed: bool = True
+) -> RegionModel:
+    """The model of some ops.
+
+    Args:
+        ops: Wildcards with an ONNX node, producers first.
+        inputs, outputs: what crosses the border of the region.
+        typed: whether to declare types; an evaluator that reads none takes values of any type then.
+
+    Raises:
+        Unimplemented: ops of two versions of one domain, or a type that nobody states.
+        ModelError: an op's attributes do not describe a node.
+    """
+    names = {t.id: f"og_t{t.id}" for op in ops for t in (*op.inputs, *op.outputs)}
+    names.update({t.id: f"og_t{t.id}" for t in (*inputs, *outputs)})
+    given = {t.id for t in inputs}
+    graph = GraphProto(name="region")
+    shared: dict[str, np.ndarray] = {}
+    done: set[int] = set()
+    for op in ops:
+        for tensor in op.inputs:
+            if tensor.data is not None and tensor.id not in given and tensor.id not in done:
+                done.add(tensor.id)
+                graph.initializer.append(_constant(names[tensor.id], tensor.data, shared))
+        graph.node.append(node_of(op, names))
+    texts = _type_texts(ops) if typed else {}
+    for tensor in inputs:
+        graph.input.append(_value(names[tensor.id], tensor, texts, shape=True, typed=typed))
+    for tensor in outputs:
+        graph.output.append(_value(names[tensor.id], tensor, texts, shape=False, typed=typed))
+    proto = ModelProto(ir_version=_IR_VERSION, graph=graph, producer_name="opgraph")
+    for domain, version in _opsets(ops).items():
+        proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
+    return RegionModel(proto, tuple(names[t.id] for t in inputs), tuple(names[t.id] for t in outputs), shared)
+
+
+def _opsets(ops: Iterable[Op]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for op in ops:
+        domain, version = opset_of(op)
+        if found.setdefault(domain, version) != version:
+            raise Unimplemented(
+                f"ONNX nodes of opsets {found[domain]} and {version} of domain {domain!r} meet in one region",
+                where=op.label,
+                fix="convert the models to one opset before joining their graphs",
+            )
+    return found or {"": 20}
+
+
+def _type_texts(ops: Iterable[Op]) -> dict[int, str]:
+    """What the nodes say about types that opgraph has no word for, by tensor id."""
+    result: dict[int, str] = {}
+    for op in ops:
+        for tensors, key in ((op.inputs, "onnx_input_types"), (op.outputs, "onnx_output_types")):
+            texts = op.attrs.get(key, ())
+            if isinstance(texts, tuple):
+                result.update((t.id, text) for t, text in zip(tensors, texts) if isinstance(text, str) and text)
+    return result
+
+
+def _value(
+    name: str, tensor: LogicalTensor, texts: Mapping[int, str], *, shape: bool, typed: bool
+) -> ValueInfoProto:
+    value = ValueInfoProto(name=name)
+    if typed:
+        # Only sizes are declared: a symbol would make the runtime compare what opgraph has compared already.
+        sizes = None if tensor.dims is None else tuple(d if isinstance(d, int) else None for d in tensor.dims)
+        plain = tensor.with_(dims=sizes if shape else None, strides=None)
+        value.type.CopyFrom(type_proto(plain, texts.get(tensor.id, ""), tensor.label))
+    return value
+
+
+def _constant(name: str, data: np.ndarray, shared: dict[str, np.ndarray]) -> TensorProto:
+    if data.nbytes <= SHARED_ABOVE or dtypes.of_array(data.dtype, where=name).name in ("s4", "u4"):
+        return tensor_proto(name, data)
+    shared[name] = data
+    tensor = TensorProto(name=name, dims=data.shape, data_type=dtypes.of_array(data.dtype, where=name).onnx)
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="memory")
+    return tensor
+
+
+def tensor_proto(name: str, data: np.ndarray) -> TensorProto:
+    """An array as a TensorProto with raw data (little-endian, 4-bit types packed)."""
+    dtype = dtypes.of_array(data.dtype, where=name)
+    tensor = TensorProto(name=name, dims=data.shape, data_type=dtype.onnx)
+    if dtype.name in ("s4", "u4"):
+        nibbles = data.reshape(-1).astype(np.int8).view(np.uint8) & 15
+        nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
+        tensor.raw_data = (nibbles[::2] | (nibbles[1::2] << 4)).tobytes()
+    else:
+        tensor.raw_data = data.tobytes()
+    return tensor

@@ -1,0 +1,63 @@
+"""The torch provider: torch tensors in and out of the CPU engine, and loops run in torch's ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from opgraph.ir import dtypes, opdef
+from opgraph.loops.layout import iteration_shape
+from opgraph.loops.loop import Loop
+
+_TORCH = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "s64": torch.int64,
+    "s32": torch.int32, "s8": torch.int8, "u8": torch.uint8, "boolean": torch.bool,
+}  # fmt: skip
+_BF16 = dtypes.get("bf16").numpy
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A NumPy array on the same memory."""
+    plain = tensor.detach()
+    if plain.dtype is torch.bfloat16:
+        return plain.view(torch.uint16).numpy().view(_BF16)
+    return plain.numpy()
+
+
+def from_numpy(array: np.ndarray) -> torch.Tensor:
+    """A tensor on the same memory."""
+    if array.dtype == _BF16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    """The results of a loop, each statement one torch op; as `opgraph.loops.interpret.interpret` does in NumPy."""
+    space = iteration_shape(loop.loads, [(1,) if a is None else a.shape for a in arrays])
+    values: dict[str, Any] = {}
+    for load, array in zip(loop.loads, arrays, strict=True):
+        tensor = torch.arange(space[load.axis]) if array is None else from_numpy(np.require(array, requirements="W"))
+        if load.align != "right":
+            axis = 1 if load.align == "channel" else load.axis % len(space)
+            tensor = tensor.reshape([-1 if i == axis else 1 for i in range(len(space))])
+        values[load.name] = tensor.to(_compute(load.dtype))
+    types = loop.dtype_of()
+    for s in loop.statements:
+        record = opdef.get(s.kind, where="a loop")
+        assert record.torch is not None
+        given = [types[a] for a in s.args if isinstance(a, str) and types[a] != "boolean"]
+        args = [
+            values[a] if isinstance(a, str) else torch.tensor(a, dtype=_compute(given[0] if given else s.dtype)) for a in s.args
+        ]
+        result = args[0] if s.kind == "TypeCast" or record.index_of else record.torch(torch, *args, **dict(s.attrs))
+        if s.rounds:
+            result = result.to(_TORCH[s.dtype])
+        values[s.result] = result.to(_compute(s.dtype))
+    return [to_numpy(values[s.value].to(_TORCH[s.dtype]).expand(space).contiguous()) for s in loop.stores]
+
+
+def _compute(dtype: str) -> torch.dtype:
+    return torch.float32 if dtype in ("f16", "bf16") else _TORCH[dtype]

@@ -1,0 +1,80 @@
+"""Threads of the CPU engine: the OpenMP runtime that the process already has.
+
+With torch loaded, its idle OpenMP workers spin; a second runtime or a pool of our own beside it runs at half its speed
+or worse, so kernels get the `GOMP_parallel` that torch has loaded. After a fork, OpenMP hangs in the child: there
+everything runs single-threaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from dataclasses import dataclass
+
+#: Elements under which one thread does it all: waking a second one costs more than it saves.
+SINGLE_THREADED = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """How kernels run in parallel.
+
+    Attributes:
+        parallel: address of GOMP_parallel, or None.
+        max_threads: omp_get_max_threads, so that OMP_NUM_THREADS and torch.set_num_threads count.
+    """
+
+    parallel: int | None
+    max_threads: object
+
+
+_NONE = Team(None, None)
+_teams: dict[bool, Team] = {}
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def team(size: int) -> tuple[int, int | None]:
+    """(threads, address of GOMP_parallel) for a call of `size` elements."""
+    if size < SINGLE_THREADED or _forked:
+        return 1, None
+    with_torch = "torch" in sys.modules
+    found = _teams.get(with_torch)
+    if found is None:
+        found = _teams[with_torch] = _find(with_torch)
+    if found.parallel is None:
+        return 1, None
+    return min(found.max_threads(), len(os.sched_getaffinity(0))), found.parallel  # type: ignore[operator]
+
+
+def _find(with_torch: bool) -> Team:
+    for path in _candidates(with_torch):
+        try:
+            library = ctypes.CDLL(path)
+            address = ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+            maximum = library.omp_get_max_threads
+        except (OSError, AttributeError):
+            continue
+        maximum.argtypes, maximum.restype = [], ctypes.c_int
+        return Team(address, maximum)
+    return _NONE
+
+
+def _candidates(with_torch: bool) -> list[str]:
+    try:
+        with open("/proc/self/maps") as maps:
+            loaded = sorted({m.group() for line in maps if (m := re.search(r"/\S*libgomp[^/\s]*$", line.strip()))})
+    except OSError:
+        loaded = []
+    if with_torch:
+        loaded.sort(key=lambda p: "torch" not in p)
+    return [*loaded, "libgomp.so.1"]
