@@ -217,6 +217,8 @@ class Graph:
             dims = schema.inferred_dims(record, inputs, checked, probe.where)
             outs = tuple(t.with_(dims=d) for t, d in zip(outs, dims, strict=False)) + outs[len(dims) :]
         op = Op.locked(op_id, kind, inputs, outs, name, checked)
+        if record.check is not None:
+            record.check(op)
         self._enter(op)
         return op
 

@@ -6,22 +6,35 @@ command line, ONNX and torch all walk this registry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from opgraph.errors import InvalidGraphOp
-from opgraph.ir import dtypes
 from opgraph.ir.expression import Expr, parse_expression
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.ir.op import AttrValue
+from opgraph.ir.mistakes import find_mistake, unknown_name
+from opgraph.ir.op import AttrValue, Op
+from opgraph.ir.shapes import channel_axes
 
 Attrs: TypeAlias = Mapping[str, Any]
 ShapeRule: TypeAlias = Callable[[tuple[LogicalTensor, ...], Attrs], tuple[Dims, ...]]
 
-ATTR_TYPES = ("f32", "s64", "bool", "string", "f32[]", "s64[]", "string[]")
+#: A text, or a function of the attributes and of the names of the inputs that are given, where these choose it.
+Template: TypeAlias = str | Callable[[Attrs, Collection[str]], str]
+
+_PYTHON_TYPES: dict[str, type] = {
+    "f32": float,
+    "s64": int,
+    "bool": bool,
+    "string": str,
+    "f32[]": tuple,
+    "s64[]": tuple,
+    "string[]": tuple,
+}
+ATTR_TYPES = tuple(_PYTHON_TYPES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,10 @@ class Attr:
             raise ValueError(f"attribute {self.name}: unknown type {self.type!r}")
         if self.choices and self.default is not None and self.default not in self.choices:
             raise ValueError(f"attribute {self.name}: default {self.default!r} is not a choice")
+        if self.default is not None and not isinstance(self.default, _PYTHON_TYPES[self.type]):
+            raise ValueError(f"attribute {self.name}: default {self.default!r} is not {self.type}")
+        if self.type != "bool" and isinstance(self.default, bool):
+            raise ValueError(f"attribute {self.name}: default {self.default!r} is not {self.type}")
 
     @property
     def required(self) -> bool:
@@ -61,16 +78,26 @@ class Onnx:
 
     Attributes:
         op_type: ONNX's name.
-        since: first opset whose definition of the op has this form.
-        attrs: our attribute name -> ONNX's.
-        fixed: ONNX attributes that must have this value for the node to mean our op, e.g. Gelu's approximate.
-        inputs: how many of our inputs map to ONNX inputs, in order; None = all.
+        since, until: first and last opset whose definition of the op has this form; until is None for the newest.
+            Which dtypes an opset allows is not repeated here: `onnx.defs` says.
+        attrs: our attribute name -> ONNX's. Ours of type bool are ONNX ints 0 and 1. One that ONNX leaves out has
+            ONNX's default, which may differ from ours.
+        fixed: ONNX attributes that the node must have for it to mean our op, e.g. Gelu's approximate.
+        when: our attributes that must have these values for the form to apply; on import, the node sets them.
+        inputs: what stands at each ONNX input: one of our inputs, "$attr" for a scalar constant of the first input's
+            dtype with that attribute's value, or "input|$attr" for whichever is given; an absent optional one is left
+            empty. The form applies only to an op whose inputs are all listed. None: our inputs, in order.
+        note: where the two differ in corner cases.
     """
 
     op_type: str
     since: int
+    until: int | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, AttrValue] = field(default_factory=dict)
+    when: Mapping[str, AttrValue] = field(default_factory=dict)
+    inputs: tuple[str, ...] | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +113,9 @@ class OpDef:
         infer: output dimensions from inputs and attributes; raises ShapeMismatch.
         reference: NumPy meaning: `reference(*arrays, **attrs) -> array`. It is the definition; in float64 the truth.
         expression: C++ for one element, over input names and `$attr` names in braces:
-            "og::elu({src}, {alpha})". A function of the attributes where they choose the formula.
+            "og::elu({src}, {alpha})". A function of attributes and given inputs where they choose the formula. All
+            inputs arrive in the op's compute type (f32 for f16 and bf16), attributes as exact literals of it, except
+            where `is_cast` or `index_of` says otherwise.
         decomposition: the same op in smaller ones, in the notation of `opgraph.ir.expression`; how it is written to
             ONNX where ai.onnx has no such op.
         onnx: its ai.onnx forms, best first; or the reason why there is none.
@@ -95,6 +124,16 @@ class OpDef:
         cost: rough instructions per element, for the fusion cost model.
         commutative: whether the first two inputs may be swapped.
         domain: where tests sample the inputs, one (low, high) for all or one each.
+        check: raises an OpGraphError where an op, in itself well-formed, is none of this kind (dtypes that do not mix,
+            a bound given twice); called by `Graph.add_op`.
+        channel_inputs: indices of inputs that, where they are 1-d, lie along the channel axis: axis 1 if the attribute
+            data_format is "NCX", the last if "NXC". `appended_axes` says how many axes of size 1 follow them before
+            everything broadcasts as in NumPy. reference, torch and infer do that themselves; expression, onnx and
+            decomposition mean operands already so aligned.
+        is_cast: the op converts its input to the dtype of its output, which only the output tells; expression,
+            reference and torch are the identity, and who calls them converts.
+        index_of: the attribute that names an axis: the expression is over the element's index along it instead of the
+            element, so the input that it names is an s32 iota, and the data of the input is never read.
         source: where the formula comes from.
     """
 
@@ -107,32 +146,33 @@ class OpDef:
     types: Mapping[str, tuple[str, ...]]
     infer: ShapeRule
     reference: Callable[..., Any] | None = None
-    expression: str | Callable[[Attrs], str] | None = None
-    decomposition: str | None = None
+    expression: Template | None = None
+    decomposition: Template | None = None
     onnx: tuple[Onnx, ...] | str = ()
     torch: Callable[..., Any] | None = None
     cost: int = 1
     commutative: bool = False
     domain: tuple[tuple[float, float], ...] = ((-4.0, 4.0),)
     source: str = ""
+    check: Callable[[Op], None] | None = None
+    channel_inputs: tuple[int, ...] = ()
+    is_cast: bool = False
+    index_of: str | None = None
 
     def __post_init__(self) -> None:
         # Mistakes in a record fail at import, not on a user's machine.
-        names = [p.name for p in (*self.inputs, *self.outputs)] + [a.name for a in self.attrs]
-        if len(set(names)) != len(names):
-            raise ValueError(f"{self.kind}: a name is used twice in {names}")
-        for port in (*self.inputs, *self.outputs):
-            if port.type not in self.types and port.type not in dtypes.BY_NAME:
-                raise ValueError(f"{self.kind}: port {port.name} has unknown type {port.type!r}")
-        if self.family == "pointwise":
-            for what in ("reference", "expression", "torch"):
-                if getattr(self, what) is None:
-                    raise ValueError(f"{self.kind}: a pointwise op needs {what}")
-            if not self.onnx and self.decomposition is None:
-                raise ValueError(f"{self.kind}: give its onnx form, a decomposition, or the reason why there is none")
-            self.cxx({p.name: p.name for p in self.inputs}, self.default_attrs(), str)
-        if self.decomposition is not None:
-            parse_expression(self.decomposition)
+        mistake = find_mistake(self)
+        if mistake:
+            raise ValueError(f"{self.kind}: {mistake}")
+        required = [p.name for p in self.inputs if not p.optional]
+        # Either with what is optional given as attributes, or as inputs.
+        for given, attrs in ((required, self.example_attrs()), ([p.name for p in self.inputs], self.default_attrs())):
+            if self.expression is not None:
+                self.cxx({name: name for name in given}, attrs, str)
+            tree = self.decompose(attrs, given)
+            unknown = unknown_name(tree, given, [a.name for a in self.attrs])
+            if unknown:
+                raise ValueError(f"{self.kind}: its decomposition names {unknown}, which it does not have")
 
     @property
     def is_pointwise(self) -> bool:
@@ -140,7 +180,19 @@ class OpDef:
 
     @property
     def decomposed(self) -> Expr | None:
-        return None if self.decomposition is None else parse_expression(self.decomposition)
+        """The decomposition with default attributes and without optional inputs."""
+        return self.decompose(self.default_attrs(), [p.name for p in self.inputs if not p.optional])
+
+    def decompose(self, attrs: Attrs, given: Collection[str]) -> Expr | None:
+        """The decomposition of an op with these attributes and these inputs (by name); None where there is none."""
+        template = self.decomposition
+        if template is None:
+            return None
+        return parse_expression(template if isinstance(template, str) else template(attrs, given))
+
+    def appended_axes(self, index: int, ndims: Sequence[int | None], attrs: Attrs) -> int:
+        """How many axes of size 1 follow input `index` before broadcasting, given the ndim of every input."""
+        return channel_axes(ndims[index], ndims[0], attrs) if index in self.channel_inputs else 0
 
     def attr(self, name: str) -> Attr | None:
         """The attribute record of that name."""
@@ -155,6 +207,11 @@ class OpDef:
             if not a.optional
         }
 
+    def example_attrs(self) -> dict[str, AttrValue]:
+        """As `default_attrs`, with a neutral value for optional attributes too."""
+        optional = {a.name: 1.0 if a.type == "f32" else 0 for a in self.attrs if a.optional}
+        return {**self.default_attrs(), **optional}
+
     def cxx(self, inputs: Mapping[str, str], attrs: Attrs, literal: Callable[[Any], str]) -> str:
         """The C++ expression with its inputs and attributes filled in.
 
@@ -167,8 +224,8 @@ class OpDef:
             KeyError: the expression names neither an input nor an attribute.
         """
         assert self.expression is not None
-        template = self.expression if isinstance(self.expression, str) else self.expression(attrs)
-        values = {name: literal(value) for name, value in attrs.items() if not isinstance(value, (str, tuple))}
+        template = self.expression if isinstance(self.expression, str) else self.expression(attrs, inputs.keys())
+        values = {name: _literal(value, literal) for name, value in attrs.items() if f"{{{name}}}" in template}
         return template.format_map({**values, **inputs})
 
     def with_optional(self, count: int) -> tuple[Port, ...]:
@@ -177,6 +234,10 @@ class OpDef:
         if ports and ports[-1].variadic:
             return (*ports[:-1], *[ports[-1]] * (count - len(ports) + 1))
         return ports[:count]
+
+
+def _literal(value: Any, literal: Callable[[Any], str]) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else literal(value)
 
 
 _REGISTRY: dict[str, OpDef] = {}

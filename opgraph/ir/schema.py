@@ -139,7 +139,9 @@ def bind_dtypes(
     for port, dtype in zip(opdef.outputs, declared, strict=False):
         if dtype is not None and dtype != dtypes.UNDEF and not port.variadic:
             _bind(opdef, port, dtype, bound, where)
-    untyped = promote(sorted(set(bound.values())), where) if bound else "f32"
+    # A port of one fixed dtype (Select's boolean condition) says nothing about what the others are.
+    meeting = sorted({dtype for symbol, dtype in bound.items() if symbol in opdef.types})
+    untyped = promote(meeting, where) if meeting else "f32"
     ins = [
         t.dtype
         if t.dtype != dtypes.UNDEF or p.variadic

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from opgraph.ir.logical_tensor import Dim, Dims, dims_text
 
@@ -80,3 +80,14 @@ def unify(declared: Dims, inferred: Dims, what: str) -> Dims:
             raise contradiction
         result.append(a if isinstance(a, int) or b is None else b if isinstance(b, int) or a is None else a)
     return tuple(result)
+
+
+def channel_axes(ndim: int | None, of_ndim: int | None, attrs: Mapping[str, object]) -> int:
+    """How many axes of size 1 follow a channel operand before it broadcasts against a tensor of `of_ndim` axes.
+
+    A 1-d operand next to an NCX tensor of n axes lies along axis 1: n - 2 axes follow it. In every other case it
+    broadcasts as it is. Source: oneDNN Graph BiasAdd and PReLU.
+    """
+    if ndim != 1 or attrs.get("data_format") != "NCX" or attrs.get("per_channel_broadcast") is False:
+        return 0
+    return max((of_ndim or 0) - 2, 0)

@@ -1,5 +1,31 @@
 """The op set: importing this package fills the registry of `opgraph.ir.opdef`."""
 
-from opgraph.ops import pointwise, structural
+from opgraph.ops import (
+    activation,
+    arithmetic,
+    bitwise,
+    bounds,
+    comparison,
+    conversion,
+    elementary,
+    power,
+    rectifiers,
+    rounding,
+    structural,
+    trigonometry,
+)
 
-__all__ = ["pointwise", "structural"]
+__all__ = [
+    "activation",
+    "arithmetic",
+    "bitwise",
+    "bounds",
+    "comparison",
+    "conversion",
+    "elementary",
+    "power",
+    "rectifiers",
+    "rounding",
+    "structural",
+    "trigonometry",
+]

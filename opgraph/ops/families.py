@@ -1,6 +1,7 @@
 """Families own the rules; records only differ.
 
-`pointwise(...)` supplies broadcasting and dtype rules, so that a new pointwise op writes neither.
+`pointwise(...)` supplies broadcasting, dtype rules and the frame of the NumPy and torch forms, so that a new pointwise
+op writes none of them.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from opgraph.errors import InvalidDataType
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.ir.opdef import Attr, Attrs, Onnx, OpDef, Port, ShapeRule, register
-from opgraph.ir.shapes import ShapeMismatch, broadcast
+from opgraph.ir.op import Op
+from opgraph.ir.opdef import Attr, Attrs, Onnx, OpDef, Port, ShapeRule, Template, register
+from opgraph.ir.schema import f32
+from opgraph.ir.shapes import ShapeMismatch, broadcast, channel_axes
 
 FLOAT = dtypes.FLOATS
 NUMERIC = (*dtypes.FLOATS, *dtypes.INTS)
@@ -22,6 +28,16 @@ BOOLEAN = ("boolean",)
 
 #: oneDNN's attribute of every broadcasting op.
 AUTO_BROADCAST = Attr(name="auto_broadcast", type="string", default="numpy", choices=("numpy", "none"))
+#: oneDNN's attribute of ops with a channel axis.
+DATA_FORMAT = Attr(name="data_format", type="string", default="NXC", choices=("NXC", "NCX"))
+#: Attributes that say where operands lie, not what is computed: the formulas never see them.
+LAYOUT_ATTRS = ("auto_broadcast", "data_format", "per_channel_broadcast")
+
+#: Two inputs and an output of one dtype each, all of them the same or all of f32, bf16, f16 (`meets_in_f32`).
+MIXED_INPUTS = (Port(name="src_0", type="T1"), Port(name="src_1", type="T2"))
+MIXED_OUTPUT = (Port(name="dst", type="T3"),)
+#: Two inputs of one dtype.
+SAME_INPUTS = ("src_0", "src_1")
 
 
 def broadcast_rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
@@ -34,6 +50,19 @@ def broadcast_rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
     return (broadcast(shapes),)
 
 
+def meets_in_f32(op: Op) -> None:
+    """The check of ops over several dtype symbols: all dtypes are one, or all are among f32, bf16 and f16.
+
+    Raises:
+        InvalidDataType: any other mix, which has no compute type.
+    """
+    names = {t.dtype for t in (*op.inputs, *op.outputs)} - {dtypes.UNDEF}
+    if len(names) > 1 and not names <= {"f32", "bf16", "f16"}:
+        raise InvalidDataType(
+            f"dtypes {' and '.join(sorted(names))} do not mix", where=op.where, fix="insert a TypeCast"
+        )
+
+
 def pointwise(
     kind: str,
     doc: str,
@@ -43,19 +72,25 @@ def pointwise(
     types: Mapping[str, tuple[str, ...]] | tuple[str, ...] = FLOAT,
     attrs: Sequence[Attr] = (),
     reference: Callable[..., Any],
-    expression: str | Callable[[Attrs], str],
+    expression: Template,
     torch: Callable[..., Any],
     onnx: tuple[Onnx, ...] | str = (),
-    decomposition: str | None = None,
+    decomposition: Template | None = None,
     cost: int = 1,
     commutative: bool = False,
     domain: tuple[tuple[float, float], ...] = ((-4.0, 4.0),),
     infer: ShapeRule = broadcast_rule,
     source: str = "",
+    check: Callable[[Op], None] | None = None,
+    channel_inputs: tuple[int, ...] = (),
+    is_cast: bool = False,
+    index_of: str | None = None,
 ) -> OpDef:
     """Registers one pointwise op; see OpDef for the arguments.
 
-    `types` may be the dtypes of the one symbol T, which ports given by name alone have.
+    `types` may be the dtypes of the one symbol T, which ports given by name alone have. `reference` and `torch` are
+    formulas: what they are registered as fills in default attributes, aligns channel operands, and (NumPy) computes
+    f16 and bf16 in f32 with one rounding and without warnings.
     """
     return register(
         OpDef(
@@ -67,14 +102,63 @@ def pointwise(
             types=types if isinstance(types, Mapping) else {"T": types},
             attrs=tuple(attrs),
             infer=infer,
-            reference=reference,
+            reference=_numpy_form(reference, _defaults(attrs), channel_inputs),
             expression=expression,
-            torch=torch,
+            torch=_torch_form(torch, _defaults(attrs), channel_inputs),
             onnx=onnx,
             decomposition=decomposition,
             cost=cost,
             commutative=commutative,
             domain=domain,
             source=source,
+            check=check,
+            channel_inputs=channel_inputs,
+            is_cast=is_cast,
+            index_of=index_of,
         )
     )
+
+
+def _defaults(attrs: Sequence[Attr]) -> dict[str, Any]:
+    """Defaults as a graph stores them, floats rounded to f32."""
+    values = {a.name: a.default for a in attrs if a.default is not None}
+    return {name: f32(value) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def _numpy_form(formula: Callable[..., Any], defaults: Attrs, channel_inputs: tuple[int, ...]) -> Callable[..., Any]:
+    def reference(*arrays: Any, **attrs: Any) -> np.ndarray:
+        given = [np.asarray(a) for a in arrays]
+        narrow = {a.dtype for a in given if a.dtype.itemsize == 2}
+        # One narrow dtype alone is rounded back to; a mix of float dtypes meets in f32.
+        mixed = len(narrow) > 1 or any(a.dtype == np.float32 for a in given)
+        wide = [a.astype(np.float32) if a.dtype in narrow else a for a in given]
+        values = {**defaults, **attrs}
+        with np.errstate(all="ignore"):
+            result = np.asarray(formula(*_aligned(wide, channel_inputs, values), **_formula_attrs(values)))
+            if result.dtype == np.float32 and narrow and not mixed:
+                result = result.astype(narrow.pop())
+        return result
+
+    return reference
+
+
+def _torch_form(formula: Callable[..., Any], defaults: Attrs, channel_inputs: tuple[int, ...]) -> Callable[..., Any]:
+    def torch_form(t: Any, *tensors: Any, **attrs: Any) -> Any:
+        values = {**defaults, **attrs}
+        return formula(t, *_aligned(tensors, channel_inputs, values), **_formula_attrs(values))
+
+    return torch_form
+
+
+def _formula_attrs(values: Attrs) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in LAYOUT_ATTRS}
+
+
+def _aligned(arrays: Sequence[Any], channel_inputs: tuple[int, ...], attrs: Attrs) -> list[Any]:
+    """Arrays (NumPy or torch) with 1-d channel operands reshaped to lie along the channel axis."""
+    result = list(arrays)
+    for index in channel_inputs:
+        extra = channel_axes(arrays[index].ndim, arrays[0].ndim, attrs)
+        if extra:
+            result[index] = arrays[index].reshape((-1, *[1] * extra))
+    return result

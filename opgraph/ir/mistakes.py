@@ -1,0 +1,71 @@
+"""Mistakes in an op's record, found when it is defined instead of on a user's machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from opgraph.ir import dtypes
+from opgraph.ir.expression import Call, Expr, Param, Var
+
+if TYPE_CHECKING:
+    from opgraph.ir.opdef import Onnx, OpDef
+
+
+def find_mistake(record: OpDef) -> str | None:
+    """What is wrong with a record, or None."""
+    names = [p.name for p in (*record.inputs, *record.outputs)] + [a.name for a in record.attrs]
+    attrs = {a.name for a in record.attrs}
+    inputs = [p.name for p in record.inputs]
+    if len(set(names)) != len(names):
+        return f"a name is used twice in {names}"
+    for port in (*record.inputs, *record.outputs):
+        if port.type not in record.types and port.type not in dtypes.BY_NAME:
+            return f"port {port.name} has unknown type {port.type!r}"
+    for symbol, allowed in record.types.items():
+        if not set(allowed) <= {*dtypes.BY_NAME, dtypes.UNDEF}:
+            return f"type {symbol} may be an unknown dtype: {allowed}"
+    optional = [p.optional or p.variadic for p in record.inputs]
+    if optional != sorted(optional) or any(p.variadic for p in record.inputs[:-1]):
+        return "optional and variadic inputs come last"
+    if len(record.domain) not in (1, len(inputs)) or not all(low <= high for low, high in record.domain):
+        return f"domain {record.domain} is neither one (low, high) nor one for each input"
+    if not all(0 < i < len(inputs) for i in record.channel_inputs):
+        return f"channel_inputs {record.channel_inputs} are not inputs after the first"
+    if record.channel_inputs and "data_format" not in attrs:
+        return "channel_inputs need the attribute data_format"
+    if record.index_of is not None and record.index_of not in attrs:
+        return f"index_of names {record.index_of!r}, which is no attribute"
+    if record.commutative and len(inputs) < 2:
+        return "a commutative op has two inputs"
+    if record.family == "pointwise":
+        for what in ("reference", "expression", "torch"):
+            if getattr(record, what) is None:
+                return f"a pointwise op needs {what}"
+        if not record.onnx and record.decomposition is None:
+            return "give its onnx form, a decomposition, or the reason why there is none"
+    for form in record.onnx if isinstance(record.onnx, tuple) else ():
+        named = {*form.attrs, *form.when, *(w[1:] for w in _words(form) if w.startswith("$"))}
+        if not named <= attrs:
+            return f"its onnx form names unknown attributes: {', '.join(sorted(named - attrs))}"
+        if not {w for w in _words(form) if not w.startswith("$")} <= set(inputs):
+            return f"its onnx form names unknown inputs: {form.inputs}"
+    return None
+
+
+def _words(form: Onnx) -> list[str]:
+    return [word for entry in form.inputs or () for word in entry.split("|")]
+
+
+def unknown_name(tree: Expr | None, inputs: Collection[str], attrs: Collection[str]) -> str | None:
+    """A value or parameter of a decomposition that is neither input nor attribute, or None."""
+    waiting: list[Any] = [] if tree is None else [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Var) and node.name not in inputs:
+            return node.name
+        if isinstance(node, Param) and node.name not in attrs:
+            return f"${node.name}"
+        if isinstance(node, Call):
+            waiting += [*node.args, *(value for _, value in node.attrs)]
+    return None

@@ -1,0 +1,126 @@
+"""Smooth activations: the logistic family and what multiplies an input by one of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from opgraph.ir.opdef import Attr, Onnx, Port
+from opgraph.ops import stable
+from opgraph.ops.families import pointwise
+
+SIGMOID = pointwise(
+    "Sigmoid",
+    "y = 1 / (1 + exp(-alpha x)). alpha is the factor of oneDNN's Swish RFC, first extension route; oneDNN has no such "
+    "attribute.",
+    attrs=(Attr(name="alpha", type="f32", default=1.0),),
+    reference=lambda x, alpha: stable.sigmoid(alpha * x),
+    expression=lambda attrs, given: (
+        "og::sigmoid({src})" if attrs["alpha"] == 1 else "og::sigmoid(og::mul({alpha}, {src}))"
+    ),
+    torch=lambda t, x, alpha: t.sigmoid(alpha * x if alpha != 1 else x),
+    onnx=(Onnx(op_type="Sigmoid", since=6, when={"alpha": 1.0}),),
+    decomposition="Sigmoid(Multiply(src, $alpha))",
+    cost=20,
+    domain=((-8, 8),),
+    source="oneDNN Graph Sigmoid",
+)
+
+SWISH = pointwise(
+    "Swish",
+    "y = x sigmoid(alpha factor x), factor 1 where it is not given. swish(-inf) is -0 for alpha > 0, the limit, where "
+    "the product of the two parts would be NaN. Where alpha factor is 0, y = x / 2, at infinity too.",
+    inputs=("src", Port(name="factor", optional=True)),
+    attrs=(Attr(name="alpha", type="f32", default=1.0),),
+    reference=lambda x, factor=1.0, *, alpha: stable.swish(x, alpha * factor),
+    expression=lambda attrs, given: (
+        "og::swish({src}, {alpha})"
+        if "factor" not in given
+        else "og::swish({src}, {factor})"
+        if attrs["alpha"] == 1
+        else "og::swish({src}, og::mul({alpha}, {factor}))"
+    ),
+    torch=lambda t, x, factor=None, alpha=1.0: (
+        t.nn.functional.silu(x) if factor is None and alpha == 1 else _torch_swish(t, x, factor, alpha)
+    ),
+    onnx=(Onnx(op_type="Swish", since=24, attrs={"alpha": "alpha"}, inputs=("src",), note="Swish(-inf) is NaN there"),),
+    decomposition=lambda attrs, given: (
+        "Multiply(src, Sigmoid(Multiply(Multiply(src, factor), $alpha)))"
+        if "factor" in given and attrs["alpha"] != 1
+        else "Multiply(src, Sigmoid(Multiply(src, factor)))"
+        if "factor" in given
+        else "Multiply(src, Sigmoid(Multiply(src, $alpha)))"
+        if attrs["alpha"] != 1
+        else "Multiply(src, Sigmoid(src))"
+    ),
+    cost=20,
+    domain=((-8, 8), (0.5, 2)),
+    source="oneDNN RFC 20241008-graph-api-swish, option 2; ONNX Swish",
+)
+
+
+def _torch_swish(t: object, x: object, factor: object, alpha: float) -> object:
+    scaled = x * alpha if factor is None else (x * factor if alpha == 1 else x * factor * alpha)  # type: ignore[operator]
+    return x * t.sigmoid(scaled)  # type: ignore[attr-defined, operator]
+
+
+GELU = pointwise(
+    "GELU",
+    "y = x/2 (1 + erf(x / sqrt 2)), or with mode gelu_tanh: y = x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). -0 at -inf, the "
+    "limit.",
+    attrs=(Attr(name="mode", type="string", default="gelu_erf", choices=("gelu_erf", "gelu_tanh")),),
+    reference=lambda x, mode: stable.gelu_erf(x) if mode == "gelu_erf" else stable.gelu_tanh(x),
+    expression=lambda attrs, given: f"og::{attrs['mode']}({{src}})",
+    torch=lambda t, x, mode: t.nn.functional.gelu(x, approximate="none" if mode == "gelu_erf" else "tanh"),
+    onnx=(
+        Onnx(op_type="Gelu", since=20, fixed={"approximate": "none"}, when={"mode": "gelu_erf"}),
+        Onnx(op_type="Gelu", since=20, fixed={"approximate": "tanh"}, when={"mode": "gelu_tanh"}),
+    ),
+    decomposition=lambda attrs, given: (
+        "Multiply(Multiply(src, 0.5), Add(Erf(Multiply(src, 0.70710678118654752)), 1))"
+        if attrs["mode"] == "gelu_erf"
+        else "Multiply(src, Sigmoid(Multiply(Add(src, Multiply(Multiply(src, Multiply(src, src)), 0.044715)), "
+        "1.5957691216057308)))"
+    ),
+    cost=35,
+    domain=((-5, 5),),
+    source="oneDNN Graph GELU; Hendrycks and Gimpel, arXiv 1606.08415",
+)
+
+MISH = pointwise(
+    "Mish",
+    "y = x tanh(ln(1 + e^x)); -0 at -inf, the limit.",
+    reference=stable.mish,
+    expression="og::mish({src})",
+    torch=lambda t, x: t.nn.functional.mish(x),
+    onnx=(Onnx(op_type="Mish", since=18),),
+    decomposition="Multiply(src, Tanh(SoftPlus(src)))",
+    cost=25,
+    domain=((-8, 8),),
+    source="oneDNN Graph Mish; Misra, arXiv 1908.08681",
+)
+
+SOFT_PLUS = pointwise(
+    "SoftPlus",
+    "y = ln(1 + e^(beta x)) / beta.",
+    attrs=(Attr(name="beta", type="f32", default=1.0),),
+    reference=lambda x, beta: stable.softplus(beta * x) / beta,
+    expression="og::softplus({src}, {beta})",
+    # An endless threshold: torch's default of 20 would return x where e^-20 still counts in f64.
+    torch=lambda t, x, beta: t.nn.functional.softplus(x, beta, threshold=700.0),
+    onnx=(Onnx(op_type="Softplus", since=1, when={"beta": 1.0}),),
+    decomposition="Divide(SoftPlus(Multiply(src, $beta)), $beta)",
+    cost=30,
+    domain=((-8, 8),),
+    source="oneDNN Graph SoftPlus",
+)
+
+SOFTSIGN = pointwise(
+    "Softsign",
+    "y = x / (1 + |x|).",
+    reference=lambda x: np.where(np.isinf(x), np.sign(x), x / (1 + np.abs(x))),
+    expression="og::softsign({src})",
+    torch=lambda t, x: t.nn.functional.softsign(x),
+    onnx=(Onnx(op_type="Softsign", since=1, note="NaN at infinity there"),),
+    cost=10,
+    source="ONNX Softsign",
+)

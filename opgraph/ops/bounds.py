@@ -1,0 +1,131 @@
+"""The larger, the smaller, and what lies between two bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from opgraph.errors import InvalidGraphOp
+from opgraph.ir import dtypes
+from opgraph.ir.op import Op
+from opgraph.ir.opdef import Attr, Attrs, Onnx, Port
+from opgraph.ops import integers
+from opgraph.ops.families import AUTO_BROADCAST, INTEGER, NUMERIC, SAME_INPUTS, pointwise
+
+MAXIMUM = pointwise(
+    "Maximum",
+    "y = max(a, b); NaN if either is NaN.",
+    inputs=SAME_INPUTS,
+    types=NUMERIC,
+    attrs=(AUTO_BROADCAST,),
+    reference=np.maximum,
+    expression="og::max({src_0}, {src_1})",
+    torch=lambda t, a, b: t.maximum(a, b),
+    onnx=(Onnx(op_type="Max", since=8),),
+    commutative=True,
+    source="oneDNN Graph Maximum",
+)
+
+MINIMUM = pointwise(
+    "Minimum",
+    "y = min(a, b); NaN if either is NaN.",
+    inputs=SAME_INPUTS,
+    types=NUMERIC,
+    attrs=(AUTO_BROADCAST,),
+    reference=np.minimum,
+    expression="og::min({src_0}, {src_1})",
+    torch=lambda t, a, b: t.minimum(a, b),
+    onnx=(Onnx(op_type="Min", since=8),),
+    commutative=True,
+    source="oneDNN Graph Minimum",
+)
+
+
+def _bounds_once(op: Op) -> None:
+    dtype = op.inputs[0].dtype
+    for index, (bound, attr) in enumerate((("low", "min"), ("high", "max")), start=1):
+        if len(op.inputs) > index and attr in op.attrs:
+            raise InvalidGraphOp(f"Clamp got {attr} twice", where=op.where, fix=f"give either {attr} or input {bound}")
+        value = op.attrs.get(attr)
+        if isinstance(value, float) and dtype in INTEGER and not _is_value_of(value, dtype):
+            raise InvalidGraphOp(
+                f"Clamp of {dtype} got {attr}={value}",
+                where=op.where,
+                fix=f"give a whole number in the range of {dtype}",
+            )
+    if len(op.inputs) == 1 and not op.attrs.keys() & {"min", "max"}:
+        raise InvalidGraphOp("Clamp got no bound", where=op.where, fix="set min or max, or give them as inputs")
+
+
+def _is_value_of(value: float, dtype: str) -> bool:
+    info = np.iinfo(dtypes.get(dtype).numpy)
+    return value.is_integer() and info.min <= int(value) <= info.max
+
+
+def _clamp(
+    src: np.ndarray,
+    low: np.ndarray | None = None,
+    high: np.ndarray | None = None,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+) -> np.ndarray:
+    lower = _bound(src, min) if low is None else low
+    upper = _bound(src, max) if high is None else high
+    y = src if lower is None else np.maximum(src, lower)
+    return y if upper is None else np.minimum(y, upper)
+
+
+def _bound(src: np.ndarray, value: float | None) -> Any:
+    return value if value is None or not integers.is_integer(src) else src.dtype.type(int(value))
+
+
+def _bound_names(attrs: Attrs, given: Collection[str]) -> tuple[str | None, str | None]:
+    """What the two bounds are: inputs, attributes (with a leading $), or None."""
+    low = "low" if "low" in given else "$min" if "min" in attrs else None
+    high = "high" if "high" in given else "$max" if "max" in attrs else None
+    return low, high
+
+
+def _clamp_expression(attrs: Attrs, given: Collection[str]) -> str:
+    low, high = (name and f"{{{name.removeprefix('$')}}}" for name in _bound_names(attrs, given))
+    if low and high:
+        return f"og::clamp({{src}}, {low}, {high})"
+    return f"og::max({{src}}, {low})" if low else f"og::min({{src}}, {high})" if high else "{src}"
+
+
+def _clamp_decomposition(attrs: Attrs, given: Collection[str]) -> str:
+    low, high = _bound_names(attrs, given)
+    bounded = f"Maximum(src, {low})" if low else "src"
+    return f"Minimum({bounded}, {high})" if high else bounded
+
+
+CLAMP = pointwise(
+    "Clamp",
+    "y = min(max(x, min), max): max wins where min > max, and NaN stays NaN. Each bound is an attribute or an input "
+    "(low, high), and one may be absent.",
+    inputs=("src", Port(name="low", optional=True), Port(name="high", optional=True)),
+    types=NUMERIC,
+    attrs=(Attr(name="min", type="f32", optional=True), Attr(name="max", type="f32", optional=True)),
+    reference=_clamp,
+    expression=_clamp_expression,
+    torch=lambda t, src, low=None, high=None, min=None, max=None: _torch_clamp(
+        t, src, min if low is None else low, max if high is None else high
+    ),
+    onnx=(
+        Onnx(op_type="Clip", since=11, inputs=("src", "low|$min", "high|$max"), note="bounds are scalars there"),
+        Onnx(op_type="Clip", since=6, until=10, attrs={"min": "min", "max": "max"}, inputs=("src",)),
+    ),
+    decomposition=_clamp_decomposition,
+    cost=2,
+    domain=((-4, 4), (-2, -1), (1, 2)),
+    source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",
+    check=_bounds_once,
+)
+
+
+def _torch_clamp(t: Any, src: Any, low: Any, high: Any) -> Any:
+    y = src if low is None else t.maximum(src, t.as_tensor(low, dtype=src.dtype, device=src.device))
+    return y if high is None else t.minimum(y, t.as_tensor(high, dtype=src.dtype, device=src.device))

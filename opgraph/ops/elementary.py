@@ -1,0 +1,108 @@
+"""Exponentials, logarithms, the error function and the gamma family."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from opgraph.ir.opdef import Onnx
+from opgraph.ops import stable
+from opgraph.ops.families import pointwise
+
+EXP = pointwise(
+    "Exp",
+    "y = e^x.",
+    reference=np.exp,
+    expression="og::exp({src})",
+    torch=lambda t, x: t.exp(x),
+    onnx=(Onnx(op_type="Exp", since=6),),
+    cost=15,
+    domain=((-8, 8),),
+    source="oneDNN Graph Exp",
+)
+
+EXPM1 = pointwise(
+    "Expm1",
+    "y = e^x - 1, without cancellation near 0.",
+    reference=np.expm1,
+    expression="og::expm1({src})",
+    torch=lambda t, x: t.expm1(x),
+    # tanh(x/2) = (e^x - 1) / (e^x + 1), so e^x - 1 = 2 t / (1 - t): no cancellation where it matters.
+    decomposition="Select(Less(Abs(src), 1), Divide(Multiply(Tanh(Multiply(src, 0.5)), 2), "
+    "Subtract(1, Tanh(Multiply(src, 0.5)))), Subtract(Exp(src), 1))",
+    cost=20,
+    domain=((-4, 4),),
+    source="C expm1",
+)
+
+LOG = pointwise(
+    "Log",
+    "y = ln(x); -inf at 0, NaN for negative x.",
+    reference=np.log,
+    expression="og::log({src})",
+    torch=lambda t, x: t.log(x),
+    onnx=(Onnx(op_type="Log", since=6),),
+    cost=15,
+    domain=((1e-3, 8),),
+    source="oneDNN Graph Log",
+)
+
+LOG1P = pointwise(
+    "Log1p",
+    "y = ln(1 + x), without cancellation near 0; -inf at -1, NaN below.",
+    reference=np.log1p,
+    expression="og::log1p({src})",
+    torch=lambda t, x: t.log1p(x),
+    # atanh(x / (x + 2)) = ln(1 + x) / 2, which keeps the bits that 1 + x would drop.
+    decomposition="Select(Less(Abs(src), 0.5), Multiply(Atanh(Divide(src, Add(src, 2))), 2), Log(Add(src, 1)))",
+    cost=20,
+    domain=((-0.9, 8),),
+    source="C log1p",
+)
+
+ERF = pointwise(
+    "Erf",
+    "y = 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x.",
+    reference=stable.erf,
+    expression="og::erf({src})",
+    torch=lambda t, x: t.erf(x),
+    onnx=(Onnx(op_type="Erf", since=9),),
+    cost=30,
+    domain=((-4, 4),),
+    source="ONNX Erf",
+)
+
+LGAMMA = pointwise(
+    "Lgamma",
+    "y = ln |gamma(x)|; inf at 0, -1, -2 and so on.",
+    reference=stable.lgamma,
+    expression="og::lgamma({src})",
+    torch=lambda t, x: t.lgamma(x),
+    onnx="none: ai.onnx has no function of the gamma family",
+    cost=120,
+    domain=((0.1, 8),),
+    source="C lgamma",
+)
+
+DIGAMMA = pointwise(
+    "Digamma",
+    "The derivative of Lgamma. NaN at the poles -1, -2 and so on; -inf at 0 and inf at -0.0.",
+    reference=stable.digamma,
+    expression="og::digamma({src})",
+    torch=lambda t, x: t.digamma(x),
+    onnx="none: ai.onnx has no function of the gamma family",
+    cost=120,
+    domain=((0.1, 8),),
+    source="torch.digamma",
+)
+
+TRIGAMMA = pointwise(
+    "Trigamma",
+    "The derivative of Digamma; inf at 0, -1, -2 and so on.",
+    reference=stable.trigamma,
+    expression="og::trigamma({src})",
+    torch=lambda t, x: t.polygamma(1, x),
+    onnx="none: ai.onnx has no function of the gamma family",
+    cost=150,
+    domain=((0.1, 8),),
+    source="torch.polygamma(1, x)",
+)

@@ -1,0 +1,160 @@
+"""Activations in pieces: rectifiers, exponential units, and the hard forms of the smooth ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.opdef import Attr, Attrs, Onnx
+from opgraph.ir.shapes import ShapeMismatch, broadcast, channel_axes
+from opgraph.ops.families import DATA_FORMAT, FLOAT, NUMERIC, pointwise
+
+
+def _zero(x: np.ndarray) -> np.generic:
+    return x.dtype.type(0)
+
+
+RELU = pointwise(
+    "ReLU",
+    "y = max(x, 0); NaN stays NaN.",
+    types=NUMERIC,
+    reference=lambda x: np.maximum(x, 0),
+    expression="og::relu({src})",
+    torch=lambda t, x: t.relu(x),
+    onnx=(Onnx(op_type="Relu", since=6),),
+    source="oneDNN Graph ReLU",
+)
+
+LEAKY_RELU = pointwise(
+    "LeakyReLU",
+    "y = x for x >= 0, alpha x below.",
+    attrs=(Attr(name="alpha", type="f32"),),
+    reference=lambda x, alpha: np.where(x < 0, alpha * x, x),
+    expression="og::leaky_relu({src}, {alpha})",
+    torch=lambda t, x, alpha: t.nn.functional.leaky_relu(x, alpha),
+    onnx=(Onnx(op_type="LeakyRelu", since=6, attrs={"alpha": "alpha"}),),
+    cost=2,
+    source="oneDNN Graph LeakyReLU",
+)
+
+
+def _slope_rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
+    """The shape of src, to which slope must broadcast."""
+    src, slope = inputs[0].dims, inputs[1].dims
+    if src is not None and slope is not None:
+        aligned = (*slope, *[1] * channel_axes(len(slope), len(src), attrs))
+        spread = broadcast((src, aligned))
+        grown = spread is None or len(spread) != len(src) or any(a == 1 and b != 1 for a, b in zip(src, spread))
+        if grown:
+            raise ShapeMismatch("slope does not broadcast to the shape of src", "give src the larger shape")
+    return (src,)
+
+
+PRELU = pointwise(
+    "PReLU",
+    "y = x for x >= 0, slope x below. A 1-d slope lies along the channel axis: axis 1 (data_format NCX) or the last "
+    "(NXC); with per_channel_broadcast=false it broadcasts to src as in NumPy, which is ONNX's rule.",
+    inputs=("src", "slope"),
+    types=FLOAT,
+    attrs=(DATA_FORMAT, Attr(name="per_channel_broadcast", type="bool", default=True)),
+    infer=_slope_rule,
+    reference=lambda x, slope: np.where(x < 0, slope * x, x),
+    expression="og::prelu({src}, {slope})",
+    torch=lambda t, x, slope: t.where(x < 0, slope * x, x),
+    onnx=(Onnx(op_type="PRelu", since=7, when={"per_channel_broadcast": False}),),
+    decomposition="Select(Less(src, 0), Multiply(slope, src), src)",
+    cost=2,
+    source="oneDNN Graph PReLU",
+    channel_inputs=(1,),
+)
+
+ELU = pointwise(
+    "Elu",
+    "y = x for x > 0, alpha (e^x - 1) otherwise.",
+    attrs=(Attr(name="alpha", type="f32"),),
+    reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x)),
+    expression="og::elu({src}, {alpha})",
+    torch=lambda t, x, alpha: t.where(x > 0, x, alpha * t.expm1(x)),
+    onnx=(Onnx(op_type="Elu", since=6, attrs={"alpha": "alpha"}),),
+    cost=20,
+    source="oneDNN Graph Elu",
+)
+
+SELU = pointwise(
+    "Selu",
+    "y = gamma x for x > 0, gamma alpha (e^x - 1) otherwise.",
+    attrs=(
+        Attr(name="alpha", type="f32", default=1.67326319217681884765625),
+        Attr(name="gamma", type="f32", default=1.05070102214813232421875),
+    ),
+    reference=lambda x, alpha, gamma: gamma * np.where(x > 0, x, alpha * np.expm1(x)),
+    expression="og::selu({src}, {alpha}, {gamma})",
+    torch=lambda t, x, alpha, gamma: gamma * t.where(x > 0, x, alpha * t.expm1(x)),
+    onnx=(Onnx(op_type="Selu", since=6, attrs={"alpha": "alpha", "gamma": "gamma"}),),
+    cost=20,
+    source="ONNX Selu",
+)
+
+CELU = pointwise(
+    "Celu",
+    "y = max(x, 0) + min(0, alpha (e^(x / alpha) - 1)).",
+    attrs=(Attr(name="alpha", type="f32", default=1.0),),
+    reference=lambda x, alpha: np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(x / alpha)),
+    expression="og::celu({src}, {alpha})",
+    torch=lambda t, x, alpha: t.clamp(x, min=0) + t.clamp(alpha * t.expm1(x / alpha), max=0),
+    onnx=(Onnx(op_type="Celu", since=12, attrs={"alpha": "alpha"}),),
+    decomposition="Multiply(Elu(Divide(src, $alpha), alpha=1), $alpha)",
+    cost=25,
+    source="ONNX Celu",
+)
+
+HARD_SIGMOID = pointwise(
+    "HardSigmoid",
+    "y = max(0, min(1, alpha x + beta)).",
+    attrs=(Attr(name="alpha", type="f32"), Attr(name="beta", type="f32")),
+    reference=lambda x, alpha, beta: np.maximum(0, np.minimum(1, alpha * x + beta)),
+    expression="og::hard_sigmoid({src}, {alpha}, {beta})",
+    torch=lambda t, x, alpha, beta: t.clamp(alpha * x + beta, 0, 1),
+    onnx=(Onnx(op_type="HardSigmoid", since=6, attrs={"alpha": "alpha", "beta": "beta"}),),
+    cost=4,
+    source="oneDNN Graph HardSigmoid",
+)
+
+HARD_SWISH = pointwise(
+    "HardSwish",
+    "y = x min(max(x + 3, 0), 6) / 6; -0 at -inf, the limit.",
+    reference=lambda x: np.where(x < 3, np.maximum(x, -3) * np.minimum(np.maximum(x + 3, 0), 6) / 6, x),
+    expression="og::hard_swish({src})",
+    torch=lambda t, x: t.nn.functional.hardswish(x),
+    onnx=(Onnx(op_type="HardSwish", since=14),),
+    decomposition="Divide(Multiply(src, Minimum(Maximum(Add(src, 3), 0), 6)), 6)",
+    cost=6,
+    domain=((-5, 5),),
+    source="oneDNN Graph HardSwish",
+)
+
+THRESHOLDED_RELU = pointwise(
+    "ThresholdedRelu",
+    "y = x for x > alpha, 0 otherwise; NaN stays NaN.",
+    attrs=(Attr(name="alpha", type="f32", default=1.0),),
+    reference=lambda x, alpha: np.where(x <= alpha, _zero(x), x),
+    expression="og::thresholded_relu({src}, {alpha})",
+    torch=lambda t, x, alpha: t.where(x <= alpha, t.zeros_like(x), x),
+    onnx=(Onnx(op_type="ThresholdedRelu", since=10, attrs={"alpha": "alpha"}, note="NaN becomes 0 there"),),
+    cost=2,
+    source="ONNX ThresholdedRelu",
+)
+
+SHRINK = pointwise(
+    "Shrink",
+    "y = x + bias for x < -lambd, x - bias for x > lambd, 0 in between; NaN stays NaN.",
+    attrs=(Attr(name="bias", type="f32", default=0.0), Attr(name="lambd", type="f32", default=0.5)),
+    reference=lambda x, bias, lambd: np.where(x < -lambd, x + bias, np.where(np.abs(x) <= lambd, _zero(x), x - bias)),
+    expression="og::shrink({src}, {bias}, {lambd})",
+    torch=lambda t, x, bias, lambd: t.where(
+        x < -lambd, x + bias, t.where(t.abs(x) <= lambd, t.zeros_like(x), x - bias)
+    ),
+    onnx=(Onnx(op_type="Shrink", since=9, attrs={"bias": "bias", "lambd": "lambd"}, note="NaN becomes 0 there"),),
+    cost=4,
+    source="ONNX Shrink",
+)

@@ -1,0 +1,82 @@
+"""Sign, absolute value, and rounding to whole numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from opgraph.ir.opdef import Onnx
+from opgraph.ops.families import NUMERIC, SIGNED, pointwise
+
+ABS = pointwise(
+    "Abs",
+    "y = |x|. The lowest integer stays as it is.",
+    types=NUMERIC,
+    reference=np.abs,
+    expression="og::abs({src})",
+    torch=lambda t, x: t.abs(x),
+    onnx=(Onnx(op_type="Abs", since=6),),
+    source="oneDNN Graph Abs",
+)
+
+NEG = pointwise(
+    "Neg",
+    "y = -x. Integers wrap.",
+    types=SIGNED,
+    reference=np.negative,
+    expression="og::neg({src})",
+    torch=lambda t, x: t.neg(x),
+    onnx=(Onnx(op_type="Neg", since=6),),
+    source="ONNX Neg",
+)
+
+SIGN = pointwise(
+    "Sign",
+    "y = -1, 0 or 1; NaN stays NaN.",
+    types=NUMERIC,
+    reference=np.sign,
+    expression="og::sign({src})",
+    torch=lambda t, x: t.where(t.isnan(x), x, t.sign(x)) if x.dtype.is_floating_point else t.sign(x),
+    onnx=(Onnx(op_type="Sign", since=9),),
+    cost=3,
+    source="ONNX Sign",
+)
+
+FLOOR = pointwise(
+    "Floor",
+    "The largest whole number not above x.",
+    reference=np.floor,
+    expression="og::floor({src})",
+    torch=lambda t, x: t.floor(x),
+    onnx=(Onnx(op_type="Floor", since=6),),
+    source="ONNX Floor",
+)
+
+CEIL = pointwise(
+    "Ceil",
+    "The smallest whole number not below x.",
+    reference=np.ceil,
+    expression="og::ceil({src})",
+    torch=lambda t, x: t.ceil(x),
+    onnx=(Onnx(op_type="Ceil", since=6),),
+    source="ONNX Ceil",
+)
+
+ROUND = pointwise(
+    "Round",
+    "The nearest whole number, halves to even.",
+    reference=np.rint,
+    expression="og::round({src})",
+    torch=lambda t, x: t.round(x),
+    onnx=(Onnx(op_type="Round", since=11),),
+    source="oneDNN Graph Round",
+)
+
+TRUNC = pointwise(
+    "Trunc",
+    "x without its fraction: the nearest whole number toward zero.",
+    reference=np.trunc,
+    expression="og::trunc({src})",
+    torch=lambda t, x: t.trunc(x),
+    decomposition="Multiply(Sign(src), Floor(Abs(src)))",
+    source="C trunc",
+)

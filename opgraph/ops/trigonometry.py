@@ -1,0 +1,152 @@
+"""Trigonometric and hyperbolic functions and their inverses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from opgraph.ir.opdef import Onnx
+from opgraph.ops.families import pointwise
+
+SIN = pointwise(
+    "Sin",
+    "y = sin(x), x in radians; NaN at infinity.",
+    reference=np.sin,
+    expression="og::sin({src})",
+    torch=lambda t, x: t.sin(x),
+    onnx=(Onnx(op_type="Sin", since=7),),
+    cost=20,
+    domain=((-8, 8),),
+    source="ONNX Sin",
+)
+
+COS = pointwise(
+    "Cos",
+    "y = cos(x), x in radians; NaN at infinity.",
+    reference=np.cos,
+    expression="og::cos({src})",
+    torch=lambda t, x: t.cos(x),
+    onnx=(Onnx(op_type="Cos", since=7),),
+    cost=20,
+    domain=((-8, 8),),
+    source="ONNX Cos",
+)
+
+TAN = pointwise(
+    "Tan",
+    "y = tan(x), x in radians; NaN at infinity.",
+    reference=np.tan,
+    expression="og::tan({src})",
+    torch=lambda t, x: t.tan(x),
+    onnx=(Onnx(op_type="Tan", since=7),),
+    cost=30,
+    domain=((-1.5, 1.5),),
+    source="ONNX Tan",
+)
+
+ASIN = pointwise(
+    "Asin",
+    "The angle in [-pi/2, pi/2] whose sine is x; NaN beyond [-1, 1].",
+    reference=np.arcsin,
+    expression="og::asin({src})",
+    torch=lambda t, x: t.asin(x),
+    onnx=(Onnx(op_type="Asin", since=7),),
+    cost=25,
+    domain=((-1, 1),),
+    source="ONNX Asin",
+)
+
+ACOS = pointwise(
+    "Acos",
+    "The angle in [0, pi] whose cosine is x; NaN beyond [-1, 1].",
+    reference=np.arccos,
+    expression="og::acos({src})",
+    torch=lambda t, x: t.acos(x),
+    onnx=(Onnx(op_type="Acos", since=7),),
+    cost=25,
+    domain=((-1, 1),),
+    source="ONNX Acos",
+)
+
+ATAN = pointwise(
+    "Atan",
+    "The angle in [-pi/2, pi/2] whose tangent is x.",
+    reference=np.arctan,
+    expression="og::atan({src})",
+    torch=lambda t, x: t.atan(x),
+    onnx=(Onnx(op_type="Atan", since=7),),
+    cost=25,
+    domain=((-8, 8),),
+    source="ONNX Atan",
+)
+
+SINH = pointwise(
+    "Sinh",
+    "y = (exp(x) - exp(-x)) / 2.",
+    reference=np.sinh,
+    expression="og::sinh({src})",
+    torch=lambda t, x: t.sinh(x),
+    onnx=(Onnx(op_type="Sinh", since=9),),
+    cost=20,
+    domain=((-5, 5),),
+    source="ONNX Sinh",
+)
+
+COSH = pointwise(
+    "Cosh",
+    "y = (exp(x) + exp(-x)) / 2.",
+    reference=np.cosh,
+    expression="og::cosh({src})",
+    torch=lambda t, x: t.cosh(x),
+    onnx=(Onnx(op_type="Cosh", since=9),),
+    cost=20,
+    domain=((-5, 5),),
+    source="ONNX Cosh",
+)
+
+TANH = pointwise(
+    "Tanh",
+    "y = (exp(x) - exp(-x)) / (exp(x) + exp(-x)).",
+    reference=np.tanh,
+    expression="og::tanh({src})",
+    torch=lambda t, x: t.tanh(x),
+    onnx=(Onnx(op_type="Tanh", since=6),),
+    cost=20,
+    domain=((-5, 5),),
+    source="oneDNN Graph Tanh",
+)
+
+ASINH = pointwise(
+    "Asinh",
+    "The x whose sinh is given: log(x + sqrt(x^2 + 1)).",
+    reference=np.arcsinh,
+    expression="og::asinh({src})",
+    torch=lambda t, x: t.asinh(x),
+    onnx=(Onnx(op_type="Asinh", since=9),),
+    cost=30,
+    domain=((-8, 8),),
+    source="ONNX Asinh",
+)
+
+ACOSH = pointwise(
+    "Acosh",
+    "The x >= 0 whose cosh is given: log(x + sqrt(x^2 - 1)); NaN below 1.",
+    reference=np.arccosh,
+    expression="og::acosh({src})",
+    torch=lambda t, x: t.acosh(x),
+    onnx=(Onnx(op_type="Acosh", since=9),),
+    cost=30,
+    domain=((1.01, 8),),
+    source="ONNX Acosh",
+)
+
+ATANH = pointwise(
+    "Atanh",
+    "The x whose tanh is given: log((1 + x) / (1 - x)) / 2; NaN beyond [-1, 1].",
+    reference=np.arctanh,
+    expression="og::atanh({src})",
+    torch=lambda t, x: t.atanh(x),
+    onnx=(Onnx(op_type="Atanh", since=9),),
+    cost=30,
+    domain=((-0.99, 0.99),),
+    source="ONNX Atanh",
+)
