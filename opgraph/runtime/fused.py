@@ -196,7 +196,7 @@ class HostKernel:
     def _entry(self, variant: Variant) -> Any:
         source = host_source(self.lowered.loop, variant)
         self.sources[source.entry] = source
-        return host.load(source, *self.lowered.labels)
+        return host.load(source, self.lowered.labels)
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:

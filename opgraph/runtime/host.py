@@ -74,8 +74,10 @@ def _cpu() -> str:
     return "\n".join([platform.machine(), *found])
 
 
-@cache
-def load(source: KernelSource, *labels: str) -> Any:
+_loaded: dict[str, Any] = {}
+
+
+def load(source: KernelSource, labels: tuple[str, ...]) -> Any:
     """The entry point of a kernel, as a ctypes function; compiled if the disk cache does not have it.
 
     Args:
@@ -93,12 +95,15 @@ def load(source: KernelSource, *labels: str) -> Any:
             fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
         )
     name = disk.key(source.code, " ".join(FLAGS), compiler.identity, _cpu()) + ".so"
+    if name in _loaded:
+        return _loaded[name]
     path = disk.find(name)
     if path is None:
         path = disk.store(name, _compiled(source, compiler, labels))
     entry = getattr(ctypes.CDLL(str(path)), source.entry)
     pointer, i64 = ctypes.c_void_p, ctypes.c_int64
     entry.argtypes, entry.restype = [pointer, pointer, i64, i64, i64, pointer], None
+    _loaded[name] = entry
     return entry
 
 

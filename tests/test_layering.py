@@ -1,0 +1,60 @@
+"""The house rules that no linter knows: import order, who may import what, and how large a module may grow."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "opgraph"
+ORDER = ("errors", "ir", "ops", "transforms", "partition", "loops", "codegen", "runtime", "onnx", "torch", "onednn", "cli")
+#: Methods of early classes that open the door to a later stage; everything else keeps the order.
+FRONT_DOORS = {
+    ("ir/graph.py", "get_partitions"),
+    ("ir/graph.py", "explain"),
+    ("partition/partition.py", "compile"),
+}
+MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent != PACKAGE)
+
+
+def imports(path: Path) -> list[tuple[str, str]]:
+    """(enclosing function, imported module) for every import of opgraph in a file."""
+    found = []
+    stack: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text()), "")]
+    while stack:
+        node, function = stack.pop()
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.Import):
+            found += [(function, a.name) for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [(function, f"{node.module}.{a.name}") for a in node.names]
+        stack += [(child, function) for child in ast.iter_child_nodes(node)]
+    return [(f, m) for f, m in found if m.startswith("opgraph.")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_imports_its_own_or_an_earlier_stage(path: Path) -> None:
+    relative = path.relative_to(PACKAGE)
+    own = ORDER.index(relative.parts[0].removesuffix(".py"))
+    for function, module in imports(path):
+        stage = module.split(".")[1]
+        if (str(relative), function) in FRONT_DOORS or stage not in ORDER:
+            continue
+        assert ORDER.index(stage) <= own, f"{relative} imports {module}"
+
+
+def test_import_needs_numpy_and_ml_dtypes_alone() -> None:
+    heavy = ("torch", "onnx", "onnx_ir", "onnxruntime", "cupy", "scipy", "rich", "sympy")
+    code = f"import sys, opgraph; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_kernels_is_no_importable_name() -> None:
+    code = "import importlib.util, opgraph; print(importlib.util.find_spec('kernels'))"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "None"
