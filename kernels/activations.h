@@ -28,7 +28,7 @@ template <class T> OG_FN T hard_sigmoid(T x, T a, T b) { return clamp(fma(a, x, 
 /// x * clamp(x / 6 + 1/2, 0, 1), written with one rounding of the sum: x (x + 3) / 6.
 template <class T> OG_FN T hard_swish(T x) {
   const T gate = clamp(x + 3, (T)0, (T)6);
-  return x < 3 ? divide(at_least(x, (T)-3) * gate, (T)6) : x;
+  return x < 3 ? divide(keep_nan(x, at_least(x, (T)-3)) * gate, (T)6) : x;
 }
 
 template <class T> OG_FN T softsign(T x) {
@@ -47,15 +47,16 @@ template <class T> OG_FN T selu(T x, T alpha, T gamma) { return gamma * (x > 0 ?
 template <class T> OG_FN T celu(T x, T alpha) {
   const T z = divide(x, alpha);
   const T z_low = divide(fma(-z, alpha, x), alpha);
-  const T bounded = at_most(z, exp_constants<T>::highest);
-  const T regular = bounded == z && z > -60 ? z_low : (T)0;
-  return x > 0 ? x : alpha * expm1_in_range(bounded, regular);
+  const T bounded = at_most(at_least(z, (T)-60), exp_constants<T>::highest);
+  T n;
+  const T t = exp_reduce(bounded, bounded == z ? z_low : (T)0, n);
+  return x > 0 ? x : keep_nan(z, alpha * scale_expm1(t, n, z));
 }
 
 /// x sigmoid(x). Dividing x by 1 + e^-x is 2.4 ulp at most; swish(-inf) is -0, the limit.
 template <class T> OG_FN T swish_one(T x) {
   const T bounded = at_least(x, exp_constants<T>::lowest - 15);  // x e^x is 0 below
-  return logistic(bounded, -bounded, (T)0);
+  return keep_nan(x, logistic(bounded, -bounded));
 }
 OG_FN float swish(float x) { return swish_one(x); }
 OG_FN double swish(double x) { return swish_one(x); }
@@ -69,16 +70,17 @@ template <class T> OG_FN T swish(T x, T a) {
   const T low = -fma(a, factor, z);
   const bool regular = z < -c::swish_end && z > c::tiny_exponent;
   const T numerator = z == -c::swish_end ? copysign((T)0, x) : x;
-  T rest;
-  const T quotient = logistic_parts(numerator, z, regular ? low : (T)0, rest);
+  T n, rest;
+  const T t = exp_reduce(at_least(z, c::tiny_exponent), regular ? low : (T)0, n);
+  const T quotient = logistic_quotient(numerator, t, n, rest);
   const T half = at_least(rest, -2 * c::part + 2);
-  return quotient * pow2(half) * pow2(rest - half);
+  return keep_nan(product, quotient * pow2(half) * pow2(rest - half));
 }
 
 /// x Phi(x) = max(x, 0) - |x| Phi(-|x|): exact tail on the left, no cancellation on the right.
 template <class T> OG_FN T gelu_erf(T x) {
   const T tail = tail_times(abs(x));
-  return copysign((x > 0 ? x : (T)0) - tail, x);
+  return copysign((x <= 0 ? (T)0 : x) - tail, x);  // x <= 0 is false for NaN: it gets through
 }
 
 // 2 sqrt(2/pi) and the same times 0.044715, high and low parts (mpmath).
@@ -107,7 +109,7 @@ template <class T> OG_FN T gelu_tanh(T x) {
   const T slope_low = ((c::a - (slope - back)) + (cubic - back)) + (cubic_low + c::a_low);
   const T z = v * slope;
   const T z_low = fma(v, slope, -z) + v * slope_low;
-  return logistic(left, -z, -z_low);
+  return keep_nan(x, logistic(left, -z, -z_low));
 }
 
 /// x tanh(log(1 + e^x)) = x n / (n + 2) with e = e^x, n = e (e + 2). Written as x - x (2 / (n + 2)) for n > 2 and as
@@ -118,13 +120,14 @@ template <class T> OG_FN T mish(T x) {
   T k;
   const T t = exp_reduce(at_most(bounded, (T)40), k);
   const T first = at_least(k, -c::part);  // n is 2e to the last bit below: the rest of the exponent is applied at the end
-  const T e = pow2(first) * (1 + t);
+  const T power = pow2(first);
+  const T e = fma(power, t, power);
   const T n = fma(e, e, 2 * e);
   const bool large = n > 2;
   const T quotient = divide(large ? (T)2 : n, n + 2);
   const T whole = large ? x : (T)0.5 * bounded * n;
   const T part = at_most(whole, (T)50) * quotient;  // not inf * 0
-  return copysign((whole - part) * pow2(k - first), x);
+  return keep_nan(x, copysign((whole - part) * pow2(k - first), x));
 }
 
 /// log(1 + e^(beta x)) / beta = max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta.
@@ -138,8 +141,9 @@ template <class T> OG_FN T softplus(T x, T beta) {
   const T first = at_least(k, -c::part);  // log(1 + e) is e below: scaled at the end, as beta may make it normal again
   const T rest = k - first;
   const T half = at_least(rest, -2 * c::part + 2);
-  const T y = divide(log1p_in_range(pow2(first) * (1 + t)), beta) * pow2(half) * pow2(rest - half);
-  return z > 0 ? x + y : y;
+  const T power = pow2(first);
+  const T y = divide(log1p_in_range(fma(power, t, power)), beta) * pow2(half) * pow2(rest - half);
+  return keep_nan(z, z > 0 ? x + y : y);
 }
 
 }  // namespace og

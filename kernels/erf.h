@@ -4,69 +4,77 @@
 
 // erf and the tail of the normal distribution, float and double.
 //
-// The tail is Q(t) = Phi(-t) = e^(-t^2/2) R(t), R(t) = erfcx(t / sqrt2) / 2. As Shepherd and Laframboise (1981) do for
-// erfcx, (1 + c t) R(t) is a polynomial in q = (t - k) / (t + k), smooth and between 0.4 and 0.63, so that one polynomial
-// serves from 0 to the underflow of Q. Own weighted fits: error 2^-27.0 (float, k = 3, t <= 14.6; c was searched so that
-// the constant term is nearly a float) and 2^-55.5 (double, k = 6, c = 1.25, t <= 39).
+// The tail is Q(t) = Phi(-t) = e^(-t^2/2) R(t), R(t) = erfcx(t / sqrt2) / 2. In the spirit of Shepherd and Laframboise
+// (1981), (t + k) R(t) is a polynomial g in q = (t - k) / (t + k) = 1 - 2k / (t + k), so one polynomial and one division
+// serve from 0 to the underflow of Q. Own weighted fits, relative error 2^-29.0 (float, t <= 14.6) and 2^-57.8
+// (double, t <= 39). k was searched so that the constant term is nearly a float; its few bits make t + k - k exact.
 
 namespace og {
 
-OG_FN float tail_shape(float t) {
-  const float q = divide(t - 3, t + 3);
-  float g = 0x1.80852ap-15f;
-  g = fma(g, q, 0x1.5a944ap-17f);
-  g = fma(g, q, -0x1.ee4fdep-12f);
-  g = fma(g, q, -0x1.631ad6p-12f);
-  g = fma(g, q, 0x1.89a742p-9f);
-  g = fma(g, q, 0x1.2d4ea8p-10f);
-  g = fma(g, q, -0x1.75be36p-6f);
-  g = fma(g, q, 0x1.742eb4p-5f);
-  g = fma(g, q, -0x1.13ee42p-6f);
-  g = fma(g, q, -0x1.8a0e22p-4f);
-  return fma(g, q, 0x1.f2d094p-2f);
+OG_FN float tail_center(float) { return 0x1.858p+1f; }
+OG_FN float tail_shape(float q) {
+  float g = 0x1.ca437p-15f;
+  g = fma(g, q, 0x1.3dd3ecp-13f);
+  g = fma(g, q, -0x1.879ec4p-13f);
+  g = fma(g, q, -0x1.2046dcp-10f);
+  g = fma(g, q, 0x1.61b3dp-11f);
+  g = fma(g, q, 0x1.e5279ap-8f);
+  g = fma(g, q, -0x1.2212eep-7f);
+  g = fma(g, q, -0x1.b13b94p-5f);
+  g = fma(g, q, 0x1.e73606p-3f);
+  g = fma(g, q, -0x1.079892p-1f);
+  return fma(g, q, 0x1.76156cp-1f);
 }
-OG_FN float tail_divisor(float t) { return fma(0x1.00cp0f, t, 1.0f); }
-OG_FN double tail_divisor(double t) { return fma(1.25, t, 1.0); }
-
-OG_FN double tail_shape(double t) {
-  const double q = divide(t - 6, t + 6);
-  double g = 0x1.01aaa02f8d142p-29;
-  g = fma(g, q, 0x1.b8b2de108b108p-29);
-  g = fma(g, q, -0x1.5d14f309b301ep-26);
-  g = fma(g, q, -0x1.898dc3f228aafp-26);
-  g = fma(g, q, 0x1.71a59829138a5p-23);
-  g = fma(g, q, -0x1.260d19d185ebap-26);
-  g = fma(g, q, -0x1.57460e1d92475p-20);
-  g = fma(g, q, 0x1.4366e4b8b5635p-19);
-  g = fma(g, q, 0x1.6a2ebd3d971ffp-18);
-  g = fma(g, q, -0x1.1fd76cf1ad9b6p-15);
-  g = fma(g, q, 0x1.b7513318c371cp-15);
-  g = fma(g, q, 0x1.32bf565eb67d4p-13);
-  g = fma(g, q, -0x1.2892b4e39af42p-10);
-  g = fma(g, q, 0x1.0117e27fbd7a8p-8);
-  g = fma(g, q, -0x1.3d2b7c9ccd7eep-7);
-  g = fma(g, q, 0x1.3387e1297ab8ep-6);
-  g = fma(g, q, -0x1.e2974d93fb322p-6);
-  g = fma(g, q, 0x1.2f2378afd7a49p-5);
-  g = fma(g, q, -0x1.19a9b75bc4e67p-5);
-  g = fma(g, q, 0x1.ebd7218a75924p-7);
-  g = fma(g, q, 0x1.7dda28541e872p-6);
-  g = fma(g, q, -0x1.352d288bfd30cp-4);
-  return fma(g, q, 0x1.19eb69542c75p-1);
+OG_FN double tail_center(double) { return 0x1.53p+2; }
+OG_FN double tail_shape(double q) {
+  double g = 0x1.2e92863bcd69bp-33;
+  g = fma(g, q, -0x1.28e9bfc23c4a5p-31);
+  g = fma(g, q, -0x1.c678802acedabp-29);
+  g = fma(g, q, 0x1.e69a3bd66c2ebp-29);
+  g = fma(g, q, 0x1.dc4f73f56134bp-26);
+  g = fma(g, q, -0x1.8380b19a696d2p-26);
+  g = fma(g, q, -0x1.8a8210d0feda7p-23);
+  g = fma(g, q, 0x1.c6d3c4c6d0e94p-23);
+  g = fma(g, q, 0x1.33d1116503e15p-20);
+  g = fma(g, q, -0x1.4080a8860e299p-19);
+  g = fma(g, q, -0x1.96e2cc21d736ap-18);
+  g = fma(g, q, 0x1.bde38374479f2p-16);
+  g = fma(g, q, 0x1.7bf59062e7803p-18);
+  g = fma(g, q, -0x1.fd9dec33e0982p-13);
+  g = fma(g, q, 0x1.2930b5b7a3f14p-11);
+  g = fma(g, q, 0x1.557c2eab578a5p-11);
+  g = fma(g, q, -0x1.1d967a39daf66p-7);
+  g = fma(g, q, 0x1.19e34eca7f8e3p-5);
+  g = fma(g, q, -0x1.7c05a6553a4a8p-4);
+  g = fma(g, q, 0x1.92bcc72cdb948p-3);
+  g = fma(g, q, -0x1.62717f6250dbep-2);
+  g = fma(g, q, 0x1.0a50f6e49beacp-1);
+  g = fma(g, q, -0x1.5af97ca5d792ep-1);
+  return fma(g, q, 0x1.8b49ffebb622bp-1);
 }
 
 OG_FN float tail_end(float) { return 15.0f; }
 OG_FN double tail_end(double) { return 39.0; }
 
-/// t * Phi(-t) for t >= 0, relative error a few ulp down to the smallest subnormal. The square keeps its low half: an error
-/// in it would be multiplied by the square itself.
+/// t * Phi(-t) for t >= 0, down to the smallest subnormal. The square keeps its low half: an error in it would be multiplied
+/// by the square itself. t + k, the division and the product are mended by their exact remainders, else 3 ulp is exceeded.
 template <class T> OG_FN T tail_times(T t_any) {
   const T t = at_most(t_any, tail_end(t_any));
-  const T square = t * t, square_low = fma(t, t, -square);
+  const T k = tail_center(t);
+  const T p = t + k, p_low = t - (p - k);
+  const T w = divide((T)1, p);
+  const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
+  const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
+  const T product = t * g, product_low = fma(t, g, -product);
+  const T a = product * w;
+  const T a_low = (fma(-a, p, product) + fma(-a, p_low, product_low)) * w;
+
+  const T minus_half = (T)-0.5 * t;
+  const T exponent = minus_half * t;
   T n;
-  const T e = exp_reduce((T)-0.5 * square, (T)-0.5 * square_low, n);
-  const T a = divide(t * tail_shape(t), tail_divisor(t));
-  return scale(fma(a, e, a), n);
+  const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
+  const T half = fma(n, (T)0.5, exp_constants<T>::magic) - exp_constants<T>::magic;
+  return (a + fma(a, e, a_low)) * pow2(half) * pow2(n - half);
 }
 
 // erf on [0, 1]: x + x P(x^2), fit error 2^-29.2 and 2^-56.2.
@@ -113,15 +121,16 @@ OG_FN float erf(float x) {
   float n;
   const float t = exp_reduce(-p, n);
   const float large = 1 - pow2(n) * (1 + t);
-  return copysign(a > 1 ? large : erf_small(a), x);
+  return keep_nan(x, copysign(a > 1 ? large : erf_small(a), x));
 }
 OG_FN double erf(double x) {
   const double a = at_most(abs(x), 6.0);
   const double t = a * 0x1.6a09e667f3bcdp+0;
+  const double k = tail_center(t), w = divide(1.0, t + k);
   double n;
   const double e = exp_reduce(-a * a, n);
-  const double upper = divide(2 * tail_shape(t), tail_divisor(t)) * pow2(n) * (1 + e);
-  return copysign(a > 1 ? 1 - upper : erf_small(a), x);
+  const double upper = 2 * w * tail_shape(fma(-2 * k, w, 1.0)) * pow2(n) * (1 + e);
+  return keep_nan(x, copysign(a > 1 ? 1 - upper : erf_small(a), x));
 }
 
 }  // namespace og

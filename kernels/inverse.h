@@ -73,19 +73,19 @@ OG_FN double acos(double x) {
 OG_FN double half_exp(double a) {
   double n;
   const double t = exp_reduce(at_most(a, 712.0), n);
-  return scale(1 + t, n - 1);
+  return scale_exp(t, n - 1);
 }
 OG_FN double sinh(double x) {
   const double a = abs(x);
-  const double m = expm1_in_range(at_most(a, 2.0), 0.0);
+  const double m = expm1_in_range(at_most(a, 2.0));
   const double e = half_exp(a);
   const double near = 0.5 * (m + divide(m, m + 1));
   const double far = e - divide(0.25, e);
-  return copysign(a < 1 ? near : far, x);
+  return keep_nan(x, copysign(a < 1 ? near : far, x));
 }
 OG_FN double cosh(double x) {
   const double e = half_exp(abs(x));
-  return e + divide(0.25, e);
+  return keep_nan(x, e + divide(0.25, e));
 }
 
 // Above 2^28 the square root is |x| to the last bit: log(2|x|), as log1p(|x| - 1) + ln2 to share the code.

@@ -72,7 +72,9 @@ OG_FN double pow(double x, double y) {
   const double p = y * high;
   const double p_low = fma(y, high, -p) + y * l.low;
   const double bounded = at_most(at_least(p, -746.0), 710.0);
-  return pow_signed(x, y, exp_in_range(bounded, bounded == p ? p_low : 0.0));
+  double n;
+  const double t = exp_reduce(bounded, bounded == p ? p_low : 0.0, n);
+  return pow_signed(x, y, keep_nan(p, scale_exp(t, n)));
 }
 
 OG_FN float pow(float x, float y) {
