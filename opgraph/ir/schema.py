@@ -99,7 +99,7 @@ def _wildcard_value(name: str, value: Any, where: str) -> AttrValue:
     if isinstance(value, tuple) and all(
         isinstance(v, type(value[0])) and isinstance(v, (int, float, str)) for v in value
     ):
-        return tuple(f32(v) if isinstance(v, float) else v for v in value)  # type: ignore[return-value]
+        return tuple(f32(v) if isinstance(v, float) else v for v in value)
     raise InvalidGraphOp(
         f"attribute {name}={value!r} has no attribute type",
         where=where,
@@ -136,18 +136,19 @@ def bind_dtypes(
     for port, tensor in zip(ports, inputs, strict=True):
         if tensor.dtype != dtypes.UNDEF and not port.variadic:
             _bind(opdef, port, tensor.dtype, bound, where)
+    # A port of one fixed dtype (Select's boolean condition) says nothing about what the others are.
+    met = sorted({dtype for symbol, dtype in bound.items() if symbol in opdef.types})
     for port, dtype in zip(opdef.outputs, declared, strict=False):
         if dtype is not None and dtype != dtypes.UNDEF and not port.variadic:
             _bind(opdef, port, dtype, bound, where)
-    # A port of one fixed dtype (Select's boolean condition) says nothing about what the others are.
-    meeting = sorted({dtype for symbol, dtype in bound.items() if symbol in opdef.types})
-    untyped = promote(meeting, where) if meeting else "f32"
-    ins = [
-        t.dtype
-        if t.dtype != dtypes.UNDEF or p.variadic
-        else bound.get(p.type, untyped if p.type in opdef.types else p.type)
-        for p, t in zip(ports, inputs, strict=True)
-    ]
+    ins = []
+    for port, tensor in zip(ports, inputs, strict=True):
+        dtype = tensor.dtype
+        if dtype == dtypes.UNDEF and not port.variadic:
+            fixed = port.type if port.type not in opdef.types else None
+            dtype = fixed or bound.get(port.type) or (promote(met, where) if met else "f32")
+            _bind(opdef, port, dtype, bound, where)
+        ins.append(dtype)
     outs = []
     for index, dtype in enumerate(declared):
         port = opdef.outputs[min(index, len(opdef.outputs) - 1)]

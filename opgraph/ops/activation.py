@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from opgraph.ir.opdef import Attr, Onnx, Port
@@ -58,15 +60,15 @@ SWISH = pointwise(
 )
 
 
-def _torch_swish(t: object, x: object, factor: object, alpha: float) -> object:
-    scaled = x * alpha if factor is None else (x * factor if alpha == 1 else x * factor * alpha)  # type: ignore[operator]
-    return x * t.sigmoid(scaled)  # type: ignore[attr-defined, operator]
+def _torch_swish(t: Any, x: Any, factor: Any, alpha: float) -> Any:
+    scaled = x * alpha if factor is None else (x * factor if alpha == 1 else x * factor * alpha)
+    return x * t.sigmoid(scaled)
 
 
 GELU = pointwise(
     "GELU",
-    "y = x/2 (1 + erf(x / sqrt 2)), or with mode gelu_tanh: y = x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). -0 at -inf, the "
-    "limit.",
+    "y = x/2 (1 + erf(x / sqrt 2)), or with mode gelu_tanh: y = x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). -0 at "
+    "-inf, the limit.",
     attrs=(Attr(name="mode", type="string", default="gelu_erf", choices=("gelu_erf", "gelu_tanh")),),
     reference=lambda x, mode: stable.gelu_erf(x) if mode == "gelu_erf" else stable.gelu_tanh(x),
     expression=lambda attrs, given: f"og::{attrs['mode']}({{src}})",

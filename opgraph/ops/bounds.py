@@ -60,7 +60,8 @@ def _bounds_once(op: Op) -> None:
 
 
 def _is_value_of(value: float, dtype: str) -> bool:
-    info = np.iinfo(dtypes.get(dtype).numpy)
+    target: np.dtype[Any] = dtypes.get(dtype).numpy
+    info = np.iinfo(target)
     return value.is_integer() and info.min <= int(value) <= info.max
 
 

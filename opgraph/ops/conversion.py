@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from opgraph.ir import dtypes
@@ -33,7 +35,7 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
         return array.astype(target.numpy)
 
 
-def _to_integer(wide: np.ndarray, target: np.dtype[np.generic]) -> np.ndarray:
+def _to_integer(wide: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
     info = np.iinfo(target)
     # The limits as floats: the first values that no longer fit, exact for every width.
     above, below = float(2.0 ** (info.bits - (info.min < 0))), float(info.min)
@@ -48,7 +50,8 @@ def _to_odd_f32(wide: np.ndarray) -> np.ndarray:
     away = np.abs(nearest.astype(np.float64)) > np.abs(wide)
     bits = nearest.view(np.uint32) - away.astype(np.uint32)
     inexact = (bits.view(np.float32).astype(np.float64) != wide) & ~np.isnan(wide)
-    return (bits | inexact.astype(np.uint32)).view(np.float32)
+    odd: np.ndarray = (bits | inexact.astype(np.uint32)).view(np.float32)
+    return odd
 
 
 IDENTITY = pointwise(

@@ -20,7 +20,8 @@ def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Truncates toward zero; x / 0 = 0."""
     floor = np.floor_divide(a, b)
     inexact = np.multiply(floor, b) != a
-    return np.where(b == 0, b.dtype.type(0), floor + (inexact & ((a < 0) != (b < 0)))).astype(floor.dtype)
+    quotient: np.ndarray = floor + (inexact & ((a < 0) != (b < 0)))
+    return np.where(b == 0, 0, quotient).astype(floor.dtype)
 
 
 def power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
@@ -10,7 +12,7 @@ from opgraph.ir.shapes import ShapeMismatch, broadcast, channel_axes
 from opgraph.ops.families import DATA_FORMAT, FLOAT, NUMERIC, pointwise
 
 
-def _zero(x: np.ndarray) -> np.generic:
+def _zero(x: np.ndarray) -> Any:
     return x.dtype.type(0)
 
 

@@ -7,49 +7,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from opgraph.errors import Unimplemented
 
+#: np.where, whose stub forgets what it returns.
+where: Callable[..., np.ndarray] = np.where
+
 
 def sigmoid(z: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-z)); the negative tail keeps its precision down to the smallest subnormal."""
     e = np.exp(-np.abs(z))
-    return np.where(z >= 0, 1 / (1 + e), e / (1 + e))
+    return where(z >= 0, 1 / (1 + e), e / (1 + e))
 
 
 def times_exp(x: np.ndarray, z: np.ndarray) -> np.ndarray:
     """x exp(z), also where exp(z) alone is subnormal: the factor is applied in two halves there."""
     half = np.exp(z / 2)
-    return np.where(z < np.log(np.finfo(z.dtype).tiny), (x * half) * half, x * np.exp(z))
+    return where(z < np.log(np.finfo(z.dtype).tiny), (x * half) * half, x * np.exp(z))
 
 
 def times_sigmoid(x: np.ndarray, z: np.ndarray) -> np.ndarray:
     """x sigmoid(z). An infinite x meets sigmoid(-inf) = 0 in a zero of its sign, the limit: swish(-inf) = -0."""
     e = np.exp(-np.abs(z))
-    y = np.where(z >= 0, x, times_exp(x, -np.abs(z))) / (1 + e)
-    return np.where(np.isinf(x) & (z == -np.inf), np.copysign(np.zeros((), y.dtype), x), y)
+    y = where(z >= 0, x, times_exp(x, -np.abs(z))) / (1 + e)
+    return where(np.isinf(x) & (z == -np.inf), np.copysign(np.zeros((), y.dtype), x), y)
 
 
 def swish(x: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
     """x sigmoid(factor x); x / 2 where the factor is 0, at infinity too."""
-    return times_sigmoid(x, factor * np.where(np.equal(factor, 0), x.dtype.type(0), x))
+    return times_sigmoid(x, factor * where(np.equal(factor, 0), x.dtype.type(0), x))
 
 
 def softplus(z: np.ndarray) -> np.ndarray:
     """log(1 + exp(z))."""
-    return np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z)))
+    bent: np.ndarray = np.log1p(np.exp(-np.abs(z)))
+    return np.maximum(z, 0) + bent
 
 
 def mish(x: np.ndarray) -> np.ndarray:
     """x tanh(softplus(x)) = x n / (n + 2) with n = e (e + 2), e = exp(x); by exp(-x) for positive x."""
     e = np.exp(-np.abs(x))
-    y = np.where(
-        x >= 0, x * ((1 + 2 * e) / (1 + 2 * e * (1 + e))), times_exp(x, -np.abs(x)) * (e + 2) / (e * (e + 2) + 2)
-    )
-    return np.where(x == -np.inf, -np.zeros((), y.dtype), y)
+    y = where(x >= 0, x * ((1 + 2 * e) / (1 + 2 * e * (1 + e))), times_exp(x, -np.abs(x)) * (e + 2) / (e * (e + 2) + 2))
+    return where(x == -np.inf, -np.zeros((), y.dtype), y)
 
 
 def gelu_erf(x: np.ndarray) -> np.ndarray:
@@ -62,8 +63,8 @@ def gelu_erf(x: np.ndarray) -> np.ndarray:
     tail = np.minimum(wide, -1.0)
     square, rest = _square(tail)
     left = times_exp(0.5 * wide * erfcx(tail * -math.sqrt(0.5)) * (1 - 0.5 * rest), -0.5 * square)
-    y = np.where(wide < -1, left, 0.5 * wide * erfc(np.maximum(wide, -1.0) * -math.sqrt(0.5)))
-    return np.where(np.isnan(x), x, y).astype(x.dtype)
+    y = where(wide < -1, left, 0.5 * wide * erfc(np.maximum(wide, -1.0) * -math.sqrt(0.5)))
+    return where(np.isnan(x), x, y).astype(x.dtype)
 
 
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
@@ -106,9 +107,9 @@ def lgamma(x: np.ndarray) -> np.ndarray:
     zetac = _special("zetac", None)
     for centre in (1.0, 2.0):
         near = np.abs(wide - centre) < 0.25
-        e = np.where(near, wide - centre, 0.0)
+        e = where(near, wide - centre, 0.0)
         series = sum((-e) ** k * (zetac(float(k)) / k) for k in range(28, 1, -1)) + e * (1 - np.euler_gamma)
-        general = np.where(near, series - np.log1p(e) if centre == 1.0 else series, general)
+        general = where(near, series - np.log1p(e) if centre == 1.0 else series, general)
     return general.astype(x.dtype)
 
 
@@ -124,13 +125,13 @@ def trigamma(x: np.ndarray) -> np.ndarray:
     """
     wide = np.asarray(x, np.float64)
     left = wide < 0.5
-    direct = _special("zeta", None)(2.0, np.where(left, 1 - wide, wide))
+    direct = _special("zeta", None)(2.0, where(left, 1 - wide, wide))
     sine = np.sin(np.pi * (wide - np.round(wide)))
-    y = np.where(left, (np.pi / sine) ** 2 - direct, direct)
-    return np.where(wide == -np.inf, np.nan, y).astype(x.dtype)
+    y = where(left, (np.pi / sine) ** 2 - direct, direct)
+    return where(wide == -np.inf, np.nan, y).astype(x.dtype)
 
 
-def _special(name: str, fallback: Callable[[float], float] | None) -> Callable[..., Any]:
+def _special(name: str, fallback: Callable[[float], float] | None) -> Callable[..., np.ndarray]:
     try:
         import scipy.special  # 40 ms, and only these few functions need it
     except ImportError:

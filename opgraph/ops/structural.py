@@ -31,8 +31,8 @@ WILDCARD = register(
     OpDef(
         kind="Wildcard",
         doc=(
-            "An op that opgraph does not know: any inputs, outputs and attributes, kept exactly. One that an ONNX model "
-            "brought along carries its node in the attributes and runs in onnxruntime."
+            "An op that opgraph does not know: any inputs, outputs and attributes, kept exactly. One that an ONNX "
+            "model brought along carries its node in the attributes and runs in onnxruntime."
         ),
         family="structural",
         inputs=(Port(name="src", variadic=True),),

@@ -1,0 +1,136 @@
+"""The reference: any graph, op by op, in NumPy. In float64 it is the truth that every test measures against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.ir.schema import inferred_dims
+from opgraph.ops.conversion import cast
+from opgraph.runtime import exchange
+from opgraph.runtime.arguments import Ports
+
+#: Runs an op that opgraph has no formula for: the op and its inputs in, its outputs out.
+Foreign: TypeAlias = Callable[[Op, tuple[np.ndarray, ...]], Sequence[np.ndarray]]
+
+
+def evaluate(
+    graph: Graph,
+    feeds: Mapping[Any, Any] | None = None,
+    /,
+    *,
+    dtype: str | None = "f64",
+    foreign: Foreign | None = None,
+    **named: Any,
+) -> Any:
+    """Runs a graph by the definitions of its ops, one after the other.
+
+    Args:
+        graph: finalized by this call if need be.
+        feeds: arrays by name or tensor id, for names that are no identifiers; NumPy, torch, or anything with DLPack.
+            dtypes and shapes must be those declared.
+        dtype: "f64": every float tensor is computed in float64, and casts between floats do nothing: the truth. Another
+            float dtype: the same in that one. None: every op's result is rounded to its declared dtype; f16 and bf16
+            ops compute in f32 and round once.
+        foreign: runs a Wildcard op; it gets arrays in the working dtype, and what it returns is converted to that.
+        named: arrays by name. An input called `dtype` or `foreign` goes by dict.
+
+    Returns: the output, or a dict of them by name in declaration order; in the kind of array that was given.
+
+    Raises:
+        InvalidArguments, InvalidDataType, InvalidShape: arrays that do not fit the declarations, or each other.
+        Unimplemented: an op without a formula, and no `foreign`; a formula that needs SciPy, without it.
+    """
+    if dtype is not None and dtype not in dtypes.FLOATS:
+        raise InvalidArguments(
+            f"cannot evaluate in {dtype!r}", where="evaluate", fix=f"use None or one of {', '.join(dtypes.FLOATS)}"
+        )
+    graph.finalize()
+    feeds, named, kind = exchange.imported(feeds, named)
+    arrays = Ports(graph.inputs, "input").bind(feeds, named)
+    values = {t.id: _in_working_dtype(a, dtype) for t, a in zip(graph.inputs, arrays, strict=True)}
+    values.update((t.id, _in_working_dtype(opdef.array_of(t), dtype)) for t in graph.constants)
+    kept = {t.id for t in graph.outputs}
+    last = {t.id: op.id for op in graph.ops for t in op.inputs}
+    for op in graph.ops:
+        values.update(zip((t.id for t in op.outputs), _run(op, values, dtype, foreign), strict=True))
+        for tensor in op.inputs:
+            if last[tensor.id] == op.id and tensor.id not in kept:
+                values.pop(tensor.id, None)
+    results = [values[t.id] for t in graph.outputs]
+    if kind is not None:
+        results = [exchange.exported(r, kind) for r in results]
+    names = Ports(graph.outputs, "output").names
+    return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
+
+
+def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: Foreign | None) -> Sequence[np.ndarray]:
+    record = opdef.get(op.kind, where=op.label)
+    arrays = tuple(values[t.id] for t in op.inputs)
+    if record.reference is None:
+        return [] if not op.outputs else _run_foreign(op, arrays, dtype, foreign)
+    if not all(t.has_known_shape for t in op.inputs):
+        _check_shapes(op, record, arrays)
+    wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in arrays]  # f16 and bf16 compute in f32
+    result = record.reference(*wide, **op.attrs)
+    target = op.outputs[0].dtype
+    if dtype is not None and target in dtypes.FLOATS:
+        target = dtype
+    return [cast(result, target)]
+
+
+def _run_foreign(
+    op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None, foreign: Foreign | None
+) -> Sequence[np.ndarray]:
+    if foreign is None:
+        raise Unimplemented(
+            f"the reference has no formula for {op.kind}",
+            where=op.where,
+            fix="pass foreign=, a function that runs it; graphs loaded from ONNX run such ops in onnxruntime",
+        )
+    made = [np.asarray(a) for a in foreign(op, arrays)]
+    if len(made) != len(op.outputs):
+        raise InvalidArguments(
+            f"foreign returned {len(made)} arrays for {len(op.outputs)} outputs",
+            where=op.where,
+            fix="return one array for each output",
+        )
+    return [_in_working_dtype(a, dtype) for a in made]
+
+
+def _in_working_dtype(array: np.ndarray, dtype: str | None) -> np.ndarray:
+    if dtype is None or not dtypes.of_array(array.dtype, where="evaluate").is_float:
+        return array
+    return cast(array, dtype)
+
+
+def _check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[np.ndarray]) -> None:
+    """The op's shape rule on the shapes at hand, where the declared ones left something open.
+
+    Raises:
+        InvalidShape: the arrays do not fit together.
+    """
+    actual: tuple[LogicalTensor, ...] = tuple(
+        t.with_(dims=a.shape, strides=None, data=None) for t, a in zip(op.inputs, arrays, strict=True)
+    )
+    where = f"{op.label} (shapes: {', '.join(str(list(a.shape)) for a in arrays)})"
+    for tensor, dims in zip(op.outputs, inferred_dims(record, actual, op.attrs, where), strict=True):
+        declared = tensor.dims
+        fits = declared is None or (
+            dims is not None
+            and len(dims) == len(declared)
+            and all(not isinstance(d, int) or d == s for d, s in zip(declared, dims, strict=True))
+        )
+        if not fits:
+            raise InvalidShape(
+                f"{tensor.label} is declared {tensor.type_text}, but has shape {list(dims or ())}",
+                where=where,
+                fix="feed arrays that fit, or leave the shape unknown (None)",
+            )
