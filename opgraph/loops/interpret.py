@@ -61,10 +61,7 @@ def _result(s: Statement, values: dict[str, np.ndarray], types: dict[str, str]) 
         elif record.index_of:
             result = args[0]
         else:
-            ports = record.with_optional(len(args))
-            result = np.asarray(
-                record.reference(**{p.name: a for p, a in zip(ports, args, strict=True)}, **dict(s.attrs))
-            )
+            result = np.asarray(record.reference(*args, **dict(s.attrs)))
         if s.rounds:
             result = result.astype(dtypes.get(s.dtype).numpy)
         return result.astype(target)
