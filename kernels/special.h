@@ -12,7 +12,8 @@ namespace og {
 struct turn64 {
   double sine, cosine;
 };
-OG_FN turn64 sin_cos_pi(double x) {
+OG_FN turn64 sin_cos_pi(double any) {
+  const double x = abs(any) < 0x1p53 ? any : any - any;  // even integers from there on, and infinity gives NaN
   const double n = rint(2 * x);
   const double f = fma(n, -0.5, x);
   const double z = f * f;
@@ -97,7 +98,7 @@ OG_FN double lgamma(double x) {
   // Gamma(-a) Gamma(a) = -pi / (a sin(pi a))
   const double reflected = log(divide(0x1.921fb54442d18p+1, abs(a * sin_cos_pi(a).sine))) - positive;
   const bool pole = x <= 0 && floor(x) == x;
-  const double finite = x < 0 ? reflected : positive;
+  const double finite = x < -0x1p-60 ? reflected : positive;  // -log a from both sides of 0, where a sin(pi a) underflows
   const double y = pole || a == infinity<double>() ? infinity<double>() : finite;
   return x != x ? x : y;
 }
