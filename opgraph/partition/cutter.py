@@ -1,0 +1,209 @@
+"""Growing partitions: fused ones along equal shapes, then over smaller shapes, then libraries over what is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgraph.ir import opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.op import Op
+from opgraph.partition.clusters import Blocked, Clusters
+from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED
+from opgraph.partition.symbols import Shape, is_scalar_shape, shape_text, size_ratio, symbolic_shapes
+
+#: How many edges the searches for cycles may visit, for each op of the graph.
+SEARCH_BUDGET = 50
+#: Recomputing a smaller part in the loop over a bigger shape is free up to this many instructions per element ...
+FREE_COST = 4
+#: ... or where the loop is at most this many times as large.
+FREE_RATIO = 2.0
+
+_OPGRAPH, _ONNXRUNTIME = "opgraph", "onnxruntime"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why two neighbours stayed apart: the op that gave the value, the one that reads it, and the reason."""
+
+    producer: Op
+    consumer: Op
+    reason: str
+
+
+def kind_and_provider(op: Op) -> tuple[str, str]:
+    """The kind of partition an op goes to, and who runs it; by its record, or by the ONNX node that it came from."""
+    record = opdef.get(op.kind, where=op.label)
+    if record.is_pointwise:
+        return FUSED, _OPGRAPH
+    if "onnx_op" in op.attrs or isinstance(record.onnx, tuple):
+        return LIBRARY, _ONNXRUNTIME
+    return UNSUPPORTED, ""
+
+
+def described(op: Op) -> str:
+    """An op as reports call it; one that ONNX brought along by its ONNX name."""
+    attrs = op.attrs
+    return f'{attrs["onnx_op"]} "{op.name}"' if "onnx_op" in attrs else op.label
+
+
+class Cutter:
+    """The state of one partitioning. A node is the place of an op (End left out) in topological order."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.ops = [op for op in graph.ops if op.kind != "End"]
+        made = {t.id: node for node, op in enumerate(self.ops) for t in op.outputs}
+        shapes = symbolic_shapes(graph)
+        outputs = {t.id for t in graph.outputs}
+        self.kinds = [kind_and_provider(op) for op in self.ops]
+        self.sources = [list(dict.fromkeys(made[t.id] for t in op.inputs if t.id in made)) for op in self.ops]
+        self.targets: list[list[int]] = [[] for _ in self.ops]
+        for node, sources in enumerate(self.sources):
+            for source in sources:
+                self.targets[source].append(node)
+        self.clusters = Clusters(self.sources, SEARCH_BUDGET * len(self.ops) + 1000)
+        self.refusals: dict[tuple[int, int], str] = {}
+        # What is known of each cluster, at the node that stands for it: its nodes, its largest shape, instructions
+        # per element (0-d parts leave the loop, so they do not count), whether it makes an output of the graph,
+        # whether it depends on the element's place, and edges that must not lie inside any cluster.
+        self.members = [[node] for node in range(len(self.ops))]
+        self.shape: list[Shape] = [shapes[op.outputs[0].id] if op.outputs else () for op in self.ops]
+        self.cost = [0 if is_scalar_shape(s) else _cost(op) for op, s in zip(self.ops, self.shape, strict=True)]
+        self.makes_output = [any(t.id in outputs for t in op.outputs) for op in self.ops]
+        self.placed = [opdef.get(op.kind, where=op.label).index_of is not None for op in self.ops]
+        self.apart: list[set[tuple[int, int]]] = [set() for _ in self.ops]
+        for node, op in enumerate(self.ops):
+            for tensor_id in _aligned_operands(op, shapes):
+                if tensor_id in made:
+                    edge = (made[tensor_id], node)
+                    self.apart[edge[0]].add(edge)
+                    self.apart[edge[1]].add(edge)
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def fuse_equal_shapes(self) -> None:
+        """Joins pointwise neighbours of one shape: first where levels show it to be legal, then by searching."""
+        self._keep_books(self.clusters.join_by_level(self._alike))
+        for node, sources in enumerate(self.sources):
+            for source in sources:
+                a, b = self.clusters.find(source), self.clusters.find(node)
+                if a != b and self._alike(source, node):
+                    self._join(source, node, a, b)
+
+    def absorb_smaller_shapes(self) -> None:
+        """Takes parts of smaller shape into the one cluster that uses them; last ones first, so that chains go along.
+
+        Such a part feeds one cluster only, so no path leads from it to that cluster through a third.
+        """
+        for part in reversed(list(self.clusters)):
+            if self.kinds[part][0] != FUSED:
+                continue
+            users = self.clusters.after(part)
+            user = min(users, default=part)
+            if len(users) != 1 or self.kinds[user][0] != FUSED:
+                continue
+            reason = self._against_absorbing(part, user)
+            if reason:
+                self.refusals[self._edge(part, user)] = reason
+            else:
+                self._join(*self._edge(part, user), part, user)
+
+    def join_libraries(self) -> None:
+        """Joins what one library runs: along edges, then side by side where neither waits for the other."""
+        self._keep_books(self.clusters.join_by_level(self._one_library))
+        for node, sources in enumerate(self.sources):
+            for source in sources:
+                a, b = self.clusters.find(source), self.clusters.find(node)
+                if a != b and self._one_library(a, b):
+                    self._join(source, node, a, b)
+        self._keep_books(self.clusters.join_siblings(lambda c: self.kinds[c][1] if self.kinds[c][0] == LIBRARY else ""))
+
+    # -- rules --------------------------------------------------------------------------------------------------
+
+    def _alike(self, a: int, b: int) -> bool:
+        """Whether two ops, one feeding the other, are pointwise over one shape."""
+        both = self.kinds[a][0] == FUSED and self.kinds[b][0] == FUSED
+        return both and self.shape[a] == self.shape[b] and (a, b) not in self.apart[b]
+
+    def _one_library(self, a: int, b: int) -> bool:
+        return self.kinds[a][0] == LIBRARY and self.kinds[a] == self.kinds[b]
+
+    def _against_absorbing(self, part: int, user: int) -> str:
+        """Why a part should not be computed within the cluster that uses it; "" where it should."""
+        small, big = self.shape[part], self.shape[user]
+        texts = f"{shape_text(small)} inside {shape_text(big)}"
+        if self.makes_output[part]:
+            return f"smaller shape {texts}: its value is an output of the graph, which is written once"
+        if self.placed[part] and small != big:
+            return f"smaller shape {texts}: its value depends on the place in its own shape"
+        ratio, cost = size_ratio(small, big), self.cost[part]
+        if is_scalar_shape(small) or cost <= FREE_COST or ratio <= FREE_RATIO:
+            return ""
+        times = "an unknown number of" if ratio == float("inf") else f"{ratio:.0f}"
+        return f"smaller shape {texts}: recomputing costs {cost} instructions per element, {times} times each"
+
+    # -- books --------------------------------------------------------------------------------------------------
+
+    def _join(self, producer: int, consumer: int, a: int, b: int) -> None:
+        """Joins cluster a (of `producer`) and cluster b (of `consumer`), or notes why not."""
+        fewer = min(self.apart[a], self.apart[b], key=len)
+        if any({self.clusters.find(p), self.clusters.find(c)} == {a, b} for p, c in fewer):
+            self.refusals[producer, consumer] = "an operand along the channel axis is read from memory"
+            return
+        shape = self.shape[b]  # values only grow on their way through pointwise ops
+        result = self.clusters.join(a, b)
+        if isinstance(result, Blocked):
+            self.refusals[producer, consumer] = self._in_the_way(result)
+        else:
+            self._keep_books([result])
+            self.shape[result[0]] = shape
+
+    def _in_the_way(self, blocked: Blocked) -> str:
+        if not blocked.path:
+            return "the search for cycles reached its limit"
+        foreign = [c for c in blocked.path if self.kinds[c][0] != FUSED]
+        return f"fusing would make a cycle through {described(self.ops[min(foreign or blocked.path)])}"
+
+    def _keep_books(self, joins: list[tuple[int, int]]) -> None:
+        for kept, gone in joins:
+            self.cost[kept] += self.cost[gone]
+            self.makes_output[kept] |= self.makes_output[gone]
+            self.placed[kept] |= self.placed[gone]
+            # The shorter goes into the longer, so that all joins together stay linear (but for a logarithm).
+            longer, shorter = sorted((self.members[kept], self.members[gone]), key=len, reverse=True)
+            longer.extend(shorter)
+            self.members[kept], self.members[gone] = longer, []
+            more, less = sorted((self.apart[kept], self.apart[gone]), key=len, reverse=True)
+            more.update(less)
+            self.apart[kept], self.apart[gone] = more, set()
+
+    def _edge(self, part: int, user: int) -> tuple[int, int]:
+        """The first edge from one cluster to another, as nodes."""
+        for node in self.members[part]:
+            for target in self.targets[node]:
+                if self.clusters.find(target) == user:
+                    return node, target
+        raise AssertionError("clusters without an edge")
+
+    def told(self) -> list[Refusal]:
+        """The refusals between ops that indeed ended apart."""
+        find = self.clusters.find
+        return [Refusal(self.ops[p], self.ops[c], r) for (p, c), r in self.refusals.items() if find(p) != find(c)]
+
+
+def _cost(op: Op) -> int:
+    return opdef.get(op.kind, where=op.label).cost
+
+
+def _aligned_operands(op: Op, shapes: dict[int, Shape]) -> list[int]:
+    """Ids of operands that do not broadcast as in NumPy, or may not: they are read with strides of their own."""
+    record = opdef.get(op.kind, where=op.label)
+    if not record.channel_inputs:
+        return []
+    ranks = [None if isinstance(shapes[t.id], str) else len(shapes[t.id]) for t in op.inputs]
+    ranks[0] = 3 if ranks[0] is None else ranks[0]  # of unknown rank: it may have more than two
+    found = []
+    for index in record.channel_inputs:
+        assumed = [1 if i == index and r is None else r for i, r in enumerate(ranks)]
+        if record.appended_axes(index, assumed, op.attrs):
+            found.append(op.inputs[index].id)
+    return found

@@ -1,0 +1,102 @@
+"""Cutting a graph into partitions: which ops run as one kernel, which go to a library, and in what order.
+
+Fused partitions grow in two steps. First along edges between pointwise ops of provably equal shape, as far as no cycle
+arises; then smaller parts (a parameter's own arithmetic, a [C] next to [N,C]) are taken into the one partition that
+uses them, if computing them again for each element is cheap. Library partitions then take what is left. Each step is
+linear, apart from searches for cycles, which share one budget. specs/partitioning.md has the rules in full.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.ir.graph import Graph
+from opgraph.partition.cutter import Cutter
+from opgraph.partition.partition import Partition, Partitioning, make_partition, verify_partitions
+from opgraph.partition.report import make_report
+from opgraph.partition.rules import RULES, find_units
+from opgraph.partition.units import Rule, Unit
+
+POLICIES = ("fusion", "debug")
+
+
+def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = RULES) -> Partitioning:
+    """Cuts a finalized graph into partitions.
+
+    Args:
+        policy: "fusion", or "debug": every op alone.
+        rules: of the named units to look for.
+
+    Returns: the partitions in topological order, verified, and the report that says why.
+
+    Raises:
+        InvalidGraph: the graph is not finalized.
+        InvalidArguments: unknown policy.
+
+    Cost: linear in ops and edges; 100,000 ops take a few seconds.
+    """
+    if policy not in POLICIES:
+        raise InvalidArguments(f"unknown policy {policy!r}", where="partition", fix=f"use one of {', '.join(POLICIES)}")
+    if not graph.is_finalized:
+        raise InvalidGraph("the graph is not finalized", where="partition", fix="call graph.finalize() first")
+    cutter = Cutter(graph)
+    if policy == "fusion":
+        cutter.fuse_equal_shapes()
+        cutter.absorb_smaller_shapes()
+        # Splits for speed (register pressure, operand count) belong here: they cut clusters at their cheapest edges.
+        cutter.join_libraries()
+    partitions = _in_order(graph, cutter, find_units(graph, rules))
+    verify_partitions(graph, partitions)
+    report = make_report(graph, partitions, cutter.told(), policy)
+    return Partitioning(graph=graph, partitions=partitions, report=report)
+
+
+def _in_order(graph: Graph, cutter: Cutter, units: Sequence[Unit]) -> tuple[Partition, ...]:
+    """Partitions in topological order; of those that could run next, the one with the earliest op."""
+    cluster = [cutter.clusters.find(node) for node in range(len(cutter.ops))]
+    members: dict[int, list[int]] = {}
+    for node, own in enumerate(cluster):
+        members.setdefault(own, []).append(node)
+    waits_for = {c: {cluster[s] for node in nodes for s in cutter.sources[node]} - {c} for c, nodes in members.items()}
+    feeds: dict[int, list[int]] = {c: [] for c in members}
+    for c, sources in waits_for.items():
+        for source in sources:
+            feeds[source].append(c)
+    waiting = {c: len(sources) for c, sources in waits_for.items()}
+    ready = [(members[c][0], c) for c, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, c = heapq.heappop(ready)
+        order.append(c)
+        for after in feeds[c]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                heapq.heappush(ready, (members[after][0], after))
+    inside = _units_inside(cutter, cluster, units)
+    outputs = {t.id for t in graph.outputs}
+    return tuple(
+        make_partition(
+            graph,
+            outputs,
+            index,
+            cutter.kinds[c][0],
+            [cutter.ops[node] for node in members[c]],
+            inside.get(c, ()),
+            cutter.kinds[c][1],
+        )
+        for index, c in enumerate(order)
+    )
+
+
+def _units_inside(cutter: Cutter, cluster: list[int], units: Sequence[Unit]) -> dict[int, list[Unit]]:
+    """The units that lie in one cluster each, by cluster."""
+    node_of = {op.id: node for node, op in enumerate(cutter.ops)}
+    inside: dict[int, list[Unit]] = {}
+    for unit in units:
+        touched = {cluster[node_of[op.id]] for op in unit.ops}
+        if len(touched) == 1:
+            inside.setdefault(touched.pop(), []).append(unit)
+    return inside

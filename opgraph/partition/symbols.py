@@ -1,0 +1,101 @@
+"""Shapes good enough to prove that two are equal: every unknown dimension gets a name of its own."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from opgraph.ir import opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
+from opgraph.ir.op import Op
+from opgraph.ir.shapes import ShapeMismatch, unify
+from opgraph.ops.families import broadcast_rule
+
+#: Sizes, the graph's symbols and private names; one private name alone where not even the rank is known.
+Shape: TypeAlias = tuple[int | str, ...] | str
+
+_PRIVATE = "\0"  # no symbol of a graph that anybody wrote starts with it
+
+
+def symbolic_shapes(graph: Graph) -> dict[int, Shape]:
+    """The shape of every tensor of a finalized graph, by id; equal values are equal shapes at run time.
+
+    Two inputs declared [?,8] are not known to be equal, a ReLU and its input are. Where two different unknowns meet in
+    a broadcast, the result is a new unknown.
+    """
+    namer = _Namer()
+    shapes: dict[int, Shape] = {}
+    for op in graph.ops:
+        for tensor in op.inputs:
+            if tensor.id not in shapes:  # an input or a constant
+                shapes[tensor.id] = namer.named(tensor.dims)
+        shapes.update(zip((t.id for t in op.outputs), _output_shapes(op, shapes, namer), strict=True))
+    return shapes
+
+
+def _output_shapes(op: Op, shapes: dict[int, Shape], namer: _Namer) -> list[Shape]:
+    record = opdef.get(op.kind, where=op.label)
+    if not record.is_pointwise or all(t.dims is not None and None not in t.dims for t in op.outputs):
+        return [namer.named(t.dims) for t in op.outputs]
+    inputs = [shapes[t.id] for t in op.inputs]
+    wide = list(dict.fromkeys(s for s in inputs if s != ())) or [()]
+    if len(wide) == 1 and record.infer is broadcast_rule:
+        inferred: list[Shape | Dims] = [wide[0]] * len(op.outputs)
+    elif any(isinstance(s, str) for s in inputs):
+        inferred = [None] * len(op.outputs)
+    else:
+        inferred = list(_by_rule(op, record, inputs))
+    return [namer.unified(t, s) for t, s in zip(op.outputs, inferred, strict=True)]
+
+
+def _by_rule(op: Op, record: opdef.OpDef, inputs: list[Shape]) -> tuple[Dims, ...]:
+    named = tuple(t.with_(dims=s, strides=None) for t, s in zip(op.inputs, inputs, strict=True))
+    try:
+        return record.infer(named, op.attrs)
+    except ShapeMismatch:  # a rule that demands equal dimensions: with names of their own they look different
+        return tuple(t.dims for t in op.outputs)
+
+
+class _Namer:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"{_PRIVATE}{self.count}"
+
+    def named(self, dims: Dims) -> Shape:
+        return self.fresh() if dims is None else tuple(self.fresh() if d is None else d for d in dims)
+
+    def unified(self, tensor: LogicalTensor, inferred: Shape | Dims) -> Shape:
+        if isinstance(inferred, str):
+            return inferred if tensor.dims is None else self.named(tensor.dims)
+        return self.named(unify(tensor.dims, inferred, tensor.label))
+
+
+def is_scalar_shape(shape: Shape) -> bool:
+    """Whether every dimension is 1."""
+    return not isinstance(shape, str) and all(d == 1 for d in shape)
+
+
+def size_ratio(small: Shape, big: Shape) -> float:
+    """How many elements of `big` share one of `small`, as far as known; infinite where unknown.
+
+    Axes that are broadcast count: those missing or 1 in `small`. Two unknown sizes that meet, and a shape of unknown
+    rank, are taken to be equal, since that is what they nearly always are.
+    """
+    if isinstance(small, str) or isinstance(big, str):
+        return 1.0
+    padded: tuple[Dim, ...] = (1,) * (len(big) - len(small)) + small
+    ratio = 1.0
+    for a, b in zip(padded, big, strict=False):
+        if a == 1 and b != 1:
+            ratio *= b if isinstance(b, int) else float("inf")
+    return ratio
+
+
+def shape_text(shape: Shape) -> str:
+    """As the graph's text writes it: private names are unknown."""
+    if isinstance(shape, str):
+        return dims_text(None)
+    return dims_text(tuple(None if isinstance(d, str) and d.startswith(_PRIVATE) else d for d in shape))

@@ -1,0 +1,186 @@
+"""Units: named compositions of ops, found by rules. A rule is a pattern, what it means as one op, and two examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from opgraph.errors import InvalidArguments
+from opgraph.ir import opdef
+from opgraph.ir.expression import Call, Param, Var, parse_expression
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue, Op
+from opgraph.ir.schema import f32
+from opgraph.partition.pattern import Match, Pattern, View, compile_pattern, scalar
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """A named composition found in a graph.
+
+    Attributes:
+        name: "swish", "gelu" ...
+        root: the op whose first output is the unit's result.
+        ops: all ops matched, those of nested units included, in topological order; `root` is the last.
+        kind: the kind of the single op that means the same; "" if the unit is a name only.
+        inputs, attrs: of that single op; for a mere name, the values that the pattern names.
+    """
+
+    name: str
+    root: Op
+    ops: tuple[Op, ...]
+    kind: str
+    inputs: tuple[LogicalTensor, ...]
+    attrs: dict[str, AttrValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One row of the table of units.
+
+    Attributes:
+        name: of the unit; several rows may share it.
+        pattern: in the notation of `opgraph.ir.expression`, as `opgraph.partition.pattern` reads it.
+        becomes: the single op that means the same, over the pattern's names; "" for a mere name.
+        given: attributes of that op as products: {"alpha": (-1.0, "c")} is minus the captured $c. A product that f32
+            does not hold leaves its graph constant as an operand: `Swish(x, alpha=-1)` with the constant as factor,
+            where the kind has such an operand; otherwise the rule does not apply.
+        condition: what must hold besides the shape of the pattern.
+        takes, leaves: an example that the rule takes and one that it leaves, in the graph text form.
+        why: one sentence.
+    """
+
+    name: str
+    pattern: str
+    becomes: str = ""
+    given: Mapping[str, tuple[float | str, ...]] = field(default_factory=dict)
+    condition: Callable[[Match], bool] | None = None
+    takes: str
+    leaves: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    rule: Rule
+    pattern: Pattern
+    call: Call | None
+    place: int
+
+
+class RuleTable:
+    """Rules, indexed by the kind of their root and by one kind that must stand right below it."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rows: dict[tuple[str, str], list[_Row]] = {}
+        self.root_kinds: set[str] = set()
+        for place, rule in enumerate(rules):
+            call = parse_expression(rule.becomes) if rule.becomes else None
+            if call is not None and not isinstance(call, Call):
+                raise InvalidArguments("a rule becomes one op", where=f"rule {rule.name}", fix="write Kind(x, ...)")
+            for pattern in compile_pattern(rule.pattern):
+                row = _Row(rule, pattern, call, place)
+                for below in pattern.below:
+                    self._rows.setdefault((pattern.root, below), []).append(row)
+                self.root_kinds.add(pattern.root)
+
+    def rows(self, op: Op, view: View) -> list[_Row]:
+        """The rows that may apply to an op, in order of priority."""
+        below = (*view.kinds_below(op), "")
+        found = {id(row): row for kind in below for row in self._rows.get((op.kind, kind), ())}
+        return sorted(found.values(), key=lambda row: row.place)
+
+
+def match_units(graph: Graph, table: RuleTable) -> tuple[Unit, ...]:
+    """Every unit of a finalized graph, in topological order of roots; one at most for each root.
+
+    Linear: each op is tried against the few rows that fit the kinds around it. A unit found once serves larger
+    patterns as if it were the single op that it means.
+    """
+    view = View(graph)
+    position: dict[int, int] = {}
+    units: list[Unit] = []
+    for index, op in enumerate(graph.ops):
+        position[op.id] = index
+        if op.kind not in table.root_kinds:
+            continue
+        for row in table.rows(op, view):
+            unit = _applied(row, op, view, position)
+            if unit is not None:
+                units.append(unit)
+                if unit.kind and unit.kind != op.kind:
+                    view.stands_for(op, unit.kind, unit.inputs, unit.attrs, unit.ops)
+                break
+    return tuple(units)
+
+
+def _applied(row: _Row, op: Op, view: View, position: Mapping[int, int]) -> Unit | None:
+    built: list[tuple[tuple[LogicalTensor, ...], dict[str, AttrValue]]] = []
+
+    def accept(match: Match) -> bool:
+        if row.rule.condition is not None and not row.rule.condition(match):
+            return False
+        made = _single_op(row, match)
+        if made is not None:
+            built.append(made)
+        return made is not None
+
+    match = row.pattern.match(op, view, accept)
+    if match is None:
+        return None
+    ops = tuple(sorted(match.ops.values(), key=lambda o: position[o.id]))
+    inputs, attrs = built[-1]
+    return Unit(row.rule.name, op, ops, row.call.kind if row.call else "", inputs, attrs)
+
+
+def _single_op(row: _Row, match: Match) -> tuple[tuple[LogicalTensor, ...], dict[str, AttrValue]] | None:
+    """Inputs and attributes of the op that means the same; None where f32 attributes cannot say it."""
+    if row.call is None:
+        return tuple(match.tensors.values()), {}
+    record = opdef.get(row.call.kind, where=f"rule {row.rule.name}")
+    inputs = [match.tensors[a.name] for a in row.call.args if isinstance(a, Var)]
+    attrs = dict(record.default_attrs())
+    for name, value in row.call.attrs:
+        attrs[name] = match.attrs[value.name] if isinstance(value, Param) else value
+    for name, product in row.rule.given.items():
+        value, operand = _exact_product(product, match)
+        if value is None or (operand is not None and len(inputs) == len(record.inputs)):
+            return None
+        attrs[name] = value
+        inputs += [] if operand is None else [operand]
+    return tuple(inputs), {name: f32(v) if isinstance(v, float) else v for name, v in attrs.items()}
+
+
+def _exact_product(product: Sequence[float | str], match: Match) -> tuple[float | None, LogicalTensor | None]:
+    """A product as an f32, or as an f32 times a constant of the graph; (None, None) where neither is exact."""
+    constants = [name for name in product if isinstance(name, str) and name in match.scalars]
+    exact = _as_f32([_factor(f, match) for f in product])
+    if exact is not None:
+        return exact, None
+    if len(constants) != 1:
+        return None, None
+    rest = _as_f32([_factor(f, match) for f in product if f != constants[0]])
+    return (rest, match.scalars[constants[0]]) if rest is not None else (None, None)
+
+
+def _factor(factor: float | str, match: Match) -> float:
+    if not isinstance(factor, str):
+        return factor
+    if factor in match.scalars:
+        return scalar(match.scalars[factor])
+    value = match.attrs[factor]
+    assert isinstance(value, float)
+    return value
+
+
+def _as_f32(factors: Sequence[float]) -> float | None:
+    product = Fraction(1)
+    for factor in factors:
+        if factor != factor or abs(factor) == float("inf"):
+            return None
+        product *= Fraction(factor)
+    value = f32(float(product)) if abs(product) < 2**1000 else float("inf")
+    # A zero product loses its sign in Fraction; 0 is 0 for every rule that multiplies.
+    return value if abs(value) != float("inf") and Fraction(value) == product else None
