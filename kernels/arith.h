@@ -51,10 +51,16 @@ OG_FN double rsqrt(double x) { return divide(1.0, sqrt(x)); }
 
 // ---- order ---------------------------------------------------------------------------------------------------------
 
-// fminf and fmaxf drop NaN; these return it from either side, as np.minimum does. The x86 minps returns its second operand
-// when one is NaN, so a compiler needs a single extra compare for the first.
-template <class T> OG_FN T min(T a, T b) { return a < b || a != a ? a : b; }
-template <class T> OG_FN T max(T a, T b) { return a > b || a != a ? a : b; }
+// fminf and fmaxf drop NaN; these return it from either side, as np.minimum does: a NaN in b fails the comparison and is the
+// result. Two selects instead of one joint condition, which GCC 12 does not vectorise where b is the same for a whole loop.
+template <class T> OG_FN T min(T a, T b) {
+  const T less = a < b ? a : b;
+  return a != a ? a : less;
+}
+template <class T> OG_FN T max(T a, T b) {
+  const T greater = a > b ? a : b;
+  return a != a ? a : greater;
+}
 
 /// min(max(x, lo), hi): hi wins where lo > hi, and a NaN among the three is the result.
 template <class T> OG_FN T clamp(T x, T lo, T hi) { return min(max(x, lo), hi); }

@@ -35,6 +35,8 @@ template <class To, class From> OG_FN To float_to_int(From x) {
 template <class To, class From> OG_FN To cast(From x) {
   if constexpr (is_floating<From>::value && !is_floating<To>::value) {
     return float_to_int<To>(x);
+  } else if constexpr (sizeof(From) == 1 && (From)2 == (From)1) {  // bool; GCC vectorises the select, not the conversion
+    return x ? (To)1 : (To)0;
   } else {
     return (To)x;  // int to float and double to float round to nearest even; int to int keeps the low bits
   }

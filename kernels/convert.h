@@ -11,6 +11,7 @@ namespace og {
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
+struct b8 { u8 bits; };  // a bool in memory: any non-zero byte is true; GCC vectorises loads of this, not of bool
 
 // ---- load: storage to compute type, exact --------------------------------------------------------------------------
 
@@ -21,6 +22,7 @@ OG_FN u8 load(u8 x) { return x; }
 OG_FN i32 load(i32 x) { return x; }
 OG_FN i64 load(i64 x) { return x; }
 OG_FN bool load(bool x) { return x; }
+OG_FN bool load(b8 x) { return x.bits != 0; }
 
 OG_FN float load(bf16 x) { return from_bits((u32)x.bits << 16); }
 
@@ -112,6 +114,10 @@ template <> struct storer<bf16, double> {
 };
 template <> struct storer<f16, double> {
   static OG_FN f16 apply(double x) { return to_f16(x); }
+};
+
+template <> struct storer<b8, bool> {
+  static OG_FN b8 apply(bool x) { return b8{(u8)(x ? 1 : 0)}; }
 };
 
 template <class S, class T> OG_FN S store(T x) { return storer<S, T>::apply(x); }

@@ -109,14 +109,15 @@ OG_FN double digamma(double x) {
   const bool reflect = x < 0;
   double y = reflect ? 1 - x : x;
   double product = 1, derivative = 0;
-  for (int i = 0; i < 10; i++) {
-    const bool step = y < 10;
+  for (int i = 0; i < 8; i++) {
+    const bool step = y < 8;
     derivative = step ? fma(derivative, y, product) : derivative;
     product = step ? product * y : product;
     y = step ? y + 1 : y;
   }
   const double r = divide(1.0, y), z = r * r;
-  double s = -3617.0 / 8160;
+  double s = 43867.0 / 14364;
+  s = fma(s, z, -3617.0 / 8160);
   s = fma(s, z, 1.0 / 12);
   s = fma(s, z, -691.0 / 32760);
   s = fma(s, z, 1.0 / 132);
