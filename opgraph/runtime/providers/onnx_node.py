@@ -26,6 +26,9 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 
+#: metadata_props key of a node: operands that stay operands, though an attribute could hold them.
+OPERANDS_KEY = "opgraph.operands"
+
 _PROTO = "proto:"
 _RESERVED = "onnx_"
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -170,8 +173,9 @@ def rename_captures(node: NodeProto, names: Mapping[str, str]) -> None:
 
 # -- types ------------------------------------------------------------------------------------------------------------
 
-_ELEMENTS = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
-_BY_ELEMENT = {name: value for value, name in _ELEMENTS.items()}
+#: onnxruntime's word for each TensorProto.DataType.
+ELEMENT_NAMES = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
+_BY_ELEMENT = {name: value for value, name in ELEMENT_NAMES.items()}
 _WRAPPED = re.compile(r"(seq|optional|tensor|sparse_tensor)\((.*)\)")
 
 
@@ -181,14 +185,20 @@ def type_text(proto: TypeProto) -> str:
     while True:
         case = proto.WhichOneof("value")
         if case == "tensor_type":
-            return f"{prefix}tensor({_ELEMENTS.get(proto.tensor_type.elem_type, 'undefined')}){suffix}"
+            return f"{prefix}tensor({ELEMENT_NAMES.get(proto.tensor_type.elem_type, 'undefined')}){suffix}"
         if case == "sparse_tensor_type":
-            return f"{prefix}sparse_tensor({_ELEMENTS.get(proto.sparse_tensor_type.elem_type, 'undefined')}){suffix}"
+            return (
+                f"{prefix}sparse_tensor({ELEMENT_NAMES.get(proto.sparse_tensor_type.elem_type, 'undefined')}){suffix}"
+            )
         if case not in ("sequence_type", "optional_type"):
             return ""
-        word, proto = ("seq", proto.sequence_type.elem_type) if case == "sequence_type" else (
-            "optional",
-            proto.optional_type.elem_type,
+        word, proto = (
+            ("seq", proto.sequence_type.elem_type)
+            if case == "sequence_type"
+            else (
+                "optional",
+                proto.optional_type.elem_type,
+            )
         )
         prefix, suffix = f"{prefix}{word}(", f"){suffix}"
 

@@ -108,9 +108,7 @@ def _type_texts(ops: Iterable[Op]) -> dict[int, str]:
     return result
 
 
-def _value(
-    name: str, tensor: LogicalTensor, texts: Mapping[int, str], *, shape: bool, typed: bool
-) -> ValueInfoProto:
+def _value(name: str, tensor: LogicalTensor, texts: Mapping[int, str], *, shape: bool, typed: bool) -> ValueInfoProto:
     value = ValueInfoProto(name=name)
     if typed:
         # Only sizes are declared: a symbol would make the runtime compare what opgraph has compared already.

@@ -1,0 +1,17 @@
+"""ONNX in and out: `load`, `save`, `fuse`. Needs the extra `onnx`."""
+
+from __future__ import annotations
+
+from opgraph.errors import Unimplemented
+
+try:
+    import onnx  # noqa: F401
+    import onnx_ir  # noqa: F401
+except ImportError as error:
+    raise Unimplemented(
+        f"ONNX files cannot be read or written: {error}", where="opgraph.onnx", fix="pip install 'opgraph[onnx]'"
+    ) from None
+
+from opgraph.onnx.load import load
+
+__all__ = ["load"]

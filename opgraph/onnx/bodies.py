@@ -1,0 +1,274 @@
+"""Bodies of the functions in domain `opgraph`: what an op means in ai.onnx ops, for a runtime that does not know it.
+
+The node keeps the op's name and attributes, the body computes it. f16 and bf16 are computed in f32 and rounded once,
+as everywhere in opgraph; that is also what onnxruntime runs fastest, and for bf16 the only thing that it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
+
+from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.expression import Call, Expr, Num, Param, Var, parse_expression
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue
+from opgraph.ir.opdef import Attr, OpDef
+from opgraph.ir.schema import f32
+from opgraph.onnx.to_nodes import plain_form, plain_node
+
+DOMAIN = "opgraph"
+#: CastLike exists from here on; below it, bodies are for one dtype.
+_CASTLIKE_SINCE = 15
+
+#: Bodies that differ from the record's decomposition. onnxruntime up to 1.30 fuses x*Sigmoid(x) in f64 into an op that
+#: it has no f64 kernel for, and then refuses the model; this form is also 1.7 times as fast there.
+_OTHER_BODIES = {
+    ("Swish", "f64", 1): "Divide(src, Add(Exp(Neg(Multiply(src, $alpha))), 1))",
+    # ONNX Mod of floats is C's fmod before opset 28.
+    ("Mod", "f32", 2): "Mod(Add(Mod(src_0, src_1, fmod=1), src_1), src_1, fmod=1)",
+    ("Mod", "f64", 2): "Mod(Add(Mod(src_0, src_1, fmod=1), src_1), src_1, fmod=1)",
+    ("Swish", "f64", 2): "Divide(src, Add(Exp(Neg(Multiply(Multiply(src, factor), $alpha))), 1))",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a body depends on besides the kind.
+
+    Attributes:
+        inputs: name of each given input -> its dtype and number of dimensions.
+        output: dtype of the output.
+        attrs: attributes; those of type f32 stay open, the others choose the body.
+        opset: of ai.onnx, for the body's nodes.
+    """
+
+    inputs: tuple[tuple[str, str, int | None], ...]
+    output: str
+    attrs: Mapping[str, AttrValue]
+    opset: int
+
+
+def function_of(record: OpDef, signature: Signature) -> FunctionProto:
+    """The function that computes an op.
+
+    Raises:
+        Unimplemented: ai.onnx has nothing to compute it with; the message gives the record's reason.
+    """
+    writer = _Body(record, signature)
+    result = writer.run()
+    function = FunctionProto(domain=DOMAIN, name=record.kind, doc_string=record.doc)
+    function.input.extend(name for name, _, _ in signature.inputs)
+    function.output.append(result)
+    function.node.extend(writer.nodes)
+    function.opset_import.append(helper.make_opsetid("", signature.opset))
+    for attr in record.attrs:
+        if attr.name in signature.attrs:
+            default = attr.default
+            if default is None:
+                function.attribute.append(attr.name)
+            else:
+                function.attribute_proto.append(helper.make_attribute(attr.name, onnx_value(attr, default)))
+    return function
+
+
+def onnx_value(attr: Attr, value: AttrValue) -> AttrValue:
+    """An attribute's value as ONNX has it: bool is an int there, floats are f32."""
+    if isinstance(value, bool):
+        return int(value)
+    return f32(value) if isinstance(value, float) else value
+
+
+@dataclass(slots=True)
+class _Body:
+    """Writes one body; every expression once."""
+
+    record: OpDef
+    signature: Signature
+    nodes: list[NodeProto] = field(default_factory=list)
+    done: dict[Expr, tuple[str, str]] = field(default_factory=dict)
+    work: str = ""
+    like: str = ""
+
+    def run(self) -> str:
+        """Writes the nodes; returns the name of the output."""
+        given = {name: dtype for name, dtype, _ in self.signature.inputs}
+        working = [d for d in given.values() if d != "boolean"]
+        narrow = {"bf16", "f16"} & {*working, self.signature.output}
+        mixed = len({*working}) > 1 or (self.signature.output in dtypes.FLOATS and self.signature.output not in working)
+        casts = bool(working) and not self.record.is_cast and bool(narrow or mixed)
+        self.work = "f32" if casts else working[0] if working else "boolean"
+        if not casts and working:
+            self.like = next(name for name, dtype in given.items() if dtype == self.work)
+        for index, (name, dtype, _) in enumerate(self.signature.inputs):
+            value = self._cast(name, "f32") if casts and dtype not in ("f32", "boolean") else name
+            self.done[Var(name)] = (self._aligned(index, value), "boolean" if dtype == "boolean" else self.work)
+        result, dtype = self.write(self._tree())
+        if result in given:
+            result = self._node("Identity", [result])
+        if casts and self.signature.output not in ("f32", dtype):
+            result = self._rounded(result)
+        return result
+
+    def _tree(self) -> Expr:
+        given = [name for name, _, _ in self.signature.inputs]
+        other = _OTHER_BODIES.get((self.record.kind, self.work, len(given)))
+        if other is not None and not self.signature.attrs.get("fmod"):
+            return parse_expression(other)
+        # Attributes that stay open are no number while the formula is chosen, so that it holds for every value.
+        types = {a.name: a.type for a in self.record.attrs}
+        attrs = {n: float("nan") if types[n] == "f32" else v for n, v in self.signature.attrs.items()}
+        tree = self.record.decompose(attrs, given)
+        if tree is not None:
+            return tree
+        if isinstance(self.record.onnx, tuple):
+            return Call(self.record.kind, tuple(Var(n) for n in given), tuple((n, Param(n)) for n in attrs))
+        raise Unimplemented(
+            f"{self.record.kind} cannot be written to ONNX: {self.record.onnx.removeprefix('none: ')}",
+            where=f"{self.record.kind} of {', '.join(d for _, d, _ in self.signature.inputs)}",
+            fix="compute it outside the exported graph",
+        )
+
+    def write(self, tree: Expr) -> tuple[str, str]:
+        """The name and dtype of an expression's value. Records are written by hand, so the recursion is bounded."""
+        if tree not in self.done:
+            if isinstance(tree, Num):
+                self.done[tree] = (self._number(tree.value), self.work)
+            elif isinstance(tree, Param):
+                self.done[tree] = (self._scalar_attribute(tree.name), self.work)
+            else:
+                assert isinstance(tree, Call)
+                self.done[tree] = self._call(tree)
+        return self.done[tree]
+
+    def _call(self, call: Call) -> tuple[str, str]:
+        for arg in call.args:
+            self.write(arg)
+        record, attrs, inputs = self._parts(call)
+        output = self._output_dtype(record)
+        form = plain_form(record, attrs, inputs, output, self.signature.opset)
+        if form is None:
+            tree = record.decompose(attrs, list(inputs))
+            if tree is None or tree == call:
+                raise Unimplemented(
+                    f"ai.onnx has no {record.kind} of {self.work} at opset {self.signature.opset}",
+                    where=f"body of {self.record.kind}",
+                    fix="save with a newer opset, or cast to f32 in the graph",
+                )
+            return self.write(_substituted(tree, dict(zip(inputs, call.args)), {**attrs, **dict(call.attrs)}))
+        operands = {port: self.done[arg][0] for port, arg in zip(inputs, call.args)}
+        open_attrs = {ours: value for ours, value in call.attrs if isinstance(value, Param)}
+
+        def scalar(attr: str) -> str:
+            value = open_attrs.get(attr)
+            return self._scalar_attribute(value.name) if value is not None else self._number(float(attrs[attr]))  # type: ignore[arg-type]
+
+        def attribute(ours: str, theirs: str, value: AttrValue) -> AttributeProto:
+            reference = open_attrs.get(ours)
+            if reference is None:
+                return helper.make_attribute(theirs, value)
+            # A constant whose value is an attribute of the function.
+            kinds = {float: AttributeProto.FLOAT, int: AttributeProto.INT, str: AttributeProto.STRING}
+            return AttributeProto(name=theirs, ref_attr_name=reference.name, type=kinds[type(value)])
+
+        made = plain_node(record, form, attrs, operands, ("", output), self.signature.opset, scalar, attribute)
+        name = f"t{len(self.nodes)}"  # only now: the scalars above are nodes too
+        made.output[0] = name
+        self.nodes.append(made)
+        return name, output
+
+    def _parts(self, call: Call) -> tuple[OpDef, dict[str, AttrValue], dict[str, LogicalTensor]]:
+        record = opdef.get(call.kind, where=f"body of {self.record.kind}")
+        attrs = {n: v for n, v in record.default_attrs().items() if record.attr(n).default is not None}  # type: ignore[union-attr]
+        for name, value in call.attrs:
+            attr = record.attr(name)
+            literal = int(value) if attr is not None and attr.type == "s64" and isinstance(value, float) else value
+            attrs[name] = self.signature.attrs[value.name] if isinstance(value, Param) else literal  # type: ignore[assignment]
+        inputs = {}
+        for port, arg in zip(record.inputs, call.args):
+            dtype = self.done[arg][1] if arg in self.done else self.work
+            # Alignment is done on entry; a scalar fits wherever ONNX wants one.
+            ndim = () if isinstance(arg, (Num, Param)) else self._dims(arg)
+            inputs[port.name] = LogicalTensor(0, dtype, ndim)
+        return record, attrs, inputs
+
+    def _dims(self, arg: Expr) -> tuple[None, ...] | None:
+        if not isinstance(arg, Var):
+            return None
+        ndim = next(n for name, _, n in self.signature.inputs if name == arg.name)
+        return None if ndim is None else (None,) * ndim
+
+    def _output_dtype(self, record: OpDef) -> str:
+        if record.is_cast:
+            return self.signature.output
+        declared = record.outputs[0].type
+        return declared if declared in dtypes.BY_NAME else self.work
+
+    # -- single nodes -------------------------------------------------------------------------------------------
+
+    def _node(self, op_type: str, inputs: Sequence[str], **attributes: object) -> str:
+        name = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, list(inputs), [name], **attributes))
+        return name
+
+    def _cast(self, name: str, dtype: str) -> str:
+        return self._node("Cast", [name], to=dtypes.BY_NAME[dtype].onnx)
+
+    def _rounded(self, name: str) -> str:
+        """From f32 to the output's dtype."""
+        like = next((n for n, d, _ in self.signature.inputs if d == self.signature.output), None)
+        if like is not None and self.signature.opset >= _CASTLIKE_SINCE:
+            return self._node("CastLike", [name, like])
+        return self._cast(name, self.signature.output)
+
+    def _aligned(self, index: int, name: str) -> str:
+        """A channel operand, with the axes appended that make it broadcast."""
+        ndims = [n for _, _, n in self.signature.inputs]
+        axes = self.record.appended_axes(index, ndims, self.signature.attrs)
+        if not axes:
+            return name
+        tensor = helper.make_tensor("axes", TensorProto.INT64, (axes,), list(range(1, 1 + axes)))
+        return self._node("Unsqueeze", [name, self._node("Constant", [], value=tensor)])
+
+    def _number(self, value: float) -> str:
+        exact = self.work != "f64" or f32(value) == value
+        if self.work in ("f32", "f64") and exact:
+            return self._in_work(self._node("Constant", [], value_float=value), "f32")
+        target = dtypes.BY_NAME["f64" if self.work == "f64" else self.work]
+        array = np.asarray(value).astype(target.numpy)
+        tensor = helper.make_tensor("number", target.onnx, (), array.tobytes(), raw=True)
+        return self._in_work(self._node("Constant", [], value=tensor), target.name)
+
+    def _scalar_attribute(self, attr: str) -> str:
+        node = NodeProto(op_type="Constant", output=[f"t{len(self.nodes)}"])
+        node.attribute.append(AttributeProto(name="value_float", ref_attr_name=attr, type=AttributeProto.FLOAT))
+        self.nodes.append(node)
+        return self._in_work(node.output[0], "f32")
+
+    def _in_work(self, name: str, dtype: str) -> str:
+        """A constant in the type of the computation: for every type at once where CastLike allows it."""
+        if not self.like or self.work not in dtypes.FLOATS:
+            return name if dtype == self.work else self._cast(name, self.work)
+        if self.signature.opset >= _CASTLIKE_SINCE:
+            return self._node("CastLike", [name, self.like])
+        return name if dtype == self.work else self._cast(name, self.work)
+
+
+def _substituted(tree: Expr, args: Mapping[str, Expr], attrs: Mapping[str, AttrValue | Param]) -> Expr:
+    """A decomposition over the arguments and attributes of the call that it stands for."""
+    if isinstance(tree, Var):
+        return args[tree.name]
+    if isinstance(tree, Param):
+        value = attrs[tree.name]
+        return value if isinstance(value, Param) else Num(float(value))  # type: ignore[arg-type]  # scalars only
+    if isinstance(tree, Call):
+        inner: tuple[tuple[str, Any], ...] = tuple(
+            (n, attrs[v.name] if isinstance(v, Param) else v) for n, v in tree.attrs
+        )
+        return Call(tree.kind, tuple(_substituted(a, args, attrs) for a in tree.args), inner)
+    return tree

@@ -1,0 +1,86 @@
+"""The ONNX forms of the op records, indexed, and what onnx's own schemas say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import onnx
+from onnx import AttributeProto
+
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.op import AttrValue
+from opgraph.ir.opdef import Onnx, OpDef
+from opgraph.ir.schema import f32
+from opgraph.runtime.providers.onnx_node import ELEMENT_NAMES
+
+#: dtype name by ONNX's type string: "tensor(float)" -> "f32".
+_BY_TYPE_STRING = {f"tensor({ELEMENT_NAMES[t.onnx]})": t.name for t in dtypes.BY_NAME.values()}
+
+
+@cache
+def schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    """The ai.onnx schema that an opset has for an op, or None."""
+    try:
+        return onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def forms_of(record: OpDef, opset: int) -> Iterator[Onnx]:
+    """The forms of a record that an opset has, best first."""
+    for form in record.onnx if isinstance(record.onnx, tuple) else ():
+        if form.since <= opset <= (form.until or opset) and schema(form.op_type, opset) is not None:
+            yield form
+
+
+def kinds_of(op_type: str, opset: int) -> list[tuple[OpDef, Onnx]]:
+    """The records that have a form of this op type in this opset."""
+    return [(record, form) for record, form in _by_op_type().get(op_type, ()) if form in tuple(forms_of(record, opset))]
+
+
+@cache
+def _by_op_type() -> dict[str, list[tuple[OpDef, Onnx]]]:
+    result: dict[str, list[tuple[OpDef, Onnx]]] = {}
+    for record in opdef.all_ops():
+        for form in record.onnx if isinstance(record.onnx, tuple) else ():
+            result.setdefault(form.op_type, []).append((record, form))
+    return result
+
+
+def slots(record: OpDef, form: Onnx) -> tuple[str, ...]:
+    """What stands at each ONNX input of a form: "input", "$attr", or "input|$attr"."""
+    return form.inputs if form.inputs is not None else tuple(p.name for p in record.inputs)
+
+
+@cache
+def allowed(op_type: str, opset: int, index: int) -> frozenset[str]:
+    """The dtypes that an op takes at an input in an opset (at output -1 - index for negative ones); names of opgraph."""
+    found = schema(op_type, opset)
+    assert found is not None
+    ports = found.inputs if index >= 0 else found.outputs
+    if not ports:
+        return frozenset()
+    port = ports[min(index if index >= 0 else -1 - index, len(ports) - 1)]
+    return frozenset(_BY_TYPE_STRING[t] for t in port.types if t in _BY_TYPE_STRING)
+
+
+@cache
+def attribute_default(op_type: str, opset: int, name: str) -> AttrValue | None:
+    """ONNX's default of an attribute; None where it has none."""
+    found = schema(op_type, opset)
+    if found is None or name not in found.attributes:
+        return None
+    default = found.attributes[name].default_value
+    return None if default.type == AttributeProto.UNDEFINED else plain_value(default)
+
+
+def plain_value(attribute: AttributeProto) -> Any:
+    """An attribute's value as a Python value; strings decoded, floats as f32 holds them."""
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float):
+        return f32(value)
+    return value

@@ -1,0 +1,213 @@
+"""Model-local functions: which ones are ours, and what becomes of the others.
+
+A function in domain `opgraph` is read as the op of its name only if its body is, node by node, what opgraph writes for
+that op: the name alone proves nothing. Every other function is unfolded into its caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+import onnx.inliner
+from onnx import FunctionProto, ModelProto, NodeProto
+
+from opgraph.errors import OpGraphError, Unimplemented
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue
+from opgraph.ir.opdef import OpDef
+from opgraph.onnx.bodies import DOMAIN, Signature, function_of, onnx_value
+from opgraph.onnx.forms import plain_value
+from opgraph.onnx.to_ops import Native, subgraphs
+from opgraph.onnx.validate import MAX_NODES, opsets
+
+Key = tuple[str, str]
+
+
+def trusted_call(
+    node: NodeProto, function: FunctionProto, operands: Sequence[LogicalTensor], output: str, opset: int
+) -> Native | None:
+    """The op that a call of a function means, if the function's body says so; else None.
+
+    Args:
+        operands: of the call; their dtypes and numbers of dimensions count.
+        output: dtype of the call's output; "undef" if unknown.
+    """
+    record = opdef.find(node.op_type)
+    if node.domain != DOMAIN or record is None or not record.is_pointwise or not all(node.input):
+        return None
+    attrs = _attributes(record, node)
+    if attrs is None or not len(function.input) == len(operands) <= len(record.inputs):
+        return None
+    names = [p.name for p in record.inputs][: len(operands)]
+    found = _canonical(function)
+    for dtype in dict.fromkeys((output, *(t.dtype for t in operands), "boolean")):
+        inputs = tuple((n, t.dtype, t.ndim) for n, t in zip(names, operands))
+        if dtype == dtypes.UNDEF or any(d == dtypes.UNDEF for _, d, _ in inputs):
+            continue
+        for wide in (inputs, *_same_meaning(inputs, dtype)):
+            try:
+                own = function_of(record, Signature(wide, dtype if wide is inputs else wide[0][1], attrs, opset))
+            except OpGraphError:
+                continue
+            if _canonical(own) == found:
+                return record.kind, list(operands), attrs
+    return None
+
+
+def _same_meaning(
+    inputs: tuple[tuple[str, str, int | None], ...], output: str
+) -> list[tuple[tuple[str, str, int | None], ...]]:
+    """The same call in other float types: a body for another type rounds elsewhere, but means the same op."""
+    kinds = {d for _, d, _ in inputs} | {output}
+    if not kinds <= set(dtypes.FLOATS):
+        return []
+    return [tuple((n, dtype, ndim) for n, _, ndim in inputs) for dtype in dtypes.FLOATS]
+
+
+def _attributes(record: OpDef, node: NodeProto) -> dict[str, AttrValue] | None:
+    attrs = {a.name: a.default for a in record.attrs if a.default is not None}
+    result: dict[str, AttrValue] = {n: v for n, v in attrs.items() if v is not None}
+    for attribute in node.attribute:
+        attr = record.attr(attribute.name)
+        if attr is None or attribute.ref_attr_name:
+            return None
+        value = plain_value(attribute)
+        result[attr.name] = bool(value) if attr.type == "bool" else tuple(value) if attr.type.endswith("[]") else value
+    missing = any(a.required and a.name not in result for a in record.attrs)
+    return None if missing else result
+
+
+def _canonical(function: FunctionProto) -> bytes:
+    """A body without names: values numbered as they appear, nodes without their own names and remarks."""
+    number = {"": "", **{name: f"in{i}" for i, name in enumerate(function.input)}}
+    plain = FunctionProto(input=[number[n] for n in function.input])
+    for node in function.node:
+        copy = plain.node.add(op_type=node.op_type, domain=node.domain)
+        copy.input.extend(number.get(name, "?") for name in node.input)
+        for name in node.output:
+            copy.output.append(number.setdefault(name, f"t{len(number)}"))
+        for attribute in sorted(node.attribute, key=lambda a: a.name):
+            added = copy.attribute.add()
+            added.CopyFrom(attribute)
+            added.ClearField("doc_string")
+            added.t.ClearField("name")
+            if not attribute.HasField("t"):
+                added.ClearField("t")
+    plain.output.extend(number.get(name, "?") for name in function.output)
+    plain.attribute.extend(sorted({*function.attribute, *(a.name for a in function.attribute_proto)}))
+    plain.opset_import.extend(sorted(function.opset_import, key=lambda o: o.domain))
+    return plain.SerializeToString(deterministic=True)
+
+
+def unfolded(model: ModelProto, label: str, types: Mapping[str, onnx.TypeProto]) -> tuple[ModelProto, list[str]]:
+    """The model with every function unfolded that is not ours, and remarks for `explain`.
+
+    Args:
+        types: of the main graph's values.
+
+    Raises:
+        Unimplemented: the unfolded model would be too large.
+    """
+    if not model.functions:
+        return model, []
+    ours = {(f.domain, f.name) for f in model.functions if f.domain == DOMAIN}
+    result = _without(model, ours)
+    trusted = ours - _doubtful(result, ours, types)
+    if trusted != ours:
+        result = _without(result, trusted)
+    if len(result.graph.node) > MAX_NODES:
+        raise Unimplemented(f"it has {len(result.graph.node)} nodes", where=label, fix="export a smaller model")
+    gone = sorted({f"{f.domain}::{f.name}" for f in model.functions} - {f"{d}::{n}" for d, n in trusted})
+    return result, [f"functions unfolded: {', '.join(gone[:5])}{' ...' if len(gone) > 5 else ''}"] if gone else []
+
+
+def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
+    """The model with all functions inlined but these."""
+    if all((f.domain, f.name) in kept for f in model.functions):
+        return model
+    result = onnx.inliner.inline_selected_functions(model, sorted(kept), exclude=True)
+    # Calls of overloads that nobody defines would be left behind as unknown ops; the checker refused those.
+    for index in reversed(range(len(result.functions))):
+        if (result.functions[index].domain, result.functions[index].name) not in kept:
+            del result.functions[index]
+    return result
+
+
+def _doubtful(model: ModelProto, candidates: set[Key], types: Mapping[str, onnx.TypeProto]) -> set[Key]:
+    """Candidates that are called where the body cannot be compared, or whose body is another."""
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    result = {(n.domain, n.op_type) for f in model.functions for n in _deep(f.node)} & candidates
+    opset = opsets(model).get("", 1)
+    for node in model.graph.node:
+        key = (node.domain, node.op_type)
+        result |= {(n.domain, n.op_type) for g in subgraphs(node) for n in _deep(g.node)} & candidates
+        function = functions.get((*key, node.overload))
+        if key in candidates and key not in result:
+            operands = [_described(types.get(name)) for name in node.input if name]
+            output = _described(types.get(node.output[0])).dtype if node.output else dtypes.UNDEF
+            if function is None or trusted_call(node, function, operands, output, opset) is None:
+                result.add(key)
+    return result
+
+
+def _described(proto: onnx.TypeProto | None) -> LogicalTensor:
+    """A tensor of that dtype and number of dimensions."""
+    if proto is None or not proto.HasField("tensor_type"):
+        return LogicalTensor(0, dtypes.UNDEF, None)
+    known = dtypes.BY_ONNX.get(proto.tensor_type.elem_type)
+    ndim = len(proto.tensor_type.shape.dim) if proto.tensor_type.HasField("shape") else None
+    return LogicalTensor(0, known.name if known else dtypes.UNDEF, None if ndim is None else (None,) * ndim)
+
+
+def _deep(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    found, waiting = [], list(nodes)
+    while waiting:
+        found += waiting
+        waiting = [inner for node in waiting for graph in subgraphs(node) for inner in graph.node]
+    return found
+
+
+@dataclass(slots=True)
+class FunctionTable:
+    """The functions that a model written by opgraph needs, each body once.
+
+    A second body of one name gets an overload, called after the dtype that it is for.
+    """
+
+    opset: int
+    functions: dict[tuple[str, str], FunctionProto] = field(default_factory=dict)
+    bodies: dict[tuple[str, bytes], str] = field(default_factory=dict)
+
+    def add(self, function: FunctionProto, label: str) -> str:
+        """Adds a function unless it is there; returns its overload.
+
+        Args:
+            label: what an overload would be called.
+        """
+        key = (function.name, _canonical(function))
+        if key not in self.bodies:
+            overload, number = "", 1
+            while (function.name, overload) in self.functions:
+                overload = label if number == 1 else f"{label}_{number}"
+                number += 1
+            function.overload = overload
+            self.functions[function.name, overload] = function
+            self.bodies[key] = overload
+        return self.bodies[key]
+
+    def call(self, record: OpDef, signature: Signature, inputs: Sequence[str], output: str) -> NodeProto:
+        """A node that calls the function of an op.
+
+        Raises:
+            Unimplemented: ai.onnx cannot compute the op.
+        """
+        overload = self.add(function_of(record, signature), "_".join(dict.fromkeys(d for _, d, _ in signature.inputs)))
+        node = NodeProto(op_type=record.kind, domain=DOMAIN, overload=overload, input=inputs, output=[output])
+        for attr in record.attrs:
+            value = signature.attrs.get(attr.name)
+            if value is not None and value != attr.default:
+                node.attribute.append(onnx.helper.make_attribute(attr.name, onnx_value(attr, value)))
+        return node

@@ -1,0 +1,281 @@
+"""ONNX in: a model becomes a finalized Graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto
+
+from opgraph.errors import InvalidDataType, InvalidGraphOp, InvalidShape, ModelError, OpGraphError
+from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.op import AttrValue
+from opgraph.onnx.functions import trusted_call, unfolded
+from opgraph.onnx.origin import ModelLike, Origin, taken_apart
+from opgraph.onnx.source import Source
+from opgraph.onnx.spellings import plain_nodes
+from opgraph.onnx.to_ops import Native, captures, constant_value, native_candidates, wildcard_attrs
+from opgraph.onnx.validate import opsets, validate
+from opgraph.runtime.providers.onnx_node import set_tensor_type, type_text
+
+
+def load(model: ModelLike) -> Graph:
+    """Reads an ONNX model.
+
+    Args:
+        model: a path, an onnx.ModelProto, or an onnx_ir.Model. It is treated as untrusted input. Data files are
+            mapped, not read.
+
+    Returns: a finalized graph with exactly the model's inputs and outputs, in order. Pointwise nodes are native ops,
+        in every spelling that the op records list; every other node is a Wildcard that carries it exactly. Symbolic
+        dimensions keep their names. `graph.source` remembers the model, so that `save` keeps what the graph does not
+        hold.
+
+    Raises:
+        ModelError: no such file, no ONNX model, or one that is malformed; names the node or tensor concerned.
+        Unimplemented: well-formed, but with something that cannot be carried; names it.
+    """
+    origin: Origin | None = None
+    try:
+        origin = taken_apart(model)
+        validate(origin)
+        return imported(origin)
+    except OpGraphError:
+        raise
+    except Exception as error:  # a file that no check foresaw must not end in a foreign traceback
+        text = " ".join(str(error).split())[:300]
+        raise ModelError(
+            f"the model cannot be read: {type(error).__name__}: {text}",
+            where=origin.label if origin is not None else str(model)[:200],
+            fix="check it with onnx.checker.check_model(path, full_check=True)",
+        ) from error
+
+
+def imported(origin: Origin) -> Graph:
+    """The graph of a validated model."""
+    origin.skeleton, notes = unfolded(origin.skeleton, origin.label, value_types(origin.skeleton))
+    reader = _Reader(origin)
+    reader.graph.notes.extend(notes)
+    return reader.read()
+
+
+class _Reader:
+    """Reads nodes in order; holds the graph so far and its values by name."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self.model = origin.skeleton
+        self.graph = Graph()
+        self.values: dict[str, LogicalTensor] = {}
+        self.types = value_types(self.model)
+        self.opsets = opsets(self.model)
+        self.source = Source(origin)
+        self.functions = {(f.domain, f.name, f.overload): f for f in self.model.functions}
+
+    def read(self) -> Graph:
+        for name in self.origin.inputs:
+            dtype, dims = _type(self.types.get(name))
+            self.values[name] = self.graph.input(name, dtype, dims)
+            self.source.value_of[self.values[name].id] = name
+        for index, node in enumerate(self.model.graph.node):
+            first = self.graph._next_op
+            self.node(node)
+            for op_id in range(first, self.graph._next_op):
+                self.source.node_of[op_id] = index
+        outputs = [self.value(o.name, "the model's outputs") for o in self.model.graph.output]
+        self.graph.set_outputs(outputs)
+        self.graph.source = self.source
+        self.graph.finalize()
+        self._note_dropped()
+        return self.graph
+
+    def _note_dropped(self) -> None:
+        outputs = {t.id for t in self.graph.outputs}
+        made = [t for op in self.graph.ops for t in op.outputs]
+        dropped = [t.name or str(t.id) for t in made if t.id not in outputs and not self.graph.consumers(t.id)]
+        if dropped:
+            shown = ", ".join(dropped[:5]) + (" ..." if len(dropped) > 5 else "")
+            self.graph.notes.append(f"{len(dropped)} values that nothing reads were dropped: {shown}")
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    def value(self, name: str, where: str) -> LogicalTensor:
+        """The tensor of a value; constants are entered when they are first used."""
+        found = self.values.get(name)
+        if found is None:
+            if name not in self.origin.tensors:
+                raise ModelError(
+                    f"value {name!r} is used, but nothing makes it", where=f"{where} of {self.origin.label}",
+                    fix="repair or export the model again",
+                )  # fmt: skip
+            found = self._initializer(name)
+            self.values[name] = found
+            self.source.value_of[found.id] = name
+        return found
+
+    def _initializer(self, name: str) -> LogicalTensor:
+        tensor = self.origin.tensors[name]
+        if int(tensor.dtype) in dtypes.BY_ONNX:
+            return self.graph.constant(name, self.origin.array(name))
+        # No word for its dtype: a Wildcard carries it as the node Constant.
+        proto = TensorProto(name=name, data_type=int(tensor.dtype), dims=[int(d) for d in tensor.shape.numpy()])
+        if proto.data_type == TensorProto.STRING:
+            proto.string_data.extend(tensor.string_data())  # type: ignore[attr-defined]
+        else:
+            proto.raw_data = self.origin.raw(name).tobytes()
+        node = onnx.helper.make_node("Constant", [], [name], name=name)
+        node.attribute.append(onnx.helper.make_attribute("value", proto))
+        self.types[name] = onnx.helper.make_tensor_type_proto(proto.data_type, list(proto.dims))
+        self._wildcard(node)
+        return self.values[name]
+
+    def _made(self, name: str, *, typed: bool = True) -> LogicalTensor:
+        """A new tensor for a value that an op makes."""
+        dtype, dims = _type(self.types.get(name)) if typed else (dtypes.UNDEF, None)
+        return LogicalTensor(self.graph._next_tensor, dtype, dims, name=name)
+
+    def _enter(self, name: str, tensor: LogicalTensor) -> None:
+        self.values[name] = tensor
+        self.source.value_of[tensor.id] = name
+
+    # -- nodes --------------------------------------------------------------------------------------------------
+
+    def node(self, node: NodeProto) -> None:
+        """Adds one node, natively if a record has it."""
+        if node.domain == "" and node.op_type == "Constant":
+            array = constant_value(node)
+            if array is not None:
+                self._enter(node.output[0], self.graph.constant(node.output[0], array))
+                return
+        if (node.domain, node.op_type, node.overload) in self.functions:
+            self._call(node)
+        elif not self._native(node, self.opsets.get("", 0)) and not self._in_disguise(node):
+            self._wildcard(node)
+
+    def _operands(self, node: NodeProto) -> list[LogicalTensor | None]:
+        where = f'{node.op_type} "{node.name}"'
+        return [self.value(name, where) if name else None for name in node.input]
+
+    def _native(self, node: NodeProto, opset: int) -> bool:
+        if node.domain != "" or len(node.output) != 1:
+            return False
+        candidates = native_candidates(node, opset, self._operands(node))
+        return any(self._added(node, candidate) for candidate in candidates)
+
+    def _added(self, node: NodeProto, native: Native) -> bool:
+        kind, inputs, attrs = native
+        output = self._made(node.output[0])
+        try:
+            op = self.graph._add(
+                self.graph._next_op, kind, tuple(inputs), (output,), node.name, attrs,
+                short=output.dtype == dtypes.UNDEF,
+            )  # fmt: skip
+        except (InvalidDataType, InvalidGraphOp, InvalidShape):
+            return False
+        self._enter(node.output[0], op.outputs[0])
+        return True
+
+    def _in_disguise(self, node: NodeProto) -> bool:
+        elements = {n: self.types[n].tensor_type.elem_type for n in node.input if n in self.types}
+        elements.update((n, dtypes.BY_NAME[self.values[n].dtype].onnx) for n in node.input
+                        if n in self.values and self.values[n].dtype != dtypes.UNDEF)  # fmt: skip
+        plain = plain_nodes(node, elements)
+        if plain == [node]:
+            return False
+        for index, simple in enumerate(plain):
+            if simple.op_type == "Constant":
+                array = constant_value(simple)
+                if array is None:
+                    return False
+                self.values[simple.output[0]] = self.graph.constant("", array)
+                continue
+            if simple.output[0] != node.output[0] and node.output[0] in self.types:
+                self.types[simple.output[0]] = _element_only(self.types[node.output[0]])
+            # A disguise may be older than what it stands for.
+            if not self._native(simple, onnx.defs.onnx_opset_version()):
+                if index:
+                    raise ModelError(
+                        f"its parts do not fit together at {simple.op_type}",
+                        where=f'{node.op_type} "{node.name}" of {self.origin.label}',
+                        fix="repair or export the model again",
+                    )
+                return False
+        return True
+
+    def _call(self, node: NodeProto) -> None:
+        operands = [t for t in self._operands(node) if t is not None]
+        function = self.functions[(node.domain, node.op_type, node.overload)]
+        output = _type(self.types.get(node.output[0]))[0]
+        native = trusted_call(node, function, operands, output, self.opsets.get("", 1))
+        if native is None or not self._added(node, native):
+            raise ModelError(
+                f'the function "{node.domain}::{node.op_type}" is not what opgraph writes under that name',
+                where=f'node "{node.name}" of {self.origin.label}',
+                fix="give the function another name or domain",
+            )
+
+    def _wildcard(self, node: NodeProto) -> None:
+        where = f'{node.op_type} "{node.name}"'
+        captured = captures(node)
+        names = [*(n for n in node.input if n), *captured]
+        inputs = [self.value(name, where) for name in names]
+        next_id = self.graph._next_tensor
+        made = [name for name in node.output if name]
+        outputs = tuple(self._made(name).with_(id=next_id + i) for i, name in enumerate(made))
+        attrs: dict[str, AttrValue] = wildcard_attrs(
+            node,
+            self.opsets.get(node.domain, 1),
+            self._type_texts(names, inputs),
+            self._type_texts(made, outputs),
+            captured,
+        )
+        op = self.graph._add(self.graph._next_op, "Wildcard", tuple(inputs), outputs, node.name, attrs)
+        for name, tensor in zip(made, op.outputs, strict=True):
+            self._enter(name, tensor)
+
+    def _type_texts(self, names: Sequence[str], tensors: Sequence[LogicalTensor]) -> list[str]:
+        return [
+            type_text(self.types[name]) if tensor.dtype == dtypes.UNDEF and name in self.types else ""
+            for name, tensor in zip(names, tensors, strict=True)
+        ]
+
+
+def value_types(model: ModelProto) -> dict[str, TypeProto]:
+    """The type of each value of the main graph: as the model states it, else as onnx infers it."""
+    graph = model.graph
+    stated = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output) if v.type.ByteSize()}
+    if all(name in stated for node in graph.node for name in node.output if name):
+        return stated
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    for value in inferred.value_info:
+        if value.name not in stated:
+            stated[value.name] = _without_made_up_symbols(value.type)
+    return stated
+
+
+def _without_made_up_symbols(proto: TypeProto) -> TypeProto:
+    for dim in proto.tensor_type.shape.dim if proto.HasField("tensor_type") else ():
+        if dim.dim_param.startswith("unk__"):
+            dim.ClearField("dim_param")
+    return proto
+
+
+def _element_only(proto: TypeProto) -> TypeProto:
+    result = TypeProto()
+    set_tensor_type(result, proto.tensor_type.elem_type, None)
+    return result
+
+
+def _type(proto: TypeProto | None) -> tuple[str, Dims]:
+    """dtype and dimensions of a value; "undef" where opgraph has no word for it."""
+    if proto is None or not proto.HasField("tensor_type"):
+        return dtypes.UNDEF, None
+    known = dtypes.BY_ONNX.get(proto.tensor_type.elem_type)
+    name = known.name if known is not None else dtypes.UNDEF
+    if not proto.tensor_type.HasField("shape"):
+        return name, None
+    return name, tuple(
+        int(d.dim_value) if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim
+    )

@@ -1,0 +1,88 @@
+"""ONNX nodes that are other nodes in disguise, rewritten before the op records are asked.
+
+    Sum(a, b, c)        Add(Add(a, b), c)            and so Mean, Max and Min of any number of inputs
+    CastLike(x, y)      Cast(x, to=dtype of y)
+    QuickGelu(x)        Swish(x, alpha=1.702)        com.microsoft
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx
+from onnx import NodeProto
+
+#: Name of a value -> its ONNX element type, as far as known.
+Elements = Mapping[str, int]
+
+
+def plain_nodes(node: NodeProto, elements: Elements) -> list[NodeProto]:
+    """The node itself, or the simpler nodes that mean the same; the last has the node's output.
+
+    Values between them are called after the output, with a space, which no other value of a valid model has twice.
+    """
+    rewrite = _REWRITES.get((node.domain, node.op_type))
+    result = rewrite(node, elements) if rewrite is not None else None
+    return [node] if result is None else result
+
+
+def _chain(op_type: str, fewest: int = 2) -> Callable[[NodeProto, Elements], list[NodeProto] | None]:
+    """Folds a node of any number of inputs into nodes of two."""
+
+    def rewrite(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
+        if len(node.input) == 2 and node.op_type == op_type:
+            return None
+        if len(node.input) == 1:
+            return [_node("Identity", [node.input[0]], node.output[0], node.name)]
+        made, so_far = [], node.input[0]
+        for index, name in enumerate(node.input[1:], start=2):
+            output = node.output[0] if index == len(node.input) else f"{node.output[0]} {index}"
+            made.append(_node(op_type, [so_far, name], output, node.name))
+            so_far = output
+        return made
+
+    return rewrite
+
+
+def _mean(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
+    element = elements.get(node.input[0])
+    if element is None or len(node.input) == 1:
+        return _chain("Add")(node, elements) if len(node.input) == 1 else None
+    total, count = f"{node.output[0]} sum", f"{node.output[0]} count"
+    added = _node("Sum", list(node.input), total, node.name)
+    number = onnx.helper.make_tensor(count, element, (), [float(len(node.input))])
+    constant = onnx.helper.make_node("Constant", [], [count], value=number)
+    divided = _node("Div", [total, count], node.output[0], node.name)
+    return [*(_chain("Add")(added, elements) or ()), constant, divided]
+
+
+def _cast_like(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
+    element = elements.get(node.input[1])
+    if element is None:
+        return None
+    made = _node("Cast", [node.input[0]], node.output[0], node.name)
+    made.attribute.extend(node.attribute)
+    made.attribute.append(onnx.helper.make_attribute("to", element))
+    return [made]
+
+
+def _quick_gelu(node: NodeProto, elements: Elements) -> list[NodeProto]:
+    made = _node("Swish", [node.input[0]], node.output[0], node.name)
+    given = {a.name: a for a in node.attribute}
+    # The default of the contributed op, which is not that of ai.onnx Swish.
+    made.attribute.append(given.get("alpha") or onnx.helper.make_attribute("alpha", 1.702))
+    return [made]
+
+
+def _node(op_type: str, inputs: list[str], output: str, name: str) -> NodeProto:
+    return NodeProto(op_type=op_type, input=inputs, output=[output], name=name)
+
+
+_REWRITES: dict[tuple[str, str], Callable[[NodeProto, Elements], list[NodeProto] | None]] = {
+    ("", "Sum"): _chain("Add"),
+    ("", "Max"): _chain("Max"),
+    ("", "Min"): _chain("Min"),
+    ("", "Mean"): _mean,
+    ("", "CastLike"): _cast_like,
+    ("com.microsoft", "QuickGelu"): _quick_gelu,
+}

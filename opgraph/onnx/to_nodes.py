@@ -1,0 +1,141 @@
+"""Op -> ONNX node: the form that the record lists, where dtypes, opset and ONNX's own limits allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from onnx import NodeProto, helper
+
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue, Op
+from opgraph.ir.opdef import Onnx, OpDef
+from opgraph.onnx.forms import allowed, attribute_default, forms_of, slots
+from opgraph.ops.families import LAYOUT_ATTRS
+from opgraph.runtime.providers.onnx_node import OPERANDS_KEY
+
+#: How an attribute reaches the node: by value in a graph, by reference in a function's body.
+WriteAttribute = Callable[[str, str, AttrValue], "helper.AttributeProto"]
+
+
+def plain_form(
+    record: OpDef,
+    attrs: Mapping[str, AttrValue],
+    inputs: Mapping[str, LogicalTensor],
+    output: str,
+    opset: int,
+) -> Onnx | None:
+    """The single ONNX node that means exactly this op, or None.
+
+    Args:
+        attrs: the op's attributes.
+        inputs: its inputs by the names of the record; only dtype, number of dimensions and data are looked at.
+        output: the dtype of its output.
+    """
+    if not _operands_as_onnx_wants(record, attrs, inputs, output):
+        return None
+    for form in forms_of(record, opset):
+        if _says_all(record, form, attrs, inputs) and _allowed_here(record, form, attrs, inputs, output, opset):
+            return form
+    return None
+
+
+def _operands_as_onnx_wants(
+    record: OpDef, attrs: Mapping[str, AttrValue], inputs: Mapping[str, LogicalTensor], output: str
+) -> bool:
+    """One dtype for each symbol family (ONNX does not mix), and no operand that lies along a channel axis."""
+    ndims = [t.ndim for t in inputs.values()]
+    if any(record.appended_axes(i, ndims, attrs) for i in record.channel_inputs):
+        return False
+    floats = {t.dtype for t in inputs.values() if t.dtype in dtypes.FLOATS}
+    if not record.is_cast and output in dtypes.FLOATS:
+        floats.add(output)
+    return len(floats) <= 1
+
+
+def _says_all(
+    record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs: Mapping[str, LogicalTensor]
+) -> bool:
+    """Whether every input and attribute of the op has its place in the form."""
+    words = [w for slot in slots(record, form) for w in slot.split("|")]
+    if not set(inputs) <= set(words) or any(attrs.get(k) != v for k, v in form.when.items()):
+        return False
+    known = {*form.attrs, *form.when, *(w[1:] for w in words if w.startswith("$"))}
+    defaults = {a.name: a.default for a in record.attrs}
+    return all(name in known or (name in LAYOUT_ATTRS and value == defaults[name]) for name, value in attrs.items())
+
+
+def _allowed_here(
+    record: OpDef,
+    form: Onnx,
+    attrs: Mapping[str, AttrValue],
+    inputs: Mapping[str, LogicalTensor],
+    output: str,
+    opset: int,
+) -> bool:
+    for index, slot in enumerate(slots(record, form)):
+        name = slot.split("|")[0]
+        if name in inputs and inputs[name].dtype not in allowed(form.op_type, opset, index):
+            return False
+    if output not in allowed(form.op_type, opset, -1):
+        return False
+    first = next(iter(inputs.values())).dtype if inputs else output
+    limit = _LIMITS.get(form.op_type)
+    return limit is None or limit(attrs, list(inputs.values()), first, opset)
+
+
+#: What onnx's schemas do not say: Clip's bounds are scalars, Mod of floats is C's fmod (until opset 28).
+_LIMITS: dict[str, Callable[[Mapping[str, AttrValue], Sequence[LogicalTensor], str, int], bool]] = {
+    "Clip": lambda attrs, inputs, dtype, opset: all(t.ndim == 0 for t in inputs[1:]),
+    "Mod": lambda attrs, inputs, dtype, opset: bool(attrs["fmod"]) or dtype not in dtypes.FLOATS,
+}
+
+
+def plain_node(
+    record: OpDef,
+    form: Onnx,
+    attrs: Mapping[str, AttrValue],
+    operands: Mapping[str, str],
+    output: tuple[str, str],
+    opset: int,
+    scalar: Callable[[str], str],
+    attribute: WriteAttribute | None = None,
+) -> NodeProto:
+    """The node of a form.
+
+    Args:
+        operands: value names of the given inputs, by the record's names.
+        output: the name of the output and its dtype.
+        scalar: the value that holds an attribute as a scalar of the first input's dtype.
+        attribute: how to write an attribute (our name, ONNX's name, value); by value when left out.
+    """
+    inputs = []
+    for slot in slots(record, form):
+        words = slot.split("|")
+        name = next((w for w in words if w in operands), None)
+        attr = next((w[1:] for w in words if w.startswith("$") and w[1:] in attrs), None)
+        inputs.append(operands[name] if name is not None else scalar(attr) if attr is not None else "")
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    node = NodeProto(op_type=form.op_type, input=inputs, output=[output[0]])
+    for ours, theirs in form.attrs.items():
+        if ours in attrs:
+            value = int(v) if isinstance(v := attrs[ours], bool) else v
+            if attribute is not None:
+                node.attribute.append(attribute(ours, theirs, value))
+            elif value != attribute_default(form.op_type, opset, theirs):
+                node.attribute.append(helper.make_attribute(theirs, value))
+    for name, value in form.fixed.items():
+        if value != attribute_default(form.op_type, opset, name):
+            node.attribute.append(helper.make_attribute(name, value))
+    if record.is_cast:
+        node.attribute.append(helper.make_attribute("to", dtypes.BY_NAME[output[1]].onnx))
+    return node
+
+
+def mark_operands(node: NodeProto, op: Op, record: OpDef, form: Onnx) -> None:
+    """Notes which scalar constants are operands of the op, where a reader would take them for attributes."""
+    either = [slot.split("|")[0] for slot in slots(record, form) if "|$" in slot]
+    names = [p.name for p, t in zip(record.inputs, op.inputs) if p.name in either and t.is_scalar_constant]
+    if names:
+        node.metadata_props.add(key=OPERANDS_KEY, value=",".join(names))

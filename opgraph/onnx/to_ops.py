@@ -1,0 +1,180 @@
+"""ONNX node -> op: by the forms that the op records list, or as a Wildcard that carries the node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto
+
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue
+from opgraph.ir.opdef import Attr, Onnx, OpDef
+from opgraph.ir.schema import f32
+from opgraph.onnx.forms import attribute_default, kinds_of, plain_value, slots
+from opgraph.runtime.providers.onnx_node import OPERANDS_KEY, encoded
+
+
+#: A native op, not yet in a graph: kind, inputs, attributes.
+Native = tuple[str, list[LogicalTensor], dict[str, AttrValue]]
+
+
+def native_candidates(node: NodeProto, opset: int, operands: Sequence[LogicalTensor | None]) -> list[Native]:
+    """The ops that mean what a node means; the graph may refuse one for its dtypes, then the next one is tried.
+
+    Args:
+        node: of domain "".
+        opset: the opset that the node belongs to.
+        operands: its inputs; None where an optional one is left out.
+    """
+    hint = next((p.value for p in node.metadata_props if p.key == OPERANDS_KEY), "")
+    result: list[Native] = []
+    if any(t is not None and t.dtype == dtypes.UNDEF for t in operands):
+        return result
+    for record, form in kinds_of(node.op_type, opset):
+        attrs = _attributes(record, form, node, opset)
+        if attrs is None:
+            continue
+        for keep in ({*hint.split(",")}, {p.name for p in record.inputs}):
+            bound = _bound(record, form, operands, keep)
+            if bound is not None and (not result or bound != (result[-1][1], {})):
+                result.append((record.kind, bound[0], {**attrs, **bound[1]}))
+    return result
+
+
+def _attributes(record: OpDef, form: Onnx, node: NodeProto, opset: int) -> dict[str, AttrValue] | None:
+    """Our attributes that the node's own say; None where the node means something else."""
+    given = {a.name: plain_value(a) for a in node.attribute}
+    for name, wanted in form.fixed.items():
+        if given.pop(name, attribute_default(node.op_type, opset, name)) != wanted:
+            return None
+    result: dict[str, AttrValue] = dict(form.when)
+    for ours, theirs in form.attrs.items():
+        value = given.pop(theirs, attribute_default(node.op_type, opset, theirs))
+        attr = record.attr(ours)
+        assert attr is not None
+        if value is not None:
+            result[ours] = _converted(attr, value)
+        elif attr.required:
+            return None
+    if record.is_cast:
+        given.pop("to", None)  # the dtype of the output says it
+    if any(value != attribute_default(node.op_type, opset, name) for name, value in given.items()):
+        return None
+    return result
+
+
+def _converted(attr: Attr, value: Any) -> AttrValue:
+    if attr.type == "bool":
+        return bool(value)
+    if attr.type == "f32":
+        return float(value)
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _bound(
+    record: OpDef, form: Onnx, operands: Sequence[LogicalTensor | None], keep: Collection[str]
+) -> tuple[list[LogicalTensor], dict[str, AttrValue]] | None:
+    """Operands as our inputs and, for scalar constants that an attribute can hold, attributes.
+
+    Args:
+        keep: names of our inputs that must not become attributes.
+    """
+    wanted = slots(record, form)
+    if len(operands) > len(wanted):
+        return None
+    given = [*operands, *[None] * (len(wanted) - len(operands))]
+    attrs: dict[str, AttrValue] = {}
+    inputs: dict[str, LogicalTensor] = {}
+    for slot, tensor in reversed(list(zip(wanted, given, strict=True))):
+        words = slot.split("|")
+        name = next((w for w in words if not w.startswith("$")), None)
+        attr = next((w[1:] for w in words if w.startswith("$")), None)
+        if tensor is None:
+            continue
+        value = _scalar(tensor, operands[0]) if attr is not None else None
+        # Inputs are positional: once a later one is an operand, the earlier ones have to be.
+        if attr is not None and value is not None and name not in keep and not inputs:
+            attrs[attr] = value
+        elif name is not None:
+            inputs[name] = tensor
+        else:
+            return None
+    names = [p.name for p in record.inputs]
+    if [n for n in names if n in inputs] != names[: len(inputs)]:
+        return None
+    if any(not p.optional and p.name not in inputs for p in record.inputs):
+        return None
+    return [inputs[n] for n in names if n in inputs], attrs
+
+
+def _scalar(tensor: LogicalTensor, first: LogicalTensor | None) -> float | None:
+    """The value of a scalar constant of the first operand's dtype, if f32 holds it exactly."""
+    if not tensor.is_scalar_constant or first is None or tensor.dtype != first.dtype:
+        return None
+    assert tensor.data is not None
+    value = tensor.data.item()
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) > 1 << 24):
+        return None
+    return float(value) if f32(float(value)) == value or value != value else None
+
+
+def wildcard_attrs(
+    node: NodeProto, opset: int, input_types: Sequence[str], output_types: Sequence[str], captured: Sequence[str]
+) -> dict[str, AttrValue]:
+    """The attributes of the Wildcard that carries a node.
+
+    Args:
+        input_types, output_types: of the values that are present, captured ones included: "" where a dtype says it.
+        captured: what its subgraphs take from outside, by name.
+    """
+    attrs: dict[str, AttrValue] = {"onnx_op": node.op_type, "onnx_domain": node.domain, "onnx_opset": opset}
+    for key, names in (("onnx_absent_inputs", node.input), ("onnx_absent_outputs", node.output)):
+        absent = tuple(i for i, name in enumerate(names) if not name)
+        if absent:
+            attrs[key] = absent
+    if captured:
+        attrs["onnx_captures"] = tuple(captured)
+    for key, types in (("onnx_input_types", input_types), ("onnx_output_types", output_types)):
+        if any(types):
+            attrs[key] = tuple(types)
+    return {**attrs, **encoded(node.attribute)}
+
+
+def captures(node: NodeProto) -> list[str]:
+    """The names that a node's subgraphs use and do not define, in order of first use."""
+    found: dict[str, None] = {}
+    waiting: list[tuple[GraphProto, frozenset[str]]] = [(g, frozenset()) for g in subgraphs(node)]
+    while waiting:
+        graph, outer = waiting.pop(0)
+        defined = outer | {i.name for i in (*graph.input, *graph.initializer)}
+        defined |= {name for n in graph.node for name in n.output}
+        used = [name for n in graph.node for name in n.input] + [o.name for o in graph.output]
+        found.update((name, None) for name in used if name and name not in defined)
+        waiting += [(g, defined) for n in graph.node for g in subgraphs(n)]
+    return list(found)
+
+
+def subgraphs(node: NodeProto) -> list[GraphProto]:
+    """The graphs among a node's attributes."""
+    found = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+    return found + [g for a in node.attribute if a.type == AttributeProto.GRAPHS for g in a.graphs]
+
+
+def constant_value(node: NodeProto) -> np.ndarray | None:
+    """The array of a Constant node, or None where its type is one that opgraph has no word for."""
+    import onnx_ir as ir
+
+    attribute = node.attribute[0] if len(node.attribute) == 1 else None
+    if attribute is None:
+        return None
+    if attribute.name == "value" and attribute.t.data_type in dtypes.BY_ONNX:
+        array = np.asarray(ir.from_proto(attribute.t).numpy())
+        return array.reshape(tuple(attribute.t.dims))
+    typed: Mapping[str, type] = {"value_float": np.float32, "value_floats": np.float32,
+                                 "value_int": np.int64, "value_ints": np.int64}  # fmt: skip
+    if attribute.name in typed:
+        return np.asarray(plain_value(attribute), typed[attribute.name])
+    return None

@@ -1,0 +1,249 @@
+"""What a model must be before its nodes are looked at: onnx's checker, and what the checker lets through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+
+from opgraph.errors import ModelError, Unimplemented
+from opgraph.onnx.origin import Origin
+from opgraph.onnx.tensor_check import check_tensor
+
+#: The oldest opset that is read; older ones only where the ops of the model have not changed since.
+OLDEST_OPSET = 13
+MAX_NODES = 1_000_000
+
+
+def validate(origin: Origin) -> None:
+    """Checks a model as untrusted input; also writes the domain "ai.onnx" as "" throughout.
+
+    Raises:
+        ModelError: it is malformed; the message names the file and the node or tensor.
+        Unimplemented: it is well-formed, but has something that opgraph cannot carry.
+    """
+    skeleton = origin.skeleton
+    _check_header(skeleton, origin.label)
+    _write_plain_domains(skeleton)
+    for scope in _scopes(skeleton, origin.label):
+        for node in scope.nodes:
+            _check_node(node, scope)
+        if scope.graph is not None:
+            _check_graph(scope.graph, scope.place, main=scope.graph is skeleton.graph)
+    _check_inputs(origin)
+    _check_opset(skeleton, origin.label)
+    _check_functions(skeleton, origin.label)
+    try:
+        onnx.checker.check_model(skeleton, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(
+            f"onnx's checker refuses it: {_first_lines(error)}", where=origin.label, fix="repair or export it again"
+        ) from None
+    for name in origin.tensors:
+        if origin.extent(name) is not None:
+            origin.raw(name)  # maps the file and checks the range; reads nothing
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:500]
+
+
+def _check_header(model: ModelProto, where: str) -> None:
+    if not model.HasField("graph") or not model.opset_import:
+        raise ModelError(
+            "this is no ONNX model: it has no graph or no opset", where=where, fix="give the path of an .onnx file"
+        )
+    if not 3 <= model.ir_version <= onnx.IR_VERSION:
+        raise ModelError(
+            f"its ir_version is {model.ir_version}; the installed onnx knows 3 to {onnx.IR_VERSION}",
+            where=where,
+            fix="upgrade onnx, or export the model for an older version",
+        )
+    if model.training_info:
+        raise Unimplemented("it has training_info", where=where, fix="export the model for inference")
+    seen: set[str] = set()
+    for entry in model.opset_import:
+        entry.domain = _plain(entry.domain)
+        if entry.domain in seen:
+            raise ModelError(
+                f"it imports domain {entry.domain!r} twice", where=where, fix="keep one opset_import for each domain"
+            )
+        seen.add(entry.domain)
+        newest = onnx.defs.onnx_opset_version()
+        if entry.domain == "" and not 1 <= entry.version <= newest:
+            raise ModelError(
+                f"its opset is {entry.version}; the installed onnx knows 1 to {newest}",
+                where=where,
+                fix="upgrade onnx, or export the model for an older opset",
+            )
+
+
+def _write_plain_domains(model: ModelProto) -> None:
+    for function in model.functions:
+        function.domain = _plain(function.domain)
+        for entry in function.opset_import:
+            entry.domain = _plain(entry.domain)
+
+
+def _plain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """A list of nodes: the main graph, a subgraph, or the body of a function."""
+
+    nodes: Sequence[NodeProto]
+    place: str
+    graph: GraphProto | None
+    in_function: bool = False
+
+
+def _scopes(model: ModelProto, label: str) -> Iterator[_Scope]:
+    """Every body of a model, subgraphs and functions included."""
+    waiting = [_Scope(model.graph.node, label, model.graph)]
+    for function in model.functions:
+        name = f'{label}, function "{function.domain}::{function.name}"'
+        waiting.append(_Scope(function.node, name, None, in_function=True))
+    while waiting:
+        scope = waiting.pop()
+        yield scope
+        for node in scope.nodes:
+            for graph in _subgraphs(node):
+                place = f'{label}, inside {node.op_type} "{node.name}"'
+                waiting.append(_Scope(graph.node, place, graph, scope.in_function))
+
+
+def _subgraphs(node: NodeProto) -> list[GraphProto]:
+    found = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+    return found + [g for a in node.attribute if a.type == AttributeProto.GRAPHS for g in a.graphs]
+
+
+def _check_node(node: NodeProto, scope: _Scope) -> None:
+    node.domain = _plain(node.domain)
+    where = f'{node.op_type} "{node.name}" of {scope.place}'
+    for attribute in node.attribute:
+        if attribute.ref_attr_name and not scope.in_function:
+            raise ModelError(
+                f"attribute {attribute.name} refers to an attribute of a function, outside one",
+                where=where,
+                fix="give the attribute a value",
+            )
+        for tensor in (attribute.t, *attribute.tensors) if attribute.HasField("t") or attribute.tensors else ():
+            check_tensor(tensor, f"attribute {attribute.name} of {where}", external=False)
+
+
+def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
+    if len(graph.node) > MAX_NODES:
+        raise Unimplemented(f"it has {len(graph.node)} nodes", where=place, fix=f"opgraph reads up to {MAX_NODES:,}")
+    if graph.sparse_initializer:
+        names = ", ".join(s.values.name for s in graph.sparse_initializer[:3])
+        raise Unimplemented(f"it has sparse initializers: {names}", where=place, fix="store them as dense tensors")
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if not value.type.HasField("tensor_type"):
+            continue
+        if any(d.dim_value < 0 for d in value.type.tensor_type.shape.dim):
+            raise ModelError(
+                "a dimension is negative",
+                where=f'value "{value.name}" of {place}',
+                fix="leave unknown dimensions open, or give them a dim_param",
+            )
+    names: set[str] = set()
+    for tensor in () if main else graph.initializer:  # those of the main graph were checked as they were taken out
+        where = f'initializer "{tensor.name}" of {place}'
+        check_tensor(tensor, where, external=False)
+        if tensor.name in names:
+            raise ModelError("two initializers have this name", where=where, fix="give each tensor its own name")
+        names.add(tensor.name)
+
+
+def _check_inputs(origin: Origin) -> None:
+    both = [name for name in origin.inputs if name in origin.tensors]
+    if not both:
+        return
+    if origin.skeleton.ir_version >= 4:
+        raise Unimplemented(
+            f"input {both[0]!r} has an initializer: a default that a caller may override",
+            where=origin.label,
+            fix="remove it from the graph's inputs to make it a constant (onnx.tools, or onnx_ir's "
+            "RemoveInitializersFromInputsPass), or remove the initializer",
+        )
+    # Before IR 4 the format wanted every initializer listed among the inputs, so the list means nothing.
+    origin.inputs[:] = [name for name in origin.inputs if name not in origin.tensors]
+
+
+def opsets(model: ModelProto) -> dict[str, int]:
+    """Version by domain."""
+    return {entry.domain: entry.version for entry in model.opset_import}
+
+
+def _check_opset(model: ModelProto, label: str) -> None:
+    version = opsets(model).get("")
+    if version is None or version >= OLDEST_OPSET:
+        return
+    changed = set()
+    for scope in _scopes(model, label):
+        for node in scope.nodes:
+            if node.domain == "" and _since(node.op_type, version) != _since(node.op_type, OLDEST_OPSET):
+                changed.add(node.op_type)
+    if changed:
+        raise Unimplemented(
+            f"its opset is {version}, where {', '.join(sorted(changed)[:8])} had another meaning or form",
+            where=label,
+            fix=f"convert it: onnx.version_converter.convert_version(model, {OLDEST_OPSET})",
+        )
+
+
+def _since(op_type: str, version: int) -> int:
+    try:
+        return onnx.defs.get_schema(op_type, version, "").since_version
+    except onnx.defs.SchemaError:
+        return 0
+
+
+def _check_functions(model: ModelProto, label: str) -> None:
+    """Refuses functions that are defined twice, call each other in a circle, or unfold to too many nodes."""
+    functions = {}
+    for function in model.functions:
+        key = (function.domain, function.name, function.overload)
+        if key in functions:
+            raise ModelError(
+                f'function "{function.domain}::{function.name}" is defined twice', where=label, fix="keep one of them"
+            )
+        functions[key] = function
+    calls = {key: _calls(list(f.node)) for key, f in functions.items()}
+    calls[("", "", "main graph")] = _calls(list(model.graph.node))
+    unfolded: dict[tuple[str, str, str], int] = {}
+    waiting = [(key, False) for key in calls]
+    open_keys: set[tuple[str, str, str]] = set()
+    while waiting:
+        key, done = waiting.pop()
+        if done:
+            open_keys.discard(key)
+            unfolded[key] = sum(unfolded.get(c, 1) for c in calls[key])
+            if unfolded[key] > MAX_NODES:
+                raise Unimplemented(
+                    f"its functions unfold to more than {MAX_NODES:,} nodes", where=label, fix="export a smaller model"
+                )
+        elif key not in unfolded:
+            open_keys.add(key)
+            waiting.append((key, True))
+            for callee in calls[key]:
+                if callee in open_keys:
+                    raise ModelError(
+                        f'function "{callee[0]}::{callee[1]}" calls itself', where=label, fix="remove the circle"
+                    )
+                if callee in calls and callee not in unfolded:
+                    waiting.append((callee, False))
+
+
+def _calls(nodes: list[NodeProto]) -> list[tuple[str, str, str]]:
+    """What a body calls, one entry for each node, subgraphs included."""
+    found, waiting = [], nodes
+    while waiting:
+        found += [(n.domain, n.op_type, n.overload) for n in waiting]
+        waiting = [inner for n in waiting for g in _subgraphs(n) for inner in g.node]
+    return found
