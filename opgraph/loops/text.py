@@ -25,7 +25,9 @@ def loop_text(loop: Loop) -> str:
         axis = f" axis={load.axis}" if load.align == "index" else ""
         lines.append(f"  {load.name} = load {load.dtype}{align}{axis}")
     for s in loop.statements:
-        args = [a if isinstance(a, str) else _value_text(a) for a in s.args] + [f"{k}={_value_text(v)}" for k, v in s.attrs]
+        args = [a if isinstance(a, str) else _value_text(a) for a in s.args] + [
+            f"{k}={_value_text(v)}" for k, v in s.attrs
+        ]
         rounds = " rounded" if s.rounds else ""
         lines.append(f"  {s.result}: {s.dtype} = {s.kind}({', '.join(args)}){rounds}  # {s.tag}")
     lines += [f"  store {s.dtype} {s.value}" for s in loop.stores]
@@ -52,7 +54,13 @@ def parse_loop(text: str) -> Loop:
             args, attrs = _items(m["args"])
             statements.append(
                 Statement(
-                    result=m["result"], dtype=m["dtype"], kind=m["kind"], args=args, attrs=attrs, rounds=bool(m["rounds"]), tag=int(m["tag"])
+                    result=m["result"],
+                    dtype=m["dtype"],
+                    kind=m["kind"],
+                    args=args,
+                    attrs=attrs,
+                    rounds=bool(m["rounds"]),
+                    tag=int(m["tag"]),
                 )
             )
         elif m := _STORE.match(line):
@@ -97,4 +105,6 @@ def _value(word: str) -> AttrValue:
 
 
 def _unreadable(line: str) -> ModelError:
-    return ModelError(f"cannot read {line!r}", where="the text of a loop", fix="print a loop with str(loop) to see the form")
+    return ModelError(
+        f"cannot read {line!r}", where="the text of a loop", fix="print a loop with str(loop) to see the form"
+    )

@@ -102,7 +102,7 @@ class Ports:
     def _array(self, value: Any, tensor: LogicalTensor) -> np.ndarray:
         if isinstance(value, np.ndarray):
             return np.asarray(value)
-        if isinstance(value, _SCALARS) and tensor.dims == ():
+        if isinstance(value, _SCALARS) and not tensor.dims:
             return np.asarray(value, dtypes.get(tensor.dtype).numpy if isinstance(value, (bool, int, float)) else None)
         raise InvalidArguments(
             f"got {type(value).__name__} for {tensor.type_text}",

@@ -12,6 +12,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.loops.lower import ROUNDINGS
+from opgraph.partition.partition import Partition
 from opgraph.partition.partitioner import partition
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
@@ -66,7 +67,7 @@ class Executable:
             )
         self.graph = graph
         self.engine = engine
-        self.partitions = partition(graph).partitions
+        self.partitions = _needed(partition(graph).partitions, {t.id for t in graph.outputs})
         self._ins = Ports(graph.inputs, "input")
         self._outs = Ports(graph.outputs, "output")
         unknown = [name for name in donate if name not in self._ins.names]
@@ -196,6 +197,17 @@ class Executable:
 
     def __repr__(self) -> str:
         return f"<Executable on {self.engine}: {len(self._steps)} partitions>"
+
+
+def _needed(partitions: Sequence[Partition], outputs: set[int]) -> tuple[Partition, ...]:
+    """Those whose results are used: a graph may hold ops that no output of it depends on."""
+    wanted = set(outputs)
+    kept = []
+    for part in reversed(partitions):
+        if any(t.id in wanted for t in part.output_ports):
+            wanted.update(t.id for t in part.input_ports)
+            kept.append(part)
+    return tuple(reversed(kept))
 
 
 def _reusable(out: LogicalTensor, donated: list[LogicalTensor]) -> int | None:

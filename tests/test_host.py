@@ -1,0 +1,170 @@
+"""The CPU engine's surroundings: compiler, disk cache, threads, and machines that lack one of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.runtime import cache, host
+
+PROGRAM = """
+import numpy as np, opgraph as og
+g = og.parse("graph(x: f32[?]) -> (y)\\n  y = Sigmoid(x)")
+print(float(og.compile(g)(x=np.zeros(3, np.float32))[0]))
+"""
+
+
+def run(code: str = PROGRAM, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, **env}
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "opgraph"
+
+
+def entries(folder: Path) -> list[Path]:
+    return [p for p in folder.iterdir() if p.suffix == ".so"]
+
+
+def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path) -> None:
+    assert run(XDG_CACHE_HOME=str(tmp_path)).stdout.strip() == "0.5"
+    (entry,) = entries(folder)
+    before = entry.stat().st_mtime_ns
+    assert run(XDG_CACHE_HOME=str(tmp_path)).stdout.strip() == "0.5"
+    assert entry.stat().st_mtime_ns == before
+    assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
+    assert [p.name for p in folder.iterdir()] == [entry.name]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "garbage"])
+def test_a_damaged_entry_is_built_again(tmp_path: Path, folder: Path, damage: str) -> None:
+    run(XDG_CACHE_HOME=str(tmp_path))
+    (entry,) = entries(folder)
+    good = entry.read_bytes()
+    flipped = good[:2000] + bytes([good[2000] ^ 255]) + good[2001:]
+    entry.write_bytes(
+        {"truncated": good[:-500], "flipped": flipped, "empty": b"", "garbage": b"#!/bin/sh\n" * 99}[damage]
+    )
+    done = run(XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.strip() == "0.5", done.stderr
+    assert entry.read_bytes() == good
+
+
+def test_two_processes_may_compile_the_same_kernel_at_once(tmp_path: Path, folder: Path) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
+    ]
+    assert [p.communicate(timeout=300)[0].strip() for p in both] == ["0.5"] * 3
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path, folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    done = run(XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.strip() == "0.5"
+    assert "others may write to it" in done.stderr
+    assert not list(folder.iterdir())
+
+
+def test_a_cache_that_is_no_folder_is_no_reason_to_fail(tmp_path: Path) -> None:
+    (tmp_path / "opgraph").write_text("")
+    done = run(XDG_CACHE_HOME=str(tmp_path))
+    assert done.stdout.strip() == "0.5"
+    assert "cannot be used" in done.stderr
+
+
+def test_a_full_cache_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    real = os.replace
+
+    def full(source: object, target: object) -> None:
+        if Path(str(target)).parent == tmp_path:
+            raise OSError(28, "No space left on device")
+        real(source, target)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.warns(UserWarning, match="No space left"):
+        path = cache.store("entry", b"content")
+    assert path.read_bytes().startswith(b"content")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_key_holds_source_flags_compiler_and_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, ...]] = []
+    monkeypatch.setattr(host.disk, "key", lambda *parts: seen.append(parts) or "0" * 32)
+    monkeypatch.setattr(host, "_loaded", {})
+    with pytest.raises(og.errors.DeviceError):
+        monkeypatch.setattr(
+            host, "_compiled", lambda *_: (_ for _ in ()).throw(og.errors.DeviceError("no", where="x", fix="y"))
+        )
+        og.compile(og.parse("graph(x: f32[4]) -> (y)\n  y = Exp(x)"))
+    source, flags, compiler, cpu = seen[0]
+    assert "struct Fused" in source and "-O3" in flags and host.find_compiler().identity == compiler and len(cpu) > 100
+
+
+def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opgraph.codegen import emit
+
+    monkeypatch.setattr(emit._Emitter, "expression", lambda self, s: "og::no_such_function()")
+    monkeypatch.setattr(host, "_loaded", {})
+    g = og.Graph()
+    g.add_op("Sinh", g.input("x", shape=(4,)), name="the culprit")
+    with pytest.raises(og.errors.DeviceError, match="no_such_function") as caught:
+        og.compile(g)
+    assert 'Sinh "the culprit"' in caught.value.where
+
+
+NO_COMPILER = "import shutil; shutil.which = lambda *a, **k: None\nimport sys; sys.modules['ziglang'] = None\n"
+
+
+def without(module: str) -> str:
+    return f"import importlib.util as u; real = u.find_spec; u.find_spec = lambda n, *a: None if n in ('ziglang', {module!r}) else real(n, *a)\n"
+
+
+def test_without_a_compiler_torch_runs_the_partition_and_says_so() -> None:
+    pytest.importorskip("torch")
+    done = run(NO_COMPILER + without("") + PROGRAM)
+    assert done.stdout.strip() == "0.5", done.stderr
+    assert done.stderr.count("run op by op in torch") == 1 and "opgraph[compiler]" in done.stderr
+
+
+def test_without_compiler_and_torch_numpy_runs_it_and_says_so() -> None:
+    done = run(NO_COMPILER + without("torch") + PROGRAM)
+    assert done.stdout.strip() == "0.5", done.stderr
+    assert done.stderr.count("run op by op in NumPy") == 1
+
+
+@pytest.mark.parametrize("order", ["torch first", "opgraph first"])
+def test_one_openmp_runtime_serves_torch_and_kernels(order: str) -> None:
+    pytest.importorskip("torch")
+    code = """
+import re, numpy as np, opgraph as og
+from opgraph.runtime import threads
+f = og.compile(og.parse("graph(x: f32[?]) -> (y)\\n  y = Sigmoid(x)"))
+x = np.zeros(1 << 20, np.float32); f(x=x)
+import torch
+torch.set_num_threads(1); (torch.zeros(1 << 20) + 1).sum()
+f(x=x)
+loaded = {m.group() for line in open("/proc/self/maps") if (m := re.search(r"/\\S*libgomp\\S*$", line.strip()))}
+print(threads.team(1 << 20)[0], len(loaded))
+"""
+    done = run(("import torch\n" if order == "torch first" else "") + code)
+    assert done.stdout.strip() == "1 1", done.stderr
+
+
+def test_small_calls_stay_on_one_thread() -> None:
+    from opgraph.runtime import threads
+
+    assert threads.team(1024) == (1, None)

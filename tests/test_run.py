@@ -1,0 +1,310 @@
+"""Compiled graphs against the float64 reference: every layout, the calling conventions, and bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import opgraph as og
+
+rng = np.random.default_rng(7)
+
+
+def swish_add() -> og.Graph:
+    """x * sigmoid(a x) + b, with a and b of any broadcastable shape."""
+    g = og.Graph()
+    x, a, b = (g.input(n, shape=None) for n in "xab")
+    y = g.add_op("Multiply", x, g.add_op("Sigmoid", g.add_op("Multiply", x, a)))
+    g.add_op("Add", y, b, name="y")
+    return g
+
+
+def arrays(*shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    return {n: rng.standard_normal(s).astype(np.float32) for n, s in zip("xab", shapes, strict=True)}
+
+
+def assert_right(f: og.Executable, feeds: dict[str, np.ndarray]) -> None:
+    got = f(feeds)
+    exact = og.evaluate(f.graph, feeds)
+    assert got.shape == exact.shape
+    np.testing.assert_allclose(got, exact, rtol=1e-6, atol=1e-6)
+
+
+SHAPES = {
+    "contiguous": ((4, 5, 6), (4, 5, 6), (4, 5, 6)),
+    "row": ((4, 5, 64), (64,), (1, 64)),
+    "channel": ((4, 5, 64), (5, 1), (1, 5, 1)),
+    "scalar": ((33,), (), (1,)),
+    "general": ((4, 1, 6), (5, 1), (4, 5, 6)),
+    "outer product": ((7, 1), (1, 9), (7, 9)),
+    "0-d": ((), (), ()),
+    "0 elements": ((0, 5), (5,), ()),
+    "five axes": ((2, 3, 4, 5, 6), (3, 1, 5, 1), (2, 1, 4, 1, 6)),
+    "large": ((300, 1000), (1000,), ()),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled() -> og.Executable:
+    return og.compile(swish_add())
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
+def test_every_broadcast_layout_is_right(compiled: og.Executable, shapes: tuple[tuple[int, ...], ...]) -> None:
+    assert_right(compiled, arrays(*shapes))
+
+
+VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "transposed": lambda x: x.T,
+    "every other column": lambda x: x[:, ::2],
+    "every other row": lambda x: x[::2],
+    "reversed": lambda x: x[::-1, ::-1],
+    "offset": lambda x: x.reshape(-1)[1:].reshape(-1),
+    "broadcast": lambda x: np.broadcast_to(x[:1], x.shape),
+    "fortran": np.asfortranarray,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_views_are_read_in_place(compiled: og.Executable, view: Callable[[np.ndarray], np.ndarray]) -> None:
+    x = view(rng.standard_normal((64, 64)).astype(np.float32))
+    assert_right(compiled, {"x": x, "a": np.float32(1.5), "b": x})
+
+
+def test_unaligned_memory_is_read_right(compiled: og.Executable) -> None:
+    raw = np.zeros(4 * 100 + 1, np.uint8)
+    x = raw[1:].view(np.float32)
+    x[:] = rng.standard_normal(100)
+    assert not x.flags.aligned
+    assert_right(compiled, {"x": x, "a": np.ones(100, np.float32), "b": x})
+
+
+def test_results_do_not_depend_on_the_number_of_threads(
+    compiled: og.Executable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opgraph.runtime import threads
+
+    feeds = arrays((1000, 1003), (1003,), (1000, 1))
+    several = compiled(feeds)
+    monkeypatch.setattr(threads, "team", lambda size: (1, None))
+    np.testing.assert_array_equal(several.view(np.uint32), compiled(feeds).view(np.uint32))
+
+
+def test_results_streamed_past_the_caches_are_the_same(
+    compiled: og.Executable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opgraph.runtime import fused
+
+    feeds = arrays((513, 1021), (1021,), (513, 1))
+    plain = compiled(feeds)
+    monkeypatch.setattr(fused, "STREAMING_BYTES", 0)
+    again = og.compile(compiled.graph)
+    out = np.zeros(plain.size + 3, np.float32)[3:].reshape(plain.shape)  # not aligned to 16 bytes
+    np.testing.assert_array_equal(plain, again(feeds, out=out))
+
+
+def test_two_threads_may_call_at_once(compiled: og.Executable) -> None:
+    feeds = [arrays((100, 1000), (1000,), ()) for _ in range(4)]
+    wanted = [compiled(f) for f in feeds]
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            if not np.array_equal(compiled(feeds[index]), wanted[index]):
+                wrong.append(index)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert not wrong
+
+
+def test_a_forked_child_runs() -> None:
+    code = """
+import os, warnings, numpy as np, opgraph as og
+g = og.Graph(); x = g.input("x", shape=(None,)); g.add_op("Sigmoid", x)
+f = og.compile(g); x = np.ones(1 << 20, np.float32); f(x=x)
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.allclose(f(x=x), 0.7310586) else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "0"
+
+
+# -- calling ----------------------------------------------------------------------------------------------------------
+
+
+def test_names_that_are_no_identifiers_are_bound_in_a_dict() -> None:
+    g = og.Graph()
+    x, out = g.input('a "b"\n*/', shape=(3,)), g.input("out", shape=(3,))
+    g.add_op("Add", x, out, name="y; int main() {")
+    f = og.compile(g)
+    one = np.ones(3, np.float32)
+    np.testing.assert_array_equal(f({'a "b"\n*/': one, "out": one}), 2 * one)
+    assert "main" not in "".join(f.kernels.values())
+
+
+def test_several_outputs_come_as_a_dict_in_declaration_order() -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(3,))
+    s = g.add_op("Sigmoid", x, name="s")
+    g.add_op("Multiply", x, s, name="y")
+    g.output(s)
+    f = og.compile(g)
+    x = np.ones(3, np.float32)
+    got = f(x=x)
+    assert list(got) == ["s", "y"]
+    buffers = {"y": np.empty(3, np.float32), "s": np.empty(3, np.float32)}
+    assert f(x=x, out=buffers) is buffers
+    np.testing.assert_array_equal(buffers["s"], got["s"])
+
+
+def test_out_may_be_the_input_itself(compiled: og.Executable) -> None:
+    feeds = arrays((100,), (), ())
+    wanted = compiled(feeds)
+    compiled(feeds, out=feeds["x"])
+    np.testing.assert_array_equal(feeds["x"], wanted)
+
+
+def test_bind_repeats_a_call_on_the_same_arrays(compiled: og.Executable) -> None:
+    feeds, out = arrays((100,), (), ()), np.empty(100, np.float32)
+    call = compiled.bind(feeds, out=out)
+    feeds["x"][:] = 2
+    assert call() is out
+    np.testing.assert_array_equal(out, compiled(feeds))
+
+
+def test_donated_memory_becomes_the_output() -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(1000,))
+    g.add_op("Sigmoid", x)
+    f = og.compile(g, donate=("x",))
+    x = np.ones(1000, np.float32)
+    assert f(x=x) is x
+    np.testing.assert_allclose(x, 0.7310586, rtol=1e-6)
+
+
+def test_inputs_and_constants_may_be_outputs() -> None:
+    g = og.Graph()
+    x, c = g.input("x", shape=(2,)), g.constant("c", np.ones(2, np.float32))
+    y = g.add_op("Add", x, c, name="y")
+    g.output(x, c, y)
+    got = og.compile(g)(x=np.zeros(2, np.float32))
+    assert list(got) == ["x", "c", "y"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_16_bit_values_are_rounded_once(dtype: type) -> None:
+    name = "f16" if dtype is np.float16 else "bf16"
+    g = og.Graph()
+    x = g.input("x", name, (None,))
+    g.add_op("Subtract", g.add_op("Add", x, 1.0), 1.0)
+    x = np.array([2.0**-12], np.float32).astype(dtype)
+    assert og.compile(g)(x=x).astype(np.float64)[0] == float(x[0])
+    assert og.compile(g, rounding="each")(x=x).astype(np.float64)[0] == 0.0
+
+
+def test_a_typecast_rounds_where_it_stands() -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(None,))
+    half = g.add_op("TypeCast", x, dtype="bf16")
+    g.add_op("Multiply", g.add_op("TypeCast", half, dtype="f32"), 1.0)
+    f = og.compile(g)
+    assert len(f.partitions) == 1
+    x = rng.standard_normal(100).astype(np.float32)
+    np.testing.assert_array_equal(f(x=x), x.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_torch_tensors_come_back_as_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    g = og.Graph()
+    x = g.input("x", "bf16", (None,))
+    g.add_op("Multiply", x, g.add_op("Sigmoid", x))
+    got = og.compile(g)(x=torch.ones(5, dtype=torch.bfloat16))
+    assert isinstance(got, torch.Tensor) and got.dtype is torch.bfloat16
+    out = torch.zeros(5, dtype=torch.bfloat16)
+    og.compile(g)(x=torch.ones(5, dtype=torch.bfloat16), out=out)
+    assert torch.equal(out, got)
+
+
+def test_what_no_output_depends_on_is_not_run() -> None:
+    f = og.compile(og.parse("graph(x: f32[4]) -> (y)\n  %0 = Exp(x)\n  y = Sigmoid(x)"))
+    assert len(f.partitions) == 1
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+F32 = np.float32
+BAD_CALLS: dict[str, tuple[type[Exception], Callable[[og.Executable], object]]] = {
+    "missing": (og.errors.InvalidArguments, lambda f: f(x=np.ones(4, F32))),
+    "unknown": (og.errors.InvalidArguments, lambda f: f(x=np.ones(4, F32), y=np.ones(4, F32), z=1)),
+    "twice": (og.errors.InvalidArguments, lambda f: f({"x": np.ones(4, F32)}, x=np.ones(4, F32))),
+    "no array": (og.errors.InvalidArguments, lambda f: f(x=[1, 2], y=np.ones(4, F32))),
+    "dtype": (og.errors.InvalidDataType, lambda f: f(x=np.ones(4), y=np.ones(4, F32))),
+    "shape": (og.errors.InvalidShape, lambda f: f(x=np.ones(5, F32), y=np.ones(4, F32))),
+    "symbol": (og.errors.InvalidShape, lambda f: f(x=np.ones((2, 4), F32), y=np.ones((3, 4), F32))),
+    "out dtype": (
+        og.errors.InvalidDataType,
+        lambda f: f(x=np.ones((2, 4), F32), y=np.ones((2, 4), F32), out=np.ones((2, 4))),
+    ),
+    "out shape": (
+        og.errors.InvalidShape,
+        lambda f: f(x=np.ones((2, 4), F32), y=np.ones((2, 4), F32), out=np.ones((3, 4), F32)),
+    ),
+    "out read-only": (
+        og.errors.InvalidArguments,
+        lambda f: f(x=np.ones((2, 4), F32), y=np.ones((2, 4), F32), out=np.broadcast_to(np.ones(4, F32), (2, 4))),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def add() -> og.Executable:
+    g = og.Graph()
+    x, y = g.input("x", shape=("n", 4)), g.input("y", shape=("n", 4))
+    g.add_op("Add", x, y)
+    return og.compile(g)
+
+
+@pytest.mark.parametrize(("error", "call"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
+def test_bad_calls_say_what_where_and_how_to_fix(
+    add: og.Executable, error: type[Exception], call: Callable[[og.Executable], object]
+) -> None:
+    with pytest.raises(error) as caught:
+        call(add)
+    assert isinstance(caught.value, og.errors.OpGraphError)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3 and lines[1].startswith("  where: ") and lines[2].startswith("  fix:   ")
+
+
+def test_an_output_that_overlaps_an_input_is_refused(add: og.Executable) -> None:
+    memory = np.zeros((3, 4), F32)
+    with pytest.raises(og.errors.InvalidArguments, match="overlaps"):
+        add(x=memory[:2], y=np.ones((2, 4), F32), out=memory[1:])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/meminfo")
+@pytest.mark.slow
+def test_more_than_2_to_the_31_elements() -> None:
+    free = int(next(line for line in open("/proc/meminfo") if line.startswith("MemAvailable")).split()[1]) * 1024
+    n = (1 << 31) + 1000
+    if free < 3 * n:
+        pytest.skip(f"needs {3 * n >> 30} GiB of memory, {free >> 30} are free")
+    g = og.Graph()
+    x = g.input("x", "u8", (None,))
+    g.add_op("Add", x, 1)
+    x = np.zeros(n, np.uint8)
+    x[-1] = 41
+    og.compile(g)(x=x, out=x)
+    assert x[0] == 1 and x[1 << 31] == 1 and x[-1] == 42
