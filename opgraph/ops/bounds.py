@@ -117,7 +117,14 @@ CLAMP = pointwise(
     ),
     onnx=(
         Onnx(op_type="Clip", since=11, inputs=("src", "low|$min", "high|$max"), note="bounds are scalars there"),
-        Onnx(op_type="Clip", since=6, until=10, attrs={"min": "min", "max": "max"}, inputs=("src",)),
+        Onnx(
+            op_type="Clip",
+            since=6,
+            until=10,
+            attrs={"min": "min", "max": "max"},
+            inputs=("src",),
+            note="min > max is an error there",
+        ),
     ),
     decomposition=_clamp_decomposition,
     cost=2,

@@ -131,9 +131,9 @@ def _numpy_form(formula: Callable[..., Any], defaults: Attrs, channel_inputs: tu
         narrow = {a.dtype for a in given if a.dtype.itemsize == 2}
         # One narrow dtype alone is rounded back to; a mix of float dtypes meets in f32.
         mixed = len(narrow) > 1 or any(a.dtype == np.float32 for a in given)
-        wide = [a.astype(np.float32) if a.dtype in narrow else a for a in given]
         values = {**defaults, **attrs}
         with np.errstate(all="ignore"):
+            wide = [a.astype(np.float32) if a.dtype in narrow else a for a in given]
             result = np.asarray(formula(*_aligned(wide, channel_inputs, values), **_formula_attrs(values)))
             if result.dtype == np.float32 and narrow and not mixed:
                 result = result.astype(narrow.pop())

@@ -99,11 +99,11 @@ SELU = pointwise(
 
 CELU = pointwise(
     "Celu",
-    "y = max(x, 0) + min(0, alpha (e^(x / alpha) - 1)).",
+    "y = x for x > 0, alpha (e^(x / alpha) - 1) otherwise.",
     attrs=(Attr(name="alpha", type="f32", default=1.0),),
-    reference=lambda x, alpha: np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(x / alpha)),
+    reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x / alpha)),
     expression="og::celu({src}, {alpha})",
-    torch=lambda t, x, alpha: t.clamp(x, min=0) + t.clamp(alpha * t.expm1(x / alpha), max=0),
+    torch=lambda t, x, alpha: t.where(x > 0, x, alpha * t.expm1(x / alpha)),
     onnx=(Onnx(op_type="Celu", since=12, attrs={"alpha": "alpha"}),),
     decomposition="Multiply(Elu(Divide(src, $alpha), alpha=1), $alpha)",
     cost=25,

@@ -42,8 +42,8 @@ def swish(x: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
 
 def softplus(z: np.ndarray) -> np.ndarray:
     """log(1 + exp(z))."""
-    bent: np.ndarray = np.log1p(np.exp(-np.abs(z)))
-    return np.maximum(z, 0) + bent
+    y: np.ndarray = np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z)))
+    return y
 
 
 def mish(x: np.ndarray) -> np.ndarray:
@@ -61,24 +61,47 @@ def gelu_erf(x: np.ndarray) -> np.ndarray:
     """
     wide = np.maximum(np.asarray(x, np.float64), -60.0)  # the result has been -0 since -39
     tail = np.minimum(wide, -1.0)
-    square, rest = _square(tail)
+    square, rest = _product(tail, tail)
     left = times_exp(0.5 * wide * erfcx(tail * -math.sqrt(0.5)) * (1 - 0.5 * rest), -0.5 * square)
     y = where(wide < -1, left, 0.5 * wide * erfc(np.maximum(wide, -1.0) * -math.sqrt(0.5)))
     return where(np.isnan(x), x, y).astype(x.dtype)
 
 
+# 2 sqrt(2 / pi) and 0.044715 times that, each as a sum of two doubles (mpmath).
+_SLOPE, _SLOPE_REST = float.fromhex("0x1.9884533d43651p+0"), float.fromhex("-0x1.cbc0d30ebfd15p-54")
+_CUBE, _CUBE_REST = float.fromhex("0x1.2444f2a4d8b4bp-4"), float.fromhex("-0x1.6c843a29d1c7p-61")
+
+
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
-    """x/2 (1 + tanh u) = x sigmoid(2u) with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    return times_sigmoid(x, (2 * math.sqrt(2 / math.pi)) * (x + 0.044715 * (x * x * x)))
+    """x/2 (1 + tanh u) = x sigmoid(2u) with u = sqrt(2 / pi) (x + 0.044715 x^3).
+
+    2u reaches -700 before the result vanishes, so it is carried in two parts.
+    """
+    wide = np.maximum(np.asarray(x, np.float64), -25.0)  # the result has been -0 since -22
+    v = np.minimum(wide, 12.0)
+    square, square_rest = _product(v, v)
+    cube, cube_rest = _product(np.asarray(_CUBE), square)
+    slope = _SLOPE + cube
+    back = slope - _SLOPE
+    rest = cube_rest + _CUBE * square_rest + _CUBE_REST * square + _SLOPE_REST
+    slope_rest = ((_SLOPE - (slope - back)) + (cube - back)) + rest
+    z, z_rest = _product(v, slope)
+    y = times_sigmoid(wide, z) * (1 + (z_rest + v * slope_rest) * sigmoid(-z))
+    return where(np.isnan(x), x, y).astype(x.dtype)
 
 
-def _square(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x^2 as an unevaluated sum (Dekker 1971); |x| < 2^500."""
-    scaled = 134217729.0 * x
-    high = scaled - (scaled - x)
-    low = x - high
-    square = x * x
-    return square, ((high * high - square) + 2 * high * low) + low * low
+def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a b as an unevaluated sum (Dekker 1971); no factor beyond 2^500."""
+    product = a * b
+    a_high, a_low = _halves(a)
+    b_high, b_low = _halves(b)
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _halves(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    scaled = 134217729.0 * a
+    high = scaled - (scaled - a)
+    return high, a - high
 
 
 def erf(x: np.ndarray) -> np.ndarray:
@@ -97,7 +120,7 @@ def erfcx(x: np.ndarray) -> np.ndarray:
 
 
 def lgamma(x: np.ndarray) -> np.ndarray:
-    """log |gamma(x)|; inf at 0, -1, -2 ...  The zeros at 1 and 2 keep their relative precision.
+    """log |gamma(x)|; inf at 0, -1, -2 ... and at both infinities.  The zeros at 1 and 2 keep their relative precision.
 
     Source: around 1, log gamma(1 + e) = -log1p(e) + e (1 - euler) + sum (-1)^k (zeta(k) - 1) e^k / k (Abramowitz and
     Stegun 6.1.33); around 2 without the logarithm.
@@ -106,10 +129,12 @@ def lgamma(x: np.ndarray) -> np.ndarray:
     general = _special("gammaln", None)(wide)
     zetac = _special("zetac", None)
     for centre in (1.0, 2.0):
-        near = np.abs(wide - centre) < 0.25
+        near = np.abs(wide - centre) <= 0.5
         e = where(near, wide - centre, 0.0)
-        series = sum((-e) ** k * (zetac(float(k)) / k) for k in range(28, 1, -1)) + e * (1 - np.euler_gamma)
+        series = sum((-e) ** k * (zetac(float(k)) / k) for k in range(34, 1, -1)) + e * (1 - np.euler_gamma)
         general = where(near, series - np.log1p(e) if centre == 1.0 else series, general)
+    # gamma(x) is 1 / x to the last bit near 0, where SciPy says inf for subnormal x.
+    general = where(np.abs(wide) < 1e-17, -np.log(np.abs(wide)), where(np.isinf(wide), np.inf, general))
     return general.astype(x.dtype)
 
 
