@@ -35,7 +35,7 @@ SWISH = pointwise(
     attrs=(Attr(name="alpha", type="f32", default=1.0),),
     reference=lambda x, factor=1.0, *, alpha: stable.swish(x, alpha * factor),
     expression=lambda attrs, given: (
-        "og::swish({src}, {alpha})"
+        ("og::swish({src})" if attrs["alpha"] == 1 else "og::swish({src}, {alpha})")
         if "factor" not in given
         else "og::swish({src}, {factor})"
         if attrs["alpha"] == 1
