@@ -58,7 +58,7 @@ _ALL = (
     DType(name="s32", numpy=np.dtype(np.int32), category="int", storage="og::i32", compute="og::i32", onnx=6),
     DType(name="s8", numpy=np.dtype(np.int8), category="int", storage="og::i8", compute="og::i8", onnx=3),
     DType(name="u8", numpy=np.dtype(np.uint8), category="int", storage="og::u8", compute="og::u8", onnx=2),
-    DType(name="boolean", numpy=np.dtype(np.bool_), category="bool", storage="bool", compute="bool", onnx=9),
+    DType(name="boolean", numpy=np.dtype(np.bool_), category="bool", storage="og::b8", compute="bool", onnx=9),
     DType(name="f8_e4m3", numpy=np.dtype(ml_dtypes.float8_e4m3fn), category="storage", onnx=17),
     DType(name="f8_e5m2", numpy=np.dtype(ml_dtypes.float8_e5m2), category="storage", onnx=19),
     DType(name="s4", numpy=np.dtype(ml_dtypes.int4), category="storage", onnx=22),
