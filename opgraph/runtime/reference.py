@@ -19,6 +19,8 @@ from opgraph.runtime.arguments import Ports
 
 #: Runs an op that opgraph has no formula for: the op and its inputs in, its outputs out.
 Foreign: TypeAlias = Callable[[Op, tuple[np.ndarray, ...]], Sequence[np.ndarray]]
+#: Sees every value that an op makes.
+Watch: TypeAlias = Callable[[LogicalTensor, np.ndarray], None]
 
 
 def evaluate(
@@ -28,6 +30,7 @@ def evaluate(
     *,
     dtype: str | None = "f64",
     foreign: Foreign | None = None,
+    watch: Watch | None = None,
     **named: Any,
 ) -> Any:
     """Runs a graph by the definitions of its ops, one after the other.
@@ -40,7 +43,8 @@ def evaluate(
             float dtype: the same in that one. None: every op's result is rounded to its declared dtype; f16 and bf16
             ops compute in f32 and round once.
         foreign: runs a Wildcard op; it gets arrays in the working dtype, and what it returns is converted to that.
-        named: arrays by name. An input called `dtype` or `foreign` goes by dict.
+        watch: called with each tensor that an op makes, and its value, which it must not change.
+        named: arrays by name. An input called `dtype`, `foreign` or `watch` goes by dict.
 
     Returns: the output, or a dict of them by name in declaration order; in the kind of array that was given.
 
@@ -55,20 +59,31 @@ def evaluate(
     graph.finalize()
     feeds, named, kind = exchange.imported(feeds, named)
     arrays = Ports(graph.inputs, "input").bind(feeds, named)
-    values = {t.id: _in_working_dtype(a, dtype) for t, a in zip(graph.inputs, arrays, strict=True)}
-    values.update((t.id, _in_working_dtype(opdef.array_of(t), dtype)) for t in graph.constants)
-    kept = {t.id for t in graph.outputs}
-    last = {t.id: op.id for op in graph.ops for t in op.inputs}
-    for op in graph.ops:
-        values.update(zip((t.id for t in op.outputs), _run(op, values, dtype, foreign), strict=True))
-        for tensor in op.inputs:
-            if last[tensor.id] == op.id and tensor.id not in kept:
-                values.pop(tensor.id, None)
-    results = [values[t.id] for t in graph.outputs]
+    with np.errstate(all="ignore"):  # overflow and NaN are results like others
+        values = {t.id: _in_working_dtype(a, dtype) for t, a in zip(graph.inputs, arrays, strict=True)}
+        values.update((t.id, _in_working_dtype(opdef.array_of(t), dtype)) for t in graph.constants)
+        results = _run_all(graph, values, dtype, foreign, watch)
     if kind is not None:
         results = [exchange.exported(r, kind) for r in results]
     names = Ports(graph.outputs, "output").names
     return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
+
+
+def _run_all(
+    graph: Graph, values: dict[int, np.ndarray], dtype: str | None, foreign: Foreign | None, watch: Watch | None
+) -> list[np.ndarray]:
+    kept = {t.id for t in graph.outputs}
+    last = {t.id: op.id for op in graph.ops for t in op.inputs}
+    for op in graph.ops:
+        made = list(zip(op.outputs, _run(op, values, dtype, foreign), strict=True))
+        values.update((t.id, array) for t, array in made)
+        if watch is not None:
+            for tensor, array in made:
+                watch(tensor, array)
+        for tensor in op.inputs:
+            if last[tensor.id] == op.id and tensor.id not in kept:
+                values.pop(tensor.id, None)
+    return [values[t.id] for t in graph.outputs]
 
 
 def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: Foreign | None) -> Sequence[np.ndarray]:
