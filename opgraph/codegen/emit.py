@@ -37,7 +37,7 @@ def emit_functor(loop: Loop, variant: Variant, *, packs: bool) -> Functor:
     """The functor of one kernel variant: its operands, its arithmetic, and how an element is loaded and stored.
 
     Args:
-        packs: with `vectors`, which moves packs of elements (CUDA); without, with `redirect` (the CPU, whose compiler
+        packs: with `fetch` and `finish`, which move packs (CUDA); without, with `redirect` (the CPU, whose compiler
             vectorises `element`).
     """
     return _Emitter(loop, variant).functor(packs)
@@ -69,7 +69,7 @@ class _Emitter:
         self.apply()
         self.element()
         if packs:
-            self.vectors()
+            self.packs()
         else:
             self.redirect()
         self.put("};")
@@ -119,7 +119,7 @@ class _Emitter:
         return (
             self.store_kinds[position - n]
             if position >= n
-            else dict((self.positions[x.name], k) for x, k in self.loads)[position]
+            else {self.positions[x.name]: k for x, k in self.loads}[position]
         )
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
@@ -213,33 +213,31 @@ class _Emitter:
         self.put("    return size[i];")
         self.put("  }")
 
-    def vectors(self) -> None:
-        """U packs of V neighbouring elements, all loads before the first use."""
-        self.put("  template <int V, int U> OG_FN void vectors(og::i64 i, og::i64 stride) const {")
+    def packs(self) -> None:
+        """V neighbouring elements: loads, then all that follows, so that a skeleton can load several packs first."""
         kinds = {x.name: k for x, k in self.loads}
-        for x in self.element_loads():
-            self.put(f"    og::Pack<{_storage(x.dtype)}, V> {x.name}_pack[U];")
-        for i, store in enumerate(self.loop.stores):
-            self.put(f"    og::Pack<{_storage(store.dtype)}, V> y{i}_pack[U];")
-        self.put("    OG_UNROLL for (int u = 0; u < U; ++u) {")
-        for x in self.element_loads():
+        loads = self.element_loads()
+        self.put("  template <int V> struct Packs {")
+        for x in loads:
+            self.put(f"    og::Pack<{_storage(x.dtype)}, V> {x.name};")
+        self.put("  };")
+        self.put("  template <int V> OG_FN void fetch(Packs<V>& in, og::i64 i) const {")
+        for x in loads:
             if kinds[x.name] == CONTIGUOUS:
-                self.put(f"      {x.name}_pack[u] = og::load_pack<V>({x.name} + i + u * stride);")
+                self.put(f"    in.{x.name} = og::load_pack<V>({x.name} + i);")
             else:
-                self.put(f"      {x.name}_pack[u] = og::gather_pack<V>({x.name}, i + u * stride, {x.name}_step);")
-        self.put("    }")
-        self.put("    OG_UNROLL for (int u = 0; u < U; ++u) OG_UNROLL for (int k = 0; k < V; ++k) {")
-        self.results([f"og::load({x.name}_pack[u].item[k])" for x in self.element_loads()], "      ")
+                self.put(f"    in.{x.name} = og::gather_pack<V>({x.name}, i, {x.name}_step);")
+        self.put("  }")
+        self.put("  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i) const {")
         for i, store in enumerate(self.loop.stores):
-            self.put(f"      y{i}_pack[u].item[k] = og::store<{_storage(store.dtype)}>(r{i});")
-        self.put("    }")
-        self.put("    OG_UNROLL for (int u = 0; u < U; ++u) {")
+            self.put(f"    {_compute(store.dtype)} r{i}[V];")
+        args = [f"og::load(in.{x.name}.item[k])" for x in loads] + [f"r{i}[k]" for i in range(len(self.loop.stores))]
+        self.put(f"    OG_UNROLL for (int k = 0; k < V; ++k) apply({', '.join(args)});")
         for i in range(len(self.loop.stores)):
             if self.store_kinds[i] == STRIDED:
-                self.put(f"      og::scatter_pack<V>(y{i}, i + u * stride, y{i}_step, y{i}_pack[u]);")
+                self.put(f"    og::scatter_pack<V>(y{i}, i, y{i}_step, r{i});")
             else:
-                self.put(f"      og::store_pack<V>(y{i} + i + u * stride, y{i}_pack[u]);")
-        self.put("    }")
+                self.put(f"    og::store_pack<V>(y{i} + i, r{i});")
         self.put("  }")
 
 

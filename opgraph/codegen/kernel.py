@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.sources import spliced
 from opgraph.ir import dtypes
-from opgraph.loops.layout import CONTIGUOUS, Layout, Variant
+from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, Variant
 from opgraph.loops.loop import Loop
 
 BLOCK_SIZE = 256  # kernels/pointwise.cuh
 _BYTES_PER_ACCESS = 16
+_BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
+_ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
+_NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _CUDA = "host.h", "pointwise.cuh"
 
 
@@ -66,51 +69,82 @@ class CudaVariant:
     Attributes:
         base: operand kinds.
         rank: of the collapsed space.
-        vector: elements per pack; 1 where an operand is not aligned for more.
+        vector: elements per pack.
         unroll: packs per thread.
+        narrow: rows are found in 32-bit arithmetic; flat positions always have 64 bits.
     """
 
     base: Variant
     rank: int
     vector: int
     unroll: int
+    narrow: bool
+
+    @property
+    def tile(self) -> int:
+        """How many elements of a flat space, or packs of rows, one block does."""
+        return BLOCK_SIZE * self.unroll * (self.vector if self.base.flat else 1)
 
 
-def cuda_variant(loop: Loop, layout: Layout, *, aligned: bool) -> CudaVariant:
+def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCESS) -> CudaVariant:
     """The variant for a layout.
 
     Args:
-        aligned: whether every contiguous operand's address is a multiple of 16 bytes.
+        alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
-    operands = [x.dtype for x in loop.loads] + [s.dtype for s in loop.stores]
-    moving = [
-        dtypes.BY_NAME[d].itemsize for d, k in zip(operands, layout.variant.operands, strict=True) if k == CONTIGUOUS
-    ]
-    vector = _BYTES_PER_ACCESS // min(moving) if moving and aligned else 1
-    if not layout.variant.flat and vector > 1:
-        rows = [layout.dims[-1]]
-        rows += [
-            s for st, k in zip(layout.strides, layout.variant.operands, strict=True) if k == CONTIGUOUS for s in st[:-1]
-        ]
-        if any(r % vector for r in rows):
-            vector = 1
-    one_input = sum(k == CONTIGUOUS for k in layout.variant.operands[: len(loop.loads)]) == 1
-    unroll = 2 if layout.variant.flat and one_input and vector > 1 else 1
-    return CudaVariant(layout.variant, len(layout.dims), vector, unroll)
+    kinds = layout.variant.operands
+    sizes = [dtypes.BY_NAME[x.dtype].itemsize for x in (*loop.loads, *loop.stores)]
+    moving = [size for size, kind in zip(sizes, kinds, strict=True) if kind == CONTIGUOUS]
+    vector = 1
+    if moving:
+        # Twice 16 bytes of the widest type: f64 next to booleans would fill 128 bytes of registers for each operand.
+        vector = min(_BYTES_PER_ACCESS // min(moving), max(2 * _BYTES_PER_ACCESS // max(moving), 1))
+        rows = [] if layout.variant.flat else [layout.dims[-1]]
+        for strides, kind in zip(layout.strides, kinds, strict=True):
+            rows.extend(strides[:-1] if kind == CONTIGUOUS else ())
+        while vector > 1 and (
+            any(r % vector for r in rows) or any(min(_BYTES_PER_ACCESS, vector * m) > alignment for m in moving)
+        ):
+            vector //= 2
+    loaded = sum(vector * s for s, k in zip(sizes, kinds[: len(loop.loads)]) if k in (CONTIGUOUS, STRIDED))
+    unroll = max(min(_BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
+    narrow = layout.size < _NARROW and all(abs(s) < _NARROW for strides in layout.strides for s in strides)
+    return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow and not layout.variant.flat)
 
 
 def cuda_source(loop: Loop, variant: CudaVariant) -> KernelSource:
-    """The CUDA kernel of a variant. Entry: base pointers one by one, then the layout struct by value, then counts."""
-    count = len(loop.loads) + len(loop.stores)
-    params = ", ".join(f"void* p{i}" for i in range(count))
-    base = ", ".join(f"p{i}" for i in range(count))
-    layout = f"og::Layout<{variant.rank}, {count}>"
-    head = f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) ENTRY({params}, const {layout} layout, '
+    """The CUDA kernel of a variant.
+
+    Entry: base pointers one by one; then, for a flat space, the step of each strided operand and the number of
+    elements, both i64; for rows og::Layout by value and the number of packs (i32 if `narrow`). `cuda_layout` packs it.
+    """
+    operands = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
+    params = [f"void* {name}" for name in operands]
+    body = [f"  void* const base[] = {{{', '.join(operands)}}};"]
     if variant.base.flat:
-        tail = f"og::i64 n) {{\n  void* const base[] = {{{base}}};\n  og::flat<Fused, {variant.vector}, {variant.unroll}>(base, layout, n);\n}}"
+        strided = [k == STRIDED for k in variant.base.operands]
+        params += [f"og::i64 {name}_step" for name, s in zip(operands, strided, strict=True) if s]
+        steps = [f"{name}_step" if s else "1" for name, s in zip(operands, strided, strict=True)]
+        params.append("og::i64 n")
+        body.append(f"  const og::i64 step[] = {{{', '.join(steps)}}};")
+        body.append(f"  og::flat<Fused, {variant.vector}, {variant.unroll}>(base, step, n);")
     else:
-        tail = (
-            f"og::i64 packs, og::i64 n) {{\n  void* const base[] = {{{base}}};\n"
-            f"  og::rows<Fused, {variant.vector}, {variant.rank}>(base, layout, packs, n);\n}}"
-        )
-    return _source(loop, variant.base, _CUDA, head + tail)
+        index = "og::u32" if variant.narrow else "og::i64"
+        params += [f"const og::Layout<{index}, {variant.rank}, {len(operands)}> layout", f"{index} n"]
+        body.append(f"  og::rows<Fused, {variant.vector}, {variant.unroll}>(base, layout, n);")
+    head = f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) ENTRY({", ".join(params)}) {{'
+    return _source(loop, variant.base, _CUDA, "\n".join([head, *body, "}"]))
+
+
+def cuda_layout(layout: Layout, variant: CudaVariant) -> tuple[int, ...]:
+    """og::Layout of kernels/pointwise.cuh for rows, as 64-bit words."""
+    words = []
+    for extent in (*layout.dims[:-1], layout.dims[-1] // variant.vector):
+        words += [extent, _magic(extent) if variant.narrow else 0]
+    return (*words, *[step for strides in layout.strides for step in strides])
+
+
+def _magic(divisor: int) -> int:
+    """The multiplier and, in the upper half, the shift that divide by `divisor`; formula at og::Divider."""
+    shift = (divisor - 1).bit_length()
+    return ((1 << 32) * ((1 << shift) - divisor) // divisor + 1) | shift << 32

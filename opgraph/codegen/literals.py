@@ -35,10 +35,8 @@ def _float_literal(value: float, compute: str) -> str:
     if math.isinf(value):
         return f"{'-' if value < 0 else ''}og::infinity<{compute}>()"
     suffix = "f" if compute == "float" else ""
-    if value == int(value) and abs(value) < 1e6:
-        text = f"{value:.1f}{suffix}"  # 1.0f reads better than 0x1p+0f
-    else:
-        text = f"{_short_hex(value)}{suffix}"
+    short = value == int(value) and abs(value) < 1e6  # 1.0f reads better than 0x1p+0f
+    text = f"{value:.1f}{suffix}" if short else f"{_short_hex(value)}{suffix}"
     return f"({text})" if text.startswith("-") else text
 
 

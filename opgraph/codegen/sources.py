@@ -1,6 +1,6 @@
 """The sources in `kernels/`, spliced into one text.
 
-Spliced, never included: CuPy's disk cache keys on the source text alone, so an edited header would leave a stale binary.
+Spliced, never included: CuPy's disk cache keys on the source text alone; an edited header would leave a stale binary.
 """
 
 from __future__ import annotations
