@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from opgraph.errors import DeviceError
@@ -17,14 +16,15 @@ _PRAGMA = re.compile(r"^#pragma once\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*//.*\n", re.MULTILINE)
 
 
+@cache
 def kernel_folder() -> Path:
     """Where the sources are: inside the package in a wheel, at the top of a checkout.
 
     Raises:
         DeviceError: in neither place.
     """
-    packaged = Path(str(resources.files("opgraph"))) / "_kernels"
-    checkout = Path(str(resources.files("opgraph"))).parent / "kernels"
+    package = Path(__file__).parent.parent
+    packaged, checkout = package / "_kernels", package.parent / "kernels"
     for folder in (packaged, checkout):
         if (folder / "config.h").is_file():
             return folder
