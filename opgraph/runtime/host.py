@@ -70,8 +70,8 @@ def _cpu() -> str:
             head = file.read(16384).decode(errors="replace")
     except OSError:
         head = ""
-    found = re.findall(r"^(?:model name|flags|Features|CPU part)\s*:.*$", head.split("\n\n")[0], re.MULTILINE)
-    return "\n".join([platform.machine(), *found])
+    named = ("model name", "flags", "Features", "CPU part")
+    return "\n".join([platform.machine(), *(x for x in head.split("\n\n")[0].splitlines() if x.startswith(named))])
 
 
 _loaded: dict[str, Any] = {}
