@@ -1,0 +1,1 @@
+"""Partitions: what runs as one kernel, by which rules, and why."""

@@ -78,9 +78,12 @@ class View:
         """Whether one of its readings has this kind."""
         return op.kind == kind or (op.id in self._units and self._units[op.id].kind == kind)
 
-    def kinds_below(self, op: Op) -> list[str]:
-        """Kinds of the readings of its operands' producers; through operands of its own kind, one step further."""
-        kinds: dict[str, None] = {}
+    def kinds_below(self, op: Op) -> list[tuple[str, str]]:
+        """Kinds of the ops right below and of those under these: (kind, ""), (kind, kind under it).
+
+        All readings count. Operands of an op's own kind are looked through once: products may be associated anyhow.
+        """
+        kinds: dict[tuple[str, str], None] = {}
         for tensor in op.inputs:
             below = self._producer.get(tensor.id)
             if below is None:
@@ -93,10 +96,17 @@ class View:
                         self._add_kinds(further, kinds)
         return list(kinds)
 
-    def _add_kinds(self, op: Op, kinds: dict[str, None]) -> None:
-        kinds[op.kind] = None
-        if op.id in self._units:
-            kinds[self._units[op.id].kind] = None
+    def _add_kinds(self, op: Op, kinds: dict[tuple[str, str], None]) -> None:
+        unit = self._units.get(op.id)
+        readings = [(op.kind, op.inputs)] if unit is None else [(op.kind, op.inputs), (unit.kind, unit.inputs)]
+        for kind, inputs in readings:
+            kinds[kind, ""] = None
+            for tensor in inputs:
+                under = self._producer.get(tensor.id)
+                if under is not None:
+                    kinds[kind, under.kind] = None
+                    if under.id in self._units:
+                        kinds[kind, self._units[under.id].kind] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +115,11 @@ class Pattern:
 
     Attributes:
         root: kind of its root.
-        below: kinds of which one must stand right below the root; ("",) where none need to.
+        below: what must stand below the root, any of these: a kind and one under it, "" for any. Cheap to look at.
     """
 
     root: str
-    below: tuple[str, ...]
+    below: tuple[tuple[str, str], ...]
     tree: Call
 
     def match(self, op: Op, view: View, accept: Callable[[Match], bool]) -> Match | None:
@@ -146,8 +156,8 @@ def _specific_first(call: Call) -> Call:
     if call.kind == _ALTERNATIVES:
         return Call(call.kind, args)
     record = opdef.get(call.kind, where="a pattern")
-    if len(args) > 2 and record.commutative and len(args) > 4:
-        raise InvalidArguments(f"{call.kind} of {len(args)} arguments", where="a pattern", fix="use at most four")
+    if record.commutative and len(args) > 4:
+        raise InvalidArguments(f"{call.kind} of {len(args)} arguments", where="a pattern", fix="use four at most")
     if record.commutative:
         args = tuple(sorted(args, key=_vagueness))
     return Call(call.kind, args, call.attrs)
@@ -159,14 +169,28 @@ def _vagueness(expr: Expr) -> int:
     return 2 if isinstance(expr, Num) else 3 if isinstance(expr, Param) else 4
 
 
-def _kinds_needed(root: Call) -> tuple[str, ...]:
-    for arg in root.args:
-        if isinstance(arg, Call) and arg.kind != _ALTERNATIVES:
-            return (arg.kind,)
-    for arg in root.args:
-        if isinstance(arg, Call) and all(isinstance(a, Call) for a in arg.args):
-            return tuple(dict.fromkeys(call.kind for call in _alternatives(arg)))
-    return ("",)
+def _kinds_needed(root: Call) -> tuple[tuple[str, str], ...]:
+    calls = _calls_below(root, 3)  # `View.kinds_below` looks through one op of the root's kind
+    pairs = [(call.kind, under.kind) for call in calls for under in _calls_below(call, 2)]
+    pairs += [(call.kind, "") for call in calls if not _calls_below(call, 2)]
+    return tuple(dict.fromkeys(pairs)) or (("", ""),)
+
+
+def _calls_below(call: Call, most: int) -> list[Call]:
+    """Calls of which one must stand below; none where that is not sure, as in products of more than `most` factors."""
+    if len(call.args) > most and opdef.get(call.kind, where="a pattern").commutative:
+        return []
+    choices = [_alternatives(a) for a in call.args if isinstance(a, Call) and _is_sure(a)]
+    # The operand that says most: Add(1, Erf(...)) rather than Divide(x, 2).
+    return max(choices, key=lambda calls: min(map(_depth, calls)), default=[])
+
+
+def _is_sure(call: Call) -> bool:
+    return call.kind != _ALTERNATIVES or all(isinstance(a, Call) and _is_sure(a) for a in call.args)
+
+
+def _depth(expr: Expr) -> int:
+    return 1 + max(map(_depth, expr.args), default=0) if isinstance(expr, Call) else 0
 
 
 @dataclass(frozen=True, slots=True)

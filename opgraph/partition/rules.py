@@ -22,21 +22,17 @@ _SQRT_2 = "1.4142135623730951"
 _SQRT_HALF = "0.7071067811865476"
 _SIXTH = "0.16666666666666666"
 
-#: Ways to write -k x, and what x * sigmoid(k x) then becomes: its operands, and alpha as a product.
-_MINUS_KX: tuple[tuple[str, str, tuple[float | str, ...]], ...] = (
-    ("Neg(x)", "Swish(x)", (1.0,)),
-    ("Subtract(0, x)", "Swish(x)", (1.0,)),
-    ("Multiply(x, $c)", "Swish(x)", (-1.0, "c")),
-    ("Neg(Multiply(x, $c))", "Swish(x)", ("c",)),
-    ("Multiply(Neg(x), $c)", "Swish(x)", ("c",)),
-    ("Neg(Multiply(x, f))", "Swish(x, f)", (1.0,)),
-    ("Multiply(Neg(x), f)", "Swish(x, f)", (1.0,)),
-    ("Multiply(x, Neg(f))", "Swish(x, f)", (1.0,)),
-)
-#: Ways to write x * sigmoid(z), over the negated exponent e = -z.
-_X_SIGMOID = (
-    "Divide(x, Add(1, Exp({e})))",
-    "Multiply(x, OneOf(Reciprocal(Add(1, Exp({e}))), Divide(1, Add(1, Exp({e})))))",
+#: Ways to write -k x; what x sigmoid(k x) then becomes, and its alpha as a product; an example of the first.
+_MINUS_KX: tuple[tuple[str, str, tuple[float | str, ...], str], ...] = (
+    ("OneOf(Neg(x), Subtract(0, x))", "Swish(x)", (1.0,), "Neg(x)"),
+    ("Multiply(x, $c)", "Swish(x)", (-1.0, "c"), "Multiply(x, -1.702)"),
+    ("OneOf(Neg(Multiply(x, $c)), Multiply(Neg(x), $c))", "Swish(x)", ("c",), "Neg(Multiply(1.702, x))"),
+    (
+        "OneOf(Neg(Multiply(x, f)), Multiply(Neg(x), f), Multiply(x, Neg(f)))",
+        "Swish(x, f)",
+        (1.0,),
+        "Multiply(Neg(x), f)",
+    ),
 )
 #: min(max(x + 3, 0), 6)
 _X3 = "Add(x, 3)"
@@ -70,21 +66,26 @@ def _is_gate(match: Match) -> bool:
 
 
 def _swish_by_division() -> Iterator[Rule]:
-    for spelling in _X_SIGMOID:
-        for minus, becomes, alpha in _MINUS_KX:
-            example = spelling.replace(
-                "OneOf(Reciprocal(Add(1, Exp({e}))), Divide(1, Add(1, Exp({e}))))", "Reciprocal(Add(1, Exp({e})))"
-            )
-            example = example.format(e=minus.replace("$c", "1.702"))
-            yield Rule(
-                name="swish",
-                pattern=spelling.format(e=minus),
-                becomes=becomes,
-                given={"alpha": alpha},
-                takes=graph_of(example),
-                leaves=graph_of(example.replace("(x, Add(", "(z, Add(").replace("(x, Rec", "(z, Rec")),
-                why="x sigmoid(k x), the sigmoid written as 1 / (1 + exp(-k x))",
-            )
+    for minus_kx, becomes, alpha, example in _MINUS_KX:
+        one_plus = f"Add(1, Exp({example}))"
+        yield Rule(
+            name="swish",
+            pattern=f"Divide(x, Add(1, Exp({minus_kx})))",
+            becomes=becomes,
+            given={"alpha": alpha},
+            takes=graph_of(f"Divide(x, {one_plus})"),
+            leaves=graph_of(f"Divide(z, {one_plus})"),
+            why="x / (1 + exp(-k x))",
+        )
+        yield Rule(
+            name="swish",
+            pattern=f"Multiply(x, OneOf(Reciprocal(Add(1, Exp({minus_kx}))), Divide(1, Add(1, Exp({minus_kx})))))",
+            becomes=becomes,
+            given={"alpha": alpha},
+            takes=graph_of(f"Multiply(x, Reciprocal({one_plus}))"),
+            leaves=graph_of(f"Multiply(z, Reciprocal({one_plus}))"),
+            why="x times 1 / (1 + exp(-k x))",
+        )
 
 
 RULES: tuple[Rule, ...] = (

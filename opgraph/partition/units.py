@@ -71,10 +71,10 @@ class _Row:
 
 
 class RuleTable:
-    """Rules, indexed by the kind of their root and by one kind that must stand right below it."""
+    """Rules, indexed by the kind of their root and two kinds that must stand below it."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rows: dict[tuple[str, str], list[_Row]] = {}
+        self._rows: dict[tuple[str, str, str], list[_Row]] = {}
         self.root_kinds: set[str] = set()
         for place, rule in enumerate(rules):
             call = parse_expression(rule.becomes) if rule.becomes else None
@@ -82,14 +82,14 @@ class RuleTable:
                 raise InvalidArguments("a rule becomes one op", where=f"rule {rule.name}", fix="write Kind(x, ...)")
             for pattern in compile_pattern(rule.pattern):
                 row = _Row(rule, pattern, call, place)
-                for below in pattern.below:
-                    self._rows.setdefault((pattern.root, below), []).append(row)
+                for kind, under in pattern.below:
+                    self._rows.setdefault((pattern.root, kind, under), []).append(row)
                 self.root_kinds.add(pattern.root)
 
     def rows(self, op: Op, view: View) -> list[_Row]:
         """The rows that may apply to an op, in order of priority."""
-        below = (*view.kinds_below(op), "")
-        found = {id(row): row for kind in below for row in self._rows.get((op.kind, kind), ())}
+        below = (*view.kinds_below(op), ("", ""))
+        found = {id(row): row for kind, under in below for row in self._rows.get((op.kind, kind, under), ())}
         return sorted(found.values(), key=lambda row: row.place)
 
 
@@ -141,14 +141,14 @@ def _single_op(row: _Row, match: Match) -> tuple[tuple[LogicalTensor, ...], dict
         return tuple(match.tensors.values()), {}
     record = opdef.get(row.call.kind, where=f"rule {row.rule.name}")
     inputs = [match.tensors[a.name] for a in row.call.args if isinstance(a, Var)]
-    attrs = dict(record.default_attrs())
+    attrs: dict[str, AttrValue] = dict(record.default_attrs())
     for name, value in row.call.attrs:
         attrs[name] = match.attrs[value.name] if isinstance(value, Param) else value
     for name, product in row.rule.given.items():
-        value, operand = _exact_product(product, match)
-        if value is None or (operand is not None and len(inputs) == len(record.inputs)):
+        exact, operand = _exact_product(product, match)
+        if exact is None or (operand is not None and len(inputs) == len(record.inputs)):
             return None
-        attrs[name] = value
+        attrs[name] = exact
         inputs += [] if operand is None else [operand]
     return tuple(inputs), {name: f32(v) if isinstance(v, float) else v for name, v in attrs.items()}
 
