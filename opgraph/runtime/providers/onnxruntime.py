@@ -47,6 +47,7 @@ class OnnxRuntimeRegion:
     Args:
         partition: a library partition whose ops all carry an ONNX node.
         threads: how many threads one run may use; None: onnxruntime decides.
+        device: "cpu" or "cuda", as onnxruntime is asked for it.
 
     Raises:
         DeviceError: onnxruntime is not installed, or neither it nor onnx's evaluator takes the region.
@@ -55,7 +56,7 @@ class OnnxRuntimeRegion:
     region instead; a RuntimeWarning says so once.
     """
 
-    def __init__(self, partition: Partition, threads: int | None = None) -> None:
+    def __init__(self, partition: Partition, threads: int | None = None, device: str = "cpu") -> None:
         self._inputs = tuple(partition.input_ports)
         self._outputs = tuple(partition.output_ports)
         self._where = f"region of {len(partition.ops)} ONNX nodes, first {partition.ops[0].label}"
@@ -64,7 +65,7 @@ class OnnxRuntimeRegion:
         self._session: Any = None
         ort = onnxruntime_module()
         try:
-            self._session = _session(ort, self._model, threads)
+            self._session = _session(ort, self._model, threads, device)
         except Exception as error:  # onnxruntime's classes share no base of their own
             self._fall_back(error)
 
@@ -72,6 +73,15 @@ class OnnxRuntimeRegion:
     def runs_in(self) -> str:
         """ "onnxruntime", or "onnx" where its evaluator stepped in."""
         return "onnx" if self._session is None else "onnxruntime"
+
+    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
+        """Runs the region, into given arrays where there are some."""
+        results = self.run(arrays)
+        if outs is None:
+            return results
+        for out, result in zip(outs, results, strict=True):
+            out[...] = result
+        return list(outs)
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Runs the region.
@@ -107,9 +117,9 @@ class OnnxRuntimeRegion:
             return list(self._session.run(list(model.outputs), feeds))
         ort = onnxruntime_module()
         kept = [_contiguous(a) for a in arrays]  # the OrtValues below do not own their memory
-        values = {n: _ort_value(ort, a, t) for n, a, t in zip(model.inputs, kept, self._inputs, strict=True)}
+        values = {n: ort_value(ort, a, t) for n, a, t in zip(model.inputs, kept, self._inputs, strict=True)}
         results = self._session.run_with_ort_values(list(model.outputs), values)
-        return [_array_of(r, t) for r, t in zip(results, self._outputs, strict=True)]
+        return [array_of(r, t) for r, t in zip(results, self._outputs, strict=True)]
 
     def _fall_back(self, error: Exception) -> None:
         import onnx.reference
@@ -131,16 +141,19 @@ class OnnxRuntimeRegion:
         )
 
 
-def _session(ort: Any, model: RegionModel, threads: int | None) -> Any:
+def _session(ort: Any, model: RegionModel, threads: int | None = None, device: str = "cpu") -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions
     if threads is not None:
         options.intra_op_num_threads = threads
     if model.shared:
         tensors = {t.name: t for t in model.proto.graph.initializer}
-        values = [_ort_value(ort, _contiguous(a), onnx_type=tensors[n].data_type) for n, a in model.shared.items()]
+        values = [ort_value(ort, _contiguous(a), onnx_type=tensors[n].data_type) for n, a in model.shared.items()]
         options.add_external_initializers(list(model.shared), values)
-    return ort.InferenceSession(model.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    providers = ["CPUExecutionProvider"]
+    if device == "cuda" and "CUDAExecutionProvider" in ort.get_available_providers():
+        providers.insert(0, "CUDAExecutionProvider")
+    return ort.InferenceSession(model.proto.SerializeToString(), options, providers=providers)
 
 
 def _contiguous(array: Any) -> Any:
@@ -148,7 +161,8 @@ def _contiguous(array: Any) -> Any:
     return np.require(array, requirements="C") if isinstance(array, np.ndarray) else array
 
 
-def _ort_value(ort: Any, array: Any, tensor: LogicalTensor | None = None, onnx_type: int | None = None) -> Any:
+def ort_value(ort: Any, array: Any, tensor: LogicalTensor | None = None, onnx_type: int | None = None) -> Any:
+    """An OrtValue on the memory of an array, which the caller keeps alive; bf16 and f8 pass as their bits."""
     dtype = dtypes.BY_ONNX[onnx_type].name if onnx_type is not None else tensor.dtype if tensor is not None else ""
     if dtype in _BITS:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(_BITS[dtype]), dtypes.BY_NAME[dtype].onnx)
@@ -157,7 +171,8 @@ def _ort_value(ort: Any, array: Any, tensor: LogicalTensor | None = None, onnx_t
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def _array_of(value: Any, tensor: LogicalTensor) -> Any:
+def array_of(value: Any, tensor: LogicalTensor) -> Any:
+    """A NumPy array of an OrtValue, of the tensor's dtype."""
     if tensor.dtype not in _BITS:
         return value.numpy()
     shape, target = tuple(value.shape()), dtypes.BY_NAME[tensor.dtype].numpy
@@ -202,7 +217,7 @@ def reference_foreign(op: Op, arrays: Sequence[Any], dtype: np.dtype[Any] | type
         else:
             return tuple(_widened(r, dtype) for r in results)
     try:
-        session = _session(onnxruntime_module(), region_model([op], _distinct(op.inputs), op.outputs), None)
+        session = _session(onnxruntime_module(), region_model([op], _distinct(op.inputs), op.outputs))
         by_id = {t.id: a for t, a in zip(op.inputs, declared, strict=True)}
         feeds = dict(zip(model.inputs, [by_id[t.id] for t in _distinct(op.inputs)], strict=True))
         return tuple(_widened(r, dtype) for r in session.run(None, feeds))
