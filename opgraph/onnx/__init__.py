@@ -13,5 +13,6 @@ except ImportError as error:
     ) from None
 
 from opgraph.onnx.load import load
+from opgraph.onnx.save import fuse, save
 
-__all__ = ["load"]
+__all__ = ["fuse", "load", "save"]

@@ -85,9 +85,7 @@ def _mapped(path: Path, location: str, where: str) -> np.ndarray:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise ModelError(
-                f"the data file {location!r} is no plain file", where=where, fix="put the data file there"
-            )
+            raise ModelError(f"the data file {location!r} is no plain file", where=where, fix="put the data file there")
         if found.st_nlink > 1:
             raise ModelError(
                 f"the data file {location!r} has {found.st_nlink} names (hard links)",

@@ -6,7 +6,7 @@ that op: the name alone proves nothing. Every other function is unfolded into it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -42,7 +42,7 @@ def trusted_call(
     if attrs is None or not len(function.input) == len(operands) <= len(record.inputs):
         return None
     names = [p.name for p in record.inputs][: len(operands)]
-    found = _canonical(function)
+    found = canonical(function)
     for dtype in dict.fromkeys((output, *(t.dtype for t in operands), "boolean")):
         inputs = tuple((n, t.dtype, t.ndim) for n, t in zip(names, operands))
         if dtype == dtypes.UNDEF or any(d == dtypes.UNDEF for _, d, _ in inputs):
@@ -52,7 +52,7 @@ def trusted_call(
                 own = function_of(record, Signature(wide, dtype if wide is inputs else wide[0][1], attrs, opset))
             except OpGraphError:
                 continue
-            if _canonical(own) == found:
+            if canonical(own) == found:
                 return record.kind, list(operands), attrs
     return None
 
@@ -80,7 +80,7 @@ def _attributes(record: OpDef, node: NodeProto) -> dict[str, AttrValue] | None:
     return None if missing else result
 
 
-def _canonical(function: FunctionProto) -> bytes:
+def canonical(function: FunctionProto) -> bytes:
     """A body without names: values numbered as they appear, nodes without their own names and remarks."""
     number = {"": "", **{name: f"in{i}" for i, name in enumerate(function.input)}}
     plain = FunctionProto(input=[number[n] for n in function.input])
@@ -102,20 +102,22 @@ def _canonical(function: FunctionProto) -> bytes:
     return plain.SerializeToString(deterministic=True)
 
 
-def unfolded(model: ModelProto, label: str, types: Mapping[str, onnx.TypeProto]) -> tuple[ModelProto, list[str]]:
+def unfolded(
+    model: ModelProto, label: str, value_types: Callable[[ModelProto], Mapping[str, onnx.TypeProto]]
+) -> tuple[ModelProto, list[str]]:
     """The model with every function unfolded that is not ours, and remarks for `explain`.
 
     Args:
-        types: of the main graph's values.
+        value_types: finds the types of the main graph's values.
 
     Raises:
         Unimplemented: the unfolded model would be too large.
     """
     if not model.functions:
         return model, []
-    ours = {(f.domain, f.name) for f in model.functions if f.domain == DOMAIN}
+    ours = {(f.domain, f.name) for f in model.functions if f.domain == DOMAIN and opdef.find(f.name) is not None}
     result = _without(model, ours)
-    trusted = ours - _doubtful(result, ours, types)
+    trusted = ours - _doubtful(result, ours, value_types(result))
     if trusted != ours:
         result = _without(result, trusted)
     if len(result.graph.node) > MAX_NODES:
@@ -187,7 +189,7 @@ class FunctionTable:
         Args:
             label: what an overload would be called.
         """
-        key = (function.name, _canonical(function))
+        key = (function.name, canonical(function))
         if key not in self.bodies:
             overload, number = "", 1
             while (function.name, overload) in self.functions:
@@ -197,6 +199,13 @@ class FunctionTable:
             self.functions[function.name, overload] = function
             self.bodies[key] = overload
         return self.bodies[key]
+
+    def keep(self, function: FunctionProto) -> None:
+        """Takes over a function of the model that is being rewritten, under the overload that its callers use."""
+        key = (function.name, function.overload)
+        if key not in self.functions:
+            self.functions[key] = function
+            self.bodies.setdefault((function.name, canonical(function)), function.overload)
 
     def call(self, record: OpDef, signature: Signature, inputs: Sequence[str], output: str) -> NodeProto:
         """A node that calls the function of an op.

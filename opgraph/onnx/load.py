@@ -55,7 +55,7 @@ def load(model: ModelLike) -> Graph:
 
 def imported(origin: Origin) -> Graph:
     """The graph of a validated model."""
-    origin.skeleton, notes = unfolded(origin.skeleton, origin.label, value_types(origin.skeleton))
+    origin.skeleton, notes = unfolded(origin.skeleton, origin.label, value_types)
     reader = _Reader(origin)
     reader.graph.notes.extend(notes)
     return reader.read()
@@ -72,6 +72,7 @@ class _Reader:
         self.types = value_types(self.model)
         self.opsets = opsets(self.model)
         self.source = Source(origin)
+        self.not_nodes: set[int] = set()  # ops that stand for an initializer
         self.functions = {(f.domain, f.name, f.overload): f for f in self.model.functions}
 
     def read(self) -> Graph:
@@ -83,7 +84,8 @@ class _Reader:
             first = self.graph._next_op
             self.node(node)
             for op_id in range(first, self.graph._next_op):
-                self.source.node_of[op_id] = index
+                if op_id not in self.not_nodes:
+                    self.source.node_of[op_id] = index
         outputs = [self.value(o.name, "the model's outputs") for o in self.model.graph.output]
         self.graph.set_outputs(outputs)
         self.graph.source = self.source
@@ -128,6 +130,7 @@ class _Reader:
         node = onnx.helper.make_node("Constant", [], [name], name=name)
         node.attribute.append(onnx.helper.make_attribute("value", proto))
         self.types[name] = onnx.helper.make_tensor_type_proto(proto.data_type, list(proto.dims))
+        self.not_nodes.add(self.graph._next_op)
         self._wildcard(node)
         return self.values[name]
 

@@ -69,6 +69,11 @@ class Origin:
         folder = self._folders.setdefault(base, DataFolder(Path(base), self.path))
         return folder.read(extent, f'initializer "{name}" of {self.label}')
 
+    def data_folders(self) -> set[str]:
+        """The folders, links resolved, from which data files are looked up."""
+        tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
+        return {os.path.realpath(os.fspath(t.base_dir) or os.curdir) for t in tensors}
+
     def array(self, name: str) -> np.ndarray:
         """The value of an initializer, one element per item; read-only.
 
@@ -164,7 +169,7 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
         tensors[tensor.name] = _external(tensor, base, where) if external else ir.from_proto(tensor)
         if external or tensor.ByteSize() > SMALL:
-            _add_stand_in(skeleton, tensor.name, tensor.data_type, list(tensor.dims), inputs)
+            add_stand_in(skeleton, tensor.name, tensor.data_type, list(tensor.dims), inputs)
         else:
             skeleton.graph.initializer.append(tensor)
     return Origin(label, path, skeleton, tensors, inputs)
@@ -205,9 +210,7 @@ def _external(tensor: onnx.TensorProto, base: str, where: str) -> ir.ExternalTen
     return result
 
 
-def _add_stand_in(
-    skeleton: onnx.ModelProto, name: str, element: int, dims: list[int], inputs: list[str]
-) -> None:
+def add_stand_in(skeleton: onnx.ModelProto, name: str, element: int, dims: list[int], inputs: list[str]) -> None:
     if name not in inputs:
         skeleton.graph.input.append(onnx.helper.make_tensor_value_info(name, element, dims))
 

@@ -1,8 +1,8 @@
 """ONNX nodes that are other nodes in disguise, rewritten before the op records are asked.
 
-    Sum(a, b, c)        Add(Add(a, b), c)            and so Mean, Max and Min of any number of inputs
-    CastLike(x, y)      Cast(x, to=dtype of y)
-    QuickGelu(x)        Swish(x, alpha=1.702)        com.microsoft
+Sum(a, b, c)        Add(Add(a, b), c)            and so Mean, Max and Min of any number of inputs
+CastLike(x, y)      Cast(x, to=dtype of y)
+QuickGelu(x)        Swish(x, alpha=1.702)        com.microsoft
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ def _operands_as_onnx_wants(
     return len(floats) <= 1
 
 
-def _says_all(
-    record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs: Mapping[str, LogicalTensor]
-) -> bool:
+def _says_all(record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs: Mapping[str, LogicalTensor]) -> bool:
     """Whether every input and attribute of the op has its place in the form."""
     words = [w for slot in slots(record, form) for w in slot.split("|")]
     if not set(inputs) <= set(words) or any(attrs.get(k) != v for k, v in form.when.items()):

@@ -73,7 +73,7 @@ def region_model(
                 done.add(tensor.id)
                 graph.initializer.append(_constant(names[tensor.id], tensor.data, shared))
         graph.node.append(node_of(op, names))
-    texts = _type_texts(ops) if typed else {}
+    texts = type_texts(ops) if typed else {}
     for tensor in inputs:
         graph.input.append(_value(names[tensor.id], tensor, texts, shape=True, typed=typed))
     for tensor in outputs:
@@ -97,7 +97,7 @@ def _opsets(ops: Iterable[Op]) -> dict[str, int]:
     return found or {"": 20}
 
 
-def _type_texts(ops: Iterable[Op]) -> dict[int, str]:
+def type_texts(ops: Iterable[Op]) -> dict[int, str]:
     """What the nodes say about types that opgraph has no word for, by tensor id."""
     result: dict[int, str] = {}
     for op in ops:

@@ -1,0 +1,125 @@
+"""A model about to be written: its structure, its weights, and what was done to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import ModelProto, TensorProto
+
+from opgraph.errors import ModelError
+from opgraph.onnx.origin import SMALL, Origin, add_stand_in
+from opgraph.runtime.providers.onnx_region import tensor_proto
+
+
+@dataclass(slots=True)
+class Summary:
+    """What an export did.
+
+    Attributes:
+        form, target: as asked for.
+        opset, ir_version: as written.
+        nodes_before, nodes_after: of the main graph.
+        units: how many units of each name were written as one node.
+        notes: what else was changed, in sentences.
+    """
+
+    form: str
+    target: str
+    opset: int = 0
+    ir_version: int = 0
+    nodes_before: int = 0
+    nodes_after: int = 0
+    units: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A model, taken apart as `Origin` is.
+
+    Attributes:
+        skeleton: small initializers inside, large ones standing as inputs after the true ones.
+        inputs: the names of the true inputs.
+        arrays: initializers that the graph holds; by name, in order.
+        origin: where the other initializers come from.
+        kept: names of the origin's initializers that stay, in order.
+    """
+
+    skeleton: ModelProto
+    inputs: list[str]
+    summary: Summary
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    origin: Origin | None = None
+    kept: list[str] = field(default_factory=list)
+
+    def add_array(self, name: str, data: np.ndarray) -> None:
+        """Adds an initializer."""
+        self.arrays[name] = data
+        if data.nbytes <= SMALL:
+            self.skeleton.graph.initializer.append(tensor_proto(name, data))
+        else:
+            proto = tensor_proto(name, data[:0] if data.ndim else data)
+            add_stand_in(self.skeleton, name, proto.data_type, list(data.shape), self.inputs)
+
+    def check(self) -> None:
+        """Runs onnx's checker over the structure.
+
+        Raises:
+            ModelError: the checker refuses it; then opgraph wrote something wrong, or kept something wrong.
+        """
+        try:
+            onnx.checker.check_model(self.skeleton, full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, TypeError) as error:
+            raise ModelError(
+                f"onnx's checker refuses the model to be written: {' '.join(str(error).split())[:400]}",
+                where="opgraph.onnx.save",
+                fix="save with another form; if that does not help, report the graph",
+            ) from error
+
+    def tensor(self, name: str) -> TensorProto:
+        """An initializer with its data inside."""
+        if name in self.arrays:
+            return tensor_proto(name, self.arrays[name])
+        assert self.origin is not None
+        tensor = self.origin.tensors[name]
+        if self.origin.extent(name) is None:
+            return ir.to_proto(tensor)
+        shape = [int(d) for d in tensor.shape.numpy()]
+        return TensorProto(name=name, dims=shape, data_type=int(tensor.dtype), raw_data=self.origin.raw(name).tobytes())
+
+    def structure(self) -> ModelProto:
+        """The model without any initializer."""
+        result = ModelProto()
+        result.CopyFrom(self.skeleton)
+        del result.graph.initializer[:]
+        true = [value for value in result.graph.input if value.name in self.inputs]
+        del result.graph.input[:]
+        result.graph.input.extend(true)
+        return result
+
+    def proto(self) -> ModelProto:
+        """The whole model in memory."""
+        result = self.structure()
+        for name in (*self.kept, *self.arrays):
+            result.graph.initializer.append(self.tensor(name))
+        return result
+
+    def ir_model(self) -> ir.Model:
+        """The whole model for onnx_ir; tensors that lie in data files stay there."""
+        model = ir.from_proto(self.skeleton)
+        values = {v.name: v for v in model.graph.inputs}
+        for name in (*self.kept, *self.arrays):
+            if name in model.graph.initializers:
+                continue
+            value = values[name]
+            model.graph.inputs.remove(value)
+            value.const_value = (
+                self.origin.tensors[name]
+                if name not in self.arrays and self.origin
+                else ir.from_proto(self.tensor(name))
+            )
+            model.graph.register_initializer(value)
+        return model

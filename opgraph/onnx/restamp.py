@@ -1,0 +1,80 @@
+"""Moving a model to another opset, where that changes no node of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx
+from onnx import ModelProto, NodeProto
+
+from opgraph.errors import Unimplemented
+from opgraph.onnx.bodies import DOMAIN
+from opgraph.onnx.target import Target
+from opgraph.onnx.validate import opsets
+
+
+def restamped(model: ModelProto, opset: int, target: Target) -> ModelProto:
+    """The model under another opset of ai.onnx.
+
+    Where an op has a newer definition there, onnx's version converter is asked: if it would change nothing but the
+    number, nothing is changed but the number.
+
+    Raises:
+        Unimplemented: an op means something else there, or the target does not read that opset.
+    """
+    current = opsets(model).get("", opset)
+    where = f"opset {current} -> {opset}"
+    if opset > target.opset:
+        raise Unimplemented(
+            f"{target.name} reads opsets up to {target.opset}", where=where, fix="name a newer target, or another form"
+        )
+    if opset == current:
+        return model
+    moved = {n.op_type for n in model.graph.node if n.domain == "" and _since(n, current) != _since(n, opset)}
+    if moved:
+        changed = _changed(model, opset)
+        if changed:
+            raise Unimplemented(
+                f"the model is of opset {current}, and {', '.join(changed[:6])} would change on the way to {opset}",
+                where=where,
+                fix=f'convert it first: onnx.version_converter.convert_version(model, {opset}), or use form="function"',
+            )
+    result = ModelProto()
+    result.CopyFrom(model)
+    for entry in result.opset_import:
+        if entry.domain == "":
+            entry.version = opset
+    for function in result.functions:
+        for entry in function.opset_import:
+            if entry.domain == "":
+                entry.version = opset
+    return result
+
+
+def _since(node: NodeProto, opset: int) -> int:
+    try:
+        return onnx.defs.get_schema(node.op_type, opset, "").since_version
+    except onnx.defs.SchemaError:
+        return -1
+
+
+def _changed(model: ModelProto, opset: int) -> list[str]:
+    """Op types that the version converter rewrites."""
+    plain = ModelProto()
+    plain.CopyFrom(model)
+    del plain.functions[:]
+    others = [n for n in plain.graph.node if n.domain == DOMAIN]
+    if others:  # the converter knows ai.onnx only; ours do not change
+        return sorted({n.op_type for n in others})
+    try:
+        converted = onnx.version_converter.convert_version(plain, opset)
+    except Exception as error:  # the converter raises plain RuntimeErrors, one for each op that it cannot carry over
+        return [" ".join(str(error).split())[:200]]
+    before = Counter(_shape(n) for n in plain.graph.node)
+    after = Counter(_shape(n) for n in converted.graph.node)
+    return sorted({entry[0] for entry in (before - after) + (after - before)})
+
+
+def _shape(node: NodeProto) -> tuple[str, int, int, tuple[bytes, ...]]:
+    attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+    return node.op_type, len(node.input), len(node.output), attributes

@@ -1,0 +1,12 @@
+"""Small ONNX models with the op structure that exporters write, made from a seed: what `opgraph demo` works on.
+
+Each function returns a ModelProto. The structures were read off files that torch 2.13 exports (opset 20); the weights
+are random, scaled so that activations keep their size.
+"""
+
+from opgraph.onnx.samples.activations import own_activation, gated_f16
+from opgraph.onnx.samples.builder import write
+from opgraph.onnx.samples.efficientnet import efficientnet
+from opgraph.onnx.samples.llama import llama
+
+__all__ = ["efficientnet", "own_activation", "gated_f16", "llama", "write"]

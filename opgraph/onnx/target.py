@@ -1,0 +1,74 @@
+"""Who is to read a written model, and what that reader takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from opgraph.errors import InvalidArguments
+
+FORMS = ("auto", "decomposed", "function", "standard", "contrib")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A version of onnxruntime and its limits.
+
+    Attributes:
+        name: as the caller wrote it.
+        version: (major, minor).
+        opset, ir_version: the newest that it reads.
+    """
+
+    name: str
+    version: tuple[int, int]
+    opset: int
+    ir_version: int
+
+    @property
+    def runs_swish_until(self) -> int:
+        """The last opset in which it runs ai.onnx Swish (which it expands); 0: it never does."""
+        return 24 if self.opset >= 24 else 0
+
+
+# Measured on 1.16.3, 1.18.1, 1.20.1, 1.23.2, 1.27.0, 1.30.0 and 1.31.1; the steps in between are those of
+# onnxruntime's compatibility page. What lies past the last row is taken to read at least as much.
+_LIMITS: tuple[tuple[tuple[int, int], int, int], ...] = (
+    ((1, 14), 18, 8),
+    ((1, 15), 19, 8),
+    ((1, 16), 19, 9),
+    ((1, 17), 20, 9),
+    ((1, 18), 21, 10),
+    ((1, 21), 22, 10),
+    ((1, 22), 23, 10),
+    ((1, 23), 23, 11),
+    ((1, 27), 24, 12),
+    ((1, 31), 26, 13),
+)
+
+
+def target_of(text: str) -> Target:
+    """The target that a text names: "onnxruntime==1.31", or "onnxruntime" for the newest known.
+
+    Raises:
+        InvalidArguments: another runtime, or a version before 1.14.
+    """
+    match = re.fullmatch(r"onnxruntime(?:-gpu)?\s*(?:==\s*(\d+)\.(\d+)(?:\.[\w.]+)?)?", text.strip())
+    if match is None:
+        raise InvalidArguments(f"unknown target {text!r}", where="target", fix='write it as "onnxruntime==1.31"')
+    version = (int(match[1]), int(match[2])) if match[1] else _LIMITS[-1][0]
+    fitting = [row for row in _LIMITS if row[0] <= version]
+    if not fitting:
+        raise InvalidArguments(f"{text} is too old", where="target", fix="use onnxruntime 1.14 or newer")
+    return Target(text, version, fitting[-1][1], fitting[-1][2])
+
+
+def checked_form(form: str) -> str:
+    """The form, if there is one of that name.
+
+    Raises:
+        InvalidArguments: there is none.
+    """
+    if form not in FORMS:
+        raise InvalidArguments(f"unknown form {form!r}", where="form", fix=f"use one of {', '.join(FORMS)}")
+    return form
