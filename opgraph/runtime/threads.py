@@ -2,7 +2,8 @@
 
 With torch loaded, its idle OpenMP workers spin; a second runtime or a pool of our own beside it runs at half its speed
 or worse, so kernels get the `GOMP_parallel` that torch has loaded. After a fork, OpenMP hangs in the child: there
-everything runs single-threaded.
+everything runs single-threaded. A machine without any OpenMP runtime gets a pool of Python threads: a kernel lets go of
+the interpreter while it runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 #: Elements under which one thread does it all: waking a second one costs more than it saves.
 SINGLE_THREADED = 64 * 1024
@@ -44,7 +48,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def team(size: int) -> tuple[int, int | None]:
-    """(threads, address of GOMP_parallel) for a call of `size` elements."""
+    """(threads, address of GOMP_parallel) for a call of `size` elements; without an address, `run_in_pool`."""
     if size < SINGLE_THREADED or _forked:
         return 1, None
     with_torch = "torch" in sys.modules
@@ -52,8 +56,21 @@ def team(size: int) -> tuple[int, int | None]:
     if found is None:
         found = _teams[with_torch] = _find(with_torch)
     if found.parallel is None:
-        return 1, None
+        return len(os.sched_getaffinity(0)), None
     return min(found.max_threads(), len(os.sched_getaffinity(0))), found.parallel  # type: ignore[operator]
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="opgraph")
+
+
+def run_in_pool(work: Callable[[int, int], object], size: int, count: int) -> None:
+    """Calls `work(begin, end)` for `count` pieces of `size` elements at once, and waits."""
+    step = -(-size // count)
+    waiting = [_pool().submit(work, begin, min(begin + step, size)) for begin in range(0, size, step)]
+    for piece in waiting:
+        piece.result()
 
 
 def _find(with_torch: bool) -> Team:
