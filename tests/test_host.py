@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy as np
 import pytest
 
 import opgraph as og
@@ -162,6 +163,23 @@ print(threads.team(1 << 20)[0], len(loaded))
 """
     done = run(("import torch\n" if order == "torch first" else "") + code)
     assert done.stdout.strip() == "1 1", done.stderr
+
+
+def test_without_openmp_python_threads_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opgraph.runtime import threads
+
+    f = og.compile(og.parse("graph(x: f32[?,1003], a: f32[1003]) -> (y)\n  %0 = Add(x, a)\n  y = Sigmoid(%0)"))
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((999, 1003), np.float32), "a": rng.standard_normal(1003, np.float32)}
+    wanted = f(feeds)
+    pieces: list[int] = []
+    real = threads.run_in_pool
+    monkeypatch.setattr(
+        threads, "run_in_pool", lambda work, size, count: (pieces.append(count), real(work, size, count))
+    )
+    monkeypatch.setattr(threads, "team", lambda size: (3, None))
+    np.testing.assert_array_equal(f(feeds), wanted)
+    assert pieces == [3]
 
 
 def test_small_calls_stay_on_one_thread() -> None:

@@ -98,8 +98,7 @@ class HostKernel:
         else:
             results = [np.empty(plan.shape, d) if o is None else o for o, d in zip(outs, self._dtypes)]
         if plan.size:
-            count, parallel = threads.team(plan.size)
-            plan.entry(self._pointers(plan, arrays, results), plan.layout_address, 0, plan.size, count, parallel)
+            _launch(plan.entry, self._pointers(plan, arrays, results), plan.layout_address, plan.size)
         return results
 
     def bound(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
@@ -108,11 +107,8 @@ class HostKernel:
         base = self._pointers(plan, arrays, outs)
         keep = (plan, arrays, outs)  # the launch holds addresses only
 
-        def launch(
-            entry: Any = plan.entry, layout: int = plan.layout_address, size: int = plan.size, keep: Any = keep
-        ) -> None:
-            count, parallel = threads.team(size)
-            entry(base, layout, 0, size, count, parallel)
+        def launch(keep: Any = keep) -> None:
+            _launch(plan.entry, base, plan.layout_address, plan.size)
 
         return launch if plan.size else lambda: None
 
@@ -197,6 +193,14 @@ class HostKernel:
         source = host_source(self.lowered.loop, variant)
         self.sources[source.entry] = source
         return host.load(source, self.lowered.labels)
+
+
+def _launch(entry: Any, base: Any, layout: int, size: int) -> None:
+    count, parallel = threads.team(size)
+    if parallel is None and count > 1:
+        threads.run_in_pool(lambda begin, end: entry(base, layout, begin, end, 1, None), size, count)
+    else:
+        entry(base, layout, 0, size, count, parallel)
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:
