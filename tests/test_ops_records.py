@@ -59,6 +59,8 @@ def test_the_sample_record_is_right() -> None:
         ({"onnx": (Onnx(op_type="X", since=1, when={"gamma": 1.0}),)}, "unknown attributes: gamma"),
         ({"onnx": (Onnx(op_type="X", since=1, inputs=("src", "other|$delta")),)}, "unknown attributes: delta"),
         ({"onnx": (Onnx(op_type="X", since=1, inputs=("source",)),)}, "unknown inputs"),
+        ({"onnx": (Onnx(op_type="X", since=1, scalars=("bound",)),)}, "unknown inputs"),
+        ({"onnx": (Onnx(op_type="X", since=1, dtypes=("int",)),)}, "unknown dtypes"),
         ({"decomposition": "Multiply(src, factor)"}, "names factor"),
         ({"decomposition": "Multiply(src, $beta)"}, r"names \$beta"),
         ({"decomposition": "Elu(src, alpha=$beta)"}, r"names \$beta"),

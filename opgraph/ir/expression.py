@@ -98,6 +98,8 @@ def _call(kind: str, tokens: list[tuple[str, str]], at: int, text: str) -> tuple
             if isinstance(value, Call):
                 raise _error(text, f"attribute {tokens[at][1]!r} must be a literal")
             literal = value if isinstance(value, Param) else value.value if isinstance(value, Num) else value.name
+            if tokens[at + 2][1].lstrip("+-").isdigit():
+                literal = int(tokens[at + 2][1])  # attributes tell integers from floats
             attrs.append((tokens[at][1], literal))
         else:
             arg, after = _expr(tokens, at, text)

@@ -87,6 +87,9 @@ class Onnx:
         inputs: what stands at each ONNX input: one of our inputs, "$attr" for a scalar constant of the first input's
             dtype with that attribute's value, or "input|$attr" for whichever is given; an absent optional one is left
             empty. The form applies only to an op whose inputs are all listed. None: our inputs, in order.
+        dtypes: dtypes of the first input for which alone the form applies, where that depends on attributes and so
+            `onnx.defs` cannot say it.
+        scalars: our inputs that must have no dimensions.
         note: where the two differ in corner cases.
     """
 
@@ -97,6 +100,8 @@ class Onnx:
     fixed: Mapping[str, AttrValue] = field(default_factory=dict)
     when: Mapping[str, AttrValue] = field(default_factory=dict)
     inputs: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    scalars: tuple[str, ...] = ()
     note: str = ""
 
 

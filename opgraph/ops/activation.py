@@ -44,7 +44,7 @@ SWISH = pointwise(
     torch=lambda t, x, factor=None, alpha=1.0: (
         t.nn.functional.silu(x) if factor is None and alpha == 1 else _torch_swish(t, x, factor, alpha)
     ),
-    onnx=(Onnx(op_type="Swish", since=24, attrs={"alpha": "alpha"}, inputs=("src",), note="Swish(-inf) is NaN there"),),
+    onnx=(Onnx(op_type="Swish", since=24, attrs={"alpha": "alpha"}, inputs=("src",), note="its Swish(-inf) is NaN"),),
     decomposition=lambda attrs, given: (
         "Multiply(src, Sigmoid(Multiply(Multiply(src, factor), $alpha)))"
         if "factor" in given and attrs["alpha"] != 1
@@ -122,7 +122,7 @@ SOFTSIGN = pointwise(
     reference=lambda x: np.where(np.isinf(x), np.sign(x), x / (1 + np.abs(x))),
     expression="og::softsign({src})",
     torch=lambda t, x: t.nn.functional.softsign(x),
-    onnx=(Onnx(op_type="Softsign", since=1, note="NaN at infinity there"),),
+    onnx=(Onnx(op_type="Softsign", since=1, note="it is NaN at infinity"),),
     cost=10,
     source="ONNX Softsign",
 )

@@ -44,6 +44,7 @@ MINIMUM = pointwise(
 
 
 def _bounds_once(op: Op) -> None:
+    """Each bound is given at most once, at least one is; for integers, attributes are values of the dtype."""
     dtype = op.inputs[0].dtype
     for index, (bound, attr) in enumerate((("low", "min"), ("high", "max")), start=1):
         if len(op.inputs) > index and attr in op.attrs:
@@ -116,14 +117,14 @@ CLAMP = pointwise(
         t, src, min if low is None else low, max if high is None else high
     ),
     onnx=(
-        Onnx(op_type="Clip", since=11, inputs=("src", "low|$min", "high|$max"), note="bounds are scalars there"),
+        Onnx(op_type="Clip", since=11, inputs=("src", "low|$min", "high|$max"), scalars=("low", "high")),
         Onnx(
             op_type="Clip",
             since=6,
             until=10,
             attrs={"min": "min", "max": "max"},
             inputs=("src",),
-            note="min > max is an error there",
+            note="min > max is refused by onnxruntime",
         ),
     ),
     decomposition=_clamp_decomposition,

@@ -79,7 +79,7 @@ TYPE_CAST = pointwise(
         Onnx(
             op_type="Cast",
             since=6,
-            note="attribute `to` is the output's dtype; floats beyond an integer's range are undefined there",
+            note="attribute `to` is the output's dtype; floats beyond an integer's range are undefined",
         ),
     ),
     source="oneDNN Graph TypeCast, which allows only f32 with bf16 or f16",

@@ -51,7 +51,7 @@ def broadcast_rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
 
 
 def meets_in_f32(op: Op) -> None:
-    """The check of ops over several dtype symbols: all dtypes are one, or all are among f32, bf16 and f16.
+    """All dtypes are one, or all are among f32, bf16 and f16, which meet in f32.
 
     Raises:
         InvalidDataType: any other mix, which has no compute type.

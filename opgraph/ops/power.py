@@ -12,6 +12,7 @@ from opgraph.ops.families import INTEGER, NUMERIC, pointwise
 
 
 def _one_exponent(op: Op) -> None:
+    """Exactly one exponent is given, as attribute or input; for integers, as input."""
     if (len(op.inputs) == 2) == ("beta" in op.attrs):
         what = "two exponents" if len(op.inputs) == 2 else "no exponent"
         raise InvalidGraphOp(f"Pow got {what}", where=op.where, fix="give either beta or a second input")

@@ -142,7 +142,7 @@ THRESHOLDED_RELU = pointwise(
     reference=lambda x, alpha: np.where(x <= alpha, _zero(x), x),
     expression="og::thresholded_relu({src}, {alpha})",
     torch=lambda t, x, alpha: t.where(x <= alpha, t.zeros_like(x), x),
-    onnx=(Onnx(op_type="ThresholdedRelu", since=10, attrs={"alpha": "alpha"}, note="NaN becomes 0 there"),),
+    onnx=(Onnx(op_type="ThresholdedRelu", since=10, attrs={"alpha": "alpha"}, note="its NaN becomes 0"),),
     cost=2,
     source="ONNX ThresholdedRelu",
 )
@@ -156,7 +156,7 @@ SHRINK = pointwise(
     torch=lambda t, x, bias, lambd: t.where(
         x < -lambd, x + bias, t.where(t.abs(x) <= lambd, t.zeros_like(x), x - bias)
     ),
-    onnx=(Onnx(op_type="Shrink", since=9, attrs={"bias": "bias", "lambd": "lambd"}, note="NaN becomes 0 there"),),
+    onnx=(Onnx(op_type="Shrink", since=9, attrs={"bias": "bias", "lambd": "lambd"}, note="its NaN becomes 0"),),
     cost=4,
     source="ONNX Shrink",
 )
