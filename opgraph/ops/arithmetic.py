@@ -117,7 +117,9 @@ MOD = pointwise(
         Onnx(op_type="Mod", since=10, attrs={"fmod": "fmod"}, when={"fmod": 1}, note="the sign of a zero is open"),
         Onnx(op_type="Mod", since=28, attrs={"fmod": "fmod"}, note="the sign of a zero is open"),
     ),
-    decomposition="Mod(Add(Mod(src_0, src_1, fmod=1), src_1), src_1, fmod=1)",
+    decomposition=lambda attrs, given: (
+        "Mod(src_0, src_1, fmod=1)" if attrs["fmod"] else "Mod(Add(Mod(src_0, src_1, fmod=1), src_1), src_1, fmod=1)"
+    ),
     cost=20,
     domain=((-8, 8), (0.25, 3)),
     source="ONNX Mod",
