@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +93,10 @@ class Executable:
             last_use.update((t.id, index) for t in part.input_ports)
         kept = {t.id for t in (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)}
         donated = {t.id: t for t, name in zip(self._ins.tensors, self._ins.names) if name in donate}
+        runs = [runner(part, self.engine, rounding=rounding) for part in self.partitions]
+        _prepare(runs, self.partitions)
         steps = []
-        for index, part in enumerate(self.partitions):
-            run = runner(part, self.engine, rounding=rounding)
-            if isinstance(run, HostKernel):
-                run.prepare([t.dims for t in part.input_ports])
+        for index, (part, run) in enumerate(zip(self.partitions, runs, strict=True)):
             usable = [donated[t.id] for t in part.input_ports if t.id in donated and last_use[t.id] == index]
             steps.append(
                 _Step(
@@ -197,6 +198,17 @@ class Executable:
 
     def __repr__(self) -> str:
         return f"<Executable on {self.engine}: {len(self._steps)} partitions>"
+
+
+def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
+    """Compiles the kernels that dense arrays will need, several at once: the compiler is a process of its own."""
+    waiting = [(run, [t.dims for t in p.input_ports]) for run, p in zip(runs, partitions) if isinstance(run, HostKernel)]
+    if len(waiting) == 1:
+        waiting[0][0].prepare(waiting[0][1])
+    elif waiting:
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(waiting))) as pool:
+            for done in [pool.submit(run.prepare, dims) for run, dims in waiting]:
+                done.result()
 
 
 def _needed(partitions: Sequence[Partition], outputs: set[int]) -> tuple[Partition, ...]:
