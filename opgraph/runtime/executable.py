@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,6 +205,8 @@ def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
     if len(waiting) == 1:
         waiting[0][0].prepare(waiting[0][1])
     elif waiting:
+        from concurrent.futures import ThreadPoolExecutor  # costs milliseconds of `import opgraph`
+
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(waiting))) as pool:
             for done in [pool.submit(run.prepare, dims) for run, dims in waiting]:
                 done.result()

@@ -13,9 +13,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 #: Elements under which one thread does it all: waking a second one costs more than it saves.
 SINGLE_THREADED = 64 * 1024
@@ -62,6 +65,8 @@ def team(size: int) -> tuple[int, int | None]:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # costs milliseconds of `import opgraph`
+
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="opgraph")
 
 
