@@ -6,7 +6,7 @@ from opgraph.ir.expression import Call, Expr, Num, Param, Var, parse_expression
 from opgraph.ir.logical_tensor import quoted
 
 
-def graph_of(expression: str, *, dtype: str = "f32", shape: str = "[4,8]", **types: str) -> str:
+def graph_of(expression: str | Expr, *, dtype: str = "f32", shape: str = "[4,8]", **types: str) -> str:
     """The text of a graph that computes `expression`, its output called y.
 
     Args:
@@ -16,7 +16,7 @@ def graph_of(expression: str, *, dtype: str = "f32", shape: str = "[4,8]", **typ
 
     The same call written twice is one op, as the same name twice is one value.
     """
-    tree = parse_expression(expression)
+    tree = parse_expression(expression) if isinstance(expression, str) else expression
     writer = _Writer()
     result = writer.write(tree)
     inputs = ", ".join(f"{name}: {types.get(name, dtype + shape)}" for name in sorted(writer.inputs))

@@ -22,11 +22,12 @@ _SQRT_2 = "1.4142135623730951"
 _SQRT_HALF = "0.7071067811865476"
 _SIXTH = "0.16666666666666666"
 
-#: Ways to write -k x; what x sigmoid(k x) then becomes, and its alpha as a product; an example of the first.
+#: Ways to write -k x; what x sigmoid(k x) then becomes, its alpha as a product, and an example.
 _MINUS_KX: tuple[tuple[str, str, tuple[float | str, ...], str], ...] = (
     ("OneOf(Neg(x), Subtract(0, x))", "Swish(x)", (1.0,), "Neg(x)"),
     ("Multiply(x, $c)", "Swish(x)", (-1.0, "c"), "Multiply(x, -1.702)"),
-    ("OneOf(Neg(Multiply(x, $c)), Multiply(Neg(x), $c))", "Swish(x)", ("c",), "Neg(Multiply(1.702, x))"),
+    ("Neg(Multiply(x, $c))", "Swish(x)", ("c",), "Neg(Multiply(1.702, x))"),
+    ("Multiply(Neg(x), $c)", "Swish(x)", ("c",), "Multiply(Neg(x), 1.702)"),
     (
         "OneOf(Neg(Multiply(x, f)), Multiply(Neg(x), f), Multiply(x, Neg(f)))",
         "Swish(x, f)",
@@ -34,6 +35,9 @@ _MINUS_KX: tuple[tuple[str, str, tuple[float | str, ...], str], ...] = (
         "Multiply(Neg(x), f)",
     ),
 )
+#: Of these, where 1 / (1 + exp(-k x)) alone is no Sigmoid of one value: other places of the sign and the factor. The
+#: second by its f64 constants, which no f32 attribute holds.
+_NO_SIGMOID = (1, 3, 4)
 #: min(max(x + 3, 0), 6)
 _X3 = "Add(x, 3)"
 _RELU6 = (
@@ -65,8 +69,13 @@ def _is_gate(match: Match) -> bool:
     return u.id != match.tensors["x"].id and len(both) == 2 and not (u.data is not None and u.data.size == 1)
 
 
+def _is_not_f64(match: Match) -> bool:
+    """Whether the f32 attribute 0.16666667 is as good as 1/6."""
+    return match.root.outputs[0].dtype != "f64"
+
+
 def _swish_by_division() -> Iterator[Rule]:
-    for minus_kx, becomes, alpha, example in _MINUS_KX:
+    for index, (minus_kx, becomes, alpha, example) in enumerate(_MINUS_KX):
         one_plus = f"Add(1, Exp({example}))"
         yield Rule(
             name="swish",
@@ -77,15 +86,16 @@ def _swish_by_division() -> Iterator[Rule]:
             leaves=graph_of(f"Divide(z, {one_plus})"),
             why="x / (1 + exp(-k x))",
         )
-        yield Rule(
-            name="swish",
-            pattern=f"Multiply(x, OneOf(Reciprocal(Add(1, Exp({minus_kx}))), Divide(1, Add(1, Exp({minus_kx})))))",
-            becomes=becomes,
-            given={"alpha": alpha},
-            takes=graph_of(f"Multiply(x, Reciprocal({one_plus}))"),
-            leaves=graph_of(f"Multiply(z, Reciprocal({one_plus}))"),
-            why="x times 1 / (1 + exp(-k x))",
-        )
+        if index in _NO_SIGMOID:
+            yield Rule(
+                name="swish",
+                pattern=f"Multiply(x, OneOf(Reciprocal(Add(1, Exp({minus_kx}))), Divide(1, Add(1, Exp({minus_kx})))))",
+                becomes=becomes,
+                given={"alpha": alpha},
+                takes=graph_of(f"Multiply(x, Reciprocal({one_plus}))", dtype="f64"),
+                leaves=graph_of(f"Multiply(z, Reciprocal({one_plus}))", dtype="f64"),
+                why="x times 1 / (1 + exp(-k x))",
+            )
 
 
 RULES: tuple[Rule, ...] = (
@@ -182,6 +192,7 @@ RULES: tuple[Rule, ...] = (
         name="hardswish",
         pattern=f"Multiply(x, HardSigmoid(x, alpha={_SIXTH}, beta=0.5))",
         becomes="HardSwish(x)",
+        condition=_is_not_f64,
         takes=graph_of("Multiply(x, HardSigmoid(x, alpha=0.16666667, beta=0.5))"),
         leaves=graph_of("Multiply(x, HardSigmoid(x, alpha=0.2, beta=0.5))"),
         why="torch's exporter and ONNX's function body write it so; 0.2 is ONNX's default and another function",

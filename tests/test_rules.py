@@ -1,0 +1,298 @@
+"""The table of units: every row takes its example and leaves its counterexample, and means what it says."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.errors import InvalidArguments
+from opgraph.ir import opdef
+from opgraph.ir.expression import Call, Num, Param, parse_expression
+from opgraph.partition.examples import graph_of
+from opgraph.partition.rules import RULES, find_units
+from opgraph.partition.units import Rule
+
+#: What captured constants and attributes are in examples made from patterns.
+CAPTURES = {"c": 1.5, "a": 0.75, "m": "gelu_tanh"}
+
+
+@pytest.fixture(params=RULES, ids=[f"{i}-{r.name}" for i, r in enumerate(RULES)])
+def rule(request):
+    return request.param
+
+
+def units_of(expression, **types):
+    return [u.name for u in find_units(og.parse(graph_of(expression, **types)))]
+
+
+# -- each row -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_takes_its_example_whole(rule):
+    graph = og.parse(rule.takes)
+    unit = find_units(graph)[-1]
+    assert unit.name == rule.name
+    assert unit.root.outputs[0].id == graph.outputs[0].id
+    assert unit.ops == graph.ops
+
+
+def test_no_row_before_takes_a_rules_example(rule):
+    """Otherwise the row would never be reached by what it was written for."""
+    earlier = RULES[: RULES.index(rule)]
+    root = og.parse(rule.takes).ops[-1]
+    assert not any(u.root.id == root.id for u in find_units(og.parse(rule.takes), earlier))
+
+
+def test_a_rule_leaves_its_counterexample(rule):
+    assert rule.name not in [u.name for u in find_units(og.parse(rule.leaves))]
+
+
+def test_every_spelling_of_a_pattern_is_taken_and_means_the_single_op(rule):
+    dtype = "f32" if "HardSigmoid" in rule.pattern else "f64"  # 1/6 as an attribute is an f32
+    for tree in spellings(parse_expression(rule.pattern)):
+        graph = og.parse(graph_of(tree, dtype=dtype))
+        unit = find_units(graph)[-1]
+        assert unit.name == rule.name, graph
+        assert unit.root.outputs[0].id == graph.outputs[0].id
+        if unit.kind:
+            assert_means(unit, graph)
+
+
+def assert_means(unit, graph):
+    rng = np.random.default_rng(0)
+    dtype = np.float64 if graph.inputs[0].dtype == "f64" else np.float32
+    arrays = {t.name: rng.uniform(-6, 6, t.shape).astype(dtype) for t in graph.inputs}
+    single = og.Graph()
+    inputs = [
+        single.constant(None, t.data) if t.is_constant else single.input(t.name, t.dtype, t.dims) for t in unit.inputs
+    ]
+    single.add_op(unit.kind, *inputs, name="y", **unit.attrs)
+    spelled = og.evaluate(graph, arrays)
+    meant = og.evaluate(single, {t.name: arrays[t.name] for t in single.inputs})
+    # Both are computed in float64 and differ by the rounding of constants and of a spelled-out 1 + something: some eps
+    # of what they are multiplied by, |x| <= 6.
+    np.testing.assert_allclose(spelled, meant, rtol=0, atol=64 * np.finfo(dtype).eps * 6, err_msg=str(graph))
+
+
+def spellings(tree):
+    """Every expression that a pattern stands for: alternatives, associations, and operands all in order or reversed."""
+    for flipped in (False, True):
+        yield from _spellings(tree, flipped)
+
+
+def _spellings(tree, flipped):
+    if isinstance(tree, Param):
+        yield Num(CAPTURES[tree.name])
+    elif not isinstance(tree, Call):
+        yield tree
+    elif tree.kind == "OneOf":
+        for arg in tree.args:
+            yield from _spellings(arg, flipped)
+    else:
+        attrs = tuple((k, CAPTURES[v.name] if isinstance(v, Param) else v) for k, v in tree.attrs)
+        commutative = opdef.find(tree.kind).commutative
+        for args in itertools.product(*[list(_spellings(a, flipped)) for a in tree.args]):
+            if commutative and len(args) >= 2:
+                yield from _associations(tree.kind, args[::-1] if flipped else args)
+            else:
+                yield Call(tree.kind, args, attrs)
+
+
+def _associations(kind, args):
+    """All binary trees over `args`, as unordered trees."""
+    if len(args) == 1:
+        yield args[0]
+        return
+    rest = range(1, len(args))
+    for size in range(len(args) - 1):
+        for chosen in itertools.combinations(rest, size):
+            left = (args[0], *(args[i] for i in chosen))
+            right = tuple(args[i] for i in rest if i not in chosen)
+            for a, b in itertools.product(list(_associations(kind, left)), list(_associations(kind, right))):
+                yield Call(kind, (a, b))
+
+
+# -- what a rule needs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "Multiply(Sigmoid(x), z)",  # a gate
+        "Multiply(z, Sigmoid(Multiply(x, 1.5)))",
+        "Multiply(Sigmoid(x), Sigmoid(x))",
+        "Multiply(x, Sigmoid(Sigmoid(x)))",
+        "Multiply(x, Sigmoid(Multiply(z, f)))",
+        "Multiply(x, Sigmoid(Add(x, 1.5)))",
+        "Multiply(x, Sigmoid(Multiply(Square(x), 1.5)))",
+        "Divide(Add(1, Exp(Neg(x))), x)",
+        "Divide(x, Add(1, Exp(x)))",  # x sigmoid(-x) is Multiply(x, -1)'s business, not this one's
+        "Divide(x, Add(1, Multiply(2, Exp(Neg(x)))))",
+        "Multiply(x, HardSigmoid(x, alpha=0.16, beta=0.5))",
+        "Multiply(x, HardSigmoid(z, alpha=0.16666667, beta=0.5))",
+        "Divide(Multiply(x, Clamp(Add(x, 3), min=0, max=5)), 6)",
+        "Multiply(Multiply(0.5, x), Add(1, Erf(Divide(z, 1.4142135))))",
+        "Multiply(Multiply(0.25, x), Add(1, Erf(Divide(x, 1.4142135))))",
+        "Multiply(x, Tanh(Sigmoid(x)))",
+        "Log(Add(1, x))",
+    ],
+)
+def test_what_only_looks_like_a_unit_is_none(expression):
+    assert units_of(expression) == []
+
+
+def test_a_squeeze_and_excite_gate_is_no_swish():
+    """sigmoid of the means times x: another tensor, however alike the graph looks."""
+    assert units_of("Multiply(x, Sigmoid(Multiply(means, 1.702)))", means="f32[4,1]") == []
+
+
+def test_an_f32_sixth_is_no_sixth_in_f64():
+    assert units_of("Multiply(x, HardSigmoid(x, alpha=0.16666667, beta=0.5))", x="f64[8]") == []
+    assert units_of("Multiply(x, HardSigmoid(x, alpha=0.16666667, beta=0.5))", x="bf16[8]") == ["hardswish"]
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
+def test_a_swish_is_one_in_every_float_dtype(dtype):
+    graph = og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.702)))", dtype=dtype))
+    (unit,) = find_units(graph)
+    rounded = float(np.asarray(1.702).astype(graph.ops[0].inputs[1].data.dtype))
+    assert (unit.attrs["alpha"] if dtype != "f64" else unit.inputs[1].data.item()) == rounded
+
+
+def test_a_constant_that_f32_does_not_hold_stays_an_operand():
+    (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.1)))", dtype="f64")))
+    assert [t.name for t in unit.inputs[:1]] == ["x"]
+    assert unit.inputs[1].data.item() == 1.1
+    assert unit.attrs["alpha"] == 1.0
+    (unit,) = find_units(og.parse(graph_of("Divide(x, Add(1, Exp(Multiply(x, 1.1))))", dtype="f64")))
+    assert (unit.inputs[1].data.item(), unit.attrs["alpha"]) == (1.1, -1.0)
+    (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.5)))", dtype="f64")))
+    assert (len(unit.inputs), unit.attrs["alpha"]) == (1, 1.5)
+
+
+def test_sigmoids_alpha_and_a_constant_multiply():
+    (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.5), alpha=3))")))
+    assert (len(unit.inputs), unit.attrs["alpha"]) == (1, 4.5)
+
+
+def test_a_product_that_f32_does_not_hold_leaves_the_constant_as_operand():
+    (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.702), alpha=1.1))")))
+    assert unit.attrs["alpha"] == float(np.float32(1.1))
+    assert unit.inputs[1].data == np.float32(1.702)
+
+
+@pytest.mark.parametrize("factor", ["f32[]", "f32[8]", "f32[4,1]", "f32[4,8]", "f32[?,8]"])
+def test_a_factor_known_at_run_time_is_an_operand(factor):
+    (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(f, x)))", f=factor)))
+    assert (unit.name, [t.name for t in unit.inputs], unit.attrs["alpha"]) == ("swish", ["x", "f"], 1.0)
+
+
+def test_a_constant_per_channel_is_an_operand_and_a_constant_of_one_element_an_attribute():
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    for data in (np.arange(8, dtype=np.float32), np.full((1, 1), 1.5, np.float32)):
+        graph.add_op("Multiply", x, graph.add_op("Sigmoid", graph.add_op("Multiply", x, graph.constant("", data))))
+    first, second = find_units(graph.finalize())
+    assert (len(first.inputs), first.attrs["alpha"]) == (2, 1.0)
+    assert (len(second.inputs), second.attrs["alpha"]) == (1, 1.5)
+
+
+def test_a_constant_that_adds_a_dimension_is_no_scalar():
+    graph = og.Graph()
+    x = graph.input("x", shape=())
+    graph.add_op(
+        "Multiply", x, graph.add_op("Sigmoid", graph.add_op("Multiply", x, graph.constant("", np.ones(1, np.float32))))
+    )
+    (unit,) = find_units(graph.finalize())
+    assert len(unit.inputs) == 2
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("%0 = Sigmoid(x)", "%1: f32[8] = TypeCast(%0)", "%2: f32[8] = TypeCast(x)", "y = Multiply(%2, %1)"),
+        ("%0: f32[8] = TypeCast(x)", "%1 = Sigmoid(%0)", "y = Multiply(x, %1)"),
+        ("%0: f32[8] = TypeCast(x)", "%1 = Sigmoid(%0)", "%2: bf16[8] = TypeCast(%1)", "y = Multiply(x, %2)"),
+        ("%0 = Sigmoid(x)", "y: f32[8] = Multiply(x, %0)"),
+    ],
+    ids=["after", "mixed product", "there and back", "wider result"],
+)
+def test_a_dtype_that_changes_in_between_makes_no_swish(lines):
+    assert find_units(og.parse("\n".join(["graph(x: bf16[8]) -> (y)", *lines]))) == ()
+
+
+def test_values_inside_may_be_used_elsewhere():
+    text = "graph(x: f32[8]) -> (s, y, z)\n s = Sigmoid(x)\n y = Multiply(x, s)\n z = ReLU(s)"
+    assert [u.name for u in find_units(og.parse(text))] == ["swish"]
+
+
+def test_an_attribute_that_a_pattern_does_not_mention_has_its_default():
+    assert units_of("Multiply(x, Tanh(SoftPlus(x, beta=2)))") == []
+    assert units_of("Multiply(x, Tanh(SoftPlus(x)))") == ["mish"]
+
+
+# -- nested units -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "units"),
+    [
+        ("Multiply(Multiply(x, Sigmoid(x)), u)", ["swish", "swiglu"]),
+        ("Multiply(u, Multiply(Sigmoid(x), x))", ["swish", "swiglu"]),
+        ("Multiply(Swish(x, f), u)", ["swish", "swiglu"]),
+        ("Multiply(u, Divide(x, Add(1, Exp(Neg(x)))))", ["swish", "swiglu"]),
+        ("Multiply(x, Multiply(x, Sigmoid(x)))", ["swish"]),
+        ("Multiply(3, Multiply(x, Sigmoid(x)))", ["swish"]),
+        ("Multiply(Swish(x), Swish(x))", ["swish"]),
+        ("Multiply(Swish(x), Swish(z))", ["swish", "swish", "swiglu"]),
+        ("Swish(Multiply(x, Sigmoid(x)))", ["swish", "swish"]),
+        ("Multiply(Multiply(x, 0.5), Add(1, Erf(Divide(x, 1.4142135))))", ["gelu"]),
+        ("Multiply(u, Multiply(Multiply(x, 0.5), Add(1, Erf(Divide(x, 1.4142135)))))", ["gelu", "geglu"]),
+        ("Multiply(x, Reciprocal(Add(1, Exp(Neg(x)))))", ["sigmoid", "swish"]),
+        ("Multiply(x, Tanh(Log(Add(1, Exp(x)))))", ["softplus", "mish"]),
+        ("Multiply(x, Tanh(Log1p(Exp(x))))", ["softplus", "mish"]),
+        ("Divide(Multiply(x, Minimum(ReLU(Add(3, x)), 6)), 6)", ["hardswish"]),
+    ],
+)
+def test_nested_units_are_all_listed(expression, units):
+    assert units_of(expression) == units
+
+
+def test_a_unit_holds_the_ops_of_the_units_inside_it():
+    graph = og.parse(graph_of("Multiply(Multiply(x, Sigmoid(x)), u)"))
+    swish, swiglu = find_units(graph)
+    assert [op.kind for op in swish.ops] == ["Sigmoid", "Multiply"]
+    assert swiglu.ops == graph.ops
+    assert (swish.kind, swiglu.kind) == ("Swish", "")
+
+
+# -- the table itself -------------------------------------------------------------------------------------------------
+
+
+def test_a_long_product_is_read_in_linear_time():
+    graph = og.Graph()
+    value = x = graph.input("x", shape=(4,))
+    for _ in range(20_000):
+        value = graph.add_op("Multiply", value, x)
+    assert find_units(graph.finalize()) == ()
+
+
+def test_own_rules_may_be_given():
+    own = Rule(name="square", pattern="Multiply(x, x)", becomes="Square(x)", takes="", leaves="", why="x x is a square")
+    (unit,) = find_units(og.parse(graph_of("Multiply(x, x)")), (own,))
+    assert (unit.name, unit.kind) == ("square", "Square")
+
+
+@pytest.mark.parametrize("pattern", ["x", "OneOf(ReLU(x), x)", "Multiply(a, b, c, d, e)"])
+def test_a_pattern_that_is_none_is_refused(pattern):
+    own = Rule(name="bad", pattern=pattern, takes="", leaves="", why="")
+    with pytest.raises(InvalidArguments, match=re.compile("fix:", re.S)):
+        find_units(og.parse(graph_of("ReLU(x)")), (own,))
+
+
+def test_a_rule_over_an_unknown_op_is_refused():
+    own = Rule(name="bad", pattern="Relu(x)", takes="", leaves="", why="")
+    with pytest.raises(og.errors.InvalidGraphOp, match="unknown op kind 'Relu'"):
+        find_units(og.parse(graph_of("ReLU(x)")), (own,))
