@@ -93,7 +93,8 @@ def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCE
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
     kinds = layout.variant.operands
-    sizes = [dtypes.BY_NAME[x.dtype].itemsize for x in (*loop.loads, *loop.stores)]
+    operands = [x.dtype for x in loop.loads] + [s.dtype for s in loop.stores]
+    sizes = [dtypes.BY_NAME[d].itemsize for d in operands]
     moving = [size for size, kind in zip(sizes, kinds, strict=True) if kind == CONTIGUOUS]
     vector = 1
     if moving:

@@ -10,6 +10,7 @@ import numpy as np
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.runtime.device_array import DeviceArray
 
 _SCALARS = (bool, int, float, np.generic)
 
@@ -99,7 +100,9 @@ class Ports:
             fix=f"the graph's {self.what}s are {', '.join(self.names) or 'none'}",
         )
 
-    def _array(self, value: Any, tensor: LogicalTensor) -> np.ndarray:
+    def _array(self, value: Any, tensor: LogicalTensor) -> np.ndarray | DeviceArray:
+        if type(value) is DeviceArray:
+            return value
         if isinstance(value, np.ndarray):
             return np.asarray(value)
         if isinstance(value, _SCALARS) and not tensor.dims:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
 from opgraph.ir import dtypes, opdef
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.schema import inferred_dims
 from opgraph.ir.shapes import ShapeMismatch, unify
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import Partition
 from opgraph.runtime.engine import Engine, Stream
-from opgraph.runtime.fused import HostKernel
 
 if TYPE_CHECKING:
     from opgraph.codegen.kernel import KernelSource
@@ -24,7 +23,16 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """What runs a partition: arrays of its input ports in, arrays of its output ports out."""
 
-    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]: ...
+    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
+        """The results; `outs` where given and written to."""
+
+
+@runtime_checkable
+class PreparedRunner(Protocol):
+    """A runner that can compile its kernel before the first call."""
+
+    def prepare(self, dims: Sequence[Dims]) -> None:
+        """Compiles what dense inputs of these dimensions will need."""
 
 
 def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> Runner:
@@ -37,7 +45,7 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
     if partition.kind == "fused":
         lowered = lower(partition, rounding=rounding)
         if engine.kind == "cuda":
-            from opgraph.runtime.cuda import CudaKernel  # needs CuPy
+            from opgraph.runtime.cuda_kernel import CudaKernel  # needs CuPy
 
             return CudaKernel(lowered, partition.input_ports, engine)
         from opgraph.runtime.fallback import host_runner
@@ -46,7 +54,12 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
     if partition.kind == "library" and partition.provider == "onnxruntime":
         from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion  # needs onnxruntime
 
-        return OnnxRuntimeRegion(partition, device=engine.kind)
+        region = OnnxRuntimeRegion(partition, device=engine.kind)
+        if engine.kind == "cuda":
+            from opgraph.runtime.cuda_exchange import Hosted
+
+            return Hosted(region, engine.index)
+        return region
     raise Unimplemented(
         f"nothing runs partition {partition.id}",
         where=", ".join(op.label for op in partition.ops[:5]),
@@ -68,7 +81,7 @@ class CompiledPartition:
         self._inputs = inputs
         self._outputs = outputs
         self._run = runner(partition, engine)
-        if isinstance(self._run, HostKernel):
+        if isinstance(self._run, PreparedRunner):
             self._run.prepare([inputs[t.id].dims for t in partition.input_ports])
 
     def query_logical_tensor(self, id: int) -> LogicalTensor:
@@ -84,7 +97,7 @@ class CompiledPartition:
         return found
 
     def inplace_ports(self) -> list[tuple[int, int]]:
-        """Pairs (input id, output id) that may share memory: same shape and dtype, read and written element by element."""
+        """Pairs (input id, output id) that may share memory: same shape and dtype, element by element."""
         if self.partition.kind != "fused":
             return []
         free = list(self._inputs.values())
@@ -122,7 +135,10 @@ class CompiledPartition:
                 raise InvalidArguments(
                     "an output is read-only", where=self._outputs[id].label, fix="give a writable array"
                 )
-        self._run(ins, outs)
+        if self.engine.kind == "cuda":
+            self._run(ins, outs, stream)  # type: ignore[call-arg]  # runners of this engine take the stream
+        else:
+            self._run(ins, outs)
 
     def _bound(self, given: Mapping[int, Any], wanted: dict[int, LogicalTensor], what: str) -> list[Any]:
         for id in given:
@@ -138,7 +154,12 @@ class CompiledPartition:
                     where=f"execute {what}",
                     fix=f"give an array for id {id} ({tensor.type_text})",
                 )
-            arrays.append(_checked(given[id], tensor, what))
+            array = given[id]
+            if self.engine.kind == "cuda":
+                from opgraph.runtime.cuda_arrays import seen
+
+                array = seen(array, self.engine.index, f"{tensor.label} in {what}")
+            arrays.append(_checked(array, tensor, what))
         return arrays
 
 

@@ -84,6 +84,6 @@ class Stream:
     def wait(self) -> None:
         """Returns when everything put on the stream is done."""
         if self.engine.kind == "cuda":
-            from opgraph.runtime import cuda
+            from opgraph.runtime import cuda_arrays
 
-            cuda.synchronize(self)
+            cuda_arrays.synchronize(self)

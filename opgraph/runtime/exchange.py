@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,42 @@ def exported(array: np.ndarray, kind: str) -> Any:
 
         return from_numpy(array)
     return array
+
+
+def donation(array: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The array, if its memory may be overwritten: it is writable and not part of any other one."""
+    usable = array.flags.writeable and not any(np.may_share_memory(array, o) for o in others)
+    return array if usable else None
+
+
+def check_out(name: str, array: np.ndarray, inputs: Sequence[Any], *, single_step: bool) -> None:
+    """Raises InvalidArguments where `array` cannot be written to, or that would destroy what is still read."""
+    where = f'output "{name}"'
+    if not array.flags.writeable:
+        raise InvalidArguments("the output array is read-only", where=where, fix="give a writable array")
+    if any(s == 0 and d > 1 for s, d in zip(array.strides, array.shape)):
+        raise InvalidArguments(
+            "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
+        )
+    for other in inputs:
+        if not np.may_share_memory(array, other):
+            continue
+        same = array.__array_interface__["data"] == other.__array_interface__["data"]
+        if not (single_step and same and array.strides == other.strides and array.shape == other.shape):
+            raise overlap_refused(where)
+
+
+def overlap_refused(where: str) -> InvalidArguments:
+    """The error for an output that lies over an input."""
+    return InvalidArguments(
+        "the output array overlaps an input", where=where, fix="give a buffer of its own, or exactly the input's"
+    )
+
+
+def assign(target: np.ndarray, result: np.ndarray) -> None:
+    """Copies a result that is not in its place yet: an input or a constant that is an output, or a library's own."""
+    if target is not result:
+        target[...] = result
 
 
 def _kind(value: Any) -> str:

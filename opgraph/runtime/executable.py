@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -17,9 +15,8 @@ from opgraph.partition.partition import Partition
 from opgraph.partition.partitioner import partition
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
-from opgraph.runtime.compiled import Runner, runner
+from opgraph.runtime.compiled import PreparedRunner, Runner, runner
 from opgraph.runtime.engine import Engine, engine_of
-from opgraph.runtime.fused import HostKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +65,7 @@ class Executable:
             )
         self.graph = graph
         self.engine = engine
+        self._exchange = _exchange(engine)
         self.partitions = _needed(partition(graph).partitions, {t.id for t in graph.outputs})
         self._ins = Ports(graph.inputs, "input")
         self._outs = Ports(graph.outputs, "output")
@@ -81,9 +79,7 @@ class Executable:
         self._steps = self._wired(set(donate), rounding)
         self._constants = {t.id: t.data for t in graph.outputs if t.is_constant}
         produced = [i for step in self._steps for i in step.makes]
-        self._direct = (
-            len(self._steps) == 1 and produced == [t.id for t in graph.outputs] and not donate and engine.kind == "cpu"
-        )
+        self._direct = len(self._steps) == 1 and produced == [t.id for t in graph.outputs] and not donate
         self._single = len(self._outs.names) == 1
 
     def _wired(self, donate: set[str], rounding: str) -> list[_Step]:
@@ -103,9 +99,7 @@ class Executable:
                     reads=tuple(t.id for t in part.input_ports),
                     makes=tuple(t.id for t in part.output_ports),
                     frees=tuple(t.id for t in part.input_ports if last_use[t.id] == index and t.id not in kept),
-                    donated=tuple(
-                        _reusable(t, usable) if isinstance(run, HostKernel) else None for t in part.output_ports
-                    ),
+                    donated=tuple(_reusable(t, usable) if part.kind == "fused" else None for t in part.output_ports),
                 )
             )
         return steps
@@ -132,7 +126,7 @@ class Executable:
         Raises:
             InvalidArguments, InvalidDataType, InvalidShape: arrays that do not fit the declarations.
         """
-        feeds, named, kind = exchange.imported(feeds, named)
+        feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         if out is None and self._direct:
             results = self._steps[0].run(arrays)
@@ -141,7 +135,7 @@ class Executable:
         if out is not None:
             return out
         if kind is not None:
-            results = [exchange.exported(r, kind) for r in results]
+            results = [self._exchange.exported(r, kind) for r in results]
         return results[0] if self._single else dict(zip(self._outs.names, results))
 
     def bind(self, feeds: Mapping[Any, Any] | None = None, /, *, out: Any, **named: Any) -> Callable[[], Any]:
@@ -149,12 +143,12 @@ class Executable:
 
         For hot loops and CUDA graphs. Arguments and errors are those of a call; `out` is required.
         """
-        feeds, named, _ = exchange.imported(feeds, named)
+        feeds, named, _ = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = self._out_arrays(out, arrays)
-        run = self._steps[0].run if self._direct else None
-        if isinstance(run, HostKernel):
-            launch = run.bound(arrays, outs)
+        bound = getattr(self._steps[0].run, "bound", None) if self._direct else None
+        if bound is not None:
+            launch = bound(arrays, outs)
 
             def call() -> Any:
                 launch()
@@ -169,9 +163,9 @@ class Executable:
             raise InvalidArguments(
                 "the graph has several outputs", where="out", fix=f"pass a dict with {', '.join(self._outs.names)}"
             )
-        bound = self._outs.bind(exchange.imported(given, {})[0], {})
+        bound = self._outs.bind(self._exchange.imported(given, {})[0], {})
         for name, array in zip(self._outs.names, bound):
-            _check_out(name, array, arrays, single_step=len(self._steps) == 1)
+            self._exchange.check_out(name, array, arrays, single_step=len(self._steps) == 1)
         return bound
 
     def _run(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> list[Any]:
@@ -182,7 +176,7 @@ class Executable:
             wanted: list[Any] | None = [targets.get(i) for i in step.makes]
             for j, source in enumerate(step.donated):
                 if source is not None and wanted is not None and wanted[j] is None:
-                    wanted[j] = _donation(values[source], [values[i] for i in step.reads if i != source])
+                    wanted[j] = self._exchange.donation(values[source], [values[i] for i in step.reads if i != source])
             if wanted is None or all(w is None for w in wanted):
                 wanted = None
             made = step.run([values[i] for i in step.reads], wanted)
@@ -191,8 +185,7 @@ class Executable:
                 del values[i]
         results = [values[t.id] for t in self._outs.tensors]
         for target, result in zip(outs or (), results):
-            if target is not result:  # an input or a constant that is an output, or a library that allocates itself
-                target[...] = result
+            self._exchange.assign(target, result)
         return results
 
     def __repr__(self) -> str:
@@ -201,7 +194,9 @@ class Executable:
 
 def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
     """Compiles the kernels that dense arrays will need, several at once: the compiler is a process of its own."""
-    waiting = [(run, [t.dims for t in p.input_ports]) for run, p in zip(runs, partitions) if isinstance(run, HostKernel)]
+    waiting = [
+        (run, [t.dims for t in p.input_ports]) for run, p in zip(runs, partitions) if isinstance(run, PreparedRunner)
+    ]
     if len(waiting) == 1:
         waiting[0][0].prepare(waiting[0][1])
     elif waiting:
@@ -210,6 +205,15 @@ def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(waiting))) as pool:
             for done in [pool.submit(run.prepare, dims) for run, dims in waiting]:
                 done.result()
+
+
+def _exchange(engine: Engine) -> Any:
+    """How arrays get in and out: the module for the CPU, an object with the same functions for a GPU."""
+    if engine.kind == "cpu":
+        return exchange
+    from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
+
+    return CudaExchange(engine.index)
 
 
 def _needed(partitions: Sequence[Partition], outputs: set[int]) -> tuple[Partition, ...]:
@@ -230,28 +234,3 @@ def _reusable(out: LogicalTensor, donated: list[LogicalTensor]) -> int | None:
             donated.remove(tensor)
             return tensor.id
     return None
-
-
-def _donation(array: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray | None:
-    usable = array.flags.writeable and not any(np.may_share_memory(array, o) for o in others)
-    return array if usable else None
-
-
-def _check_out(name: str, array: np.ndarray, inputs: Sequence[Any], *, single_step: bool) -> None:
-    where = f'output "{name}"'
-    if not array.flags.writeable:
-        raise InvalidArguments("the output array is read-only", where=where, fix="give a writable array")
-    if any(s == 0 and d > 1 for s, d in zip(array.strides, array.shape)):
-        raise InvalidArguments(
-            "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
-        )
-    for other in inputs:
-        if not np.may_share_memory(array, other):
-            continue
-        same = array.__array_interface__["data"] == other.__array_interface__["data"]
-        if not (single_step and same and array.strides == other.strides and array.shape == other.shape):
-            raise InvalidArguments(
-                "the output array overlaps an input",
-                where=where,
-                fix="give a buffer of its own, or exactly the input's",
-            )

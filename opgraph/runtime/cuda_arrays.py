@@ -1,0 +1,97 @@
+"""Arrays and streams of any library, as the CUDA engine takes them: by address, in place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from opgraph.errors import InvalidArguments
+from opgraph.runtime import cuda
+from opgraph.runtime.device_array import DeviceArray, Library, RawStream
+from opgraph.runtime.engine import Stream
+
+
+def seen(value: Any, device: int, where: str) -> DeviceArray:
+    """An array on GPU `device`, without a copy.
+
+    Args:
+        value: a torch or CuPy array, anything there with `__cuda_array_interface__` or DLPack, or a DeviceArray.
+        where: what the array is, for messages.
+
+    Raises:
+        InvalidArguments: no array, an array elsewhere, or one whose memory cannot be read in place.
+    """
+    found = value if type(value) is DeviceArray else _viewed(value, where)
+    if found is None:
+        raise InvalidArguments(
+            f"got {type(value).__module__}.{type(value).__name__}, which is no array on a GPU",
+            where=where,
+            fix=f'pass cupy.asarray(x) or x.to("cuda:{device}"), or compile with device="cpu"',
+        )
+    if found.device != device:
+        place = "the CPU" if found.device < 0 else f"cuda:{found.device}"
+        raise InvalidArguments(
+            f"the array is on {place}, the kernel on cuda:{device}",
+            where=where,
+            fix=f'move it: x.to("cuda:{device}"), or compile for its device',
+        )
+    return found
+
+
+def _viewed(value: Any, where: str) -> DeviceArray | None:
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and isinstance(value, torch.Tensor):
+            return _torch_library().view(value)
+        array = cuda.as_cupy(value)
+        return None if array is None else cuda.CUPY.view(array)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise InvalidArguments(
+            f"an array of {type(value).__module__} cannot be read in place: {error}",
+            where=where,
+            fix="pass a plain strided array of a dtype that opgraph has",
+        ) from None
+
+
+@cache
+def _torch_library() -> Library:
+    from opgraph.runtime.providers.torch_cuda import TORCH  # imports torch, which the caller has done already
+
+    return TORCH
+
+
+def library_of(arrays: Iterable[DeviceArray | None]) -> Library:
+    """Who allocates results and says what the current stream is: torch where it owns any of the arrays, else CuPy."""
+    for array in arrays:
+        if array is not None and array.library is not cuda.CUPY:
+            return array.library
+    return cuda.CUPY
+
+
+def synchronize(stream: Stream) -> None:
+    """Returns when everything put on the stream is done; with no handle, everything on its device."""
+    cuda.wait(stream.engine.index, raw_stream(stream))
+
+
+def raw_stream(stream: Stream) -> Any:
+    """The stream that a handle stands for, as an object with `ptr`; None without a handle.
+
+    Raises:
+        InvalidArguments: the handle is no stream.
+    """
+    handle = stream.handle
+    if handle is None or hasattr(handle, "ptr"):
+        return handle
+    if hasattr(handle, "cuda_stream"):
+        return RawStream(handle.cuda_stream)
+    if hasattr(handle, "__cuda_stream__"):
+        return RawStream(handle.__cuda_stream__()[1])
+    if type(handle) is int:
+        return RawStream(handle)
+    raise InvalidArguments(
+        f"{type(handle).__name__} is no stream",
+        where="Stream",
+        fix="pass a torch or CuPy stream, or the address of one as an int",
+    )

@@ -1,0 +1,108 @@
+"""Arrays in and out of the CUDA engine: what `opgraph.runtime.exchange` is for the CPU, with the same functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from opgraph.errors import InvalidArguments
+from opgraph.runtime import cuda
+from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
+from opgraph.runtime.device_array import DeviceArray, Library
+from opgraph.runtime.engine import Stream
+from opgraph.runtime.exchange import overlap_refused
+
+if TYPE_CHECKING:
+    from opgraph.runtime.compiled import Runner
+
+
+class CudaExchange:
+    """Arrays of any library on one GPU, seen in place.
+
+    Args:
+        device: index of the GPU.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def imported(
+        self, feeds: Mapping[Any, Any] | None, named: dict[str, Any]
+    ) -> tuple[Mapping[Any, Any] | None, dict[str, Any], Library]:
+        """The same arguments as DeviceArrays, and the library that results are to be given back in.
+
+        Raises:
+            InvalidArguments: an array that is not on this GPU; nothing is copied there silently.
+        """
+        views = {k: seen(v, self.device, f'input "{k}"') for k, v in named.items()}
+        if not isinstance(feeds, Mapping):  # None, or refused where it is bound
+            return feeds, views, library_of(views.values())
+        fed = {k: seen(v, self.device, f'input "{k}"') for k, v in feeds.items()}
+        return fed, views, library_of([*views.values(), *fed.values()])
+
+    def exported(self, result: Any, library: Library) -> Any:
+        """A result as the caller gets it: an input that is an output as it came, a constant on the device."""
+        if type(result) is DeviceArray:
+            return result.owner
+        return library.from_host(result, self.device) if isinstance(result, np.ndarray) else result
+
+    def assign(self, target: DeviceArray, result: Any) -> None:
+        """Copies a result that was not written to its place yet."""
+        if result is target.owner:
+            return
+        if isinstance(result, np.ndarray):
+            target.owner[...] = target.library.from_host(result, self.device)
+            return
+        source = seen(result, self.device, "a result")
+        if source.library is target.library:
+            target.owner[...] = source.owner
+        else:
+            target.owner[...] = target.library.from_host(source.library.to_host(source.owner), self.device)
+
+    def donation(self, array: Any, others: Sequence[Any]) -> Any | None:
+        """The array, if its memory may be overwritten: it is not part of any other one."""
+        view = seen(array, self.device, "a donated input")
+        shared = any(view.may_share(seen(o, self.device, "an input")) for o in others)
+        return None if shared or view.overlaps_itself else view
+
+    def check_out(self, name: str, array: DeviceArray, inputs: Sequence[Any], *, single_step: bool) -> None:
+        """Raises InvalidArguments where writing to `array` would destroy what is still read."""
+        where = f'output "{name}"'
+        if array.overlaps_itself:
+            raise InvalidArguments(
+                "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
+            )
+        for other in inputs:
+            if array.may_share(other) and not (single_step and array.is_same(other)):
+                raise overlap_refused(where)
+
+
+class Hosted:
+    """A library's partition on the GPU engine, by way of host memory: its provider takes NumPy arrays."""
+
+    def __init__(self, run: Runner, device: int) -> None:
+        self._run = run
+        self._exchange = CudaExchange(device)
+
+    def __call__(
+        self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None
+    ) -> list[Any]:
+        """Waits for the inputs, runs, copies the results back; arguments as of CudaKernel."""
+        device = self._exchange.device
+        views = [seen(a, device, "an input") for a in arrays]
+        library = library_of(views)
+        cuda.wait(device, library.stream(device) if stream is None else raw_stream(stream))
+        with cuda.OnDevice(device):
+            made = self._run([v.library.to_host(v.owner) for v in views])
+            results = []
+            for position, result in enumerate(made):
+                target = None if outs is None else outs[position]
+                if target is None:
+                    results.append(library.from_host(result, device))
+                else:
+                    view = seen(target, device, "an output")
+                    self._exchange.assign(view, result)
+                    results.append(view.owner)
+        return results

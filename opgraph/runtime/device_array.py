@@ -1,0 +1,107 @@
+"""DeviceArray: what a GPU kernel needs to know about an array of any library, and what it asks of that library."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+class Library(Protocol):
+    """A library that owns arrays on a GPU: torch or CuPy."""
+
+    name: str
+
+    def view(self, owner: Any) -> DeviceArray:
+        """What is known about one of its arrays, without touching the data."""
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any], device: int) -> tuple[Any, int]:
+        """A new row-major array from the library's own allocator, and its address."""
+
+    def stream(self, device: int) -> Any:
+        """The library's current stream on a device, now: an object with `ptr`."""
+
+    def to_host(self, owner: Any) -> np.ndarray:
+        """A copy in host memory, complete when this returns."""
+
+    def from_host(self, array: np.ndarray, device: int) -> Any:
+        """A copy on the device."""
+
+
+class DeviceArray:
+    """An array on a GPU, seen without a copy.
+
+    Attributes:
+        owner: the library's own object; keeps the memory alive.
+        pointer: device address of the first element.
+        dtype: NumPy's.
+        shape, strides: strides in elements.
+        device: index of the GPU; -1: not on a GPU.
+        library: the owner's.
+    """
+
+    __slots__ = ("device", "dtype", "library", "owner", "pointer", "shape", "strides")
+
+    def __init__(
+        self,
+        owner: Any,
+        pointer: int,
+        dtype: np.dtype[Any],
+        shape: Shape,
+        strides: Shape,
+        device: int,
+        library: Library,
+    ) -> None:
+        self.owner = owner
+        self.pointer = pointer
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
+        self.device = device
+        self.library = library
+
+    @property
+    def key(self) -> tuple[Shape, Shape, int]:
+        """Arrays of one key are served by one launch plan: the address counts as far as it is aligned."""
+        return (self.shape, self.strides, self.pointer & 15)
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether an axis repeats the same memory, as `expand` makes it."""
+        return any(s == 0 and d > 1 for s, d in zip(self.strides, self.shape))
+
+    def may_share(self, other: DeviceArray) -> bool:
+        """Whether the two spans of memory meet; they may still have no element in common."""
+        (a, b), (c, d) = self._span(), other._span()
+        return a < d and c < b
+
+    def is_same(self, other: DeviceArray) -> bool:
+        """Whether both are the same elements in the same order."""
+        return (self.pointer, self.shape, self.strides) == (other.pointer, other.shape, other.strides)
+
+    def _span(self) -> tuple[int, int]:
+        if 0 in self.shape:
+            return self.pointer, self.pointer
+        reach = [(d - 1) * s for d, s in zip(self.shape, self.strides)]
+        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+        size = self.dtype.itemsize
+        return self.pointer + low * size, self.pointer + (high + 1) * size
+
+
+class RawStream:
+    """A stream by its address, as CuPy takes it."""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+def alignment(pointers: list[int]) -> int:
+    """The largest power of two up to 16 that divides every address."""
+    bits = 16
+    for pointer in pointers:
+        bits |= pointer
+    return bits & -bits

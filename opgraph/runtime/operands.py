@@ -1,0 +1,95 @@
+"""Where a kernel's operands come from: which array each load reads, and the layout that arrays of given shapes have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from opgraph.errors import InvalidShape
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
+from opgraph.loops.layout import Layout, Shape, Strides, bind, iteration_shape
+from opgraph.loops.lower import Lowered
+
+
+class Operands:
+    """The loads of a loop, bound to the inputs that a kernel is called with.
+
+    Args:
+        lowered: the loop and the tensors behind its operands.
+        inputs: the tensors of a call, in order; further operands must be constants.
+
+    Attributes:
+        given: (load, input) for each load that reads an input.
+        store_dtypes: NumPy dtype of each result.
+    """
+
+    def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor]) -> None:
+        self.loop = lowered.loop
+        order = {t.id: i for i, t in enumerate(inputs)}
+        self.given = tuple((i, order[t.id]) for i, t in enumerate(lowered.loads) if t is not None and t.id in order)
+        self.store_dtypes = tuple(dtypes.get(s.dtype).numpy for s in lowered.loop.stores)
+        self._constants = {
+            i: np.asarray(t.data, order="C")
+            for i, t in enumerate(lowered.loads)
+            if t is not None and t.data is not None and t.id not in order
+        }
+
+    def layout(
+        self, shapes: Sequence[Shape], strides: Sequence[Strides], out_strides: Sequence[Strides | None] | None = None
+    ) -> Layout:
+        """The layout for inputs of these shapes and strides (in elements).
+
+        Args:
+            out_strides: of each result; row-major where None.
+
+        Raises:
+            InvalidShape: the shapes do not broadcast.
+        """
+        loads: list[Shape] = [(1,)] * len(self.loop.loads)  # an index: completed when the space is known
+        steps: list[Strides] = [(1,)] * len(self.loop.loads)
+        for position, source in self.given:
+            loads[position], steps[position] = shapes[source], strides[source]
+        for position, data in self._constants.items():
+            loads[position], steps[position] = data.shape, tuple(s // data.itemsize for s in data.strides)
+        space = iteration_shape(self.loop.loads, loads)
+        for position, load in enumerate(self.loop.loads):
+            if load.align == "index":
+                loads[position] = (space[load.axis],)
+        return bind(self.loop, loads, steps, out_strides)
+
+    def probable_layout(self, dims: Sequence[Dims]) -> Layout | None:
+        """The layout of row-major inputs of these dimensions, with a guess for sizes that are not known yet.
+
+        None where even the number of dimensions is unknown, or the guesses do not fit together.
+        """
+        guess: dict[object, int] = {}
+        shapes = []
+        for shape in dims:
+            if shape is None:
+                return None
+            shapes.append(tuple(d if isinstance(d, int) else guess.setdefault(d, 24 + 8 * len(guess)) for d in shape))
+        try:
+            return self.layout(shapes, [row_major(s) for s in shapes])
+        except InvalidShape:
+            return None
+
+    def own(self, layout: Layout) -> list[tuple[int, np.ndarray]]:
+        """(load, array) for each load that reads no input: constants, and the values of indices."""
+        found = list(self._constants.items())
+        for position, load in enumerate(self.loop.loads):
+            if load.align == "index":
+                found.append((position, np.arange(layout.shape[load.axis], dtype=dtypes.get(load.dtype).numpy)))
+        return found
+
+
+def check_outputs(layout: Layout, shapes: Sequence[Shape | None]) -> None:
+    """Raises InvalidShape where an output array does not have the result's shape."""
+    for shape in shapes:
+        if shape is not None and shape != layout.shape:
+            raise InvalidShape(
+                f"an output array has shape {tuple(shape)}, the result {tuple(layout.shape)}",
+                where="out",
+                fix="give an array of the result's shape",
+            )

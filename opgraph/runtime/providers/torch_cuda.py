@@ -1,0 +1,70 @@
+"""Torch tensors on a GPU: seen by address, allocated by torch, on torch's current stream. No DLPack in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from opgraph.ir import dtypes
+from opgraph.runtime.device_array import DeviceArray, RawStream
+from opgraph.runtime.providers.torch import from_numpy, to_numpy
+
+_NUMPY = {
+    torch.float64: dtypes.get("f64").numpy,
+    torch.float32: dtypes.get("f32").numpy,
+    torch.bfloat16: dtypes.get("bf16").numpy,
+    torch.float16: dtypes.get("f16").numpy,
+    torch.int64: dtypes.get("s64").numpy,
+    torch.int32: dtypes.get("s32").numpy,
+    torch.int8: dtypes.get("s8").numpy,
+    torch.uint8: dtypes.get("u8").numpy,
+    torch.bool: dtypes.get("boolean").numpy,
+}
+_TORCH = {numpy: dtype for dtype, numpy in _NUMPY.items()}
+
+
+class TorchLibrary:
+    """Torch as the owner of arrays on a GPU."""
+
+    name = "torch"
+
+    def view(self, owner: torch.Tensor) -> DeviceArray:
+        """A tensor by address, shape and strides.
+
+        Raises:
+            TypeError: a dtype without a counterpart.
+            ValueError: a tensor without plain strided memory (sparse, lazily negated, a wrapper such as DTensor).
+        """
+        if owner.layout is not torch.strided or owner.is_neg() or owner.is_conj():
+            raise ValueError("its memory is not plain strided values")
+        dtype = _NUMPY.get(owner.dtype)
+        if dtype is None:
+            raise TypeError(f"its dtype {owner.dtype} has no counterpart")
+        pointer = owner.data_ptr()
+        if pointer == 0 and owner.numel():
+            raise ValueError("it has no memory of its own (a wrapper, a fake or a meta tensor)")
+        return DeviceArray(
+            owner, pointer, dtype, owner.shape, owner.stride(), owner.get_device() if owner.is_cuda else -1, self
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> tuple[torch.Tensor, int]:
+        """A tensor from torch's caching allocator."""
+        owner = torch.empty(shape, dtype=_TORCH[dtype], device=torch.device("cuda", device))
+        return owner, owner.data_ptr()
+
+    def stream(self, device: int) -> RawStream:
+        """Torch's current stream of this thread; a captured one during CUDA graph capture."""
+        return RawStream(torch._C._cuda_getCurrentRawStream(device))
+
+    def to_host(self, owner: torch.Tensor) -> np.ndarray:
+        """A copy in host memory."""
+        return to_numpy(owner.detach().cpu())
+
+    def from_host(self, array: np.ndarray, device: int) -> torch.Tensor:
+        """A copy on the device."""
+        return from_numpy(np.require(array, requirements=("C", "W"))).to(torch.device("cuda", device))
+
+
+TORCH = TorchLibrary()
