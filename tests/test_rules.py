@@ -27,7 +27,7 @@ def units_of(expression, **types):
     return [u.name for u in find_units(og.parse(graph_of(expression, **types)))]
 
 
-# -- each row -----------------------------------------------------------------------------------------------------
+# -- each row --------------------------------------------------------------------------------------------------------
 
 
 def test_a_rule_takes_its_example_whole(rule):
@@ -114,7 +114,7 @@ def _associations(kind, args):
                 yield Call(kind, (a, b))
 
 
-# -- what a rule needs ----------------------------------------------------------------------------------------------
+# -- what a rule needs -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_an_attribute_that_a_pattern_does_not_mention_has_its_default():
     assert units_of("Multiply(x, Tanh(SoftPlus(x)))") == ["mish"]
 
 
-# -- nested units -----------------------------------------------------------------------------------------------------
+# -- nested units ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_unit_holds_the_ops_of_the_units_inside_it():
     assert (swish.kind, swiglu.kind) == ("Swish", "")
 
 
-# -- the table itself -------------------------------------------------------------------------------------------------
+# -- the table itself ------------------------------------------------------------------------------------------------
 
 
 def test_a_long_product_is_read_in_linear_time():

@@ -12,7 +12,7 @@ from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED
 from opgraph.partition.symbols import Shape, is_scalar_shape, shape_text, size_ratio, symbolic_shapes
 
 #: How many edges the searches for cycles may visit, for each op of the graph.
-SEARCH_BUDGET = 50
+SEARCH_BUDGET = 20
 #: Recomputing a smaller part in the loop over a bigger shape is free up to this many instructions per element ...
 FREE_COST = 4
 #: ... or where the loop is at most this many times as large.

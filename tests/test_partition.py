@@ -1,0 +1,572 @@
+"""Partitions: as few as one pass allows, none that cannot run, and a reason for every boundary."""
+
+import dataclasses
+import itertools
+import json
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import opgraph as og
+from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.ir import opdef
+from opgraph.partition.clusters import Blocked, Clusters
+from opgraph.partition.examples import graph_of
+from opgraph.partition.partition import make_partition, verify_partitions
+from opgraph.partition.partitioner import partition
+
+
+def foreign(graph, *inputs, onnx_op="Conv", name="", dims=None, dtype="f32"):
+    """A Wildcard as the ONNX importer makes them; with onnx_op=None one that nobody runs."""
+    op = og.Op(graph._next_op, "Wildcard", list(inputs), name=name)
+    made = og.LogicalTensor(graph._next_tensor, dtype, dims or inputs[0].dims)
+    op.add_output(made)
+    if onnx_op is not None:
+        op.set_attr("onnx_op", onnx_op)
+    graph.add_op(op)
+    return made
+
+
+def cut(graph):
+    return partition(graph.finalize()).partitions
+
+
+def cut_text(text):
+    return cut(og.parse(text))
+
+
+# -- one pass where one pass is enough -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "Multiply(x, Sigmoid(x))",
+        "Multiply(Sigmoid(x), z)",
+        "ReLU(Multiply(x, Sigmoid(x)))",
+        "Add(z, Multiply(x, Sigmoid(x)))",
+        "ReLU(Add(z, Multiply(x, Sigmoid(x))))",
+        "Multiply(u, Multiply(x, Sigmoid(x)))",
+        "Multiply(x, Sigmoid(Multiply(a, x)))",
+        "Sigmoid(ReLU(x))",
+        "Abs(Tanh(Log(Exp(x))))",
+        "Tanh(Multiply(z, Sigmoid(ReLU(Add(x, z)))))",
+        "Add(ReLU(x), Tanh(x))",
+        "Multiply(GELU(x), u)",
+        "Multiply(x, HardSigmoid(x, alpha=0.16666667, beta=0.5))",
+        "Multiply(x, Tanh(Log(Add(1, Exp(x)))))",
+        "Multiply(Multiply(0.5, x), Add(1, Tanh(Multiply(0.79788456, Add(x, Multiply(0.044715, Pow(x, 3)))))))",
+        "Select(GreaterEqual(x, 0), x, Multiply(x, 0.1))",
+        "Multiply(Exp(x), Sigmoid(Exp(x)))",
+        "Divide(Subtract(Exp(x), Exp(Neg(x))), Add(Exp(x), Exp(Neg(x))))",
+        "Add(Multiply(z, Sigmoid(x)), Multiply(Multiply(z, x), Multiply(Sigmoid(x), Subtract(1, Sigmoid(x)))))",
+        "Reciprocal(x)",
+        "Pow(x, beta=2.5)",
+    ],
+)
+@pytest.mark.parametrize("shape", ["[4,8]", "[?,8]", "[?,?]", "[*]", "[batch,8]", "[]", "[0,3]"])
+def test_a_pointwise_graph_is_one_partition(expression, shape):
+    (part,) = cut_text(graph_of(expression, shape=shape))
+    assert (part.kind, part.provider, part.supported) == ("fused", "opgraph", True)
+
+
+def test_a_swish_whose_sigmoid_is_an_output_too_is_one_partition():
+    (part,) = cut_text("graph(x: f32[8]) -> (s, y)\n s = Sigmoid(x)\n y = Multiply(x, s)")
+    assert part.units == ("swish",)
+    assert [t.name for t in part.output_ports] == ["s", "y"]
+    assert [t.name for t in part.input_ports] == ["x"]
+
+
+def test_swiglu_lists_its_nested_swish():
+    (part,) = cut_text(graph_of("ReLU(Multiply(Multiply(x, Sigmoid(x)), u))"))
+    assert part.units == ("swish", "swiglu")
+
+
+@pytest.mark.parametrize("length", [25, 1000])
+def test_a_chain_of_any_length_is_one_partition(length):
+    graph = og.Graph()
+    value = graph.input("x", shape=(None, 8))
+    for i in range(length):
+        value = graph.add_op("Add", value, graph.input(f"x{i}", shape=(None, 8)))
+    (part,) = cut(graph)
+    assert len(part.ops) == length
+
+
+def test_casts_fuse():
+    (part,) = cut_text("graph(x: bf16[8]) -> (y)\n %0: f32[8] = TypeCast(x)\n %1 = Exp(%0)\n y: bf16[8] = TypeCast(%1)")
+    assert len(part.ops) == 3
+
+
+def test_fan_out_and_several_outputs_fuse():
+    text = "graph(x: f32[8]) -> (a, b, c)\n %0 = Exp(x)\n a = ReLU(%0)\n b = Tanh(%0)\n c = Add(a, b)"
+    (part,) = cut_text(text)
+    assert [t.name for t in part.output_ports] == ["a", "b", "c"]
+
+
+def test_ops_without_an_edge_between_them_stay_apart():
+    assert len(cut_text("graph(x: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(x)")) == 2
+
+
+# -- boundaries ------------------------------------------------------------------------------------------------------
+
+
+def test_a_residual_stream_is_cut_where_fusing_would_make_a_cycle():
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    h = graph.add_op("ReLU", x, name="pre")
+    graph.add_op("ReLU", graph.add_op("Add", foreign(graph, h, name="conv"), h, name="add"), name="post")
+    parts = cut(graph)
+    assert [[op.name for op in p.ops] for p in parts] == [["pre"], ["conv"], ["add", "post"]]
+    assert [p.kind for p in parts] == ["fused", "library", "fused"]
+    rows = {row.name: row for row in graph.explain().ops}
+    assert 'would make a cycle through Conv "conv"' in rows["add"].why
+    assert 'would make a cycle through Conv "conv"' in rows["pre"].why
+
+
+def test_a_branch_beside_a_foreign_op_is_fused_where_no_path_comes_back():
+    """relu(x) feeds only the add, whose other operand a convolution makes from z: no path leads to it from relu."""
+    graph = og.Graph()
+    x, z = graph.input("x", shape=(4, 8)), graph.input("z", shape=(4, 8))
+    h = graph.add_op("Tanh", graph.add_op("ReLU", x))
+    graph.add_op("Add", foreign(graph, z), h)
+    parts = cut(graph)
+    assert [len(p.ops) for p in parts] == [1, 3]
+
+
+def test_a_diamond_of_foreign_and_pointwise_ops_is_cut_once():
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    a = graph.add_op("Exp", x)
+    b = graph.add_op("Tanh", a)
+    graph.add_op("Add", graph.add_op("ReLU", foreign(graph, a)), b)
+    parts = cut(graph)
+    assert sorted(p.kind for p in parts) == ["fused", "fused", "library"]
+
+
+def test_neighbouring_foreign_ops_are_one_partition():
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    graph.add_op("ReLU", foreign(graph, foreign(graph, x), foreign(graph, x)))
+    assert [(p.kind, p.provider, len(p.ops)) for p in cut(graph)] == [
+        ("library", "onnxruntime", 3),
+        ("fused", "opgraph", 1),
+    ]
+
+
+def test_foreign_ops_side_by_side_are_one_partition():
+    """Two branches of convolution and activation: the convolutions of one depth run in one call."""
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    for _ in range(2):
+        foreign(graph, graph.add_op("ReLU", foreign(graph, x)))
+    assert [p.kind for p in cut(graph)] == ["library", "fused", "fused", "library"]
+
+
+def test_fused_partitions_come_before_library_ones():
+    """exp and add may be one kernel, or both foreign ops one call; not both. One kernel saves a pass over the data."""
+    graph = og.Graph()
+    x, z = graph.input("x", shape=(4, 8)), graph.input("z", shape=(4, 8))
+    a = graph.add_op("Exp", x)
+    w = foreign(graph, z)
+    graph.add_op("Add", a, w)
+    foreign(graph, w, a)
+    parts = cut(graph)
+    assert [p.kind for p in parts] == ["library", "fused", "library"]
+
+
+def test_a_wildcard_that_nobody_runs_is_alone_and_unsupported():
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    foreign(graph, foreign(graph, x, onnx_op=None), onnx_op=None)
+    assert [(p.kind, p.provider, p.supported) for p in cut(graph)] == [("unsupported", "", False)] * 2
+
+
+def test_end_is_in_no_partition_and_makes_an_output():
+    graph = og.Graph()
+    x = graph.input("x", shape=(8,))
+    s = graph.add_op("Sigmoid", x)
+    graph.add_op(og.Op(7, "End", [s]))
+    graph.add_op("Multiply", x, s)
+    (part,) = cut(graph)
+    assert [op.kind for op in part.ops] == ["Sigmoid", "Multiply"]
+    assert len(part.output_ports) == 2
+
+
+# -- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_parameter_needs_is_computed_in_the_kernel_that_uses_it():
+    """0-d parts leave the loop, so even an exp costs nothing per element."""
+    (part,) = cut_text(graph_of("Multiply(x, Exp(Tanh(Sigmoid(a))))", a="f32[]"))
+    assert len(part.ops) == 4
+
+
+def test_a_chain_of_smaller_shapes_goes_along():
+    (part,) = cut_text(graph_of("Add(Multiply(x, Add(c, Exp(a))), 1)", a="f32[]", c="f32[8]"))
+    assert len(part.ops) == 4
+
+
+def test_an_expensive_part_is_not_recomputed_for_each_element():
+    graph = og.parse(graph_of("Multiply(x, Exp(Sigmoid(c)))", x="f32[1024,8]", c="f32[8]"))
+    small, _ = cut(graph)
+    assert [op.kind for op in small.ops] == ["Sigmoid", "Exp"]
+    cost = sum(opdef.find(op.kind).cost for op in small.ops)
+    why = {row.kind: row.why for row in graph.explain().ops}["Exp"]
+    assert "smaller shape [8] inside [1024,8]" in why
+    assert "1024 times each" in why
+    assert f"{cost} instructions" in why
+
+
+def test_a_cheap_part_of_smaller_shape_is_recomputed():
+    assert len(cut_text(graph_of("Multiply(x, Add(c, 1))", x="f32[1024,8]", c="f32[8]"))) == 1
+
+
+def test_an_expensive_part_is_recomputed_where_the_loop_is_hardly_larger():
+    assert len(cut_text(graph_of("Multiply(x, Exp(c))", x="f32[2,8]", c="f32[8]"))) == 1
+    assert len(cut_text(graph_of("Multiply(x, Exp(c))", x="f32[3,8]", c="f32[8]"))) == 2
+
+
+def test_a_smaller_part_that_others_need_too_is_computed_once():
+    text = "graph(x: f32[64,8], c: f32[8]) -> (y, z)\n z = Add(c, 1.0)\n y = Multiply(x, z)"
+    assert len(cut_text(text)) == 2
+    head = "graph(x: f32[64,8], w: f32[32,8], c: f32[8]) -> (y, z)\n %0 = Add(c, 1.0)"
+    text = head + "\n y = Multiply(x, %0)\n z = Add(w, %0)"
+    assert len(cut_text(text)) == 3
+
+
+def test_two_unknown_shapes_that_meet_are_taken_to_be_equal():
+    """SwiGLU over two inputs of unknown length: whoever declares them so means the same length."""
+    for shape in ("[?,8]", "[*]"):
+        (part,) = cut_text(graph_of("Multiply(Multiply(x, Sigmoid(x)), u)", shape=shape))
+        assert part.units == ("swish", "swiglu")
+    assert len(cut_text(graph_of("Multiply(x, Sigmoid(c))", x="f32[?,8]", c="f32[8]"))) == 2
+
+
+def test_an_operand_along_the_channel_axis_is_read_from_memory():
+    text = "graph(x: f32[2,3,5,5], b: f32[3]) -> (y)\n %0 = Add(b, 1.0)\n y = BiasAdd(x, %0, data_format={})"
+    assert len(cut_text(text.format('"NCX"'))) == 2
+    assert len(cut_text(text.format('"NXC"').replace("[2,3,5,5]", "[2,5,5,3]"))) == 1
+    graph = og.parse(text.format('"NCX"'))
+    assert "channel axis" in {row.kind: row.why for row in graph.explain().ops}["Add"]
+
+
+def test_an_index_is_not_computed_within_a_larger_shape():
+    text = "graph(x: s32[64,8], c: f32[8]) -> (y)\n %0 = GenIndex(c, axis=0)\n y = Add(x, %0)"
+    assert len(cut_text(text)) == 2
+
+
+# -- ports, units, order ---------------------------------------------------------------------------------------------
+
+
+def test_ports_are_listed_once_and_constants_apart():
+    (part,) = cut_text(graph_of("Add(Multiply(x, Sigmoid(x)), Multiply(z, 2))"))
+    assert [t.name for t in part.input_ports] == ["x", "z"]
+    assert [t.data.item() for t in part.constants] == [2.0]
+    assert [t.name for t in part.output_ports] == ["y"]
+
+
+def test_a_unit_cut_in_two_is_no_unit_of_either():
+    """Sigmoid of [?,8] and product in different partitions: the convolution stands in between."""
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    s = graph.add_op("Sigmoid", x)
+    y = graph.add_op("Multiply", x, s)
+    graph.add_op("Multiply", y, foreign(graph, y, name="up"))
+    parts = cut(graph)
+    assert [p.units for p in parts] == [("swish",), (), ()]
+
+
+def test_unit_names_come_in_the_order_of_their_roots():
+    (part,) = cut_text(graph_of("GELU(Multiply(Multiply(x, Sigmoid(x)), Mish(u)))"))
+    assert set(part.units) == {"swish", "mish", "swiglu", "gelu"}
+    roots = [part.ops.index(u.root) for u in part.unit_matches]
+    assert roots == sorted(roots)
+
+
+def test_partitions_come_in_the_order_of_their_first_ops_where_that_is_possible():
+    graph = og.Graph()
+    x = graph.input("x", shape=(8,))
+    first = graph.add_op("ReLU", x)
+    graph.add_op("Tanh", x)
+    graph.add_op("Exp", first)
+    assert [p.ops[0].kind for p in cut(graph)] == ["ReLU", "Tanh"]
+
+
+def test_cutting_twice_gives_the_same():
+    graph = random_graph(random.Random(3), 200)
+    first, second = cut(graph), cut(graph)
+    assert [[o.id for o in p.ops] for p in first] == [[o.id for o in p.ops] for p in second]
+
+
+# -- the front door --------------------------------------------------------------------------------------------------
+
+
+def test_policy_debug_leaves_every_op_alone():
+    graph = og.parse(graph_of("Multiply(x, Sigmoid(x))"))
+    parts = graph.get_partitions("debug")
+    assert [len(p.ops) for p in parts] == [1, 1]
+    assert [p.units for p in parts] == [(), ()]
+    assert len(graph.get_partitions("fusion")) == 1
+
+
+def test_an_unknown_policy_is_refused():
+    with pytest.raises(InvalidArguments, match="unknown policy 'max'"):
+        og.parse(graph_of("ReLU(x)")).get_partitions("max")
+
+
+def test_a_graph_that_is_not_finalized_is_refused():
+    graph = og.Graph()
+    graph.add_op("ReLU", graph.input("x", shape=(8,)))
+    with pytest.raises(InvalidGraph, match="not finalized"):
+        graph.get_partitions()
+    assert graph.explain().partitions
+
+
+def test_an_empty_graph_has_no_partitions():
+    assert cut(og.Graph()) == ()
+    assert str(og.Graph().explain()).startswith("0 ops in 0 partitions")
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_tells_why_in_a_table():
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    h = graph.add_op("Multiply", x, graph.add_op("Sigmoid", x, name="gate"), name="act")
+    h = graph.add_op("Tanh", foreign(graph, foreign(graph, h, name="conv"), onnx_op=None, name="odd"), name="last")
+    graph.notes.append("a remark of the importer")
+    report = graph.explain()
+    text = str(report)
+    for line in ("5 ops in 4 partitions: 2 fused, 1 library, 1 unsupported", "note: a remark of the importer"):
+        assert line in text.splitlines()
+    why = {row.name: row.why for row in report.ops}
+    assert why["gate"] == "part of swish; fused with 1 more"
+    assert why["conv"] == "foreign op Conv: runs in onnxruntime"
+    assert why["odd"] == "foreign op Wildcard: nobody runs it"
+    assert why["last"] == "no neighbour to fuse with"
+    assert all(word in text for word in why.values())
+    first = report.partitions[0]
+    assert (first.kind, first.ops, first.units, first.input_bytes, first.output_bytes) == (
+        "fused",
+        2,
+        ("swish",),
+        128,
+        128,
+    )
+
+
+def test_the_report_is_fit_for_json():
+    graph = og.parse(graph_of("Multiply(x, Sigmoid(x))", shape="[?,8]"))
+    told = json.loads(json.dumps(graph.explain().to_dict()))
+    assert [row["partition"] for row in told["ops"]] == [0, 0]
+    assert told["partitions"][0]["units"] == ["swish"]
+    assert told["partitions"][0]["input_bytes"] is None
+
+
+# -- any graph -------------------------------------------------------------------------------------------------------
+
+
+def random_graph(rng, size, *, window=6, foreign_share=0.25, shapes=((4, 8), (8,), (), (4, 1), (None, 8), None)):
+    """Pointwise ops and Wildcards, mixed; operands among the last `window` values."""
+    graph = og.Graph()
+    values = [graph.input(f"x{i}", shape=shape) for i, shape in enumerate(shapes)]
+    for _ in range(size):
+        a, b = (values[len(values) - 1 - rng.randrange(min(window, len(values)))] for _ in range(2))
+        if rng.random() < foreign_share:
+            onnx_op = rng.choice(["Conv", "Conv", "Conv", None])
+            values.append(foreign(graph, a, b, onnx_op=onnx_op, dims=rng.choice(shapes)))
+        else:
+            kind = rng.choice(["Sigmoid", "ReLU", "Multiply", "Add", "Multiply", "Exp"])
+            values.append(graph.add_op(kind, a, b) if kind in ("Multiply", "Add") else graph.add_op(kind, a))
+        if rng.random() < 0.1 and len(values) > len(shapes):
+            graph.output(values[-1])
+    return graph.finalize()
+
+
+def reaches(count, edges):
+    """Whether a path of at least one edge leads from i to j; edges go from smaller numbers to larger ones."""
+    closure = np.zeros((count, count), bool)
+    for a, b in sorted(edges, reverse=True):
+        closure[a] |= closure[b]
+        closure[a, b] = True
+    return closure
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 10**9),
+    size=st.integers(1, 60),
+    window=st.integers(2, 20),
+    share=st.sampled_from([0.1, 0.3, 0.6]),
+)
+def test_any_graph_is_cut_into_pieces_that_can_run(seed, size, window, share):
+    graph = random_graph(random.Random(seed), size, window=window, foreign_share=share)
+    parts = cut(graph)
+    place = {op.id: p.id for p in parts for op in p.ops}
+    assert sorted(place) == sorted(op.id for op in graph.ops)
+    edges = {
+        (place[graph.producer(t.id).id], place[op.id])
+        for op in graph.ops
+        for t in op.inputs
+        if graph.producer(t.id) is not None
+    }
+    assert all(a <= b for a, b in edges), "in order, hence convex and without cycles"
+    for part in parts:
+        kinds = {
+            "fused" if op.kind != "Wildcard" else "library" if op.attrs.get("onnx_op") else "unsupported"
+            for op in part.ops
+        }
+        assert kinds == {part.kind}
+    # Nothing is left to fuse: where two fused neighbours have one known shape, a path through a third is in the way.
+    through = reaches(len(parts), {(a, b) for a, b in edges if a != b})
+    for op in graph.ops:
+        for tensor in op.inputs:
+            maker = graph.producer(tensor.id)
+            if maker is None or place[maker.id] == place[op.id]:
+                continue
+            a, b = place[maker.id], place[op.id]
+            alike = tensor.has_known_shape and tensor.dims == op.outputs[0].dims
+            if alike and parts[a].kind == parts[b].kind == "fused":
+                assert any(through[a, c] and through[c, b] for c in range(len(parts)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**9), count=st.integers(2, 25))
+def test_clusters_join_exactly_what_makes_no_cycle(seed, count):
+    """Against brute force: after any joins, two clusters may be joined if no path leads through a third."""
+    rng = random.Random(seed)
+    sources = [sorted({rng.randrange(n) for _ in range(rng.randrange(4))}) if n else [] for n in range(count)]
+    clusters = Clusters(sources, 10**6)
+    if rng.random() < 0.5:
+        joinable = {(a, b): rng.random() < 0.5 for b in range(count) for a in sources[b]}
+        clusters.join_by_level(lambda a, b: joinable[a, b])
+    for _ in range(count):
+        b = rng.randrange(count)
+        if not sources[b]:
+            continue
+        a = rng.choice(sources[b])
+        ca, cb = clusters.find(a), clusters.find(b)
+        if ca == cb:
+            continue
+        edges = {(clusters.find(s), clusters.find(n)) for n in range(count) for s in sources[n]}
+        edges = {(x, y) for x, y in edges if x != y}
+        around = {x: {y for z, y in edges if z == x} for x in range(count)}
+        seen, waiting = set(), [x for x in around[ca] if x != cb]
+        while waiting:
+            node = waiting.pop()
+            if node not in seen:
+                seen.add(node)
+                waiting += around[node]
+        result = clusters.join(ca, cb)
+        assert isinstance(result, Blocked) == (cb in seen)
+        if isinstance(result, Blocked):
+            steps = itertools.pairwise((ca, *result.path, cb))
+            assert result.path and all(step in edges for step in steps)
+        order = list(clusters)
+        assert sorted(order) == sorted({clusters.find(n) for n in range(count)})
+        at = {c: i for i, c in enumerate(order)}
+        assert all(at[clusters.find(s)] <= at[clusters.find(n)] for n in range(count) for s in sources[n])
+
+
+def test_a_search_that_is_too_long_is_refused():
+    """A ladder: every join of a rail's neighbours must look at the other rail."""
+    sources = [[], *[[n - 1] for n in range(1, 40)]]
+    sources[39] = [38, 0]
+    assert isinstance(Clusters(sources, 5).join(0, 39), Blocked)
+    assert Clusters(sources, 5).join(0, 39) == Blocked(())
+    assert Clusters(sources, 10**4).join(0, 39) == Blocked(tuple(range(1, 39)))
+
+
+# -- the check that guards all this ----------------------------------------------------------------------------------
+
+
+def test_broken_partitionings_are_caught():
+    graph = og.Graph()
+    x = graph.input("x", shape=(8,))
+    graph.add_op("ReLU", graph.add_op("Tanh", foreign(graph, graph.add_op("Exp", x))))
+    ops = graph.finalize().ops
+    outputs = {t.id for t in graph.outputs}
+
+    def make(*groups):
+        kinds = [("library" if ops[g[0]].kind == "Wildcard" else "fused") for g in groups]
+        return [
+            make_partition(graph, outputs, i, kind, [ops[n] for n in group], (), "")
+            for i, (kind, group) in enumerate(zip(kinds, groups, strict=True))
+        ]
+
+    verify_partitions(graph, make([0], [1], [2, 3]))
+    for groups, message in (
+        (([0], [1], [2]), "in no partition"),
+        (([0], [1], [2, 3], [3]), "holds too"),
+        (([0], [1], [3, 2]), "out of order"),
+        (([0, 3], [1], [2]), "before partition"),
+        (([1], [0], [2, 3]), "before partition"),
+    ):
+        with pytest.raises(InvalidGraph, match=message):
+            verify_partitions(graph, make(*groups))
+    swapped = make([0], [1], [2, 3])
+    swapped[0], swapped[1] = swapped[1], swapped[0]
+    with pytest.raises(InvalidGraph, match="stands at place"):
+        verify_partitions(graph, swapped)
+    for change, message in (
+        ({"input_ports": ()}, "input ports"),
+        ({"output_ports": (x,)}, "output ports"),
+        ({"constants": (x,)}, "constants"),
+    ):
+        parts = make([0], [1], [2, 3])
+        parts[2] = dataclasses.replace(parts[2], **change)
+        with pytest.raises(InvalidGraph, match=message):
+            verify_partitions(graph, parts)
+
+
+def test_a_fused_partition_in_two_pieces_is_caught():
+    graph = og.parse("graph(x: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(x)")
+    outputs = {t.id for t in graph.outputs}
+    with pytest.raises(InvalidGraph, match="not connected"):
+        verify_partitions(graph, [make_partition(graph, outputs, 0, "fused", graph.ops, (), "opgraph")])
+
+
+# -- size ------------------------------------------------------------------------------------------------------------
+
+
+def cut_in(graph, seconds):
+    start = time.process_time()  # of this process: other tests may run beside it
+    parts = cut(graph)
+    assert time.process_time() - start < seconds
+    return parts
+
+
+@pytest.mark.slow
+def test_a_chain_of_100_000_ops_is_cut_in_seconds():
+    graph = og.Graph()
+    value = graph.input("x", shape=(None, 8))
+    for i in range(100_000):
+        value = graph.add_op(("ReLU", "Sigmoid", "Tanh", "Abs")[i % 4], value)
+    assert len(cut_in(graph.finalize(), 20)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [10, 100_000], ids=["local", "global"])
+def test_a_random_graph_of_100_000_ops_is_cut_in_seconds(window):
+    graph = random_graph(random.Random(0), 100_000, window=window, shapes=((4, 8), (8,), ()))
+    cut_in(graph, 20)
+
+
+@pytest.mark.slow
+def test_100_000_foreign_ops_around_long_skips_are_cut_in_seconds():
+    """A U-Net of 50,000 levels: every skip is a fusion that would make a cycle."""
+    graph = og.Graph()
+    value = graph.input("x", shape=(4, 8))
+    skips = []
+    for _ in range(25_000):
+        value = graph.add_op("ReLU", foreign(graph, value))
+        skips.append(value)
+    for skip in reversed(skips):
+        value = graph.add_op("Add", foreign(graph, value), skip)
+    parts = cut_in(graph.finalize(), 20)
+    assert sum(p.kind == "library" for p in parts) == 50_000
