@@ -73,6 +73,11 @@ template <class T> OG_FN T ipow(T base, T exponent) {
   return (T)result;
 }
 
+OG_FN i8 pow(i8 base, i8 exponent) { return ipow(base, exponent); }
+OG_FN u8 pow(u8 base, u8 exponent) { return ipow(base, exponent); }
+OG_FN i32 pow(i32 base, i32 exponent) { return ipow(base, exponent); }
+OG_FN i64 pow(i64 base, i64 exponent) { return ipow(base, exponent); }
+
 // ---- bits ----------------------------------------------------------------------------------------------------------
 
 template <class T> OG_FN T bit_and(T a, T b) { return (T)(a & b); }
