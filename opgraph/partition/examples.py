@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from opgraph.ir.expression import Call, Expr, Num, Param, Var, parse_expression
-from opgraph.ir.logical_tensor import quoted
 
 
 def graph_of(expression: str | Expr, *, dtype: str = "f32", shape: str = "[4,8]", **types: str) -> str:
@@ -45,7 +44,7 @@ class _Writer:
     def call(self, tree: Call) -> str:
         args = [self.write(arg) for arg in tree.args]
         for name, value in tree.attrs:
-            args.append(f"{name}={quoted(value) if isinstance(value, str) else value}")
+            args.append(f"{name}={f'"{value}"' if isinstance(value, str) else value}")
         result = f"%{len(self.lines)}"
         self.lines.append(f"  {result} = {tree.kind}({', '.join(args)})")
         return result
