@@ -44,7 +44,8 @@ class _Writer:
     def call(self, tree: Call) -> str:
         args = [self.write(arg) for arg in tree.args]
         for name, value in tree.attrs:
-            args.append(f"{name}={f'"{value}"' if isinstance(value, str) else value}")
+            literal = f'"{value}"' if isinstance(value, str) else str(value)
+            args.append(f"{name}={literal}")
         result = f"%{len(self.lines)}"
         self.lines.append(f"  {result} = {tree.kind}({', '.join(args)})")
         return result
