@@ -61,20 +61,41 @@ template <class T> OG_FN T swish_one(T x) {
 OG_FN float swish(float x) { return swish_one(x); }
 OG_FN double swish(double x) { return swish_one(x); }
 
-/// x sigmoid(a x) for any a. The rounding error of a x enters the exponent, so it is computed (fma) and passed along.
-template <class T> OG_FN T swish(T x, T a) {
+/// sigmoid(a x). The rounding error of a x enters the exponent, up to 100 times as large in the result, so it is computed
+/// (fma) and passed along.
+template <class T> OG_FN T sigmoid(T x, T a) {
   using c = exp_constants<T>;
-  const T factor = a == 0 ? (T)0 : x;  // 0 * inf would be NaN, but x / 2 is meant
-  const T product = a * factor;
+  const T product = a * x;
+  const T z = -at_least(product, c::lowest);
+  const bool regular = z < -c::lowest && z > c::tiny_exponent;
+  return keep_nan(product, logistic((T)1, z, regular ? -fma(a, x, z) : (T)0));
+}
+
+/// x / (1 + e^-(product + low)). As wide as the result: x e^z where e^z alone would underflow.
+template <class T> OG_FN T swish_of_product(T x, T product, T low) {
+  using c = exp_constants<T>;
   const T z = -at_least(product, c::swish_end);
-  const T low = -fma(a, factor, z);
   const bool regular = z < -c::swish_end && z > c::tiny_exponent;
   const T numerator = z == -c::swish_end ? copysign((T)0, x) : x;
   T n, rest;
-  const T t = exp_reduce(at_least(z, c::tiny_exponent), regular ? low : (T)0, n);
+  const T t = exp_reduce(at_least(z, c::tiny_exponent), regular ? -low : (T)0, n);
   const T quotient = logistic_quotient(numerator, t, n, rest);
   const T half = at_least(rest, -2 * c::part + 2);
   return keep_nan(product, quotient * pow2(half) * pow2(rest - half));
+}
+/// x sigmoid(a x) for any a, the rounding error of a x passed along.
+template <class T> OG_FN T swish(T x, T a) {
+  const T factor = a == 0 ? (T)0 : x;  // 0 * inf would be NaN, but x / 2 is meant
+  const T product = a * factor;
+  return swish_of_product(x, product, fma(a, factor, -product));
+}
+/// x sigmoid(a b x): neither product may lose its rounding error.
+template <class T> OG_FN T swish(T x, T a, T b) {
+  const T factor = a == 0 || b == 0 ? (T)0 : x;
+  const T inner = a * factor;
+  const T product = b * inner;
+  const T low = fma(b, inner, -product) + b * fma(a, factor, -inner);
+  return swish_of_product(x, product, low);
 }
 
 /// x Phi(x) = max(x, 0) - |x| Phi(-|x|): exact tail on the left, no cancellation on the right.

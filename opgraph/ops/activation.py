@@ -15,10 +15,8 @@ SIGMOID = pointwise(
     "y = 1 / (1 + exp(-alpha x)). alpha is the factor of oneDNN's Swish RFC, first extension route; oneDNN has no such "
     "attribute.",
     attrs=(Attr(name="alpha", type="f32", default=1.0),),
-    reference=lambda x, alpha: stable.sigmoid(alpha * x),
-    expression=lambda attrs, given: (
-        "og::sigmoid({src})" if attrs["alpha"] == 1 else "og::sigmoid(og::mul({alpha}, {src}))"
-    ),
+    reference=lambda x, alpha: stable.sigmoid(*stable.product(alpha, x)),
+    expression=lambda attrs, given: "og::sigmoid({src})" if attrs["alpha"] == 1 else "og::sigmoid({src}, {alpha})",
     torch=lambda t, x, alpha: t.sigmoid(alpha * x if alpha != 1 else x),
     onnx=(Onnx(op_type="Sigmoid", since=6, when={"alpha": 1.0}),),
     decomposition="Sigmoid(Multiply(src, $alpha))",
@@ -33,13 +31,13 @@ SWISH = pointwise(
     "the product of the two parts would be NaN. Where alpha factor is 0, y = x / 2, at infinity too.",
     inputs=("src", Port(name="factor", optional=True)),
     attrs=(Attr(name="alpha", type="f32", default=1.0),),
-    reference=lambda x, factor=1.0, *, alpha: stable.swish(x, alpha * factor),
+    reference=lambda x, factor=None, *, alpha: stable.swish(x, alpha, factor),
     expression=lambda attrs, given: (
         ("og::swish({src})" if attrs["alpha"] == 1 else "og::swish({src}, {alpha})")
         if "factor" not in given
         else "og::swish({src}, {factor})"
         if attrs["alpha"] == 1
-        else "og::swish({src}, og::mul({alpha}, {factor}))"
+        else "og::swish({src}, {factor}, {alpha})"
     ),
     torch=lambda t, x, factor=None, alpha=1.0: (
         t.nn.functional.silu(x) if factor is None and alpha == 1 else _torch_swish(t, x, factor, alpha)
@@ -105,7 +103,7 @@ SOFT_PLUS = pointwise(
     "SoftPlus",
     "y = ln(1 + e^(beta x)) / beta.",
     attrs=(Attr(name="beta", type="f32", default=1.0),),
-    reference=lambda x, beta: stable.softplus(beta * x) / beta,
+    reference=lambda x, beta: stable.softplus(*stable.product(beta, x)) / beta,
     expression="og::softplus({src}, {beta})",
     # An endless threshold: torch's default of 20 would return x where e^-20 still counts in f64.
     torch=lambda t, x, beta: t.nn.functional.softplus(x, beta, threshold=700.0),

@@ -14,13 +14,23 @@ from opgraph.ir.opdef import Attr, Attrs, Onnx, Port
 from opgraph.ops import integers
 from opgraph.ops.families import AUTO_BROADCAST, INTEGER, NUMERIC, SAME_INPUTS, pointwise
 
+
+def _larger(a: np.ndarray, b: Any) -> np.ndarray:
+    # np.maximum gives either of two zeros, depending on the machine.
+    return np.where((a > b) | (a != a), a, b)
+
+
+def _smaller(a: np.ndarray, b: Any) -> np.ndarray:
+    return np.where((a < b) | (a != a), a, b)
+
+
 MAXIMUM = pointwise(
     "Maximum",
-    "y = max(a, b); NaN if either is NaN.",
+    "y = max(a, b); NaN if either is NaN. Of two zeros b.",
     inputs=SAME_INPUTS,
     types=NUMERIC,
     attrs=(AUTO_BROADCAST,),
-    reference=np.maximum,
+    reference=_larger,
     expression="og::max({src_0}, {src_1})",
     torch=lambda t, a, b: t.maximum(a, b),
     onnx=(Onnx(op_type="Max", since=8),),
@@ -30,11 +40,11 @@ MAXIMUM = pointwise(
 
 MINIMUM = pointwise(
     "Minimum",
-    "y = min(a, b); NaN if either is NaN.",
+    "y = min(a, b); NaN if either is NaN. Of two zeros b.",
     inputs=SAME_INPUTS,
     types=NUMERIC,
     attrs=(AUTO_BROADCAST,),
-    reference=np.minimum,
+    reference=_smaller,
     expression="og::min({src_0}, {src_1})",
     torch=lambda t, a, b: t.minimum(a, b),
     onnx=(Onnx(op_type="Min", since=8),),
@@ -76,8 +86,8 @@ def _clamp(
 ) -> np.ndarray:
     lower = _bound(src, min) if low is None else low
     upper = _bound(src, max) if high is None else high
-    y = src if lower is None else np.maximum(src, lower)
-    return y if upper is None else np.minimum(y, upper)
+    y = src if lower is None else _larger(src, lower)
+    return y if upper is None else _smaller(y, upper)
 
 
 def _bound(src: np.ndarray, value: float | None) -> Any:

@@ -18,9 +18,9 @@ def _zero(x: np.ndarray) -> Any:
 
 RELU = pointwise(
     "ReLU",
-    "y = max(x, 0); NaN stays NaN.",
+    "y = max(x, 0); NaN stays NaN, and -0.0 too.",
     types=NUMERIC,
-    reference=lambda x: np.maximum(x, 0),
+    reference=lambda x: np.where(x < 0, _zero(x), x),
     expression="og::relu({src})",
     torch=lambda t, x: t.relu(x),
     onnx=(Onnx(op_type="Relu", since=6),),

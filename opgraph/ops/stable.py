@@ -16,10 +16,19 @@ from opgraph.errors import Unimplemented
 where: Callable[..., np.ndarray] = np.where
 
 
-def sigmoid(z: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-z)); the negative tail keeps its precision down to the smallest subnormal."""
+def product(a: np.ndarray | float, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
+    """a x and, in float64, what its rounding left out: as an exponent of 700 that is 400 ulp."""
+    z = a * x
+    if z.dtype != np.float64:
+        return z, 0.0
+    low = _product(np.asarray(a, np.float64), x)[1]
+    return z, where((np.abs(z) < 2000) & np.isfinite(low), low, 0.0)
+
+
+def sigmoid(z: np.ndarray, low: np.ndarray | float = 0.0) -> np.ndarray:
+    """1 / (1 + exp(-z - low)), a tiny `low`; the negative tail keeps its precision down to the smallest subnormal."""
     e = np.exp(-np.abs(z))
-    return where(z >= 0, 1 / (1 + e), e / (1 + e))
+    return where(z >= 0, 1, e) / (1 + e) * (1 + low * where(z >= 0, e, 1) / (1 + e))
 
 
 def times_exp(x: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -28,22 +37,27 @@ def times_exp(x: np.ndarray, z: np.ndarray) -> np.ndarray:
     return where(z < np.log(np.finfo(z.dtype).tiny), (x * half) * half, x * np.exp(z))
 
 
-def times_sigmoid(x: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """x sigmoid(z). An infinite x meets sigmoid(-inf) = 0 in a zero of its sign, the limit: swish(-inf) = -0."""
+def times_sigmoid(x: np.ndarray, z: np.ndarray, low: np.ndarray | float = 0.0) -> np.ndarray:
+    """x sigmoid(z + low), a tiny `low`. An infinite x meets sigmoid(-inf) = 0 in a zero of its sign, the limit: swish(-inf) = -0."""
     e = np.exp(-np.abs(z))
-    y = where(z >= 0, x, times_exp(x, -np.abs(z))) / (1 + e)
+    y = where(z >= 0, x, times_exp(x, -np.abs(z))) / (1 + e) * (1 + low * where(z >= 0, e, 1) / (1 + e))
     return where(np.isinf(x) & (z == -np.inf), np.copysign(np.zeros((), y.dtype), x), y)
 
 
-def swish(x: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
-    """x sigmoid(factor x); x / 2 where the factor is 0, at infinity too."""
-    return times_sigmoid(x, factor * where(np.equal(factor, 0), x.dtype.type(0), x))
+def swish(x: np.ndarray, alpha: float, factor: np.ndarray | None = None) -> np.ndarray:
+    """x sigmoid(alpha factor x); x / 2 where the factor is 0, at infinity too."""
+    if factor is None:
+        return times_sigmoid(x, *product(alpha, x if alpha else np.zeros_like(x)))
+    used = where(np.equal(factor, 0) | (alpha == 0), x.dtype.type(0), x)
+    inner, inner_low = product(factor, used)
+    z, low = product(alpha, inner)
+    return times_sigmoid(x, z, low + alpha * inner_low)
 
 
-def softplus(z: np.ndarray) -> np.ndarray:
-    """log(1 + exp(z))."""
+def softplus(z: np.ndarray, low: np.ndarray | float = 0.0) -> np.ndarray:
+    """log(1 + exp(z + low)), a tiny `low`."""
     y: np.ndarray = np.maximum(z, 0) + np.log1p(np.exp(-np.abs(z)))
-    return y
+    return y if isinstance(low, float) else y + low * sigmoid(z)
 
 
 def mish(x: np.ndarray) -> np.ndarray:
