@@ -4,9 +4,9 @@ Each function returns a ModelProto. The structures were read off files that torc
 are random, scaled so that activations keep their size.
 """
 
-from opgraph.onnx.samples.activations import own_activation, gated_f16
+from opgraph.onnx.samples.activations import gated_f16, own_activation
 from opgraph.onnx.samples.builder import write
 from opgraph.onnx.samples.efficientnet import efficientnet
 from opgraph.onnx.samples.llama import llama
 
-__all__ = ["efficientnet", "own_activation", "gated_f16", "llama", "write"]
+__all__ = ["efficientnet", "gated_f16", "llama", "own_activation", "write"]

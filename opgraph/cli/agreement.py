@@ -1,0 +1,110 @@
+"""Whether two results agree: bit by bit, or both equally near to the float64 truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opgraph.cli.compare import Distance, distance
+from opgraph.cli.feeds import Port
+from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.partition.partition import Partition
+from opgraph.runtime.reference import evaluate
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One output of two runs.
+
+    Attributes:
+        apart: how far the second is from the first.
+        first, second: how far each is from the truth; None where they are the same bits, and nobody asked for it.
+    """
+
+    name: str
+    dtype: str
+    apart: Distance
+    first: Distance | None
+    second: Distance | None
+
+    @property
+    def agrees(self) -> bool:
+        """The same bits, or the second at most twice as far from the truth as the first (give or take one ulp)."""
+        if self.first is None or self.second is None:
+            return self.apart.absolute == 0
+        return self.second.is_within(self.first)
+
+
+def judged(outputs: Sequence[Port], first: Arrays, second: Arrays, truth: Callable[[], Arrays] | None) -> list[Judged]:
+    """Compares two runs.
+
+    Args:
+        truth: computes the outputs in float64; only called where bits differ. None: differing bits disagree.
+    """
+    apart = {p.name: distance(second[p.name], first[p.name], p.dtype) for p in outputs}
+    exact = truth() if truth is not None and any(d.absolute for d in apart.values()) else None
+    rows = []
+    for port in outputs:
+        ways = (first, second) if exact is not None else ()
+        found = [distance(way[port.name], exact[port.name], port.dtype) for way in ways if exact is not None]
+        first_off, second_off = found or (None, None)
+        rows.append(
+            Judged(name=port.name, dtype=port.dtype, apart=apart[port.name], first=first_off, second=second_off)
+        )
+    return rows
+
+
+def true_outputs(graph: Graph, feeds: Arrays) -> dict[str, np.ndarray]:
+    """The float64 reference of a graph, by output name; ONNX nodes are run by onnx's evaluator, in float64 too."""
+    results = evaluate(graph, dict(feeds), foreign=foreign_of(graph))
+    if len(graph.outputs) == 1:
+        results = {graph.outputs[0].name: results}
+    return {str(name): np.asarray(array) for name, array in results.items()}
+
+
+def foreign_of(graph: Graph) -> Any:
+    """What runs the Wildcards of a graph in float64; None where it has none, so that onnx is not needed."""
+    if all(op.kind != "Wildcard" for op in graph.ops):
+        return None
+    from opgraph.runtime.providers.onnx_evaluator import reference_foreign
+
+    return reference_foreign
+
+
+def partition_graph(part: Partition) -> Graph:
+    """A partition as a graph of its own; its inputs are bound by tensor id."""
+    graph = Graph(part.engine)
+    for op in part.ops:
+        graph.add_op(op)
+    graph.set_outputs(part.output_ports)
+    return graph.finalize()
+
+
+def same_dtype_foreign(op: Op, arrays: Sequence[np.ndarray]) -> list[Any]:
+    """A Wildcard computed in its own precision (f16 and bf16 in f32), results rounded to the declared dtypes.
+
+    What `evaluate(dtype=None)` does with native ops.
+    """
+    from opgraph.runtime.providers.onnx_evaluator import reference_foreign
+
+    wide = np.float64 if any(t.dtype == "f64" for t in (*op.inputs, *op.outputs)) else np.float32
+    results = reference_foreign(op, arrays, wide)
+    return [_declared(result, tensor) for result, tensor in zip(results, op.outputs, strict=True)]
+
+
+def _declared(result: Any, tensor: LogicalTensor) -> Any:
+    record = dtypes.BY_NAME.get(tensor.dtype)
+    return np.asarray(result).astype(record.numpy) if record is not None and record.is_float else result
+
+
+def port_of(tensor: LogicalTensor) -> Port:
+    """A graph's input or output as a Port."""
+    return Port(tensor.name or str(tensor.id), tensor.dtype, tensor.dims)

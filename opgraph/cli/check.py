@@ -1,0 +1,217 @@
+"""`opgraph check A [B]`: every device against the float64 reference, or file B against A."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opgraph.cli.agreement import foreign_of, partition_graph, port_of, same_dtype_foreign
+from opgraph.cli.compare import Distance, distance, number
+from opgraph.cli.feeds import parse_sizes, random_feeds, read_feeds, sizes_for
+from opgraph.cli.fuse import feeding_arguments
+from opgraph.cli.models import load_model
+from opgraph.cli.terminal import Step, console, printable, progress, table
+from opgraph.errors import DeviceError, OpGraphError
+from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.partition.partition import FUSED, LIBRARY, Partition
+from opgraph.partition.partitioner import partition
+from opgraph.runtime.engine import Engine, engine_of
+from opgraph.runtime.executable import compile
+from opgraph.runtime.reference import evaluate
+
+#: Rows of the table: the tensors farthest from the truth.
+MAX_ROWS = 12
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.add_argument("model", metavar="A", help="an ONNX file or opgraph's text form")
+    parser.add_argument("other", metavar="B", nargs="?", help="an ONNX file to compare with A in onnxruntime")
+    feeding_arguments(parser)
+    parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cpu, and cuda where there is a GPU)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    if args.other:
+        from opgraph.cli.check_files import check_files
+
+        return check_files(args)
+    return _check_devices(args)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One tensor that a partition makes, or an output of the whole model, on a device.
+
+    Attributes:
+        where: "partition 3", or "whole model".
+        kind: of the partition; "" for the whole model.
+        off: how far the device is from float64.
+        peer: how far NumPy is, with the same formulas in the same dtype on the same inputs.
+    """
+
+    where: str
+    kind: str
+    ops: str
+    tensor: LogicalTensor
+    off: Distance
+    peer: Distance
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the device is near enough."""
+        # How a library sums is its own affair: it is held to half of the digits, our kernels to the slack rule.
+        if self.kind == LIBRARY:
+            return self.off.has_half_the_digits(self.tensor.dtype)
+        return self.off.is_within(self.peer)
+
+    @property
+    def told(self) -> tuple[str, str]:
+        """The two distances in words."""
+        if self.kind == FUSED:
+            return tuple(f"{number(d.absolute)} ({number(d.ulp)} ulp)" for d in (self.off, self.peer))  # type: ignore[return-value]
+        return str(self.off), str(self.peer)
+
+
+def _check_devices(args: argparse.Namespace) -> int:
+    with progress() as step:
+        step("reading the model")
+        graph = load_model(args.model)
+        ports = [port_of(t) for t in graph.inputs]
+        sizes = sizes_for(ports, parse_sizes(args.dim))
+        feeds = read_feeds(args.inputs, ports) if args.inputs else random_feeds(ports, sizes)
+        devices = [args.device] if args.device else _devices()
+        engines = [engine_of(device) for device in devices]
+        step("computing the truth in float64")
+        truth: dict[int, np.ndarray] = {t.id: feeds[port_of(t).name] for t in graph.inputs}
+        evaluate(graph, feeds, foreign=foreign_of(graph), watch=lambda t, a: truth.update({t.id: np.asarray(a)}))
+        results = {}
+        for device, engine in zip(devices, engines, strict=True):
+            results[device] = _partition_rows(partition(graph).partitions, engine, truth, step)
+            step(f"running the whole model on {device}")
+            results[device] += _whole_rows(graph, engine, feeds, truth)
+    bad = None
+    for device, rows in results.items():
+        wrong = [row for row in rows if not row.agrees]
+        _print_rows(device, rows, wrong)
+        bad = bad or next(((device, row) for row in wrong), None)
+    if bad is not None:
+        device, row = bad
+        raise OpGraphError(
+            f"the first tensor that differs on {device} is {printable(row.tensor.label, 80)}: {row.told[0]} from "
+            f"float64, the same formulas in NumPy {row.told[1]}",
+            where=f"{row.where} ({row.ops}), element {list(row.off.index)}: {row.off.values[0]:.9g} instead of "
+            f"{row.off.values[1]:.9g}",
+            fix="this is a bug of opgraph, or of the runtime that ran the partition: report it with the model",
+        )
+    return 0
+
+
+def _devices() -> list[str]:
+    try:
+        Engine("cuda")
+    except DeviceError:
+        return ["cpu"]
+    return ["cpu", "cuda"]
+
+
+def _partition_rows(
+    partitions: Sequence[Partition], engine: Engine, truth: Mapping[int, np.ndarray], step: Step
+) -> list[Row]:
+    """Runs each partition by itself, on true inputs rounded to their dtypes, so that no error is passed on."""
+    rows = []
+    for part in partitions:
+        step(f"running partition {part.id + 1} of {len(partitions)} on {engine}")
+        alone = partition_graph(part)
+        feeds = {t.id: _rounded(truth[t.id], t) for t in part.input_ports}
+        exact = _all_outputs(alone, evaluate(alone, feeds, foreign=foreign_of(alone)))
+        peer = _all_outputs(alone, evaluate(alone, feeds, dtype=None, foreign=same_dtype_foreign))
+        made = _all_outputs(alone, compile(alone, engine)({t: _on(engine, a) for t, a in feeds.items()}))
+        ops = ", ".join(op.label for op in part.ops[:4]) + (" ..." if len(part.ops) > 4 else "")
+        for tensor, array, want, other in zip(part.output_ports, made, exact, peer, strict=True):
+            if tensor.dtype in dtypes.ARITHMETIC:
+                rows.append(_row(f"partition {part.id}", part.kind, ops, tensor, (_as_numpy(array), want, other)))
+    return rows
+
+
+def _whole_rows(
+    graph: Graph, engine: Engine, feeds: Mapping[str, np.ndarray], truth: Mapping[int, np.ndarray]
+) -> list[Row]:
+    """Runs the compiled graph as a user would."""
+    outputs = [t for t in graph.outputs if t.id in truth and t.dtype in dtypes.ARITHMETIC]
+    given = {name: _on(engine, array) for name, array in feeds.items()}
+    made = dict(zip(graph.outputs, _all_outputs(graph, compile(graph, engine)(given)), strict=True))
+    peer = dict(
+        zip(
+            graph.outputs,
+            _all_outputs(graph, evaluate(graph, feeds, dtype=None, foreign=same_dtype_foreign)),
+            strict=True,
+        )
+    )
+    return [_row("whole model", "", "all of it", t, (_as_numpy(made[t]), truth[t.id], peer[t])) for t in outputs]
+
+
+def _row(
+    where: str, kind: str, ops: str, tensor: LogicalTensor, values: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> Row:
+    got, exact, peer = values
+    if got.shape != np.shape(exact):
+        raise OpGraphError(
+            f"{tensor.label} has shape {got.shape} instead of {np.shape(exact)}", where=f"{where} ({ops})",
+            fix="this is a bug of opgraph: report it with the model",
+        )  # fmt: skip
+    off, other = distance(got, exact, tensor.dtype), distance(np.asarray(peer), exact, tensor.dtype)
+    return Row(where=where, kind=kind, ops=ops, tensor=tensor, off=off, peer=other)
+
+
+def _all_outputs(graph: Graph, results: Any) -> list[Any]:
+    found = list(results.values()) if isinstance(results, dict) else [results]
+    assert len(found) == len(graph.outputs)
+    return found
+
+
+def _rounded(array: np.ndarray, tensor: LogicalTensor) -> np.ndarray:
+    record = dtypes.BY_NAME.get(tensor.dtype)
+    with np.errstate(over="ignore"):
+        return array.astype(record.numpy) if record is not None and record.is_float else array
+
+
+def _on(engine: Engine, array: np.ndarray) -> object:
+    if engine.kind == "cpu":
+        return array
+    from opgraph.runtime import cuda
+
+    return cuda.CUPY.from_host(array, engine.index)
+
+
+def _as_numpy(array: object) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else np.asarray(array.get())  # type: ignore[attr-defined]
+
+
+def _print_rows(device: str, rows: Sequence[Row], wrong: Sequence[Row]) -> None:
+    out = console()
+    shown = sorted(range(len(rows)), key=lambda i: (rows[i].agrees, bool(rows[i].kind), -rows[i].off.scaled))[:MAX_ROWS]
+    cells = []
+    for row in (rows[i] for i in sorted(shown)):
+        name = printable(row.tensor.name or str(row.tensor.id), 40)
+        cells.append((row.where, row.kind, name, row.tensor.dtype, *row.told, "yes" if row.agrees else "NO"))
+    columns = ("", "kind", "~tensor", "dtype", device, "NumPy, same dtype", "agrees")
+    title = f"{device}: distance from float64" + (
+        f"; the {MAX_ROWS} farthest of {len(rows)} tensors" if len(rows) > MAX_ROWS else ""
+    )
+    out.print(table(title, columns, cells, right=(device, "NumPy, same dtype")))
+    verdict = f"{len(wrong)} of {len(rows)} tensors differ" if wrong else "agrees with the float64 reference"
+    worst = max((row for row in rows if row.kind == FUSED), key=lambda row: row.off.ulp, default=None)
+    if worst is not None:
+        verdict += f"; the farthest of the kernels is off by {number(worst.off.ulp)} ulp, NumPy there by "
+        verdict += f"{number(worst.peer.ulp)}"
+    out.print(f"{device}: {verdict}")
+    if any(row.kind != FUSED for row in rows):
+        out.print("ulp: units in the last place, of each value for kernels, of the tensor's largest value otherwise")

@@ -1,0 +1,102 @@
+"""How far one result is from another, in units in the last place, and whether that is far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from opgraph.ir import dtypes
+
+#: A result may be this many times as far from the float64 truth as the same formula in the same dtype elsewhere.
+SLACK = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far a tensor is from the truth.
+
+    Attributes:
+        absolute: largest absolute difference; inf where one is nan or infinite and the other is not.
+        ulp: the largest difference in units in the last place of the tensor's dtype at each true value. Where terms
+            cancel it is large for the best of methods; `scaled` is not.
+        index: where `ulp` is largest.
+        values: result and truth there.
+        resolution: the unit in the last place at the largest true magnitude.
+    """
+
+    absolute: float
+    ulp: float
+    index: tuple[int, ...]
+    values: tuple[float, float]
+    resolution: float
+
+    def is_within(self, peer: Distance) -> bool:
+        """The slack rule: at most twice as far from the truth as a peer, give or take one unit at the largest value."""
+        return self.absolute <= SLACK * peer.absolute + self.resolution
+
+    @property
+    def scaled(self) -> float:
+        """The largest absolute difference in units in the last place at the largest true magnitude."""
+        return self.absolute / self.resolution if self.absolute else 0.0
+
+    def has_half_the_digits(self, dtype: str) -> bool:
+        """Whether the result keeps half of the dtype's digits, relative to the largest true magnitude."""
+        record = dtypes.get(dtype)
+        bits = ml_dtypes.finfo(record.numpy).nmant if record.is_float else 0  # type: ignore[no-untyped-call]
+        return bool(self.scaled <= 2.0 ** (bits / 2))
+
+    def __str__(self) -> str:
+        return f"{number(self.absolute)} ({number(self.scaled)} ulp)"
+
+
+def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
+    """The distance of two arrays of one shape.
+
+    Args:
+        result: an array of `dtype`.
+        truth: the same in `dtype`, or in float64.
+        dtype: in whose units in the last place the distance is told; for integers and booleans the unit is 1.
+
+    nan equals nan. A true value beyond the dtype's range counts as the infinity that it rounds to.
+    """
+    if result.size == 0:
+        return Distance(absolute=0.0, ulp=0.0, index=(), values=(0.0, 0.0), resolution=0.0)
+    with np.errstate(all="ignore"):
+        got, want = result.astype(np.float64), truth.astype(np.float64)
+        rounded = want.astype(dtypes.get(dtype).numpy).astype(np.float64)
+        finite = np.isfinite(got) & np.isfinite(rounded)
+        same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+        gap = np.where(finite, np.abs(got - want), np.where(same, 0.0, np.inf))
+        unit = spacing(want, dtype)
+        ulps = np.where(finite, gap / unit, gap)
+        magnitude = np.abs(np.where(np.isfinite(rounded), want, 0.0)).max()
+    index = np.unravel_index(int(np.argmax(ulps)), ulps.shape)
+    return Distance(
+        absolute=float(gap.max()),
+        ulp=float(ulps.max()),
+        index=tuple(int(i) for i in index),
+        values=(float(got[index]), float(want[index])),
+        resolution=float(spacing(np.asarray(magnitude), dtype)),
+    )
+
+
+def spacing(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The distance between neighbouring numbers of a dtype at these values (f64); subnormals keep the smallest."""
+    record = dtypes.get(dtype)
+    if not record.is_float:
+        return np.ones_like(values)
+    info = ml_dtypes.finfo(record.numpy)  # type: ignore[no-untyped-call]
+    _, exponent = np.frexp(np.abs(values))
+    exponent = np.where(np.isfinite(values), exponent, 0)
+    return np.asarray(np.ldexp(1.0, np.clip(exponent - 1, info.minexp, info.maxexp - 1) - info.nmant))
+
+
+def number(value: float) -> str:
+    """A number in a table: 0, 1.5e-07, 12, 0.51."""
+    if value == 0 or value != value or abs(value) == float("inf"):
+        return f"{value:g}"
+    if 0.01 <= abs(value) < 10000:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.1e}"

@@ -1,0 +1,113 @@
+"""`opgraph COMMAND ...`: what every command shares. Exit status 0: done; 1: the work failed; 2: bad usage."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opgraph import __version__
+from opgraph.errors import InvalidArguments, OpGraphError
+
+#: Command -> one line of help. Each is a module of this package with `arguments(parser)` and `run(args) -> int`.
+COMMANDS = {
+    "show": "the graph, its partitions, and why anything stayed unfused",
+    "fuse": "fuse an ONNX file, check and time the result against it",
+    "check": "compare with the float64 reference, or one file with another",
+    "ops": "the op set, or one op's page",
+    "demo": "write two models, fuse them, run them, print what changed",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: the arguments; the process's own where left out.
+
+    Returns: the exit status. Errors are three lines on stderr; `--traceback` shows where they came from.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(args)
+    try:
+        parsed = parser.parse_args(args)
+    except SystemExit as stop:  # argparse has printed help, the version, or what is wrong
+        return stop.code if isinstance(stop.code, int) else 2
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _guarded(lambda: _command(parsed.command).run(parsed), show_traceback=parsed.traceback)
+
+
+def _parser(args: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="opgraph",
+        description="Fuse the pointwise runs of a graph into one kernel each. MODEL: an ONNX file or a graph's text.",
+    )
+    parser.add_argument("--version", action="version", version=f"opgraph {__version__}")
+    _add_traceback(parser, default=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    wanted = {a for a in args if a in COMMANDS}
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        _add_traceback(sub, default=argparse.SUPPRESS)
+        if name in wanted:
+            _command(name).arguments(sub)
+    return parser
+
+
+def _add_traceback(parser: argparse.ArgumentParser, default: Any) -> None:
+    # Before or after the command: the second must not undo the first.
+    parser.add_argument("--traceback", action="store_true", default=default, help="show where an error came from")
+
+
+def _command(name: str) -> Any:
+    return importlib.import_module(f"opgraph.cli.{name}")
+
+
+def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
+    try:
+        return run()
+    except OpGraphError as error:
+        if show_traceback:
+            raise
+        return _failed(error, status=2 if isinstance(error, UsageError) else 1)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `opgraph ops | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if show_traceback:
+            raise
+        where = str(error.filename) if error.filename else "a file"
+        return _failed(OpGraphError(error.strerror or str(error), where=where, fix="check the path and its rights"))
+    except Exception as error:
+        if show_traceback:
+            raise
+        what = f"{type(error).__name__}: {error}"
+        return _failed(
+            OpGraphError(what, where="inside opgraph", fix="this is a bug: run it with --traceback and report that")
+        )
+
+
+def _failed(error: OpGraphError, status: int = 1) -> int:
+    from opgraph.cli.terminal import printable
+
+    text = "\n".join(printable(line) for line in str(error).splitlines())
+    print(f"error: {text}", file=sys.stderr)
+    return status
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    from opgraph.cli.terminal import printable
+
+    print(f"note: {printable(str(message))}", file=sys.stderr)
+
+
+class UsageError(InvalidArguments):
+    """An argument of the command line that cannot be; exit status 2."""

@@ -1,0 +1,68 @@
+"""Reading what a command was given: an ONNX file or opgraph's text form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgraph.errors import ModelError, Unimplemented
+
+if TYPE_CHECKING:
+    from opgraph.ir.graph import Graph
+
+ONNX, TEXT = "ONNX", "text"
+
+#: A text form is read whole; nobody writes a larger one by hand or with `str(graph)`.
+MAX_TEXT_BYTES = 256 << 20
+
+
+def form_of(path: str) -> str:
+    """ONNX or TEXT, by content.
+
+    Raises:
+        ModelError: no such file, or an empty one.
+        Unimplemented: a oneDNN Graph file.
+    """
+    file = Path(path)
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "is not there"
+        raise ModelError(f"the model {what}", where=path, fix="give an ONNX file or a file in opgraph's text form")
+    with file.open("rb") as opened:
+        head = opened.read(4096)
+    text = _without_remarks(head)
+    if not head:
+        raise ModelError("the file is empty", where=path, fix="write it again")
+    if text.startswith(b"{"):
+        raise Unimplemented(
+            "oneDNN Graph JSON files cannot be read yet", where=path, fix="give an ONNX file or opgraph's text form"
+        )
+    return TEXT if text.startswith(b"graph(") else ONNX
+
+
+def _without_remarks(head: bytes) -> bytes:
+    lines = head.lstrip().split(b"\n")
+    while len(lines) > 1 and (lines[0].lstrip().startswith(b"#") or not lines[0].strip()):
+        lines.pop(0)
+    return b"\n".join(lines).lstrip()
+
+
+def load_model(path: str) -> Graph:
+    """The finalized graph of a model file.
+
+    Raises:
+        ModelError: the file cannot be read, or must not be trusted.
+        Unimplemented: it holds what opgraph cannot carry.
+    """
+    if form_of(path) == ONNX:
+        import opgraph
+
+        return opgraph.onnx.load(path)
+    from opgraph.ir.parse import parse
+
+    file = Path(path)
+    if file.stat().st_size > MAX_TEXT_BYTES:
+        raise ModelError("the text is too long", where=path, fix=f"at most {MAX_TEXT_BYTES >> 20} MiB are read")
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ModelError(f"no UTF-8: {error.reason} at byte {error.start}", where=path, fix="write it again") from None

@@ -1,0 +1,161 @@
+"""An ONNX file in onnxruntime: its ports, one run, and two files timed side by side."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opgraph.cli.feeds import Port
+from opgraph.errors import DeviceError, InvalidArguments, Unimplemented
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.runtime.providers.onnx_node import ELEMENT_NAMES
+from opgraph.runtime.providers.onnxruntime import array_of, onnxruntime_module, ort_value
+
+_DTYPES = {f"tensor({ELEMENT_NAMES[t.onnx]})": t.name for t in dtypes.BY_NAME.values()}
+#: How a session finds the data files of a model that it gets as bytes.
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+class OnnxFile:
+    """A session on the CPU, with every optimization that onnxruntime has.
+
+    Args:
+        path: the file.
+        content: the model, where it is not the file as it is; its data files lie beside `path`.
+
+    Raises:
+        DeviceError: onnxruntime is not installed or refuses the model.
+    """
+
+    def __init__(self, path: str, content: bytes | None = None) -> None:
+        self.path = path
+        ort = onnxruntime_module()
+        options = ort.SessionOptions()
+        options.log_severity_level = 4  # errors arrive as exceptions
+        # Two sessions take turns here: the idle one must not spin on the cores of the other.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if content is not None:
+            options.add_session_config_entry(_DATA_FOLDER, os.path.dirname(os.path.abspath(path)))
+        try:
+            self._session = ort.InferenceSession(
+                path if content is None else content, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's classes share no base of their own
+            raise DeviceError(
+                f"onnxruntime refuses the model: {_one_line(error)}",
+                where=path,
+                fix="see whether `opgraph check` runs it",
+            ) from error
+        self.inputs = _ports(self._session.get_inputs(), path)
+        self.outputs = _ports(self._session.get_outputs(), path)
+        self._names = [p.name for p in self.outputs]
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Every output, by name.
+
+        Raises:
+            DeviceError: a node failed.
+        """
+        try:
+            results = self.caller(feeds)()
+            return {p.name: array_of(v, _tensor(p)) for p, v in zip(self.outputs, results, strict=True)}
+        except Exception as error:  # as above
+            raise DeviceError(
+                f"onnxruntime failed: {_one_line(error)}",
+                where=self.path,
+                fix="give inputs that fit: --dim NAME=SIZE or --inputs FILE.npz",
+            ) from error
+
+    def caller(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], Any]:
+        """A function that runs the model on these arrays, with nothing left to prepare."""
+        ort = onnxruntime_module()
+        arrays = {p.name: np.require(feeds[p.name], requirements="C") for p in self.inputs}
+        values = {p.name: ort_value(ort, arrays[p.name], _tensor(p)) for p in self.inputs}
+
+        def call(keep: Any = arrays) -> Any:  # the OrtValues do not own their memory
+            return self._session.run_with_ort_values(self._names, values)
+
+        return call
+
+
+def _ports(arguments: Sequence[Any], path: str) -> tuple[Port, ...]:
+    ports = []
+    for argument in arguments:
+        if argument.type not in _DTYPES:
+            raise Unimplemented(
+                f"values of type {argument.type} cannot be compared",
+                where=f"{argument.name} of {path}",
+                fix="remove it",
+            )
+        dims = tuple(d if isinstance(d, (int, str)) else None for d in argument.shape)
+        ports.append(Port(argument.name, _DTYPES[argument.type], dims))
+    return tuple(ports)
+
+
+def _tensor(port: Port) -> LogicalTensor:
+    return LogicalTensor(0, port.dtype, None)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:400] or type(error).__name__
+
+
+def check_same_ports(a: OnnxFile, b: OnnxFile) -> None:
+    """Raises InvalidArguments unless two files have inputs and outputs of the same names and dtypes."""
+    for word, left, right in (("inputs", a.inputs, b.inputs), ("outputs", a.outputs, b.outputs)):
+        ports = [[f"{p.name} {p.dtype}" for p in side] for side in (left, right)]
+        if ports[0] != ports[1]:
+            raise InvalidArguments(
+                f"the {word} are {', '.join(ports[0])} here and {', '.join(ports[1])} there",
+                where=f"{a.path} and {b.path}",
+                fix="compare two files of one model",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Calls timed in turn.
+
+    Attributes:
+        fastest: seconds of each call's fastest run, which other work on the machine disturbs least.
+        ratios: of each to the first: the median over rounds, in each of which every call ran once.
+        rounds: how many.
+    """
+
+    fastest: tuple[float, ...]
+    ratios: tuple[float, ...]
+    rounds: int
+
+
+def timed(calls: Sequence[Callable[[], Any]], budget: float = 2.0, most: int = 200) -> Timing:
+    """Runs calls in turn, so that whatever slows the machine down slows all of them.
+
+    Args:
+        calls: each is run twice before, unmeasured.
+        budget: seconds that it may take, about; at least 5 rounds run.
+        most: rounds.
+    """
+    for call in (*calls, *calls):
+        call()
+    rounds: list[list[float]] = []
+    begun = time.perf_counter()
+    while len(rounds) < most and (len(rounds) < 5 or time.perf_counter() - begun < budget):
+        row = [0.0] * len(calls)
+        order = list(range(len(calls)))
+        for index in order if len(rounds) % 2 else reversed(order):
+            start = time.perf_counter()
+            calls[index]()
+            row[index] = time.perf_counter() - start
+        rounds.append(row)
+    return Timing(
+        fastest=tuple(min(column) for column in zip(*rounds, strict=True)),
+        ratios=tuple(statistics.median(row[i] / row[0] for row in rounds) for i in range(len(calls))),
+        rounds=len(rounds),
+    )

@@ -1,0 +1,39 @@
+"""Looking into a model file without running opgraph on it: its nodes counted, its inner values made outputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from opgraph.errors import ModelError
+
+
+def _structure(path: str) -> onnx.ModelProto:
+    try:
+        return onnx.load_model(path, load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        raise ModelError(f"no ONNX model: {error}", where=path, fix="export it again") from None
+
+
+def node_counts(path: str) -> Counter[str]:
+    """How many nodes of each op type the main graph has; weights are not read."""
+    return Counter(node.op_type for node in _structure(path).graph.node)
+
+
+def value_names(path: str) -> list[str]:
+    """The values that nodes of the main graph make, in order."""
+    return [name for node in _structure(path).graph.node for name in node.output if name]
+
+
+def with_outputs(path: str, names: Iterable[str]) -> bytes:
+    """The model with these values as its only outputs; its external data stay where they are.
+
+    What it returns is for onnxruntime, which infers the types of outputs that state none.
+    """
+    model = _structure(path)
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return bytes(model.SerializeToString())
