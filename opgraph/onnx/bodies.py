@@ -18,11 +18,12 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num, Param, Var, parse_expression
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
-from opgraph.ir.opdef import Attr, OpDef
+from opgraph.ir.opdef import OpDef
 from opgraph.ir.schema import f32
+from opgraph.onnx.signature import DOMAIN, Signature, onnx_value, substituted, typed_literal
 from opgraph.onnx.to_nodes import plain_form, plain_node
+from opgraph.ops.families import LAYOUT_ATTRS
 
-DOMAIN = "opgraph"
 #: CastLike exists from here on; below it, bodies are for one dtype.
 _CASTLIKE_SINCE = 15
 
@@ -30,28 +31,10 @@ _CASTLIKE_SINCE = 15
 #: it has no f64 kernel for, and then refuses the model; this form is also 1.7 times as fast there.
 _OTHER_BODIES = {
     ("Swish", "f64", 1): "Divide(src, Add(Exp(Neg(Multiply(src, $alpha))), 1))",
-    # ONNX Mod of floats is C's fmod before opset 28.
-    ("Mod", "f32", 2): "Mod(Add(Mod(src_0, src_1, fmod=1), src_1), src_1, fmod=1)",
-    ("Mod", "f64", 2): "Mod(Add(Mod(src_0, src_1, fmod=1), src_1), src_1, fmod=1)",
+    # ONNX has Relu for signed types only.
+    ("ReLU", "u8", 1): "Maximum(src, 0)",
     ("Swish", "f64", 2): "Divide(src, Add(Exp(Neg(Multiply(Multiply(src, factor), $alpha))), 1))",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What a body depends on besides the kind.
-
-    Attributes:
-        inputs: name of each given input -> its dtype and number of dimensions.
-        output: dtype of the output.
-        attrs: attributes; those of type f32 stay open, the others choose the body.
-        opset: of ai.onnx, for the body's nodes.
-    """
-
-    inputs: tuple[tuple[str, str, int | None], ...]
-    output: str
-    attrs: Mapping[str, AttrValue]
-    opset: int
 
 
 def function_of(record: OpDef, signature: Signature) -> FunctionProto:
@@ -75,13 +58,6 @@ def function_of(record: OpDef, signature: Signature) -> FunctionProto:
             else:
                 function.attribute_proto.append(helper.make_attribute(attr.name, onnx_value(attr, default)))
     return function
-
-
-def onnx_value(attr: Attr, value: AttrValue) -> AttrValue:
-    """An attribute's value as ONNX has it: bool is an int there, floats are f32."""
-    if isinstance(value, bool):
-        return int(value)
-    return f32(value) if isinstance(value, float) else value
 
 
 @dataclass(slots=True)
@@ -118,7 +94,7 @@ class _Body:
     def _tree(self) -> Expr:
         given = [name for name, _, _ in self.signature.inputs]
         other = _OTHER_BODIES.get((self.record.kind, self.work, len(given)))
-        if other is not None and not self.signature.attrs.get("fmod"):
+        if other is not None:
             return parse_expression(other)
         # Attributes that stay open are no number while the formula is chosen, so that it holds for every value.
         types = {a.name: a.type for a in self.record.attrs}
@@ -150,7 +126,7 @@ class _Body:
         for arg in call.args:
             self.write(arg)
         record, attrs, inputs = self._parts(call)
-        output = self._output_dtype(record)
+        output = self._output_dtype(record, inputs)
         form = plain_form(record, attrs, inputs, output, self.signature.opset)
         if form is None:
             tree = record.decompose(attrs, list(inputs))
@@ -160,7 +136,7 @@ class _Body:
                     where=f"body of {self.record.kind}",
                     fix="save with a newer opset, or cast to f32 in the graph",
                 )
-            return self.write(_substituted(tree, dict(zip(inputs, call.args)), {**attrs, **dict(call.attrs)}))
+            return self.write(substituted(tree, dict(zip(inputs, call.args)), {**attrs, **dict(call.attrs)}))
         operands = {port: self.done[arg][0] for port, arg in zip(inputs, call.args)}
         open_attrs = {ours: value for ours, value in call.attrs if isinstance(value, Param)}
 
@@ -186,9 +162,10 @@ class _Body:
         record = opdef.get(call.kind, where=f"body of {self.record.kind}")
         attrs = {n: v for n, v in record.default_attrs().items() if record.attr(n).default is not None}  # type: ignore[union-attr]
         for name, value in call.attrs:
+            if name in LAYOUT_ATTRS and isinstance(value, Param):
+                continue  # operands were aligned on entry, and shapes that must be equal are
             attr = record.attr(name)
-            literal = int(value) if attr is not None and attr.type == "s64" and isinstance(value, float) else value
-            attrs[name] = self.signature.attrs[value.name] if isinstance(value, Param) else literal  # type: ignore[assignment]
+            attrs[name] = self.signature.attrs[value.name] if isinstance(value, Param) else typed_literal(attr, value)
         inputs = {}
         for port, arg in zip(record.inputs, call.args):
             dtype = self.done[arg][1] if arg in self.done else self.work
@@ -203,15 +180,16 @@ class _Body:
         ndim = next(n for name, _, n in self.signature.inputs if name == arg.name)
         return None if ndim is None else (None,) * ndim
 
-    def _output_dtype(self, record: OpDef) -> str:
+    def _output_dtype(self, record: OpDef, inputs: Mapping[str, LogicalTensor]) -> str:
         if record.is_cast:
             return self.signature.output
         declared = record.outputs[0].type
-        return declared if declared in dtypes.BY_NAME else self.work
+        same = (inputs[p.name].dtype for p in record.inputs if p.type == declared and p.name in inputs)
+        return declared if declared in dtypes.BY_NAME else next(same, self.work)
 
     # -- single nodes -------------------------------------------------------------------------------------------
 
-    def _node(self, op_type: str, inputs: Sequence[str], **attributes: object) -> str:
+    def _node(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
         name = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, list(inputs), [name], **attributes))
         return name
@@ -257,18 +235,3 @@ class _Body:
         if self.signature.opset >= _CASTLIKE_SINCE:
             return self._node("CastLike", [name, self.like])
         return name if dtype == self.work else self._cast(name, self.work)
-
-
-def _substituted(tree: Expr, args: Mapping[str, Expr], attrs: Mapping[str, AttrValue | Param]) -> Expr:
-    """A decomposition over the arguments and attributes of the call that it stands for."""
-    if isinstance(tree, Var):
-        return args[tree.name]
-    if isinstance(tree, Param):
-        value = attrs[tree.name]
-        return value if isinstance(value, Param) else Num(float(value))  # type: ignore[arg-type]  # scalars only
-    if isinstance(tree, Call):
-        inner: tuple[tuple[str, Any], ...] = tuple(
-            (n, attrs[v.name] if isinstance(v, Param) else v) for n, v in tree.attrs
-        )
-        return Call(tree.kind, tuple(_substituted(a, args, attrs) for a in tree.args), inner)
-    return tree

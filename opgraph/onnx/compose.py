@@ -10,10 +10,10 @@ from opgraph.errors import InvalidArguments, InvalidGraph, Unimplemented
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.onnx.bodies import DOMAIN
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.functions import FunctionTable
+from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target
 from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of, type_proto
 from opgraph.runtime.providers.onnx_region import type_texts
@@ -76,7 +76,7 @@ def finish(skeleton: ModelProto, emitter: Emitter, imports: dict[str, int]) -> N
 
 
 def _imports(graph: Graph, form: str, target: Target, opset: int | None) -> dict[str, int]:
-    """The opsets of the model: those of the ONNX nodes in the graph, else what was asked for, else what the ops need."""
+    """The opsets of the model: those of its ONNX nodes, else what was asked for, else what the ops need."""
     imports: dict[str, int] = {}
     for op in graph.ops:
         if is_onnx_node(op):

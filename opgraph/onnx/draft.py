@@ -116,10 +116,11 @@ class Draft:
                 continue
             value = values[name]
             model.graph.inputs.remove(value)
-            value.const_value = (
-                self.origin.tensors[name]
-                if name not in self.arrays and self.origin
-                else ir.from_proto(self.tensor(name))
-            )
+            value.const_value = self._ir_tensor(name)
             model.graph.register_initializer(value)
         return model
+
+    def _ir_tensor(self, name: str) -> ir.TensorProtocol:
+        if name in self.arrays or self.origin is None:
+            return ir.serde.deserialize_tensor(self.tensor(name))
+        return self.origin.tensors[name]

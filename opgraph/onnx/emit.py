@@ -14,8 +14,8 @@ from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.opdef import OpDef
-from opgraph.onnx.bodies import Signature
 from opgraph.onnx.functions import FunctionTable
+from opgraph.onnx.signature import Signature, typed_literal
 from opgraph.onnx.target import Target
 from opgraph.onnx.to_nodes import mark_operands, plain_form, plain_node
 
@@ -130,7 +130,9 @@ class Emitter:
         assert isinstance(tree, Call)
         inputs = [self._write(arg, attrs, like, values, made) for arg in tree.args]
         record = opdef.get(tree.kind, where="decomposition")
-        literal = {n: attrs[v.name] if isinstance(v, Param) else v for n, v in tree.attrs}
+        literal = {
+            n: attrs[v.name] if isinstance(v, Param) else typed_literal(record.attr(n), v) for n, v in tree.attrs
+        }
         defaults = {a.name: a.default for a in record.attrs if a.default is not None}
         result = output or (like, self.fresh(f"{like.name or 'value'}.{tree.kind}"))
         made += self.nodes(record, {**defaults, **literal}, inputs, result)

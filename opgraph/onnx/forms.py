@@ -35,6 +35,7 @@ def forms_of(record: OpDef, opset: int) -> Iterator[Onnx]:
             yield form
 
 
+@cache
 def kinds_of(op_type: str, opset: int) -> list[tuple[OpDef, Onnx]]:
     """The records that have a form of this op type in this opset."""
     return [(record, form) for record, form in _by_op_type().get(op_type, ()) if form in tuple(forms_of(record, opset))]
@@ -56,7 +57,7 @@ def slots(record: OpDef, form: Onnx) -> tuple[str, ...]:
 
 @cache
 def allowed(op_type: str, opset: int, index: int) -> frozenset[str]:
-    """The dtypes that an op takes at an input in an opset (at output -1 - index for negative ones); names of opgraph."""
+    """The dtypes that an op takes at input `index`, or makes at output `-1 - index`, as opgraph calls them."""
     found = schema(op_type, opset)
     assert found is not None
     ports = found.inputs if index >= 0 else found.outputs

@@ -6,7 +6,7 @@ that op: the name alone proves nothing. Every other function is unfolded into it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -18,10 +18,14 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import OpDef
-from opgraph.onnx.bodies import DOMAIN, Signature, function_of, onnx_value
+from opgraph.onnx.bodies import function_of
 from opgraph.onnx.forms import plain_value
-from opgraph.onnx.to_ops import Native, subgraphs
-from opgraph.onnx.validate import MAX_NODES, opsets
+from opgraph.onnx.function_check import MAX_NODES
+from opgraph.onnx.nodes import subgraphs
+from opgraph.onnx.signature import DOMAIN, Signature, onnx_value
+from opgraph.onnx.to_ops import Native
+from opgraph.onnx.validate import opsets
+from opgraph.onnx.value_types import dtype_and_dims, value_types
 
 Key = tuple[str, str]
 
@@ -99,16 +103,11 @@ def canonical(function: FunctionProto) -> bytes:
     plain.output.extend(number.get(name, "?") for name in function.output)
     plain.attribute.extend(sorted({*function.attribute, *(a.name for a in function.attribute_proto)}))
     plain.opset_import.extend(sorted(function.opset_import, key=lambda o: o.domain))
-    return plain.SerializeToString(deterministic=True)
+    return bytes(plain.SerializeToString(deterministic=True))
 
 
-def unfolded(
-    model: ModelProto, label: str, value_types: Callable[[ModelProto], Mapping[str, onnx.TypeProto]]
-) -> tuple[ModelProto, list[str]]:
+def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
     """The model with every function unfolded that is not ours, and remarks for `explain`.
-
-    Args:
-        value_types: finds the types of the main graph's values.
 
     Raises:
         Unimplemented: the unfolded model would be too large.
@@ -157,11 +156,8 @@ def _doubtful(model: ModelProto, candidates: set[Key], types: Mapping[str, onnx.
 
 def _described(proto: onnx.TypeProto | None) -> LogicalTensor:
     """A tensor of that dtype and number of dimensions."""
-    if proto is None or not proto.HasField("tensor_type"):
-        return LogicalTensor(0, dtypes.UNDEF, None)
-    known = dtypes.BY_ONNX.get(proto.tensor_type.elem_type)
-    ndim = len(proto.tensor_type.shape.dim) if proto.tensor_type.HasField("shape") else None
-    return LogicalTensor(0, known.name if known else dtypes.UNDEF, None if ndim is None else (None,) * ndim)
+    dtype, dims = dtype_and_dims(proto)
+    return LogicalTensor(0, dtype, None if dims is None else (None,) * len(dims))
 
 
 def _deep(nodes: Sequence[NodeProto]) -> list[NodeProto]:

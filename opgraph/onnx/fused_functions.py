@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from opgraph.ir.graph import Graph
-from opgraph.onnx.bodies import DOMAIN
 from opgraph.onnx.functions import canonical
+from opgraph.onnx.nodes import reads
+from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
-from opgraph.onnx.to_ops import captures
 
 if TYPE_CHECKING:
     from opgraph.onnx.draft import Summary
@@ -38,7 +38,7 @@ def fold_partitions(
     for index, node in nodes:
         by_index.setdefault(index, []).append(node)
     outputs = {o.name for o in model.graph.output}
-    uses = Counter(name for _, node in nodes for name in (*node.input, *captures(node)))
+    uses = Counter(name for _, node in nodes for name in reads(node))
     calls: dict[int, NodeProto] = {}
     folded: set[int] = set()
     for part in graph.get_partitions():

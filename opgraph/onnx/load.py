@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto
+from onnx import NodeProto, TensorProto
 
-from opgraph.errors import InvalidDataType, InvalidGraphOp, InvalidShape, ModelError, OpGraphError
+from opgraph.errors import InvalidDataType, InvalidGraphOp, InvalidShape, ModelError, OpGraphError, Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
 from opgraph.onnx.functions import trusted_call, unfolded
+from opgraph.onnx.nodes import captures
 from opgraph.onnx.origin import ModelLike, Origin, taken_apart
 from opgraph.onnx.source import Source
 from opgraph.onnx.spellings import plain_nodes
-from opgraph.onnx.to_ops import Native, captures, constant_value, native_candidates, wildcard_attrs
+from opgraph.onnx.to_ops import Native, constant_value, native_candidates, wildcard_attrs
 from opgraph.onnx.validate import opsets, validate
-from opgraph.runtime.providers.onnx_node import set_tensor_type, type_text
+from opgraph.onnx.value_types import dtype_and_dims, element_only, value_types
+from opgraph.runtime.providers.onnx_node import type_text
 
 
 def load(model: ModelLike) -> Graph:
@@ -42,8 +44,12 @@ def load(model: ModelLike) -> Graph:
         origin = taken_apart(model)
         validate(origin)
         return imported(origin)
-    except OpGraphError:
+    except (ModelError, Unimplemented):
         raise
+    except OpGraphError as error:
+        if origin is None:
+            raise
+        raise ModelError(error.what, where=f"{error.where}, in {origin.label}", fix=error.fix) from error
     except Exception as error:  # a file that no check foresaw must not end in a foreign traceback
         text = " ".join(str(error).split())[:300]
         raise ModelError(
@@ -55,7 +61,7 @@ def load(model: ModelLike) -> Graph:
 
 def imported(origin: Origin) -> Graph:
     """The graph of a validated model."""
-    origin.skeleton, notes = unfolded(origin.skeleton, origin.label, value_types)
+    origin.skeleton, notes = unfolded(origin.skeleton, origin.label)
     reader = _Reader(origin)
     reader.graph.notes.extend(notes)
     return reader.read()
@@ -77,7 +83,7 @@ class _Reader:
 
     def read(self) -> Graph:
         for name in self.origin.inputs:
-            dtype, dims = _type(self.types.get(name))
+            dtype, dims = dtype_and_dims(self.types.get(name))
             self.values[name] = self.graph.input(name, dtype, dims)
             self.source.value_of[self.values[name].id] = name
         for index, node in enumerate(self.model.graph.node):
@@ -136,7 +142,7 @@ class _Reader:
 
     def _made(self, name: str, *, typed: bool = True) -> LogicalTensor:
         """A new tensor for a value that an op makes."""
-        dtype, dims = _type(self.types.get(name)) if typed else (dtypes.UNDEF, None)
+        dtype, dims = dtype_and_dims(self.types.get(name)) if typed else (dtypes.UNDEF, None)
         return LogicalTensor(self.graph._next_tensor, dtype, dims, name=name)
 
     def _enter(self, name: str, tensor: LogicalTensor) -> None:
@@ -195,7 +201,7 @@ class _Reader:
                 self.values[simple.output[0]] = self.graph.constant("", array)
                 continue
             if simple.output[0] != node.output[0] and node.output[0] in self.types:
-                self.types[simple.output[0]] = _element_only(self.types[node.output[0]])
+                self.types[simple.output[0]] = element_only(self.types[node.output[0]])
             # A disguise may be older than what it stands for.
             if not self._native(simple, onnx.defs.onnx_opset_version()):
                 if index:
@@ -210,7 +216,7 @@ class _Reader:
     def _call(self, node: NodeProto) -> None:
         operands = [t for t in self._operands(node) if t is not None]
         function = self.functions[(node.domain, node.op_type, node.overload)]
-        output = _type(self.types.get(node.output[0]))[0]
+        output = dtype_and_dims(self.types.get(node.output[0]))[0]
         native = trusted_call(node, function, operands, output, self.opsets.get("", 1))
         if native is None or not self._added(node, native):
             raise ModelError(
@@ -243,42 +249,3 @@ class _Reader:
             type_text(self.types[name]) if tensor.dtype == dtypes.UNDEF and name in self.types else ""
             for name, tensor in zip(names, tensors, strict=True)
         ]
-
-
-def value_types(model: ModelProto) -> dict[str, TypeProto]:
-    """The type of each value of the main graph: as the model states it, else as onnx infers it."""
-    graph = model.graph
-    stated = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output) if v.type.ByteSize()}
-    if all(name in stated for node in graph.node for name in node.output if name):
-        return stated
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    for value in inferred.value_info:
-        if value.name not in stated:
-            stated[value.name] = _without_made_up_symbols(value.type)
-    return stated
-
-
-def _without_made_up_symbols(proto: TypeProto) -> TypeProto:
-    for dim in proto.tensor_type.shape.dim if proto.HasField("tensor_type") else ():
-        if dim.dim_param.startswith("unk__"):
-            dim.ClearField("dim_param")
-    return proto
-
-
-def _element_only(proto: TypeProto) -> TypeProto:
-    result = TypeProto()
-    set_tensor_type(result, proto.tensor_type.elem_type, None)
-    return result
-
-
-def _type(proto: TypeProto | None) -> tuple[str, Dims]:
-    """dtype and dimensions of a value; "undef" where opgraph has no word for it."""
-    if proto is None or not proto.HasField("tensor_type"):
-        return dtypes.UNDEF, None
-    known = dtypes.BY_ONNX.get(proto.tensor_type.elem_type)
-    name = known.name if known is not None else dtypes.UNDEF
-    if not proto.tensor_type.HasField("shape"):
-        return name, None
-    return name, tuple(
-        int(d.dim_value) if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim
-    )

@@ -162,6 +162,8 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
     base = os.fspath(path.parent) if path is not None else ""
     tensors: dict[str, ir.TensorProtocol] = {}
     for tensor in proto.graph.initializer:
+        if not isinstance(tensor.name, str):  # protobuf hands over what is no UTF-8 as bytes
+            raise ModelError(f"{tensor.name!r:.100} is no UTF-8 text", where=label, fix="fetch the model again")
         where = f'initializer "{tensor.name}" of {label}'
         if tensor.name in tensors:
             raise ModelError("two initializers have this name", where=where, fix="give each tensor its own name")
@@ -211,6 +213,7 @@ def _external(tensor: onnx.TensorProto, base: str, where: str) -> ir.ExternalTen
 
 
 def add_stand_in(skeleton: onnx.ModelProto, name: str, element: int, dims: list[int], inputs: list[str]) -> None:
+    """Adds the input that stands for a large initializer, unless it is an input already."""
     if name not in inputs:
         skeleton.graph.input.append(onnx.helper.make_tensor_value_info(name, element, dims))
 

@@ -8,7 +8,7 @@ import onnx
 from onnx import ModelProto, NodeProto
 
 from opgraph.errors import Unimplemented
-from opgraph.onnx.bodies import DOMAIN
+from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target
 from opgraph.onnx.validate import opsets
 

@@ -13,16 +13,16 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
-from opgraph.onnx.bodies import DOMAIN
 from opgraph.onnx.compose import finish
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, CONTRIB, Emitter, Value
-from opgraph.onnx.fused_functions import fold_partitions
 from opgraph.onnx.functions import FunctionTable
+from opgraph.onnx.fused_functions import fold_partitions
+from opgraph.onnx.nodes import reads
 from opgraph.onnx.restamp import restamped
+from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
 from opgraph.onnx.target import Target
-from opgraph.onnx.to_ops import captures
 from opgraph.onnx.validate import opsets
 from opgraph.partition.rules import find_units
 
@@ -50,7 +50,8 @@ def rewritten(
         Unimplemented: the form needs another opset, and the model cannot be moved there.
     """
     origin = source.origin
-    wanted = opset or (24 if form == "standard" else None)
+    spots = _spots(graph, source, form, origin.skeleton.graph)
+    wanted = opset or (24 if form == "standard" and spots else None)
     skeleton = ModelProto()
     skeleton.CopyFrom(restamped(origin.skeleton, wanted, target) if wanted is not None else origin.skeleton)
     imports = opsets(skeleton)
@@ -62,7 +63,6 @@ def rewritten(
         _names(skeleton.graph, origin.tensors),
         FunctionTable(imports.get("", 1)),
     )
-    spots = _spots(graph, source, form, skeleton.graph)
     nodes = _replaced(skeleton.graph, source, spots, emitter)
     summary.units[CHOSEN.lower()] = len(spots)
     nodes = _without_unused(nodes, skeleton.graph, _may_go(source, spots, skeleton.graph))
@@ -97,7 +97,9 @@ def _spots(graph: Graph, source: Source, form: str, proto: GraphProto) -> list[_
     found: dict[int, _Spot] = {}
     if form != "decomposed":
         for unit in find_units(graph):
-            if unit.kind == CHOSEN and unit.root.id in source.node_of:
+            # Where the form has no operand for a factor, a composed swish with one stays composed.
+            sayable = len(unit.inputs) == 1 or form in ("auto", "function")
+            if unit.kind == CHOSEN and unit.root.id in source.node_of and sayable:
                 found[unit.root.id] = _Spot(unit.root, unit.ops, unit.inputs, unit.attrs)
     for op in graph.ops:
         if op.kind == CHOSEN and op.id in source.node_of:
@@ -144,28 +146,24 @@ def _may_go(source: Source, spots: list[_Spot], graph: GraphProto) -> set[int]:
 
 def _without_unused(nodes: Numbered, graph: GraphProto, may_go: set[int]) -> Numbered:
     """The nodes without those among `may_go` that nothing reads any more."""
-    before = Counter(name for node in graph.node for name in _reads(node))
+    before = Counter(name for node in graph.node for name in reads(node))
     outputs = {o.name for o in graph.output}
-    uses = Counter(name for _, node in nodes for name in _reads(node))
+    uses = Counter(name for _, node in nodes for name in reads(node))
     kept: Numbered = []
     for index, node in reversed(nodes):
         # What nobody read before either is not ours to drop.
         needed = any(uses[n] or n in outputs or not before[n] for n in node.output if n)
         if index in may_go and not needed:
-            uses.subtract(_reads(node))
+            uses.subtract(reads(node))
         else:
             kept.append((index, node))
     return kept[::-1]
 
 
-def _reads(node: NodeProto) -> list[str]:
-    return [name for name in (*node.input, *captures(node)) if name]
-
-
 def sorted_nodes(nodes: Numbered) -> Numbered:
     """Producers first, otherwise in the order given."""
     maker = {name: place for place, (_, node) in enumerate(nodes) for name in node.output if name}
-    before = [{maker[n] for n in _reads(node) if n in maker} for _, node in nodes]
+    before = [{maker[n] for n in reads(node) if n in maker} for _, node in nodes]
     after: dict[int, list[int]] = {}
     for place, needs in enumerate(before):
         for need in needs:
@@ -188,8 +186,8 @@ def sorted_nodes(nodes: Numbered) -> Numbered:
 def _drop_initializers(draft: Draft, before: GraphProto) -> None:
     """Keeps the initializers, except those that only a replaced node read."""
     graph = draft.skeleton.graph
-    used = {name for node in graph.node for name in _reads(node)} | {o.name for o in graph.output}
-    read_before = {name for node in before.node for name in _reads(node)}
+    used = {name for node in graph.node for name in reads(node)} | {o.name for o in graph.output}
+    read_before = {name for node in before.node for name in reads(node)}
     assert draft.origin is not None
     draft.kept = [n for n in draft.origin.tensors if n in used or n not in read_before]
     kept = {*draft.kept, *draft.arrays}

@@ -11,11 +11,11 @@ import onnx_ir as ir
 
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir.graph import Graph
-from opgraph.onnx.bodies import DOMAIN
 from opgraph.onnx.compose import composed
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.load import load
 from opgraph.onnx.rewrite import rewritten
+from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
 from opgraph.onnx.target import Target, checked_form, target_of
 from opgraph.onnx.write import write
@@ -109,7 +109,7 @@ def fuse(
     if isinstance(model, onnx.ModelProto):
         return draft.proto()
     if isinstance(model, ir.Model):
-        return draft.ir_model()
+        return draft.ir_model()  # type: ignore[return-value]  # one of the constrained types
     source = Path(os.fsdecode(model))
     path = Path(os.fsdecode(output)) if output is not None else source.with_suffix(".fused" + source.suffix)
     write(draft, path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from onnx import NodeProto, helper
+from onnx import AttributeProto, NodeProto, helper
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -15,7 +15,7 @@ from opgraph.ops.families import LAYOUT_ATTRS
 from opgraph.runtime.providers.onnx_node import OPERANDS_KEY
 
 #: How an attribute reaches the node: by value in a graph, by reference in a function's body.
-WriteAttribute = Callable[[str, str, AttrValue], "helper.AttributeProto"]
+WriteAttribute = Callable[[str, str, AttrValue], AttributeProto]
 
 
 def plain_form(
@@ -35,7 +35,7 @@ def plain_form(
     if not _operands_as_onnx_wants(record, attrs, inputs, output):
         return None
     for form in forms_of(record, opset):
-        if _says_all(record, form, attrs, inputs) and _allowed_here(record, form, attrs, inputs, output, opset):
+        if _says_all(record, form, attrs, inputs) and _allowed_here(record, form, inputs, output, opset):
             return form
     return None
 
@@ -66,7 +66,6 @@ def _says_all(record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs:
 def _allowed_here(
     record: OpDef,
     form: Onnx,
-    attrs: Mapping[str, AttrValue],
     inputs: Mapping[str, LogicalTensor],
     output: str,
     opset: int,
@@ -78,15 +77,9 @@ def _allowed_here(
     if output not in allowed(form.op_type, opset, -1):
         return False
     first = next(iter(inputs.values())).dtype if inputs else output
-    limit = _LIMITS.get(form.op_type)
-    return limit is None or limit(attrs, list(inputs.values()), first, opset)
-
-
-#: What onnx's schemas do not say: Clip's bounds are scalars, Mod of floats is C's fmod (until opset 28).
-_LIMITS: dict[str, Callable[[Mapping[str, AttrValue], Sequence[LogicalTensor], str, int], bool]] = {
-    "Clip": lambda attrs, inputs, dtype, opset: all(t.ndim == 0 for t in inputs[1:]),
-    "Mod": lambda attrs, inputs, dtype, opset: bool(attrs["fmod"]) or dtype not in dtypes.FLOATS,
-}
+    if form.dtypes is not None and first not in form.dtypes:
+        return False
+    return all(inputs[name].ndim == 0 for name in form.scalars if name in inputs)
 
 
 def plain_node(

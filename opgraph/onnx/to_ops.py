@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto
+from onnx import NodeProto
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -15,7 +15,6 @@ from opgraph.ir.opdef import Attr, Onnx, OpDef
 from opgraph.ir.schema import f32
 from opgraph.onnx.forms import attribute_default, kinds_of, plain_value, slots
 from opgraph.runtime.providers.onnx_node import OPERANDS_KEY, encoded
-
 
 #: A native op, not yet in a graph: kind, inputs, attributes.
 Native = tuple[str, list[LogicalTensor], dict[str, AttrValue]]
@@ -35,7 +34,8 @@ def native_candidates(node: NodeProto, opset: int, operands: Sequence[LogicalTen
         return result
     for record, form in kinds_of(node.op_type, opset):
         attrs = _attributes(record, form, node, opset)
-        if attrs is None:
+        first = operands[0].dtype if operands and operands[0] is not None else None
+        if attrs is None or (form.dtypes is not None and first not in form.dtypes):
             continue
         for keep in ({*hint.split(",")}, {p.name for p in record.inputs}):
             bound = _bound(record, form, operands, keep)
@@ -61,6 +61,8 @@ def _attributes(record: OpDef, form: Onnx, node: NodeProto, opset: int) -> dict[
             return None
     if record.is_cast:
         given.pop("to", None)  # the dtype of the output says it
+    if any(result[name] != value for name, value in form.when.items()):
+        return None
     if any(value != attribute_default(node.op_type, opset, name) for name, value in given.items()):
         return None
     return result
@@ -141,26 +143,6 @@ def wildcard_attrs(
         if any(types):
             attrs[key] = tuple(types)
     return {**attrs, **encoded(node.attribute)}
-
-
-def captures(node: NodeProto) -> list[str]:
-    """The names that a node's subgraphs use and do not define, in order of first use."""
-    found: dict[str, None] = {}
-    waiting: list[tuple[GraphProto, frozenset[str]]] = [(g, frozenset()) for g in subgraphs(node)]
-    while waiting:
-        graph, outer = waiting.pop(0)
-        defined = outer | {i.name for i in (*graph.input, *graph.initializer)}
-        defined |= {name for n in graph.node for name in n.output}
-        used = [name for n in graph.node for name in n.input] + [o.name for o in graph.output]
-        found.update((name, None) for name in used if name and name not in defined)
-        waiting += [(g, defined) for n in graph.node for g in subgraphs(n)]
-    return list(found)
-
-
-def subgraphs(node: NodeProto) -> list[GraphProto]:
-    """The graphs among a node's attributes."""
-    found = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
-    return found + [g for a in node.attribute if a.type == AttributeProto.GRAPHS for g in a.graphs]
 
 
 def constant_value(node: NodeProto) -> np.ndarray | None:

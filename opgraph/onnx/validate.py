@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from opgraph.errors import ModelError, Unimplemented
+from opgraph.onnx.function_check import MAX_NODES, check_functions
+from opgraph.onnx.nodes import subgraphs
 from opgraph.onnx.origin import Origin
 from opgraph.onnx.tensor_check import check_tensor
 
 #: The oldest opset that is read; older ones only where the ops of the model have not changed since.
 OLDEST_OPSET = 13
-MAX_NODES = 1_000_000
 
 
 def validate(origin: Origin) -> None:
@@ -34,7 +35,7 @@ def validate(origin: Origin) -> None:
             _check_graph(scope.graph, scope.place, main=scope.graph is skeleton.graph)
     _check_inputs(origin)
     _check_opset(skeleton, origin.label)
-    _check_functions(skeleton, origin.label)
+    check_functions(skeleton, origin.label)
     try:
         onnx.checker.check_model(skeleton, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -66,6 +67,7 @@ def _check_header(model: ModelProto, where: str) -> None:
         raise Unimplemented("it has training_info", where=where, fix="export the model for inference")
     seen: set[str] = set()
     for entry in model.opset_import:
+        _check_text(where, entry.domain)
         entry.domain = _plain(entry.domain)
         if entry.domain in seen:
             raise ModelError(
@@ -106,23 +108,28 @@ def _scopes(model: ModelProto, label: str) -> Iterator[_Scope]:
     """Every body of a model, subgraphs and functions included."""
     waiting = [_Scope(model.graph.node, label, model.graph)]
     for function in model.functions:
+        _check_text(label, function.domain, function.name, function.overload, *function.input, *function.output)
         name = f'{label}, function "{function.domain}::{function.name}"'
         waiting.append(_Scope(function.node, name, None, in_function=True))
     while waiting:
         scope = waiting.pop()
         yield scope
         for node in scope.nodes:
-            for graph in _subgraphs(node):
+            for graph in subgraphs(node):
                 place = f'{label}, inside {node.op_type} "{node.name}"'
                 waiting.append(_Scope(graph.node, place, graph, scope.in_function))
 
 
-def _subgraphs(node: NodeProto) -> list[GraphProto]:
-    found = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
-    return found + [g for a in node.attribute if a.type == AttributeProto.GRAPHS for g in a.graphs]
+def _check_text(where: str, *texts: object) -> None:
+    """protobuf hands over strings that are no UTF-8 as bytes."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise ModelError(f"{text!r:.100} is no UTF-8 text", where=where, fix="fetch or export the model again")
 
 
 def _check_node(node: NodeProto, scope: _Scope) -> None:
+    _check_text(scope.place, node.op_type, node.domain, node.name, node.overload, *node.input, *node.output)
+    _check_text(scope.place, *(a.name for a in node.attribute), *(a.ref_attr_name for a in node.attribute))
     node.domain = _plain(node.domain)
     where = f'{node.op_type} "{node.name}" of {scope.place}'
     for attribute in node.attribute:
@@ -140,9 +147,10 @@ def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
     if len(graph.node) > MAX_NODES:
         raise Unimplemented(f"it has {len(graph.node)} nodes", where=place, fix=f"opgraph reads up to {MAX_NODES:,}")
     if graph.sparse_initializer:
-        names = ", ".join(s.values.name for s in graph.sparse_initializer[:3])
-        raise Unimplemented(f"it has sparse initializers: {names}", where=place, fix="store them as dense tensors")
+        sparse = ", ".join(s.values.name for s in graph.sparse_initializer[:3])
+        raise Unimplemented(f"it has sparse initializers: {sparse}", where=place, fix="store them as dense tensors")
     for value in (*graph.input, *graph.output, *graph.value_info):
+        _check_text(place, value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
         if not value.type.HasField("tensor_type"):
             continue
         if any(d.dim_value < 0 for d in value.type.tensor_type.shape.dim):
@@ -151,6 +159,10 @@ def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
                 where=f'value "{value.name}" of {place}',
                 fix="leave unknown dimensions open, or give them a dim_param",
             )
+    outputs = [value.name for value in graph.output]
+    if main and len(set(outputs)) != len(outputs):
+        twice = next(name for name in outputs if outputs.count(name) > 1)
+        raise Unimplemented(f"output {twice!r} is listed twice", where=place, fix="give each output its own name")
     names: set[str] = set()
     for tensor in () if main else graph.initializer:  # those of the main graph were checked as they were taken out
         where = f'initializer "{tensor.name}" of {place}'
@@ -202,48 +214,3 @@ def _since(op_type: str, version: int) -> int:
         return onnx.defs.get_schema(op_type, version, "").since_version
     except onnx.defs.SchemaError:
         return 0
-
-
-def _check_functions(model: ModelProto, label: str) -> None:
-    """Refuses functions that are defined twice, call each other in a circle, or unfold to too many nodes."""
-    functions = {}
-    for function in model.functions:
-        key = (function.domain, function.name, function.overload)
-        if key in functions:
-            raise ModelError(
-                f'function "{function.domain}::{function.name}" is defined twice', where=label, fix="keep one of them"
-            )
-        functions[key] = function
-    calls = {key: _calls(list(f.node)) for key, f in functions.items()}
-    calls[("", "", "main graph")] = _calls(list(model.graph.node))
-    unfolded: dict[tuple[str, str, str], int] = {}
-    waiting = [(key, False) for key in calls]
-    open_keys: set[tuple[str, str, str]] = set()
-    while waiting:
-        key, done = waiting.pop()
-        if done:
-            open_keys.discard(key)
-            unfolded[key] = sum(unfolded.get(c, 1) for c in calls[key])
-            if unfolded[key] > MAX_NODES:
-                raise Unimplemented(
-                    f"its functions unfold to more than {MAX_NODES:,} nodes", where=label, fix="export a smaller model"
-                )
-        elif key not in unfolded:
-            open_keys.add(key)
-            waiting.append((key, True))
-            for callee in calls[key]:
-                if callee in open_keys:
-                    raise ModelError(
-                        f'function "{callee[0]}::{callee[1]}" calls itself', where=label, fix="remove the circle"
-                    )
-                if callee in calls and callee not in unfolded:
-                    waiting.append((callee, False))
-
-
-def _calls(nodes: list[NodeProto]) -> list[tuple[str, str, str]]:
-    """What a body calls, one entry for each node, subgraphs included."""
-    found, waiting = [], nodes
-    while waiting:
-        found += [(n.domain, n.op_type, n.overload) for n in waiting]
-        waiting = [inner for n in waiting for g in _subgraphs(n) for inner in g.node]
-    return found

@@ -137,7 +137,7 @@ class _Pending:
     def write_at(self, offset: int, data: np.ndarray) -> None:
         """Writes bytes; a gap before them reads as zeros."""
         self._file.seek(offset)
-        self._file.write(memoryview(np.ascontiguousarray(data)))
+        self._file.write(np.ascontiguousarray(data).data)
 
     def close(self) -> None:
         """Puts everything on the disk, with the mode that a new file (or the old one) has."""

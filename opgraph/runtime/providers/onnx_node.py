@@ -3,8 +3,8 @@
     Wildcard(x, w, onnx_op="Conv", onnx_domain="", onnx_opset=20, group=1, pads=[0, 0, 0, 0])
 
 `onnx_op`, `onnx_domain` and `onnx_opset` say which operator. The node's own attributes stand beside them: numbers,
-strings and lists as they are, everything else (tensors, graphs, types) as "proto:" and the base64 of its AttributeProto.
-Optional inputs and outputs that the node leaves out are listed by position in `onnx_absent_inputs` and
+strings and lists as they are, everything else (tensors, graphs, types) as "proto:" and the base64 of its
+AttributeProto. Optional inputs and outputs that the node leaves out are listed by position in `onnx_absent_inputs` and
 `onnx_absent_outputs`; values that its subgraphs take from outside are further inputs, named in `onnx_captures`. Types
 that opgraph has no word for (strings, sequences, uint16) are written in `onnx_input_types` and `onnx_output_types`.
 So an op read back from text runs as well as one that was just loaded.

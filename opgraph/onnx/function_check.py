@@ -1,0 +1,60 @@
+"""Whether the functions of a model can be unfolded: each defined once, none calling itself, not too many nodes."""
+
+from __future__ import annotations
+
+from onnx import ModelProto, NodeProto
+
+from opgraph.errors import ModelError, Unimplemented
+from opgraph.onnx.nodes import subgraphs
+
+MAX_NODES = 1_000_000
+
+
+def check_functions(model: ModelProto, label: str) -> None:
+    """Refuses functions that are defined twice, call each other in a circle, or unfold to too many nodes.
+
+    Raises:
+        ModelError: the first two.
+        Unimplemented: the third.
+    """
+    functions = {}
+    for function in model.functions:
+        key = (function.domain, function.name, function.overload)
+        if key in functions:
+            raise ModelError(
+                f'function "{function.domain}::{function.name}" is defined twice', where=label, fix="keep one of them"
+            )
+        functions[key] = function
+    calls = {key: _calls(list(f.node)) for key, f in functions.items()}
+    calls[("", "", "main graph")] = _calls(list(model.graph.node))
+    unfolded: dict[tuple[str, str, str], int] = {}
+    waiting = [(key, False) for key in calls]
+    open_keys: set[tuple[str, str, str]] = set()
+    while waiting:
+        key, done = waiting.pop()
+        if done:
+            open_keys.discard(key)
+            unfolded[key] = sum(unfolded.get(c, 1) for c in calls[key])
+            if unfolded[key] > MAX_NODES:
+                raise Unimplemented(
+                    f"its functions unfold to more than {MAX_NODES:,} nodes", where=label, fix="export a smaller model"
+                )
+        elif key not in unfolded:
+            open_keys.add(key)
+            waiting.append((key, True))
+            for callee in calls[key]:
+                if callee in open_keys:
+                    raise ModelError(
+                        f'function "{callee[0]}::{callee[1]}" calls itself', where=label, fix="remove the circle"
+                    )
+                if callee in calls and callee not in unfolded:
+                    waiting.append((callee, False))
+
+
+def _calls(nodes: list[NodeProto]) -> list[tuple[str, str, str]]:
+    """What a body calls, one entry for each node, subgraphs included."""
+    found, waiting = [], nodes
+    while waiting:
+        found += [(n.domain, n.op_type, n.overload) for n in waiting]
+        waiting = [inner for n in waiting for g in subgraphs(n) for inner in g.node]
+    return found

@@ -1,0 +1,30 @@
+"""What a node reads beyond its inputs: its subgraphs and what they take from outside."""
+
+from __future__ import annotations
+
+from onnx import AttributeProto, GraphProto, NodeProto
+
+
+def captures(node: NodeProto) -> list[str]:
+    """The names that a node's subgraphs use and do not define, in order of first use."""
+    found: dict[str, None] = {}
+    waiting: list[tuple[GraphProto, frozenset[str]]] = [(g, frozenset()) for g in subgraphs(node)]
+    while waiting:
+        graph, outer = waiting.pop(0)
+        defined = outer | {i.name for i in (*graph.input, *graph.initializer)}
+        defined |= {name for n in graph.node for name in n.output}
+        used = [name for n in graph.node for name in n.input] + [o.name for o in graph.output]
+        found.update((name, None) for name in used if name and name not in defined)
+        waiting += [(g, defined) for n in graph.node for g in subgraphs(n)]
+    return list(found)
+
+
+def subgraphs(node: NodeProto) -> list[GraphProto]:
+    """The graphs among a node's attributes."""
+    found = [a.g for a in node.attribute if a.type == AttributeProto.GRAPH]
+    return found + [g for a in node.attribute if a.type == AttributeProto.GRAPHS for g in a.graphs]
+
+
+def reads(node: NodeProto) -> list[str]:
+    """Every value of its own graph that a node reads."""
+    return [name for name in (*node.input, *captures(node)) if name]

@@ -1,0 +1,52 @@
+"""The types of a model's values, and what they are called in opgraph."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import ModelProto, TypeProto
+
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import Dims
+from opgraph.runtime.providers.onnx_node import set_tensor_type
+
+
+def value_types(model: ModelProto) -> dict[str, TypeProto]:
+    """The type of each value of the main graph: as the model states it, else as onnx infers it."""
+    graph = model.graph
+    stated = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output) if v.type.ByteSize()}
+    for tensor in graph.initializer:
+        stated.setdefault(tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
+    if all(name in stated for node in graph.node for name in node.output if name):
+        return stated
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    for value in inferred.value_info:
+        if value.name not in stated:
+            stated[value.name] = _without_made_up_symbols(value.type)
+    return stated
+
+
+def _without_made_up_symbols(proto: TypeProto) -> TypeProto:
+    for dim in proto.tensor_type.shape.dim if proto.HasField("tensor_type") else ():
+        if dim.dim_param.startswith("unk__"):
+            dim.ClearField("dim_param")
+    return proto
+
+
+def element_only(proto: TypeProto) -> TypeProto:
+    """The tensor type without its shape."""
+    result = TypeProto()
+    set_tensor_type(result, proto.tensor_type.elem_type, None)
+    return result
+
+
+def dtype_and_dims(proto: TypeProto | None) -> tuple[str, Dims]:
+    """dtype and dimensions of a value; "undef" where opgraph has no word for it."""
+    if proto is None or not proto.HasField("tensor_type"):
+        return dtypes.UNDEF, None
+    known = dtypes.BY_ONNX.get(proto.tensor_type.elem_type)
+    name = known.name if known is not None else dtypes.UNDEF
+    if not proto.tensor_type.HasField("shape"):
+        return name, None
+    return name, tuple(
+        int(d.dim_value) if d.HasField("dim_value") else (d.dim_param or None) for d in proto.tensor_type.shape.dim
+    )
