@@ -269,7 +269,7 @@ BAD_CALLS: list[tuple[str, Callable[[og.Graph, Any, Any, Any, Any], Any], type[E
         errors.InvalidDataType,
         "the constant 1.5 is no s32",
         "tensor",
-        "give a whole number",
+        "insert a TypeCast",
     ),
     (
         "constants alone",

@@ -28,7 +28,8 @@ def product(a: np.ndarray | float, x: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def sigmoid(z: np.ndarray, low: np.ndarray | float = 0.0) -> np.ndarray:
     """1 / (1 + exp(-z - low)), a tiny `low`; the negative tail keeps its precision down to the smallest subnormal."""
     e = np.exp(-np.abs(z))
-    return where(z >= 0, 1, e) / (1 + e) * (1 + low * where(z >= 0, e, 1) / (1 + e))
+    y: np.ndarray = where(z >= 0, 1, e) / (1 + e) * (1 + low * where(z >= 0, e, 1) / (1 + e))
+    return y
 
 
 def times_exp(x: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -38,7 +39,10 @@ def times_exp(x: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def times_sigmoid(x: np.ndarray, z: np.ndarray, low: np.ndarray | float = 0.0) -> np.ndarray:
-    """x sigmoid(z + low), a tiny `low`. An infinite x meets sigmoid(-inf) = 0 in a zero of its sign, the limit: swish(-inf) = -0."""
+    """x sigmoid(z + low), a tiny `low`.
+
+    An infinite x meets sigmoid(-inf) = 0 in a zero of its sign, the limit: swish(-inf) = -0.
+    """
     e = np.exp(-np.abs(z))
     y = where(z >= 0, x, times_exp(x, -np.abs(z))) / (1 + e) * (1 + low * where(z >= 0, e, 1) / (1 + e))
     return where(np.isinf(x) & (z == -np.inf), np.copysign(np.zeros((), y.dtype), x), y)
