@@ -18,7 +18,7 @@ where: Callable[..., np.ndarray] = np.where
 
 def product(a: np.ndarray | float, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
     """a x and, in float64, what its rounding left out: as an exponent of 700 that is 400 ulp."""
-    z = a * x
+    z: np.ndarray = a * x
     if z.dtype != np.float64:
         return z, 0.0
     low = _product(np.asarray(a, np.float64), x)[1]
