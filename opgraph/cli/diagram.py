@@ -56,7 +56,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A tensor on its way; `label` stands where it leaves a partition."""
+    """A tensor on its way; `label` is centred below where it leaves a partition."""
 
     points: list[Point]
     details: str
@@ -124,7 +124,7 @@ def diagram(graph: Graph, partitions: Sequence[Partition]) -> Diagram:
         label = None
         if a < len(partitions) and b < len(partitions) and tensor.id not in labelled:
             labelled.add(tensor.id)
-            label = ((start[0] + 5, start[1] + 13), type_text(tensor))
+            label = ((start[0], start[1] + 14), type_text(tensor))
         made.edges.append(Edge(points=[start, *route[1:-1], end], details=about_tensor(tensor), label=label))
     return made
 
@@ -149,7 +149,7 @@ def _inside(part: Partition) -> _Inside:
     unit_ops = {op.id for unit in part.unit_matches for op in unit.ops}
     nodes = [_op_node(op, (0.0, 0.0), in_unit=op.id in unit_ops) for op in ops]
     sizes = [n.size for n in nodes]
-    sizes += [(8.0, 0.0)] * len(ins) + [(max(8.0, small_width(type_text(t))), 0.0) for t in outs]
+    sizes += [(8.0, 0.0)] * len(ins) + [(small_width(type_text(t)), 0.0) for t in outs]
     maker = {t.id: i for i, op in enumerate(ops) for t in op.outputs}
     maker.update((t.id, i) for i, t in enumerate(ins, start=len(ops)))
     last = range(len(ops) + len(ins), len(sizes))

@@ -127,7 +127,7 @@ def svg_of(picture: Diagram, title: str, summary: str) -> ElementTree.Element:
         _text(group, (box.corner[0] + 8, box.corner[1] + 13), box.header, f"head halo on-{box.kind}")
     for edge in picture.edges:
         if edge.label is not None:
-            _text(group, *edge.label, "small halo")
+            _text(group, *edge.label, "small halo", middle=True)
     return svg
 
 
