@@ -170,6 +170,28 @@ def test_a_constant_that_f32_does_not_hold_stays_an_operand():
     assert (unit.inputs[1].data.item(), unit.attrs["alpha"]) == (1.1, -1.0)
     (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.5)))", dtype="f64")))
     assert (len(unit.inputs), unit.attrs["alpha"]) == (1, 1.5)
+    # Sigmoid has no factor operand to put it in.
+    assert units_of("Reciprocal(Add(1, Exp(Multiply(x, -1.1))))", x="f64[8]") == []
+    assert units_of("Reciprocal(Add(1, Exp(Multiply(x, -1.5))))", x="f64[8]") == ["sigmoid"]
+
+
+def test_a_unit_holds_no_op_that_was_tried_in_vain():
+    graph = og.parse(graph_of("Multiply(Sigmoid(z), Sigmoid(Sigmoid(z)))"))
+    (unit,) = find_units(graph)
+    assert unit.ops == graph.ops[1:]
+    graph = og.parse(
+        graph_of("Multiply(Multiply(a, b), Multiply(0.5, Add(1, Erf(Divide(Multiply(a, b), 1.4142135)))))")
+    )
+    (unit,) = find_units(graph)
+    assert unit.ops == graph.ops[1:]
+
+
+def test_an_attribute_captured_in_vain_may_be_another():
+    pattern = "Add(HardSigmoid(x, alpha=$a, beta=0.5), y)"
+    own = Rule(name="own", pattern=pattern, becomes="Elu(x, alpha=$a)", takes="", leaves="", why="")
+    graph = og.parse(graph_of("Add(HardSigmoid(x, alpha=0.25, beta=1), HardSigmoid(z, alpha=0.75, beta=0.5))"))
+    (unit,) = find_units(graph, (own,))
+    assert (unit.attrs["alpha"], [t.name for t in unit.inputs]) == (0.75, ["z"])
 
 
 def test_sigmoids_alpha_and_a_constant_multiply():

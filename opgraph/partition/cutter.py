@@ -136,7 +136,7 @@ class Cutter:
         if self.placed[part] and small != big:
             return f"smaller shape {texts}: its value depends on the place in its own shape"
         ratio, cost = size_ratio(small, big), self.cost[part]
-        if is_scalar_shape(small) or cost <= FREE_COST or ratio <= FREE_RATIO:
+        if cost <= FREE_COST or ratio <= FREE_RATIO:
             return ""
         times = "an unknown number of" if ratio == float("inf") else f"{ratio:.0f}"
         return f"smaller shape {texts}: recomputing costs {cost} instructions per element, {times} times each"
