@@ -154,24 +154,17 @@ class _Emitter:
 
     def expression(self, s: Statement) -> str:
         record = opdef.get(s.kind, where="emit")
-        compute = self.operand_type(s)
+        compute = _compute(s.literal_dtype(self.dtypes))
         names = [self.argument(a, compute) for a in s.args]
         ports = record.with_optional(len(s.args))
         attrs = dict(s.attrs)
-        if s.kind == "TypeCast":
+        if record.is_cast:
             text = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype)
         else:
             text = record.cxx(
                 {p.name: n for p, n in zip(ports, names, strict=True)}, attrs, lambda v: literal(v, compute)
             )
         return f"og::round_{s.dtype}({text})" if s.rounds else text
-
-    def operand_type(self, s: Statement) -> str:
-        """The compute type that literals of a statement take: that of its operands, conditions aside."""
-        values = [self.dtypes[a] for a in s.args if isinstance(a, str) and self.dtypes[a] != "boolean"]
-        if not values and s.dtype == "boolean" and any(isinstance(a, float) for a in s.args):
-            return "double"  # a comparison of literals alone
-        return _compute(values[0] if values else s.dtype)
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:
         return self.dtypes[arg] if isinstance(arg, str) else fallback

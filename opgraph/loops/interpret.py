@@ -10,6 +10,7 @@ import numpy as np
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import iteration_shape
 from opgraph.loops.loop import Load, Loop, Statement
+from opgraph.ops.conversion import cast
 
 
 def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
@@ -28,12 +29,12 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     types = loop.dtype_of()
     for s in loop.statements:
         values[s.result] = _result(s, values, types)
-    return [np.broadcast_to(values[s.value], space).astype(dtypes.get(s.dtype).numpy) for s in loop.stores]
+    return [cast(np.broadcast_to(values[s.value], space), s.dtype) for s in loop.stores]
 
 
 def compute_dtype(dtype: str) -> np.dtype[Any]:
     """The NumPy dtype that values of `dtype` are computed in."""
-    return np.dtype(np.float32) if dtype in ("f16", "bf16") else dtypes.get(dtype).numpy
+    return dtypes.get(_compute_name(dtype)).numpy
 
 
 def _loaded(load: Load, array: np.ndarray | None, space: tuple[int, ...]) -> np.ndarray:
@@ -51,31 +52,21 @@ def _loaded(load: Load, array: np.ndarray | None, space: tuple[int, ...]) -> np.
 def _result(s: Statement, values: dict[str, np.ndarray], types: dict[str, str]) -> np.ndarray:
     record = opdef.get(s.kind, where="a loop")
     assert record.reference is not None
-    given = [types[a] for a in s.args if isinstance(a, str) and types[a] != "boolean"]
-    literal_type = compute_dtype(given[0] if given else s.dtype)
+    literal_type = compute_dtype(s.literal_dtype(types))
     args = [values[a] if isinstance(a, str) else np.asarray(a, literal_type) for a in s.args]
-    target = compute_dtype(s.dtype)
     with np.errstate(all="ignore"):
-        if s.kind == "TypeCast":
-            result = cast(args[0], s.dtype)
+        if record.is_cast:
+            # f64 to f16 or bf16 is one rounding; from f32, the value stays as it is until something rounds it.
+            narrow = s.dtype in ("f16", "bf16") and args[0].dtype == np.float64
+            result = cast(args[0], s.dtype if narrow else _compute_name(s.dtype))
         elif record.index_of:
             result = args[0]
         else:
             result = np.asarray(record.reference(*args, **dict(s.attrs)))
         if s.rounds:
-            result = result.astype(dtypes.get(s.dtype).numpy)
-        return result.astype(target)
+            result = cast(result, s.dtype)
+        return result.astype(compute_dtype(s.dtype))
 
 
-def cast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """A TypeCast: to integers it truncates and saturates, NaN becomes 0; f16 and bf16 stay unrounded in f32."""
-    target = dtypes.get(dtype)
-    if target.category == "int" and array.dtype.kind == "f":
-        info = np.iinfo(target.numpy)
-        whole = np.trunc(np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
-        low, high = float(info.min), float(info.max)
-        inside = np.where((whole >= low) & (whole < high), whole, 0).astype(target.numpy)
-        return np.where(whole >= high, info.max, np.where(whole <= low, info.min, inside)).astype(target.numpy)
-    if target.name in ("f16", "bf16") and array.dtype == np.float64:
-        return array.astype(target.numpy).astype(np.float32)
-    return array.astype(compute_dtype(dtype))
+def _compute_name(dtype: str) -> str:
+    return "f32" if dtype in ("f16", "bf16") else dtype

@@ -15,6 +15,7 @@ that there are none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -77,6 +78,17 @@ class Statement:
     attrs: tuple[tuple[str, AttrValue], ...] = ()
     rounds: bool = False
     tag: int = 0
+
+    def literal_dtype(self, types: Mapping[str, str]) -> str:
+        """The dtype that its literals take: that of its operands, conditions aside.
+
+        Args:
+            types: dtype of every load and earlier statement, by name.
+        """
+        values = [types[a] for a in self.args if isinstance(a, str) and types[a] != "boolean"]
+        if not values and self.dtype == "boolean" and any(isinstance(a, float) for a in self.args):
+            return "f64"  # a comparison of literals alone
+        return values[0] if values else self.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

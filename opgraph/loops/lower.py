@@ -112,7 +112,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
                 attrs=tuple(sorted(step.attrs.items())),
                 rounds=narrow
                 and step.output.id not in stored_only
-                and (rounding == "each" or (step.kind == "TypeCast" and step.inputs[0].dtype != dtype)),
+                and (rounding == "each" or (record.is_cast and step.inputs[0].dtype != dtype)),
                 tag=step.tag,
             )
         )

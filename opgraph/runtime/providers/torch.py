@@ -11,6 +11,7 @@ import torch
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import iteration_shape
 from opgraph.loops.loop import Loop
+from opgraph.ops.conversion import cast
 
 _TORCH = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "s64": torch.int64,
@@ -48,11 +49,14 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     for s in loop.statements:
         record = opdef.get(s.kind, where="a loop")
         assert record.torch is not None
-        given = [types[a] for a in s.args if isinstance(a, str) and types[a] != "boolean"]
-        args = [
-            values[a] if isinstance(a, str) else torch.tensor(a, dtype=_compute(given[0] if given else s.dtype)) for a in s.args
-        ]
-        result = args[0] if s.kind == "TypeCast" or record.index_of else record.torch(torch, *args, **dict(s.attrs))
+        literal_type = _compute(s.literal_dtype(types))
+        args = [values[a] if isinstance(a, str) else torch.tensor(a, dtype=literal_type) for a in s.args]
+        if record.is_cast and dtypes.get(s.dtype).category == "int":
+            result = from_numpy(cast(to_numpy(args[0]), s.dtype))  # torch leaves what does not fit undefined
+        elif record.is_cast or record.index_of:
+            result = args[0]
+        else:
+            result = record.torch(torch, *args, **dict(s.attrs))
         if s.rounds:
             result = result.to(_TORCH[s.dtype])
         values[s.result] = result.to(_compute(s.dtype))
