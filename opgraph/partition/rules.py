@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from opgraph.ir.graph import Graph
 from opgraph.partition.examples import graph_of
-from opgraph.partition.pattern import Match
+from opgraph.partition.search import Match
 from opgraph.partition.units import Rule, RuleTable, Unit, match_units
 
 __all__ = ["RULES", "Rule", "Unit", "find_units"]

@@ -13,7 +13,8 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.schema import f32
-from opgraph.partition.pattern import Match, Pattern, View, compile_pattern, scalar
+from opgraph.partition.pattern import Pattern, compile_pattern
+from opgraph.partition.search import Match, View, find_match, scalar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +128,7 @@ def _applied(row: _Row, op: Op, view: View, position: Mapping[int, int]) -> Unit
             built.append(made)
         return made is not None
 
-    match = row.pattern.match(op, view, accept)
+    match = find_match(row.pattern, op, view, accept)
     if match is None:
         return None
     ops = tuple(sorted(match.ops.values(), key=lambda o: position[o.id]))

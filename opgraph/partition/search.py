@@ -1,0 +1,283 @@
+"""Matching: a pattern against the ops around one op of a graph, by backtracking of bounded depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.expression import Call, Expr, Num, Param, Var
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue, Op
+from opgraph.ir.schema import f32
+from opgraph.ops.families import LAYOUT_ATTRS
+from opgraph.partition.pattern import ONE_OF, Pattern
+
+
+@dataclass(slots=True)
+class Match:
+    """What a pattern's names stand for: values, scalar constants, attributes; and the ops that it covers, by id."""
+
+    root: Op
+    tensors: dict[str, LogicalTensor] = field(default_factory=dict)
+    scalars: dict[str, LogicalTensor] = field(default_factory=dict)
+    attrs: dict[str, AttrValue] = field(default_factory=dict)
+    ops: dict[int, Op] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One way to read an op: as itself, or as the single op that a unit found there means."""
+
+    kind: str
+    inputs: tuple[LogicalTensor, ...]
+    attrs: dict[str, AttrValue]
+    ops: tuple[Op, ...]
+
+
+class View:
+    """A finalized graph as patterns see it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._producer = {t.id: op for op in graph.ops for t in op.outputs[:1]}
+        self._units: dict[int, _Form] = {}
+
+    def stands_for(
+        self, op: Op, kind: str, inputs: tuple[LogicalTensor, ...], attrs: dict[str, AttrValue], ops: tuple[Op, ...]
+    ) -> None:
+        """From now on, `op` also reads as this single op."""
+        self._units[op.id] = _Form(kind, inputs, attrs, ops)
+
+    def producer(self, tensor: LogicalTensor) -> Op | None:
+        """The op whose first output this is."""
+        return self._producer.get(tensor.id)
+
+    def forms(self, op: Op) -> Iterator[_Form]:
+        """The readings of an op."""
+        yield _Form(op.kind, op.inputs, op.attrs, (op,))
+        if op.id in self._units:
+            yield self._units[op.id]
+
+    def reads_as(self, op: Op, kind: str) -> bool:
+        """Whether one of its readings has this kind."""
+        return op.kind == kind or (op.id in self._units and self._units[op.id].kind == kind)
+
+    def kinds_below(self, op: Op) -> list[tuple[str, str]]:
+        """Kinds of the ops right below and of those under these: (kind, ""), (kind, kind under it).
+
+        All readings count. Operands of an op's own kind are looked through once: products may be associated anyhow.
+        """
+        kinds: dict[tuple[str, str], None] = {}
+        for tensor in op.inputs:
+            below = self._producer.get(tensor.id)
+            if below is None:
+                continue
+            self._add_kinds(below, kinds)
+            if below.kind == op.kind:
+                for inner in below.inputs:
+                    further = self._producer.get(inner.id)
+                    if further is not None:
+                        self._add_kinds(further, kinds)
+        return list(kinds)
+
+    def _add_kinds(self, op: Op, kinds: dict[tuple[str, str], None]) -> None:
+        unit = self._units.get(op.id)
+        readings = [(op.kind, op.inputs)] if unit is None else [(op.kind, op.inputs), (unit.kind, unit.inputs)]
+        for kind, inputs in readings:
+            kinds[kind, ""] = None
+            for tensor in inputs:
+                under = self._producer.get(tensor.id)
+                if under is not None:
+                    kinds[kind, under.kind] = None
+                    if under.id in self._units:
+                        kinds[kind, self._units[under.id].kind] = None
+
+
+def find_match(pattern: Pattern, op: Op, view: View, accept: Callable[[Match], bool]) -> Match | None:
+    """The first match of a pattern at `op` that `accept` agrees to, or None."""
+    if op.kind != pattern.root or not op.outputs or op.outputs[0].dtype not in dtypes.FLOATS:
+        return None
+    search = _Search(view, Match(op), accept)
+    return search.match if search.read(pattern.tree, _Form(op.kind, op.inputs, op.attrs, (op,)), None) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Goal:
+    """`tensor`, an operand beside `peers`, must match `expr`."""
+
+    expr: Expr
+    tensor: LogicalTensor
+    peers: tuple[LogicalTensor, ...]
+    then: _Goals
+
+
+@dataclass(frozen=True, slots=True)
+class _Assign:
+    """`leaves`, in some order, must match `args`."""
+
+    args: tuple[Expr, ...]
+    leaves: tuple[LogicalTensor, ...]
+    peers: tuple[LogicalTensor, ...]
+    then: _Goals
+
+
+_Goals: TypeAlias = "_Goal | _Assign | None"
+
+
+class _Search:
+    """Backtracking over operand orders and alternatives; as deep as a pattern is written, whatever the graph."""
+
+    def __init__(self, view: View, match: Match, accept: Callable[[Match], bool]) -> None:
+        self.view = view
+        self.match = match
+        self.accept = accept
+
+    def solve(self, goal: _Goals) -> bool:
+        if goal is None:
+            return _one_float_dtype(self.match) and self.accept(self.match)
+        if isinstance(goal, _Assign):
+            return self.assign(goal)
+        if isinstance(goal.expr, Call):
+            return self.call(goal.expr, goal)
+        if isinstance(goal.expr, Var):
+            return self.bind(self.match.tensors, goal.expr.name, goal.tensor, goal.then)
+        if not _is_scalar(goal.tensor, goal.peers):
+            return False
+        if isinstance(goal.expr, Num):
+            return equals_number(goal.tensor, goal.expr.value) and self.solve(goal.then)
+        return self.bind(self.match.scalars, goal.expr.name, goal.tensor, goal.then)
+
+    def bind(self, names: dict[str, LogicalTensor], name: str, tensor: LogicalTensor, then: _Goals) -> bool:
+        known = names.get(name)
+        if known is not None:
+            return known.id == tensor.id and self.solve(then)
+        names[name] = tensor
+        if self.solve(then):
+            return True
+        del names[name]
+        return False
+
+    def call(self, call: Call, goal: _Goal) -> bool:
+        if call.kind == ONE_OF:
+            return any(self.solve(_Goal(arg, goal.tensor, goal.peers, goal.then)) for arg in call.args)
+        op = self.view.producer(goal.tensor)
+        if op is None or not self.view.reads_as(op, call.kind):
+            return False
+        return any(self.read(call, form, goal.then) for form in self.view.forms(op) if form.kind == call.kind)
+
+    def read(self, call: Call, form: _Form, then: _Goals) -> bool:
+        """Matches a call with one reading of an op."""
+        bound = self.bind_attrs(call, form.attrs)
+        if bound is None:
+            return False
+        added = [op for op in form.ops if op.id not in self.match.ops]
+        self.match.ops.update((op.id, op) for op in added)
+        if self.operands(call, form, then):
+            return True
+        for op in added:
+            del self.match.ops[op.id]
+        for name in bound:
+            del self.match.attrs[name]
+        return False
+
+    def bind_attrs(self, call: Call, given: dict[str, AttrValue]) -> list[str] | None:
+        """Names bound to attributes; None where an attribute is not what the pattern says."""
+        stated = dict(call.attrs)
+        bound: list[str] = []
+        for name, value in given.items():
+            want = stated.pop(name, None)
+            if isinstance(want, Param):
+                if want.name not in self.match.attrs:
+                    self.match.attrs[want.name] = value
+                    bound.append(want.name)
+                elif self.match.attrs[want.name] != value:
+                    break
+            elif want is None:
+                if name not in LAYOUT_ATTRS and value != _default(call.kind, name):
+                    break
+            elif value != (f32(want) if isinstance(want, float) else want):
+                break
+        else:
+            if not stated:
+                return bound
+        for name in bound:
+            self.match.attrs.pop(name, None)
+        return None
+
+    def operands(self, call: Call, form: _Form, then: _Goals) -> bool:
+        commutative = opdef.get(call.kind, where="a pattern").commutative
+        if not commutative:
+            if len(call.args) != len(form.inputs):
+                return False
+            for arg, tensor in zip(call.args, form.inputs, strict=True):
+                then = _Goal(arg, tensor, form.inputs, then)
+            return self.solve(then)
+        for leaves, inner in self.flattened(form, len(call.args)):
+            added = [op for op in inner if op.id not in self.match.ops]
+            self.match.ops.update((op.id, op) for op in added)
+            if self.solve(_Assign(call.args, leaves, leaves, then)):
+                return True
+            for op in added:
+                del self.match.ops[op.id]
+        return False
+
+    def flattened(self, form: _Form, count: int) -> list[tuple[tuple[LogicalTensor, ...], tuple[Op, ...]]]:
+        """The ways to read a tree of one commutative kind as `count` operands, and the ops in between."""
+        found: list[tuple[tuple[LogicalTensor, ...], tuple[Op, ...]]] = [(form.inputs, ())]
+        for _ in range(count - len(form.inputs)):
+            wider: dict[tuple[int, ...], tuple[tuple[LogicalTensor, ...], tuple[Op, ...]]] = {}
+            for leaves, inner in found:
+                for index, leaf in enumerate(leaves):
+                    op = self.view.producer(leaf)
+                    if op is not None and op.kind == form.kind:
+                        opened = (*leaves[:index], *op.inputs, *leaves[index + 1 :])
+                        wider.setdefault(tuple(sorted(t.id for t in opened)), (opened, (*inner, op)))
+            found = list(wider.values())
+        return [entry for entry in found if len(entry[0]) == count]
+
+    def assign(self, goal: _Assign) -> bool:
+        if not goal.args:
+            return self.solve(goal.then)
+        tried: set[int] = set()
+        for index, leaf in enumerate(goal.leaves):
+            if leaf.id in tried:
+                continue
+            tried.add(leaf.id)
+            rest = _Assign(goal.args[1:], goal.leaves[:index] + goal.leaves[index + 1 :], goal.peers, goal.then)
+            if self.solve(_Goal(goal.args[0], leaf, goal.peers, rest)):
+                return True
+        return False
+
+
+def _default(kind: str, name: str) -> AttrValue | None:
+    attr = opdef.get(kind, where="a pattern").attr(name)
+    default = None if attr is None else attr.default
+    return f32(default) if isinstance(default, float) else default
+
+
+def _one_float_dtype(match: Match) -> bool:
+    names = {t.dtype for op in match.ops.values() for t in (*op.inputs, *op.outputs)}
+    return len(names) == 1 and names <= set(dtypes.FLOATS)
+
+
+def _is_scalar(tensor: LogicalTensor, peers: Sequence[LogicalTensor]) -> bool:
+    """Whether a tensor is one constant number that does not add dimensions to what it meets ([1] next to [N,C])."""
+    if tensor.data is None or tensor.data.size != 1:
+        return False
+    rank = tensor.data.ndim
+    return rank == 0 or any((p.ndim or 0) >= rank for p in peers if p.id != tensor.id)
+
+
+def scalar(tensor: LogicalTensor) -> float:
+    """The value of a constant of one element."""
+    return float(opdef.array_of(tensor).reshape(-1)[0])
+
+
+def equals_number(tensor: LogicalTensor, value: float) -> bool:
+    """Whether a constant of one element is `value`, rounded to the constant's dtype."""
+    data = opdef.array_of(tensor)
+    return scalar(tensor) == float(np.asarray(value).astype(data.dtype))
