@@ -11,8 +11,7 @@ import numpy as np
 
 from opgraph.cli.agreement import foreign_of, partition_graph, port_of, same_dtype_foreign
 from opgraph.cli.compare import Distance, distance, number
-from opgraph.cli.feeds import parse_sizes, random_feeds, read_feeds, sizes_for
-from opgraph.cli.fuse import feeding_arguments
+from opgraph.cli.feeds import feeding_arguments, feeds_for
 from opgraph.cli.models import load_model
 from opgraph.cli.terminal import Step, console, printable, progress, table
 from opgraph.errors import DeviceError, OpGraphError
@@ -85,8 +84,7 @@ def _check_devices(args: argparse.Namespace) -> int:
         step("reading the model")
         graph = load_model(args.model)
         ports = [port_of(t) for t in graph.inputs]
-        sizes = sizes_for(ports, parse_sizes(args.dim))
-        feeds = read_feeds(args.inputs, ports) if args.inputs else random_feeds(ports, sizes)
+        feeds = feeds_for(args, ports)
         devices = [args.device] if args.device else _devices()
         engines = [engine_of(device) for device in devices]
         step("computing the truth in float64")

@@ -9,7 +9,7 @@ import numpy as np
 
 from opgraph.cli.agreement import judged, true_outputs
 from opgraph.cli.compare import Distance, distance
-from opgraph.cli.feeds import Port, parse_sizes, random_feeds, read_feeds, sizes_for
+from opgraph.cli.feeds import Port, feeds_for
 from opgraph.cli.main import UsageError
 from opgraph.cli.models import ONNX, form_of, load_model
 from opgraph.cli.onnx_file import OnnxFile, check_same_ports
@@ -30,8 +30,7 @@ def check_files(args: argparse.Namespace) -> int:
         step("opening both in onnxruntime")
         a, b = OnnxFile(args.model), OnnxFile(args.other)
         check_same_ports(a, b)
-        sizes = sizes_for(a.inputs, parse_sizes(args.dim))
-        feeds = read_feeds(args.inputs, a.inputs) if args.inputs else random_feeds(a.inputs, sizes)
+        feeds = feeds_for(args, a.inputs)
         step("running both")
         rows = judged(a.outputs, a.run(feeds), b.run(feeds), lambda: true_outputs(load_model(args.model), feeds))
         differing = [row for row in rows if row.apart.absolute]

@@ -89,7 +89,7 @@ def spacing(values: np.ndarray, dtype: str) -> np.ndarray:
         return np.ones_like(values)
     info = ml_dtypes.finfo(record.numpy)  # type: ignore[no-untyped-call]
     _, exponent = np.frexp(np.abs(values))
-    exponent = np.where(np.isfinite(values), exponent, 0)
+    exponent = np.where(np.isfinite(values) & (values != 0), exponent, info.minexp)
     return np.asarray(np.ldexp(1.0, np.clip(exponent - 1, info.minexp, info.maxexp - 1) - info.nmant))
 
 

@@ -15,13 +15,13 @@ import numpy as np
 from opgraph.cli.agreement import true_outputs
 from opgraph.cli.compare import Distance, distance, number
 from opgraph.cli.feeds import parse_sizes, random_feeds, sizes_for
-from opgraph.cli.onnx_file import OnnxFile, Timing, timed
 from opgraph.cli.show import unit_text
 from opgraph.cli.terminal import Step, console, printable, progress, table
 from opgraph.errors import OpGraphError
 from opgraph.partition.partition import FUSED
 
 if TYPE_CHECKING:
+    from opgraph.cli.onnx_file import Timing
     from opgraph.onnx.draft import Summary
     from opgraph.partition.partition import Partition
 
@@ -92,6 +92,7 @@ def _outcome(
     step: Step,
 ) -> Outcome:
     import opgraph
+    from opgraph.cli.onnx_file import OnnxFile, timed
     from opgraph.onnx.save import written
 
     original, fused = folder / f"{name}.onnx", folder / f"{name}.fused.onnx"

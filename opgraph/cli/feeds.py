@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,30 @@ class Port:
     name: str
     dtype: str
     dims: Dims
+
+
+def feeding_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a model is run with."""
+    parser.add_argument(
+        "--inputs", metavar="F.npz", help="arrays to run with, by input name (default: seeded random ones)"
+    )
+    parser.add_argument(
+        "--dim",
+        metavar="NAME=SIZE",
+        action="append",
+        default=[],
+        help="the size of a symbolic dimension; repeat as needed",
+    )
+
+
+def feeds_for(args: argparse.Namespace, ports: Sequence[Port]) -> dict[str, np.ndarray]:
+    """Arrays for every port, as the command line asks for them.
+
+    Raises:
+        OpGraphError: as `read_feeds`, `sizes_for` and `random_feeds`.
+    """
+    given = parse_sizes(args.dim)
+    return read_feeds(args.inputs, ports) if args.inputs else random_feeds(ports, sizes_for(ports, given))
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, int]:

@@ -6,21 +6,22 @@ import argparse
 import os
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgraph.cli.agreement import Judged, judged, true_outputs
 from opgraph.cli.compare import number
-from opgraph.cli.feeds import parse_sizes, random_feeds, read_feeds, sizes_for
+from opgraph.cli.feeds import feeding_arguments, feeds_for
 from opgraph.cli.main import UsageError
 from opgraph.cli.models import ONNX, form_of
-from opgraph.cli.onnx_file import OnnxFile, Timing, check_same_ports, timed
 from opgraph.cli.show import unit_text
-from opgraph.cli.terminal import console, printable, progress, table
+from opgraph.cli.terminal import Step, console, printable, progress, table
 from opgraph.errors import OpGraphError
+from opgraph.ir.graph import Graph
 
 if TYPE_CHECKING:
+    from opgraph.cli.onnx_file import Timing
     from opgraph.onnx.draft import Summary
 
 FORMS = ("auto", "decomposed", "function", "standard", "contrib")
@@ -39,20 +40,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--unchecked", action="store_true", help="write OUT without running either file")
 
 
-def feeding_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a model is run with."""
-    parser.add_argument(
-        "--inputs", metavar="F.npz", help="arrays to run with, by input name (default: seeded random ones)"
-    )
-    parser.add_argument(
-        "--dim",
-        metavar="NAME=SIZE",
-        action="append",
-        default=[],
-        help="the size of a symbolic dimension; repeat as needed",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     source, target = args.model, Path(args.output)
@@ -60,48 +47,50 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("IN is no ONNX file", where=source, fix="`opgraph show` and `check` take the text form")
     if target.exists() and os.path.samefile(source, target):
         raise UsageError("OUT is IN", where=str(target), fix="give another file name")
-    from opgraph.onnx.save import written
+    import opgraph
 
     with progress() as step:
         step("reading the model")
-        import opgraph
-
         graph = opgraph.onnx.load(source)
+        from opgraph.onnx.save import written
+
+        def write(path: Path) -> Summary:
+            return written(graph, path, form=args.form, target=args.target, functions=args.functions)
+
         trial = target.with_name(f".{target.name[:80]}.{secrets.token_hex(4)}.onnx")
         try:
             step("fusing and writing")
-            summary = written(graph, trial, form=args.form, target=args.target, functions=args.functions)
-            rows: list[Judged] = []
-            timing = None
-            if not args.unchecked:
-                step("checking in onnxruntime")
-                original, fused = OnnxFile(source), OnnxFile(str(trial))
-                check_same_ports(original, fused)
-                sizes = sizes_for(original.inputs, parse_sizes(args.dim))
-                feeds = (
-                    read_feeds(args.inputs, original.inputs) if args.inputs else random_feeds(original.inputs, sizes)
-                )
-                rows = judged(
-                    original.outputs, original.run(feeds), fused.run(feeds), lambda: true_outputs(graph, feeds)
-                )
-                if all(row.agrees for row in rows):
-                    step("timing in onnxruntime")
-                    timing = timed([original.caller(feeds), fused.caller(feeds)])
+            summary = write(trial)
+            rows, timing = ([], None) if args.unchecked else _checked(args, graph, trial, step)
             if all(row.agrees for row in rows):
-                step("taking its name")
-                _take_name(trial, target, lambda: written(graph, target, args.form, args.target, args.functions))
+                step("giving it its name")
+                _take_name(trial, target, write)
         finally:
             for leftover in (trial, _data(trial)):
                 leftover.unlink(missing_ok=True)
     return _report(source, target, summary, rows, timing)
 
 
-def _take_name(trial: Path, target: Path, write_again: object) -> None:
+def _checked(args: argparse.Namespace, graph: Graph, trial: Path, step: Step) -> tuple[list[Judged], Timing | None]:
+    """Runs IN and the new file on the same arrays; times them if they agree."""
+    from opgraph.cli.onnx_file import OnnxFile, check_same_ports, timed
+
+    step("checking in onnxruntime")
+    original, fused = OnnxFile(args.model), OnnxFile(str(trial))
+    check_same_ports(original, fused)
+    feeds = feeds_for(args, original.inputs)
+    rows = judged(original.outputs, original.run(feeds), fused.run(feeds), lambda: true_outputs(graph, feeds))
+    if not all(row.agrees for row in rows):
+        return rows, None
+    step("timing in onnxruntime")
+    return rows, timed([original.caller(feeds), fused.caller(feeds)])
+
+
+def _take_name(trial: Path, target: Path, write: Callable[[Path], Summary]) -> None:
     """The checked file becomes OUT; one with a data file, whose name it holds, is written again under its own."""
     if _data(trial).exists():
-        assert callable(write_again)
         _data(trial).unlink()
-        write_again()
+        write(target)
     else:
         os.replace(trial, target)
 

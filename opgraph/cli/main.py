@@ -32,9 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns: the exit status. Errors are three lines on stderr; `--traceback` shows where they came from.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(args)
     try:
-        parsed = parser.parse_args(args)
+        parsed = _parser(args).parse_args(args)
     except SystemExit as stop:  # argparse has printed help, the version, or what is wrong
         return stop.code if isinstance(stop.code, int) else 2
     with warnings.catch_warnings():

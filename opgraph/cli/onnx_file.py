@@ -13,12 +13,10 @@ import numpy as np
 
 from opgraph.cli.feeds import Port
 from opgraph.errors import DeviceError, InvalidArguments, Unimplemented
-from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.runtime.providers.onnx_node import ELEMENT_NAMES
+from opgraph.onnx.probe import DTYPE_OF_TYPE
 from opgraph.runtime.providers.onnxruntime import array_of, onnxruntime_module, ort_value
 
-_DTYPES = {f"tensor({ELEMENT_NAMES[t.onnx]})": t.name for t in dtypes.BY_NAME.values()}
 #: How a session finds the data files of a model that it gets as bytes.
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -88,14 +86,14 @@ class OnnxFile:
 def _ports(arguments: Sequence[Any], path: str) -> tuple[Port, ...]:
     ports = []
     for argument in arguments:
-        if argument.type not in _DTYPES:
+        if argument.type not in DTYPE_OF_TYPE:
             raise Unimplemented(
                 f"values of type {argument.type} cannot be compared",
                 where=f"{argument.name} of {path}",
                 fix="remove it",
             )
         dims = tuple(d if isinstance(d, (int, str)) else None for d in argument.shape)
-        ports.append(Port(argument.name, _DTYPES[argument.type], dims))
+        ports.append(Port(argument.name, DTYPE_OF_TYPE[argument.type], dims))
     return tuple(ports)
 
 

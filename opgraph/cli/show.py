@@ -75,7 +75,8 @@ def totals(partitions: Sequence[Partition]) -> str:
     """As in: 212 ops in 63 partitions: 26 fused, 37 library; units: 2 swish, 2 swiglu."""
     kinds = Counter(p.kind for p in partitions)
     units = Counter(u for p in partitions for u in p.units)
-    text = f"{sum(len(p.ops) for p in partitions)} ops in {len(partitions)} partitions"
+    plural = "" if len(partitions) == 1 else "s"
+    text = f"{sum(len(p.ops) for p in partitions)} ops in {len(partitions)} partition{plural}"
     if kinds:
         text += ": " + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
     return text + ("; units: " + unit_text(units) if units else "")

@@ -1,0 +1,388 @@
+"""The command line: what it prints, what it returns, and what it leaves on the disk."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import opgraph as og
+from opgraph.cli import main
+from opgraph.ir.opdef import all_ops
+from opgraph.onnx import samples
+
+SWIGLU = """\
+graph(x: f32[batch,64], up: f32[batch,64]) -> (y)
+  s = Sigmoid(x)
+  g = Multiply(x, s)
+  y = Multiply(g, up)
+"""
+#: What a model may be called: it must neither reach the terminal raw nor break a picture.
+NASTY = "a\x1b[31m<script>alert(1)</script>&\"'\u202e\r\n]]>" + "n" * 10_000
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "swiglu.txt"
+    path.write_text(SWIGLU)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small model with a convolution between two swishes, weights in a data file."""
+    return write_model(tmp_path / "model.onnx")
+
+
+def write_model(path: Path, *, scale: float = 1.0, name: str = "x") -> Path:
+    net = samples.builder.Builder("net", seed=7)
+    x = net.input(name, TensorProto.FLOAT, ("batch", 4, 8, 8))
+    x = net("Mul", x, net("Sigmoid", x), name="silu")
+    x = net("Conv", x, net.weight("w", (8, 4, 3, 3), 0.2 * scale), kernel_shape=[3, 3], pads=[1, 1, 1, 1], name="conv")
+    x = net("Mul", x, net("Sigmoid", net("Mul", x, net.value(1.5))), name="y")
+    samples.write(net.model(x, TensorProto.FLOAT, ("batch", 8, 8, 8)), path)
+    return path
+
+
+def run(*args: object) -> int:
+    return main([str(a) for a in args])
+
+
+def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert [line[:8] for line in lines[-3:]] == [lines[-3][:8], "  where:", "  fix:  "], lines
+    assert "Traceback" not in "\n".join(lines)
+    return lines[-3:]
+
+
+# -- the frame --------------------------------------------------------------------------------------------------------
+
+
+def test_version_and_help_are_success_and_bad_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert og.__version__ in capsys.readouterr().out
+    assert run("show", "--help") == 0
+    assert "--draw" in capsys.readouterr().out
+    assert [run(), run("sing"), run("show"), run("show", "m", "--device", "tpu")] == [2, 2, 2, 2]
+
+
+def test_python_m_opgraph_is_the_command_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "opgraph", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["opgraph", og.__version__]
+
+
+def test_help_loads_no_heavy_library() -> None:
+    code = (
+        "import sys; from opgraph.cli import main; main(['--help']);"
+        "print([m for m in ('rich', 'onnx', 'onnxruntime', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_without_rich_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['rich'] = None; from opgraph.cli import main; sys.exit(main(['ops']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'opgraph[cli]'" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["fuse a.onnx -o b.onnx", "demo --folder unused", "check a.onnx b.onnx", "show a.onnx"]
+)
+def test_without_onnx_the_error_names_the_extra(tmp_path: Path, command: str) -> None:
+    for name in ("a.onnx", "b.onnx"):
+        (tmp_path / name).write_bytes(b"\x08\x0a")
+    code = f"import sys; sys.modules['onnx'] = None; from opgraph.cli import main; sys.exit(main({command.split()!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "pip install 'opgraph[onnx]'" in done.stderr and "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "b.onnx"]
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m opgraph ops | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_an_unforeseen_exception_is_three_lines_too(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(path: str) -> og.Graph:
+        raise KeyError("oops")
+
+    monkeypatch.setattr("opgraph.cli.show.load_model", broken)
+    assert run("show", text_file) == 1
+    assert "KeyError" in error_lines(capsys)[0]
+    with pytest.raises(KeyError):
+        run("show", text_file, "--traceback")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "not there"),
+        (b"", "empty"),
+        (b'{"version": "3.14", "graph": []}', "oneDNN Graph JSON"),
+        (b"graph(x: f32[4]) -> (y)\n  y = Sigmod(x)\n", "Sigmod"),
+        (b"graph(x: \xff", "UTF-8"),
+        (b"\x08\x07nonsense" * 50, ""),
+    ],
+)
+@pytest.mark.parametrize("command", ["show", "check"])
+def test_a_bad_model_is_an_error_of_three_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, content: bytes | None, says: str
+) -> None:
+    path = tmp_path / "bad"
+    if content is not None:
+        path.write_bytes(content)
+    assert run(command, path) == 1
+    assert says in error_lines(capsys)[0]
+
+
+# -- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_show_names_partitions_and_units(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", text_file) == 0
+    out = capsys.readouterr().out
+    assert "3 ops in 1 partition: 1 fused; units: 1 swish, 1 swiglu" in out
+
+
+def test_show_says_why_an_op_is_not_fused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", model) == 0
+    out = capsys.readouterr().out
+    assert "foreign op Conv: runs in onnxruntime" in out
+
+
+def test_show_source_prints_every_kernel_without_a_compiler(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opgraph.runtime.host.find_compiler", lambda: None)
+    assert run("show", model, "--source") == 0
+    out = capsys.readouterr().out
+    assert out.count("struct Fused {") == 2 and "Swish" in out and "namespace og" not in out
+    assert run("show", model, "--source=full") == 0
+    assert "namespace og" in capsys.readouterr().out
+    assert run("show", model, "--source", "--device", "cuda") == 0
+    assert "(cuda)" in capsys.readouterr().out
+
+
+def test_the_source_shown_is_the_source_that_runs(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.ones((1024, 64), np.float32)
+    compiled = og.compile(og.parse(SWIGLU))
+    compiled(x=x, up=x)
+    assert run("show", text_file, "--source=full") == 0
+    shown = capsys.readouterr().out
+    assert any(code in shown for code in compiled.kernels.values())
+
+
+def test_show_text_reads_back(model: Path, text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", text_file, "--text") == 0
+    assert og.parse(capsys.readouterr().out) == og.parse(SWIGLU)
+
+
+def test_names_reach_the_terminal_without_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_model(tmp_path / "model.onnx", name=NASTY)
+    assert run("show", path) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\u202e" not in out and "\\x1b[31m" in out
+
+
+# -- fuse -------------------------------------------------------------------------------------------------------------
+
+
+def test_fuse_writes_a_model_that_agrees(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out" / "fused.onnx"
+    out.parent.mkdir()
+    assert run("fuse", model, "-o", out, "--dim", "batch=3", "--form", "function") == 0
+    printed = capsys.readouterr().out
+    assert "2 swish" in printed and "done:" in printed
+    assert [n.op_type for n in onnx.load(str(out)).graph.node].count("Swish") == 2
+    assert sorted(p.name for p in out.parent.iterdir()) == ["fused.onnx", "fused.onnx.data"]
+    assert run("check", model, out) == 0
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_fuse_leaves_nothing_behind_when_the_files_disagree(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], existing: bool
+) -> None:
+    save = importlib.import_module("opgraph.onnx.save")  # opgraph.onnx.save, the name, is its function
+    honest = save.written
+
+    def wrong(graph: og.Graph, path: Path, *args: object, **options: object) -> object:
+        summary = honest(graph, path, *args, **options)  # type: ignore[arg-type]
+        write_model(Path(path), scale=1.01)
+        return summary
+
+    monkeypatch.setattr(save, "written", wrong)
+    out = tmp_path / "out" / "fused.onnx"
+    out.parent.mkdir()
+    if existing:
+        out.write_bytes(b"precious")
+    assert run("fuse", model, "-o", out) == 1
+    assert "disagrees" in error_lines(capsys)[0]
+    assert [p.name for p in out.parent.iterdir()] == (["fused.onnx"] if existing else [])
+    assert not existing or out.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [
+        (("--dim", "batch"), 2, "names no size"),
+        (("--dim", "seq=4"), 2, "no input has a dimension"),
+        (("--target", "tensorrt"), 1, "target"),
+        (("--inputs", "missing.npz"), 1, "not there"),
+    ],
+)
+def test_fuse_refuses_bad_arguments_and_writes_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], status: int, says: str
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    assert run("fuse", model, "-o", tmp_path / "out.onnx", *options) == status
+    assert says in error_lines(capsys)[0]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_fuse_refuses_to_overwrite_its_input(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = model.read_bytes()
+    assert run("fuse", model, "-o", model) == 2
+    assert model.read_bytes() == before
+
+
+def test_fuse_takes_inputs_from_a_file(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "in.npz", x=np.ones((2, 4, 8, 8), np.float32))
+    assert run("fuse", model, "-o", tmp_path / "out.onnx", "--inputs", tmp_path / "in.npz") == 0
+    np.savez(tmp_path / "in.npz", other=np.ones(3))
+    assert run("fuse", model, "-o", tmp_path / "out2.onnx", "--inputs", tmp_path / "in.npz") == 1
+    assert "no array called 'x'" in error_lines(capsys)[0]
+
+
+# -- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_check_holds_each_partition_and_the_whole_to_the_reference(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", model, "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    assert "cpu: agrees with the float64 reference" in out
+    assert all(word in out for word in ("partition 0", "partition 1", "partition 2", "whole model"))
+
+
+def test_check_needs_no_onnx_for_a_text_form(text_file: Path) -> None:
+    code = (
+        "import sys; sys.modules['onnx'] = sys.modules['onnxruntime'] = None; from opgraph.cli import main;"
+        f"sys.exit(main(['check', {str(text_file)!r}, '--device', 'cpu']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_check_names_the_first_tensor_that_differs(
+    text_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from opgraph.cli import check
+
+    honest = check.compile
+
+    def wrong(graph: og.Graph, engine: og.Engine) -> object:
+        run_it = honest(graph, engine)
+        return lambda feeds: run_it(feeds) * np.float32(1.000001)
+
+    monkeypatch.setattr(check, "compile", wrong)
+    assert run("check", text_file, "--device", "cpu") == 1
+    first, where, _ = error_lines(capsys)
+    assert 'the first tensor that differs on cpu is tensor "y"' in first and "ulp" in first
+    assert "partition 0" in where
+
+
+def test_check_of_two_files_names_the_first_value_that_differs(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_model(tmp_path / "other.onnx", scale=1.001)
+    assert run("check", model, other) == 1
+    captured = capsys.readouterr()
+    assert "first difference between values of one name: conv (f32)" in captured.out
+    assert "B disagrees with A" in captured.err
+    assert run("check", model, model) == 0
+    assert "the same bits" in capsys.readouterr().out
+
+
+def test_check_of_two_files_refuses_other_ports(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", model, write_model(tmp_path / "other.onnx", name="z")) == 1
+    assert "inputs" in error_lines(capsys)[0]
+
+
+def test_check_runs_bf16_models(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.BFLOAT16, ("n", 8))
+    y = helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ("n", 8))
+    half = numpy_helper.from_array(np.asarray(0.5, og.ir.dtypes.get("bf16").numpy), "half")
+    nodes = [helper.make_node("Mul", ["x", "half"], ["h"]), helper.make_node("Tanh", ["h"], ["y"])]
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], [half]), opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    )
+    onnx.save(proto, str(tmp_path / "bf16.onnx"))
+    assert run("check", tmp_path / "bf16.onnx", "--device", "cpu") == 0
+
+
+# -- ops --------------------------------------------------------------------------------------------------------------
+
+
+def test_ops_lists_every_kind_and_prints_a_page_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ops") == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    kinds = [record.kind for record in all_ops()]
+    assert set(kinds) <= listed
+    for kind in kinds:
+        assert run("ops", kind) == 0
+        assert kind in capsys.readouterr().out
+
+
+def test_ops_suggests_the_nearest_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ops", "Swsh") == 1
+    assert "Swish" in error_lines(capsys)[2]
+
+
+# -- no compiler ------------------------------------------------------------------------------------------------------
+
+FALL_BACK = """
+import sys
+{hide}
+import numpy as np, opgraph as og
+g = og.parse({text!r})
+f = og.compile(g)
+x = np.linspace(-9, 9, 128, dtype=np.float32).reshape(2, 64)
+for _ in range(2):
+    off = np.abs(f(x=x, up=x) - og.evaluate(g, x=x, up=x)).max()
+    assert off < 1e-5, off
+og.compile(og.parse({text!r}))
+"""
+
+
+@pytest.mark.parametrize(("hidden", "engine"), [((), "torch"), (("torch",), "NumPy")])
+def test_without_a_compiler_torch_or_numpy_runs_it_and_says_so_once(
+    tmp_path: Path, hidden: tuple[str, ...], engine: str
+) -> None:
+    pytest.importorskip("torch")
+    hide = "".join(f"sys.modules[{name!r}] = None\n" for name in (*hidden, "ziglang"))
+    environment = {**os.environ, "PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", FALL_BACK.format(hide=hide, text=SWIGLU)],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("there is no C++ compiler") == 1
+    assert f"op by op in {engine}" in done.stderr and "opgraph[compiler]" in done.stderr

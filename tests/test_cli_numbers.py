@@ -1,0 +1,120 @@
+"""What the command line's verdicts rest on: distances in ulp, drawn inputs, paired timings."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from opgraph.cli.compare import distance, spacing
+from opgraph.cli.feeds import Port, parse_sizes, random_feeds, read_feeds, sizes_for
+from opgraph.cli.main import UsageError
+from opgraph.errors import InvalidArguments, ModelError
+from opgraph.ir import dtypes
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_spacing_is_the_gap_to_the_next_number(dtype: str) -> None:
+    numbers = np.arange(0, 1 << 15, dtype=np.uint16).view(dtypes.get(dtype).numpy)
+    with np.errstate(invalid="ignore"):  # ml_dtypes raises the flag for the nans among them
+        every = numbers[np.isfinite(numbers)].astype(np.float64)
+    assert np.array_equal(spacing(every[:-1], dtype), np.diff(every))
+
+
+def test_spacing_is_numpys_for_f32_and_f64() -> None:
+    bits = np.random.default_rng(0).integers(0, 0x7F800000, 10_000, dtype=np.uint32)
+    values = bits.view(np.float32)
+    assert np.array_equal(spacing(values.astype(np.float64), "f32"), np.spacing(values).astype(np.float64))
+    assert np.array_equal(spacing(np.array([1.0, 1e300, 3e-310]), "f64"), np.spacing([1.0, 1e300, 3e-310]))
+
+
+def test_a_distance_names_the_worst_element() -> None:
+    truth = np.array([[1.0, 2.0], [4.0, -1000.0]])
+    got = truth.astype(np.float32)
+    got[1, 0] = np.nextafter(got[1, 0], np.float32(9))
+    off = distance(got, truth, "f32")
+    assert (off.index, off.ulp, off.absolute) == ((1, 0), 1.0, float(np.spacing(np.float32(4))))
+    assert off.scaled == float(np.spacing(np.float32(4)) / np.spacing(np.float32(1000)))
+
+
+@pytest.mark.parametrize(
+    ("got", "truth", "infinite"),
+    [
+        (np.nan, np.nan, False), (np.inf, np.inf, False), (np.inf, 1e300, False), (np.nan, 1.0, True),
+        (np.inf, -np.inf, True), (np.inf, 1.0, True), (1.0, np.nan, True), (0.0, -0.0, False),
+    ],
+)  # fmt: skip
+def test_nan_and_infinity_agree_with_themselves_alone(got: float, truth: float, infinite: bool) -> None:
+    off = distance(np.array([1.0, got], np.float32), np.array([1.0, truth]), "f32")
+    assert (off.ulp == np.inf) == infinite and (off.absolute == np.inf) == infinite
+    assert off.is_within(distance(np.ones(2, np.float32), np.ones(2), "f32")) != infinite
+
+
+def test_integers_are_compared_in_units() -> None:
+    assert distance(np.array([1, 5]), np.array([1, 7]), "s64").ulp == 2
+
+
+def test_empty_arrays_agree() -> None:
+    assert distance(np.empty((0, 3), np.float32), np.empty((0, 3)), "f32").ulp == 0
+
+
+def test_symbols_get_the_sizes_that_are_given_and_expressions_follow() -> None:
+    ports = [
+        Port("a", "f32", ("batch", "seq", 3)),
+        Port("b", "s64", ("batch", "seq + 1")),
+        Port("c", "boolean", (None,)),
+    ]
+    sizes = sizes_for(ports, parse_sizes(["seq=5"]))
+    feeds = random_feeds(ports, sizes)
+    assert sizes["seq"] == 5 and feeds["a"].shape == (sizes["batch"], 5, 3) and feeds["b"].shape[1] == 6
+    assert [feeds[k].dtype for k in "abc"] == [np.float32, np.int64, np.bool_]
+    assert set(np.unique(feeds["b"])) <= {0, 1}
+    again = random_feeds(ports, sizes)
+    assert all(np.array_equal(feeds[k], again[k]) for k in feeds)
+
+
+@pytest.mark.parametrize(
+    "dim", ["__import__('os').getpid()", "2 ** 99999999", "batch - 9", "((" * 3000, "seq.real", "1 // 0"]
+)
+def test_a_dimension_is_never_run_as_python(dim: str) -> None:
+    with pytest.raises(InvalidArguments, match="has no size"):
+        random_feeds([Port("x", "f32", (dim,))], {"batch": 2, "seq": 3})
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    for port in (Port("x", "f32", None), Port("x", "f8_e4m3", (2,))):
+        with pytest.raises(InvalidArguments, match="no array can be drawn"):
+            random_feeds([port], {})
+    with pytest.raises(UsageError):
+        sizes_for([Port("x", "f32", (3,))], {"batch": 2})
+
+
+def test_arrays_from_a_file_keep_their_bits(tmp_path: Path) -> None:
+    value = np.array([1.5, -2], ml_dtypes.bfloat16)
+    np.savez(tmp_path / "a.npz", x=value, y=value.view(np.uint16))
+    for name in "xy":
+        got = read_feeds(str(tmp_path / "a.npz"), [Port(name, "bf16", (2,))])[name]
+        assert got.dtype == value.dtype and np.array_equal(got, value)
+
+
+def test_a_file_of_python_objects_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.array([object()]))
+    (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 no archive")
+    for name in ("a.npz", "b.npz"):
+        with pytest.raises(ModelError):
+            read_feeds(str(tmp_path / name), [Port("x", "f32", (1,))])
+
+
+def test_calls_are_timed_in_turn() -> None:
+    from opgraph.cli.onnx_file import timed
+
+    order: list[int] = []
+    calls = [lambda: (order.append(0), time.sleep(0.001)), lambda: (order.append(1), time.sleep(0.003))]
+    timing = timed(calls, budget=0.05)
+    assert timing.ratios[0] == 1 and 1.5 < timing.ratios[1] < 6
+    assert timing.rounds >= 5 and len(order) == 2 * (timing.rounds + 2)
+    rounds = [tuple(order[i : i + 2]) for i in range(4, len(order), 2)]
+    assert set(rounds) == {(0, 1), (1, 0)}
