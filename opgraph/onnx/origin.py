@@ -169,6 +169,11 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
             raise ModelError("two initializers have this name", where=where, fix="give each tensor its own name")
         check_tensor(tensor, where, external=True)
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if external and path is None:
+            raise ModelError(
+                "its data lie in a file, and a ModelProto does not say in which folder", where=where,
+                fix="pass the model's path, or an onnx_ir.Model",
+            )  # fmt: skip
         tensors[tensor.name] = _external(tensor, base, where) if external else ir.from_proto(tensor)
         if external or tensor.ByteSize() > SMALL:
             add_stand_in(skeleton, tensor.name, tensor.data_type, list(tensor.dims), inputs)

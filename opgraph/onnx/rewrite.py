@@ -99,7 +99,8 @@ def _spots(graph: Graph, source: Source, form: str, proto: GraphProto) -> list[_
         for unit in find_units(graph):
             # Where the form has no operand for a factor, a composed swish with one stays composed.
             sayable = len(unit.inputs) == 1 or form in ("auto", "function")
-            if unit.kind == CHOSEN and unit.root.id in source.node_of and sayable:
+            composed = unit.kind == CHOSEN and unit.root.kind != CHOSEN
+            if composed and sayable and unit.root.id in source.node_of:
                 found[unit.root.id] = _Spot(unit.root, unit.ops, unit.inputs, unit.attrs)
     for op in graph.ops:
         if op.kind == CHOSEN and op.id in source.node_of:

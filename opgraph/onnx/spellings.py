@@ -66,6 +66,12 @@ def _cast_like(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
     return [made]
 
 
+def _clip(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
+    """With an upper bound alone, known at run time only: our inputs are positional."""
+    only_upper = len(node.input) == 3 and not node.input[1]
+    return [_node("Min", [node.input[0], node.input[2]], node.output[0], node.name)] if only_upper else None
+
+
 def _quick_gelu(node: NodeProto, elements: Elements) -> list[NodeProto]:
     made = _node("Swish", [node.input[0]], node.output[0], node.name)
     given = {a.name: a for a in node.attribute}
@@ -83,6 +89,7 @@ _REWRITES: dict[tuple[str, str], Callable[[NodeProto, Elements], list[NodeProto]
     ("", "Max"): _chain("Max"),
     ("", "Min"): _chain("Min"),
     ("", "Mean"): _mean,
+    ("", "Clip"): _clip,
     ("", "CastLike"): _cast_like,
     ("com.microsoft", "QuickGelu"): _quick_gelu,
 }

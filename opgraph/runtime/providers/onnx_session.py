@@ -61,7 +61,7 @@ def session_of(ort: Any, model: RegionModel, threads: int | None = None, device:
 def contiguous(array: Any) -> Any:
     """The array in row-major order, copied if need be."""
     # np.ascontiguousarray would make a 0-d array 1-d.
-    return np.require(array, requirements="C") if isinstance(array, np.ndarray) else array
+    return np.require(array, requirements="C") if isinstance(array, (np.ndarray, np.generic)) else array
 
 
 def ort_value(ort: Any, array: Any, tensor: LogicalTensor | None = None, onnx_type: int | None = None) -> Any:

@@ -55,7 +55,8 @@ class OnnxRuntimeRegion:
         try:
             self._session = session_of(ort, self._model, threads, device)
         except Exception as error:  # onnxruntime's classes share no base of their own
-            self._fall_back(error)
+            self._evaluator = self._evaluator_for(error)
+            self._notice(error)
 
     @property
     def runs_in(self) -> str:
@@ -82,16 +83,33 @@ class OnnxRuntimeRegion:
         Raises:
             DeviceError: a node failed; the message is the runtime's.
         """
-        if self._session is not None:
+        if self._session is None:
+            return self._evaluated(arrays)
+        try:
+            return self._run_session(arrays)
+        except Exception as error:  # as above
+            # Some nodes that onnxruntime takes fail in every run (RotaryEmbedding-23); others fail for these arrays.
+            self._evaluator = self._evaluator_for(error)
             try:
-                return self._run_session(arrays)
-            except Exception as error:  # as above
-                self._fall_back(error)
-        names = self._model.inputs
+                results = self._evaluated(arrays)
+            except DeviceError:
+                raise DeviceError(
+                    f"onnxruntime failed: {one_line(error)}", where=self._where, fix="check the model and its inputs"
+                ) from error
+            self._session = None
+            self._notice(error)
+            return results
+
+    def _evaluated(self, arrays: Sequence[Any]) -> list[Any]:
+        """Runs onnx's evaluator.
+
+        Raises:
+            DeviceError: it failed.
+        """
         try:
             with np.errstate(all="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # overflows are values, not news
-                results = self._evaluator.run(None, dict(zip(names, arrays, strict=True)))
+                results = self._evaluator.run(None, dict(zip(self._model.inputs, arrays, strict=True)))
         except Exception as error:  # the evaluator raises whatever NumPy raises
             raise DeviceError(
                 f"onnx's evaluator failed: {one_line(error)}", where=self._where, fix="check the model and its inputs"
@@ -109,33 +127,39 @@ class OnnxRuntimeRegion:
         results = self._session.run_with_ort_values(list(model.outputs), values)
         return [array_of(r, t) for r, t in zip(results, self._outputs, strict=True)]
 
-    def _fall_back(self, error: Exception) -> None:
+    def _evaluator_for(self, refusal: Exception) -> Any:
+        """onnx's evaluator for the region that onnxruntime refused.
+
+        Raises:
+            DeviceError: it refuses, too.
+        """
         import onnx.reference
 
-        self._session = None
         try:
-            self._evaluator = onnx.reference.ReferenceEvaluator(self._model.with_data())
-        except Exception as second:  # the evaluator refuses with several classes
+            return onnx.reference.ReferenceEvaluator(self._model.with_data())
+        except Exception as error:  # the evaluator refuses with several classes
             raise DeviceError(
-                f"onnxruntime refuses it: {one_line(error)}; onnx's evaluator too: {one_line(second)}",
+                f"onnxruntime refuses it: {one_line(refusal)}; onnx's evaluator too: {one_line(error)}",
                 where=self._where,
                 fix="replace the node that the message names",
-            ) from error
-        _notice(
+            ) from refusal
+
+    def _notice(self, refusal: Exception) -> None:
+        _warn_once(
             f"onnxruntime cannot run a {self._where}; onnx's NumPy evaluator runs it, slowly, and others like it. "
-            f"onnxruntime says: {one_line(error)}"
+            f"onnxruntime says: {one_line(refusal)}"
         )
 
 
 _noticed = False
 
 
-def _notice(text: str) -> None:
+def _warn_once(text: str) -> None:
     """Warns once in a process: a model in bf16 has dozens of such regions."""
     global _noticed
     if not _noticed:
         _noticed = True
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
 
 
 def _as_declared(result: Any, tensor: LogicalTensor) -> Any:

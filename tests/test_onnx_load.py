@@ -1,0 +1,400 @@
+"""ONNX in: what nodes become, and that everything else is carried exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.errors import ModelError, Unimplemented
+from opgraph.ir import dtypes
+from opgraph.ir.opdef import all_ops
+from opgraph.ops import samples
+
+onnx = pytest.importorskip("onnx")
+ir = pytest.importorskip("onnx_ir")
+reference = pytest.importorskip("onnx.reference")
+helper, T = onnx.helper, onnx.TensorProto
+
+
+def model(
+    nodes: list[Any],
+    inputs: dict[str, tuple[int, list[Any]]],
+    outputs: dict[str, tuple[int, list[Any] | None]],
+    initializers: dict[str, np.ndarray] | None = None,
+    opset: int = 20,
+    domains: tuple[str, ...] = (),
+    functions: tuple[Any, ...] = (),
+) -> Any:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, t, s) for n, (t, s) in inputs.items()],
+        [helper.make_tensor_value_info(n, t, s) for n, (t, s) in outputs.items()],
+        [onnx.numpy_helper.from_array(a, n) for n, a in (initializers or {}).items()],
+    )
+    imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10, functions=list(functions))
+
+
+def one_node(
+    op_type: str, count: int = 1, *, element: int = T.FLOAT, opset: int = 20, domain: str = "", **attrs: Any
+) -> Any:
+    """A model of one node on inputs x0, x1 ... of shape [n, 4]."""
+    names = [f"x{i}" for i in range(count)]
+    out = T.BOOL if op_type in ("IsInf", "IsNaN") else element
+    return model(
+        [helper.make_node(op_type, names, ["y"], domain=domain, **attrs)],
+        {n: (element, ["n", 4]) for n in names},
+        {"y": (out, ["n", 4])},
+        opset=opset,
+        domains=(domain,) if domain else (),
+    )
+
+
+def printed_as_hashes(graph: og.Graph) -> dict[str, np.ndarray]:
+    return {t.name: t.data for t in graph.constants if t.data.size > 64}
+
+
+def only(graph: og.Graph) -> og.Op:
+    assert len(graph) == 1, str(graph)
+    return graph.ops[0]
+
+
+# -- native ops -----------------------------------------------------------------------------------------------------
+
+FORMS = [(r, f) for r in all_ops() for f in (r.onnx if isinstance(r.onnx, tuple) else ()) if r.is_pointwise]
+
+
+@pytest.mark.parametrize(("record", "form"), FORMS, ids=lambda v: getattr(v, "kind", getattr(v, "op_type", None)))
+def test_every_onnx_form_of_every_record_loads_natively_in_every_float_type(record: Any, form: Any) -> None:
+    opset = max(form.since, 13)
+    if form.until is not None and form.until < 13:
+        pytest.skip("older than what is read")
+    if opset > onnx.defs.onnx_opset_version():
+        pytest.skip("newer than the installed onnx")
+    loaded = 0
+    for dtype in samples.dtypes_of(record):
+        schema = onnx.defs.get_schema(form.op_type, opset)
+        ports = [p for p in record.inputs if form.inputs is None or any(p.name in w.split("|") for w in form.inputs)]
+        ports = [p for p in ports if not p.optional] or ports[:1]
+        elements = [dtypes.get(d).onnx for d in samples.input_dtypes(record, dtype)[: len(ports)]]
+        attrs: dict[str, Any] = dict(form.fixed)
+        for ours, theirs in form.attrs.items():
+            default = record.attr(ours)
+            value = form.when.get(ours, default.default if default.default is not None else
+                                  default.choices[0] if default.choices else 0.75)  # fmt: skip
+            attrs[theirs] = int(value) if isinstance(value, (bool, int)) else value
+        if record.is_cast:
+            attrs["to"] = T.FLOAT
+        extra = [w for w in form.inputs or () if "|$" in w][:1]
+        nodes = [
+            helper.make_node(form.op_type, [f"x{i}" for i in range(len(ports))] + ["c"] * bool(extra), ["y"], **attrs)
+        ]
+        constants = {"c": np.asarray(1).astype(dtypes.get(dtype).numpy)} if extra else {}
+        made = helper.make_model(
+            helper.make_graph(
+                nodes,
+                "g",
+                [helper.make_tensor_value_info(f"x{i}", e, ["n", 4]) for i, e in enumerate(elements)],
+                [helper.make_empty_tensor_value_info("y")],
+                [onnx.numpy_helper.from_array(a, n) for n, a in constants.items()],
+            ),
+            opset_imports=[helper.make_opsetid("", opset)],
+            ir_version=10,
+        )
+        try:
+            made = onnx.shape_inference.infer_shapes(made, strict_mode=True, check_type=True)
+            onnx.checker.check_model(made, full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+            continue  # not a dtype of this op in this opset
+        if form.dtypes is not None and dtype not in form.dtypes:
+            continue
+        assert schema is not None
+        assert only(og.onnx.load(made)).kind == record.kind, (form, dtype)
+        loaded += 1
+    assert loaded
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "attrs"),
+    [
+        (one_node("LeakyRelu"), "LeakyReLU", {"alpha": 0.01}),
+        (one_node("HardSigmoid"), "HardSigmoid", {"alpha": 0.2, "beta": 0.5}),
+        (one_node("Elu", alpha=0.5), "Elu", {"alpha": 0.5}),
+        (one_node("Gelu"), "GELU", {"mode": "gelu_erf"}),
+        (one_node("Gelu", approximate="tanh"), "GELU", {"mode": "gelu_tanh"}),
+        (one_node("IsInf", detect_negative=0), "IsInf", {"detect_negative": False, "detect_positive": True}),
+        (one_node("Mod", 2, fmod=1), "Mod", {"fmod": 1}),
+        (one_node("BitShift", 2, element=T.UINT8, direction="LEFT"), "BitShift", {"direction": "LEFT"}),
+        (one_node("Cast", to=T.FLOAT), "TypeCast", {}),
+        (one_node("Swish", opset=24), "Swish", {"alpha": 1.0}),
+        (one_node("Swish", opset=24, alpha=1.5), "Swish", {"alpha": 1.5}),
+        (one_node("QuickGelu", domain="com.microsoft"), "Swish", {"alpha": 1.702}),
+        (one_node("QuickGelu", domain="com.microsoft", alpha=1.0), "Swish", {"alpha": 1.0}),
+    ],
+    ids=lambda v: v if isinstance(v, str) else None,
+)
+def test_attributes_that_a_node_leaves_out_have_onnxs_defaults(made: Any, kind: str, attrs: dict[str, Any]) -> None:
+    op = only(og.onnx.load(made))
+    assert op.kind == kind
+    for name, value in attrs.items():
+        got = op.attrs[name]
+        assert got == (float(np.float32(value)) if isinstance(value, float) else value)
+
+
+@pytest.mark.parametrize("op_type", ["Sum", "Mean", "Max", "Min"])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_variadic_ops_become_chains_with_the_same_value(op_type: str, count: int) -> None:
+    made = one_node(op_type, count)
+    graph = og.onnx.load(made)
+    assert all(op.kind != "Wildcard" for op in graph.ops)
+    feeds = {f"x{i}": np.random.default_rng(i).normal(size=(3, 4)).astype(np.float32) for i in range(count)}
+    expected = reference.ReferenceEvaluator(made).run(None, feeds)[0]
+    np.testing.assert_allclose(og.evaluate(graph, feeds), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("low", ["none", "constant", "input"])
+@pytest.mark.parametrize("high", ["none", "constant", "input"])
+def test_clip_loads_with_bounds_of_every_sort(low: str, high: str) -> None:
+    names = {"none": "", "constant": "c_", "input": "i_"}
+    bounds = [names[low] and names[low] + "low", names[high] and names[high] + "high"]
+    constants = {n: np.float32(v) for n, v in (("c_low", -0.5), ("c_high", 0.5)) if n in bounds}
+    inputs = {"x": (T.FLOAT, ["n", 4]), **{n: (T.FLOAT, []) for n in bounds if n.startswith("i_")}}
+    made = model([helper.make_node("Clip", ["x", *bounds], ["y"])], inputs, {"y": (T.FLOAT, ["n", 4])}, constants)
+    graph = og.onnx.load(made)
+    feeds = {"x": np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)}
+    feeds.update({n: np.float32(v) for n, v in (("i_low", -0.25), ("i_high", 0.75)) if n in inputs})
+    expected = reference.ReferenceEvaluator(made).run(None, feeds)[0]
+    if (low, high) != ("none", "none"):
+        assert all(op.kind in ("Clamp", "Minimum") for op in graph.ops)
+        np.testing.assert_array_equal(og.evaluate(graph, feeds, dtype=None), expected)
+
+
+def test_cast_like_is_a_cast_to_the_type_of_the_other() -> None:
+    made = model(
+        [helper.make_node("CastLike", ["x", "like"], ["y"])],
+        {"x": (T.FLOAT, ["n"]), "like": (T.BFLOAT16, [1])},
+        {"y": (T.BFLOAT16, ["n"])},
+    )
+    op = only(og.onnx.load(made))
+    assert (op.kind, op.outputs[0].dtype) == ("TypeCast", "bf16")
+
+
+def test_constants_are_constants_however_they_are_written() -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["a"], value_float=1.5),
+        helper.make_node("Constant", [], ["b"], value=helper.make_tensor("", T.FLOAT, [4], [1.0, 2, 3, 4])),
+        helper.make_node("Add", ["x", "a"], ["xa"]),
+        helper.make_node("Add", ["xa", "b"], ["xb"]),
+        helper.make_node("Add", ["xb", "c"], ["y"]),
+    ]
+    made = model(nodes, {"x": (T.FLOAT, ["n", 4])}, {"y": (T.FLOAT, ["n", 4])}, {"c": np.float32([4, 3, 2, 1])})
+    graph = og.onnx.load(made)
+    assert [op.kind for op in graph.ops] == ["Add"] * 3
+    assert [t.name for t in graph.constants] == ["a", "b", "c"]
+    assert og.evaluate(graph, x=np.zeros((1, 4), np.float32)).tolist() == [[6.5, 6.5, 6.5, 6.5]]
+
+
+def test_four_bit_and_float8_constants_keep_their_values() -> None:
+    for element, array in ((T.INT4, [-8, 7, 3]), (T.UINT4, [0, 15, 9]), (T.FLOAT8E4M3FN, [0.5, -448.0, 1.0])):
+        tensor = helper.make_tensor("w", element, [3], array)
+        graph = helper.make_graph(
+            [helper.make_node("DequantizeLinear", ["w", "s"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("s", T.FLOAT, [])],
+            [helper.make_tensor_value_info("y", T.FLOAT, [3])],
+            [tensor],
+        )
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+        loaded = og.onnx.load(made)
+        assert [float(v) for v in loaded.constants[0].data] == array
+        assert og.onnx.load(onnx.load_from_string(_saved(loaded))) == loaded
+
+
+def _saved(graph: og.Graph) -> bytes:
+    from opgraph.onnx.save import to_model
+
+    return bytes(to_model(graph, form="decomposed").SerializeToString())
+
+
+# -- shapes and ports -----------------------------------------------------------------------------------------------
+
+
+def test_symbols_are_kept_and_made_up_ones_are_not() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("NonZero", ["a"], ["y"])]
+    made = model(nodes, {"x": (T.FLOAT, ["batch", "seq + 1"])}, {"y": (T.INT64, None)})
+    made.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 2
+    made.graph.output[0].type.tensor_type.shape.dim.add()
+    graph = og.onnx.load(made)
+    assert graph.inputs[0].dims == ("batch", "seq + 1")
+    assert graph.ops[0].outputs[0].dims == ("batch", "seq + 1")
+    assert graph.outputs[0].dims == (2, None)
+
+
+def test_inputs_and_outputs_are_the_models_in_order_and_the_rest_is_dropped_with_a_note() -> None:
+    nodes = [helper.make_node("Relu", ["b"], ["z"]), helper.make_node("Neg", ["a"], ["unused"])]
+    made = model(nodes, {n: (T.FLOAT, [2]) for n in "acb"}, {"z": (T.FLOAT, [2]), "a": (T.FLOAT, [2])})
+    graph = og.onnx.load(made)
+    assert [t.name for t in graph.inputs] == ["a", "c", "b"]
+    assert [t.name for t in graph.outputs] == ["z", "a"]
+    assert any("unused" in note for note in graph.notes)
+
+
+# -- wildcards ------------------------------------------------------------------------------------------------------
+
+
+def test_a_wildcard_carries_its_node_exactly_through_the_text_form() -> None:
+    from opgraph.runtime.providers.onnx_node import node_of
+
+    attributes = {
+        "i": 3, "f": 0.1, "s": "a \"quoted\" text\n", "ints": [1, -2], "floats": [0.1, float("inf")],
+        "strings": ["x", "proto:y"], "onnx_op": 7, "empty": helper.make_attribute("empty", [], attr_type=7),
+        "t": helper.make_tensor("t", T.INT16, [2], [1, 2]), "raw": b"\xff\xfe",
+    }  # fmt: skip
+    node = helper.make_node("Foo", ["x", "", "w"], ["y", "", "z"], domain="my", name="n")
+    for name, value in attributes.items():
+        node.attribute.append(value if isinstance(value, onnx.AttributeProto) else helper.make_attribute(name, value))
+    made = model([node], {"x": (T.FLOAT, [2])}, {"y": (T.FLOAT, [2]), "z": (T.FLOAT, [2])},
+                 {"w": np.float32([1, 2])}, domains=("my",))  # fmt: skip
+    graph = og.onnx.load(made)
+    for g in (graph, og.parse(str(graph), constants=printed_as_hashes(graph))):
+        assert g == graph
+        back = node_of(only(g), {t.id: t.name for t in (*only(g).inputs, *only(g).outputs)})
+        back.name = "n"
+        assert {a.name: a for a in back.attribute} == {a.name: a for a in node.attribute}
+        assert (list(back.input), list(back.output)) == (["x", "", "w"], ["y", "", "z"])
+    assert only(graph).attrs["ints"] == (1, -2)
+    assert only(graph).attrs["i"] == 3
+
+
+def test_dtypes_without_a_counterpart_are_carried_with_their_types() -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["u"], to=T.UINT16),
+        helper.make_node("Add", ["u", "c"], ["v"]),
+        helper.make_node("Cast", ["v"], ["y"], to=T.FLOAT),
+    ]
+    made = model(nodes, {"x": (T.FLOAT, ["n"])}, {"y": (T.FLOAT, ["n"])}, {"c": np.uint16([7])})
+    graph = og.onnx.load(made)
+    assert {op.kind for op in graph.ops} == {"Wildcard"}
+    assert graph.ops[-1].inputs[0].dtype == "undef"
+    assert [op.attrs["onnx_op"] for op in graph.ops] == ["Cast", "Constant", "Add", "Cast"]
+    assert og.compile(graph)(x=np.float32([1, 2])).tolist() == [8, 9]
+
+
+def test_subgraphs_name_what_they_take_from_outside() -> None:
+    then = helper.make_graph(
+        [helper.make_node("Add", ["x", "c"], ["t"])], "t", [], [helper.make_empty_tensor_value_info("t")]
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["e"])], "e", [], [helper.make_empty_tensor_value_info("e")]
+    )
+    nodes = [helper.make_node("If", ["b"], ["y"], then_branch=then, else_branch=other)]
+    made = model(nodes, {"b": (T.BOOL, []), "x": (T.FLOAT, [2])}, {"y": (T.FLOAT, [2])}, {"c": np.float32([1, 2])})
+    graph = og.onnx.load(made)
+    assert only(graph).attrs["onnx_captures"] == ("x", "c")
+    text = og.parse(str(graph), constants=printed_as_hashes(graph))
+    for g in (graph, text):
+        run = og.compile(g)
+        assert run(b=np.bool_(True), x=np.float32([1, 1])).tolist() == [2, 3]
+        assert run(b=np.bool_(False), x=np.float32([1, 1])).tolist() == [1, 1]
+
+
+# -- functions ------------------------------------------------------------------------------------------------------
+
+
+def swish_function(body: list[Any], name: str = "Swish", domain: str = "opgraph") -> Any:
+    function = helper.make_function(domain, name, ["x"], ["y"], body, [helper.make_opsetid("", 20)])
+    function.attribute_proto.append(helper.make_attribute("alpha", 1.0))
+    return function
+
+
+def test_functions_of_others_are_unfolded_and_noted() -> None:
+    body = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
+    made = model(
+        [helper.make_node("SiLU", ["a"], ["b"], domain="pkg", name="call")],
+        {"a": (T.FLOAT, ["n"])},
+        {"b": (T.FLOAT, ["n"])},
+        domains=("pkg",),
+        functions=(swish_function(body, "SiLU", "pkg"),),
+    )
+    graph = og.onnx.load(made)
+    assert [op.kind for op in graph.ops] == ["Sigmoid", "Multiply"]
+    assert any("pkg::SiLU" in note for note in graph.notes)
+
+
+def test_a_foreign_body_under_our_name_is_not_trusted() -> None:
+    body = [helper.make_node("Tanh", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
+    made = model([helper.make_node("Swish", ["a"], ["b"], domain="opgraph", name="call")], {"a": (T.FLOAT, ["n"])},
+                 {"b": (T.FLOAT, ["n"])}, domains=("opgraph",), functions=(swish_function(body),))  # fmt: skip
+    assert [op.kind for op in og.onnx.load(made).ops] == ["Tanh", "Multiply"]
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_our_own_body_is_recognised(dtype: str) -> None:
+    from opgraph.onnx.save import to_model
+
+    graph = og.parse(f"graph(x: {dtype}[n,4]) -> (y)\n  y = Swish(x, alpha=1.5)")
+    made = to_model(graph, form="function")
+    assert og.onnx.load(made) == graph
+    changed = onnx.ModelProto()
+    changed.CopyFrom(made)
+    next(n for n in changed.functions[0].node if n.op_type in ("Sigmoid", "Exp")).op_type = "Tanh"
+    assert all(op.kind != "Swish" for op in og.onnx.load(changed).ops)
+
+
+# -- kinds of model -------------------------------------------------------------------------------------------------
+
+
+def test_path_proto_and_ir_model_load_alike(tmp_path: Path) -> None:
+    weights = {"w": np.arange(4096, dtype=np.float32).reshape(64, 64)}
+    made = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (T.FLOAT, ["n", 64])},
+                 {"y": (T.FLOAT, ["n", 64])}, weights)  # fmt: skip
+    onnx.save(made, tmp_path / "inside.onnx")
+    outside = onnx.ModelProto()
+    outside.CopyFrom(made)  # writing external data changes the model
+    onnx.save(outside, tmp_path / "outside.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    loaded = [
+        og.onnx.load(m)
+        for m in (made, ir.from_proto(made), ir.load(tmp_path / "outside.onnx"), tmp_path / "inside.onnx",
+                  str(tmp_path / "outside.onnx"))
+    ]  # fmt: skip
+    assert all(g == loaded[0] for g in loaded)
+    for g in loaded:
+        np.testing.assert_array_equal(g.constants[0].data, weights["w"])
+
+
+def test_old_opsets_load_where_their_ops_have_not_changed_and_are_refused_by_name_otherwise() -> None:
+    assert only(og.onnx.load(one_node("Elu", opset=11))).kind == "Elu"
+    with pytest.raises(Unimplemented, match=r"opset is 12, where Relu had another[\s\S]*fix: .*version_converter"):
+        og.onnx.load(one_node("Relu", opset=12))
+
+
+@pytest.mark.parametrize("opset", range(13, 27))
+def test_every_opset_of_todays_exporters_loads(opset: int) -> None:
+    nodes = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
+    made = model(nodes, {"x": (T.FLOAT, ["n"])}, {"y": (T.FLOAT, ["n"])}, opset=opset)
+    graph = og.onnx.load(made)
+    assert [op.kind for op in graph.ops] == ["Sigmoid", "Multiply"]
+
+
+def test_something_else_is_no_model() -> None:
+    with pytest.raises(og.errors.InvalidArguments, match=r"a list is no model"):
+        og.onnx.load([])
+    with pytest.raises(ModelError, match="which folder"):
+        og.onnx.load(outside_of_nowhere())
+    with pytest.raises(ModelError, match="cannot be read"):
+        og.onnx.load("no/such/file.onnx")
+
+
+def outside_of_nowhere() -> Any:
+    made = model([helper.make_node("Add", ["x", "c"], ["y"])], {"x": (T.FLOAT, [4])}, {"y": (T.FLOAT, [4])},
+                 {"c": np.ones(4, np.float32)})  # fmt: skip
+    constant = made.graph.initializer[0]
+    constant.ClearField("raw_data")
+    constant.data_location = T.EXTERNAL
+    constant.external_data.add(key="location", value="data")
+    return made

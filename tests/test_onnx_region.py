@@ -1,0 +1,148 @@
+"""The onnxruntime provider: a region of ONNX nodes runs as one session, whatever its dtypes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.errors import DeviceError, ModelError, Unimplemented
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from opgraph.runtime.providers import onnxruntime as provider  # noqa: E402  # needs onnx
+
+NODE = 'onnx_domain="", onnx_opset=21'
+
+
+def region(text: str, constants: dict[str, np.ndarray] | None = None) -> provider.OnnxRuntimeRegion:
+    (part,) = og.parse(text, constants=constants).get_partitions()
+    assert (part.kind, part.provider) == ("library", "onnxruntime")
+    return provider.OnnxRuntimeRegion(part, threads=1)
+
+
+def test_a_region_is_one_session_over_several_nodes() -> None:
+    made = region(
+        "graph(x: f32[n,4], w: f32[4,4]) -> (z, y)\n"
+        f'  y: f32[n,4] = Wildcard(x, w, onnx_op="MatMul", {NODE})\n'
+        f'  z: f32[4,n] = Wildcard(y, onnx_op="Transpose", {NODE})'
+    )
+    x, w = np.ones((3, 4), np.float32), np.eye(4, dtype=np.float32)
+    outs = {a.shape: a for a in made.run([x, w])}
+    assert set(outs) == {(4, 3), (3, 4)}
+    assert made.runs_in == "onnxruntime"
+
+
+def test_large_constants_are_shared_not_copied() -> None:
+    weights = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    made = region(
+        "graph(x: f32[n,64]) -> (y)\n  const w: f32[64,64] = sha256:"
+        + og.ir.equality.constant_digest(og.LogicalTensor(0, "f32", (64, 64), data=weights))
+        + f'\n  y: f32[n,64] = Wildcard(x, w, onnx_op="MatMul", {NODE})',
+        {"w": weights},
+    )
+    assert made._model.proto.ByteSize() < 2000
+    np.testing.assert_array_equal(made.run([np.eye(64, dtype=np.float32)])[0], weights)
+
+
+@pytest.mark.parametrize("name", ["bf16", "f8_e4m3", "f8_e5m2", "f16", "s8", "boolean", "f64"])
+def test_every_dtype_passes_through_a_session(name: str) -> None:
+    target = og.ir.dtypes.get(name).numpy
+    made = region(f'graph(x: {name}[2,3]) -> (y)\n  y: {name}[3,2] = Wildcard(x, onnx_op="Transpose", {NODE})')
+    x = np.arange(6).reshape(2, 3).astype(target)
+    (y,) = made.run([x])
+    assert y.dtype == target
+    np.testing.assert_array_equal(y.astype(np.float32), x.T.astype(np.float32))
+
+
+def test_outputs_survive_later_runs_and_given_arrays_are_filled() -> None:
+    made = region(f'graph(x: bf16[4]) -> (y)\n  y: bf16[4] = Wildcard(x, onnx_op="Identity", {NODE})')
+    (first,) = made.run([np.ones(4, ml_dtypes.bfloat16)])
+    out = np.zeros(4, ml_dtypes.bfloat16)
+    assert made([np.full(4, 2, ml_dtypes.bfloat16)], [out])[0] is out
+    assert first.tolist() == [1] * 4
+    assert out.tolist() == [2] * 4
+
+
+def test_zero_dimensional_and_empty_arrays() -> None:
+    one = region(f'graph(x: f32[]) -> (y)\n  y: f32[] = Wildcard(x, onnx_op="Identity", {NODE})')
+    assert one.run([np.float32(3)])[0].shape == ()
+    none = region(f'graph(x: f32[0,3]) -> (y)\n  y: f32[3,0] = Wildcard(x, onnx_op="Transpose", {NODE})')
+    assert none.run([np.zeros((0, 3), np.float32)])[0].shape == (3, 0)
+
+
+def test_where_onnxruntime_has_no_kernel_onnxs_evaluator_runs_it_with_one_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(provider, "_noticed", False)
+    text = f'graph(x: bf16[2,2]) -> (y)\n  y: bf16[2,2] = Wildcard(x, x, onnx_op="MatMul", {NODE})'
+    with pytest.warns(RuntimeWarning, match="onnxruntime cannot run"):
+        made = region(text)
+    assert made.runs_in == "onnx"
+    (y,) = made.run([np.full((2, 2), 1.5, ml_dtypes.bfloat16)])
+    assert y.dtype == ml_dtypes.bfloat16
+    assert y.tolist() == [[4.5, 4.5]] * 2
+    region(text)  # no second notice: warnings are errors here
+
+
+def test_what_nobody_runs_is_an_error_that_names_it() -> None:
+    with pytest.raises(DeviceError, match="Nope"):
+        region('graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Nope", onnx_domain="my", onnx_opset=1)')
+
+
+def test_wildcards_written_by_hand_that_are_no_node() -> None:
+    with pytest.raises(ModelError, match="AttributeProto"):
+        region(f'graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="If", then_branch="proto:!!", {NODE})')
+    with pytest.raises(Unimplemented, match="opsets 21 and 13"):
+        region(
+            f'graph(x: f32[2]) -> (z)\n  y: f32[2] = Wildcard(x, onnx_op="Softmax", {NODE})\n'
+            '  z: f32[2] = Wildcard(y, onnx_op="Softmax", onnx_domain="", onnx_opset=13)'
+        )
+    with pytest.raises(Unimplemented, match="type of"):
+        region(f'graph(x: undef[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Softmax", {NODE})')
+
+
+def test_without_onnxruntime_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(DeviceError, match=r"pip install 'opgraph\[ort\]'"):
+        region(f'graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Softmax", {NODE})')
+
+
+# -- the reference --------------------------------------------------------------------------------------------------
+
+
+def wildcard(text: str) -> og.Op:
+    return og.parse(text).ops[0]
+
+
+def test_the_reference_computes_foreign_ops_in_float64() -> None:
+    op = wildcard(f'graph(x: f32[2,3], w: f32[3,2]) -> (y)\n  y: f32[2,2] = Wildcard(x, w, onnx_op="MatMul", {NODE})')
+    x, w = np.random.default_rng(0).normal(size=(2, 3)), np.random.default_rng(1).normal(size=(3, 2))
+    (y,) = provider.reference_foreign(op, (x, w))
+    assert y.dtype == np.float64
+    np.testing.assert_allclose(y, x @ w, rtol=1e-15)
+
+
+def test_the_reference_asks_onnxruntime_for_what_onnx_does_not_know() -> None:
+    op = wildcard(
+        'graph(x: f32[2,2]) -> (y)\n  y: f32[2,2] = Wildcard(x, x, onnx_op="FusedMatMul", onnx_domain="com.microsoft", '
+        "onnx_opset=1, transB=1)"
+    )
+    x = np.float64([[1, 2], [3, 4]])
+    (y,) = provider.reference_foreign(op, (x, x))
+    assert y.dtype == np.float64
+    np.testing.assert_array_equal(y, x @ x.T)
+
+
+def test_evaluate_runs_imported_graphs_without_being_told_how() -> None:
+    graph = og.parse(
+        f'graph(x: f32[2,2]) -> (y)\n  a: f32[2,2] = Wildcard(x, x, onnx_op="MatMul", {NODE})\n  y = Exp(a)'
+    )
+    x = np.float64([[0.1, 0.2], [0.3, 0.4]]).astype(np.float32)
+    got: Any = og.evaluate(graph, x=x)
+    np.testing.assert_allclose(got, np.exp(x.astype(np.float64) @ x.astype(np.float64)), rtol=1e-14)
