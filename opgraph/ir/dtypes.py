@@ -41,6 +41,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
+        """Whether it has floating-point arithmetic."""
         return self.category == "float"
 
     def __str__(self) -> str:
@@ -67,7 +68,7 @@ _ALL = (
 
 BY_NAME: dict[str, DType] = {t.name: t for t in _ALL}
 BY_ONNX: dict[int, DType] = {t.onnx: t for t in _ALL}
-_BY_NUMPY: dict[np.dtype[np.generic], DType] = {t.numpy: t for t in _ALL}
+BY_NUMPY: dict[np.dtype[np.generic], DType] = {t.numpy: t for t in _ALL}
 
 FLOATS: tuple[str, ...] = tuple(t.name for t in _ALL if t.category == "float")
 INTS: tuple[str, ...] = tuple(t.name for t in _ALL if t.category == "int")
@@ -96,7 +97,7 @@ def of_array(dtype: np.dtype[np.generic], *, where: str) -> DType:
     Raises:
         InvalidDataType: opgraph has no such dtype (complex, strings, unsigned 16 to 64 bits, big-endian ...).
     """
-    found = _BY_NUMPY.get(dtype)
+    found = BY_NUMPY.get(dtype)
     if found is None:
         raise InvalidDataType(
             f"arrays of dtype {dtype} have no counterpart in opgraph",

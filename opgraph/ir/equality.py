@@ -1,61 +1,84 @@
-"""Equality of graphs by content: ids, op names and insertion order do not count; inputs, outputs and wiring do."""
+"""Equality of graphs by content: ids, op names and insertion order do not count; ports, shapes and wiring do."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from opgraph.ir.constants import canonical_bytes
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor, canonical_bytes
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.verify import topological_order
 
+#: More rounds than any graph is known to need; each follows all paths down and up.
+MAX_ROUNDS = 10
+
 
 def fingerprint(graph: Graph) -> tuple[object, ...]:
-    """A value equal for two graphs exactly if their contents are (up to collisions of sha256).
+    """A value equal for two graphs if their contents are equal, and different if they are not.
 
-    Every op is named by what it computes (a hash of its kind, attributes and inputs), then by how its results are
-    used as well, so that two equal ops whose results go to different places are told apart.
+    Every op is named by what it computes: a hash of its kind, attributes and inputs. Where that leaves two ops, or two
+    inputs without a name, alike, they are named by how they are used as well, until no more of them can be told apart.
+    (Weisfeiler and Lehman's refinement. What it cannot tell apart are rings of equal ops over inputs without names, of
+    one length twice or of twice the length. Hashes are sha256.)
     """
-    ops = graph.ops if graph.is_finalized else topological_order({o.id: o for o in graph.ops}, graph._producer)
-    ports = [_digest("in", _port(t)) for t in graph.inputs]
-    values = {t.id: p for t, p in zip(graph.inputs, ports, strict=True)}
-    down = _computes(ops, values, {})
-    up = _is_used(ops, graph.outputs, down)
-    both = _computes(ops, values, {op.id: up[op.id] for op in ops})
-    outputs = tuple((_port(t), both.get(t.id, "")) for t in graph.outputs)
-    return tuple(ports), Counter(both[f"op {op.id}"] for op in ops), outputs
+    ops = graph.ops if graph.is_finalized else topological_order({o.id: o for o in graph.ops}, graph.producer)
+    graph_outputs = graph.outputs
+    ports = {t.id: _digest("in", _port(t)) for t in graph.inputs}
+    nameless = [t.id for t in graph.inputs if t.name is None]
+    fixed = {op.id: _fixed_part(op) for op in ops}
+    salt: dict[int, str] = {}
+    told_apart = 0
+    for _ in range(MAX_ROUNDS):
+        hashes = _computes(ops, ports, fixed, salt)
+        distinct = len(set(hashes.ops.values())) + len({ports[i] for i in nameless})
+        if distinct in (told_apart, len(ops) + len(nameless)):
+            break
+        told_apart = distinct
+        salt, uses = _is_used(ops, graph_outputs, hashes)
+        ports.update({i: _digest(ports[i], *sorted(uses.get(i, ()))) for i in nameless})
+    outputs = Counter(f"{_port(t)} {hashes.values.get(t.id, '')}" for t in graph_outputs)
+    return Counter(ports.values()), Counter(hashes.ops.values()), outputs
 
 
-def _computes(ops: Iterable[Op], values: dict[int, str], salt: dict[int, str]) -> dict[object, str]:
-    result: dict[object, str] = dict(values)
+@dataclass(slots=True)
+class _Hashes:
+    """What is computed: by op id, and by tensor id."""
+
+    ops: dict[int, str]
+    values: dict[int, str]
+
+
+def _computes(ops: Sequence[Op], ports: dict[int, str], fixed: dict[int, str], salt: dict[int, str]) -> _Hashes:
+    values = dict(ports)
+    hashes: dict[int, str] = {}
     for op in ops:
         for tensor in op.inputs:
-            if tensor.is_constant and tensor.id not in result:
-                result[tensor.id] = constant_digest(tensor)
-        inputs = [result[t.id] for t in op.inputs]
-        attrs = [f"{k}={_attr_bits(v)}" for k, v in sorted(op.attrs.items())]
-        own = _digest(
-            op.kind, *attrs, "inputs", *inputs, "outputs", *[_type(t) for t in op.outputs], salt.get(op.id, "")
-        )
-        result[f"op {op.id}"] = own
+            if tensor.id not in values:
+                values[tensor.id] = constant_digest(tensor) if tensor.is_constant else "nothing"
+        own = _digest(fixed[op.id], salt.get(op.id, ""), *[values[t.id] for t in op.inputs])
+        hashes[op.id] = own
         for index, tensor in enumerate(op.outputs):
-            result[tensor.id] = _digest(own, str(index))
-    return result
+            values[tensor.id] = f"{own} {index}"
+    return _Hashes(hashes, values)
 
 
-def _is_used(ops: Iterable[Op], outputs: tuple[LogicalTensor, ...], down: dict[object, str]) -> dict[int, str]:
+def _is_used(
+    ops: Sequence[Op], outputs: Sequence[LogicalTensor], hashes: _Hashes
+) -> tuple[dict[int, str], dict[int, list[str]]]:
+    """By op id, a hash of an op and of all that its results are used for; by tensor id, the uses."""
     uses: dict[int, list[str]] = {}
-    for index, tensor in enumerate(outputs):
-        uses.setdefault(tensor.id, []).append(f"output {index}")
-    result = {}
-    for op in reversed(list(ops)):
-        used = [_digest(*sorted(uses.get(t.id, ()))) for t in op.outputs]
-        result[op.id] = _digest(down[f"op {op.id}"], *used)
+    for tensor in outputs:
+        uses.setdefault(tensor.id, []).append(f"output {tensor.name!r}")
+    used: dict[int, str] = {}
+    for op in reversed(ops):
+        used[op.id] = _digest(hashes.ops[op.id], *[_digest(*sorted(uses.get(t.id, ()))) for t in op.outputs])
         for port, tensor in enumerate(op.inputs):
-            uses.setdefault(tensor.id, []).append(f"{result[op.id]} {port}")
-    return result
+            uses.setdefault(tensor.id, []).append(f"{used[op.id]} {port}")
+    return used, uses
 
 
 def constant_digest(tensor: LogicalTensor) -> str:
@@ -66,12 +89,18 @@ def constant_digest(tensor: LogicalTensor) -> str:
     return h.hexdigest()
 
 
+def _fixed_part(op: Op) -> str:
+    """What an op is, apart from its wiring."""
+    attrs = [f"{name!r}={_attr_bits(value)}" for name, value in sorted(op.attrs.items())]
+    return "\0".join([op.kind, *attrs, str(len(op.inputs)), *[_type(t) for t in op.outputs]])
+
+
 def _port(tensor: LogicalTensor) -> str:
     return f"{tensor.name!r} {_type(tensor)}"
 
 
 def _type(tensor: LogicalTensor) -> str:
-    return f"{tensor.type_text} {tensor.layout} {tensor.property} {tensor.strides}"
+    return f"{tensor.type_text} {tensor.layout} {tensor.property} {tensor.odd_strides}"
 
 
 def _attr_bits(value: AttrValue) -> str:
@@ -80,8 +109,4 @@ def _attr_bits(value: AttrValue) -> str:
 
 
 def _digest(*parts: str) -> str:
-    h = hashlib.sha256()
-    for part in parts:
-        h.update(part.encode())
-        h.update(b"\0")
-    return h.hexdigest()
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from opgraph.errors import InvalidArguments, InvalidDataType, InvalidGraph, InvalidGraphOp
-from opgraph.ir import dtypes, opdef, schema
-from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor
+from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.ir.constants import constant_data
+from opgraph.ir.dims import checked_dims
+from opgraph.ir.entering import checked_op, short_form
+from opgraph.ir.logical_tensor import Dim, LogicalTensor
 from opgraph.ir.op import Op
+from opgraph.ir.tables import Tables
 from opgraph.ir.verify import verify_graph
 
 if TYPE_CHECKING:
@@ -26,8 +27,14 @@ class Graph:
     Two ways to build it, on the same graph: oneDNN's (`add_op(Op(...))` on LogicalTensors that the caller numbers)
     and the short one (`input`, `constant`, `add_op("Kind", x, y, attr=...)`, `output`).
 
+    Graphs compare by content: kinds, attributes, wiring, shapes, dtypes, constants by their bits, and the names of
+    inputs and outputs. Ids, the order of insertion, op names and names of inner tensors do not count.
+
     Args:
         engine: the engine kind that partitions are made for, "cpu" or "cuda".
+
+    Raises:
+        InvalidArguments: unknown engine kind.
 
     Source: oneDNN Graph `graph`.
     """
@@ -38,17 +45,10 @@ class Graph:
                 f"unknown engine kind {engine!r}", where="Graph", fix=f"use one of {', '.join(ENGINE_KINDS)}"
             )
         self.engine = engine
-        self._ops: dict[int, Op] = {}
-        self._tensors: dict[int, LogicalTensor] = {}
-        self._producer: dict[int, Op] = {}
-        self._conflicts: list[tuple[LogicalTensor, LogicalTensor, Op]] = []
-        self._input_ids: dict[int, None] = {}
-        self._output_ids: dict[int, None] = {}
-        self._exact_outputs = False
-        self._next_tensor = 0
-        self._next_op = 0
+        self._tables = Tables()
         self._order: tuple[Op, ...] | None = None
         self._consumers: dict[int, list[Op]] = {}
+        self._outputs: tuple[int, ...] = ()
         #: Remarks of whoever built the graph (an importer), shown by `explain`.
         self.notes: list[str] = []
         #: What the graph was imported from, for an export that keeps names and metadata; not part of its content.
@@ -61,57 +61,44 @@ class Graph:
 
         Args:
             name: unique among the inputs; arrays are bound by it.
+            dtype: a dtype name.
             shape: int, None (unknown) or a symbol (str) per dimension; None: even their number is unknown.
 
         Raises:
             InvalidGraph: the graph is finalized, or has an input of that name.
+            InvalidArguments, InvalidDataType: a name, dimension or dtype that cannot be.
         """
         self._check_open(f'input "{name}"')
-        if any(self._tensors[i].name == name for i in self._input_ids):
+        if not isinstance(name, str) or not name:
+            raise InvalidArguments(f"{name!r} is no name", where="Graph.input", fix="give the input a non-empty str")
+        if name in self._tables.declared:
             raise InvalidGraph(
                 f"there are two inputs called {name!r}", where="Graph.input", fix="give each input its own name"
             )
-        return self._add_input(
-            LogicalTensor(self._next_tensor, dtype, None if shape is None else tuple(shape), name=name)
-        )
+        dims = checked_dims(shape, f'input "{name}"')
+        return self._add_input(LogicalTensor(self._next_tensor, dtype, dims, name=name))
 
     def constant(self, name: str, value: Any, dtype: str | None = None) -> LogicalTensor:
         """Declares a constant: a LogicalTensor with data, no op.
 
         Args:
+            name: for messages and the text form; "" for none.
             value: an array, or a Python number; a number without `dtype` takes the dtype of what it first meets, and
-                is rounded to it then.
+                is rounded to it then (f32 where it meets nothing). A writable array is copied.
+            dtype: what to convert to: floats are rounded once, anything else must fit exactly.
 
         Raises:
-            InvalidDataType: an array of a dtype that opgraph does not have.
+            InvalidGraph: the graph is finalized.
+            InvalidDataType: a dtype that opgraph does not have, or values that are none of it.
+            InvalidArguments: neither number nor array.
         """
-        self._check_open(f'constant "{name}"')
-        untyped = dtype is None and isinstance(value, (bool, int, float))
-        if untyped:
-            data = np.asarray(value)
-        elif dtype is not None:
-            data = np.asarray(value).astype(dtypes.get(dtype, where=f'constant "{name}"').numpy)
-        else:
-            data = np.asarray(value)
-        kind = dtypes.UNDEF if untyped else dtypes.of_array(data.dtype, where=f'constant "{name}"').name
+        where = f'constant "{name}"'
+        self._check_open(where)
+        kind, data = constant_data(value, dtype, where)
         tensor = LogicalTensor(self._next_tensor, kind, data.shape, property="constant", name=name or None, data=data)
-        self._tensors[tensor.id] = tensor
-        self._next_tensor = max(self._next_tensor, tensor.id + 1)
+        self._tables.enter_tensor(tensor)
         return tensor
 
-    @overload
-    def add_op(self, op: Op, /) -> None: ...
-    @overload
-    def add_op(
-        self,
-        op: str,
-        /,
-        *inputs: LogicalTensor | float,
-        name: str = "",
-        dtype: str | None = None,
-        outputs: int | None = None,
-        **attrs: Any,
-    ) -> Any: ...
     def add_op(
         self,
         op: Op | str,
@@ -126,7 +113,7 @@ class Graph:
 
         Args:
             op: an Op, or the name of a kind.
-            inputs: LogicalTensors; a Python number stands for a scalar constant.
+            inputs: LogicalTensors; a number stands for a scalar constant.
             name: names the op and its (first) output.
             dtype: dtype of the output where the inputs do not determine it (TypeCast).
             outputs: how many outputs, for kinds with a variable number.
@@ -135,156 +122,90 @@ class Graph:
         Returns: short way: the output LogicalTensor, a tuple for several. Otherwise None.
 
         Raises:
-            InvalidGraphOp, InvalidDataType, InvalidShape: the op does not fit its schema; the graph is unchanged.
+            InvalidGraphOp, InvalidDataType, InvalidShape: the op does not fit its schema.
             InvalidGraph: the graph is finalized, or an id is taken.
+            In every case the graph is unchanged.
         """
         if isinstance(op, Op):
-            if inputs or attrs or name or dtype is not None:
+            self._check_open(op.label)
+            if inputs or attrs or name or dtype is not None or outputs is not None:
                 raise InvalidArguments(
                     "an Op is added alone", where=op.label, fix="set its inputs and attributes on the Op"
                 )
-            self._check_open(op.label)
             self._add(op.id, op.kind, op.inputs, op.outputs, op.name, op.attrs)
             return None
-        return self._add_short(op, inputs, name, dtype, outputs, attrs)
-
-    def _add_short(
-        self,
-        kind: str,
-        inputs: Sequence[LogicalTensor | float],
-        name: str,
-        dtype: str | None,
-        count: int | None,
-        attrs: dict[str, Any],
-    ) -> LogicalTensor | tuple[LogicalTensor, ...]:
-        op_id = self._next_op
-        label = f'{kind} "{name or f"{kind}_{op_id}"}"'
-        self._check_open(label)
-        record = opdef.get(kind, where=label)
-        next_tensor = self._next_tensor
-        tensors = []
-        for value in inputs:
-            if isinstance(value, (bool, int, float)):
-                data = np.asarray(value)
-                value = LogicalTensor(next_tensor, dtypes.UNDEF, (), property="constant", data=data)
-                next_tensor += 1
-            elif not isinstance(value, LogicalTensor):
-                raise InvalidGraphOp(
-                    f"an input is {type(value).__name__}", where=label, fix="pass LogicalTensors or numbers"
-                )
-            tensors.append(value)
-        made = count if count is not None else sum(not p.optional for p in record.outputs)
-        outs = tuple(
-            LogicalTensor(next_tensor + i, dtype or dtypes.UNDEF, None, name=(name or None) if i == 0 else None)
-            for i in range(made)
-        )
-        added = self._add(op_id, kind, tuple(tensors), outs, name, attrs, short=True)
+        self._check_open(f"add_op({op!r})")
+        given, made = short_form(self._tables, op, inputs, name, dtype, outputs)
+        added = self._add(self._next_op, op, given, made, name, attrs, short=True)
         return added.outputs[0] if len(added.outputs) == 1 else added.outputs
+
+    def output(self, *tensors: LogicalTensor) -> None:
+        """Marks tensors as outputs (oneDNN's End). Values without a consumer are outputs anyway.
+
+        Raises:
+            InvalidGraph: the graph is finalized, or does not know one of the tensors; none is marked then.
+        """
+        ids = self._known_ids(tensors, "Graph.output")
+        self._tables.outputs.update(dict.fromkeys(ids))
+
+    def set_outputs(self, tensors: Iterable[LogicalTensor]) -> None:
+        """Makes these the only outputs, in this order; other values without a consumer are dropped.
+
+        Raises:
+            InvalidGraph: as for `output`.
+        """
+        ids = self._known_ids(tensors, "Graph.set_outputs")
+        self._tables.outputs = dict.fromkeys(ids)
+        self._tables.exact_outputs = True
+
+    def _known_ids(self, tensors: Iterable[LogicalTensor], where: str) -> list[int]:
+        self._check_open(where)
+        ids = []
+        for tensor in tensors:
+            if not isinstance(tensor, LogicalTensor):
+                raise InvalidArguments(
+                    f"got {type(tensor).__name__} as an output", where=where, fix="pass LogicalTensors of this graph"
+                )
+            known = self._tables.tensors.get(tensor.id)
+            if known is None or (known.name != tensor.name and None not in (known.name, tensor.name)):
+                raise InvalidGraph(
+                    f"{tensor.label} is not in this graph", where=where, fix="add the op that makes it first"
+                )
+            ids.append(tensor.id)
+        return ids
+
+    def _check_open(self, where: str) -> None:
+        if self._order is not None:
+            raise InvalidGraph("the graph is finalized and cannot be changed", where=where, fix="build a new Graph")
+
+    # What importers and the text form build with: ids of their own choice, outputs as they are declared elsewhere.
+
+    @property
+    def _next_tensor(self) -> int:
+        return self._tables.next_tensor
+
+    @property
+    def _next_op(self) -> int:
+        return self._tables.next_op
+
+    def _add_input(self, tensor: LogicalTensor) -> LogicalTensor:
+        self._tables.enter_input(tensor)
+        return tensor
 
     def _add(
         self,
         op_id: int,
         kind: str,
         inputs: tuple[LogicalTensor, ...],
-        outs: tuple[LogicalTensor, ...],
+        outputs: tuple[LogicalTensor, ...],
         name: str,
         attrs: dict[str, Any],
         *,
         short: bool = False,
     ) -> Op:
-        """Checks an op against its schema, then enters it; nothing is changed if a check fails."""
-        probe = Op(op_id, kind, inputs, outs, name)
-        record = opdef.get(kind, where=probe.label)
-        if op_id in self._ops:
-            raise InvalidGraph(f"op id {op_id} is used twice", where=probe.label, fix="give every op its own id")
-        for tensor in outs:
-            if tensor.id in self._producer:
-                raise InvalidGraph(
-                    f"{tensor.label} has two producers",
-                    where=f"{probe.label} and {self._producer[tensor.id].label}",
-                    fix="give each output its own id",
-                )
-            if tensor.is_constant:
-                raise InvalidGraph(
-                    f"{tensor.label} is a constant and an output", where=probe.label, fix="use another id"
-                )
-        schema.check_arity(record, len(inputs), len(outs), probe.label)
-        checked = schema.checked_attrs(record, attrs, probe.label)
-        in_types, out_types = schema.bind_dtypes(record, inputs, [t.dtype for t in outs], probe.where)
-        inputs = tuple(self._typed(t, d, probe) for t, d in zip(inputs, in_types, strict=True))
-        outs = tuple(t if t.dtype == d else t.with_(dtype=d) for t, d in zip(outs, out_types, strict=True))
-        if short:
-            dims = schema.inferred_dims(record, inputs, checked, probe.where)
-            outs = tuple(t.with_(dims=d) for t, d in zip(outs, dims, strict=False)) + outs[len(dims) :]
-        op = Op.locked(op_id, kind, inputs, outs, name, checked)
-        if record.check is not None:
-            record.check(op)
-        self._enter(op)
+        op = checked_op(self._tables, op_id, kind, inputs, outputs, name, attrs, infer=short)
+        self._tables.enter(op)
         return op
-
-    def _typed(self, tensor: LogicalTensor, dtype: str, op: Op) -> LogicalTensor:
-        """An untyped scalar constant in the dtype that it meets here; any other tensor as it is."""
-        if tensor.dtype == dtype or tensor.data is None:
-            return tensor
-        known = self._tensors.get(tensor.id)
-        if known is None or known.dtype == dtypes.UNDEF:
-            return _rounded(tensor, dtype)
-        if known.dtype != dtype:
-            raise InvalidDataType(
-                f"the constant {tensor.label} is {known.dtype} elsewhere and meets {dtype} here",
-                where=op.where,
-                fix="declare one constant for each dtype, or insert a TypeCast",
-            )
-        return known
-
-    def _enter(self, op: Op) -> None:
-        for tensor in (*op.inputs, *op.outputs):
-            known = self._tensors.get(tensor.id)
-            if known is not None and known is not tensor and not _agree(known, tensor):
-                self._conflicts.append((known, tensor, op))  # reported by finalize, as in oneDNN
-                continue
-            if known is None or known.dtype == dtypes.UNDEF:
-                self._tensors[tensor.id] = tensor
-            self._next_tensor = max(self._next_tensor, tensor.id + 1)
-        for tensor in op.outputs:
-            self._producer[tensor.id] = op
-            self._input_ids.pop(tensor.id, None)
-        for tensor in op.inputs:
-            if tensor.id not in self._producer and not tensor.is_constant:
-                self._input_ids.setdefault(tensor.id)
-        self._ops[op.id] = op
-        self._next_op = max(self._next_op, op.id + 1)
-
-    def _add_input(self, tensor: LogicalTensor) -> LogicalTensor:
-        self._tensors[tensor.id] = tensor
-        self._input_ids.setdefault(tensor.id)
-        self._next_tensor = max(self._next_tensor, tensor.id + 1)
-        return tensor
-
-    def output(self, *tensors: LogicalTensor) -> None:
-        """Marks tensors as outputs (oneDNN's End). Values without a consumer are outputs anyway.
-
-        Raises:
-            InvalidGraph: the graph is finalized, or does not know the tensor.
-        """
-        self._check_open("Graph.output")
-        for tensor in tensors:
-            if tensor.id not in self._tensors:
-                raise InvalidGraph(
-                    f"{tensor.label} is not in this graph", where="Graph.output", fix="add the op that makes it first"
-                )
-            self._output_ids.setdefault(tensor.id)
-
-    def set_outputs(self, tensors: Iterable[LogicalTensor]) -> None:
-        """Makes these the only outputs, in this order; other values without a consumer are dropped."""
-        self._check_open("Graph.set_outputs")
-        self._output_ids.clear()
-        self.output(*tensors)
-        self._exact_outputs = True
-
-    def _check_open(self, where: str) -> None:
-        if self._order is not None:
-            raise InvalidGraph("the graph is finalized and cannot be changed", where=where, fix="build a new Graph")
 
     # -- life cycle ---------------------------------------------------------------------------------------------
 
@@ -294,24 +215,18 @@ class Graph:
         Raises:
             InvalidGraph: mentions of one tensor disagree, a cycle, ill-named inputs or outputs.
             InvalidShape: shapes that cannot be.
+            The graph is unchanged then, and open.
         """
         if self._order is None:
-            verified = verify_graph(self._ops, self._tensors, self._producer, self._conflicts, self._declared_io())
-            self._order, self._tensors, self._consumers = verified
+            outputs = self._tables.output_ids()
+            verified = verify_graph(self._tables, outputs)
+            self._order, self._tables.tensors, self._consumers = verified
+            self._outputs = tuple(outputs)
         return self
-
-    def _declared_io(self) -> tuple[list[int], list[int]]:
-        consumed = {t.id for op in self._ops.values() if op.kind != "End" for t in op.inputs}
-        outputs = dict(self._output_ids)
-        if not self._exact_outputs:
-            for op in self._ops.values():
-                for tensor in op.inputs if op.kind == "End" else op.outputs:
-                    if op.kind == "End" or tensor.id not in consumed:
-                        outputs.setdefault(tensor.id)
-        return list(self._input_ids), list(outputs)
 
     @property
     def is_finalized(self) -> bool:
+        """Whether `finalize` succeeded; nothing can be added then."""
         return self._order is not None
 
     def get_partitions(self, policy: str = "fusion") -> list[Partition]:
@@ -339,21 +254,23 @@ class Graph:
     @property
     def inputs(self) -> tuple[LogicalTensor, ...]:
         """Inputs in declaration order. Constants are not among them."""
-        return tuple(self._tensors[i] for i in self._input_ids)
+        return tuple(self._tables.tensors[i] for i in self._tables.inputs)
 
     @property
     def outputs(self) -> tuple[LogicalTensor, ...]:
         """Outputs: those declared, in that order, then all values without a consumer."""
-        return tuple(self._tensors[i] for i in self._declared_io()[1])
+        ids = self._outputs if self.is_finalized else self._tables.output_ids()
+        return tuple(self._tables.tensors[i] for i in ids)
 
     @property
     def constants(self) -> tuple[LogicalTensor, ...]:
-        return tuple(t for t in self._tensors.values() if t.is_constant)
+        """Constants in declaration order."""
+        return tuple(t for t in self._tables.tensors.values() if t.is_constant)
 
     @property
     def ops(self) -> tuple[Op, ...]:
         """Ops: in topological order once finalized, before that as added."""
-        return self._order if self._order is not None else tuple(self._ops.values())
+        return self._order if self._order is not None else tuple(self._tables.ops.values())
 
     def tensor(self, id: int) -> LogicalTensor:
         """The logical tensor of an id, as far as known by now.
@@ -362,15 +279,15 @@ class Graph:
             InvalidArguments: unknown id.
         """
         try:
-            return self._tensors[id]
-        except KeyError:
+            return self._tables.tensors[id]
+        except (KeyError, TypeError):
             raise InvalidArguments(
                 f"there is no tensor {id}", where="Graph.tensor", fix="use an id of this graph"
             ) from None
 
     def producer(self, id: int) -> Op | None:
         """The op that makes a tensor; None for inputs and constants."""
-        return self._producer.get(id)
+        return self._tables.producer.get(id)
 
     def consumers(self, id: int) -> list[Op]:
         """The ops that read a tensor, one entry per use; the graph must be finalized."""
@@ -380,7 +297,7 @@ class Graph:
         return iter(self.ops)
 
     def __len__(self) -> int:
-        return len(self._ops)
+        return len(self._tables.ops)
 
     def __str__(self) -> str:
         from opgraph.ir.text import graph_text  # text.py builds graphs, so it comes after this module
@@ -388,7 +305,7 @@ class Graph:
         return graph_text(self)
 
     def __repr__(self) -> str:
-        return f"<Graph: {len(self.inputs)} inputs, {len(self._ops)} ops, {len(self.outputs)} outputs>"
+        return f"<Graph: {len(self.inputs)} inputs, {len(self)} ops, {len(self.outputs)} outputs>"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):
@@ -398,31 +315,3 @@ class Graph:
         return self is other or fingerprint(self) == fingerprint(other)
 
     __hash__ = None  # type: ignore[assignment]  # a graph changes until it is finalized
-
-
-def _rounded(tensor: LogicalTensor, dtype: str) -> LogicalTensor:
-    """An untyped scalar constant, rounded to a dtype."""
-    assert tensor.data is not None
-    target = dtypes.get(dtype, where=tensor.label)
-    value = tensor.data.item()
-    if target.category == "int" and not _fits(value, target):
-        raise InvalidDataType(
-            f"the constant {value!r} is no {dtype}",
-            where=tensor.label,
-            fix=f"give a whole number in the range of {dtype}, or insert a TypeCast",
-        )
-    with np.errstate(over="ignore"):  # a number too large for the dtype is infinite in it
-        return tensor.with_(dtype=dtype, data=np.asarray(value).astype(target.numpy))
-
-
-def _fits(value: float, target: dtypes.DType) -> bool:
-    info = np.iinfo(target.numpy)
-    return value == value and abs(value) != float("inf") and int(value) == value and info.min <= value <= info.max
-
-
-def _agree(known: LogicalTensor, mention: LogicalTensor) -> bool:
-    """Whether two mentions of one id may stand: equal, or one an untyped constant that met its dtype since."""
-    if known.is_scalar_constant and mention.is_scalar_constant and dtypes.UNDEF in (known.dtype, mention.dtype):
-        return True
-    names_agree = known.name == mention.name or known.name is None or mention.name is None
-    return names_agree and known.is_equal(mention)

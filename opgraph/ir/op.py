@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.ir.dims import checked_id
 from opgraph.ir.logical_tensor import LogicalTensor
 
 AttrValue: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]
@@ -20,7 +21,11 @@ class Op:
         inputs, outputs: LogicalTensors, in the order of the kind's schema.
         name: for messages; `Kind_id` when left out.
 
-    Nothing is checked here: `Graph.add_op` checks against the schema, as in oneDNN.
+    The schema is not checked here: `Graph.add_op` does that, as in oneDNN.
+
+    Raises:
+        InvalidArguments: an id that is no non-negative int, a kind or name that is no str, inputs or outputs that are
+            no LogicalTensors.
     """
 
     __slots__ = ("_attrs", "_inputs", "_locked", "_outputs", "id", "kind", "name")
@@ -33,15 +38,17 @@ class Op:
         outputs: Sequence[LogicalTensor] = (),
         name: str = "",
     ) -> None:
+        self._locked = False
         if type(id) is not int or id < 0:
-            raise InvalidArguments(f"op id {id!r} is not a non-negative int", where=f"{kind} op", fix="use 0, 1, ...")
+            id = checked_id(id, "op", f"{kind} op")
+        if not isinstance(kind, str) or not isinstance(name, str):
+            raise InvalidArguments(f"kind {kind!r} or name {name!r} is no text", where=f"op {id}", fix="give a str")
         self.id = id
         self.kind = kind
         self.name = name or f"{kind}_{id}"
-        self._inputs = tuple(inputs)
-        self._outputs = tuple(outputs)
+        self._inputs = _tensors(inputs, self.label)
+        self._outputs = _tensors(outputs, self.label)
         self._attrs: dict[str, AttrValue] = {}
-        self._locked = False
 
     @classmethod
     def locked(
@@ -54,17 +61,21 @@ class Op:
         attrs: dict[str, AttrValue],
     ) -> Op:
         """The form that a graph keeps: checked, complete, not to be changed."""
-        op = cls(id, kind, inputs, outputs, name)
+        op = cls(id, kind, (), (), name)
+        op._inputs = inputs
+        op._outputs = outputs
         op._attrs = attrs
         op._locked = True
         return op
 
     @property
     def inputs(self) -> tuple[LogicalTensor, ...]:
+        """Inputs in the order of the schema."""
         return self._inputs
 
     @property
     def outputs(self) -> tuple[LogicalTensor, ...]:
+        """Outputs in the order of the schema."""
         return self._outputs
 
     @property
@@ -86,13 +97,25 @@ class Op:
             ) from None
 
     def add_input(self, tensor: LogicalTensor) -> Op:
+        """Appends an input; returns the op, so that calls chain.
+
+        Raises:
+            InvalidGraph: the op belongs to a graph already.
+            InvalidArguments: no LogicalTensor.
+        """
         self._check_open()
-        self._inputs += (tensor,)
+        self._inputs += _tensors((tensor,), self.label)
         return self
 
     def add_output(self, tensor: LogicalTensor) -> Op:
+        """Appends an output; returns the op, so that calls chain.
+
+        Raises:
+            InvalidGraph: the op belongs to a graph already.
+            InvalidArguments: no LogicalTensor.
+        """
         self._check_open()
-        self._outputs += (tensor,)
+        self._outputs += _tensors((tensor,), self.label)
         return self
 
     def set_attr(self, name: str, value: AttrValue | list[int] | list[float] | list[str]) -> Op:
@@ -104,6 +127,11 @@ class Op:
         self._check_open()
         self._attrs[name] = tuple(value) if isinstance(value, list) else value  # type: ignore[assignment]
         return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "_locked":
+            self._check_open()
+        object.__setattr__(self, name, value)
 
     def _check_open(self) -> None:
         if self._locked:
@@ -124,3 +152,15 @@ class Op:
 
     def __repr__(self) -> str:
         return f"Op({self.id}, {self.kind!r}, {self.name!r})"
+
+
+def _tensors(given: Sequence[LogicalTensor], where: str) -> tuple[LogicalTensor, ...]:
+    tensors = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    for tensor in tensors:
+        if not isinstance(tensor, LogicalTensor):
+            raise InvalidArguments(
+                f"got {type(tensor).__name__} where a LogicalTensor is expected",
+                where=where,
+                fix="give a list of LogicalTensors: inputs=[x], outputs=[y]",
+            )
+    return tensors

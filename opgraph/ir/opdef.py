@@ -7,7 +7,7 @@ command line, ONNX and torch all walk this registry.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,91 +18,15 @@ from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.mistakes import find_mistake, unknown_name
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.shapes import channel_axes
+from opgraph.ir.signature import Attr, Onnx, Port
+
+__all__ = ["Attr", "Attrs", "Onnx", "OpDef", "Port", "ShapeRule", "Template", "all_ops", "find", "get", "register"]
 
 Attrs: TypeAlias = Mapping[str, Any]
 ShapeRule: TypeAlias = Callable[[tuple[LogicalTensor, ...], Attrs], tuple[Dims, ...]]
 
 #: A text, or a function of the attributes and of the names of the inputs that are given, where these choose it.
 Template: TypeAlias = str | Callable[[Attrs, Collection[str]], str]
-
-_PYTHON_TYPES: dict[str, type] = {
-    "f32": float,
-    "s64": int,
-    "bool": bool,
-    "string": str,
-    "f32[]": tuple,
-    "s64[]": tuple,
-    "string[]": tuple,
-}
-ATTR_TYPES = tuple(_PYTHON_TYPES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attr:
-    """One attribute: oneDNN's name, type and default. Without a default it is required."""
-
-    name: str
-    type: str
-    default: AttrValue | None = None
-    choices: tuple[str, ...] = ()
-    optional: bool = False
-
-    def __post_init__(self) -> None:
-        if self.type not in ATTR_TYPES:
-            raise ValueError(f"attribute {self.name}: unknown type {self.type!r}")
-        if self.choices and self.default is not None and self.default not in self.choices:
-            raise ValueError(f"attribute {self.name}: default {self.default!r} is not a choice")
-        if self.default is not None and not isinstance(self.default, _PYTHON_TYPES[self.type]):
-            raise ValueError(f"attribute {self.name}: default {self.default!r} is not {self.type}")
-        if self.type != "bool" and isinstance(self.default, bool):
-            raise ValueError(f"attribute {self.name}: default {self.default!r} is not {self.type}")
-
-    @property
-    def required(self) -> bool:
-        return self.default is None and not self.optional
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """One input or output: its name and its dtype, a symbol of the op's `types` or a dtype name."""
-
-    name: str
-    type: str = "T"
-    optional: bool = False
-    variadic: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Onnx:
-    """The ai.onnx form of an op: one node.
-
-    Attributes:
-        op_type: ONNX's name.
-        since, until: first and last opset whose definition of the op has this form; until is None for the newest.
-            Which dtypes an opset allows is not repeated here: `onnx.defs` says.
-        attrs: our attribute name -> ONNX's. Ours of type bool are ONNX ints 0 and 1. One that ONNX leaves out has
-            ONNX's default, which may differ from ours.
-        fixed: ONNX attributes that the node must have for it to mean our op, e.g. Gelu's approximate.
-        when: our attributes that must have these values for the form to apply; on import, the node sets them.
-        inputs: what stands at each ONNX input: one of our inputs, "$attr" for a scalar constant of the first input's
-            dtype with that attribute's value, or "input|$attr" for whichever is given; an absent optional one is left
-            empty. The form applies only to an op whose inputs are all listed. None: our inputs, in order.
-        dtypes: dtypes of the first input for which alone the form applies, where that depends on attributes and so
-            `onnx.defs` cannot say it.
-        scalars: our inputs that must have no dimensions.
-        note: where the two differ in corner cases.
-    """
-
-    op_type: str
-    since: int
-    until: int | None = None
-    attrs: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, AttrValue] = field(default_factory=dict)
-    when: Mapping[str, AttrValue] = field(default_factory=dict)
-    inputs: tuple[str, ...] | None = None
-    dtypes: tuple[str, ...] | None = None
-    scalars: tuple[str, ...] = ()
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +106,7 @@ class OpDef:
 
     @property
     def is_pointwise(self) -> bool:
+        """Whether one output element depends on one element of each input."""
         return self.family == "pointwise"
 
     @property

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import re
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from opgraph.errors import ModelError, OpGraphError
+from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir import dtypes
+from opgraph.ir.constants import constant_data
 from opgraph.ir.equality import constant_digest
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor
+from opgraph.ir.tokens import Line
 
-_TOKEN = re.compile(
-    r"\s*(?:(?P<string>\"(?:[^\"\\]|\\.)*\")|(?P<hash>sha256:[0-9a-f]{64})"
-    r"|(?P<num>[-+]?(?:inf|nan)\b|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-    r"|(?P<name>%?[A-Za-z0-9_]+)|(?P<sign>->|[(),:=\[\]?*])|(?P<comment>#.*))"
-)
+#: A value that a line makes: what the text calls it, its own name, and its type where that is written.
+_Made = tuple[str, str | None, LogicalTensor | None]
 
 
 def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
@@ -27,246 +25,199 @@ def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph
 
     Args:
         text: the text form.
-        constants: arrays for constants that print as a sha256, by their name in the text.
+        constants: arrays for constants that print as a sha256, by their name in the text ("%0" for one without).
 
     Returns: a finalized graph, equal to the printed one.
 
     Raises:
         ModelError: the text does not follow the form; the message names the line.
-        OpGraphError: an op that does not fit its schema.
+        OpGraphError: an op that does not fit its schema, a shape that cannot be; the message names the line.
+        InvalidArguments: not a text; an array for a constant that the text does not ask for.
     """
-    reader = _Reader(constants or {})
-    for number, line in enumerate(text.splitlines(), start=1):
-        reader.read_line(line, number)
-    return reader.graph_at_end()
+    if not isinstance(text, str):
+        raise InvalidArguments(f"got {type(text).__name__}", where="parse", fix="pass the text of a graph (str)")
+    reader = _Reader(dict(constants or {}))
+    number = 0
+    # Not splitlines(): names may hold other line separators of Unicode only in quotes, where they are escaped.
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            reader.read(Line(line, number))
+        except OpGraphError as error:
+            if f"line {number} " not in error.where:
+                error.where = f"line {number} of the graph text: {error.where}"
+            raise
+    return reader.graph_at_end(Line("", number))
 
 
 class _Reader:
-    """Reads line by line; holds the graph so far and the values by name."""
+    """The graph so far, and its values by what the text calls them."""
 
-    def __init__(self, constants: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, constants: dict[str, np.ndarray]) -> None:
         self.constants = constants
         self.graph = Graph()
         self.values: dict[str, LogicalTensor] = {}
         self.outputs: list[str] | None = None
-        self.tokens: list[tuple[str, str]] = []
-        self.at = 0
-        self.line = 0
 
-    # -- lines --------------------------------------------------------------------------------------------------
-
-    def read_line(self, line: str, number: int) -> None:
-        self.line, self.at, self.tokens = number, 0, []
-        position, line = 0, line.rstrip()
-        while position < len(line):
-            match = _TOKEN.match(line, position)
-            if match is None:
-                raise self.error(f"cannot read {line[position : position + 12]!r}")
-            if match.lastgroup != "comment":
-                self.tokens.append((str(match.lastgroup), match.group(str(match.lastgroup))))
-            position = match.end()
-        if not self.tokens:
+    def read(self, line: Line) -> None:
+        if not line.tokens:
             return
         if self.outputs is None:
-            self.header()
-        elif self.tokens[0] == ("name", "const"):
-            self.constant()
+            self.header(line)
+        elif line.peek() == ("name", "const"):
+            self.constant(line)
         else:
-            self.op()
-        if self.at != len(self.tokens):
-            raise self.error(f"unexpected {self.tokens[self.at][1]!r}")
+            self.op(line)
+        if line.peek()[0] != "end":
+            raise line.error(f"unexpected {line.peek()[1]!r}")
 
-    def graph_at_end(self) -> Graph:
+    def graph_at_end(self, line: Line) -> Graph:
         if self.outputs is None:
-            raise self.error("there is no graph(...) -> (...) line")
+            raise line.error("there is no graph(...) -> (...) line")
         for name in self.outputs:
             if name not in self.values:
-                raise self.error(f"output {name} is never made")
+                raise line.error(f"output {name} is never made")
+        if self.constants:
+            raise InvalidArguments(
+                f"the text asks for no constant {next(iter(self.constants))!r}",
+                where="parse(constants=...)",
+                fix="give arrays for the constants that are printed as a sha256",
+            )
         self.graph.set_outputs([self.values[n] for n in self.outputs])
         return self.graph.finalize()
 
-    def header(self) -> None:
-        self.expect("graph")
-        self.expect("(")
-        while not self.accept(")"):
-            name = self.name()
-            self.expect(":")
-            tensor = self.type(name)
-            self.values[name] = self.graph._add_input(tensor)
-            self.accept(",")
-        self.expect("->")
-        self.expect("(")
-        self.outputs = []
-        while not self.accept(")"):
-            self.outputs.append(self.name())
-            self.accept(",")
+    # -- lines --------------------------------------------------------------------------------------------------
 
-    def constant(self) -> None:
-        self.at += 1
-        name = self.name()
-        self.expect(":")
-        declared = self.type(name)
-        self.expect("=")
-        dtype, shape = dtypes.get(declared.dtype, where=f"line {self.line}"), declared.shape
-        group, word = self.peek()
+    def header(self, line: Line) -> None:
+        line.expect("graph")
+        line.expect("(")
+        while not line.accept(")"):
+            called, name = line.value()
+            line.expect(":")
+            self.define(line, called, self.graph._add_input(self.type(line, name)))
+            line.end_item(")")
+        line.expect("->")
+        line.expect("(")
+        outputs = []
+        while not line.accept(")"):
+            outputs.append(line.value()[0])
+            line.end_item(")")
+        self.outputs = outputs
+
+    def constant(self, line: Line) -> None:
+        line.take()
+        called, name = line.value()
+        line.expect(":")
+        declared = self.type(line, name)
+        line.expect("=")
+        group, word = line.peek()
         if group == "hash":
-            self.at += 1
-            data = self.given_constant(name, dtype)
+            line.take()
+            data = self.given_constant(line, name or called)
         else:
-            values = self.list() if word == "[" else [self.scalar()]
-            if len(values) != int(np.prod(shape)):
-                raise self.error(f"constant {name} has {len(values)} values for shape {shape}")
-            data = np.array(values, dtype=object).astype(dtype.numpy).reshape(shape)
-        made = self.graph.constant(_own_name(name) or "", data)
-        if group == "hash" and constant_digest(made) != word.removeprefix("sha256:"):
-            raise self.error(f"the array given for constant {name} is not the one that was printed")
-        self.values[name] = made
-
-    def given_constant(self, name: str, dtype: dtypes.DType) -> np.ndarray:
-        key = _own_name(name) or name
-        if key not in self.constants:
-            raise self.error(
-                f"constant {name} printed as a hash", fix=f"pass parse(text, constants={{{key!r}: array}})"
+            values = line.list() if word == "[" else [line.scalar()]
+            if len(values) != math.prod(declared.shape):
+                raise line.error(f"constant {called} has {len(values)} values for shape {list(declared.shape)}")
+            array = np.array(values, dtype=object).reshape(declared.shape)
+            data = constant_data(array, declared.dtype, f"constant {called}")[1]
+        made = self.graph.constant(declared.name or "", data)
+        if group == "hash" and constant_digest(made) != word:
+            raise line.error(
+                f"the array given for constant {called} is not the one that was printed", "give the same array"
             )
-        return np.asarray(self.constants[key])
+        self.define(line, called, made)
 
-    def op(self) -> None:
-        outs: list[tuple[str, LogicalTensor | None]] = []
-        if self.tokens[1:2] != [("sign", "(")]:
-            while not self.accept("="):
-                name = self.name()
-                outs.append((name, self.type(name) if self.accept(":") else None))
-                self.accept(",")
-        kind = self.name()
-        self.expect("(")
-        args: list[LogicalTensor | float] = []
+    def given_constant(self, line: Line, name: str) -> np.ndarray:
+        if name not in self.constants:
+            raise line.error(
+                f"constant {name} printed as a hash", fix=f"pass parse(text, constants={{{name!r}: array}})"
+            )
+        return np.asarray(self.constants.pop(name))
+
+    def op(self, line: Line) -> None:
+        made: list[_Made] = []
+        if line.peek(1) != ("sign", "("):
+            while not line.accept("="):
+                called, name = line.value()
+                made.append((called, name, self.type(line, name) if line.accept(":") else None))
+                line.end_item("=")
+        kind = line.name()
+        line.expect("(")
+        inputs: list[LogicalTensor] = []
         attrs: dict[str, Any] = {}
-        while not self.accept(")"):
-            if self.tokens[self.at + 1 : self.at + 2] == [("sign", "=")]:
-                key = self.name()
-                self.at += 1
-                attrs[key] = self.list() if self.peek()[1] == "[" else self.scalar()
+        while not line.accept(")"):
+            if line.peek(1) == ("sign", "="):
+                key = line.name()
+                line.take()
+                attrs[key] = line.list() if line.peek()[1] == "[" else line.scalar()
             else:
-                args.append(self.argument())
-            self.accept(",")
-        self.add(kind, args, attrs, outs)
+                inputs.append(self.argument(line))
+            line.end_item(")")
+        self.add(line, kind, tuple(inputs), attrs, made)
 
     def add(
-        self,
-        kind: str,
-        args: list[LogicalTensor | float],
-        attrs: dict[str, Any],
-        outs: list[tuple[str, LogicalTensor | None]],
+        self, line: Line, kind: str, inputs: tuple[LogicalTensor, ...], attrs: dict[str, Any], made: list[_Made]
     ) -> None:
-        inputs = tuple(a if isinstance(a, LogicalTensor) else self.graph.constant("", a) for a in args)
-        next_id = self.graph._next_tensor
-        tensors = tuple(
-            LogicalTensor(next_id + i, dtypes.UNDEF, None, name=_own_name(name))
-            if tensor is None
-            else tensor.with_(id=next_id + i)
-            for i, (name, tensor) in enumerate(outs)
+        first = self.graph._next_tensor
+        outputs = tuple(
+            LogicalTensor(first + i, dtypes.UNDEF, None, name=name) if tensor is None else tensor.with_(id=first + i)
+            for i, (_, name, tensor) in enumerate(made)
         )
-        try:
-            added = self.graph._add(
-                self.graph._next_op, kind, inputs, tensors, "", attrs, short=all(t is None for _, t in outs)
-            )
-        except OpGraphError as error:
-            error.where = f"line {self.line}: {error.where}"
-            raise
-        for (name, _), tensor in zip(outs, added.outputs, strict=True):
-            if name in self.values:
-                raise self.error(f"{name} is made twice")
-            self.values[name] = tensor
+        infer = all(tensor is None for _, _, tensor in made)
+        op = self.graph._add(self.graph._next_op, kind, inputs, outputs, "", attrs, short=infer)
+        for (called, _, _), tensor in zip(made, op.outputs, strict=True):
+            self.define(line, called, tensor)
 
-    # -- tokens -------------------------------------------------------------------------------------------------
+    def define(self, line: Line, called: str, tensor: LogicalTensor) -> None:
+        if called in self.values:
+            raise line.error(f"{called} is made twice", "give every value its own name")
+        self.values[called] = tensor
 
-    def peek(self) -> tuple[str, str]:
-        return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "the end of the line")
+    # -- parts --------------------------------------------------------------------------------------------------
 
-    def accept(self, word: str) -> bool:
-        if self.peek()[1] == word and self.peek()[0] != "string":
-            self.at += 1
-            return True
-        if self.at >= len(self.tokens):
-            raise self.error(f"expected {word!r}")
-        return False
+    def argument(self, line: Line) -> LogicalTensor:
+        group, word = line.peek()
+        if group == "num" or (group == "name" and word in ("true", "false")):
+            value = line.scalar()
+            return self.graph.constant("", value)
+        called, _ = line.value()
+        if called not in self.values:
+            raise line.error(f"{called} is used before it is made")
+        return self.values[called]
 
-    def expect(self, word: str) -> None:
-        if not self.accept(word):
-            raise self.error(f"expected {word!r}, found {self.peek()[1]!r}")
-
-    def name(self) -> str:
-        group, word = self.peek()
-        if group not in ("name", "string", "num"):
-            raise self.error(f"expected a name, found {word!r}")
-        self.at += 1
-        return word
-
-    def argument(self) -> LogicalTensor | float:
-        group, word = self.peek()
-        if group == "num" or word in ("true", "false"):
-            return self.scalar()
-        name = self.name()
-        if name not in self.values:
-            raise self.error(f"{name} is used before it is made")
-        return self.values[name]
-
-    def scalar(self) -> Any:
-        group, word = self.peek()
-        self.at += 1
-        if group == "string":
-            return json.loads(word)
-        if word in ("true", "false"):
-            return word == "true"
-        if group != "num":
-            raise self.error(f"expected a value, found {word!r}")
-        return float(word) if re.search(r"[.eEn]", word) else int(word)
-
-    def list(self) -> list[Any]:
-        self.expect("[")
-        values = []
-        while not self.accept("]"):
-            values.append(self.scalar())
-            self.accept(",")
-        return values
-
-    def type(self, name: str) -> LogicalTensor:
-        dtype = self.name()
-        dims = self.dims()
-        extra: dict[str, Any] = {}
-        if self.peek()[1] == "(" and self.accept("("):
-            while not self.accept(")"):
-                key = self.name()
-                self.expect("=")
-                extra[key] = tuple(self.list()) if key == "strides" else self.name()
-                self.accept(",")
-        if not extra.keys() <= {"layout", "property", "strides"}:
-            raise self.error(f"unknown word in the type of {name}: {', '.join(extra)}")
-        return LogicalTensor(self.graph._next_tensor, dtype, dims, name=_own_name(name), **extra)
-
-    def dims(self) -> Dims:
-        self.expect("[")
-        dims: list[Dim] = []
-        while not self.accept("]"):
-            group, word = self.peek()
-            self.at += 1
-            if word == "*" and not dims:
-                self.expect("]")
-                return None
-            if group == "num" and not word.isdigit():
-                raise self.error(f"{word} is not a dimension")
-            dims.append(None if word == "?" else int(word) if group == "num" else _own_name(word))
-            self.accept(",")
-        return tuple(dims)
-
-    def error(
-        self, what: str, fix: str = "see the text form in the README, or print a graph with str(graph)"
-    ) -> ModelError:
-        return ModelError(what, where=f"line {self.line} of the graph text", fix=fix)
+    def type(self, line: Line, name: str | None) -> LogicalTensor:
+        dtype = line.name()
+        dims = _dims(line)
+        extra: dict[str, Any] = {"name": name}
+        if line.peek() == ("sign", "("):
+            line.take()
+            while not line.accept(")"):
+                key = line.name()
+                if key not in ("layout", "property", "strides", "name"):
+                    raise line.error(f"unknown word {key!r} in a type")
+                line.expect("=")
+                extra[key] = tuple(line.list()) if key == "strides" else line.name()
+                line.end_item(")")
+        return LogicalTensor(self.graph._next_tensor, dtype, dims, **extra)
 
 
-def _own_name(word: str) -> str | None:
-    """The name that a word of the text stands for; %number is no name."""
-    if word.startswith('"'):
-        return str(json.loads(word))
-    return None if word.startswith("%") else word
+def _dims(line: Line) -> Dims:
+    line.expect("[")
+    if line.peek() == ("sign", "*"):
+        line.take()
+        line.expect("]")
+        return None
+    dims: list[Dim] = []
+    while not line.accept("]"):
+        group, word = line.peek()
+        if group == "num":
+            size = line.scalar()
+            if not isinstance(size, int) or size < 0:
+                raise line.error(f"{word} is not a dimension")
+            dims.append(size)
+        elif (group, word) == ("sign", "?"):
+            line.take()
+            dims.append(None)
+        else:
+            dims.append(line.name())
+        line.end_item("]")
+    return tuple(dims)

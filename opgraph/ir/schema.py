@@ -1,110 +1,26 @@
-"""Checking one op against its record: arity, attributes, dtypes, shapes."""
+"""Checking one op against its record: arity, dtypes, shapes. Attributes are checked in `opgraph.ir.attributes`."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TypeAlias
 
 from opgraph.errors import InvalidDataType, InvalidGraphOp, InvalidShape
 from opgraph.ir import dtypes
+from opgraph.ir.attributes import checked_attrs, f32
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.ir.op import AttrValue
-from opgraph.ir.opdef import Attr, OpDef, Port
+from opgraph.ir.op import AttrValue, Op
+from opgraph.ir.opdef import OpDef, Port
 from opgraph.ir.shapes import ShapeMismatch
 
+__all__ = ["bind_dtypes", "check_arity", "checked_attrs", "f32", "inferred_dims", "promote"]
 
-def f32(value: float) -> float:
-    """`value` rounded to f32, as oneDNN stores float attributes; too large becomes infinite."""
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return float("inf") if value > 0 else float("-inf")
+#: What a message names: a text, or the op, described only if there is a message.
+Place: TypeAlias = str | Op
 
 
-def checked_attrs(opdef: OpDef, attrs: Mapping[str, Any], where: str) -> dict[str, AttrValue]:
-    """Attributes with defaults filled in and floats rounded to f32.
-
-    Raises:
-        InvalidGraphOp: an unknown attribute, a missing required one, a wrong type or choice.
-    """
-    if not attrs and not opdef.attrs:
-        return {}
-    if opdef.kind == "Wildcard":  # carries whatever the foreign op had
-        return {name: _wildcard_value(name, value, where) for name, value in attrs.items()}
-    known = {a.name: a for a in opdef.attrs}
-    for name in attrs:
-        if name not in known:
-            raise InvalidGraphOp(
-                f"{opdef.kind} has no attribute {name!r}",
-                where=where,
-                fix=f"its attributes are {', '.join(known)}" if known else "it takes no attributes",
-            )
-    result: dict[str, AttrValue] = {}
-    for attr in opdef.attrs:
-        if attr.name in attrs:
-            result[attr.name] = _checked_value(attr, attrs[attr.name], where)
-        elif attr.required:
-            raise InvalidGraphOp(
-                f"{opdef.kind} needs attribute {attr.name!r}", where=where, fix=f"set {attr.name} ({attr.type})"
-            )
-        elif attr.default is not None:
-            result[attr.name] = f32(attr.default) if attr.type == "f32" else attr.default  # type: ignore[arg-type]
-    return result
-
-
-def _checked_value(attr: Attr, value: Any, where: str) -> AttrValue:
-    scalar_type = attr.type.removesuffix("[]")
-    if attr.type.endswith("[]"):
-        if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
-            raise _wrong_type(attr, value, where)
-        return tuple(_scalar(attr, scalar_type, v, where) for v in value)  # type: ignore[return-value]
-    checked = _scalar(attr, scalar_type, value, where)
-    if attr.choices and checked not in attr.choices:
-        raise InvalidGraphOp(
-            f"attribute {attr.name}={value!r} is not a choice", where=where, fix=f"use one of {', '.join(attr.choices)}"
-        )
-    return checked
-
-
-def _scalar(attr: Attr, type_: str, value: Any, where: str) -> bool | int | float | str:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if type_ == "f32" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return f32(value)
-    if type_ == "s64" and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if type_ == "bool" and isinstance(value, bool):
-        return value
-    if type_ == "string" and isinstance(value, str):
-        return value
-    raise _wrong_type(attr, value, where)
-
-
-def _wrong_type(attr: Attr, value: object, where: str) -> InvalidGraphOp:
-    return InvalidGraphOp(
-        f"attribute {attr.name}={value!r} is not {attr.type}", where=where, fix=f"give a value of type {attr.type}"
-    )
-
-
-def _wildcard_value(name: str, value: Any, where: str) -> AttrValue:
-    if isinstance(value, list):
-        value = tuple(value)
-    if isinstance(value, float):
-        return f32(value)
-    if isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, tuple) and all(
-        isinstance(v, type(value[0])) and isinstance(v, (int, float, str)) for v in value
-    ):
-        return tuple(f32(v) if isinstance(v, float) else v for v in value)
-    raise InvalidGraphOp(
-        f"attribute {name}={value!r} has no attribute type",
-        where=where,
-        fix="use bool, int, float, str or a list of one of them",
-    )
+def _text(place: Place) -> str:
+    return place if isinstance(place, str) else place.where
 
 
 def check_arity(opdef: OpDef, given: int, outputs: int, where: str) -> None:
@@ -121,7 +37,7 @@ def check_arity(opdef: OpDef, given: int, outputs: int, where: str) -> None:
 
 
 def bind_dtypes(
-    opdef: OpDef, inputs: Sequence[LogicalTensor], declared: Sequence[str | None], where: str
+    opdef: OpDef, inputs: Sequence[LogicalTensor], declared: Sequence[str | None], where: Place
 ) -> tuple[list[str], list[str]]:
     """dtypes of inputs and outputs; an untyped scalar constant takes the dtype of what it meets.
 
@@ -143,12 +59,21 @@ def bind_dtypes(
             _bind(opdef, port, dtype, bound, where)
     ins = []
     for port, tensor in zip(ports, inputs, strict=True):
-        dtype = tensor.dtype
-        if dtype == dtypes.UNDEF and not port.variadic:
+        if tensor.dtype != dtypes.UNDEF:
+            ins.append(tensor.dtype)
+        elif not tensor.is_constant:
+            if dtypes.UNDEF not in opdef.types.get(port.type, ()):
+                raise InvalidDataType(
+                    f"the dtype of {tensor.label} is not known", where=_text(where), fix="declare it with its dtype"
+                )
+            ins.append(dtypes.UNDEF)
+        elif port.variadic:
+            ins.append(_met_by_any(inputs))
+        else:
             fixed = port.type if port.type not in opdef.types else None
             dtype = fixed or bound.get(port.type) or (promote(met, where) if met else "f32")
             _bind(opdef, port, dtype, bound, where)
-        ins.append(dtype)
+            ins.append(dtype)
     outs = []
     for index, dtype in enumerate(declared):
         port = opdef.outputs[min(index, len(opdef.outputs) - 1)]
@@ -165,29 +90,37 @@ def bind_dtypes(
     return ins, outs
 
 
-def _bind(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: str) -> None:
+def _met_by_any(inputs: Sequence[LogicalTensor]) -> str:
+    """The dtype of an untyped constant next to opaque operands: theirs if they share one, else f32."""
+    met = {t.dtype for t in inputs} - {dtypes.UNDEF}
+    return met.pop() if len(met) == 1 and met <= set(dtypes.ARITHMETIC) else "f32"
+
+
+def _bind(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: Place) -> None:
     allowed = opdef.types.get(port.type, (port.type,))
     if dtype not in allowed:
         raise InvalidDataType(
             f"{opdef.kind} does not take {dtype} as {port.name}",
-            where=where,
+            where=_text(where),
             fix=f"use one of {', '.join(allowed)}, or insert a TypeCast",
         )
     if bound.setdefault(port.type, dtype) != dtype:
         raise InvalidDataType(
             f"{opdef.kind} needs one dtype, got {bound[port.type]} and {dtype} (as {port.name})",
-            where=where,
+            where=_text(where),
             fix="insert a TypeCast",
         )
 
 
-def _inferred_output(opdef: OpDef, port: Port, ins: list[str], where: str) -> str:
+def _inferred_output(opdef: OpDef, port: Port, ins: list[str], where: Place) -> str:
     if len({p.type for p in opdef.inputs}) < 2:  # TypeCast: nothing determines its output but the caller
-        raise InvalidDataType(f"the dtype of output {port.name} is not stated", where=where, fix='give it: dtype="f32"')
+        raise InvalidDataType(
+            f"the dtype of output {port.name} is not stated", where=_text(where), fix='give it: dtype="f32"'
+        )
     return promote(sorted(set(ins)), where)
 
 
-def promote(names: Sequence[str], where: str) -> str:
+def promote(names: Sequence[str], where: Place) -> str:
     """The dtype in which operands of these dtypes meet: their own, or f32 for a mix of f32, bf16 and f16.
 
     Raises:
@@ -197,11 +130,11 @@ def promote(names: Sequence[str], where: str) -> str:
         return names[0]
     if set(names) <= {"f32", "bf16", "f16"}:
         return "f32"
-    raise InvalidDataType(f"dtypes {' and '.join(names)} do not mix", where=where, fix="insert a TypeCast")
+    raise InvalidDataType(f"dtypes {' and '.join(names)} do not mix", where=_text(where), fix="insert a TypeCast")
 
 
 def inferred_dims(
-    opdef: OpDef, inputs: tuple[LogicalTensor, ...], attrs: Mapping[str, AttrValue], where: str
+    opdef: OpDef, inputs: tuple[LogicalTensor, ...], attrs: Mapping[str, AttrValue], where: Place
 ) -> tuple[Dims, ...]:
     """Output dimensions by the op's shape rule.
 
@@ -211,4 +144,4 @@ def inferred_dims(
     try:
         return opdef.infer(inputs, attrs)
     except ShapeMismatch as error:
-        raise InvalidShape(error.what, where=where, fix=error.fix) from None
+        raise InvalidShape(error.what, where=_text(where), fix=error.fix) from None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from opgraph.ir.logical_tensor import Dim, Dims, dims_text
 
 
-class ShapeMismatch(Exception):
+class ShapeMismatch(Exception):  # noqa: N818 - the error that users see is InvalidShape
     """A shape rule was broken. The graph turns it into an InvalidShape that names op and tensors."""
 
     def __init__(self, what: str, fix: str) -> None:

@@ -12,84 +12,100 @@ from __future__ import annotations
 
 from collections import Counter
 
+import ml_dtypes
 import numpy as np
 
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes, opdef, schema
+from opgraph.ir.attributes import f32
+from opgraph.ir.dims import quoted, word
 from opgraph.ir.equality import constant_digest
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor, quoted
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
+from opgraph.ir.verify import topological_order
 
 #: Constants of more elements print as their sha256.
 MAX_PRINTED_ELEMENTS = 64
 
 
 def graph_text(graph: Graph) -> str:
-    """The text form of a graph."""
+    """The text form of a graph; ops in topological order, constants that nothing reads left out.
+
+    Raises:
+        InvalidGraph: the graph is not finalized, and has a cycle.
+    """
+    ops = graph.ops if graph.is_finalized else topological_order({o.id: o for o in graph.ops}, graph.producer)
     names = value_names(graph)
     inputs = ", ".join(f"{names[t.id]}: {_type(t)}" for t in graph.inputs)
     outputs = ", ".join(names[t.id] for t in graph.outputs)
     inlined = _inlined_constants(graph)
+    ports = {t.id for t in (*graph.inputs, *graph.outputs)}
+    hidden = {i for i in ports if (t := graph.tensor(i)).name is not None and names[i] != word(t.name)}
+    read = {t.id for op in ops for t in op.inputs} | ports
     lines = [f"graph({inputs}) -> ({outputs})"]
-    lines += [_constant_line(names[t.id], t) for t in graph.constants if t.id not in inlined]
-    lines += [_op_line(op, names, inlined) for op in graph.ops]
+    lines += [
+        _constant_line(names[t.id], t, t.id in hidden) for t in graph.constants if t.id in read and t.id not in inlined
+    ]
+    lines += [_op_line(op, names, inlined, hidden) for op in ops]
     return "\n".join(lines)
 
 
 def value_names(graph: Graph) -> dict[int, str]:
-    """How each tensor is called in the text: its name where that is unique, else %number."""
-    tensors: dict[int, LogicalTensor] = {t.id: t for t in (*graph.inputs, *graph.constants)}
+    """How each tensor is called in the text: its name where nothing else has it, else %number.
+
+    Inputs come first, then outputs: an output called like an input is a %number, and its name stands in its type.
+    """
+    tensors = {t.id: t for t in (*graph.inputs, *graph.constants)}
     for op in graph.ops:
         tensors.update((t.id, t) for t in op.outputs)
-    ports = {t.id for t in (*graph.inputs, *graph.outputs)}
-    port_names = {tensors[i].name for i in ports if i in tensors}
+    ports = dict.fromkeys([t.id for t in (*graph.inputs, *graph.outputs)])
+    owner: dict[str, int] = {}
+    for id in ports:
+        if (name := tensors[id].name) is not None:
+            owner.setdefault(name, id)
     uses = Counter(t.name for t in tensors.values())
     names, number = {}, 0
     for id, tensor in tensors.items():
-        own = tensor.name is not None and (id in ports or (uses[tensor.name] == 1 and tensor.name not in port_names))
-        if (
-            tensor.name is not None
-            and own
-            and uses[tensor.name] > 1
-            and sum(tensors[i].name == tensor.name for i in ports) > 1
-        ):
-            own = False  # an input and an output share the name: only one of them may be written by it
-        names[id] = _name_text(tensor.name) if own and tensor.name is not None else f"%{number}"
-        number += not own
+        name = tensor.name
+        if name is not None and (owner.get(name) == id or (uses[name] == 1 and name not in owner)):
+            names[id] = word(name)
+        else:
+            names[id] = f"%{number}"
+            number += 1
     return names
 
 
-def _name_text(name: str) -> str:
-    return name if name.isidentifier() and name.isascii() and name != "const" else quoted(name)
-
-
-def _type(tensor: LogicalTensor) -> str:
+def _type(tensor: LogicalTensor, hidden: bool = False) -> str:
     extra = [] if tensor.layout == "strided" else [f"layout={tensor.layout}"]
     extra += [] if tensor.property == "variable" else [f"property={tensor.property}"]
-    extra += [] if tensor.strides is None else [f"strides=[{','.join(map(str, tensor.strides))}]"]
+    extra += [] if tensor.odd_strides is None else [f"strides=[{','.join(map(str, tensor.odd_strides))}]"]
+    extra += [f"name={quoted(tensor.name)}"] if hidden and tensor.name is not None else []
     return tensor.type_text + (f"({', '.join(extra)})" if extra else "")
 
 
-def _constant_line(name: str, tensor: LogicalTensor) -> str:
-    assert tensor.data is not None
-    if tensor.data.size > MAX_PRINTED_ELEMENTS:
+def _constant_line(name: str, tensor: LogicalTensor, hidden: bool) -> str:
+    data = opdef.array_of(tensor)
+    if data.size > MAX_PRINTED_ELEMENTS:
         value = f"sha256:{constant_digest(tensor)}"
-    elif tensor.data.ndim == 0:
-        value = number_text(tensor.data[()])
+    elif data.ndim == 0:
+        value = number_text(data[()])
     else:
-        value = f"[{', '.join(number_text(v) for v in tensor.data.reshape(-1))}]"
-    return f"  const {name}: {tensor.type_text} = {value}"
+        value = f"[{', '.join(number_text(v) for v in data.reshape(-1))}]"
+    own_name = f"(name={quoted(tensor.name)})" if hidden and tensor.name is not None else ""
+    return f"  const {name}: {tensor.type_text}{own_name} = {value}"
 
 
 def number_text(value: object) -> str:
     """A number so that reading it back gives the same bits: shortest digits, inf, nan, true, false."""
     if isinstance(value, (bool, np.bool_)):
         return "true" if value else "false"
-    if isinstance(value, np.float32):
-        return str(value)
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, np.integer, ml_dtypes.int4, ml_dtypes.uint4)):
         return str(int(value))
+    if isinstance(value, np.float32):
+        short = str(value)
+        # The reader rounds twice, to f64 and then to f32: once in a few hundred million numbers that is one too many.
+        return short if np.float32(float(short)) == value or value != value else repr(float(value))
     return repr(float(value))  # type: ignore[arg-type]  # bf16, f16, f8 are exact in float
 
 
@@ -101,31 +117,38 @@ def _attr_text(value: AttrValue) -> str:
     return number_text(np.float32(value) if isinstance(value, float) else value)
 
 
-def _op_line(op: Op, names: dict[int, str], inlined: set[int]) -> str:
+def _op_line(op: Op, names: dict[int, str], inlined: set[int], hidden: set[int]) -> str:
     args = [number_text(opdef.array_of(t)[()]) if t.id in inlined else names[t.id] for t in op.inputs]
     record = opdef.find(op.kind)
-    defaults = {a.name: a.default for a in record.attrs} if record else {}
     for name, value in op.attrs.items():
-        if defaults.get(name) is None or value != defaults[name]:
-            args.append(f"{name}={_attr_text(value)}")
-    typed = _needs_types(op)
-    outs = ", ".join(f"{names[t.id]}: {_type(t)}" if typed else names[t.id] for t in op.outputs)
+        attr = record.attr(name) if record else None
+        if attr is None or not _is_default(value, attr.default):
+            args.append(f"{word(name)}={_attr_text(value)}")
+    typed = any(t.id in hidden for t in op.outputs) or _needs_types(op)
+    outs = ", ".join(f"{names[t.id]}: {_type(t, t.id in hidden)}" if typed else names[t.id] for t in op.outputs)
     implied = (f"{op.kind}_{op.id}", *(t.name for t in op.outputs[:1]))
     label = "" if op.name in implied else f"  # {quoted(op.name)}"
     return f"  {outs} = {op.kind}({', '.join(args)}){label}" if outs else f"  {op.kind}({', '.join(args)}){label}"
+
+
+def _is_default(value: AttrValue, default: AttrValue | None) -> bool:
+    """Whether the reader fills in this very value; -0.0 is not 0.0."""
+    if isinstance(default, float):
+        return repr(value) == repr(f32(default))
+    return value == default and type(value) is type(default)
 
 
 def _needs_types(op: Op) -> bool:
     """Whether the reader could not infer the outputs' types from the inputs."""
     record = opdef.get(op.kind, where=op.label)
     try:
-        _, types = schema.bind_dtypes(record, op.inputs, [None] * len(op.outputs), op.where)
-        dims = schema.inferred_dims(record, op.inputs, op.attrs, op.where)
+        _, types = schema.bind_dtypes(record, op.inputs, [None] * len(op.outputs), op)
+        dims = schema.inferred_dims(record, op.inputs, op.attrs, op)
     except OpGraphError:
         return True
     if len(dims) != len(op.outputs):
         return True
-    plain = all(t.layout == "strided" and t.property == "variable" and t.strides is None for t in op.outputs)
+    plain = all(t.layout == "strided" and t.property == "variable" and t.odd_strides is None for t in op.outputs)
     return not plain or [(t.dtype, t.dims) for t in op.outputs] != list(zip(types, dims, strict=True))
 
 

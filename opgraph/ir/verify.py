@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from opgraph.errors import InvalidGraph, InvalidShape
-from opgraph.ir import opdef, schema
+from opgraph.ir import dtypes, opdef, schema
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.shapes import ShapeMismatch, unify
+from opgraph.ir.tables import Tables, rounded
 
 
 def verify_graph(
-    ops: Mapping[int, Op],
-    tensors: Mapping[int, LogicalTensor],
-    producer: Mapping[int, Op],
-    conflicts: Iterable[tuple[LogicalTensor, LogicalTensor, Op]],
-    declared_io: tuple[list[int], list[int]],
+    tables: Tables, outputs: Sequence[int]
 ) -> tuple[tuple[Op, ...], dict[int, LogicalTensor], dict[int, list[Op]]]:
-    """Checks a graph and completes its shapes.
+    """Checks a graph and completes its shapes; the tables are not touched.
+
+    Args:
+        outputs: ids of the graph's outputs.
 
     Returns: ops in topological order with completed shapes, tensors by id, consumers by tensor id.
 
@@ -27,29 +27,35 @@ def verify_graph(
         InvalidGraph: two mentions of a tensor disagree, a cycle, a name used twice among inputs or outputs.
         InvalidShape: a declared shape contradicts the inferred one, or shapes do not broadcast.
     """
-    for known, mention, op in conflicts:
+    for known, mention, op in tables.conflicts:
+        first, second = _described(known), _described(mention)
         raise InvalidGraph(
-            f"{known.label} is {_described(known)} in one place and {_described(mention)} in another",
+            f"{known.label} is {first} in one place and {second if second != first else 'other data'} in another",
             where=op.where,
             fix="use one equal LogicalTensor wherever an id is mentioned",
         )
-    _check_names("input", declared_io[0], tensors)
-    _check_names("output", declared_io[1], tensors)
-    order = topological_order(ops, producer)
-    completed, known_tensors = _complete_shapes(order, dict(tensors))
+    _check_names("input", tables.inputs, tables.tensors)
+    _check_names("output", outputs, tables.tensors)
+    order = topological_order(tables.ops, tables.producer.get)
+    completed, tensors = _complete_shapes(order, _typed(tables.tensors))
     consumers: dict[int, list[Op]] = {}
     for op in completed:
         for tensor in op.inputs:
             consumers.setdefault(tensor.id, []).append(op)
-    return completed, known_tensors, consumers
+    return completed, tensors, consumers
+
+
+def _typed(tensors: Mapping[int, LogicalTensor]) -> dict[int, LogicalTensor]:
+    """Tensors by id, with untyped constants that met nothing as f32."""
+    return {i: rounded(t, "f32") if t.is_constant and t.dtype == dtypes.UNDEF else t for i, t in tensors.items()}
 
 
 def _described(t: LogicalTensor) -> str:
-    extra = [t.layout] if t.layout != "strided" else [f"strides {t.strides}"] if t.strides else []
+    extra = [t.layout] if t.layout != "strided" else [f"strides {t.strides}"] if t.odd_strides else []
     return " ".join([t.type_text, t.property, *extra, *([f'called "{t.name}"'] if t.name else [])])
 
 
-def _check_names(what: str, ids: list[int], tensors: Mapping[int, LogicalTensor]) -> None:
+def _check_names(what: str, ids: Iterable[int], tensors: Mapping[int, LogicalTensor]) -> None:
     seen: dict[str, int] = {}
     for id in ids:
         name = tensors[id].name
@@ -61,14 +67,17 @@ def _check_names(what: str, ids: list[int], tensors: Mapping[int, LogicalTensor]
             )
 
 
-def topological_order(ops: Mapping[int, Op], producer: Mapping[int, Op]) -> list[Op]:
+def topological_order(ops: Mapping[int, Op], producer: Callable[[int], Op | None]) -> list[Op]:
     """Ops with producers first, otherwise as added.
 
     Raises:
         InvalidGraph: the graph has a cycle; the message names ops on it.
     """
     rank = {op_id: index for index, op_id in enumerate(ops)}
-    before = {op.id: {producer[t.id].id for t in op.inputs if t.id in producer} for op in ops.values()}
+    before: dict[int, set[int]] = {}
+    for op in ops.values():
+        makers = [producer(t.id) for t in op.inputs]
+        before[op.id] = {m.id for m in makers if m is not None}
     if all(rank[p] < rank[op_id] for op_id, ps in before.items() for p in ps):
         return list(ops.values())
     after: dict[int, list[int]] = {}
@@ -104,17 +113,17 @@ def _complete_shapes(
     completed = []
     for op in order:
         inputs = tuple(tensors[t.id] for t in op.inputs)
-        inferred = schema.inferred_dims(opdef.get(op.kind, where=op.label), inputs, op.attrs, op.where)
+        inferred = schema.inferred_dims(opdef.get(op.kind, where=op.label), inputs, op.attrs, op)
         outputs = []
         for index, tensor in enumerate(op.outputs):
             try:
                 dims = unify(tensor.dims, inferred[index] if index < len(inferred) else None, tensor.label)
             except ShapeMismatch as error:
                 raise InvalidShape(error.what, where=op.where, fix=error.fix) from None
-            if dims != tensor.dims:
-                tensor = tensor.with_(dims=dims)
-                tensors[tensor.id] = tensor
-            outputs.append(tensor)
+            known = tensors[tensor.id]  # the mention that has the name, if any has
+            if dims != known.dims:
+                known = tensors[tensor.id] = known.with_(dims=dims)
+            outputs.append(known)
         if any(a is not b for a, b in zip((*inputs, *outputs), (*op.inputs, *op.outputs), strict=True)):
             op = Op.locked(op.id, op.kind, inputs, tuple(outputs), op.name, op.attrs)
         completed.append(op)

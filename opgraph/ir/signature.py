@@ -1,0 +1,88 @@
+"""What an op's record is made of: attributes, ports and ONNX forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from opgraph.ir.op import AttrValue
+
+_PYTHON_TYPES: dict[str, type] = {
+    "f32": float,
+    "s64": int,
+    "bool": bool,
+    "string": str,
+    "f32[]": tuple,
+    "s64[]": tuple,
+    "string[]": tuple,
+}
+ATTR_TYPES = tuple(_PYTHON_TYPES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attr:
+    """One attribute: oneDNN's name, type and default. Without a default it is required."""
+
+    name: str
+    type: str
+    default: AttrValue | None = None
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        if self.type not in ATTR_TYPES:
+            raise ValueError(f"attribute {self.name}: unknown type {self.type!r}")
+        if self.choices and self.default is not None and self.default not in self.choices:
+            raise ValueError(f"attribute {self.name}: default {self.default!r} is not a choice")
+        if self.default is not None and not isinstance(self.default, _PYTHON_TYPES[self.type]):
+            raise ValueError(f"attribute {self.name}: default {self.default!r} is not {self.type}")
+        if self.type != "bool" and isinstance(self.default, bool):
+            raise ValueError(f"attribute {self.name}: default {self.default!r} is not {self.type}")
+
+    @property
+    def required(self) -> bool:
+        """Whether an op must set it."""
+        return self.default is None and not self.optional
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One input or output: its name and its dtype, a symbol of the op's `types` or a dtype name."""
+
+    name: str
+    type: str = "T"
+    optional: bool = False
+    variadic: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onnx:
+    """The ai.onnx form of an op: one node.
+
+    Attributes:
+        op_type: ONNX's name.
+        since, until: first and last opset whose definition of the op has this form; until is None for the newest.
+            Which dtypes an opset allows is not repeated here: `onnx.defs` says.
+        attrs: our attribute name -> ONNX's. Ours of type bool are ONNX ints 0 and 1. One that ONNX leaves out has
+            ONNX's default, which may differ from ours.
+        fixed: ONNX attributes that the node must have for it to mean our op, e.g. Gelu's approximate.
+        when: our attributes that must have these values for the form to apply; on import, the node sets them.
+        inputs: what stands at each ONNX input: one of our inputs, "$attr" for a scalar constant of the first input's
+            dtype with that attribute's value, or "input|$attr" for whichever is given; an absent optional one is left
+            empty. The form applies only to an op whose inputs are all listed. None: our inputs, in order.
+        dtypes: dtypes of the first input for which alone the form applies, where that depends on attributes and so
+            `onnx.defs` cannot say it.
+        scalars: our inputs that must have no dimensions.
+        note: where the two differ in corner cases.
+    """
+
+    op_type: str
+    since: int
+    until: int | None = None
+    attrs: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, AttrValue] = field(default_factory=dict)
+    when: Mapping[str, AttrValue] = field(default_factory=dict)
+    inputs: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    scalars: tuple[str, ...] = ()
+    note: str = ""

@@ -1,0 +1,97 @@
+"""Tables: what a graph holds, by id, and how an op enters them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from opgraph.ir import dtypes
+from opgraph.ir.constants import converted
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+
+
+@dataclass(slots=True)
+class Tables:
+    """The content of a graph.
+
+    Attributes:
+        ops: by id, as added.
+        tensors: by id: the first mention, with the dtype of an untyped constant once it has met one.
+        producer: the op that makes a tensor, by tensor id.
+        inputs: ids of what no op makes, in the order of declaration or first use (a dict for its order).
+        declared: name -> id of the inputs that were declared, and not merely read by an op.
+        outputs: ids of what was declared an output, in order.
+        exact_outputs: whether there are no outputs but these.
+        conflicts: mentions that disagree; finalize reports them, as in oneDNN.
+        next_tensor, next_op: ids above all in use.
+    """
+
+    ops: dict[int, Op] = field(default_factory=dict)
+    tensors: dict[int, LogicalTensor] = field(default_factory=dict)
+    producer: dict[int, Op] = field(default_factory=dict)
+    inputs: dict[int, None] = field(default_factory=dict)
+    declared: dict[str, int] = field(default_factory=dict)
+    outputs: dict[int, None] = field(default_factory=dict)
+    exact_outputs: bool = False
+    conflicts: list[tuple[LogicalTensor, LogicalTensor, Op]] = field(default_factory=list)
+    next_tensor: int = 0
+    next_op: int = 0
+
+    def enter(self, op: Op) -> None:
+        """Adds a checked op."""
+        for tensor in (*op.inputs, *op.outputs):
+            known = self.tensors.get(tensor.id)
+            if known is not None and known is not tensor and not agree(known, tensor):
+                self.conflicts.append((known, tensor, op))
+                continue
+            if known is None or known.dtype == dtypes.UNDEF or known.name is None:
+                self.enter_tensor(tensor)
+        for tensor in op.outputs:
+            self.producer[tensor.id] = op
+            self.inputs.pop(tensor.id, None)
+        for tensor in op.inputs:
+            if tensor.id not in self.producer and not tensor.is_constant:
+                self.inputs.setdefault(tensor.id)
+        self.ops[op.id] = op
+        self.next_op = max(self.next_op, op.id + 1)
+
+    def enter_input(self, tensor: LogicalTensor) -> None:
+        """Adds a declared input."""
+        self.enter_tensor(tensor)
+        self.inputs.setdefault(tensor.id)
+        self.declared[tensor.name or f"t{tensor.id}"] = tensor.id
+
+    def enter_tensor(self, tensor: LogicalTensor) -> None:
+        """Adds a tensor that belongs to no op yet."""
+        self.tensors[tensor.id] = tensor
+        self.next_tensor = max(self.next_tensor, tensor.id + 1)
+
+    def output_ids(self) -> list[int]:
+        """Outputs: what was declared, what End reads, then values without a consumer."""
+        if self.exact_outputs:
+            return list(self.outputs)
+        consumed = {t.id for op in self.ops.values() if op.kind != "End" for t in op.inputs}
+        outputs = dict(self.outputs)
+        for op in self.ops.values():
+            for tensor in op.inputs if op.kind == "End" else op.outputs:
+                if op.kind == "End" or tensor.id not in consumed:
+                    outputs.setdefault(tensor.id)
+        return list(outputs)
+
+
+def agree(known: LogicalTensor, mention: LogicalTensor) -> bool:
+    """Whether two mentions of one id may stand: equal, or the first an untyped constant that meets its dtype now."""
+    if known.is_constant and mention.is_constant and dtypes.UNDEF == known.dtype != mention.dtype:
+        known = rounded(known, mention.dtype)
+    names_agree = known.name == mention.name or known.name is None or mention.name is None
+    return names_agree and known.is_equal(mention)
+
+
+def rounded(tensor: LogicalTensor, dtype: str) -> LogicalTensor:
+    """An untyped scalar constant in a dtype: rounded once if that is a float, else exact.
+
+    Raises:
+        InvalidDataType: the number is none of this dtype.
+    """
+    assert tensor.data is not None
+    return tensor.with_(dtype=dtype, data=converted(tensor.data, dtypes.get(dtype, where=tensor.label), tensor.label))
