@@ -10,12 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
-from opgraph.errors import InvalidShape
-from opgraph.ir import dtypes
-from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
-from opgraph.loops.layout import Layout, Variant, bind, iteration_shape
+from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.loops.layout import Variant
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host, threads
+from opgraph.runtime.operands import Operands, check_outputs
 
 Array: TypeAlias = np.ndarray
 
@@ -51,27 +50,16 @@ class HostKernel:
 
     def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor]) -> None:
         self.lowered = lowered
-        order = {t.id: i for i, t in enumerate(inputs)}
-        # For each load: the position of its array among the inputs, or the constant that it reads.
-        self._sources = [None if t is None else order.get(t.id, t.data) for t in lowered.loads]
-        self._given = [(i, s) for i, s in enumerate(self._sources) if type(s) is int]
-        self._dtypes = [dtypes.get(s.dtype).numpy for s in lowered.loop.stores]
+        self._operands = Operands(lowered, inputs)
+        self._given = self._operands.given
+        self._dtypes = self._operands.store_dtypes
         self._plans: dict[Any, _Plan] = {}
         self.sources: dict[str, KernelSource] = {}
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
-        guess: dict[object, int] = {}
-        shapes = []
-        for shape in dims:
-            if shape is None:
-                return  # which variant will be needed shows at the first call
-            shapes.append(tuple(d if isinstance(d, int) else guess.setdefault(d, 24 + 8 * len(guess)) for d in shape))
-        try:
-            layout = self._bind(shapes, [row_major(s) for s in shapes], None)
-        except InvalidShape:
-            return  # the guesses do not fit together; real shapes will
-        if layout.size:
+        layout = self._operands.probable_layout(dims)
+        if layout is not None and layout.size:
             self._entry(layout.variant)
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None) -> list[Array]:
@@ -118,7 +106,7 @@ class HostKernel:
             base[position] = arrays[source].__array_interface__["data"][0]
         for position, address in plan.fixed:
             base[position] = address
-        for position, out in enumerate(results, start=len(self._sources)):
+        for position, out in enumerate(results, start=len(self.lowered.loads)):
             base[position] = out.__array_interface__["data"][0]
         return base
 
@@ -130,49 +118,15 @@ class HostKernel:
 
     # -- planning -----------------------------------------------------------------------------------------------
 
-    def _bind(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        strides: Sequence[tuple[int, ...]],
-        out_strides: Sequence[tuple[int, ...] | None] | None,
-    ) -> Layout:
-        """The layout for inputs of these shapes and strides (in elements); constants and indices are added here."""
-        loop = self.lowered.loop
-        loads, steps = [], []
-        for source in self._sources:
-            if type(source) is int:
-                loads.append(shapes[source])
-                steps.append(strides[source])
-            elif source is None:
-                loads.append((1,))  # an index: completed when the space is known
-                steps.append((1,))
-            else:
-                loads.append(source.shape)
-                steps.append(_element_strides(source))
-        space = iteration_shape(loop.loads, loads)
-        for i, load in enumerate(loop.loads):
-            if load.align == "index":
-                loads[i] = (space[load.axis],)
-        return bind(loop, loads, steps, out_strides)
-
     def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None) -> _Plan:
-        out_strides = None if outs is None else [None if o is None else _element_strides(o) for o in outs]
-        layout = self._bind([a.shape for a in arrays], [_element_strides(a) for a in arrays], out_strides)
-        for out in outs or ():
-            if out is not None and out.shape != layout.shape:
-                raise InvalidShape(
-                    f"an output array has shape {out.shape}, the result {layout.shape}",
-                    where="out",
-                    fix="give an array of the result's shape",
-                )
-        fixed, keep = [], []
-        for position, (load, source) in enumerate(zip(self.lowered.loop.loads, self._sources, strict=True)):
-            if type(source) is int:
-                continue
-            if source is None:
-                source = np.arange(layout.shape[load.axis], dtype=dtypes.get(load.dtype).numpy)
-            keep.append(source)
-            fixed.append((position, source.__array_interface__["data"][0]))
+        layout = self._operands.layout(
+            [a.shape for a in arrays],
+            [_element_strides(a) for a in arrays],
+            None if outs is None else [None if o is None else _element_strides(o) for o in outs],
+        )
+        check_outputs(layout, [None if o is None else o.shape for o in outs or ()])
+        own = self._operands.own(layout)
+        fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         written = sum(d.itemsize for d in self._dtypes) * layout.size
         streaming = written >= STREAMING_BYTES
         numbers = [
@@ -184,10 +138,9 @@ class HostKernel:
         ]
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         entry = self._entry(layout.variant) if layout.size else None
-        pointers = ctypes.c_void_p * (len(self._sources) + len(self._dtypes))
-        return _Plan(
-            entry, packed, ctypes.addressof(packed), pointers, layout.size, layout.shape, tuple(fixed), tuple(keep)
-        )
+        pointers = ctypes.c_void_p * len(layout.strides)
+        address = ctypes.addressof(packed)
+        return _Plan(entry, packed, address, pointers, layout.size, layout.shape, fixed, tuple(a for _, a in own))
 
     def _entry(self, variant: Variant) -> Any:
         source = host_source(self.lowered.loop, variant)
