@@ -308,3 +308,15 @@ def test_more_than_2_to_the_31_elements() -> None:
     x[-1] = 41
     og.compile(g)(x=x, out=x)
     assert x[0] == 1 and x[1 << 31] == 1 and x[-1] == 42
+
+
+def test_inputs_used_in_another_order_than_declared_are_not_mixed_up() -> None:
+    g = og.Graph()
+    a, b, unused, c = (g.input(n, shape=(None,)) for n in ("a", "b", "unused", "c"))
+    g.add_op("Subtract", g.add_op("Divide", c, b), a, name="y")
+    f = og.compile(g)
+    feeds = {n: rng.uniform(1, 2, 5).astype(np.float32) for n in ("a", "b", "unused", "c")}
+    expected = og.evaluate(g, feeds)
+    out = np.empty(5, np.float32)
+    np.testing.assert_allclose(f(feeds), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(f.bind(feeds, out=out)(), expected, rtol=1e-5, atol=1e-6)

@@ -78,8 +78,13 @@ class Executable:
             )
         self._steps = self._wired(set(donate), rounding)
         self._constants = {t.id: t.data for t in graph.outputs if t.is_constant}
-        produced = [i for step in self._steps for i in step.makes]
-        self._direct = len(self._steps) == 1 and produced == [t.id for t in graph.outputs] and not donate
+        # One kernel whose operands are the graph's inputs and outputs, in the same order: arrays go straight to it.
+        self._direct = (
+            len(self._steps) == 1
+            and self._steps[0].reads == tuple(t.id for t in graph.inputs)
+            and self._steps[0].makes == tuple(t.id for t in graph.outputs)
+            and not donate
+        )
         self._single = len(self._outs.names) == 1
 
     def _wired(self, donate: set[str], rounding: str) -> list[_Step]:
