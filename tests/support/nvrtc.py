@@ -13,10 +13,14 @@ from functools import cache
 from pathlib import Path
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+#: What CuPy 14.2 adds to the options of a RawKernel (cupy/cuda/compiler.py), besides -arch and include folders.
+ADDED_BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
+OPTIONS = ("-std=c++17", "-fmad=false", *ADDED_BY_CUPY)
 _LINE = re.compile(
-    r"^\s*/\*(?P<at>[0-9a-f]+)\*/\s+(?:@!?U?P[\dT]+\s+)?(?P<op>[A-Z][\w.]*)(?P<rest>[^;]*);", re.MULTILINE
+    r"^\s*/\*(?P<at>[0-9a-f]{4,})\*/\s+(?P<guard>@!?U?P[\dT]+\s+)?(?P<op>[A-Z][\w.]*)(?P<rest>[^;]*);", re.MULTILINE
 )
-_HEADER = re.compile(r"^\s*\.section\s+\.text\.(?P<name>\w+),", re.MULTILINE)
+_REGISTERS = re.compile(r"EIATTR_REGCOUNT.*?/\*0008\*/\s+\.word\s+0x([0-9a-f]+)", re.DOTALL)
+_REGISTER = re.compile(r"\bR(\d+)\b")
 
 
 class CompileError(Exception):
@@ -25,14 +29,65 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One machine instruction: address, opcode with its suffixes, operands, and whether it is predicated."""
+    """One machine instruction: its opcode with suffixes, its operands, the target first, and its predicate."""
 
-    at: int
     op: str
-    rest: str
+    operands: tuple[str, ...]
+    guard: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.op} {self.rest.strip()}"
+    @property
+    def is_load(self) -> bool:
+        return self.op.startswith("LDG")
+
+    def writes(self) -> set[int]:
+        """Registers that a load fills."""
+        width = {"64": 2, "128": 4}.get(self.op.rsplit(".", 1)[-1], 1)
+        first = int(_REGISTER.findall(self.operands[0])[0])
+        return set(range(first, first + width))
+
+    def reads(self) -> set[int]:
+        """Registers among the operands after the target; of a store all are read."""
+        given = self.operands if self.op.startswith(("STG", "ST.")) else self.operands[1:]
+        return {int(r) for text in given for r in _REGISTER.findall(text)}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCode:
+    """The machine code of one kernel.
+
+    Attributes:
+        registers: for each thread.
+        instructions: in order; those of out-of-line functions at the end.
+    """
+
+    registers: int
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def whole_tile(self) -> tuple[Instruction, ...]:
+        """What a block does that has no end to watch for: up to the first branch, and the part that stores most.
+
+        A part ends where every thread exits. sm_80 and sm_90 put that part first, sm_100 last.
+        """
+        parts: list[list[Instruction]] = [[]]
+        for instruction in self.instructions:
+            parts[-1].append(instruction)
+            if instruction.op == "EXIT" and not instruction.guard:
+                parts.append([])
+
+        def rank(part: list[Instruction]) -> tuple[int, int]:
+            stores = [x.op.endswith(".128") for x in part if x.op.startswith("STG")]
+            return sum(stores), -len(stores)
+
+        best = max(parts, key=rank)
+        if best is parts[0]:
+            return tuple(best)
+        branch = next(i for i, x in enumerate(parts[0]) if x.op == "BRA")
+        return (*parts[0][: branch + 1], *best)
+
+    def count(self, prefix: str) -> int:
+        """How many instructions of the whole program have opcodes that start so."""
+        return sum(x.op.startswith(prefix) for x in self.instructions)
 
 
 def _inside_nvidia(pattern: str) -> Path | None:
@@ -91,3 +146,14 @@ def disassemble(cubin: bytes) -> str:
         file.write(cubin)
         file.flush()
         return subprocess.run([str(disassembler()), file.name], capture_output=True, text=True, check=True).stdout
+
+
+def machine_code(text: str, arch: str) -> MachineCode:
+    """Compiles a text with one kernel as the engine does, and disassembles it."""
+    listing = disassemble(compile_text(text, arch, OPTIONS))
+    code = listing[listing.index("\t.section\t.text.") :]
+    instructions = tuple(
+        Instruction(m["op"], tuple(x.strip() for x in m["rest"].split(",")), (m["guard"] or "").strip())
+        for m in _LINE.finditer(code)
+    )
+    return MachineCode(max(int(r, 16) for r in _REGISTERS.findall(listing)), instructions)

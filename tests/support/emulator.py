@@ -1,0 +1,171 @@
+"""Running CUDA text without a GPU: the same source, compiled by the host compiler, one thread after the other.
+
+Pointwise kernels neither synchronise nor share memory, so the order of threads does not matter. What differs from a GPU
+is what `OG_DEVICE` switches: the machine's own instructions for accesses, rounding and division. `FakeCupy` stands for
+the few functions of CuPy that the CUDA engine calls, on host memory, and passes kernel arguments as CuPy 14.2 does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opgraph.codegen.kernel import BLOCK_SIZE
+from opgraph.runtime.host import find_compiler
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
+_BEFORE = """\
+static struct { unsigned x, y, z; } blockIdx, threadIdx;
+#define __global__
+#define __launch_bounds__(threads)
+"""
+_AFTER = """
+template <int... I> struct Places {};
+template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <int... I> struct Count<0, I...> { using type = Places<I...>; };
+template <class T> struct plain { using type = T; };
+template <class T> struct plain<const T> { using type = T; };
+template <class... A, int... I> void call(void (*f)(A...), void** args, Places<I...>) {
+  f(*(typename plain<A>::type*)args[I]...);
+}
+template <class... A> void call(void (*f)(A...), void** args) { call(f, args, typename Count<sizeof...(A)>::type()); }
+template <class... A> constexpr int arity(void (*)(A...)) { return sizeof...(A); }
+extern "C" int arguments() { return arity(ENTRY); }
+extern "C" void run(void** args, unsigned blocks, unsigned threads) {
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
+    for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) call(ENTRY, args);
+}
+"""
+
+
+def build(code: str, entry: str) -> ctypes.CDLL:
+    """A CUDA source as a host library with `run(args, blocks, threads)`."""
+    text = _BEFORE + code + _AFTER.replace("ENTRY", entry)
+    path = Path(_FOLDER.name) / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    if not path.exists():
+        compiler = find_compiler()
+        assert compiler is not None
+        source = path.with_suffix(".cpp")
+        source.write_text(text)
+        flags = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-shared")
+        subprocess.run([*compiler.command, *flags, "-o", str(path), str(source)], check=True)
+    return ctypes.CDLL(str(path))
+
+
+class FakeArray:
+    """What the engine reads of a CuPy array, on the memory of a NumPy array."""
+
+    def __init__(self, array: np.ndarray, device: int = 0) -> None:
+        self.host = array
+        self.dtype, self.shape, self.strides = array.dtype, array.shape, array.strides
+        self.data = types.SimpleNamespace(ptr=array.__array_interface__["data"][0], device_id=device)
+
+    @property
+    def T(self) -> FakeArray:
+        return FakeArray(self.host.T)
+
+    def __setitem__(self, at: Any, value: FakeArray) -> None:
+        self.host[at] = value.host
+
+    def __getitem__(self, at: Any) -> FakeArray:
+        return FakeArray(self.host[at])
+
+
+class FakeStream:
+    """A stream: an address that launches are recorded with."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+class FakeCupy(types.ModuleType):
+    """A module called cupy; `launches` records (kernel, grid, stream address)."""
+
+    ndarray = FakeArray
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.launches: list[tuple[str, tuple[int, ...], int]] = []
+        self.allocated = 0
+        self.device = 0
+        self.stream = FakeStream(0)
+        error = type("CUDARuntimeError", (RuntimeError,), {})
+        refused = type("CompileException", (Exception,), {})
+        runtime = types.SimpleNamespace(
+            getDeviceCount=lambda: 2,
+            getDevice=lambda: self.device,
+            setDevice=lambda device: setattr(self, "device", device),
+            deviceSynchronize=lambda: None,
+            streamSynchronize=lambda ptr: None,
+            CUDARuntimeError=error,
+        )
+        self.cuda = types.SimpleNamespace(
+            runtime=runtime,
+            get_current_stream=lambda device: self.stream,
+            Memory=_Memory,
+            MemoryPointer=_MemoryPointer,
+            compiler=types.SimpleNamespace(CompileException=refused),
+            function=types.SimpleNamespace(),
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> FakeArray:
+        self.allocated += 1
+        # 16-byte aligned, as every GPU allocator's memory is.
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raw = np.full(count + 16, 0xA5, np.uint8)
+        start = -raw.__array_interface__["data"][0] % 16
+        return FakeArray(raw[start : start + count].view(dtype).reshape(shape), self.device)
+
+    def asarray(self, value: Any) -> FakeArray:
+        made = self.empty(np.shape(value), np.asarray(value).dtype)
+        made.host[...] = value
+        return made
+
+    def asnumpy(self, value: FakeArray) -> np.ndarray:
+        return value.host.copy()
+
+    def RawKernel(self, code: str, name: str, options: tuple[str, ...]) -> Any:
+        return types.SimpleNamespace(kernel=_Function(self, build(code, name), name))
+
+
+class _Function:
+    def __init__(self, cupy: FakeCupy, library: ctypes.CDLL, name: str) -> None:
+        self.cupy, self.library, self.name = cupy, library, name
+
+    def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared: int, stream: Any) -> None:
+        assert block == (BLOCK_SIZE,) and shared == 0 and 0 < grid[0] < 2**31
+        assert len(args) == self.library.arguments()
+        held = [_argument(a) for a in args]
+        self.cupy.launches.append((self.name, grid, stream.ptr))
+        self.library.run((ctypes.c_void_p * len(held))(*[ctypes.addressof(h) for h in held]), grid[0], block[0])
+
+
+def _argument(value: Any) -> Any:
+    """As CuPy: None is a null pointer, a Python int has 64 bits, a NumPy scalar its own size, one element its bytes."""
+    if value is None or isinstance(value, int):
+        return ctypes.c_int64(value or 0)
+    if isinstance(value, np.ndarray):
+        assert value.size == 1, "CuPy passes arrays of one element by value, and no others"
+    return ctypes.create_string_buffer(value.tobytes())
+
+
+class _Memory:
+    def __init__(self, size: int) -> None:
+        self.held = np.empty(size + 16, np.uint8)
+        self.ptr = self.held.__array_interface__["data"][0]
+        self.ptr += -self.ptr % 16
+
+
+class _MemoryPointer:
+    def __init__(self, memory: _Memory, offset: int) -> None:
+        self.memory = memory
+
+    def copy_from_host(self, source: int, size: int) -> None:
+        ctypes.memmove(self.memory.ptr, source, size)
