@@ -93,3 +93,5 @@ def write(model: ModelProto, path: str | os.PathLike[str]) -> None:
     copy = ModelProto()
     copy.CopyFrom(model)
     onnx.save(copy, str(target), save_as_external_data=True, location=data.name, size_threshold=_EXTERNAL_BYTES)
+    if data.exists():
+        data.chmod(target.stat().st_mode & 0o777)  # onnx lets nobody but its writer read it

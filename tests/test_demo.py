@@ -1,0 +1,108 @@
+"""The demo: its models are what exporters write, and the main job on them ends well."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import opgraph as og
+from opgraph.cli import demo, main
+from opgraph.onnx import samples
+
+MODELS = list(demo.MODELS)
+
+
+@pytest.fixture(params=MODELS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def op_types(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def test_a_model_is_stamped_as_exporters_stamp_it_and_is_the_same_each_time(name: str) -> None:
+    model, again = getattr(samples, name)(), getattr(samples, name)()
+    assert (model.ir_version, model.opset_import[0].version) == (10, 20)
+    assert model.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    names = [node.name for node in model.graph.node]
+    assert all(names) and len(set(names)) == len(names)
+    assert not {"Swish", "QuickGelu"} & set(op_types(model))
+
+
+def test_efficientnet_has_the_five_op_types_and_gates_that_are_no_swish() -> None:
+    model = samples.efficientnet()
+    counts = op_types(model)
+    assert set(counts) == {"Conv", "Sigmoid", "Mul", "ReduceMean", "Add"}
+    units = Counter(u for p in og.onnx.load(model).get_partitions() for u in p.units)
+    gates = counts["ReduceMean"] - 1
+    assert gates == 7 and units == {"swish": counts["Sigmoid"] - gates}
+
+
+def test_llama_has_symbolic_dimensions_external_weights_and_two_swiglus(tmp_path: Path) -> None:
+    model = samples.llama()
+    samples.write(model, tmp_path / "llama.onnx")
+    written = onnx.load(str(tmp_path / "llama.onnx"), load_external_data=False)
+    outside = [t for t in written.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    assert len(outside) > 10 and (tmp_path / "llama.onnx.data").stat().st_mode & 0o444 == 0o444
+    graph = og.onnx.load(tmp_path / "llama.onnx")
+    assert graph.inputs[0].dims == ("batch", "seq")
+    assert Counter(u for p in graph.get_partitions() for u in p.units) == {"swish": 2, "swiglu": 2}
+    assert {"Pow", "Reciprocal", "Cos", "IsNaN", "Softmax", "Expand"} <= set(op_types(model))
+
+
+def test_llama_looks_at_nothing_that_comes_later(tmp_path: Path) -> None:
+    from opgraph.cli.onnx_file import OnnxFile
+
+    samples.write(samples.llama(), tmp_path / "llama.onnx")
+    session = OnnxFile(str(tmp_path / "llama.onnx"))
+    ids = np.arange(12).reshape(1, 12)
+    logits = session.run({"input_ids": ids})["logits"]
+    changed = ids.copy()
+    changed[0, 8] = 99
+    other = session.run({"input_ids": changed})["logits"]
+    assert np.array_equal(logits[0, :8], other[0, :8]) and not np.allclose(logits[0, 8:], other[0, 8:])
+    assert np.abs(logits).max() > 0.5 and np.isfinite(logits).all()
+
+
+def test_the_pointwise_models_are_one_kernel_each() -> None:
+    for make in (samples.own_activation, samples.gated_f16):
+        (part,) = og.onnx.load(make()).get_partitions()
+        assert part.kind == "fused"
+
+
+@pytest.mark.slow
+def test_the_demo_ends_well_and_prints_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "TIMING_BUDGET", 0.1)
+    assert main(["demo", "--folder", str(tmp_path / "demo")]) == 0
+    out = capsys.readouterr().out
+    for text in (*MODELS, "nodes in the file", "units found", "farthest from float64", "compiled by opgraph"):
+        assert text in out
+    written = {p.name for p in (tmp_path / "demo").iterdir()}
+    assert written >= {f"{name}{end}" for name in MODELS for end in (".onnx", ".fused.onnx")}
+
+
+def test_a_demo_that_disagrees_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "TIMING_BUDGET", 0.01)
+    monkeypatch.setattr(demo, "MODELS", {"gated_f16": ("batch=2", "")})
+    honest = og.compile
+
+    class Wrong:
+        def __init__(self, graph: og.Graph) -> None:
+            self.run = honest(graph)
+            self.partitions, self.bind = self.run.partitions, self.run.bind
+
+        def __call__(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
+            return self.run(feeds) * np.float16(1.01)
+
+    monkeypatch.setattr(og, "compile", Wrong)
+    assert main(["demo", "--folder", str(tmp_path)]) == 1
+    assert "gated_f16 computes something else" in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""What pip installs: a wheel and an editable install both find the kernel sources, and neither owns `kernels`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Run in the fresh environment: where the sources are, whether a kernel works, whose name `kernels` is.
+PROBE = """
+import importlib.util, pathlib
+import numpy as np, opgraph as og
+from opgraph.codegen.sources import kernel_folder
+g = og.Graph()
+x = g.input("x", shape=(None,))
+g.add_op("Multiply", x, g.add_op("Sigmoid", x), name="y")
+f = og.compile(g)
+assert abs(f(x=np.ones(3, np.float32))[0] - 0.7310586) < 1e-6
+print(pathlib.Path(og.__file__).resolve().parent)
+print(kernel_folder().resolve())
+print(importlib.util.find_spec("kernels"))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done = pip(sys.executable, "wheel", "--no-deps", "-w", str(folder), str(ROOT))
+    if done.returncode != 0 and ("hatchling" in done.stderr or "ConnectionError" in done.stderr):
+        pytest.skip("pip cannot fetch the build backend: no package index within reach")
+    assert done.returncode == 0, done.stderr
+    (made,) = folder.glob("opgraph-*.whl")
+    return made
+
+
+def pip(python: str | Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "-q", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+
+def fresh_environment(folder: Path) -> Path:
+    """An empty environment that sees this one's packages, but not opgraph: what pip would download is here already."""
+    venv.create(folder, with_pip=True, symlinks=True)
+    python = folder / "bin" / "python"
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    # A plain path line puts packages in reach without running the .pth files of an editable install.
+    (site / "zz_outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def probe(python: Path, cwd: Path) -> list[str]:
+    command = [str(python), "-P", "-c", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:3]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_the_kernel_sources_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = next(archive.read(n).decode() for n in names if n.endswith("METADATA"))
+        entry_points = next(archive.read(n).decode() for n in names if n.endswith("entry_points.txt"))
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"opgraph", next(t for t in tops if t.endswith(".dist-info"))}
+    sources = {p.name for p in (ROOT / "kernels").iterdir() if p.is_file()}
+    assert {n.removeprefix("opgraph/_kernels/") for n in names if n.startswith("opgraph/_kernels/")} == sources
+    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "opgraph").rglob("*.py")}
+    assert modules <= set(names) and "opgraph/py.typed" in names
+    assert "opgraph = opgraph.cli:main" in entry_points
+    assert "License-File: LICENSE" in metadata and "Requires-Python: >=3.11" in metadata
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_runs_from_its_own_sources(wheel: Path, tmp_path: Path) -> None:
+    python = fresh_environment(tmp_path / "env")
+    done = pip(python, "install", "--no-deps", "--ignore-installed", str(wheel))
+    assert done.returncode == 0, done.stderr
+    package, kernels, owner = probe(python, tmp_path)
+    assert Path(package).is_relative_to(tmp_path) and Path(kernels) == Path(package) / "_kernels"
+    assert owner == "None"
+    script = subprocess.run(
+        [str(python.with_name("opgraph")), "ops"], capture_output=True, text=True, check=False, cwd="/"
+    )
+    assert script.returncode == 0 and "Swish" in script.stdout
+
+
+@pytest.mark.slow
+def test_an_editable_install_runs_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    python = fresh_environment(tmp_path / "env")
+    # What hatchling's editable installs import; pip would bring it along with the other dependencies.
+    done = pip(python, "install", "--no-deps", "--ignore-installed", "editables", "-e", str(ROOT))
+    if done.returncode != 0 and ("editables" in done.stderr or "hatchling" in done.stderr):
+        pytest.skip("pip cannot fetch the build backend: no package index within reach")
+    assert done.returncode == 0, done.stderr
+    package, kernels, owner = probe(python, tmp_path)
+    assert Path(package) == ROOT / "opgraph" and Path(kernels) == ROOT / "kernels"
+    assert owner == "None"
+
+
+def test_every_extra_is_told_where_it_is_missed() -> None:
+    """Each extra that an error message names exists."""
+    import re
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {m for p in (ROOT / "opgraph").rglob("*.py") for m in re.findall(r"opgraph\[([\w,-]+)\]", p.read_text())}
+    assert named and {extra for group in named for extra in group.split(",")} <= set(extras)
