@@ -1,4 +1,4 @@
-"""Partition: a piece of a graph that runs as one; Partitioning: all of them in order, and the check that they fit."""
+"""Partition: a piece of a graph that runs as one; and the check that the pieces of a graph fit together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from opgraph.ir.op import Op
 from opgraph.partition.units import Unit
 
 if TYPE_CHECKING:
-    from opgraph.partition.report import Report
     from opgraph.runtime.compiled import CompiledPartition
     from opgraph.runtime.engine import Engine
 
@@ -81,15 +80,6 @@ class Partition:
     def __repr__(self) -> str:
         units = f", units={self.units}" if self.unit_matches else ""
         return f"<Partition {self.id}: {self.kind}, {len(self.ops)} ops{units}>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Partitioning:
-    """A graph cut into partitions, in topological order, and why it was cut so."""
-
-    graph: Graph
-    partitions: tuple[Partition, ...]
-    report: Report
 
 
 def make_partition(

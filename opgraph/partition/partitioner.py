@@ -10,16 +10,32 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir.graph import Graph
-from opgraph.partition.cutter import Cutter
-from opgraph.partition.partition import Partition, Partitioning, make_partition, verify_partitions
-from opgraph.partition.report import make_report
+from opgraph.partition.cutter import Cutter, Refusal
+from opgraph.partition.partition import Partition, make_partition, verify_partitions
+from opgraph.partition.report import Report, make_report
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.units import Rule, Unit
 
 POLICIES = ("fusion", "debug")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Partitioning:
+    """A graph cut into partitions, in topological order, and what neighbours were kept apart for which reason."""
+
+    graph: Graph
+    policy: str
+    partitions: tuple[Partition, ...]
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def report(self) -> Report:
+        """Why the graph was cut so, op by op; made when asked for."""
+        return make_report(self.graph, self.partitions, self.refusals, self.policy)
 
 
 def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = RULES) -> Partitioning:
@@ -49,8 +65,7 @@ def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = R
         cutter.join_libraries()
     partitions = _in_order(graph, cutter, find_units(graph, rules))
     verify_partitions(graph, partitions)
-    report = make_report(graph, partitions, cutter.told(), policy)
-    return Partitioning(graph=graph, partitions=partitions, report=report)
+    return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=tuple(cutter.told()))
 
 
 def _in_order(graph: Graph, cutter: Cutter, units: Sequence[Unit]) -> tuple[Partition, ...]:
