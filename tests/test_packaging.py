@@ -50,8 +50,9 @@ def fresh_environment(folder: Path) -> Path:
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    # A plain path line puts packages in reach without running the .pth files of an editable install.
-    (site / "zz_outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.name.startswith(("opgraph", "_editable", "__")) and not (site / package.name).exists():
+            (site / package.name).symlink_to(package)
     return python
 
 
