@@ -1,0 +1,172 @@
+"""The real functions behind the float ops, in mpmath: a second opinion on the references, which are the truth of every
+other test. Arguments are exact; results are mpf or Fraction, complex where the function is not real (NaN)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import mpmath as mp
+import numpy as np
+
+from opgraph.ops.families import LAYOUT_ATTRS
+
+
+def _fraction(x: Any) -> Fraction:
+    sign, mantissa, exponent, _ = x._mpf_
+    return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** int(exponent)
+
+
+def _gelu(x: Any, mode: str) -> Any:
+    if abs(x) > 60:
+        return x if x > 0 else mp.mpf(0)
+    if mode == "gelu_erf":
+        return x / 2 * mp.erfc(-x / mp.sqrt(2))
+    return x / (1 + mp.exp(-2 * mp.sqrt(2 / mp.pi) * (x + mp.mpf("0.044715") * x**3)))
+
+
+def _mod(a: Any, b: Any, fmod: int) -> Any:
+    x, y = _fraction(a), _fraction(b)
+    return (abs(x) % abs(y)) * (-1 if x < 0 else 1) if fmod else x % y
+
+
+def _clamp(x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    lower, upper = min if low is None else low, max if high is None else high
+    y = x if lower is None or x >= lower else lower
+    return y if upper is None or y <= upper else upper
+
+
+def _pow(x: Any, exponent: Any = None, *, beta: Any = None) -> Any:
+    y = beta if exponent is None else exponent
+    if abs(x) == 1 or x == 0 or y == 0 or abs(y * mp.log(abs(x))) < 800:
+        return mp.power(x, y)
+    if x < 0 and y != mp.floor(y):
+        return mp.mpc(0, 1)
+    size = mp.exp(mp.sign(y * mp.log(abs(x))) * 800)  # 0 or infinity in every dtype
+    return -size if x < 0 and mp.fmod(y, 2) != 0 else size
+
+
+def _shrink(x: Any, bias: Any, lambd: Any) -> Any:
+    return x + bias if x < -lambd else x - bias if x > lambd else mp.mpf(0)
+
+
+def _lgamma(x: Any) -> Any:
+    if x < 0:  # by reflection, as loggamma of a negative number is complex
+        return mp.log(mp.pi / abs(x * mp.sinpi(x))) - mp.loggamma(-x)
+    return mp.loggamma(x)
+
+
+def _digamma(x: Any) -> Any:
+    return mp.digamma(1 - x) - mp.pi * mp.cospi(x) / mp.sinpi(x) if x < 0 else mp.digamma(x)
+
+
+def _trigamma(x: Any) -> Any:
+    return (mp.pi / mp.sinpi(x)) ** 2 - mp.psi(1, 1 - x) if x < 0 else mp.psi(1, x)
+
+
+def _expm1(x: Any) -> Any:
+    return mp.expm1(x) if x < 800 else mp.exp(800)
+
+
+def _exp(x: Any) -> Any:
+    return mp.exp(min(x, mp.mpf(800)))
+
+
+REAL: dict[str, Callable[..., Any]] = {
+    "Abs": abs,
+    "Acos": mp.acos,
+    "Acosh": lambda x: mp.acosh(x) if x >= 1 else mp.mpc(0, 1),
+    "Add": lambda a, b: a + b,
+    "Asin": mp.asin,
+    "Asinh": mp.asinh,
+    "Atan": mp.atan,
+    "Atanh": mp.atanh,
+    "BiasAdd": lambda a, b: a + b,
+    "Ceil": mp.ceil,
+    "Celu": lambda x, alpha: x if x > 0 else alpha * _expm1(x / alpha),
+    "Clamp": _clamp,
+    "Cos": mp.cos,
+    "Cosh": lambda x: mp.cosh(min(abs(x), mp.mpf(800))),
+    "Digamma": _digamma,
+    "Divide": lambda a, b: a / b,
+    "Elu": lambda x, alpha: x if x > 0 else alpha * _expm1(x),
+    "Erf": mp.erf,
+    "Exp": _exp,
+    "Expm1": _expm1,
+    "Floor": mp.floor,
+    "GELU": _gelu,
+    "HardSigmoid": lambda x, alpha, beta: max(mp.mpf(0), min(mp.mpf(1), alpha * x + beta)),
+    "HardSwish": lambda x: x * min(max(x + 3, 0), 6) / 6,
+    "Identity": lambda x: x,
+    "LeakyReLU": lambda x, alpha: alpha * x if x < 0 else x,
+    "Lgamma": _lgamma,
+    "Log": mp.log,
+    "Log1p": mp.log1p,
+    "Maximum": max,
+    "Minimum": min,
+    "Mish": lambda x: x * mp.tanh(mp.log1p(_exp(x))) if x < 800 else x,
+    "Mod": _mod,
+    "Multiply": lambda a, b: a * b,
+    "Neg": lambda x: -x,
+    "PReLU": lambda x, slope: slope * x if x < 0 else x,
+    "Pow": _pow,
+    "ReLU": lambda x: max(x, mp.mpf(0)),
+    "Reciprocal": lambda x: 1 / x,
+    "Round": mp.nint,
+    "Rsqrt": lambda x: 1 / mp.sqrt(x),
+    "Select": lambda c, a, b: a if c else b,
+    "Selu": lambda x, alpha, gamma: gamma * (x if x > 0 else alpha * _expm1(x)),
+    "Shrink": _shrink,
+    "Sigmoid": lambda x, alpha: 1 / (1 + mp.exp(max(min(-alpha * x, mp.mpf(800)), mp.mpf(-800)))),
+    "Sign": mp.sign,
+    "Sin": mp.sin,
+    "Sinh": lambda x: mp.sinh(max(min(x, mp.mpf(800)), mp.mpf(-800))),
+    "SoftPlus": lambda x, beta: (mp.log1p(mp.exp(beta * x)) if beta * x < 800 else beta * x) / beta,
+    "Softsign": lambda x: x / (1 + abs(x)),
+    "Sqrt": mp.sqrt,
+    "Square": lambda x: x * x,
+    "SquaredDifference": lambda a, b: (a - b) ** 2,
+    "Subtract": lambda a, b: a - b,
+    "Swish": lambda x, factor=1, *, alpha: x / (1 + mp.exp(max(min(-alpha * factor * x, mp.mpf(2000)), mp.mpf(-800)))),
+    "Tan": mp.tan,
+    "Tanh": lambda x: mp.tanh(max(min(x, mp.mpf(800)), mp.mpf(-800))),
+    "ThresholdedRelu": lambda x, alpha: x if x > alpha else mp.mpf(0),
+    "Trigamma": _trigamma,
+    "Trunc": lambda x: mp.floor(x) if x >= 0 else mp.ceil(x),
+}
+
+#: Functions whose zeros are no special arguments: next to one, the last bit of the argument is worth more than the
+#: result. For them an ulp is one of max(|f|, |x f'(x)|). Kind -> f'.
+SLOPE: dict[str, Callable[[Any], Any]] = {
+    "Lgamma": _digamma,
+    "Digamma": _trigamma,
+}
+
+
+def truth(kind: str, columns: list[np.ndarray], attrs: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The real function at float64 arguments, rounded to float64, the rest of it, and |x f'(x)| where that counts.
+
+    NaN where the function is not real. The third is -1 where mpmath has no answer (poles).
+    """
+    function, slope = REAL[kind], SLOPE.get(kind)
+    exact = {k: mp.mpf(v) if isinstance(v, float) else v for k, v in attrs.items() if k not in LAYOUT_ATTRS}
+    high, low, scale = (np.zeros(len(columns[0])) for _ in range(3))
+    with mp.workdps(50):
+        for i, row in enumerate(zip(*columns)):
+            args = [bool(a) if isinstance(a, np.bool_) else mp.mpf(float(a)) for a in row]
+            try:
+                value = function(*args, **exact)
+            except (ZeroDivisionError, ValueError):
+                high[i], scale[i] = np.nan, -1
+                continue
+            if isinstance(value, mp.mpc):
+                if value.imag != 0:
+                    high[i] = np.nan
+                    continue
+                value = value.real
+            high[i] = float(value)
+            if np.isfinite(high[i]):
+                low[i] = float(value - (Fraction(high[i]) if isinstance(value, Fraction) else mp.mpf(high[i])))
+                scale[i] = abs(float(args[0] * slope(args[0]))) if slope else 0.0
+    return high, low, scale

@@ -1,0 +1,81 @@
+"""Distances from the truth, in units in the last place of a dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+def spacing(magnitude: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """One ulp of `dtype` at a float64 magnitude: 2^(exponent - mantissa bits).
+
+    Below the normal numbers it is that of the subnormals, above the finite ones that of the largest binade.
+    """
+    info = ml_dtypes.finfo(dtype)
+    with np.errstate(invalid="ignore"):
+        exponent = np.frexp(np.where(np.isfinite(magnitude), magnitude, 1.0))[1] - 1
+    exponent = np.where(magnitude == 0, info.minexp, exponent)
+    return np.ldexp(1.0, np.clip(exponent, info.minexp, info.maxexp - 1) - info.nmant)
+
+
+def errors(got: np.ndarray, truth: np.ndarray, low: np.ndarray | float = 0.0, scale: Any = 0.0) -> np.ndarray:
+    """How far results are from the truth, in ulp of their dtype at the truth (or at `scale`, where that is larger).
+
+    Args:
+        got: results in a float dtype.
+        truth, low: the truth in float64, as an unevaluated sum.
+        scale: a magnitude to measure against where it exceeds that of the truth.
+
+    The distance is infinite where one of the two alone is NaN or an infinite truth is missed, where a zero has the
+    wrong sign (`scale` aside), and where the truth is zero and the result is not. An infinite result for a finite truth
+    counts as the first power of two that the dtype does not hold: rounding to infinity is right from half an ulp below.
+    """
+    info = ml_dtypes.finfo(got.dtype)
+    with np.errstate(all="ignore"):
+        wide = got.astype(np.float64)
+        limit = np.ldexp(1.0, info.maxexp)  # infinite for f64: no finite truth reaches it
+        past = np.isinf(wide) & np.isfinite(truth)
+        reached = np.where(past & (np.abs(truth) >= limit), truth, np.where(past, np.copysign(limit, wide), wide))
+        distance = np.abs((reached - truth) - low) / spacing(np.maximum(np.abs(truth), scale), got.dtype)
+    wrong = (np.isnan(wide) != np.isnan(truth)) | (np.isinf(truth) & (wide != truth)) | ((truth == 0) & (wide != 0))
+    zero_sign = (wide == 0) & (np.signbit(wide) != np.signbit(truth)) & (np.abs(truth) >= scale)
+    distance = np.where(np.isnan(truth) | np.isinf(truth), 0.0, distance)
+    return np.where(wrong | zero_sign, np.inf, distance)
+
+
+def assert_as_accurate_as(
+    got: np.ndarray, peer: np.ndarray, exact: np.ndarray, slack: float = 2.0, floor: float = 0.5, label: str = ""
+) -> None:
+    """The slack rule: results are at most `slack` times as far from the truth as a peer's in the same dtype.
+
+    Both are measured in ulp at the truth, over the elements where the peer and the truth are finite; the worst element
+    and the 99th percentile must both hold. `floor` is what nobody can be asked to undercut: half an ulp for one
+    rounding, more where the last op alone is allowed more.
+
+    Raises:
+        AssertionError: with the worst element.
+    """
+    compared = np.isfinite(exact) & np.isfinite(peer.astype(np.float64))
+    if not compared.any():
+        return
+    exact = exact[compared]
+    ours, theirs = (_distance(a[compared], exact) for a in (got, peer))
+    for name, mine, other in (
+        ("worst", ours.max(), theirs.max()),
+        ("99th percentile", *(np.quantile(e, 0.99) for e in (ours, theirs))),
+    ):
+        if not mine <= max(slack * other, floor):
+            at = int(np.argmax(ours))
+            raise AssertionError(
+                f"{label}: {name} {mine:.3g} ulp, peer {other:.3g} ulp, slack {slack}; "
+                f"element {at}: got {got[compared][at]!r}, peer {peer[compared][at]!r}, exact {exact[at]!r}"
+            )
+
+
+def _distance(values: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """As `errors`, but either zero is zero: what a sum cancels to has no sign to speak of."""
+    signed = np.where(values == 0, np.copysign(np.zeros((), values.dtype), exact.astype(values.dtype)), values)
+    ulp = spacing(exact, values.dtype)
+    return np.where(exact == 0, np.abs(values.astype(np.float64)) / ulp, errors(signed, exact))
