@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
-from opgraph.ir import dtypes, opdef
+from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.ir.schema import inferred_dims
-from opgraph.ir.shapes import ShapeMismatch, unify
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import Partition
+from opgraph.runtime import exchange as exchange_module
 from opgraph.runtime.engine import Engine, Stream
+from opgraph.runtime.matching import matched
 
 if TYPE_CHECKING:
     from opgraph.codegen.kernel import KernelSource
@@ -97,13 +97,13 @@ class CompiledPartition:
         return found
 
     def inplace_ports(self) -> list[tuple[int, int]]:
-        """Pairs (input id, output id) that may share memory: same shape and dtype, element by element."""
+        """Pairs (input id, output id) that may share memory: same shape, strides and dtype, element by element."""
         if self.partition.kind != "fused":
             return []
-        free = list(self._inputs.values())
+        free = [t for t in self._inputs.values() if 0 not in t.get_strides() or t.ndim == 0]
         pairs = []
         for out in self._outputs.values():
-            match = next((t for t in free if (t.dtype, t.dims) == (out.dtype, out.dims)), None)
+            match = next((t for t in free if _memory(t) == _memory(out)), None)
             if match is not None:
                 free.remove(match)
                 pairs.append((match.id, out.id))
@@ -118,29 +118,48 @@ class CompiledPartition:
     def execute(self, stream: Stream, inputs: Mapping[int, Any], outputs: Mapping[int, Any]) -> None:
         """Runs the partition: reads `inputs`, writes `outputs`, both by tensor id.
 
+        Args:
+            stream: of the engine that the partition was compiled for.
+            inputs, outputs: arrays of exactly the compiled dtypes and shapes, any strides; on the CPU NumPy arrays or
+                torch tensors, on a GPU those of CuPy or torch. An output may be exactly the memory of an input (see
+                `inplace_ports`), and may not overlap one otherwise.
+
         Raises:
             InvalidArguments: a stream of another engine, a missing or unknown id, an array that does not fit its
-                logical tensor, an output that cannot be written.
+                logical tensor, an output that cannot be written. Nothing has run then.
         """
-        if stream.engine != self.engine:
+        if not isinstance(stream, Stream) or stream.engine != self.engine:
+            got = f"a stream of {stream.engine}" if isinstance(stream, Stream) else repr(stream)
             raise InvalidArguments(
-                f"a stream of {stream.engine} cannot run a partition compiled for {self.engine}",
+                f"{got} cannot run a partition compiled for {self.engine}",
                 where="execute",
-                fix="use a stream of the same engine",
+                fix=f'pass og.Stream(og.Engine("{self.engine.kind}", {self.engine.index}))',
             )
+        exchange = self._exchange()
         ins = self._bound(inputs, self._inputs, "inputs")
         outs = self._bound(outputs, self._outputs, "outputs")
-        for id, array in zip(self._outputs, outs, strict=True):
-            if isinstance(array, np.ndarray) and not array.flags.writeable:
-                raise InvalidArguments(
-                    "an output is read-only", where=self._outputs[id].label, fix="give a writable array"
-                )
+        for position, (tensor, array) in enumerate(zip(self._outputs.values(), outs, strict=True)):
+            exchange.check_out(tensor.label, array, ins, single_step=self.partition.kind == "fused")
+            exchange.check_out(tensor.label, array, outs[:position], single_step=False)
+        # Runners of the cuda engine take the stream as well.
+        results = self._run(ins, outs, *([stream] if self.engine.kind == "cuda" else []))
+        for out, result in zip(outs, results, strict=True):
+            exchange.assign(out, result)  # a library may have allocated its results itself
+
+    def _exchange(self) -> Any:
         if self.engine.kind == "cuda":
-            self._run(ins, outs, stream)  # type: ignore[call-arg]  # runners of this engine take the stream
-        else:
-            self._run(ins, outs)
+            from opgraph.runtime.cuda_exchange import CudaExchange
+
+            return CudaExchange(self.engine.index)
+        return exchange_module
 
     def _bound(self, given: Mapping[int, Any], wanted: dict[int, LogicalTensor], what: str) -> list[Any]:
+        if not isinstance(given, Mapping):
+            raise InvalidArguments(
+                f"got {type(given).__name__} where a dict is expected",
+                where=f"execute {what}",
+                fix="bind arrays by tensor id: {0: array}",
+            )
         for id in given:
             if id not in wanted:
                 raise InvalidArguments(
@@ -154,25 +173,43 @@ class CompiledPartition:
                     where=f"execute {what}",
                     fix=f"give an array for id {id} ({tensor.type_text})",
                 )
-            array = given[id]
             if self.engine.kind == "cuda":
                 from opgraph.runtime.cuda_arrays import seen
 
-                array = seen(array, self.engine.index, f"{tensor.label} in {what}")
+                array = seen(given[id], self.engine.index, f"{tensor.label} in {what}")
+            else:
+                array = _seen_on_host(given[id], tensor)
             arrays.append(_checked(array, tensor, what))
         return arrays
 
 
+def _memory(tensor: LogicalTensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return tensor.dtype, tensor.shape, tensor.get_strides()
+
+
+def _seen_on_host(array: Any, tensor: LogicalTensor) -> Any:
+    seen = exchange_module.imported({tensor.id: array}, {})[0]
+    return array if seen is None else seen[tensor.id]
+
+
 def _checked(array: Any, tensor: LogicalTensor, what: str) -> Any:
     dtype = dtypes.get(tensor.dtype).numpy
-    if getattr(array, "dtype", None) != dtype or tuple(array.shape) != tensor.dims:
-        got = f"{getattr(array, 'dtype', type(array).__name__)}{list(getattr(array, 'shape', []))}"
+    is_array = hasattr(array, "dtype") and hasattr(array, "shape") and not isinstance(array, np.generic)
+    if not is_array or array.dtype != dtype or not _has_shape(array.shape, tensor.dims):
+        got = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
         raise InvalidArguments(
             f"got {got} for {tensor.type_text}",
             where=f"{tensor.label} in {what}",
             fix="give an array of this dtype and shape",
         )
     return array
+
+
+def _has_shape(shape: Sequence[int], dims: Dims) -> bool:
+    """Whether a shape is one of these dimensions; what only a library infers may be unknown until it has run."""
+    if dims is None:
+        return True
+    return len(shape) == len(dims) and all(not isinstance(d, int) or d == s for s, d in zip(shape, dims, strict=True))
 
 
 def compile_partition(
@@ -187,61 +224,17 @@ def compile_partition(
     Raises:
         InvalidArguments: an unsupported partition, another engine kind than the graph's, a port without its logical
             tensor, an input of unknown shape or layout.
-        InvalidShape: a given output shape disagrees with the inferred one.
+        InvalidShape: a given shape disagrees with the declared or the inferred one.
     """
     where = f"partition {partition.id}"
     if not partition.supported:
         raise InvalidArguments("the partition is not supported", where=where, fix="`graph.explain()` says why")
+    if not isinstance(engine, Engine):
+        raise InvalidArguments(f"{engine!r} is no Engine", where=where, fix='pass og.Engine("cpu")')
     if engine.kind != partition.engine:
         raise InvalidArguments(
             f"the graph is for {partition.engine}, the engine is {engine.kind}",
             where=where,
             fix=f'build Graph(engine="{engine.kind}")',
         )
-    given_in, given_out = {t.id: t for t in inputs}, {t.id: t for t in outputs}
-    ins: dict[int, LogicalTensor] = {}
-    for port in partition.input_ports:
-        tensor = given_in.get(port.id)
-        if (
-            tensor is None
-            or tensor.dtype != port.dtype
-            or not tensor.has_known_shape
-            or tensor.layout not in ("strided", "any")
-        ):
-            raise InvalidArguments(
-                f"input {port.id} needs a logical tensor of dtype {port.dtype}, known shape and layout",
-                where=where,
-                fix="pass one, with int dims, under the port's id",
-            )
-        ins[port.id] = tensor
-    made = _inferred(partition, ins, where)
-    outs: dict[int, LogicalTensor] = {}
-    for port in partition.output_ports:
-        tensor = given_out.get(port.id)
-        if tensor is None or tensor.dtype != port.dtype or tensor.layout not in ("strided", "any"):
-            raise InvalidArguments(
-                f"output {port.id} needs a logical tensor of dtype {port.dtype}",
-                where=where,
-                fix="pass one under the port's id; its dims may be None",
-            )
-        try:
-            dims = unify(tensor.dims, made[port.id].dims, tensor.label)
-        except ShapeMismatch as error:
-            raise InvalidShape(error.what, where=where, fix=error.fix) from None
-        outs[port.id] = tensor.with_(dims=dims, layout="strided")
-    return CompiledPartition(partition, engine, ins, outs)
-
-
-def _inferred(partition: Partition, inputs: dict[int, LogicalTensor], where: str) -> dict[int, LogicalTensor]:
-    """Every tensor of the partition, with the dimensions that follow from these inputs."""
-    known = dict(inputs)
-    for op in partition.ops:
-        ins = tuple(known.get(t.id, t) for t in op.inputs)
-        dims = inferred_dims(opdef.get(op.kind, where=where), ins, op.attrs, op.where)
-        for index, tensor in enumerate(op.outputs):
-            try:
-                agreed = unify(tensor.dims, dims[index] if index < len(dims) else None, tensor.label)
-            except ShapeMismatch as error:
-                raise InvalidShape(error.what, where=op.where, fix=error.fix) from None
-            known[tensor.id] = tensor.with_(dims=agreed)
-    return known
+    return CompiledPartition(partition, engine, *matched(partition, inputs, outputs, where))
