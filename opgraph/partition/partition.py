@@ -68,9 +68,9 @@ class Partition:
             engine: of the graph's engine kind.
 
         Raises:
-            InvalidArguments: a port is missing, an input shape is unknown, the engine is of another kind.
+            InvalidArguments: the partition is unsupported, a port is missing, an input shape is unknown, the engine is
+                of another kind.
             InvalidShape: the shapes do not fit the ops.
-            Unimplemented: the partition is unsupported.
             DeviceError: the kernel does not compile.
         """
         from opgraph.runtime.compiled import compile_partition  # front door: a later stage
