@@ -22,7 +22,7 @@ from opgraph.runtime.host import find_compiler
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
 _BEFORE = """\
-static struct { unsigned x, y, z; } blockIdx, threadIdx;
+static thread_local struct { unsigned x, y, z; } blockIdx, threadIdx;
 #define __global__
 #define __launch_bounds__(threads)
 """

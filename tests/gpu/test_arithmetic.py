@@ -1,0 +1,119 @@
+"""The GPU computes what the CPU engine computes, to the bit, in every op and dtype: the CPU's accuracy is its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from accuracy import points
+from accuracy.ulp import errors
+from one_op import POINTWISE, OneOp, calls
+
+import opgraph as og
+from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes
+from opgraph.ir.opdef import OpDef
+from opgraph.partition.rules import RULES
+from opgraph.partition.units import Rule
+
+CHUNK = 60_000  # the CPU engine stays in this thread, the one that flushes
+
+
+def columns(call: OneOp) -> list[np.ndarray]:
+    """One long array for each input: every value of 16-bit types, special points and random bits of the others."""
+    kind = dtypes.get(call.dtype)
+    if len(call.ports) == 1 and kind.is_float:
+        if kind.itemsize == 2:
+            return [points.every_16_bit_value(kind.numpy)]
+        if call.dtype == "f32":
+            return [points.f32_line(call.record, call.attrs)]
+        return [points.f64_line(call.record, call.attrs, 2000)]
+    return points.grid(call.record, call.ports, call.dtype, count=100_000)
+
+
+def differing(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Where bits differ, NaN aside: its bits mean nothing."""
+    both_nan = (got != got) & (expected != expected)
+    a, b = (x.view(f"u{x.dtype.itemsize}") for x in (got, expected))
+    return (a != b) & ~both_nan
+
+
+@pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
+def test_every_op_gives_the_bits_of_the_cpu(any_memory: Any, flush: Any, record: OpDef) -> None:
+    for call in calls(record):
+        if record.channel_inputs or record.index_of:
+            continue  # they differ from plain operands by where they lie, not in arithmetic
+        given = columns(call)
+        shapes: list[tuple[int | None, ...]] = [(None,)] * len(given)
+        on_cpu, on_gpu = og.compile(call.graph(shapes)), og.compile(call.graph(shapes), device="cuda")
+        got = any_memory.get(on_gpu({f"x{i}": any_memory.put(c) for i, c in enumerate(given)}))
+        with flush(call.dtype), np.errstate(all="ignore"):
+            expected = np.concatenate(
+                [
+                    on_cpu({f"x{i}": c[start : start + CHUNK] for i, c in enumerate(given)})
+                    for start in range(0, len(given[0]), CHUNK)
+                ]
+            )
+        wrong = np.flatnonzero(differing(got, expected))
+        shown = [([c[i] for c in given], got[i], expected[i]) for i in wrong[:5]]
+        assert wrong.size == 0, f"{call}: {wrong.size} of {got.size} differ, (arguments, GPU, CPU): {shown}"
+
+
+@pytest.mark.parametrize("record", [r for r in POINTWISE if r.index_of or r.channel_inputs], ids=lambda r: r.kind)
+def test_channels_and_positions_give_the_bits_of_the_cpu(any_memory: Any, record: OpDef) -> None:
+    from opgraph.ops import samples
+
+    for call in calls(record):
+        shapes = call.shapes((33, 65))
+        given = samples.arrays(record, call.ports, call.dtype, shapes)
+        feeds = {f"x{i}": a for i, a in enumerate(given)}
+        graph = call.graph(shapes)
+        got = og.compile(graph, device="cuda")({k: any_memory.put(a) for k, a in feeds.items()})
+        assert not differing(any_memory.get(got), og.compile(graph)(feeds)).any(), str(call)
+
+
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+@pytest.mark.parametrize("record", [r for r in POINTWISE if len(r.inputs) == 1], ids=lambda r: r.kind)
+def test_unary_ops_are_as_near_the_float64_truth_as_the_cpu(any_memory: Any, record: OpDef, dtype: str) -> None:
+    from opgraph.ops import samples
+
+    if dtype not in samples.dtypes_of(record) or record.is_cast or record.index_of:
+        pytest.skip(f"not of {dtype} to {dtype}")
+    for call in calls(record, dtype):
+        (given,) = samples.arrays(record, call.ports, dtype, [(30_000,)])
+        graph = call.graph([(None,)])
+        try:
+            truth = og.evaluate(graph, x0=given)
+        except Unimplemented as error:
+            pytest.skip(str(error))
+        if dtypes.of_array(truth.dtype, where="truth").category != "float":
+            continue
+        got = any_memory.get(og.compile(graph, device="cuda")(x0=any_memory.put(given)))
+        peer = og.compile(graph)(x0=given)
+        smallest = {"f32": 1.2e-38, "bf16": 1.2e-38}.get(dtype, 0.0)
+        kept = (np.abs(truth) > smallest) | (truth == 0)
+        worst, allowed = (errors(x[kept], truth[kept]).max(initial=0) for x in (got, peer))
+        assert worst <= allowed, f"{call}: {worst} ulp on the GPU, {allowed} on the CPU"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[f"{i}-{r.name}" for i, r in enumerate(RULES)])
+def test_every_rule_gives_the_bits_of_the_cpu(any_memory: Any, flush: Any, rule: Rule) -> None:
+    graph = og.parse(rule.takes)
+    rng = np.random.default_rng(0)
+    feeds = {str(t.name): rng.normal(0, 2, t.shape).astype(dtypes.get(t.dtype).numpy) for t in graph.inputs}
+    f = og.compile(graph, device="cuda")
+    got = any_memory.get(f({name: any_memory.put(a) for name, a in feeds.items()}))
+    with flush("f32"):
+        assert not differing(got, og.compile(graph)(feeds)).any()
+
+
+def test_f32_subnormals_are_flushed_as_the_spec_says(any_memory: Any) -> None:
+    g = og.Graph()
+    x = g.input("x", dtype="f32", shape=(None,))
+    g.output(g.add_op("Multiply", x, 1.0))
+    f = og.compile(g, device="cuda")
+    given = np.array([1e-40, -1e-40, 1.2e-38, 2e-38], np.float32)
+    got = any_memory.get(f(x=any_memory.put(given)))
+    np.testing.assert_array_equal(got, np.array([0.0, -0.0, 1.2e-38, 2e-38], np.float32))
+    assert np.signbit(got[1])
