@@ -224,15 +224,16 @@ def _saved(graph: og.Graph) -> bytes:
 # -- shapes and ports -----------------------------------------------------------------------------------------------
 
 
-def test_symbols_are_kept_and_made_up_ones_are_not() -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("NonZero", ["a"], ["y"])]
-    made = model(nodes, {"x": (T.FLOAT, ["batch", "seq + 1"])}, {"y": (T.INT64, None)})
-    made.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 2
-    made.graph.output[0].type.tensor_type.shape.dim.add()
+def test_symbols_are_kept_and_those_that_inference_makes_up_are_not() -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("NonZero", ["a"], ["places"]),
+        helper.make_node("Neg", ["places"], ["y"]),
+    ]
+    made = model(nodes, {"x": (T.FLOAT, ["batch", "seq + 1"])}, {"y": (T.INT64, [2, None])})
     graph = og.onnx.load(made)
     assert graph.inputs[0].dims == ("batch", "seq + 1")
-    assert graph.ops[0].outputs[0].dims == ("batch", "seq + 1")
-    assert graph.outputs[0].dims == (2, None)
+    assert [op.outputs[0].dims for op in graph.ops] == [("batch", "seq + 1"), (2, None), (2, None)]
 
 
 def test_inputs_and_outputs_are_the_models_in_order_and_the_rest_is_dropped_with_a_note() -> None:
@@ -301,6 +302,29 @@ def test_subgraphs_name_what_they_take_from_outside() -> None:
         run = og.compile(g)
         assert run(b=np.bool_(True), x=np.float32([1, 1])).tolist() == [2, 3]
         assert run(b=np.bool_(False), x=np.float32([1, 1])).tolist() == [1, 1]
+
+
+def test_subgraphs_inside_subgraphs_take_only_what_no_graph_around_them_makes() -> None:
+    def branch(nodes: list[Any], out: str) -> Any:
+        return helper.make_graph(nodes, out, [], [helper.make_empty_tensor_value_info(out)])
+
+    inner = [branch([helper.make_node(op, ["x", "made"], [op])], op) for op in ("Add", "Mul")]
+    outer = branch(
+        [
+            helper.make_node("Neg", ["x"], ["made"]),
+            helper.make_node("If", ["b"], ["o"], then_branch=inner[0], else_branch=inner[1]),
+        ],
+        "o",
+    )
+    other = branch([helper.make_node("Identity", ["x"], ["e"])], "e")
+    made = model(
+        [helper.make_node("If", ["b"], ["y"], then_branch=outer, else_branch=other)],
+        {"b": (T.BOOL, []), "x": (T.FLOAT, [2])},
+        {"y": (T.FLOAT, [2])},
+    )
+    graph = og.onnx.load(made)
+    assert only(graph).attrs["onnx_captures"] == ("x", "b")
+    assert og.compile(graph)(b=np.bool_(True), x=np.float32([1, 2])).tolist() == [0, 0]
 
 
 # -- functions ------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def test_a_region_is_one_session_over_several_nodes() -> None:
     assert made.runs_in == "onnxruntime"
 
 
-def test_large_constants_are_shared_not_copied() -> None:
+def test_large_constants_stay_outside_the_model_of_the_region() -> None:
     weights = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     made = region(
         "graph(x: f32[n,64]) -> (y)\n  const w: f32[64,64] = sha256:"

@@ -18,7 +18,8 @@ def value_types(model: ModelProto) -> dict[str, TypeProto]:
         stated.setdefault(tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
     if all(name in stated for node in graph.node for name in node.output if name):
         return stated
-    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    # Not with data_prop: it keeps an entry for each element of a 1-d tensor, and a file states sizes as it likes.
+    inferred = onnx.shape_inference.infer_shapes(model).graph
     for value in inferred.value_info:
         if value.name not in stated:
             stated[value.name] = _without_made_up_symbols(value.type)

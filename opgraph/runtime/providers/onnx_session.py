@@ -36,7 +36,7 @@ def onnxruntime_module() -> Any:
 
 
 def session_of(ort: Any, model: RegionModel, threads: int | None = None, device: str = "cpu") -> Any:
-    """An onnxruntime session; large constants are handed over by reference.
+    """An onnxruntime session. Large constants are handed over as memory, past protobuf's 2 GiB; it copies them once.
 
     Raises:
         Exception: onnxruntime refuses the model; its classes share no base.
