@@ -13,34 +13,39 @@ from opgraph.runtime.device_array import DeviceArray, Library, RawStream
 from opgraph.runtime.engine import Stream
 
 
-def seen(value: Any, device: int, where: str) -> DeviceArray:
+def seen(value: Any, device: int, what: str, name: object = "") -> DeviceArray:
     """An array on GPU `device`, without a copy.
 
     Args:
         value: a torch or CuPy array, anything there with `__cuda_array_interface__` or DLPack, or a DeviceArray.
-        where: what the array is, for messages.
+        what, name: what the array is, for messages.
 
     Raises:
         InvalidArguments: no array, an array elsewhere, or one whose memory cannot be read in place.
     """
-    found = value if type(value) is DeviceArray else _viewed(value, where)
+    found = value if type(value) is DeviceArray else _viewed(value, what, name)
+    if found is not None and found.device == device:
+        return found
+    where = _place(what, name)
     if found is None:
         raise InvalidArguments(
             f"got {type(value).__module__}.{type(value).__name__}, which is no array on a GPU",
             where=where,
             fix=f'pass cupy.asarray(x) or x.to("cuda:{device}"), or compile with device="cpu"',
         )
-    if found.device != device:
-        place = "the CPU" if found.device < 0 else f"cuda:{found.device}"
-        raise InvalidArguments(
-            f"the array is on {place}, the kernel on cuda:{device}",
-            where=where,
-            fix=f'move it: x.to("cuda:{device}"), or compile for its device',
-        )
-    return found
+    place = "the CPU" if found.device < 0 else f"cuda:{found.device}"
+    raise InvalidArguments(
+        f"the array is on {place}, the kernel on cuda:{device}",
+        where=where,
+        fix=f'move it: x.to("cuda:{device}"), or compile for its device',
+    )
 
 
-def _viewed(value: Any, where: str) -> DeviceArray | None:
+def _place(what: str, name: object) -> str:
+    return f'{what} "{name}"' if name != "" else what
+
+
+def _viewed(value: Any, what: str, name: object) -> DeviceArray | None:
     torch = sys.modules.get("torch")
     try:
         if torch is not None and isinstance(value, torch.Tensor):
@@ -50,7 +55,7 @@ def _viewed(value: Any, where: str) -> DeviceArray | None:
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise InvalidArguments(
             f"an array of {type(value).__module__} cannot be read in place: {error}",
-            where=where,
+            where=_place(what, name),
             fix="pass a plain strided array of a dtype that opgraph has",
         ) from None
 

@@ -36,10 +36,10 @@ class CudaExchange:
         Raises:
             InvalidArguments: an array that is not on this GPU; nothing is copied there silently.
         """
-        views = {k: seen(v, self.device, f'input "{k}"') for k, v in named.items()}
+        views = {k: seen(v, self.device, "input", k) for k, v in named.items()}
         if not isinstance(feeds, Mapping):  # None, or refused where it is bound
             return feeds, views, library_of(views.values())
-        fed = {k: seen(v, self.device, f'input "{k}"') for k, v in feeds.items()}
+        fed = {k: seen(v, self.device, "input", k) for k, v in feeds.items()}
         return fed, views, library_of([*views.values(), *fed.values()])
 
     def exported(self, result: Any, library: Library) -> Any:
