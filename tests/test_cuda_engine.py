@@ -98,6 +98,24 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, case: Case, monkeypa
     assert "og::u32 n" not in next(iter(f.kernels.values()))[-500:]
 
 
+@pytest.mark.parametrize(("offset", "pack"), [(0, 4), (1, 1), (2, 2), (3, 1), (4, 4)])
+@pytest.mark.parametrize("which", ["x", "a", "out"])
+def test_packs_are_no_longer_than_addresses_are_aligned(cupy: FakeCupy, which: str, offset: int, pack: int) -> None:
+    """A GPU stops at a misaligned access; the host that emulates it does not."""
+    f = og.compile(gated("f32", (None,), (None,)), device="cuda")
+    arrays = {name: cupy.empty((1024,), "f4") for name in ("x", "a", "out")}
+    arrays[which] = cupy.empty((1024 + offset,), "f4")[offset:]
+    f(**arrays)
+    (kernel,) = [f.kernels[name] for name, _, _ in cupy.launches]
+    assert f"og::flat<Fused, {pack}, " in kernel
+
+
+def test_a_scalar_may_lie_anywhere(cupy: FakeCupy) -> None:
+    f = og.compile(gated("f32", (None,), (1,)), device="cuda")
+    f(x=cupy.empty((1024,), "f4"), a=cupy.empty((4,), "f4")[1:2])
+    assert "og::flat<Fused, 4, 2>" in f.kernels[cupy.launches[0][0]]
+
+
 def test_outputs_are_written_where_they_lie(cupy: FakeCupy) -> None:
     x, a = random((40, 33), "f32"), random((33,), "f32", 1)
     expected = og.compile(gated("f32", (40, 33), (33,)))(x=x, a=a)
