@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import types
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from emulator import FakeArray, FakeCupy, FakeStream
+from emulator import FakeArray, FakeCupy, FakeStream, _argument
 from layouts import CASES, Case
 
 import opgraph as og
@@ -372,3 +373,22 @@ def test_torch_tensors_are_seen_by_address() -> None:
         TORCH.view(torch.zeros(3, dtype=torch.complex64))
     with pytest.raises(ValueError, match="not plain"):
         TORCH.view(torch.zeros(3, dtype=torch.complex64).conj().imag)
+
+
+def test_the_real_cupy_turns_arguments_into_the_same_bytes() -> None:
+    """The stand-in's rules are CuPy's: what its launch reads through each pointer, looked at without a launch."""
+    pytest.importorskip("cupy")
+    function = pytest.importorskip("cupy.cuda.function")
+    scalar = pytest.importorskip("cupy._core._scalar")
+
+    def read(value: object, size: int) -> bytes:
+        return ctypes.string_at(scalar.CScalar(value).ptr, size)
+
+    address = 0x7F01_2345_6789
+    assert read(address, 8) == address.to_bytes(8, "little")
+    assert read(2**40 + 5, 8) == (2**40 + 5).to_bytes(8, "little")
+    assert read(np.uint32(2**31 + 5), 4) == (2**31 + 5).to_bytes(4, "little")
+    words = np.array([1, -2, 2**40], np.int64).view(np.dtype((np.void, 24)))
+    assert words.size == 1
+    assert ctypes.string_at(function.CNumpyArray(words).ptr, 24) == words.tobytes()
+    assert _argument(address).value == address and bytes(_argument(np.uint32(5)))[:4] == (5).to_bytes(4, "little")
