@@ -350,11 +350,40 @@ def test_functions_of_others_are_unfolded_and_noted() -> None:
     assert any("pkg::SiLU" in note for note in graph.notes)
 
 
+def test_defaults_of_functions_hold_through_nested_calls() -> None:
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("pkg", 1)]
+    inner = helper.make_function("pkg", "Inner", ["x"], ["y"], [helper.make_node("Elu", ["x"], ["y"])], imports)
+    inner.node[0].attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="a", type=1))
+    inner.attribute_proto.append(helper.make_attribute("a", 0.25))
+    outer = helper.make_function(
+        "pkg", "Outer", ["x"], ["y"], [helper.make_node("Inner", ["x"], ["y"], domain="pkg")], imports
+    )
+    made = model(
+        [helper.make_node("Outer", ["a"], ["b"], domain="pkg")],
+        {"a": (T.FLOAT, ["n"])},
+        {"b": (T.FLOAT, ["n"])},
+        domains=("pkg",),
+        functions=(outer, inner),
+    )
+    assert only(og.onnx.load(made)).attrs["alpha"] == 0.25
+
+
 def test_a_foreign_body_under_our_name_is_not_trusted() -> None:
     body = [helper.make_node("Tanh", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
     made = model([helper.make_node("Swish", ["a"], ["b"], domain="opgraph", name="call")], {"a": (T.FLOAT, ["n"])},
                  {"b": (T.FLOAT, ["n"])}, domains=("opgraph",), functions=(swish_function(body),))  # fmt: skip
     assert [op.kind for op in og.onnx.load(made).ops] == ["Tanh", "Multiply"]
+
+
+def test_our_body_with_other_defaults_is_not_trusted() -> None:
+    from opgraph.onnx.save import to_model
+
+    made = to_model(og.parse("graph(x: f32[n,4]) -> (y)\n  y = Swish(x)"), form="function")
+    del made.graph.node[0].attribute[:]
+    made.functions[0].attribute_proto[0].f = 3.0
+    x = np.float64([-1, 0, 1, 2]).reshape(1, 4)
+    got = og.evaluate(og.onnx.load(made), x=x.astype(np.float32))
+    np.testing.assert_allclose(got, x / (1 + np.exp(-3 * x)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)

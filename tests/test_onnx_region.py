@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from base64 import b64encode
 from typing import Any
 
 import ml_dtypes
@@ -98,6 +99,11 @@ def test_what_nobody_runs_is_an_error_that_names_it() -> None:
 def test_wildcards_written_by_hand_that_are_no_node() -> None:
     with pytest.raises(ModelError, match="AttributeProto"):
         region(f'graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="If", then_branch="proto:!!", {NODE})')
+    outside = onnx.TensorProto(name="t", dims=[2], data_type=1, data_location=1)
+    outside.external_data.add(key="location", value="secret")
+    value = b64encode(onnx.helper.make_attribute("value", outside).SerializeToString()).decode()
+    with pytest.raises(ModelError, match="refers to a file"):
+        region(f'graph() -> (y)\n  y: f32[2] = Wildcard(onnx_op="Constant", value="proto:{value}", {NODE})')
     with pytest.raises(Unimplemented, match="opsets 21 and 13"):
         region(
             f'graph(x: f32[2]) -> (z)\n  y: f32[2] = Wildcard(x, onnx_op="Softmax", {NODE})\n'

@@ -329,8 +329,10 @@ def test_fused_partitions_become_functions_on_request() -> None:
         "graph(x: f32[n,8], w: f32[8,8]) -> (y)\n  a = Add(x, 1.0)\n  b = Tanh(a)\n  c: f32[n,8] = Wildcard(b, w, "
         'onnx_op="MatMul", onnx_domain="", onnx_opset=20)\n  d = Exp(c)\n  y = Subtract(d, b)'
     )
-    graph = og.onnx.load(to_model(og.parse(text)))
+    composed = og.parse(text)
+    graph = og.onnx.load(to_model(composed))
     made = accepted(to_model(graph, functions=True))
+    assert to_model(composed, functions=True).graph.node == made.graph.node
     assert [n.domain for n in made.graph.node] == ["opgraph", "", "opgraph"]
     assert og.onnx.load(made) == graph
     feeds = {n: np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) for n in "xw"}

@@ -26,6 +26,7 @@ from opgraph.onnx.signature import DOMAIN, Signature, onnx_value
 from opgraph.onnx.to_ops import Native
 from opgraph.onnx.validate import opsets
 from opgraph.onnx.value_types import dtype_and_dims, value_types
+from opgraph.ops.families import LAYOUT_ATTRS
 
 Key = tuple[str, str]
 
@@ -101,7 +102,8 @@ def canonical(function: FunctionProto) -> bytes:
             if not attribute.HasField("t"):
                 added.ClearField("t")
     plain.output.extend(number.get(name, "?") for name in function.output)
-    plain.attribute.extend(sorted({*function.attribute, *(a.name for a in function.attribute_proto)}))
+    plain.attribute.extend(sorted(function.attribute))
+    plain.attribute_proto.extend(sorted(function.attribute_proto, key=lambda a: a.name))  # the defaults count
     plain.opset_import.extend(sorted(function.opset_import, key=lambda o: o.domain))
     return bytes(plain.SerializeToString(deterministic=True))
 
@@ -129,11 +131,27 @@ def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
     """The model with all functions inlined but these."""
     if all((f.domain, f.name) in kept for f in model.functions):
         return model
+    model = _with_defaults_written(model)
     result = onnx.inliner.inline_selected_functions(model, sorted(kept), exclude=True)
     # Calls of overloads that nobody defines would be left behind as unknown ops; the checker refused those.
     for index in reversed(range(len(result.functions))):
         if (result.functions[index].domain, result.functions[index].name) not in kept:
             del result.functions[index]
+    return result
+
+
+def _with_defaults_written(model: ModelProto) -> ModelProto:
+    """The model with every call stating all attributes: onnx's inliner (1.23) forgets the defaults of functions."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto}
+    if not defaults:
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    for node in _deep([*result.graph.node, *(n for f in result.functions for n in f.node)]):
+        stated = {a.name for a in node.attribute}
+        for attribute in defaults.get((node.domain, node.op_type, node.overload), ()):
+            if attribute.name not in stated:
+                node.attribute.append(attribute)
     return result
 
 
@@ -213,6 +231,7 @@ class FunctionTable:
         node = NodeProto(op_type=record.kind, domain=DOMAIN, overload=overload, input=inputs, output=[output])
         for attr in record.attrs:
             value = signature.attrs.get(attr.name)
-            if value is not None and value != attr.default:
+            # Stated even where it is the default: onnx's evaluator and inliner (1.23) forget the defaults of functions.
+            if value is not None and (value != attr.default or attr.name not in LAYOUT_ATTRS):
                 node.attribute.append(onnx.helper.make_attribute(attr.name, onnx_value(attr, value)))
         return node

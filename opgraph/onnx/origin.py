@@ -89,7 +89,10 @@ class Origin:
             return self.raw(name)
         if known.name in ("s4", "u4"):
             return _unpacked(self.raw(name), int(np.prod(shape)), known.numpy).reshape(shape)
-        return self.raw(name).view(known.numpy).reshape(shape)
+        raw = self.raw(name)
+        if raw.ctypes.data % known.itemsize:
+            raw = raw.copy()  # an offset that no element may start at
+        return raw.view(known.numpy).reshape(shape)
 
 
 def _unpacked(raw: np.ndarray, size: int, dtype: np.dtype[np.generic]) -> np.ndarray:

@@ -123,6 +123,9 @@ def drafted(graph: Graph, form: str, target: str, functions: bool, opset: int | 
     if not isinstance(graph, Graph):
         raise InvalidArguments(f"a {type(graph).__name__} is no Graph", where="save", fix="pass a graph")
     graph.finalize()
+    if functions and not isinstance(graph.source, Source):
+        # Partitions are folded in a model, so it takes one first.
+        graph = load(drafted(graph, form, target, False, opset).proto())
     if isinstance(graph.source, Source):
         draft = rewritten(graph, graph.source, form, reader, opset, functions, summary)
     else:

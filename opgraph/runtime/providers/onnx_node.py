@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, NodeProto, TypeProto
+from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
 from opgraph.errors import ModelError, Unimplemented
 from opgraph.ir import dtypes
@@ -107,7 +107,22 @@ def _parsed(op: Op, name: str, value: str) -> AttributeProto:
             where=op.label,
             fix="leave attributes that start with proto: as they were printed",
         ) from None
+    if any(t.data_location == TensorProto.EXTERNAL for t in _tensors(attribute)):
+        raise ModelError(
+            f"attribute {name} refers to a file", where=op.label, fix="give the tensor's data in the attribute"
+        )
     return attribute
+
+
+def _tensors(attribute: AttributeProto) -> Iterable[TensorProto]:
+    """Every tensor of an attribute, those inside its graphs too."""
+    waiting = [attribute]
+    while waiting:
+        one = waiting.pop()
+        yield from (one.t, *one.tensors)
+        for graph in (one.g, *one.graphs):
+            yield from graph.initializer
+            waiting += [inner for node in graph.node for inner in node.attribute]
 
 
 def node_of(op: Op, names: Mapping[int, str]) -> NodeProto:
