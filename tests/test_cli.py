@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -354,35 +353,3 @@ def test_ops_lists_every_kind_and_prints_a_page_for_each(capsys: pytest.CaptureF
 def test_ops_suggests_the_nearest_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ops", "Swsh") == 1
     assert "Swish" in error_lines(capsys)[2]
-
-
-# -- no compiler ------------------------------------------------------------------------------------------------------
-
-FALL_BACK = """
-import sys
-{hide}
-import numpy as np, opgraph as og
-g = og.parse({text!r})
-f = og.compile(g)
-x = np.linspace(-9, 9, 128, dtype=np.float32).reshape(2, 64)
-for _ in range(2):
-    off = np.abs(f(x=x, up=x) - og.evaluate(g, x=x, up=x)).max()
-    assert off < 1e-5, off
-og.compile(og.parse({text!r}))
-"""
-
-
-@pytest.mark.parametrize(("hidden", "engine"), [((), "torch"), (("torch",), "NumPy")])
-def test_without_a_compiler_torch_or_numpy_runs_it_and_says_so_once(
-    tmp_path: Path, hidden: tuple[str, ...], engine: str
-) -> None:
-    pytest.importorskip("torch")
-    hide = "".join(f"sys.modules[{name!r}] = None\n" for name in (*hidden, "ziglang"))
-    environment = {**os.environ, "PATH": "", "XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", FALL_BACK.format(hide=hide, text=SWIGLU)],
-        capture_output=True, text=True, check=False, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("there is no C++ compiler") == 1
-    assert f"op by op in {engine}" in done.stderr and "opgraph[compiler]" in done.stderr

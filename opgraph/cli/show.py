@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgraph.cli.draw import draw
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         report = graph.explain()
         if args.draw:
             step("drawing")
-            draw(graph, partitions, args.draw, printable(args.model, 90), totals(partitions))
+            draw(graph, partitions, args.draw, printable(Path(args.model).name, 90), totals(partitions))
     out = console()
     limit = None if args.all else MAX_ROWS
     _print_graph(out, graph, args.model)

@@ -1,0 +1,85 @@
+"""The README and the pages in specs/: what they show runs, what they link to exists, what they name is real."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from opgraph.cli import main
+from opgraph.cli.demo import MODELS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "specs").glob("*.md")
+)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_the_python_example_runs(tmp_path: Path) -> None:
+    (code,) = blocks("python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "1 partition" in done.stdout and "struct Fused" in done.stdout
+    assert done.stderr == ""
+
+
+def test_every_command_shown_exists_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = re.findall(r"^(?:.*&& )?(?:\.venv/bin/)?opgraph (.*?)(?: *#.*)?$", "\n".join(blocks("sh")), re.MULTILINE)
+    assert len(shown) >= 6
+    for line in shown:
+        command, *rest = line.split()
+        assert main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        for option in (word for word in rest if word.startswith("-")):
+            assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", text) + re.findall(r'src="([^"]+)"', text)
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_picture_is_what_the_command_line_draws(tmp_path: Path) -> None:
+    source = ROOT / "specs" / "images" / "gated_mlp.txt"
+    assert main(["show", str(source), "--draw", str(tmp_path / "again.svg")]) == 0
+    assert (tmp_path / "again.svg").read_bytes() == source.with_suffix(".svg").read_bytes()
+
+
+def test_the_table_shown_is_one_that_the_demo_prints() -> None:
+    (shown,) = blocks("text")
+    assert all(name in shown for name in MODELS)
+    for row in ("nodes in the file", "units found", "original in onnxruntime", "compiled by opgraph, CPU"):
+        assert row in shown
+
+
+def test_extras_and_versions_named_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    last = README[README.index("Extras:") :]
+    named = set(re.findall(r"`([\w-]+)`", last))
+    assert named == set(project["optional-dependencies"])
+    assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in README
+
+
+def test_every_page_in_specs_is_listed() -> None:
+    listed = (ROOT / "specs" / "README.md").read_text()
+    assert all(f"({p.name})" in listed for p in (ROOT / "specs").glob("*.md") if p.name != "README.md")
+
+
+def test_no_gpu_figure_is_claimed() -> None:
+    """Until one has been measured: no time, rate or ratio stands in a line that speaks of a GPU."""
+    figure = re.compile(r"\d\s*(?:ms|us|µs|GB/s|TB/s|x faster|times faster)\b")
+    for name in ("README.md", "specs/support.md", "specs/when-to-use-something-else.md"):
+        for line in (ROOT / name).read_text().splitlines():
+            assert not (re.search(r"\b(?:GPU|CUDA|H100|H200)\b", line) and figure.search(line)), line
