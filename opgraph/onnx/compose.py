@@ -15,8 +15,9 @@ from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.functions import FunctionTable
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target
-from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of, type_proto
+from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
 from opgraph.runtime.providers.onnx_region import type_texts
+from opgraph.runtime.providers.onnx_types import type_proto
 
 #: bf16 is allowed nearly everywhere from here on.
 DEFAULT_OPSET = 22

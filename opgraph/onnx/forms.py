@@ -13,7 +13,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import Onnx, OpDef
 from opgraph.ir.schema import f32
-from opgraph.runtime.providers.onnx_node import ELEMENT_NAMES
+from opgraph.runtime.providers.onnx_types import ELEMENT_NAMES
 
 #: dtype name by ONNX's type string: "tensor(float)" -> "f32".
 _BY_TYPE_STRING = {f"tensor({ELEMENT_NAMES[t.onnx]})": t.name for t in dtypes.BY_NAME.values()}

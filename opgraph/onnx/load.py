@@ -20,7 +20,7 @@ from opgraph.onnx.spellings import plain_nodes
 from opgraph.onnx.to_ops import Native, constant_value, native_candidates, wildcard_attrs
 from opgraph.onnx.validate import opsets, validate
 from opgraph.onnx.value_types import dtype_and_dims, element_only, value_types
-from opgraph.runtime.providers.onnx_node import type_text
+from opgraph.runtime.providers.onnx_types import type_text
 
 
 def load(model: ModelLike) -> Graph:

@@ -7,7 +7,7 @@ from onnx import ModelProto, TypeProto
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims
-from opgraph.runtime.providers.onnx_node import set_tensor_type
+from opgraph.runtime.providers.onnx_types import set_tensor_type
 
 
 def value_types(model: ModelProto) -> dict[str, TypeProto]:

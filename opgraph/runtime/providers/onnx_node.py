@@ -19,11 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
+from onnx import AttributeProto, NodeProto, TensorProto
 
-from opgraph.errors import ModelError, Unimplemented
-from opgraph.ir import dtypes
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.errors import ModelError
 from opgraph.ir.op import AttrValue, Op
 
 #: metadata_props key of a node: operands that stay operands, though an attribute could hold them.
@@ -184,79 +182,3 @@ def rename_captures(node: NodeProto, names: Mapping[str, str]) -> None:
             graphs += [g for a in inner.attribute for g in (a.g, *a.graphs) if g.ByteSize()]
         for output in graph.output:
             output.name = names.get(output.name, output.name)
-
-
-# -- types ------------------------------------------------------------------------------------------------------------
-
-#: onnxruntime's word for each TensorProto.DataType.
-ELEMENT_NAMES = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
-_BY_ELEMENT = {name: value for value, name in ELEMENT_NAMES.items()}
-_WRAPPED = re.compile(r"(seq|optional|tensor|sparse_tensor)\((.*)\)")
-
-
-def type_text(proto: TypeProto) -> str:
-    """A type without its dimensions, as onnxruntime writes it: tensor(uint16), seq(tensor(float)); "" if unknown."""
-    prefix, suffix = "", ""
-    while True:
-        case = proto.WhichOneof("value")
-        if case == "tensor_type":
-            return f"{prefix}tensor({ELEMENT_NAMES.get(proto.tensor_type.elem_type, 'undefined')}){suffix}"
-        if case == "sparse_tensor_type":
-            return (
-                f"{prefix}sparse_tensor({ELEMENT_NAMES.get(proto.sparse_tensor_type.elem_type, 'undefined')}){suffix}"
-            )
-        if case not in ("sequence_type", "optional_type"):
-            return ""
-        word, proto = (
-            ("seq", proto.sequence_type.elem_type)
-            if case == "sequence_type"
-            else (
-                "optional",
-                proto.optional_type.elem_type,
-            )
-        )
-        prefix, suffix = f"{prefix}{word}(", f"){suffix}"
-
-
-def type_proto(tensor: LogicalTensor, text: str, where: str) -> TypeProto:
-    """The ONNX type of a value.
-
-    Args:
-        text: what `type_text` wrote; only used where the tensor has no dtype of its own.
-
-    Raises:
-        Unimplemented: nothing says what the type is.
-    """
-    result = TypeProto()
-    if tensor.dtype != dtypes.UNDEF:
-        set_tensor_type(result, dtypes.get(tensor.dtype, where=where).onnx, tensor)
-        return result
-    at = result
-    while match := _WRAPPED.fullmatch(text):
-        word, text = match.groups()
-        if word in ("seq", "optional"):
-            at = at.sequence_type.elem_type if word == "seq" else at.optional_type.elem_type
-        elif text in _BY_ELEMENT and word == "tensor":
-            set_tensor_type(at, _BY_ELEMENT[text], tensor if at is result else None)
-            return result
-        else:
-            break
-    raise Unimplemented(
-        f"the type of {tensor.label} is not known",
-        where=where,
-        fix="add its type to the model's value_info, for example with onnx.shape_inference",
-    )
-
-
-def set_tensor_type(proto: TypeProto, element: int, tensor: LogicalTensor | None) -> None:
-    """Fills in a tensor type; sizes and symbols as the tensor has them, no shape where it has none."""
-    proto.tensor_type.elem_type = element
-    if tensor is None or tensor.dims is None:
-        return
-    proto.tensor_type.shape.SetInParent()
-    for size in tensor.dims:
-        dim = proto.tensor_type.shape.dim.add()
-        if isinstance(size, int):
-            dim.dim_value = size
-        elif size is not None:
-            dim.dim_param = size

@@ -13,7 +13,8 @@ from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.runtime.providers.onnx_node import node_of, opset_of, type_proto
+from opgraph.runtime.providers.onnx_node import node_of, opset_of
+from opgraph.runtime.providers.onnx_types import type_proto
 
 #: Constants above this many bytes are not copied into the model.
 SHARED_ABOVE = 1024
