@@ -74,7 +74,7 @@ def _as_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def _bounds(dtype: dtypes.DType) -> tuple[int, int]:
@@ -114,11 +114,12 @@ def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
 
 def canonical_bytes(a: np.ndarray) -> bytes:
     """The bits of an array in row-major order, every nan written alike."""
-    if a.dtype.kind not in "iub" and a.dtype != object:
-        missing = np.isnan(a) if a.dtype not in _WITHOUT_NAN else None
-        if missing is not None and missing.any():
+    if a.dtype.kind not in "iub" and a.dtype not in _WITHOUT_NAN:
+        with np.errstate(invalid="ignore"):  # signalling nans
+            missing = np.isnan(a)
+        if missing.any():
             a = np.where(missing, a.dtype.type(math.nan), a)
     return np.ascontiguousarray(a).tobytes()
 
 
-_WITHOUT_NAN = {np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)}
+_WITHOUT_NAN = {np.dtype(object), np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)}

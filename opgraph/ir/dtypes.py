@@ -83,11 +83,13 @@ def get(name: str, *, where: str = "dtype") -> DType:
     """The record named `name`.
 
     Raises:
-        InvalidDataType: there is no such dtype.
+        InvalidDataType: there is no such dtype, or it is "undef".
     """
     try:
         return BY_NAME[name]
     except (KeyError, TypeError):
+        if name == UNDEF:
+            raise InvalidDataType("the dtype is not known", where=where, fix="declare the dtype") from None
         raise InvalidDataType(f"unknown dtype {name!r}", where=where, fix=f"use one of {', '.join(BY_NAME)}") from None
 
 

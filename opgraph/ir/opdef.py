@@ -198,11 +198,13 @@ def get(kind: str, *, where: str) -> OpDef:
     Raises:
         InvalidGraphOp: no such kind; the message names the nearest ones.
     """
-    found = _REGISTRY.get(kind)
+    found = _REGISTRY.get(kind) if isinstance(kind, str) else None
     if found is None:
         import difflib  # only for the message
 
-        near = difflib.get_close_matches(str(kind), _REGISTRY, n=3, cutoff=0.5)
+        by_lower = {k.lower(): k for k in _REGISTRY}
+        close = difflib.get_close_matches(str(kind).lower(), by_lower, n=3, cutoff=0.5)
+        near = [by_lower[c] for c in ([str(kind).lower()] if str(kind).lower() in by_lower else close)]
         raise InvalidGraphOp(
             f"unknown op kind {kind!r}",
             where=where,

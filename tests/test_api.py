@@ -1,0 +1,127 @@
+"""The public names and their signatures: a change of them is a visible change of this file."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import opgraph as og
+
+NAMES = [
+    "Graph", "LogicalTensor", "Op", "parse", "Partition", "CompiledPartition", "Engine", "Executable", "Stream",
+    "compile", "evaluate", "errors", "ops",
+]  # fmt: skip
+
+SIGNATURES = {
+    "Graph": "(engine)",
+    "Graph.input": "(name, dtype='f32', shape=())",
+    "Graph.constant": "(name, value, dtype=None)",
+    "Graph.add_op": "(op, /, *inputs, name='', dtype=None, outputs=None, **attrs)",
+    "Graph.output": "(*tensors)",
+    "Graph.set_outputs": "(tensors)",
+    "Graph.finalize": "()",
+    "Graph.get_partitions": "(policy='fusion')",
+    "Graph.explain": "()",
+    "Graph.tensor": "(id)",
+    "Graph.producer": "(id)",
+    "Graph.consumers": "(id)",
+    "LogicalTensor": "(id, dtype, dims, layout='strided', property='variable', strides=None, name=None, data=None)",
+    "LogicalTensor.get_dims": "()",
+    "LogicalTensor.get_strides": "()",
+    "LogicalTensor.is_equal": "(other)",
+    "LogicalTensor.with_": "(**changes)",
+    "Op": "(id, kind, inputs=(), outputs=(), name='')",
+    "Op.add_input": "(tensor)",
+    "Op.add_output": "(tensor)",
+    "Op.set_attr": "(name, value)",
+    "Op.attr": "(name)",
+    "parse": "(text, constants=None)",
+    "Partition.compile": "(inputs, outputs, engine)",
+    "CompiledPartition.query_logical_tensor": "(id)",
+    "CompiledPartition.inplace_ports": "()",
+    "CompiledPartition.execute": "(stream, inputs, outputs)",
+    "Engine": "(kind='cpu', index=0)",
+    "Stream": "(engine, handle=None)",
+    "Stream.wait": "()",
+    "compile": "(graph, device='cpu', *, donate=(), rounding='store')",
+    "Executable.__call__": "(feeds=None, /, *, out=None, **named)",
+    "Executable.bind": "(feeds=None, /, *, out, **named)",
+}
+SIGNATURES["Graph"] = "(engine='cpu')"
+
+PROPERTIES = {
+    "Graph": ["constants", "inputs", "is_finalized", "ops", "outputs"],
+    "LogicalTensor": ["has_known_shape", "is_constant", "is_scalar_constant", "label", "mem_size", "ndim",
+                      "odd_strides", "shape", "type_text"],
+    "Op": ["attrs", "inputs", "label", "outputs", "where"],
+    "Partition": ["supported", "units"],
+    "CompiledPartition": ["kernels"],
+    "Executable": ["kernels"],
+}  # fmt: skip
+
+
+def found(path: str) -> Any:
+    value: Any = og
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def test_the_public_names() -> None:
+    assert og.__all__ == NAMES
+    assert set(NAMES) < set(dir(og)) and "onnx" in dir(og)
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signatures(path: str) -> None:
+    signature = inspect.signature(found(path))
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
+    assert str(inspect.Signature(parameters)) == SIGNATURES[path]
+
+
+@pytest.mark.parametrize("cls", PROPERTIES)
+def test_properties(cls: str) -> None:
+    names = [n for n, v in vars(getattr(og, cls)).items() if isinstance(v, property) and not n.startswith("_")]
+    assert sorted(names) == PROPERTIES[cls]
+
+
+@pytest.mark.parametrize("path", [n for n in NAMES if n not in ("errors", "ops")] + list(SIGNATURES))
+def test_everything_public_is_documented_and_typed(path: str) -> None:
+    value = found(path)
+    assert inspect.getdoc(value), path
+    function = value.__init__ if inspect.isclass(value) else value
+    hints = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    assert all(p.annotation is not p.empty for p in hints), path
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    assert not hasattr(og, "no_such_name")
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = og.no_such_name
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_star_import_brings_the_public_names_and_needs_no_extra() -> None:
+    code = "from opgraph import *; import sys; print(Graph().finalize(), compile.__module__, 'onnx' in sys.modules)"
+    assert run(code) == "graph() -> () opgraph.runtime.executable False"
+
+
+def test_composing_loads_neither_the_partitioner_nor_the_runtime() -> None:
+    code = (
+        "import sys, opgraph as og; g = og.Graph(); g.add_op('Abs', g.input('x')); g.finalize();"
+        "print([m for m in sys.modules if m.startswith(('opgraph.partition', 'opgraph.runtime', 'opgraph.onnx'))])"
+    )
+    assert run(code) == "[]"
+
+
+def test_the_example_of_the_package_runs() -> None:
+    assert og.__doc__ is not None
+    code = "import numpy as np\narray = np.zeros((2, 4096), np.float32)\n" + og.__doc__.split("\n\n", 1)[1]
+    run(code)
