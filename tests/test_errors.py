@@ -85,7 +85,7 @@ def late() -> None:
 
 
 def other_graph() -> None:
-    g, x = graph()
+    _, x = graph()
     h = og.Graph()
     h.input("y", shape=(5,))
     h.add_op("Abs", x)
@@ -120,7 +120,8 @@ CASES: list[tuple[str, type[OpGraphError], Callable[[], object], str, str, str]]
      "LogicalTensors or numbers"),
     ("broadcast", errors.InvalidShape,
      with_x(lambda g, x: g.add_op("Add", x, g.input("skip", shape=(4,)), name="residual")),
-     "shapes [2,3] and [4] do not broadcast", 'Add "residual" (inputs: x f32[2,3], skip f32[4])', "each axis equal or 1"),
+     "shapes [2,3] and [4] do not broadcast", 'Add "residual" (inputs: x f32[2,3], skip f32[4])',
+     "each axis equal or 1"),
     ("declared", errors.InvalidShape, contradiction, "declared [3], but its op makes [2]", "Abs_0", "unknown (None)"),
     ("dtype", errors.InvalidDataType, with_x(lambda g, x: g.input("y", "float32")), "unknown dtype 'float32'", "y",
      "f32"),

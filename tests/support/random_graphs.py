@@ -1,7 +1,7 @@
 """Random graphs over the whole registry, and the same graph again with other ids in another order.
 
-`graphs()` is a hypothesis strategy. Every failed `add_op` on the way must leave the graph as it was: that is checked here,
-as no test calls add_op wrongly in more ways.
+`graphs()` is a hypothesis strategy. Every `add_op` that fails on the way must leave the graph as it
+was: that is checked here, as no test calls add_op wrongly in more ways.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _grown(
     if draw(st.booleans()):  # the short way
         keywords = {k: v for k, v in attrs.items() if k not in ("name", "dtype", "outputs", "op")}
         dtype = draw(st.sampled_from(("f32", "f16", "s4"))) if draw(st.booleans()) else None
-        name = (names + [None])[0] or ""
+        name = (names[0] if names else None) or ""
         _attempt(g, lambda: g.add_op(record.kind, *inputs, name=name, dtype=dtype, outputs=made, **keywords))
         return list(g.ops[-1].outputs) if g.ops else []
     first = g._next_tensor
