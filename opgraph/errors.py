@@ -7,6 +7,7 @@ Every error of opgraph is three lines::
       fix:   insert a Reshape, or make each axis equal or 1
 """
 
+# ruff: noqa: N818 - the names are those of oneDNN's statuses
 from __future__ import annotations
 
 
