@@ -259,6 +259,24 @@ def test_fuse_refuses_to_overwrite_its_input(model: Path, capsys: pytest.Capture
     assert model.read_bytes() == before
 
 
+def test_a_model_that_onnxruntime_refuses_is_held_to_numpy_and_float64(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from opgraph.cli import onnx_file
+
+    class Refusing(onnx_file.OnnxFile):
+        def __init__(self, path: str, content: bytes | None = None) -> None:
+            if path == str(model):
+                raise og.errors.DeviceError("onnxruntime refuses the model: reasons", where=path, fix="none")
+            super().__init__(path, content)
+
+    monkeypatch.setattr(onnx_file, "OnnxFile", Refusing)
+    assert run("fuse", model, "-o", tmp_path / "out.onnx") == 0
+    captured = capsys.readouterr()
+    assert "onnxruntime refuses the model: reasons" in captured.err and "done:" in captured.out
+    assert "farthest from float64" in captured.out and "ms" not in captured.out
+
+
 def test_fuse_takes_inputs_from_a_file(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "in.npz", x=np.ones((2, 4, 8, 8), np.float32))
     assert run("fuse", model, "-o", tmp_path / "out.onnx", "--inputs", tmp_path / "in.npz") == 0

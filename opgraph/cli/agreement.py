@@ -64,7 +64,15 @@ def judged(outputs: Sequence[Port], first: Arrays, second: Arrays, truth: Callab
 
 def true_outputs(graph: Graph, feeds: Arrays) -> dict[str, np.ndarray]:
     """The float64 reference of a graph, by output name; ONNX nodes are run by onnx's evaluator, in float64 too."""
-    results = evaluate(graph, dict(feeds), foreign=foreign_of(graph))
+    return _by_name(graph, evaluate(graph, dict(feeds), foreign=foreign_of(graph)))
+
+
+def numpy_outputs(graph: Graph, feeds: Arrays) -> dict[str, np.ndarray]:
+    """The same formulas in NumPy, each in its own dtype."""
+    return _by_name(graph, evaluate(graph, dict(feeds), dtype=None, foreign=same_dtype_foreign))
+
+
+def _by_name(graph: Graph, results: Any) -> dict[str, np.ndarray]:
     if len(graph.outputs) == 1:
         results = {graph.outputs[0].name: results}
     return {str(name): np.asarray(array) for name, array in results.items()}

@@ -136,7 +136,7 @@ def _print(outcomes: Mapping[str, Outcome], folder: Path, seconds: float) -> Non
 
     rows = [
         ["", *(f"{text}\n" for _, text in MODELS.values())],
-        row("nodes in the file: before -> after", lambda o: f"{o.summary.nodes_before} -> {o.summary.nodes_after}"),
+        row("nodes in the file, before -> after", lambda o: f"{o.summary.nodes_before} -> {o.summary.nodes_after}"),
         row("units found", lambda o: unit_text(Counter(u for p in o.partitions for u in p.units)) or "none"),
         row("partitions: kernels + libraries", lambda o: _partition_cell(o.partitions)),
         row("\nfarthest from float64, in ulp\n  original in onnxruntime", lambda o: f"\n\n{number(o.off[0].scaled)}"),
@@ -152,7 +152,7 @@ def _print(outcomes: Mapping[str, Outcome], folder: Path, seconds: float) -> Non
     ]
     out = console()
     columns = ["", *(f"~{name}" for name in outcomes)]
-    out.print(table("", columns, rows, right=tuple(outcomes)))
+    out.print(table("", columns, rows, right=tuple(outcomes), fold_at=17))
     out.print(_LEGEND)
     out.print(
         f"\nThe models are in {printable(str(folder))}: NAME.onnx and NAME.fused.onnx. {seconds:.0f} s in all. Next:"

@@ -103,9 +103,9 @@ def _failed(error: OpGraphError, status: int = 1) -> int:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    from opgraph.cli.terminal import printable
+    from opgraph.cli.terminal import note
 
-    print(f"note: {printable(str(message))}", file=sys.stderr)
+    note(str(message))
 
 
 class UsageError(InvalidArguments):

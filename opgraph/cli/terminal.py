@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,11 @@ def printable(text: str, limit: int | None = None) -> str:
     return text
 
 
+def note(text: str) -> None:
+    """Says something on stderr that is no error."""
+    print(f"note: {printable(text)}", file=sys.stderr)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that prints what it is given: no markup, no guessed highlighting, no emoji codes.
 
@@ -47,12 +53,20 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> Any:
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    right: Sequence[str] = (),
+    fold_at: int | None = None,
+) -> Any:
     """A table for `console().print`.
 
     Args:
         columns: headings. One that starts with "~" may be folded onto several lines, others stay whole.
         right: headings of the columns that hold numbers.
+        fold_at: the width of columns that may be folded; as wide as there is room when left out.
     """
     from rich import box
     from rich.table import Table
@@ -60,12 +74,14 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
     for heading in columns:
         name = heading.removeprefix("~")
+        folds = name != heading
         made.add_column(
             name,
             justify="right" if name in right else "left",
-            no_wrap=name == heading,
+            no_wrap=not folds,
             overflow="fold",
             header_style="",
+            max_width=fold_at if folds else None,
         )
     for row in rows:
         made.add_row(*(printable_cell(cell) for cell in row))
