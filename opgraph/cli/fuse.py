@@ -126,8 +126,8 @@ def _report(source: str, target: Path, summary: Summary, rows: Sequence[Judged],
         lines.append(("time in onnxruntime, fastest", before, after))
         lines.append((f"time ratio, median of {timing.rounds} pairs", "1", f"{timing.ratios[1]:.2f}"))
     out.print(table("", ("", "~IN", "~OUT"), lines, right=("IN", "OUT")))
-    for note in summary.notes:
-        out.print(f"note: {printable(note)}")
+    for remark in summary.notes:
+        out.print(f"note: {printable(remark)}")
     if not agree:
         worst = next(row for row in rows if not row.agrees)
         raise OpGraphError(
