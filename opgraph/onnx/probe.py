@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from opgraph.errors import ModelError
 from opgraph.ir import dtypes
-from opgraph.runtime.providers.onnx_node import ELEMENT_NAMES
+from opgraph.runtime.providers.onnx_types import ELEMENT_NAMES
 
 #: opgraph's dtype for onnxruntime's word for a type: "tensor(float)" -> "f32".
 DTYPE_OF_TYPE = {f"tensor({ELEMENT_NAMES[t.onnx]})": t.name for t in dtypes.BY_NAME.values()}
