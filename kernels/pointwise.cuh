@@ -127,7 +127,7 @@ template <class F, int V, int U> OG_FN void flat(void* const* base, const i64* s
         f.fetch(pack, i);
         f.finish(pack, i);
       } else {
-        OG_ROLLED for (i64 k = i; k < n && k < i + V; ++k) f.element(k, k);
+        OG_ROLLED for (i64 k = i; k < n && k < i + V; ++k) f.element(k);
       }
     }
   }

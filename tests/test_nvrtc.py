@@ -110,7 +110,7 @@ def test_the_options_are_those_of_the_engine() -> None:
 
 SWISH = """\
 struct Fused {
-  static constexpr int operands = 2, first_store = 1;
+  static constexpr int operands = 2;
   const float* x0;
   float* y0;
   OG_FN void move(void* const* base, const og::i64* offset) {
@@ -127,10 +127,10 @@ struct Fused {
     const float t0 = og::swish(v0);  // Swish #1
     r0 = t0;
   }
-  OG_FN void element(og::i64 i, og::i64 o) const {
+  OG_FN void element(og::i64 i) const {
     float r0;
     apply(og::load(x0[i]), r0);
-    y0[o] = og::store<float>(r0);
+    y0[i] = og::store<float>(r0);
   }
   template <int V> struct Packs {
     og::Pack<float, V> x0;

@@ -96,19 +96,6 @@ def test_results_do_not_depend_on_the_number_of_threads(
     np.testing.assert_array_equal(several.view(np.uint32), compiled(feeds).view(np.uint32))
 
 
-def test_results_streamed_past_the_caches_are_the_same(
-    compiled: og.Executable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from opgraph.runtime import fused
-
-    feeds = arrays((513, 1021), (1021,), (513, 1))
-    plain = compiled(feeds)
-    monkeypatch.setattr(fused, "STREAMING_BYTES", 0)
-    again = og.compile(compiled.graph)
-    out = np.zeros(plain.size + 3, np.float32)[3:].reshape(plain.shape)  # not aligned to 16 bytes
-    np.testing.assert_array_equal(plain, again(feeds, out=out))
-
-
 def test_two_threads_may_call_at_once(compiled: og.Executable) -> None:
     feeds = [arrays((100, 1000), (1000,), ()) for _ in range(4)]
     wanted = [compiled(f) for f in feeds]

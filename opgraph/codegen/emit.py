@@ -37,8 +37,7 @@ def emit_functor(loop: Loop, variant: Variant, *, packs: bool) -> Functor:
     """The functor of one kernel variant: its operands, its arithmetic, and how an element is loaded and stored.
 
     Args:
-        packs: with `fetch` and `finish`, which move packs (CUDA); without, with `redirect` (the CPU, whose compiler
-            vectorises `element`).
+        packs: with `fetch` and `finish`, which move packs (CUDA); the CPU's compiler vectorises `element`.
     """
     return _Emitter(loop, variant).functor(packs)
 
@@ -70,8 +69,6 @@ class _Emitter:
         self.element()
         if packs:
             self.packs()
-        else:
-            self.redirect()
         self.put("};")
         return Functor("\n".join(self.lines), self.tags)
 
@@ -83,8 +80,7 @@ class _Emitter:
     # -- operands -----------------------------------------------------------------------------------------------
 
     def members(self) -> None:
-        n_loads, n_stores = len(self.loop.loads), len(self.loop.stores)
-        self.put(f"  static constexpr int operands = {n_loads + n_stores}, first_store = {n_loads};")
+        self.put(f"  static constexpr int operands = {len(self.loop.loads) + len(self.loop.stores)};")
         for load, kind in self.loads:
             self.put(f"  const {_storage(load.dtype)}* {load.name};")
             if kind == STRIDED:
@@ -178,33 +174,20 @@ class _Emitter:
         return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
 
     def element(self) -> None:
-        """Element i of the row, stored at o (the same, but for results that go through a buffer)."""
-        self.put("  OG_FN void element(og::i64 i, og::i64 o) const {")
+        """Element i of the row."""
+        self.put("  OG_FN void element(og::i64 i) const {")
         kinds = {x.name: k for x, k in self.loads}
         args = [f"og::load({x.name}[{_index('i', x.name, kinds[x.name])}])" for x in self.element_loads()]
         self.results(args, "    ")
         for i, store in enumerate(self.loop.stores):
-            self.put(
-                f"    y{i}[{_index('o', f'y{i}', self.store_kinds[i])}] = og::store<{_storage(store.dtype)}>(r{i});"
-            )
+            index = _index("i", f"y{i}", self.store_kinds[i])
+            self.put(f"    y{i}[{index}] = og::store<{_storage(store.dtype)}>(r{i});")
         self.put("  }")
 
     def results(self, args: list[str], indent: str) -> None:
         for i, store in enumerate(self.loop.stores):
             self.put(f"{indent}{_compute(store.dtype)} r{i};")
         self.put(f"{indent}apply({', '.join([*args, *[f'r{i}' for i in range(len(self.loop.stores))]])});")
-
-    def redirect(self) -> None:
-        """Results into a buffer, from where they are streamed to memory."""
-        self.put("  OG_FN void redirect(void* const* buffer) {")
-        for i, store in enumerate(self.loop.stores):
-            self.put(f"    y{i} = ({_storage(store.dtype)}*)buffer[{i}];")
-        self.put("  }")
-        sizes = ", ".join(f"sizeof({_storage(s.dtype)})" for s in self.loop.stores)
-        self.put("  OG_FN static og::i64 store_size(int i) {")
-        self.put(f"    const og::i64 size[] = {{{sizes}}};")
-        self.put("    return size[i];")
-        self.put("  }")
 
     def packs(self) -> None:
         """V neighbouring elements: loads, then all that follows, so that a skeleton can load several packs first."""

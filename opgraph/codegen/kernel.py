@@ -51,12 +51,10 @@ def _source(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> Ker
 def host_source(loop: Loop, variant: Variant) -> KernelSource:
     """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
     GOMP_parallel)`; layout as kernels/host.h says."""
-    stores = variant.operands[len(loop.loads) :]
-    may_stream = "true" if all(k == CONTIGUOUS for k in stores) else "false"
     entry = (
         'extern "C" void ENTRY(void* const* base, const og::i64* layout, og::i64 begin, og::i64 end, og::i64 threads,\n'
         "                      og::Parallel parallel) {\n"
-        f"  og::launch<Fused, {may_stream}>(base, layout, begin, end, threads, parallel);\n"
+        "  og::launch<Fused>(base, layout, begin, end, threads, parallel);\n"
         "}"
     )
     return _source(loop, variant, _HOST, entry)

@@ -18,10 +18,6 @@ from opgraph.runtime.operands import Operands, check_outputs
 
 Array: TypeAlias = np.ndarray
 
-#: Results of this many bytes and more are written past the caches: nobody finds them there any more.
-STREAMING_BYTES = 16 << 20
-
-
 #: Combinations of shapes and strides remembered for one kernel.
 MAX_PLANS = 1024
 
@@ -127,15 +123,7 @@ class HostKernel:
         check_outputs(layout, [None if o is None else o.shape for o in outs or ()])
         own = self._operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
-        written = sum(d.itemsize for d in self._dtypes) * layout.size
-        streaming = written >= STREAMING_BYTES
-        numbers = [
-            len(layout.dims),
-            layout.size,
-            int(streaming),
-            *layout.dims,
-            *(s for st in layout.strides for s in st),
-        ]
+        numbers = [len(layout.dims), layout.size, *layout.dims, *(s for st in layout.strides for s in st)]
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         entry = self._entry(layout.variant) if layout.size else None
         pointers = ctypes.c_void_p * len(layout.strides)
