@@ -77,7 +77,7 @@ def test_symbols_get_the_sizes_that_are_given_and_expressions_follow() -> None:
 
 
 @pytest.mark.parametrize(
-    "dim", ["__import__('os').getpid()", "2 ** 99999999", "batch - 9", "((" * 3000, "seq.real", "1 // 0"]
+    "dim", ["__import__('os').getpid()", "2 ** 99999999", "batch - 9", "((" * 3000, "seq.real", "1 // 0", "other + 1"]
 )
 def test_a_dimension_is_never_run_as_python(dim: str) -> None:
     with pytest.raises(InvalidArguments, match="has no size"):

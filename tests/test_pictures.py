@@ -82,6 +82,18 @@ def test_every_op_is_drawn_inside_its_partition_and_boxes_stand_apart(blocks: in
         assert len(inside) == len(part.ops)
 
 
+def test_ops_side_by_side_stand_apart() -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(8,))
+    h = [g.add_op(kind, x) for kind in ("Sin", "Cos", "Tanh", "Sigmoid", "Exp")]
+    for kind in ("Add", "Multiply", "Maximum"):
+        h = [g.add_op(kind, a, b, name=f"{kind} {i}") for i, (a, b) in enumerate(pairwise(h))]
+    picture = diagram(g.finalize(), g.get_partitions())
+    ops = [n for n in picture.nodes if n.role == "op"]
+    assert len(ops) == len(g.ops) == 14 and len({n.centre[1] for n in ops}) == 4
+    assert not overlapping([n.centre for n in ops], [n.size for n in ops])
+
+
 def contains(
     corner: tuple[float, float], size: tuple[float, float], centre: tuple[float, float], inner: tuple[float, float]
 ) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from opgraph.cli import main
 from opgraph.cli.demo import MODELS
+from opgraph.ir.opdef import all_ops
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -70,6 +71,10 @@ def test_extras_and_versions_named_are_those_of_the_project() -> None:
     named = set(re.findall(r"`([\w-]+)`", last))
     assert named == set(project["optional-dependencies"])
     assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in README
+
+
+def test_the_number_of_kinds_is_right() -> None:
+    assert f"[{len(all_ops())} kinds of ops]" in README
 
 
 def test_every_page_in_specs_is_listed() -> None:

@@ -69,7 +69,9 @@ def _command(name: str) -> Any:
 
 def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
     try:
-        return run()
+        status = run()
+        sys.stdout.flush()  # here, where a closed pipe can still be answered
+        return status
     except OpGraphError as error:
         if show_traceback:
             raise
