@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import numpy as np
 import pytest
 
 import opgraph as og
@@ -158,7 +157,8 @@ x = np.zeros(1 << 20, np.float32); f(x=x)
 import torch
 torch.set_num_threads(1); (torch.zeros(1 << 20) + 1).sum()
 f(x=x)
-loaded = {m.group() for line in open("/proc/self/maps") if (m := re.search(r"/\\S*libgomp\\S*$", line.strip()))}
+maps = open("/proc/self/maps").read()
+loaded = set(re.findall(r"/\\S*libgomp\\S*$", maps, re.MULTILINE))
 print(threads.team(1 << 20)[0], len(loaded))
 """
     done = run(("import torch\n" if order == "torch first" else "") + code)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -284,7 +285,8 @@ def test_an_output_that_overlaps_an_input_is_refused(add: og.Executable) -> None
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/meminfo")
 @pytest.mark.slow
 def test_more_than_2_to_the_31_elements() -> None:
-    free = int(next(line for line in open("/proc/meminfo") if line.startswith("MemAvailable")).split()[1]) * 1024
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
     n = (1 << 31) + 1000
     if free < 3 * n:
         pytest.skip(f"needs {3 * n >> 30} GiB of memory, {free >> 30} are free")
@@ -299,7 +301,7 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 def test_inputs_used_in_another_order_than_declared_are_not_mixed_up() -> None:
     g = og.Graph()
-    a, b, unused, c = (g.input(n, shape=(None,)) for n in ("a", "b", "unused", "c"))
+    a, b, _, c = (g.input(n, shape=(None,)) for n in ("a", "b", "unused", "c"))
     g.add_op("Subtract", g.add_op("Divide", c, b), a, name="y")
     f = og.compile(g)
     feeds = {n: rng.uniform(1, 2, 5).astype(np.float32) for n in ("a", "b", "unused", "c")}

@@ -52,6 +52,7 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         n = 1
         for d in self.dims:
             n *= d

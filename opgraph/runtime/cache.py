@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -73,10 +74,8 @@ def find(name: str) -> Path | None:
 
 def drop(name: str) -> None:
     """Removes an entry, if it is there."""
-    try:
+    with suppress(OSError):  # a read-only folder: the entry is rebuilt elsewhere
         (folder() / name).unlink(missing_ok=True)
-    except OSError:
-        pass  # a read-only folder: the entry is rebuilt elsewhere
 
 
 def store(name: str, content: bytes) -> Path:

@@ -48,6 +48,7 @@ class InterpretedKernel:
         _notice("torch" if self._with_torch else "NumPy")
 
     def __call__(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+        """Runs the loop; as `HostKernel.__call__`."""
         loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]
         if self._with_torch:
             from opgraph.runtime.providers.torch import interpret as interpret_in_torch
