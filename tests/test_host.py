@@ -130,7 +130,11 @@ NO_COMPILER = "import shutil; shutil.which = lambda *a, **k: None\nimport sys; s
 
 
 def without(module: str) -> str:
-    return f"import importlib.util as u; real = u.find_spec; u.find_spec = lambda n, *a: None if n in ('ziglang', {module!r}) else real(n, *a)\n"
+    return f"""
+import importlib.util as u
+real = u.find_spec
+u.find_spec = lambda name, *rest: None if name in ("ziglang", {module!r}) else real(name, *rest)
+"""
 
 
 def test_without_a_compiler_torch_runs_the_partition_and_says_so() -> None:

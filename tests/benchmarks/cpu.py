@@ -114,13 +114,14 @@ def seconds(g):
 print(seconds(graph("Tanh")), seconds(graph("Sigmoid")))
 """
 _IMPORT = "import time; t = time.perf_counter(); import opgraph; print(time.perf_counter() - t)"
+_IMPORT_NUMPY = _IMPORT.replace("opgraph", "numpy, ml_dtypes")
 
 
-def fresh_process(code: str, cache: str) -> float:
+def fresh_process(code: str, cache: str) -> list[float]:
+    """The seconds that a new process prints, as milliseconds."""
     env = {**os.environ, "XDG_CACHE_HOME": cache}
-    return float(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    return [float(word) * 1e3 for word in done.stdout.split()]
 
 
 def start_cost() -> dict[str, float]:
@@ -151,7 +152,10 @@ def machine() -> dict[str, object]:
             (line.split(":")[1].strip() for line in file if line.startswith("model name")), platform.processor()
         )
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", os.path.dirname(__file__), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
     return {
         "cpu": model,
@@ -178,9 +182,8 @@ def main() -> None:
         results[name] = found = run()
         for peer, r in found.items():
             row = f"{name} / {peer}"
-            print(
-                f"{row:<34}{r['ours_us']:>12.1f}{r['theirs_us']:>12.1f}{r['ratio']:>8.2f}  {r['low']:.2f} to {r['high']:.2f}"
-            )
+            times = f"{r['ours_us']:>12.1f}{r['theirs_us']:>12.1f}"
+            print(f"{row:<34}{times}{r['ratio']:>8.2f}  {r['low']:.2f} to {r['high']:.2f}")
     for name, run in (("one call at 1,024 elements", call_cost), ("start", start_cost)):
         results[name] = found = run()
         print(f"\n{name}: " + ", ".join(f"{k} {v:.1f}" for k, v in found.items()))
