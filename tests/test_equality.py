@@ -17,6 +17,7 @@ from opgraph.ir.equality import fingerprint
 
 RELAXED = settings(
     deadline=None,
+    derandomize=True,
     max_examples=100,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
@@ -54,7 +55,7 @@ def test_another_attribute_is_another_graph(g: og.Graph, data: st.DataObject) ->
             return None
         changed = og.Op(op.id, op.kind, op.inputs, op.outputs, op.name)
         for key, value in op.attrs.items():
-            changed.set_attr(key, (0.75 if value != 0.75 else 0.25) if key == name else value)
+            changed.set_attr(key, (1.0 if value != 1.0 else 2.0) if key == name else value)
         return changed
 
     assert copied(g) == g

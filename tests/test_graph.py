@@ -329,6 +329,18 @@ def test_an_input_that_nothing_reads_stays_an_input_and_is_no_output() -> None:
     assert [t.name for t in g.finalize().inputs] == ["unused", "x"] and [t.name for t in g.outputs] == ["y"]
 
 
+def test_outputs_add_up_and_set_outputs_replaces_them() -> None:
+    g = og.Graph()
+    x = g.input("x")
+    y = g.add_op("Abs", x, name="y")
+    g.add_op("Exp", y, name="z")
+    g.output(x)
+    g.output(y)
+    assert [t.name for t in g.outputs] == ["x", "y", "z"]
+    g.set_outputs(iter([y, x]))
+    assert [t.name for t in g.outputs] == ["y", "x"] == [t.name for t in g.finalize().outputs]
+
+
 def test_end_marks_an_output_and_is_in_no_partition() -> None:
     g = og.Graph()
     y = g.add_op("Abs", g.input("x", shape=(2,)), name="y")

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import ml_dtypes
 import numpy as np
@@ -36,27 +37,27 @@ def graph_text(graph: Graph) -> str:
         InvalidGraph: the graph is not finalized, and has a cycle.
     """
     ops = graph.ops if graph.is_finalized else topological_order({o.id: o for o in graph.ops}, graph.producer)
-    names = value_names(graph)
+    inlined = _inlined_constants(graph)
+    names = value_names(graph, left_out=inlined | _unread_constants(graph))
     inputs = ", ".join(f"{names[t.id]}: {_type(t)}" for t in graph.inputs)
     outputs = ", ".join(names[t.id] for t in graph.outputs)
-    inlined = _inlined_constants(graph)
     ports = {t.id for t in (*graph.inputs, *graph.outputs)}
     hidden = {i for i in ports if (t := graph.tensor(i)).name is not None and names[i] != word(t.name)}
-    read = {t.id for op in ops for t in op.inputs} | ports
     lines = [f"graph({inputs}) -> ({outputs})"]
-    lines += [
-        _constant_line(names[t.id], t, t.id in hidden) for t in graph.constants if t.id in read and t.id not in inlined
-    ]
+    lines += [_constant_line(names[t.id], t, t.id in hidden) for t in graph.constants if t.id in names]
     lines += [_op_line(op, names, inlined, hidden) for op in ops]
     return "\n".join(lines)
 
 
-def value_names(graph: Graph) -> dict[int, str]:
+def value_names(graph: Graph, left_out: Collection[int] = ()) -> dict[int, str]:
     """How each tensor is called in the text: its name where nothing else has it, else %number.
 
     Inputs come first, then outputs: an output called like an input is a %number, and its name stands in its type.
+
+    Args:
+        left_out: ids of constants that have no line of their own.
     """
-    tensors = {t.id: t for t in (*graph.inputs, *graph.constants)}
+    tensors = {t.id: t for t in (*graph.inputs, *graph.constants) if t.id not in left_out}
     for op in graph.ops:
         tensors.update((t.id, t) for t in op.outputs)
     ports = dict.fromkeys([t.id for t in (*graph.inputs, *graph.outputs)])
@@ -150,6 +151,11 @@ def _needs_types(op: Op) -> bool:
         return True
     plain = all(t.layout == "strided" and t.property == "variable" and t.odd_strides is None for t in op.outputs)
     return not plain or [(t.dtype, t.dims) for t in op.outputs] != list(zip(types, dims, strict=True))
+
+
+def _unread_constants(graph: Graph) -> set[int]:
+    read = {t.id for op in graph.ops for t in op.inputs} | {t.id for t in graph.outputs}
+    return {t.id for t in graph.constants} - read
 
 
 def _inlined_constants(graph: Graph) -> set[int]:

@@ -13,6 +13,7 @@ from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import Partition
 from opgraph.runtime import exchange as exchange_module
+from opgraph.runtime.arguments import port_name
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.matching import matched
 
@@ -139,8 +140,8 @@ class CompiledPartition:
         ins = self._bound(inputs, self._inputs, "inputs")
         outs = self._bound(outputs, self._outputs, "outputs")
         for position, (tensor, array) in enumerate(zip(self._outputs.values(), outs, strict=True)):
-            exchange.check_out(tensor.label, array, ins, single_step=self.partition.kind == "fused")
-            exchange.check_out(tensor.label, array, outs[:position], single_step=False)
+            exchange.check_out(port_name(tensor), array, ins, single_step=self.partition.kind == "fused")
+            exchange.check_out(port_name(tensor), array, outs[:position], single_step=False)
         # Runners of the cuda engine take the stream as well.
         results = self._run(ins, outs, *([stream] if self.engine.kind == "cuda" else []))
         for out, result in zip(outs, results, strict=True):

@@ -43,7 +43,7 @@ def constant_array(draw: Any, dtype: str) -> np.ndarray:
         return (np.frombuffer(bits, np.uint8)[:count] > 127).reshape(shape)
     if dtype in ("s4", "u4"):
         low = -8 if dtype == "s4" else 0
-        return (np.frombuffer(bits, np.uint8)[:count] % 16 + low).astype(numpy).reshape(shape)
+        return (np.frombuffer(bits, np.uint8)[:count].astype(np.int8) % 16 + low).astype(numpy).reshape(shape)
     return np.frombuffer(bits, numpy)[:count].reshape(shape)
 
 
