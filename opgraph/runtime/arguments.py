@@ -84,7 +84,9 @@ class Ports:
         twice = merged.keys() & named.keys()
         if twice:
             raise InvalidArguments(
-                f"{', '.join(sorted(map(str, twice)))} is given twice", where=f"the {self.what}s", fix="give each array once"
+                f"{', '.join(sorted(map(str, twice)))} is given twice",
+                where=f"the {self.what}s",
+                fix="give each array once",
             )
         return {**merged, **named}
 
