@@ -133,11 +133,11 @@ class Executable:
         """
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
-        if out is None and self._direct:
-            results = self._steps[0].run(arrays)
-        else:
-            results = self._run(arrays, None if out is None else self._out_arrays(out, arrays))
-        if out is not None:
+        outs = None if out is None else self._out_arrays(out, arrays)
+        results = self._steps[0].run(arrays, outs) if self._direct else self._run(arrays, outs)
+        if outs is not None:
+            for target, result in zip(outs, results):
+                self._exchange.assign(target, result)
             return out
         if kind is not None:
             results = [self._exchange.exported(r, kind) for r in results]
@@ -160,7 +160,13 @@ class Executable:
                 return out
 
             return call
-        return lambda: (self._run(arrays, outs), out)[1]
+
+        def run() -> Any:
+            for target, result in zip(outs, self._run(arrays, outs)):
+                self._exchange.assign(target, result)
+            return out
+
+        return run
 
     def _out_arrays(self, out: Any, arrays: Sequence[Any]) -> list[Any]:
         given = out if isinstance(out, Mapping) else {self._outs.names[0]: out}
@@ -188,10 +194,7 @@ class Executable:
             values.update(zip(step.makes, made))
             for i in step.frees:
                 del values[i]
-        results = [values[t.id] for t in self._outs.tensors]
-        for target, result in zip(outs or (), results):
-            self._exchange.assign(target, result)
-        return results
+        return [values[t.id] for t in self._outs.tensors]
 
     def __repr__(self) -> str:
         return f"<Executable on {self.engine}: {len(self._steps)} partitions>"
