@@ -169,12 +169,14 @@ class Executable:
         return run
 
     def _out_arrays(self, out: Any, arrays: Sequence[Any]) -> list[Any]:
-        given = out if isinstance(out, Mapping) else {self._outs.names[0]: out}
-        if not isinstance(out, Mapping) and not self._single:
+        if isinstance(out, Mapping):
+            bound = self._outs.bind(self._exchange.imported(out, {})[0], {})
+        elif self._single:
+            bound = self._outs.bind(None, self._exchange.imported(None, {self._outs.names[0]: out})[1])
+        else:
             raise InvalidArguments(
                 "the graph has several outputs", where="out", fix=f"pass a dict with {', '.join(self._outs.names)}"
             )
-        bound = self._outs.bind(self._exchange.imported(given, {})[0], {})
         for name, array in zip(self._outs.names, bound):
             self._exchange.check_out(name, array, arrays, single_step=len(self._steps) == 1)
         return bound
