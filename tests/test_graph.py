@@ -73,7 +73,9 @@ def test_an_s64_attribute_is_an_int_of_64_bits(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, {}, [1, 2.0], [1, True], [[1]], b"a", 2**63, 1j, np.zeros((2, 2)), [None], object()], ids=repr
+    "value",
+    [None, {}, [1, 2.0], [1, True], [[1]], b"a", 2**63, 1j, np.zeros((2, 2)), [None], object()],
+    ids=lambda v: type(v).__name__,
 )
 def test_a_wildcard_refuses_what_is_no_attribute(value: Any) -> None:
     g = og.Graph()
