@@ -146,6 +146,12 @@ def test_what_counts(other: str) -> None:
     assert build(other) != build(ONE)
 
 
+def test_the_type_of_an_inner_value_counts() -> None:
+    text = "graph(x: f32[2]) -> (y)\n  %0: {} = Wildcard(x)\n  y: f32[2] = TypeCast(%0)"
+    kinds = ("f16[2]", "bf16[2]", "f16[?]", "f16[2](layout=any)")
+    assert all((build(text.format(a)) == build(text.format(b))) == (a == b) for a in kinds for b in kinds)
+
+
 def constant_graph(value: object, dtype: str = "f32") -> og.Graph:
     g = og.Graph()
     g.add_op("Add", g.input("x", dtype, (2,)), g.constant("c", value, dtype))

@@ -136,6 +136,19 @@ def test_a_default_attribute_is_left_out_and_its_negative_zero_is_not() -> None:
     assert "bias" not in str(plus) and minus != plus
 
 
+def test_a_nameless_number_is_printed_where_it_is_read_once_and_declared_where_it_is_shared() -> None:
+    g = og.Graph()
+    x, c = g.input("x", shape=(2,)), g.constant("", 0.5)
+    g.add_op("Add", x, 1.5, name="a")
+    g.add_op("Add", x, c, name="b")
+    g.add_op("Multiply", x, c, name="c")
+    assert str(g) == (
+        "graph(x: f32[2]) -> (a, b, c)\n  const %0: f32[] = 0.5\n"
+        "  a = Add(x, 1.5)\n  b = Add(x, %0)\n  c = Multiply(x, %0)"
+    )
+    assert og.parse(str(g.finalize())) == g
+
+
 def test_layout_property_and_strides_are_kept() -> None:
     g = og.Graph()
     x = og.LogicalTensor(0, "f32", (2, 3), strides=(1, 2), name="x")
