@@ -227,6 +227,15 @@ def test_a_cheap_part_of_smaller_shape_is_recomputed():
     assert len(cut_text(graph_of("Multiply(x, Add(c, 1))", x="f32[1024,8]", c="f32[8]"))) == 1
 
 
+def test_a_part_that_is_constant_along_a_row_goes_along():
+    """The end of an RMSNorm: computed once a row on the CPU, once a pack on CUDA."""
+    norm = "Multiply(x, Reciprocal(Sqrt(Add(m, 1e-5))))"
+    assert len(cut_text(graph_of(norm, x="f32[b,s,64]", m="f32[b,s,1]"))) == 1
+    assert len(cut_text(graph_of(norm, x="f32[b,s,?]", m="f32[b,s,1]"))) == 1
+    assert len(cut_text(graph_of(norm, x="f32[8,s,64]", m="f32[1,s,64]"))) == 2
+    assert len(cut_text(graph_of("Multiply(x, Lgamma(m))", x="f32[b,s,64]", m="f32[b,s,1]"))) == 2
+
+
 def test_an_expensive_part_is_recomputed_where_the_loop_is_hardly_larger():
     assert len(cut_text(graph_of("Multiply(x, Exp(c))", x="f32[2,8]", c="f32[8]"))) == 1
     assert len(cut_text(graph_of("Multiply(x, Exp(c))", x="f32[3,8]", c="f32[8]"))) == 2

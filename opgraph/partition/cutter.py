@@ -9,7 +9,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
 from opgraph.partition.clusters import Blocked, Clusters
 from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED
-from opgraph.partition.symbols import Shape, is_scalar_shape, shape_text, size_ratio, symbolic_shapes
+from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, size_ratio, symbolic_shapes
 
 #: How many edges the searches for cycles may visit, for each op of the graph.
 SEARCH_BUDGET = 20
@@ -17,6 +17,8 @@ SEARCH_BUDGET = 20
 FREE_COST = 4
 #: ... or where the loop is at most this many times as large.
 FREE_RATIO = 2.0
+#: What is constant along a row is computed once for a row on the CPU, once for a pack of so many elements on CUDA.
+PACK = 4
 
 _OPGRAPH, _ONNXRUNTIME = "opgraph", "onnxruntime"
 
@@ -136,7 +138,7 @@ class Cutter:
         if self.placed[part] and small != big:
             return f"smaller shape {texts}: its value depends on the place in its own shape"
         ratio, cost = size_ratio(small, big), self.cost[part]
-        if cost <= FREE_COST or ratio <= FREE_RATIO:
+        if cost // min(row_share(small, big), PACK) <= FREE_COST or ratio <= FREE_RATIO:
             return ""
         times = "an unknown number of" if ratio == float("inf") else f"{ratio:.0f}"
         return f"smaller shape {texts}: recomputing costs {cost} instructions per element, {times} times each"

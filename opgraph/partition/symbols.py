@@ -94,6 +94,16 @@ def size_ratio(small: Shape, big: Shape) -> float:
     return ratio
 
 
+def row_share(small: Shape, big: Shape) -> int:
+    """How many neighbours along the last axis of `big` share one element of `small`; large where unknown."""
+    if isinstance(small, str) or isinstance(big, str) or not big:
+        return 1
+    last = big[-1]
+    if (small[-1] if small else 1) != 1 or last == 1:
+        return 1
+    return last if isinstance(last, int) else 1 << 30
+
+
 def shape_text(shape: Shape) -> str:
     """As the graph's text writes it: private names are unknown."""
     if isinstance(shape, str):
