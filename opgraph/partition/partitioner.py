@@ -11,14 +11,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir.graph import Graph
 from opgraph.partition.cutter import Cutter, Refusal
 from opgraph.partition.partition import Partition, make_partition, verify_partitions
-from opgraph.partition.report import Report, make_report
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.units import Rule, Unit
+
+if TYPE_CHECKING:
+    from opgraph.partition.report import Report
 
 POLICIES = ("fusion", "debug")
 
@@ -35,6 +38,8 @@ class Partitioning:
     @property
     def report(self) -> Report:
         """Why the graph was cut so, op by op; made when asked for."""
+        from opgraph.partition.report import make_report  # rarely asked for
+
         return make_report(self.graph, self.partitions, self.refusals, self.policy)
 
 

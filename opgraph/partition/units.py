@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir import opdef
@@ -177,6 +176,8 @@ def _factor(factor: float | str, match: Match) -> float:
 
 
 def _as_f32(factors: Sequence[float]) -> float | None:
+    from fractions import Fraction  # loads decimal as well, and few graphs have such a product
+
     product = Fraction(1)
     for factor in factors:
         if factor != factor or abs(factor) == float("inf"):

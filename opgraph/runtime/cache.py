@@ -9,8 +9,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
-import shutil
-import tempfile
 import warnings
 from contextlib import suppress
 from functools import cache
@@ -27,8 +25,7 @@ def folder() -> Path:
     problem = _problem(wanted)
     if problem is None:
         return wanted
-    made = Path(tempfile.mkdtemp(prefix="opgraph-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    made = _temporary()
     warnings.warn(
         f"the kernel cache {wanted} cannot be used ({problem}); kernels are compiled anew in each process. "
         "Set XDG_CACHE_HOME to a folder that you own and can write.",
@@ -43,8 +40,7 @@ def _problem(path: Path) -> str | None:
         state = path.stat()
         if state.st_uid != os.getuid() or state.st_mode & 0o022:
             return "others may write to it"  # a library loaded from there would run their code
-        with tempfile.TemporaryFile(dir=path):
-            return None
+        return None if os.access(path, os.W_OK | os.X_OK) else "it is read-only"
     except OSError as error:
         return error.strerror or str(error)
 
@@ -90,12 +86,22 @@ def store(name: str, content: bytes) -> Path:
         warnings.warn(
             f"the kernel cache {folder()} cannot be written ({error.strerror}); this kernel is not kept.", stacklevel=2
         )
-        made = Path(tempfile.mkdtemp(prefix="opgraph-"))
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
-        return _write(made, name, entry)
+        return _write(_temporary(), name, entry)
+
+
+def _temporary() -> Path:
+    """A folder that is gone at exit."""
+    import shutil  # rarely needed, and slow to load
+    import tempfile
+
+    made = Path(tempfile.mkdtemp(prefix="opgraph-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def _write(where: Path, name: str, entry: bytes) -> Path:
+    import tempfile  # not needed to find an entry
+
     handle, temporary = tempfile.mkstemp(dir=where, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -15,6 +15,7 @@ from opgraph.partition.partition import Partition
 from opgraph.runtime import exchange as exchange_module
 from opgraph.runtime.arguments import port_name
 from opgraph.runtime.engine import Engine, Stream
+from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.matching import matched
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
             from opgraph.runtime.cuda_kernel import CudaKernel  # needs CuPy
 
             return CudaKernel(lowered, partition.input_ports, engine)
-        from opgraph.runtime.fallback import host_runner
-
         return host_runner(lowered, partition)
     if partition.kind == "library" and partition.provider == "onnxruntime":
         from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion  # needs onnxruntime

@@ -8,9 +8,7 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -109,6 +107,9 @@ def load(source: KernelSource, labels: tuple[str, ...]) -> Any:
 
 
 def _compiled(source: KernelSource, compiler: Compiler, labels: tuple[str, ...]) -> bytes:
+    import subprocess  # most processes find their kernels on disk and never come here
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         text, made = os.path.join(folder, "kernel.cpp"), os.path.join(folder, "kernel.so")
         with open(text, "w", encoding="utf-8") as file:
