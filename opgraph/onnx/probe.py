@@ -1,8 +1,7 @@
-"""Looking into a model file without running opgraph on it: its nodes counted, its inner values made outputs."""
+"""Looking into a model file without running opgraph on it: its inner values named and made outputs."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 import onnx
@@ -21,11 +20,6 @@ def _structure(path: str) -> onnx.ModelProto:
         return onnx.load_model(path, load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
         raise ModelError(f"no ONNX model: {error}", where=path, fix="export it again") from None
-
-
-def node_counts(path: str) -> Counter[str]:
-    """How many nodes of each op type the main graph has; weights are not read."""
-    return Counter(node.op_type for node in _structure(path).graph.node)
 
 
 def value_names(path: str) -> list[str]:
