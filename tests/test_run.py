@@ -203,6 +203,44 @@ def test_16_bit_values_are_rounded_once(dtype: type) -> None:
     assert og.compile(g, rounding="each")(x=x).astype(np.float64)[0] == 0.0
 
 
+def test_rounding_after_each_op_rounds_inside_units_too() -> None:
+    """As eager torch does: the sigmoid of a swish is rounded before the product."""
+    g = og.parse("graph(x: bf16[?]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)")
+    x = rng.standard_normal(1000).astype(np.float32).astype(ml_dtypes.bfloat16)
+    each = og.compile(g, rounding="each")(x=x)
+    np.testing.assert_array_equal(each.view(np.uint16), og.evaluate(g, x=x, dtype=None).view(np.uint16))
+    assert (each != og.compile(g)(x=x)).any()
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("data_format", ["NXC", "NCX"])
+@pytest.mark.parametrize("slope", [(3,), (4,), (1,), (3, 1), (2, 3, 4), ()], ids=str)
+@pytest.mark.parametrize("declared", [True, False], ids=["known rank", "unknown rank"])
+def test_a_slope_lies_where_its_attributes_say(
+    slope: tuple[int, ...], data_format: str, per_channel: bool, declared: bool
+) -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(2, 3, 4) if declared else None)
+    s = g.input("s", shape=slope)
+    feeds = {"x": -np.ones((2, 3, 4), np.float32), "s": np.asarray(rng.random(slope), np.float32)}
+    try:
+        g.add_op("PReLU", x, s, data_format=data_format, per_channel_broadcast=per_channel)
+        exact = og.evaluate(g, feeds)
+    except og.errors.InvalidShape:
+        return  # refused by the shape rule, which the reference shares
+    np.testing.assert_array_equal(og.compile(g)(feeds), exact)
+
+
+def test_a_channel_operand_next_to_a_vector_lies_along_it() -> None:
+    g = og.Graph()
+    g.add_op("BiasAdd", g.input("x", shape=None), g.input("b", shape=(5,)), data_format="NCX")
+    f = og.compile(g)
+    feeds = {"x": rng.standard_normal(5).astype(np.float32), "b": rng.standard_normal(5).astype(np.float32)}
+    np.testing.assert_array_equal(f(feeds), feeds["x"] + feeds["b"])
+    feeds["x"] = rng.standard_normal((2, 5, 3)).astype(np.float32)
+    np.testing.assert_array_equal(f(feeds), feeds["x"] + feeds["b"][:, None])
+
+
 def test_a_typecast_rounds_where_it_stands() -> None:
     g = og.Graph()
     x = g.input("x", shape=(None,))

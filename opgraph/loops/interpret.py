@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import iteration_shape
+from opgraph.loops.layout import broadcasts, iteration_shape
 from opgraph.loops.loop import Load, Loop, Statement
 from opgraph.ops.conversion import cast
 
@@ -42,10 +42,10 @@ def _loaded(load: Load, array: np.ndarray | None, space: tuple[int, ...]) -> np.
     if array is None:
         axis = load.axis % rank
         array = np.arange(space[axis])
-    elif load.align == "channel":
-        axis = 1
-    else:
+    elif broadcasts(load, array.shape):
         return array.astype(compute_dtype(load.dtype))
+    else:
+        axis = min(1, rank - 1)
     return array.reshape([-1 if i == axis else 1 for i in range(rank)]).astype(compute_dtype(load.dtype))
 
 

@@ -59,13 +59,18 @@ class Layout:
         return n
 
 
+def broadcasts(load: Load, shape: Shape) -> bool:
+    """Whether an operand broadcasts as in NumPy; one along the channel axis is 1-d."""
+    return load.align == "right" or (load.align == "channel" and len(shape) != 1)
+
+
 def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
     """The shape that the operands broadcast to.
 
     Raises:
         InvalidShape: they do not.
     """
-    plain = [s for load, s in zip(loads, shapes, strict=True) if load.align == "right"]
+    plain = [s for load, s in zip(loads, shapes, strict=True) if broadcasts(load, s)]
     try:
         dims = broadcast(plain) if plain else ()
     except ShapeMismatch as error:
@@ -95,10 +100,10 @@ def bind(
 
 def _aligned(load: Load, shape: Shape, strides: Strides, rank: int) -> Strides:
     """Strides along the whole iteration space; 0 where the operand is broadcast."""
-    if load.align == "right":
+    if broadcasts(load, shape):
         moved = [0 if d == 1 else s for d, s in zip(shape, strides, strict=True)]
         return (*[0] * (rank - len(shape)), *moved)
-    axis = 1 if load.align == "channel" else load.axis % rank
+    axis = min(1, rank - 1) if load.align == "channel" else load.axis % rank
     return tuple(0 if i != axis or shape[0] == 1 else strides[0] for i in range(rank))
 
 

@@ -82,7 +82,8 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     accurate where its parts are not. What nothing uses afterwards is left out.
     """
     outputs = partition.output_ports
-    steps = _live(_steps(partition), {t.id for t in outputs})
+    units = partition.unit_matches if rounding == "store" else ()  # a unit has no values in between to round
+    steps = _live(_steps(partition, units), {t.id for t in outputs})
     operands = _Operands()
     results: dict[int, str] = {}
     statements: list[Statement] = []
@@ -96,8 +97,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC:
                 args.append(opdef.array_of(tensor).item())
             else:
-                channel = port in record.channel_inputs and step.attrs.get("data_format") == "NCX"
-                args.append(operands.load(tensor, "channel" if channel else "right"))
+                args.append(operands.load(tensor, "channel" if _lies_along_channel(record, step, port) else "right"))
         if record.index_of:  # its value is a position; the source gives the iteration space its shape
             args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
         result = results[step.output.id] = f"t{len(statements)}"
@@ -130,8 +130,16 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     )
 
 
-def _steps(partition: Partition) -> list[_Step]:
-    replaced: dict[int, Unit] = {u.root.id: u for u in partition.unit_matches if u.kind}
+def _lies_along_channel(record: opdef.OpDef, step: _Step, port: int) -> bool:
+    """Whether an operand is not aligned as in NumPy. Unknown ranks are assumed to be those for which it matters."""
+    ndims = [t.ndim for t in step.inputs]
+    ndims[0] = 3 if ndims[0] is None else ndims[0]
+    ndims[port] = 1 if ndims[port] is None else ndims[port]
+    return record.appended_axes(port, ndims, step.attrs) > 0
+
+
+def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:
+    replaced: dict[int, Unit] = {u.root.id: u for u in units if u.kind}
     steps = []
     for tag, op in enumerate(partition.ops):
         unit = replaced.get(op.id)

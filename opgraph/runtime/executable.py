@@ -186,13 +186,12 @@ class Executable:
         values.update(zip((t.id for t in self._ins.tensors), arrays))
         targets = {} if outs is None else dict(zip((t.id for t in self._outs.tensors), outs))
         for step in self._steps:
-            wanted: list[Any] | None = [targets.get(i) for i in step.makes]
+            wanted = [targets.get(i) for i in step.makes]
             for j, source in enumerate(step.donated):
-                if source is not None and wanted is not None and wanted[j] is None:
+                if source is not None and wanted[j] is None:
                     wanted[j] = self._exchange.donation(values[source], [values[i] for i in step.reads if i != source])
-            if wanted is None or all(w is None for w in wanted):
-                wanted = None
-            made = step.run([values[i] for i in step.reads], wanted)
+            given = wanted if any(w is not None for w in wanted) else None
+            made = step.run([values[i] for i in step.reads], given)
             values.update(zip(step.makes, made))
             for i in step.frees:
                 del values[i]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import iteration_shape
+from opgraph.loops.layout import broadcasts, iteration_shape
 from opgraph.loops.loop import Loop
 from opgraph.ops.conversion import cast
 
@@ -41,8 +41,8 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     values: dict[str, Any] = {}
     for load, array in zip(loop.loads, arrays, strict=True):
         tensor = torch.arange(space[load.axis]) if array is None else from_numpy(np.require(array, requirements="W"))
-        if load.align != "right":
-            axis = 1 if load.align == "channel" else load.axis % len(space)
+        if array is None or not broadcasts(load, array.shape):
+            axis = min(1, len(space) - 1) if load.align == "channel" else load.axis % len(space)
             tensor = tensor.reshape([-1 if i == axis else 1 for i in range(len(space))])
         values[load.name] = tensor.to(_compute(load.dtype))
     types = loop.dtype_of()
