@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.errors import InvalidGraphOp
+from opgraph.ir.expression import Literal
 from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import Attr, OpDef
 
@@ -19,6 +20,13 @@ def f32(value: float) -> float:
         return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
         return float("inf") if value > 0 else float("-inf")
+
+
+def typed_literal(attr: Attr | None, value: Literal) -> AttrValue:
+    """A literal of the one-line notation in the type of the attribute that it is for."""
+    if attr is None or isinstance(value, (bool, str, tuple)):
+        return value  # a list holds numbers of one type
+    return int(value) if attr.type == "s64" else float(value)
 
 
 def checked_attrs(opdef: OpDef, attrs: Mapping[str, Any], where: str) -> dict[str, AttrValue]:

@@ -2,7 +2,7 @@
 
 Fusion rules and the decompositions of op records are written in it. A bare name is any value (the same name twice:
 the same value), `$name` a scalar constant or an attribute, a number a scalar constant of that value, and
-`Kind(..., key=value)` an op with attributes.
+`Kind(..., key=value)` an op with attributes: numbers, words, true and false, and lists such as `[0, 2]`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ class Call:
 
     kind: str
     args: tuple[Expr, ...]
-    attrs: tuple[tuple[str, float | str | Param], ...] = ()
+    attrs: tuple[tuple[str, Literal | Param], ...] = ()
 
 
 Expr: TypeAlias = Var | Param | Num | Call
+#: Value of an attribute.
+Literal: TypeAlias = bool | int | float | str | tuple[int | float, ...]
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<num>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<name>\$?[A-Za-z_]\w*)|(?P<sign>[(),=]))"
+    r"\s*(?:(?P<num>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<name>\$?[A-Za-z_]\w*)|(?P<sign>[(),=\[\]]))"
 )
 
 
@@ -91,16 +93,11 @@ def _expr(tokens: list[tuple[str, str]], at: int, text: str) -> tuple[Expr, int]
 def _call(kind: str, tokens: list[tuple[str, str]], at: int, text: str) -> tuple[Call, int]:
     # Nesting is as deep as the notation is written by hand, so the mutual recursion with _expr is bounded.
     args: list[Expr] = []
-    attrs: list[tuple[str, float | str | Param]] = []
+    attrs: list[tuple[str, Literal | Param]] = []
     while at < len(tokens) and tokens[at] != ("sign", ")"):
         if tokens[at + 1 : at + 2] == [("sign", "=")]:
-            value, after = _expr(tokens, at + 2, text)
-            if isinstance(value, Call):
-                raise _error(text, f"attribute {tokens[at][1]!r} must be a literal")
-            literal = value if isinstance(value, Param) else value.value if isinstance(value, Num) else value.name
-            if tokens[at + 2][1].lstrip("+-").isdigit():
-                literal = int(tokens[at + 2][1])  # attributes tell integers from floats
-            attrs.append((tokens[at][1], literal))
+            value, after = _attribute(tokens, at + 2, text)
+            attrs.append((tokens[at][1], value))
         else:
             arg, after = _expr(tokens, at, text)
             args.append(arg)
@@ -108,6 +105,31 @@ def _call(kind: str, tokens: list[tuple[str, str]], at: int, text: str) -> tuple
     if at >= len(tokens):
         raise _error(text, f"{kind}( is not closed")
     return Call(kind, tuple(args), tuple(attrs)), at + 1
+
+
+def _attribute(tokens: list[tuple[str, str]], at: int, text: str) -> tuple[Literal | Param, int]:
+    if tokens[at : at + 1] == [("sign", "[")]:
+        items: list[int | float] = []
+        at += 1
+        while at < len(tokens) and tokens[at][0] == "num":
+            items.append(_number(tokens[at][1]))
+            at += 2 if tokens[at + 1 : at + 2] == [("sign", ",")] else 1
+        if tokens[at : at + 1] != [("sign", "]")]:
+            raise _error(text, "a list of numbers is not closed")
+        return tuple(items), at + 1
+    value, after = _expr(tokens, at, text)
+    if isinstance(value, Call):
+        raise _error(text, f"attribute {tokens[at - 2][1]!r} must be a literal")
+    if isinstance(value, Num):
+        return _number(tokens[at][1]), after
+    if isinstance(value, Var):
+        return {"true": True, "false": False}.get(value.name, value.name), after
+    return value, after
+
+
+def _number(word: str) -> int | float:
+    """Attributes tell integers from floats."""
+    return int(word) if word.lstrip("+-").isdigit() else float(word)
 
 
 def _error(text: str, what: str) -> InvalidArguments:

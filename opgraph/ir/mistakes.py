@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from opgraph.ir import dtypes
@@ -30,14 +30,18 @@ def find_mistake(record: OpDef) -> str | None:
         return "optional and variadic inputs come last"
     if len(record.domain) not in (1, len(inputs)) or not all(low <= high for low, high in record.domain):
         return f"domain {record.domain} is neither one (low, high) nor one for each input"
-    if not all(0 < i < len(inputs) for i in record.channel_inputs):
-        return f"channel_inputs {record.channel_inputs} are not inputs after the first"
+    if not all(0 <= i < len(inputs) for i in record.channel_inputs):
+        return f"channel_inputs {record.channel_inputs} are no inputs"
     if record.channel_inputs and "data_format" not in attrs:
         return "channel_inputs need the attribute data_format"
     if record.index_of is not None and record.index_of not in attrs:
         return f"index_of names {record.index_of!r}, which is no attribute"
     if record.commutative and len(inputs) < 2:
         return "a commutative op has two inputs"
+    if isinstance(record.gradient, Mapping) and not set(record.gradient) <= set(inputs):
+        return f"its gradient names unknown inputs: {sorted(set(record.gradient) - set(inputs))}"
+    if record.gradient_from_output is not None and len(inputs) != 1:
+        return "gradient_from_output is for ops with one input"
     if record.family == "pointwise":
         for what in ("reference", "expression", "torch"):
             if getattr(record, what) is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -20,13 +20,37 @@ from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.shapes import channel_axes
 from opgraph.ir.signature import Attr, Onnx, Port
 
-__all__ = ["Attr", "Attrs", "Onnx", "OpDef", "Port", "ShapeRule", "Template", "all_ops", "find", "get", "register"]
+__all__ = [
+    "Attr",
+    "Attrs",
+    "GradientRule",
+    "Onnx",
+    "OpDef",
+    "Port",
+    "ShapeRule",
+    "Template",
+    "all_ops",
+    "find",
+    "get",
+    "register",
+]
 
 Attrs: TypeAlias = Mapping[str, Any]
 ShapeRule: TypeAlias = Callable[[tuple[LogicalTensor, ...], Attrs], tuple[Dims, ...]]
 
 #: A text, or a function of the attributes and of the names of the inputs that are given, where these choose it.
 Template: TypeAlias = str | Callable[[Attrs, Collection[str]], str]
+
+
+class Builder(Protocol):
+    """What a gradient rule builds with: `Graph.add_op`, short way."""
+
+    def __call__(self, kind: str, /, *inputs: LogicalTensor | float, **attrs: Any) -> Any:
+        """Adds an op; returns its output, or a tuple of them."""
+
+
+#: `rule(build, op, d)`: gradients of the inputs of `op` (None: zero), given those of its outputs (None: not used).
+GradientRule: TypeAlias = Callable[[Builder, Op, Sequence[LogicalTensor | None]], Sequence[LogicalTensor | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +79,7 @@ class OpDef:
         domain: where tests sample the inputs, one (low, high) for all or one each.
         check: raises an OpGraphError where an op, in itself well-formed, is none of this kind (dtypes that do not mix,
             a bound given twice); called by `Graph.add_op`.
-        channel_inputs: indices of inputs that, where they are 1-d, lie along the channel axis: axis 1 if the attribute
+        channel_inputs: indices of inputs that, where they are 1-d, lie along the channel axis of the other: axis 1 if
             data_format is "NCX", the last if "NXC". `appended_axes` says how many axes of size 1 follow them before
             everything broadcasts as in NumPy. reference, torch and infer do that themselves; expression, onnx and
             decomposition mean operands already so aligned.
@@ -63,6 +87,12 @@ class OpDef:
             reference and torch are the identity, and who calls them converts.
         index_of: the attribute that names an axis: the expression is over the element's index along it instead of the
             element, so the input that it names is an s32 iota, and the data of the input is never read.
+        gradient: input name -> its gradient, in the notation of `opgraph.ir.expression`, over the names of the inputs,
+            `d`, the gradient of the (first) output, and the names of the outputs, with "0" where the derivative is
+            zero everywhere; or a function, where it takes more than a formula. It is linear in `d`. Sums over
+            broadcast axes and casts to the input's dtype are added by who applies it. A text is the reason why no
+            gradient exists; None means that nobody wrote it. Outputs of integers and booleans need none.
+        gradient_from_output: of an op with one input, its gradient over the output and `d` alone, where these suffice.
         source: where the formula comes from.
     """
 
@@ -87,6 +117,8 @@ class OpDef:
     channel_inputs: tuple[int, ...] = ()
     is_cast: bool = False
     index_of: str | None = None
+    gradient: Mapping[str, Template] | GradientRule | str | None = None
+    gradient_from_output: Template | None = None
 
     def __post_init__(self) -> None:
         # Mistakes in a record fail at import, not on a user's machine.
@@ -94,6 +126,7 @@ class OpDef:
         if mistake:
             raise ValueError(f"{self.kind}: {mistake}")
         required = [p.name for p in self.inputs if not p.optional]
+        made = [*(p.name for p in self.outputs), "d"]
         # Either with what is optional given as attributes, or as inputs.
         forms = [(required, self.example_attrs()), ([p.name for p in self.inputs], self.default_attrs())]
         for given, attrs in forms if len(required) < len(self.inputs) else forms[:1]:
@@ -103,6 +136,10 @@ class OpDef:
             unknown = unknown_name(tree, given, [a.name for a in self.attrs])
             if unknown:
                 raise ValueError(f"{self.kind}: its decomposition names {unknown}, which it does not have")
+            for name in given if isinstance(self.gradient, Mapping) else ():
+                self._check_gradient(self.gradient_of(name, attrs, given), [*given, *made])
+        if self.gradient_from_output is not None:
+            self._check_gradient(self.gradient_of(None, self.default_attrs(), required), made)
 
     @property
     def is_pointwise(self) -> bool:
@@ -121,9 +158,34 @@ class OpDef:
             return None
         return parse_expression(template if isinstance(template, str) else template(attrs, given))
 
+    def gradient_of(self, name: str | None, attrs: Attrs, given: Collection[str]) -> Expr | None:
+        """The gradient of one input as an expression, where the record says it in one; see `gradient`.
+
+        Args:
+            name: of the input; None for the gradient of the only input from the output.
+            given: names of the inputs that the op has.
+        """
+        template = self.gradient_from_output
+        if name is not None:
+            template = self.gradient.get(name) if isinstance(self.gradient, Mapping) else None
+        if template is None:
+            return None
+        return parse_expression(template if isinstance(template, str) else template(attrs, given))
+
+    def _check_gradient(self, tree: Expr | None, names: Collection[str]) -> None:
+        unknown = unknown_name(tree, names, [a.name for a in self.attrs])
+        if unknown:
+            raise ValueError(f"{self.kind}: its gradient names {unknown}, which it does not have")
+
     def appended_axes(self, index: int, ndims: Sequence[int | None], attrs: Attrs) -> int:
         """How many axes of size 1 follow input `index` before broadcasting, given the ndim of every input."""
-        return channel_axes(ndims[index], ndims[0], attrs) if index in self.channel_inputs else 0
+        others = [n or 0 for i, n in enumerate(ndims) if i != index]
+        return channel_axes(ndims[index], max(others, default=0), attrs) if index in self.channel_inputs else 0
+
+    def lies_along_channel(self, index: int, ndims: Sequence[int | None], attrs: Attrs) -> bool:
+        """Whether axes follow input `index`; unknown ranks are taken to be those for which they do."""
+        assumed = [(1 if i == index else 3) if n is None else n for i, n in enumerate(ndims)]
+        return self.appended_axes(index, assumed, attrs) > 0
 
     def attr(self, name: str) -> Attr | None:
         """The attribute record of that name."""

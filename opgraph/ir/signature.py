@@ -47,12 +47,19 @@ class Attr:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """One input or output: its name and its dtype, a symbol of the op's `types` or a dtype name."""
+    """One input or output.
+
+    Attributes:
+        type: its dtype: a symbol of the op's `types`, or a dtype name.
+        optional, variadic: whether it may be left out, or given any number of times.
+        shape_only: only the shape of this input counts; its data is never read.
+    """
 
     name: str
     type: str = "T"
     optional: bool = False
     variadic: bool = False
+    shape_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

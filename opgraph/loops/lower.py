@@ -97,7 +97,8 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC:
                 args.append(opdef.array_of(tensor).item())
             else:
-                args.append(operands.load(tensor, "channel" if _lies_along_channel(record, step, port) else "right"))
+                aligned = record.lies_along_channel(port, [t.ndim for t in step.inputs], step.attrs)
+                args.append(operands.load(tensor, "channel" if aligned else "right"))
         if record.index_of:  # its value is a position; the source gives the iteration space its shape
             args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
         result = results[step.output.id] = f"t{len(statements)}"
@@ -128,14 +129,6 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),
     )
-
-
-def _lies_along_channel(record: opdef.OpDef, step: _Step, port: int) -> bool:
-    """Whether an operand is not aligned as in NumPy. Unknown ranks are assumed to be those for which it matters."""
-    ndims = [t.ndim for t in step.inputs]
-    ndims[0] = 3 if ndims[0] is None else ndims[0]
-    ndims[port] = 1 if ndims[port] is None else ndims[port]
-    return record.appended_axes(port, ndims, step.attrs) > 0
 
 
 def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:

@@ -15,12 +15,13 @@ from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.attributes import typed_literal
 from opgraph.ir.expression import Call, Expr, Num, Param, Var, parse_expression
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import OpDef
 from opgraph.ir.schema import f32
-from opgraph.onnx.signature import DOMAIN, Signature, onnx_value, substituted, typed_literal
+from opgraph.onnx.signature import DOMAIN, Signature, onnx_value, substituted
 from opgraph.onnx.to_nodes import plain_form, plain_node
 from opgraph.ops.families import LAYOUT_ATTRS
 

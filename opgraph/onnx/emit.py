@@ -10,12 +10,13 @@ from onnx import NodeProto, helper
 
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.attributes import typed_literal
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.opdef import OpDef
 from opgraph.onnx.functions import FunctionTable
-from opgraph.onnx.signature import Signature, typed_literal
+from opgraph.onnx.signature import Signature
 from opgraph.onnx.target import Target
 from opgraph.onnx.to_nodes import mark_operands, plain_form, plain_node
 

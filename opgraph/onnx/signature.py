@@ -39,13 +39,6 @@ def onnx_value(attr: Attr, value: AttrValue) -> AttrValue:
     return f32(value) if isinstance(value, float) else value
 
 
-def typed_literal(attr: Attr | None, value: float | str) -> AttrValue:
-    """A number of a decomposition in the type of the attribute that it is for."""
-    if attr is None or isinstance(value, str):
-        return value
-    return int(value) if attr.type == "s64" else float(value)
-
-
 def substituted(tree: Expr, args: Mapping[str, Expr], attrs: Mapping[str, AttrValue | Param]) -> Expr:
     """A decomposition over the arguments and attributes of the call that it stands for."""
     if isinstance(tree, Var):

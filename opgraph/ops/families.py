@@ -15,7 +15,7 @@ from opgraph.errors import InvalidDataType
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, Attrs, Onnx, OpDef, Port, ShapeRule, Template, register
+from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, ShapeRule, Template, register
 from opgraph.ir.schema import f32
 from opgraph.ir.shapes import ShapeMismatch, broadcast, channel_axes
 
@@ -85,6 +85,8 @@ def pointwise(
     channel_inputs: tuple[int, ...] = (),
     is_cast: bool = False,
     index_of: str | None = None,
+    gradient: Mapping[str, Template] | GradientRule | str | None = None,
+    gradient_from_output: Template | None = None,
 ) -> OpDef:
     """Registers one pointwise op; see OpDef for the arguments.
 
@@ -115,6 +117,8 @@ def pointwise(
             channel_inputs=channel_inputs,
             is_cast=is_cast,
             index_of=index_of,
+            gradient=gradient,
+            gradient_from_output=gradient_from_output,
         )
     )
 
@@ -158,7 +162,7 @@ def _aligned(arrays: Sequence[Any], channel_inputs: tuple[int, ...], attrs: Attr
     """Arrays (NumPy or torch) with 1-d channel operands reshaped to lie along the channel axis."""
     result = list(arrays)
     for index in channel_inputs:
-        extra = channel_axes(arrays[index].ndim, arrays[0].ndim, attrs)
+        extra = channel_axes(arrays[index].ndim, max(a.ndim for i, a in enumerate(arrays) if i != index), attrs)
         if extra:
             result[index] = arrays[index].reshape((-1, *[1] * extra))
     return result

@@ -202,10 +202,4 @@ def _aligned_operands(op: Op, shapes: dict[int, Shape]) -> list[int]:
     if not record.channel_inputs:
         return []
     ranks = [None if isinstance(shapes[t.id], str) else len(shapes[t.id]) for t in op.inputs]
-    ranks[0] = 3 if ranks[0] is None else ranks[0]  # of unknown rank: it may have more than two
-    found = []
-    for index in record.channel_inputs:
-        assumed = [1 if i == index and r is None else r for i, r in enumerate(ranks)]
-        if record.appended_axes(index, assumed, op.attrs):
-            found.append(op.inputs[index].id)
-    return found
+    return [op.inputs[i].id for i in record.channel_inputs if record.lies_along_channel(i, ranks, op.attrs)]
