@@ -25,6 +25,7 @@ from opgraph.runtime.executable import Executable, compile
 if TYPE_CHECKING:
     from opgraph import onnx as onnx
     from opgraph.runtime.reference import evaluate
+    from opgraph.transforms.gradient import gradient
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,8 @@ __all__ = [  # noqa: RUF022 - grouped by stage
     "Stream",
     "compile",
     "evaluate",
+    # train
+    "gradient",
     # the rest; og.onnx loads on first use and needs its extra, so a star import leaves it alone
     "errors",
     "ops",
@@ -56,8 +59,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("opgraph.onnx")
     if name == "evaluate":  # for tests and checks
         return importlib.import_module("opgraph.runtime.reference").evaluate
+    if name == "gradient":  # for training
+        return importlib.import_module("opgraph.transforms.gradient").gradient
     raise AttributeError(f"module 'opgraph' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "evaluate", "onnx"})
+    return sorted({*globals(), "evaluate", "gradient", "onnx"})

@@ -1,0 +1,1 @@
+"""Transforms: from a graph to another graph."""

@@ -1,0 +1,148 @@
+"""A graph in the making: ops are entered once, however often they are asked for, and what nothing needs is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.attributes import typed_literal
+from opgraph.ir.expression import Call, Expr, Num, Param, Var
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+
+
+class Draft:
+    """Builds a graph op by op; equal ops on equal operands are one op.
+
+    Args:
+        source: a graph whose tensors and ops may be copied; what is new gets ids above all of its own.
+
+    Attributes:
+        ops: every op so far, producers first.
+    """
+
+    def __init__(self, source: Graph) -> None:
+        self.graph = Graph(source.engine)
+        self.graph._tables.next_tensor = source._next_tensor
+        self.graph._tables.next_op = source._next_op
+        self.ops: list[Op] = []
+        self._known: dict[object, Op] = {}
+        self._inputs: list[LogicalTensor] = []
+
+    def input(self, tensor: LogicalTensor) -> LogicalTensor:
+        """Declares an input (or a constant), as it is."""
+        if tensor.is_constant:
+            self.graph._tables.enter_tensor(tensor)
+        else:
+            self._inputs.append(self.graph._add_input(tensor))
+        return tensor
+
+    def new_input(self, name: str, like: LogicalTensor) -> LogicalTensor:
+        """Declares an input of another tensor's dtype and dimensions."""
+        return self.input(LogicalTensor(self.graph._next_tensor, like.dtype, like.dims, name=name))
+
+    def copy(self, op: Op, tensors: Mapping[int, LogicalTensor]) -> Op:
+        """Enters an op of the source, under its own id.
+
+        Args:
+            tensors: what stands for its inputs here, by id.
+
+        Returns: the op, or an equal one that is here already.
+        """
+        inputs = tuple(tensors[t.id] for t in op.inputs)
+        key = _key(op.kind, inputs, op.attrs, op.outputs[0].dtype if op.outputs else None)
+        known = None if op.kind == "Wildcard" else self._known.get(key)
+        if known is None:
+            known = self._known[key] = self.graph._add(op.id, op.kind, inputs, op.outputs, op.name, op.attrs)
+            self.ops.append(known)
+        return known
+
+    def __call__(self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any) -> Any:
+        """As `Graph.add_op`, short way: the output, or a tuple of them."""
+        record = opdef.get(kind, where="a derived graph")
+        key = _key(kind, inputs, {**record.default_attrs(), **attrs}, dtype)
+        outputs = self._known[key].outputs if key in self._known else self.fresh(kind, *inputs, dtype=dtype, **attrs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def fresh(
+        self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any
+    ) -> tuple[LogicalTensor, ...]:
+        """Enters an op, even if an equal one is here already; returns its outputs."""
+        made = self.graph.add_op(kind, *inputs, dtype=dtype, **attrs)
+        op = self.graph.producer((made[0] if isinstance(made, tuple) else made).id)
+        assert op is not None
+        self.ops.append(op)
+        # A dtype that was asked for is part of the question; one that follows from the operands is not.
+        for asked in {dtype, op.outputs[0].dtype}:
+            self._known.setdefault(_key(kind, inputs, op.attrs, asked), op)
+        return op.outputs
+
+    def expression(self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs) -> LogicalTensor | float:
+        """Enters an expression in the one-line notation.
+
+        Args:
+            values: what its names stand for.
+            attrs: what its parameters stand for.
+        """
+        # Expressions are as deep as somebody wrote them on one line, so the recursion is bounded.
+        if isinstance(tree, Var):
+            return values[tree.name]
+        if isinstance(tree, Num):
+            return tree.value
+        if isinstance(tree, Param):
+            return float(attrs[tree.name])
+        return self.call(tree, values, attrs)
+
+    def call(self, tree: Call, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs) -> LogicalTensor:
+        """Enters one call of an expression, and what it is given."""
+        record = opdef.get(tree.kind, where="an expression")
+        args = [self.expression(arg, values, attrs) for arg in tree.args]
+        own: dict[str, Any] = {
+            n: attrs[v.name] if isinstance(v, Param) else typed_literal(record.attr(n), v) for n, v in tree.attrs
+        }
+        made = self(tree.kind, *args, **own)
+        assert isinstance(made, LogicalTensor)
+        return made
+
+    def finish(self, outputs: Mapping[str, LogicalTensor]) -> Graph:
+        """The finalized graph of what the outputs need: inputs that are used in the order of their declaration, ops.
+
+        Args:
+            outputs: name -> tensor, each tensor made by an op and named once.
+        """
+        names = {t.id: name for name, t in outputs.items()}
+        needed = set(names)
+        kept = []
+        for op in reversed(self.ops):
+            if any(t.id in needed for t in op.outputs):
+                needed.update(t.id for t in op.inputs)
+                kept.append(op)
+        graph = Graph()
+        tensors: dict[int, LogicalTensor] = {}
+        for tensor in self._inputs:
+            if tensor.id in needed:
+                tensors[tensor.id] = graph._add_input(tensor)
+        for op in reversed(kept):
+            ins = tuple(tensors.get(t.id, t) for t in op.inputs)
+            outs = tuple(t.with_(name=names.get(t.id, t.name)) for t in op.outputs)
+            tensors.update((t.id, t) for t in outs)
+            graph._add(op.id, op.kind, ins, outs, op.name, op.attrs)
+        graph.set_outputs(tensors[t.id] for t in outputs.values())
+        return graph.finalize()
+
+
+def _key(kind: str, inputs: Iterable[LogicalTensor | float], attrs: opdef.Attrs, dtype: object) -> object:
+    return kind, tuple(map(_operand_key, inputs)), tuple(sorted((n, repr(v)) for n, v in attrs.items())), dtype
+
+
+def _operand_key(value: LogicalTensor | float) -> object:
+    if isinstance(value, LogicalTensor):
+        return repr(float(value.data.item())) if value.data is not None and value.data.ndim == 0 else value.id
+    return repr(float(value))
+
+
+def is_float(tensor: LogicalTensor) -> bool:
+    """Whether gradients flow through a tensor."""
+    return tensor.dtype in dtypes.FLOATS

@@ -1,0 +1,288 @@
+"""Gradients: from a graph to the graph of its gradient, by the rules in the records of its ops.
+
+The result recomputes the forward values that it needs, so that one fused kernel reads inputs and writes gradients. As
+a graph like any other it is partitioned, compiled, exported and differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from opgraph.errors import InvalidArguments, InvalidDataType, Unimplemented
+from opgraph.ir import opdef
+from opgraph.ir.expression import Call, Expr, Num
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.transforms.adjoint import Conditional, Conditions, Contribution
+from opgraph.transforms.draft import Draft, is_float
+from opgraph.transforms.units import freed, named, with_symbols
+
+
+def gradient(graph: Graph, wrt: Sequence[str]) -> Graph:
+    """The graph that computes gradients of a graph's outputs with respect to some of its inputs.
+
+    Args:
+        graph: finalized by this call if need be.
+        wrt: names of inputs, or of constants, which become inputs.
+
+    Returns: a finalized graph. Its inputs are those inputs of `graph` that it needs, by their names, and `d_<output>`
+        for each output that depends on `wrt`: the gradient of a scalar with respect to that output, of its dtype and
+        shape. Its outputs are `d_<name>` for each name of `wrt`, in that order, of the dtype and shape of that input:
+        sum over outputs of d_output times the derivative. It recomputes forward values; nothing else has to be kept.
+
+    Raises:
+        InvalidArguments: `wrt` is empty or names no input or constant, or a name twice.
+        InvalidDataType: an input to differentiate by that holds no floats.
+        Unimplemented: an op on the way has no gradient; the message says why.
+
+    A Select keeps the branch not taken out of the gradient altogether, also where that branch is infinite or NaN.
+    Source: reverse accumulation; Griewank and Walther, Evaluating Derivatives, 2nd edition, 2008.
+    """
+    return differentiated(prepared(graph, wrt), wrt)
+
+
+def prepared(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Graph:
+    """The graph in the form that `differentiated` takes; see `gradient` for arguments and errors.
+
+    Args:
+        units: whether named units become single ops.
+    """
+    graph.finalize()
+    names = [wrt] if isinstance(wrt, str) else list(wrt)
+    known = {t.name or f"t{t.id}": t for t in (*graph.inputs, *graph.constants)}
+    for name in names:
+        if name not in known:
+            raise InvalidArguments(
+                f"there is no input or constant {name!r}", where="wrt", fix=f"choose among {', '.join(known) or 'none'}"
+            )
+        if not is_float(known[name]):
+            raise InvalidDataType(
+                f'"{name}" is {known[name].type_text}, which has no gradient', where="wrt", fix="leave it out of wrt"
+            )
+    if not names or len(set(names)) != len(names):
+        raise InvalidArguments(
+            "no input is named" if not names else "an input is named twice", where="wrt", fix="name each input once"
+        )
+    graph = with_symbols(freed(graph, names))
+    return named(graph) if units else graph
+
+
+def differentiated(
+    graph: Graph, wrt: Sequence[str], *, given: Collection[int] = (), from_outputs: Collection[int] = ()
+) -> Graph:
+    """The gradient of a prepared graph.
+
+    Args:
+        given: ids of forward values that are inputs of the result instead of being recomputed.
+        from_outputs: ids of ops whose gradient is taken from their output (`OpDef.gradient_from_output`).
+    """
+    return _Reverse(graph, [wrt] if isinstance(wrt, str) else wrt, given, from_outputs).graph()
+
+
+def value_name(tensor: LogicalTensor) -> str:
+    """The name by which an array is bound to a tensor."""
+    return tensor.name if tensor.name is not None else f"t{tensor.id}"
+
+
+def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
+    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own."""
+    inputs = {value_name(t) for t in graph.inputs}
+    is_output = any(t.id == tensor.id for t in graph.outputs)
+    return value_name(tensor) if is_output and value_name(tensor) not in inputs else f"kept_{tensor.id}"
+
+
+class _Reverse:
+    """One reverse pass."""
+
+    def __init__(self, graph: Graph, wrt: Sequence[str], given: Collection[int], from_outputs: Collection[int]) -> None:
+        self.source = graph
+        self.draft = Draft(graph)
+        self.conditional = Conditional(self.draft)
+        self.from_outputs = from_outputs
+        #: What stands in the draft for each tensor of the graph.
+        self.values: dict[int, LogicalTensor] = {}
+        self.parts: dict[int, list[Contribution]] = {}
+        #: Tensors of the draft that a gradient is wanted of, because they depend on `wrt`.
+        self.active: set[int] = set()
+        #: Where the gradient of a value goes instead: of an op without a rule to the same value made of smaller ops, of
+        #: a given value to the op that made it.
+        self.stands_in: dict[int, int] = {}
+        #: The given value that rules read in place of the one that the op here would make.
+        self.given: dict[int, LogicalTensor] = {}
+        for tensor in (*graph.inputs, *graph.constants):
+            self.values[tensor.id] = self.draft.input(tensor)
+        by_name = {value_name(t): t for t in graph.inputs}
+        self.wrt = [(name, by_name[name]) for name in wrt]
+        self.active.update(t.id for _, t in self.wrt)
+        for op in graph.ops:
+            if op.kind != "End":
+                self._forward(op, given)
+
+    def graph(self) -> Graph:
+        """The gradient graph."""
+        seeds = []
+        forward = list(self.draft.ops)
+        for tensor in self.source.outputs:
+            value = self.values[tensor.id]
+            if value.id in self.active and is_float(value):
+                seeds.append((f"d_{value_name(tensor)}", value))
+        taken = {value_name(t) for t in self.source.inputs}
+        for name, value in seeds:
+            if name in taken:
+                raise InvalidArguments(
+                    f'the gradient graph would have two inputs called "{name}"',
+                    where="gradient",
+                    fix="rename the input or the output of the graph",
+                )
+            self._add(value, Contribution(self.draft.new_input(name, value)))
+        for op in reversed(forward):
+            self._reverse(op)
+        return self.draft.finish(self._results())
+
+    # -- forward ------------------------------------------------------------------------------------------------
+
+    def _forward(self, op: Op, given: Collection[int]) -> None:
+        """Enters a forward op, and inputs in place of those of its results that are given."""
+        copied = self.draft.copy(op, self.values)
+        self.values.update((t.id, made) for t, made in zip(op.outputs, copied.outputs, strict=True))
+        is_active = any(t.id in self.active for t in copied.inputs)
+        record = opdef.get(op.kind, where=op.label)
+        if is_active:
+            self.active.update(t.id for t in copied.outputs if is_float(t))
+            if record.gradient is None and record.decomposition is not None and record.is_pointwise:
+                self._decompose(copied, record)
+        for tensor, made in zip(op.outputs, copied.outputs, strict=True):
+            if tensor.id in given and made.id not in self.given:
+                value = self.given[made.id] = self.draft.new_input(kept_name(self.source, tensor), made)
+                self.stands_in[value.id] = self.stands_in.get(made.id, made.id)
+                self.active.update({value.id} if made.id in self.active else ())
+            self.values[tensor.id] = self.given.get(made.id, made)
+
+    def _decompose(self, op: Op, record: opdef.OpDef) -> None:
+        names = [p.name for p in record.with_optional(len(op.inputs))]
+        tree = record.decompose(op.attrs, names)
+        assert isinstance(tree, Call)
+        before = len(self.draft.ops)
+        root = self.draft.call(tree, dict(zip(names, self._aligned(record, op), strict=True)), op.attrs)
+        for added in self.draft.ops[before:]:
+            if any(t.id in self.active for t in added.inputs):
+                self.active.update(t.id for t in added.outputs if is_float(t))
+        self.stands_in[op.outputs[0].id] = root.id
+
+    def _aligned(self, record: opdef.OpDef, op: Op) -> list[LogicalTensor]:
+        """Operands of an op here, those along a channel axis spread out so that formulas may use them as they are."""
+        operands = list(op.inputs)
+        ranks = [t.ndim for t in op.inputs]
+        for index in record.channel_inputs:
+            if record.lies_along_channel(index, ranks, op.attrs):
+                like = operands[1 - index]
+                operands[index] = self.draft("BroadcastTo", operands[index], like, **_channel(op))
+        return operands
+
+    # -- backward -----------------------------------------------------------------------------------------------
+
+    def _add(self, tensor: LogicalTensor, part: Contribution) -> None:
+        self.parts.setdefault(self.stands_in.get(tensor.id, tensor.id), []).append(part)
+
+    def _reverse(self, op: Op) -> None:
+        """Passes the gradients of an op's outputs on to its inputs."""
+        parts = [self.parts.pop(t.id, None) for t in op.outputs]
+        wanted = [t.id in self.active for t in op.inputs]
+        if not any(parts) or not any(wanted):
+            return
+        totals = [None if p is None else self.conditional.total(p) for p in parts]
+        record = opdef.get(op.kind, where=op.label)
+        if callable(record.gradient):
+            written = [None if t is None else self.conditional.written(t) for t in totals]
+            for tensor, value in zip(op.inputs, record.gradient(self.draft, op, written), strict=True):
+                if value is not None and tensor.id in self.active:
+                    self._to_operand(tensor, Contribution(value), {})
+            return
+        if not isinstance(record.gradient, Mapping):
+            raise _refused(op, record)
+        if totals[0] is None:
+            return
+        names = [p.name for p in record.with_optional(len(op.inputs))]
+        values = dict(zip(names, self._aligned(record, op), strict=True))
+        values.update((p.name, self.given.get(t.id, t)) for p, t in zip(record.outputs, op.outputs))
+        values["d"] = totals[0].value
+        for index, (name, tensor) in enumerate(zip(names, op.inputs, strict=True)):
+            if not wanted[index]:
+                continue
+            tree = record.gradient_of(name, op.attrs, names)
+            if op.id in self.from_outputs:
+                tree = record.gradient_of(None, op.attrs, names) or tree
+            if tree is None:
+                raise _refused(op, record, name)
+            ranks = [t.ndim for t in op.inputs]
+            channel = _channel(op) if record.lies_along_channel(index, ranks, op.attrs) else {}
+            for part in self._branches(tree, values, op.attrs, totals[0].conditions):
+                self._to_operand(tensor, part, channel)
+
+    def _branches(
+        self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs, conditions: Conditions
+    ) -> list[Contribution]:
+        """What a rule contributes; a Select between something and 0 is kept as a condition."""
+        if isinstance(tree, Num) and tree.value == 0:
+            return []
+        if isinstance(tree, Call) and tree.kind == "Select":
+            condition = self.draft.expression(tree.args[0], values, attrs)
+            assert isinstance(condition, LogicalTensor)
+            if _is_zero(tree.args[1]) or _is_zero(tree.args[2]):
+                holds = _is_zero(tree.args[2])
+                inner = conditions | {self.conditional.when(condition, holds)}
+                return self._branches(tree.args[1 if holds else 2], values, attrs, inner)
+        value = self.draft.expression(tree, values, attrs)
+        assert isinstance(value, LogicalTensor)
+        return [Contribution(value, conditions)]
+
+    def _to_operand(self, tensor: LogicalTensor, part: Contribution, channel: dict[str, Any]) -> None:
+        """Adds a contribution to an operand: summed to its shape where it was broadcast, in its dtype."""
+        value = part.value
+        if channel or value.dims is None or value.dims != tensor.dims or None in value.dims:
+            value = self.draft("SumTo", self.conditional.written(part), tensor, **channel)
+            part = Contribution(value)
+        if value.dtype != tensor.dtype:
+            part = Contribution(self.draft("TypeCast", part.value, dtype=tensor.dtype), part.conditions)
+        self._add(tensor, part)
+
+    def _results(self) -> dict[str, LogicalTensor]:
+        """The outputs by name; each a tensor of its own."""
+        results: dict[str, LogicalTensor] = {}
+        used: set[int] = set()
+        for name, tensor in self.wrt:
+            parts = self.parts.get(tensor.id)
+            if parts is None:
+                value = self.draft("BroadcastTo", self._zero(tensor), tensor)
+            else:
+                value = self.conditional.written(self.conditional.total(parts))
+            if value.id in used or self.draft.graph.producer(value.id) is None:
+                (value,) = self.draft.fresh("BroadcastTo", value, tensor)
+            used.add(value.id)
+            results[f"d_{name}"] = value
+        return results
+
+    def _zero(self, tensor: LogicalTensor) -> LogicalTensor:
+        return self.draft.graph.constant("", 0.0, dtype=tensor.dtype)
+
+
+def _channel(op: Op) -> dict[str, Any]:
+    """The attributes that say where a channel operand lies."""
+    names = ("data_format", "per_channel_broadcast")
+    return {name: value for name, value in op.attrs.items() if name in names}
+
+
+def _is_zero(tree: Expr) -> bool:
+    return isinstance(tree, Num) and tree.value == 0
+
+
+def _refused(op: Op, record: opdef.OpDef, name: str = "") -> Unimplemented:
+    if isinstance(record.gradient, str):
+        what, fix = f"{op.kind} has no gradient: {record.gradient}", "leave what depends on it out of wrt"
+    else:
+        of = f" with respect to {name}" if name else ""
+        what = f"nobody has written the gradient of {op.kind}{of}"
+        fix = "compose it of ops that have one (`opgraph ops` says which), or leave what depends on it out of wrt"
+    return Unimplemented(what, where=op.where, fix=fix)

@@ -1,0 +1,84 @@
+"""Named units as single ops, and unknown dimensions as symbols: what a graph looks like before it is differentiated.
+
+A unit is differentiated as what it is: the derivative of Swish is one accurate function, that of its parts loses
+digits and turns NaN where a part is infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.partition.rules import find_units
+from opgraph.partition.symbols import symbolic_shapes
+
+
+def freed(graph: Graph, names: Collection[str]) -> Graph:
+    """The same graph with the constants of these names as inputs, after the others."""
+    free = {t.id: t.with_(data=None, property="variable") for t in graph.constants if t.name in names}
+    return _rebuilt(graph, graph.ops, free) if free else graph
+
+
+def named(graph: Graph) -> Graph:
+    """The same graph with its named units as single ops, without ops that no output needs."""
+    units = {u.root.id: u for u in find_units(graph) if u.kind and u.kind != u.root.kind}
+    ops = []
+    for op in graph.ops:
+        unit = units.get(op.id)
+        ops.append(
+            op if unit is None else Op.locked(op.id, unit.kind, unit.inputs, op.outputs, op.name, dict(unit.attrs))
+        )
+    return _rebuilt(graph, _needed(ops, {t.id for t in graph.outputs}), {})
+
+
+def with_symbols(graph: Graph) -> Graph:
+    """The same graph with a symbol for every unknown dimension; dimensions that must be equal get the same one."""
+    shapes = symbolic_shapes(graph)
+    taken = {d for s in shapes.values() if not isinstance(s, str) for d in s if isinstance(d, str)}
+    names: dict[str, str] = {}
+    tensors = {}
+    for id, shape in shapes.items():
+        tensor = graph.tensor(id)
+        if tensor.dims is not None and not isinstance(shape, str) and None in tensor.dims:
+            for known, dim in zip(tensor.dims, shape, strict=True):
+                if known is None and isinstance(dim, str) and dim not in names:
+                    names[dim] = _fresh(names, taken)
+            tensors[id] = tensor.with_(dims=tuple(names.get(d, d) if isinstance(d, str) else d for d in shape))
+    return _rebuilt(graph, graph.ops, tensors) if tensors else graph
+
+
+def _rebuilt(graph: Graph, ops: Iterable[Op], changed: Mapping[int, LogicalTensor]) -> Graph:
+    """A graph of these ops, some tensors changed; changed constants that have no data any more become inputs."""
+    result = Graph(graph.engine)
+    for tensor in graph.inputs:
+        result._add_input(changed.get(tensor.id, tensor))
+    for tensor in graph.constants:
+        if tensor.id not in changed:
+            result._tables.enter_tensor(tensor)
+        else:
+            result._add_input(changed[tensor.id])
+    for op in ops:
+        ins, outs = (tuple(changed.get(t.id, t) for t in side) for side in (op.inputs, op.outputs))
+        result._add(op.id, op.kind, ins, outs, op.name, op.attrs)
+    result.set_outputs(changed.get(t.id, t) for t in graph.outputs)
+    result.notes = list(graph.notes)
+    return result.finalize()
+
+
+def _needed(ops: list[Op], outputs: set[int]) -> list[Op]:
+    wanted = set(outputs)
+    kept = []
+    for op in reversed(ops):
+        if any(t.id in wanted for t in op.outputs):
+            wanted.update(t.id for t in op.inputs)
+            kept.append(op)
+    return kept[::-1]
+
+
+def _fresh(names: Mapping[str, str], taken: Collection[str]) -> str:
+    number = len(names)
+    while f"n{number}" in taken or f"n{number}" in names.values():
+        number += 1
+    return f"n{number}"
