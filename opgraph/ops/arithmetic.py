@@ -38,6 +38,7 @@ ADD = pointwise(
     commutative=True,
     source="oneDNN Graph Add",
     check=meets_in_f32,
+    gradient={"src_0": "d", "src_1": "d"},
 )
 
 SUBTRACT = pointwise(
@@ -53,6 +54,7 @@ SUBTRACT = pointwise(
     onnx=(Onnx(op_type="Sub", since=7),),
     source="oneDNN Graph Subtract",
     check=meets_in_f32,
+    gradient={"src_0": "d", "src_1": "Neg(d)"},
 )
 
 MULTIPLY = pointwise(
@@ -69,6 +71,7 @@ MULTIPLY = pointwise(
     commutative=True,
     source="oneDNN Graph Multiply",
     check=meets_in_f32,
+    gradient={"src_0": "Multiply(d, src_1)", "src_1": "Multiply(d, src_0)"},
 )
 
 DIVIDE = pointwise(
@@ -86,6 +89,7 @@ DIVIDE = pointwise(
     domain=((-4, 4), (0.25, 4)),
     source="oneDNN Graph Divide",
     check=meets_in_f32,
+    gradient={"src_0": "Divide(d, src_1)", "src_1": "Neg(Multiply(Divide(d, src_1), dst))"},
 )
 
 SQUARED_DIFFERENCE = pointwise(
@@ -100,6 +104,10 @@ SQUARED_DIFFERENCE = pointwise(
     decomposition="Multiply(Subtract(src_0, src_1), Subtract(src_0, src_1))",
     cost=2,
     source="oneDNN Graph SquaredDifference",
+    gradient={
+        "src_0": "Multiply(Multiply(d, 2), Subtract(src_0, src_1))",
+        "src_1": "Multiply(Multiply(d, -2), Subtract(src_0, src_1))",
+    },
 )
 
 MOD = pointwise(
@@ -161,4 +169,5 @@ BIAS_ADD = pointwise(
     decomposition="Add(src, bias)",
     source="oneDNN Graph BiasAdd",
     channel_inputs=(1,),
+    gradient={"src": "d", "bias": "d"},
 )

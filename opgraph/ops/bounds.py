@@ -36,6 +36,11 @@ MAXIMUM = pointwise(
     onnx=(Onnx(op_type="Max", since=8),),
     commutative=True,
     source="oneDNN Graph Maximum",
+    # At a tie half to each, as in torch.
+    gradient={
+        "src_0": "Select(Less(src_0, src_1), 0, Select(Equal(src_0, src_1), Multiply(d, 0.5), d))",
+        "src_1": "Select(Greater(src_0, src_1), 0, Select(Equal(src_0, src_1), Multiply(d, 0.5), d))",
+    },
 )
 
 MINIMUM = pointwise(
@@ -50,6 +55,11 @@ MINIMUM = pointwise(
     onnx=(Onnx(op_type="Min", since=8),),
     commutative=True,
     source="oneDNN Graph Minimum",
+    # At a tie half to each, as in torch.
+    gradient={
+        "src_0": "Select(Greater(src_0, src_1), 0, Select(Equal(src_0, src_1), Multiply(d, 0.5), d))",
+        "src_1": "Select(Less(src_0, src_1), 0, Select(Equal(src_0, src_1), Multiply(d, 0.5), d))",
+    },
 )
 
 

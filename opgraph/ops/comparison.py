@@ -152,4 +152,5 @@ SELECT = pointwise(
     torch=lambda t, cond, a, b: t.where(cond, a, b),
     onnx=(Onnx(op_type="Where", since=9),),
     source="oneDNN Graph Select",
+    gradient={"src_0": "Select(cond, d, 0)", "src_1": "Select(cond, 0, d)"},
 )

@@ -63,6 +63,7 @@ IDENTITY = pointwise(
     torch=lambda t, x: x,
     onnx=(Onnx(op_type="Identity", since=1),),
     source="ONNX Identity",
+    gradient={"src": "d"},
 )
 
 TYPE_CAST = pointwise(
@@ -84,6 +85,7 @@ TYPE_CAST = pointwise(
     ),
     source="oneDNN Graph TypeCast, which allows only f32 with bf16 or f16",
     is_cast=True,
+    gradient={"src": "d"},
 )
 
 

@@ -21,6 +21,8 @@ EXP = pointwise(
     cost=15,
     domain=((-8, 8),),
     source="oneDNN Graph Exp",
+    gradient={"src": "Multiply(d, dst)"},
+    gradient_from_output="Multiply(d, dst)",
 )
 
 EXPM1 = pointwise(
@@ -47,6 +49,7 @@ LOG = pointwise(
     cost=15,
     domain=((1e-3, 8),),
     source="oneDNN Graph Log",
+    gradient={"src": "Divide(d, src)"},
 )
 
 LOG1P = pointwise(

@@ -54,6 +54,7 @@ SQUARE = pointwise(
     torch=lambda t, x: t.square(x),
     decomposition="Multiply(src, src)",
     source="oneDNN Graph Square",
+    gradient={"src": "Multiply(Multiply(d, 2), src)"},
 )
 
 RECIPROCAL = pointwise(
@@ -66,6 +67,8 @@ RECIPROCAL = pointwise(
     cost=8,
     domain=((0.25, 4),),
     source="oneDNN Graph Reciprocal",
+    gradient={"src": "Neg(Multiply(Multiply(d, dst), dst))"},
+    gradient_from_output="Neg(Multiply(Multiply(d, dst), dst))",
 )
 
 SQRT = pointwise(

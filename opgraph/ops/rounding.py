@@ -27,6 +27,7 @@ NEG = pointwise(
     torch=lambda t, x: t.neg(x),
     onnx=(Onnx(op_type="Neg", since=6),),
     source="ONNX Neg",
+    gradient={"src": "Neg(d)"},
 )
 
 SIGN = pointwise(
@@ -39,6 +40,7 @@ SIGN = pointwise(
     onnx=(Onnx(op_type="Sign", since=9),),
     cost=3,
     source="ONNX Sign",
+    gradient={"src": "0"},
 )
 
 FLOOR = pointwise(
@@ -49,6 +51,7 @@ FLOOR = pointwise(
     torch=lambda t, x: t.floor(x),
     onnx=(Onnx(op_type="Floor", since=6),),
     source="ONNX Floor",
+    gradient={"src": "0"},
 )
 
 CEIL = pointwise(
@@ -59,6 +62,7 @@ CEIL = pointwise(
     torch=lambda t, x: t.ceil(x),
     onnx=(Onnx(op_type="Ceil", since=6),),
     source="ONNX Ceil",
+    gradient={"src": "0"},
 )
 
 ROUND = pointwise(
@@ -69,6 +73,7 @@ ROUND = pointwise(
     torch=lambda t, x: t.round(x),
     onnx=(Onnx(op_type="Round", since=11),),
     source="oneDNN Graph Round",
+    gradient={"src": "0"},
 )
 
 TRUNC = pointwise(
@@ -79,4 +84,5 @@ TRUNC = pointwise(
     torch=lambda t, x: t.trunc(x),
     decomposition="Multiply(Sign(src), Floor(Abs(src)))",
     source="C trunc",
+    gradient={"src": "0"},
 )

@@ -17,6 +17,7 @@ SIN = pointwise(
     cost=20,
     domain=((-8, 8),),
     source="ONNX Sin",
+    gradient={"src": "Multiply(d, Cos(src))"},
 )
 
 COS = pointwise(
@@ -29,6 +30,7 @@ COS = pointwise(
     cost=20,
     domain=((-8, 8),),
     source="ONNX Cos",
+    gradient={"src": "Neg(Multiply(d, Sin(src)))"},
 )
 
 TAN = pointwise(
