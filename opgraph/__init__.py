@@ -19,8 +19,9 @@ from opgraph.ir.op import Op
 from opgraph.ir.parse import parse
 from opgraph.partition.partition import Partition
 from opgraph.runtime.compiled import CompiledPartition
+from opgraph.runtime.compiling import compile
 from opgraph.runtime.engine import Engine, Stream
-from opgraph.runtime.executable import Executable, compile
+from opgraph.runtime.executable import Executable
 
 if TYPE_CHECKING:
     from opgraph import onnx as onnx

@@ -13,7 +13,7 @@ import opgraph as og
 
 NAMES = [
     "Graph", "LogicalTensor", "Op", "parse", "Partition", "CompiledPartition", "Engine", "Executable", "Stream",
-    "compile", "evaluate", "errors", "ops",
+    "compile", "evaluate", "gradient", "errors", "ops",
 ]  # fmt: skip
 
 SIGNATURES = {
@@ -47,7 +47,8 @@ SIGNATURES = {
     "Engine": "(kind='cpu', index=0)",
     "Stream": "(engine, handle=None)",
     "Stream.wait": "()",
-    "compile": "(graph, device='cpu', *, donate=(), rounding='store')",
+    "compile": "(graph, device='cpu', *, donate=(), rounding='store', wrt=None)",
+    "gradient": "(graph, wrt)",
     "Executable.__call__": "(feeds=None, /, *, out=None, **named)",
     "Executable.bind": "(feeds=None, /, *, out, **named)",
 }

@@ -67,6 +67,12 @@ class CudaExchange:
         shared = any(view.may_share(seen(o, self.device, "an input")) for o in others)
         return None if shared or view.overlaps_itself else view
 
+    def zeros(self, shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> DeviceArray:
+        """Zeros in the memory of `like`'s library, every element the same one."""
+        library = seen(like, self.device, "an array").library
+        one = library.view(library.from_host(np.zeros((), dtype), self.device))
+        return DeviceArray(one.owner, one.pointer, one.dtype, tuple(shape), (0,) * len(shape), one.device, library)
+
     def check_out(self, name: str, array: DeviceArray, inputs: Sequence[Any], *, single_step: bool) -> None:
         """Raises InvalidArguments where writing to `array` would destroy what is still read."""
         where = f'output "{name}"'

@@ -52,6 +52,11 @@ def donation(array: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray | No
     return array if usable else None
 
 
+def zeros(shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> np.ndarray:
+    """Zeros that take no memory to speak of: every element is the same one."""
+    return np.broadcast_to(np.zeros((), dtype), tuple(shape))
+
+
 def check_out(name: str, array: np.ndarray, inputs: Sequence[Any], *, single_step: bool) -> None:
     """Raises InvalidArguments where `array` cannot be written to, or that would destroy what is still read."""
     where = f'output "{name}"'

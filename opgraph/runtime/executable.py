@@ -1,4 +1,4 @@
-"""A whole graph, compiled and wired: what `opgraph.compile` returns."""
+"""A whole graph, its partitions compiled and wired: what `opgraph.compile` returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgraph.partition.partitioner import partition
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
 from opgraph.runtime.compiled import PreparedRunner, Runner, runner
-from opgraph.runtime.engine import Engine, engine_of
+from opgraph.runtime.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +28,6 @@ class _Step:
     makes: tuple[int, ...]
     frees: tuple[int, ...]
     donated: tuple[int | None, ...]
-
-
-def compile(
-    graph: Graph, device: str | Engine = "cpu", *, donate: Sequence[str] = (), rounding: str = "store"
-) -> Executable:
-    """Partitions a graph, compiles the partitions and wires them together.
-
-    Args:
-        graph: finalized by this call if need be.
-        device: "cpu", "cuda", "cuda:1" or an Engine.
-        donate: names of inputs whose memory may be reused for an output; they must not be used afterwards.
-        rounding: "store": f16 and bf16 values inside a kernel are rounded once, when stored; "each": after every op,
-            as eager torch does.
-
-    Returns: a callable: `f(x=array)`.
-
-    Raises:
-        OpGraphError: the graph is wrong, an op that nothing runs, no such device, a kernel that does not compile.
-    """
-    return Executable(graph.finalize(), engine_of(device), donate=tuple(donate), rounding=rounding)
 
 
 class Executable:
@@ -134,7 +114,7 @@ class Executable:
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = None if out is None else self._out_arrays(out, arrays)
-        results = self._steps[0].run(arrays, outs) if self._direct else self._run(arrays, outs)
+        results = self._results(arrays, outs)
         if outs is not None:
             for target, result in zip(outs, results):
                 self._exchange.assign(target, result)
@@ -180,6 +160,10 @@ class Executable:
         for name, array in zip(self._outs.names, bound):
             self._exchange.check_out(name, array, arrays, single_step=len(self._steps) == 1)
         return bound
+
+    def _results(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
+        """The outputs for checked arrays, both in declaration order."""
+        return self._steps[0].run(arrays, outs) if self._direct else self._run(arrays, outs)
 
     def _run(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> list[Any]:
         values: dict[int, Any] = dict(self._constants)

@@ -55,8 +55,8 @@ class Draft:
         key = _key(op.kind, inputs, op.attrs, op.outputs[0].dtype if op.outputs else None)
         known = None if op.kind == "Wildcard" else self._known.get(key)
         if known is None:
-            known = self._known[key] = self.graph._add(op.id, op.kind, inputs, op.outputs, op.name, op.attrs)
-            self.ops.append(known)
+            known = self.graph._add(op.id, op.kind, inputs, op.outputs, op.name, op.attrs)
+            self._enter(known)
         return known
 
     def __call__(self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any) -> Any:
@@ -73,11 +73,14 @@ class Draft:
         made = self.graph.add_op(kind, *inputs, dtype=dtype, **attrs)
         op = self.graph.producer((made[0] if isinstance(made, tuple) else made).id)
         assert op is not None
-        self.ops.append(op)
-        # A dtype that was asked for is part of the question; one that follows from the operands is not.
-        for asked in {dtype, op.outputs[0].dtype}:
-            self._known.setdefault(_key(kind, inputs, op.attrs, asked), op)
+        self._enter(op)
         return op.outputs
+
+    def _enter(self, op: Op) -> None:
+        self.ops.append(op)
+        # Asked for with the dtype of its output, or without one, which then follows from the operands.
+        for dtype in (op.outputs[0].dtype, None) if op.outputs else ():
+            self._known.setdefault(_key(op.kind, op.inputs, op.attrs, dtype), op)
 
     def expression(self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs) -> LogicalTensor | float:
         """Enters an expression in the one-line notation.

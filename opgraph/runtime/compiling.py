@@ -1,0 +1,63 @@
+"""`opgraph.compile`: from a graph to what runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from opgraph.ir.graph import Graph
+from opgraph.runtime.engine import Engine, engine_of
+from opgraph.runtime.executable import Executable
+from opgraph.runtime.training import TrainableExecutable
+
+
+@overload
+def compile(
+    graph: Graph, device: str | Engine = "cpu", *, donate: Sequence[str] = (), rounding: str = "store", wrt: None = None
+) -> Executable: ...
+
+
+@overload
+def compile(
+    graph: Graph,
+    device: str | Engine = "cpu",
+    *,
+    donate: Sequence[str] = (),
+    rounding: str = "store",
+    wrt: Sequence[str],
+) -> TrainableExecutable: ...
+
+
+def compile(
+    graph: Graph,
+    device: str | Engine = "cpu",
+    *,
+    donate: Sequence[str] = (),
+    rounding: str = "store",
+    wrt: Sequence[str] | None = None,
+) -> Executable:
+    """Partitions a graph, compiles the partitions and wires them together.
+
+    Args:
+        graph: finalized by this call if need be.
+        device: "cpu", "cuda", "cuda:1" or an Engine.
+        donate: names of inputs whose memory may be reused for an output; they must not be used afterwards.
+        rounding: "store": f16 and bf16 values inside a kernel are rounded once, when stored; "each": after every op,
+            as eager torch does.
+        wrt: names of inputs (or constants, which become inputs) to differentiate by: the result then has `vjp` and
+            `saved_tensors`.
+
+    Returns: a callable: `f(x=array)`.
+
+    Raises:
+        OpGraphError: the graph is wrong, an op that nothing runs, no such device, a kernel that does not compile; for
+            `wrt` what `gradient` raises, and InvalidArguments where backward reads an input that is donated.
+    """
+    graph.finalize()
+    if wrt is None:
+        return Executable(graph, engine_of(device), donate=_names(donate), rounding=rounding)
+    return TrainableExecutable(graph, engine_of(device), donate=_names(donate), rounding=rounding, wrt=_names(wrt))
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

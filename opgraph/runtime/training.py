@@ -1,0 +1,159 @@
+"""Training: an executable that also gives the function from gradients of its outputs to gradients of its inputs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from opgraph.errors import InvalidArguments
+from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.runtime.arguments import check_shape, port_name
+from opgraph.runtime.engine import Engine
+from opgraph.runtime.executable import Executable
+from opgraph.transforms.saved import Saved, training_plan
+from opgraph.transforms.units import freed
+
+
+class TrainableExecutable(Executable):
+    """An executable with a backward pass; made by `compile(graph, wrt=...)`.
+
+    Nothing is kept from forward to backward but what `saved_tensors` lists, and nothing of that is ever written to.
+    """
+
+    def __init__(
+        self, graph: Graph, engine: Engine, *, donate: tuple[str, ...], rounding: str, wrt: tuple[str, ...]
+    ) -> None:
+        plan = training_plan(graph, wrt, units=rounding == "store")
+        for entry in plan.saved:
+            if entry.name in donate and entry.role == "input":
+                raise InvalidArguments(
+                    f'input "{entry.name}" cannot be donated: the backward pass reads it',
+                    where="donate",
+                    fix="leave it out, or compile without wrt",
+                )
+        super().__init__(freed(graph, wrt).finalize(), engine, donate=donate, rounding=rounding)
+        self.wrt = wrt
+        self._plan = plan
+        self._rounding = rounding
+        self._lock = threading.Lock()
+        keeps_more = len(plan.forward.outputs) > len(graph.outputs)
+        self._forward: Executable = (
+            Executable(plan.forward, engine, donate=donate, rounding=rounding) if keeps_more else self
+        )
+        self._backward: Executable | None = None
+
+    @property
+    def backward_graph(self) -> Graph:
+        """The graph that the backward pass runs: from what is kept and `d_<output>` to `d_<input>`."""
+        return self._plan.backward
+
+    def saved_tensors(self) -> tuple[Saved, ...]:
+        """What `vjp` keeps for backward: name, role, dtype, shape and bytes, as far as the graph says them."""
+        return self._plan.saved
+
+    def vjp(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> tuple[Any, Pullback]:
+        """Runs the graph, and gives the function that takes gradients back.
+
+        Args:
+            feeds, named: as for a call.
+
+        Returns: the output (or the dict of outputs), and a `Pullback`: called with the gradient of a scalar with
+            respect to the output (a dict by output name for several; left-out ones are zero), it returns the gradients
+            with respect to the inputs of `wrt`, a dict by name. It may be called again, with the same result.
+
+        Raises:
+            as a call.
+        """
+        feeds, named, kind = self._exchange.imported(feeds, named)
+        arrays = self._ins.bind(feeds, named)
+        results = dict(zip(self._forward._outs.names, self._forward._results(arrays)))
+        inputs = dict(zip(self._ins.names, arrays))
+        kept = {}
+        for entry in self._plan.saved:
+            array = inputs[entry.name] if entry.role in ("input", "shape") else results[entry.name]
+            is_shape = entry.role == "shape"
+            kept[entry.name] = self._exchange.zeros(array.shape, array.dtype, array) if is_shape else array
+        outputs = {name: results[name] for name in self._outs.names}
+        pullback = Pullback(self, kept, {name: tuple(array.shape) for name, array in outputs.items()}, kind)
+        if kind is not None:
+            outputs = {name: self._exchange.exported(array, kind) for name, array in outputs.items()}
+        return outputs[self._outs.names[0]] if self._single else outputs, pullback
+
+    def _backward_pass(self) -> Executable:
+        """The executable of the backward graph, compiled when it is first needed."""
+        with self._lock:
+            if self._backward is None:
+                self._backward = Executable(self._plan.backward, self.engine, donate=(), rounding=self._rounding)
+            return self._backward
+
+
+class Pullback:
+    """Takes gradients of outputs back to gradients of inputs; see `TrainableExecutable.vjp`."""
+
+    def __init__(
+        self, owner: TrainableExecutable, kept: dict[str, Any], shapes: dict[str, tuple[int, ...]], kind: Any
+    ) -> None:
+        self._owner = owner
+        self._kept = kept
+        self._shapes = shapes
+        self._kind = kind
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        """What is kept: as `saved_tensors`, with the shapes and bytes of this call."""
+        entries = []
+        for s in self._owner.saved_tensors():
+            shape = tuple(self._kept[s.name].shape)
+            size = 0 if s.role == "shape" else int(np.prod(shape, dtype=np.int64)) * dtypes.get(s.dtype).itemsize
+            entries.append(Saved(s.name, s.role, s.dtype, shape, size))
+        return tuple(entries)
+
+    def __call__(self, gradients: Any) -> dict[str, Any]:
+        """Gradients of the inputs.
+
+        Args:
+            gradients: an array like the output; for several outputs a dict by name, left-out ones are zero.
+
+        Raises:
+            InvalidArguments, InvalidDataType, InvalidShape: an array that does not fit its output.
+        """
+        owner = self._owner
+        feeds, _, kind = owner._exchange.imported({**self._kept, **self._by_name(gradients)}, {})
+        backward = owner._backward_pass()
+        like = next(iter(feeds.values()), None)
+        for tensor in backward.graph.inputs:
+            name = port_name(tensor)
+            if name in self._kept:
+                continue
+            shape = self._shapes[name.removeprefix("d_")]
+            if name not in feeds:
+                feeds[name] = owner._exchange.zeros(shape, dtypes.get(tensor.dtype).numpy, like)
+            check_shape(tuple(getattr(feeds[name], "shape", ())), shape, f'gradient "{name}"')
+        wanted = set(backward._ins.names)  # an output that does not depend on wrt has no gradient to take
+        results = backward._results(backward._ins.bind({n: a for n, a in feeds.items() if n in wanted}, {}))
+        kind = self._kind if kind is None else kind
+        if kind is not None:
+            results = [owner._exchange.exported(array, kind) for array in results]
+        return dict(zip(owner.wrt, results))
+
+    def _by_name(self, gradients: Any) -> dict[str, Any]:
+        names = list(self._shapes)
+        if not isinstance(gradients, Mapping):
+            if len(names) > 1:
+                raise InvalidArguments(
+                    "the graph has several outputs", where="vjp", fix=f"pass a dict with {', '.join(names)}"
+                )
+            gradients = {names[0]: gradients}
+        for name in gradients:
+            if name not in self._shapes:
+                raise InvalidArguments(
+                    f"there is no output {name!r}", where="vjp", fix=f"the outputs are {', '.join(names)}"
+                )
+        return {f"d_{name}": array for name, array in gradients.items()}
+
+    def __repr__(self) -> str:
+        return f"<Pullback: keeps {', '.join(self._kept) or 'nothing'}>"

@@ -1,0 +1,226 @@
+"""What is kept for backward, decided before anything runs: a contract, not a heuristic.
+
+The values that the backward graph reads from the forward one are a cut through the two together: below it everything is
+recomputed, in registers, above it nothing is needed any more. Pointwise ops may be recomputed, library ops may not. The
+cut with the fewest bytes is taken: an input, or a value in between where that is smaller (a 1-byte mask, a sum of two
+inputs), or an output, which whoever reads it next keeps anyway and which therefore counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.transforms.gradient import differentiated, kept_name, prepared, value_name
+
+#: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
+UNKNOWN_EXTENT = 4096
+#: An input exists anyway, so it is kept rather than a value of the same size, which would have to be written first.
+_INPUT_SHARE = 0.9
+#: An output is kept by whoever reads it: it counts only to choose between equal cuts.
+_OUTPUT_SHARE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One tensor that is kept from forward to backward.
+
+    Attributes:
+        name: of an input or output of the graph, or kept_<id> for a value in between.
+        role: "input", "output" or "value"; or "shape": an input of which only the shape is kept.
+        dtype, shape: as far as known before running.
+        bytes: what it takes; None where the shape is not known yet, 0 for a mere shape.
+    """
+
+    name: str
+    role: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """A graph made ready for training.
+
+    Attributes:
+        forward: the graph, with the values to keep as further outputs where there are any.
+        backward: the gradient graph over the kept values and `d_<output>`.
+        saved: what is kept, in the order of the backward graph's inputs.
+    """
+
+    forward: Graph
+    backward: Graph
+    saved: tuple[Saved, ...]
+
+
+def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> TrainingPlan:
+    """Chooses what to keep, and derives the graphs of both passes.
+
+    Args:
+        graph: finalized by this call if need be.
+        wrt: names of the inputs (or constants, which become inputs) to differentiate by.
+        units: whether named units are differentiated as single ops.
+
+    Raises:
+        as `gradient`, which says so; Unimplemented where the choice needs networkx and it is missing.
+    """
+    ready = prepared(graph, wrt, units=units)
+    choices = [_cheapest(ready, wrt, ())]
+    by_output = _from_outputs(ready)
+    if by_output:
+        choices.append(_cheapest(ready, wrt, by_output))
+    _, cut, from_outputs = min(choices, key=lambda c: c[0])
+    inputs = {t.id for t in ready.inputs}
+    backward = differentiated(ready, wrt, given=[i for i in cut if i not in inputs], from_outputs=from_outputs)
+    made = [ready.tensor(i) for i in sorted(cut) if i not in inputs]
+    extra = [t for t in made if all(t.id != o.id for o in ready.outputs)]
+    forward = _with_outputs(ready, extra) if extra else ready
+    return TrainingPlan(forward, backward, _described(ready, backward, made))
+
+
+def read_tensors(graph: Graph) -> set[int]:
+    """Ids of the tensors whose data some op reads; of the others only the shape counts."""
+    return {t.id for op in graph.ops for t in _read(op)}
+
+
+def _read(op: Any) -> list[LogicalTensor]:
+    ports = opdef.get(op.kind, where=op.label).with_optional(len(op.inputs))
+    return [t for t, port in zip(op.inputs, ports, strict=True) if not port.shape_only]
+
+
+def _from_outputs(graph: Graph) -> tuple[int, ...]:
+    """Ops that make an output of the graph from which alone their gradient follows."""
+    outputs = {t.id for t in graph.outputs}
+    found = []
+    for op in graph.ops:
+        record = opdef.get(op.kind, where=op.label)
+        if any(t.id in outputs for t in op.outputs) and record.gradient_from_output is not None:
+            found.append(op.id)
+    return tuple(found)
+
+
+def _cheapest(
+    graph: Graph, wrt: Sequence[str], from_outputs: Collection[int]
+) -> tuple[float, set[int], Collection[int]]:
+    """The cheapest values to keep: their weight, their ids, and `from_outputs`."""
+    joint = differentiated(graph, wrt, from_outputs=from_outputs)
+    cut = _Cut(graph, joint)
+    weight, ids = cut.solved()
+    return weight, ids, from_outputs
+
+
+class _Cut:
+    """The problem: which forward values separate the inputs of the forward graph from the backward ops."""
+
+    def __init__(self, graph: Graph, joint: Graph) -> None:
+        self.graph = graph
+        self.inputs = {t.id for t in graph.inputs}
+        self.outputs = {t.id for t in graph.outputs}
+        # What depends on the gradients of the outputs is backward; all else is forward, recomputed or kept.
+        backward = {t.id for t in joint.inputs} - self.inputs
+        self.needed: set[int] = set()
+        self.made_from: dict[int, list[int]] = {}
+        self.fixed: set[int] = set()
+        for op in joint.ops:
+            read = [t.id for t in _read(op) if not t.is_constant]
+            outs = [t.id for t in op.outputs]
+            if any(t.id in backward for t in op.inputs):
+                backward.update(outs)
+                self.needed.update(i for i in read if i not in backward)
+            else:
+                self.made_from.update((o, read) for o in outs)
+                if not opdef.get(op.kind, where=op.label).is_pointwise:
+                    self.fixed.update(outs)
+        # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
+        self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
+        known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
+        self.slice = self._slice()
+        self.weights = {i: self._weight(joint.tensor(i)) for i in self.slice if i in known}
+
+    def _slice(self) -> set[int]:
+        """Forward values that the needed ones are made of, themselves included."""
+        seen: set[int] = set()
+        waiting = list(self.needed)
+        while waiting:
+            id = waiting.pop()
+            if id not in seen:
+                seen.add(id)
+                waiting.extend(() if id in self.fixed else self.made_from.get(id, ()))
+        return seen
+
+    def _weight(self, tensor: LogicalTensor) -> float:
+        size = float(dtypes.get(tensor.dtype).itemsize)
+        for extent in tensor.dims or (UNKNOWN_EXTENT,):
+            size *= extent if isinstance(extent, int) else UNKNOWN_EXTENT
+        share = _INPUT_SHARE if tensor.id in self.inputs else _OUTPUT_SHARE if tensor.id in self.outputs else 1.0
+        return size * share
+
+    def solved(self) -> tuple[float, set[int]]:
+        """The weight of the cheapest cut, and what it keeps."""
+        sources = {i for i in self.slice if i in self.fixed or i not in self.made_from}
+        total = sum(self.weights[i] for i in sources)
+        others = [w for i, w in self.weights.items() if i not in sources]
+        if all(w >= total for w in others):  # anything else costs as much by itself
+            return total, sources
+        return self._minimum_cut(sources)
+
+    def _minimum_cut(self, sources: set[int]) -> tuple[float, set[int]]:
+        try:
+            import networkx  # only where there is a choice
+        except ImportError:
+            raise Unimplemented(
+                "choosing what to keep for backward needs networkx, which is not installed",
+                where="training",
+                fix='pip install "opgraph[train]"',
+            ) from None
+        network = networkx.DiGraph()
+        for id in sorted(self.slice):
+            capacity = {"capacity": self.weights[id]} if id in self.weights else {}
+            network.add_edge((id, "in"), (id, "out"), **capacity)
+            if id in sources:
+                network.add_edge("source", (id, "in"))
+            else:
+                for operand in self.made_from[id]:
+                    network.add_edge((operand, "out"), (id, "in"))
+            if id in self.needed:
+                network.add_edge((id, "out"), "sink")
+        weight, (near, far) = networkx.minimum_cut(network, "source", "sink")
+        return weight, {i for i in self.slice if (i, "in") in near and (i, "out") in far}
+
+
+def _with_outputs(graph: Graph, extra: Sequence[LogicalTensor]) -> Graph:
+    result = Graph(graph.engine)
+    names = {t.id: kept_name(graph, t) for t in extra}
+    for tensor in graph.inputs:
+        result._add_input(tensor)
+    for op in graph.ops:
+        outs = tuple(t.with_(name=names.get(t.id, t.name)) for t in op.outputs)
+        ins = tuple(t.with_(name=names[t.id]) if t.id in names else t for t in op.inputs)
+        result._add(op.id, op.kind, ins, outs, op.name, op.attrs)
+    result.set_outputs([*graph.outputs, *(t.with_(name=names[t.id]) for t in extra)])
+    return result.finalize()
+
+
+def _described(graph: Graph, backward: Graph, made: Sequence[LogicalTensor]) -> tuple[Saved, ...]:
+    read = read_tensors(backward) | {t.id for t in backward.outputs}
+    inputs = {value_name(t) for t in graph.inputs}
+    between = {kept_name(graph, t): t for t in made}
+    outputs = {t.id for t in graph.outputs}
+    saved = []
+    for tensor in backward.inputs:
+        name = value_name(tensor)
+        if name in inputs:
+            role = "input" if tensor.id in read else "shape"
+        elif name in between:
+            role = "output" if between[name].id in outputs else "value"
+        else:
+            continue
+        size = 0 if role == "shape" else tensor.mem_size if tensor.has_known_shape else None
+        saved.append(Saved(name, role, tensor.dtype, tensor.dims, size))
+    return tuple(saved)
