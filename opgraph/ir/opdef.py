@@ -18,7 +18,7 @@ from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.mistakes import find_mistake, unknown_name
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.shapes import channel_axes
-from opgraph.ir.signature import Attr, Onnx, Port
+from opgraph.ir.signature import Attr, Onnx, Port, TorchCall
 
 __all__ = [
     "Attr",
@@ -29,6 +29,7 @@ __all__ = [
     "Port",
     "ShapeRule",
     "Template",
+    "TorchCall",
     "all_ops",
     "find",
     "get",
@@ -94,6 +95,7 @@ class OpDef:
             gradient exists; None means that nobody wrote it. Outputs of integers and booleans need none.
         gradient_from_output: of an op with one input, its gradient over the output and `d` alone, where these suffice.
         source: where the formula comes from.
+        torch_calls: the torch functions that mean this op, for tracing.
     """
 
     kind: str
@@ -120,6 +122,7 @@ class OpDef:
     gradient: Mapping[str, Template] | GradientRule | str | None = None
     gradient_from_output: Template | None = None
 
+    torch_calls: tuple[TorchCall, ...] = ()
     def __post_init__(self) -> None:
         # Mistakes in a record fail at import, not on a user's machine.
         mistake = find_mistake(self)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from opgraph.ir.op import AttrValue
 
@@ -93,3 +94,25 @@ class Onnx:
     dtypes: tuple[str, ...] | None = None
     scalars: tuple[str, ...] = ()
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCall:
+    """A torch function that means an op, or a small composition of ops.
+
+    Attributes:
+        signature: "name(parameter, parameter=default)" as torch spells it; "a|b(...)" for several names of one
+            function. A name stands for the function, the method and the in-place variants with a trailing underscore,
+            wherever torch has them; "Tensor.name" for the method alone.
+        form: what it means, in the notation of `opgraph.ir.expression`: a parameter's name is its value, `$name` a
+            number (a scalar constant, or an attribute's value). Or a function of the values of the parameters, with
+            the dtype that torch computes in as "dtype", that returns such a text ("" where opgraph has none). None: the
+            op itself, its inputs and attributes in the order of the parameters.
+        exact: the same without float attributes, for numbers that an attribute (f32) does not hold in f64.
+        keeps_integers: integers come out as they went in, whatever the form says (floor, round ...).
+    """
+
+    signature: str
+    form: str | Callable[[Mapping[str, Any]], str] | None = None
+    exact: str | Callable[[Mapping[str, Any]], str] | None = None
+    keeps_integers: bool = False

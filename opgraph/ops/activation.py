@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.ir.opdef import Attr, Onnx, Port
+from opgraph.ir.opdef import Attr, Onnx, Port, TorchCall
 from opgraph.ops import stable
 from opgraph.ops.families import pointwise
 
@@ -22,6 +22,7 @@ SIGMOID = pointwise(
     decomposition="Sigmoid(Multiply(src, $alpha))",
     cost=20,
     domain=((-8, 8),),
+    torch_calls=(TorchCall("sigmoid|expit(input)"),),
     source="oneDNN Graph Sigmoid",
 )
 
@@ -54,6 +55,7 @@ SWISH = pointwise(
     ),
     cost=20,
     domain=((-8, 8), (0.5, 2)),
+    torch_calls=(TorchCall("silu(input, inplace=False)", "Swish(input)"),),
     source="oneDNN RFC 20241008-graph-api-swish, option 2; ONNX Swish",
 )
 
@@ -83,6 +85,12 @@ GELU = pointwise(
     ),
     cost=35,
     domain=((-5, 5),),
+    torch_calls=(
+        TorchCall(
+            "gelu(input, approximate='none')",
+            lambda p: f"GELU(input, mode={'gelu_tanh' if p['approximate'] == 'tanh' else 'gelu_erf'})",
+        ),
+    ),
     source="oneDNN Graph GELU; Hendrycks and Gimpel, arXiv 1606.08415",
 )
 
@@ -96,6 +104,7 @@ MISH = pointwise(
     decomposition="Multiply(src, Tanh(SoftPlus(src)))",
     cost=25,
     domain=((-8, 8),),
+    torch_calls=(TorchCall("mish(input, inplace=False)", "Mish(input)"),),
     source="oneDNN Graph Mish; Misra, arXiv 1908.08681",
 )
 
@@ -111,6 +120,19 @@ SOFT_PLUS = pointwise(
     decomposition="Divide(SoftPlus(Multiply(src, $beta)), $beta)",
     cost=30,
     domain=((-8, 8),),
+    torch_calls=(
+        TorchCall(
+            "softplus(input, beta=1.0, threshold=20.0)",
+            # Beyond a threshold of 20 the two differ by 2e-9, which f32 does not see.
+            lambda p: (
+                "SoftPlus(input, beta=$beta)"
+                if p["threshold"] >= 20 and p["dtype"] != "f64"
+                else "Select(Greater(Multiply(input, $beta), $threshold), input, SoftPlus(input, beta=$beta))"
+            ),
+            "Select(Greater(Multiply(input, $beta), $threshold), input, "
+            "Divide(SoftPlus(Multiply(input, $beta)), $beta))",
+        ),
+    ),
     source="oneDNN Graph SoftPlus",
 )
 
@@ -122,5 +144,6 @@ SOFTSIGN = pointwise(
     torch=lambda t, x: t.nn.functional.softsign(x),
     onnx=(Onnx(op_type="Softsign", since=1, note="it is NaN at infinity"),),
     cost=10,
+    torch_calls=(TorchCall("softsign(input)"),),
     source="ONNX Softsign",
 )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.ir.opdef import Attr, Attrs, Onnx
+from opgraph.ir.opdef import Attr, Attrs, Onnx, TorchCall
 from opgraph.ir.shapes import ShapeMismatch
 from opgraph.ops import integers
 from opgraph.ops.families import (
@@ -49,6 +49,12 @@ SUBTRACT = pointwise(
     types=_MIXED,
     attrs=(AUTO_BROADCAST,),
     reference=lambda a, b: a - b,
+    torch_calls=(
+        TorchCall(
+            "add(input, other, alpha=1)",
+            lambda p: "Add(input, other)" if p["alpha"] == 1 else "Add(input, Multiply(other, $alpha))",
+        ),
+    ),
     expression="og::sub({src_0}, {src_1})",
     torch=lambda t, a, b: a - b,
     onnx=(Onnx(op_type="Sub", since=7),),
@@ -65,6 +71,16 @@ MULTIPLY = pointwise(
     types=_MIXED,
     attrs=(AUTO_BROADCAST,),
     reference=lambda a, b: a * b,
+    torch_calls=(
+        TorchCall(
+            "sub|subtract(input, other, alpha=1)",
+            lambda p: "Subtract(input, other)" if p["alpha"] == 1 else "Subtract(input, Multiply(other, $alpha))",
+        ),
+        TorchCall(
+            "rsub(input, other, alpha=1)",
+            lambda p: "Subtract(other, input)" if p["alpha"] == 1 else "Subtract(other, Multiply(input, $alpha))",
+        ),
+    ),
     expression="og::mul({src_0}, {src_1})",
     torch=lambda t, a, b: a * b,
     onnx=(Onnx(op_type="Mul", since=7),),
@@ -82,6 +98,7 @@ DIVIDE = pointwise(
     types=_MIXED,
     attrs=(AUTO_BROADCAST,),
     reference=lambda a, b: integers.divide(a, b) if integers.is_integer(a) else a / b,
+    torch_calls=(TorchCall("mul|multiply(input, other)"),),
     expression="og::div({src_0}, {src_1})",
     torch=lambda t, a, b: a / b if a.dtype.is_floating_point else integers.torch_divide(t, a, b),
     onnx=(Onnx(op_type="Div", since=7, note="an integer x / 0 is undefined"),),
@@ -100,6 +117,15 @@ SQUARED_DIFFERENCE = pointwise(
     attrs=(AUTO_BROADCAST,),
     reference=lambda a, b: np.square(a - b),
     expression="og::squared_difference({src_0}, {src_1})",
+    torch_calls=(
+        TorchCall(
+            "div|divide|true_divide(input, other, rounding_mode=None)",
+            lambda p: {None: "Divide(input, other)", "floor": floor_divide(p), "trunc": _truncated(p)}[
+                p["rounding_mode"]
+            ],
+        ),
+        TorchCall("floor_divide(input, other)", lambda p: floor_divide(p)),
+    ),
     torch=lambda t, a, b: t.square(a - b),
     decomposition="Multiply(Subtract(src_0, src_1), Subtract(src_0, src_1))",
     cost=2,
@@ -143,6 +169,10 @@ def _torch_mod(t: Any, operation: Any, a: Any, b: Any) -> Any:
 def _bias_rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
     """The shape of src; bias is 1-d, with as many elements as src has channels."""
     src, bias = inputs[0].dims, inputs[1].dims
+    torch_calls=(
+        TorchCall("remainder(input, other)", "Mod(input, other)"),
+        TorchCall("fmod(input, other)", "Mod(input, other, fmod=1)"),
+    ),
     if bias is not None and len(bias) != 1:
         raise ShapeMismatch(f"bias has {len(bias)} dimensions", "give a bias of one dimension, or use Add")
     if src is None or bias is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.ir.opdef import Attr, Onnx
+from opgraph.ir.opdef import Attr, Onnx, TorchCall
 from opgraph.ops.families import AUTO_BROADCAST, BOOLEAN, INTEGER, SAME_INPUTS, pointwise
 
 AND = pointwise(
@@ -21,6 +21,7 @@ AND = pointwise(
     onnx=(Onnx(op_type="And", since=7),),
     commutative=True,
     domain=((0, 1),),
+    torch_calls=(TorchCall("logical_and(input, other)"),),
     source="ONNX And",
 )
 
@@ -36,6 +37,7 @@ OR = pointwise(
     onnx=(Onnx(op_type="Or", since=7),),
     commutative=True,
     domain=((0, 1),),
+    torch_calls=(TorchCall("logical_or(input, other)"),),
     source="ONNX Or",
 )
 
@@ -51,6 +53,7 @@ XOR = pointwise(
     onnx=(Onnx(op_type="Xor", since=7),),
     commutative=True,
     domain=((0, 1),),
+    torch_calls=(TorchCall("logical_xor(input, other)"),),
     source="ONNX Xor",
 )
 
@@ -63,6 +66,7 @@ NOT = pointwise(
     torch=lambda t, x: t.logical_not(x),
     onnx=(Onnx(op_type="Not", since=1),),
     domain=((0, 1),),
+    torch_calls=(TorchCall("logical_not(input)"),),
     source="ONNX Not",
 )
 
@@ -78,6 +82,12 @@ BITWISE_AND = pointwise(
     onnx=(Onnx(op_type="BitwiseAnd", since=18),),
     commutative=True,
     domain=((-100, 100),),
+    torch_calls=(
+        TorchCall(
+            "bitwise_and(input, other)",
+            lambda p: "And(input, other)" if p["dtype"] == "boolean" else "BitwiseAnd(input, other)",
+        ),
+    ),
     source="ONNX BitwiseAnd",
 )
 
@@ -93,6 +103,12 @@ BITWISE_OR = pointwise(
     onnx=(Onnx(op_type="BitwiseOr", since=18),),
     commutative=True,
     domain=((-100, 100),),
+    torch_calls=(
+        TorchCall(
+            "bitwise_or(input, other)",
+            lambda p: "Or(input, other)" if p["dtype"] == "boolean" else "BitwiseOr(input, other)",
+        ),
+    ),
     source="ONNX BitwiseOr",
 )
 
@@ -108,6 +124,12 @@ BITWISE_XOR = pointwise(
     onnx=(Onnx(op_type="BitwiseXor", since=18),),
     commutative=True,
     domain=((-100, 100),),
+    torch_calls=(
+        TorchCall(
+            "bitwise_xor(input, other)",
+            lambda p: "Xor(input, other)" if p["dtype"] == "boolean" else "BitwiseXor(input, other)",
+        ),
+    ),
     source="ONNX BitwiseXor",
 )
 
@@ -120,6 +142,9 @@ BITWISE_NOT = pointwise(
     torch=lambda t, x: t.bitwise_not(x),
     onnx=(Onnx(op_type="BitwiseNot", since=18),),
     domain=((-100, 100),),
+    torch_calls=(
+        TorchCall("bitwise_not(input)", lambda p: "Not(input)" if p["dtype"] == "boolean" else "BitwiseNot(input)"),
+    ),
     source="ONNX BitwiseNot",
 )
 
@@ -135,6 +160,10 @@ BIT_SHIFT = pointwise(
     torch=lambda t, a, b, direction: _torch_shift(t, a, b, direction),
     onnx=(Onnx(op_type="BitShift", since=11, attrs={"direction": "direction"}, note="unsigned only before opset 28"),),
     domain=((-100, 100), (0, 9)),
+    torch_calls=(
+        TorchCall("bitwise_left_shift(input, other)", "BitShift(input, other, direction=LEFT)"),
+        TorchCall("bitwise_right_shift(input, other)", "BitShift(input, other, direction=RIGHT)"),
+    ),
     source="ONNX BitShift, opset 28",
 )
 

@@ -10,7 +10,7 @@ import numpy as np
 from opgraph.errors import InvalidGraphOp
 from opgraph.ir import dtypes
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, Attrs, Onnx, Port
+from opgraph.ir.opdef import Attr, Attrs, Onnx, Port, TorchCall
 from opgraph.ops import integers
 from opgraph.ops.families import AUTO_BROADCAST, INTEGER, NUMERIC, SAME_INPUTS, pointwise
 
@@ -45,6 +45,10 @@ MAXIMUM = pointwise(
 
 MINIMUM = pointwise(
     "Minimum",
+    torch_calls=(
+        TorchCall("maximum|max(input, other)"),
+        TorchCall("clamp_min(input, min)"),
+    ),
     "y = min(a, b); NaN if either is NaN. Of two zeros b.",
     inputs=SAME_INPUTS,
     types=NUMERIC,
@@ -64,6 +68,10 @@ MINIMUM = pointwise(
 
 
 def _bounds_once(op: Op) -> None:
+    torch_calls=(
+        TorchCall("minimum|min(input, other)"),
+        TorchCall("clamp_max(input, max)"),
+    ),
     """Each bound is given at most once, at least one is; for integers, attributes are values of the dtype."""
     dtype = op.inputs[0].dtype
     for index, (bound, attr) in enumerate((("low", "min"), ("high", "max")), start=1):
@@ -158,3 +166,12 @@ CLAMP = pointwise(
 def _torch_clamp(t: Any, src: Any, low: Any, high: Any) -> Any:
     y = src if low is None else t.maximum(src, t.as_tensor(low, dtype=src.dtype, device=src.device))
     return y if high is None else t.minimum(y, t.as_tensor(high, dtype=src.dtype, device=src.device))
+    torch_calls=(
+        TorchCall("clamp|clip(input, min=None, max=None)", _torch_bounds, lambda p: _torch_bounds(p, exact=True)),
+        TorchCall(
+            "hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False)",
+            "Clamp(input, min=$min_val, max=$max_val)",
+            "Minimum(Maximum(input, $min_val), $max_val)",
+        ),
+        TorchCall("relu6(input, inplace=False)", "Clamp(input, min=0.0, max=6.0)"),
+    ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from opgraph.ir.opdef import Attr, Onnx, Port
+from opgraph.ir.opdef import Attr, Onnx, Port, TorchCall
 from opgraph.ops.families import ANY, AUTO_BROADCAST, FLOAT, NUMERIC, pointwise
 
 #: Two inputs of one dtype, a boolean out.
@@ -23,6 +23,7 @@ EQUAL = pointwise(
     torch=lambda t, a, b: a == b,
     onnx=(Onnx(op_type="Equal", since=7),),
     commutative=True,
+    torch_calls=(TorchCall("eq(input, other)"),),
     source="ONNX Equal",
 )
 
@@ -38,6 +39,7 @@ NOT_EQUAL = pointwise(
     torch=lambda t, a, b: a != b,
     decomposition="Not(Equal(src_0, src_1))",
     commutative=True,
+    torch_calls=(TorchCall("ne|not_equal(input, other)"),),
     source="IEEE 754",
 )
 
@@ -52,6 +54,7 @@ GREATER = pointwise(
     expression="og::gt({src_0}, {src_1})",
     torch=lambda t, a, b: a > b,
     onnx=(Onnx(op_type="Greater", since=7),),
+    torch_calls=(TorchCall("gt|greater(input, other)"),),
     source="ONNX Greater",
 )
 
@@ -67,6 +70,7 @@ GREATER_EQUAL = pointwise(
     torch=lambda t, a, b: a >= b,
     onnx=(Onnx(op_type="GreaterOrEqual", since=12),),
     decomposition="Or(Greater(src_0, src_1), Equal(src_0, src_1))",
+    torch_calls=(TorchCall("ge|greater_equal(input, other)"),),
     source="oneDNN Graph GreaterEqual",
 )
 
@@ -81,6 +85,7 @@ LESS = pointwise(
     expression="og::lt({src_0}, {src_1})",
     torch=lambda t, a, b: a < b,
     onnx=(Onnx(op_type="Less", since=7),),
+    torch_calls=(TorchCall("lt|less(input, other)"),),
     source="ONNX Less",
 )
 
@@ -96,6 +101,7 @@ LESS_OR_EQUAL = pointwise(
     torch=lambda t, a, b: a <= b,
     onnx=(Onnx(op_type="LessOrEqual", since=12),),
     decomposition="Or(Less(src_0, src_1), Equal(src_0, src_1))",
+    torch_calls=(TorchCall("le|less_equal(input, other)"),),
     source="ONNX LessOrEqual",
 )
 
@@ -109,6 +115,7 @@ IS_NAN = pointwise(
     expression="og::isnan({src})",
     torch=lambda t, x: t.isnan(x),
     onnx=(Onnx(op_type="IsNaN", since=9),),
+    torch_calls=(TorchCall("isnan(input)"),),
     source="ONNX IsNaN",
 )
 
@@ -137,6 +144,11 @@ IS_INF = pointwise(
         ),
     ),
     cost=3,
+    torch_calls=(
+        TorchCall("isinf(input)", "IsInf(input)"),
+        TorchCall("isposinf(input)", "IsInf(input, detect_negative=false)"),
+        TorchCall("isneginf(input)", "IsInf(input, detect_positive=false)"),
+    ),
     source="ONNX IsInf",
 )
 
@@ -151,6 +163,11 @@ SELECT = pointwise(
     expression="og::select({cond}, {src_0}, {src_1})",
     torch=lambda t, cond, a, b: t.where(cond, a, b),
     onnx=(Onnx(op_type="Where", since=9),),
+    torch_calls=(
+        TorchCall("where(condition, input, other)"),
+        TorchCall("Tensor.where(input, condition, other)", "Select(condition, input, other)"),
+        TorchCall("masked_fill(input, mask, value)", "Select(mask, value, input)"),
+    ),
     source="oneDNN Graph Select",
     gradient={"src_0": "Select(cond, d, 0)", "src_1": "Select(cond, 0, d)"},
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.ir.opdef import Onnx
+from opgraph.ir.opdef import Onnx, TorchCall
 from opgraph.ops import stable
 from opgraph.ops.families import pointwise
 
@@ -20,6 +20,7 @@ EXP = pointwise(
     onnx=(Onnx(op_type="Exp", since=6),),
     cost=15,
     domain=((-8, 8),),
+    torch_calls=(TorchCall("exp(input)"),),
     source="oneDNN Graph Exp",
     gradient={"src": "Multiply(d, dst)"},
     gradient_from_output="Multiply(d, dst)",
@@ -36,6 +37,7 @@ EXPM1 = pointwise(
     "Subtract(1, Tanh(Multiply(src, 0.5)))), Subtract(Exp(src), 1))",
     cost=20,
     domain=((-4, 4),),
+    torch_calls=(TorchCall("expm1(input)"),),
     source="C expm1",
 )
 
@@ -48,6 +50,7 @@ LOG = pointwise(
     onnx=(Onnx(op_type="Log", since=6),),
     cost=15,
     domain=((1e-3, 8),),
+    torch_calls=(TorchCall("log(input)"),),
     source="oneDNN Graph Log",
     gradient={"src": "Divide(d, src)"},
 )
@@ -62,6 +65,7 @@ LOG1P = pointwise(
     decomposition="Select(Less(Abs(src), 0.5), Multiply(Atanh(Divide(src, Add(src, 2))), 2), Log(Add(src, 1)))",
     cost=20,
     domain=((-0.9, 8),),
+    torch_calls=(TorchCall("log1p(input)"),),
     source="C log1p",
 )
 
@@ -74,6 +78,7 @@ ERF = pointwise(
     onnx=(Onnx(op_type="Erf", since=9),),
     cost=30,
     domain=((-4, 4),),
+    torch_calls=(TorchCall("erf(input)"),),
     source="ONNX Erf",
 )
 
@@ -86,6 +91,7 @@ LGAMMA = pointwise(
     onnx="none: ai.onnx has no function of the gamma family",
     cost=120,
     domain=((0.1, 8),),
+    torch_calls=(TorchCall("lgamma|gammaln(input)"),),
     source="C lgamma",
 )
 
@@ -98,6 +104,7 @@ DIGAMMA = pointwise(
     onnx="none: ai.onnx has no function of the gamma family",
     cost=120,
     domain=((0.1, 8),),
+    torch_calls=(TorchCall("digamma|psi(input)"),),
     source="torch.digamma",
 )
 
@@ -110,6 +117,10 @@ TRIGAMMA = pointwise(
     onnx="none: ai.onnx has no function of the gamma family",
     cost=150,
     domain=((0.1, 8),),
+    torch_calls=(
+        TorchCall("polygamma(n, input)", lambda p: {0: "Digamma(input)", 1: "Trigamma(input)"}.get(p["n"], "")),
+        TorchCall("Tensor.polygamma(input, n)", lambda p: {0: "Digamma(input)", 1: "Trigamma(input)"}.get(p["n"], "")),
+    ),
     source="torch.polygamma(1, x)",
 )
 

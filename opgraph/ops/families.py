@@ -15,7 +15,7 @@ from opgraph.errors import InvalidDataType
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, ShapeRule, Template, register
+from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, ShapeRule, Template, TorchCall, register
 from opgraph.ir.schema import f32
 from opgraph.ir.shapes import ShapeMismatch, broadcast, channel_axes
 
@@ -87,6 +87,7 @@ def pointwise(
     index_of: str | None = None,
     gradient: Mapping[str, Template] | GradientRule | str | None = None,
     gradient_from_output: Template | None = None,
+    torch_calls: tuple[TorchCall, ...] = (),
 ) -> OpDef:
     """Registers one pointwise op; see OpDef for the arguments.
 
@@ -119,6 +120,65 @@ def pointwise(
             index_of=index_of,
             gradient=gradient,
             gradient_from_output=gradient_from_output,
+            torch_calls=torch_calls,
+        )
+    )
+
+
+def library(
+    kind: str,
+    doc: str,
+    *,
+    family: str,
+    inputs: Sequence[str | Port] = ("src",),
+    outputs: Sequence[str | Port] = ("dst",),
+    types: Mapping[str, tuple[str, ...]] | tuple[str, ...] = FLOAT,
+    attrs: Sequence[Attr] = (),
+    infer: ShapeRule,
+    reference: Callable[..., Any],
+    torch: Callable[..., Any],
+    gradient: GradientRule | str,
+    onnx: tuple[Onnx, ...] | str,
+    decomposition: Template | None = None,
+    cost: int = 1,
+    domain: tuple[tuple[float, float], ...] = ((-4.0, 4.0),),
+    source: str,
+    check: Callable[[Op], None] | None = None,
+) -> OpDef:
+    """Registers one op that a library runs; see OpDef for the arguments.
+
+    The result has the dtype of the first input. `reference` is a formula: what it is registered as fills in default
+    attributes, and computes f16 and bf16 in f32 with one rounding. `torch` sees the tensors as they are, and sums f16
+    and bf16 in f32 itself: only the op knows how to without a copy.
+    """
+    defaults = _defaults(attrs)
+
+    def numpy_form(*arrays: Any, **given: Any) -> np.ndarray:
+        own = [np.asarray(a) for a in arrays]
+        wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in own]
+        with np.errstate(all="ignore"):
+            return np.asarray(formula(*wide, **{**defaults, **given})).astype(own[0].dtype, copy=False)
+
+    formula = reference
+    return register(
+        OpDef(
+            kind=kind,
+            doc=doc,
+            family=family,
+            inputs=tuple(Port(name=p) if isinstance(p, str) else p for p in inputs),
+            outputs=tuple(Port(name=p) if isinstance(p, str) else p for p in outputs),
+            types=types if isinstance(types, Mapping) else {"T": types},
+            attrs=tuple(attrs),
+            infer=infer,
+            reference=numpy_form,
+            torch=lambda t, *tensors, **given: torch(t, *tensors, **{**defaults, **given}),
+            onnx=onnx,
+            decomposition=decomposition,
+            cost=cost,
+            domain=domain,
+            source=source,
+            check=check,
+            gradient=gradient,
         )
     )
 

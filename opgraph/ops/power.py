@@ -6,7 +6,7 @@ import numpy as np
 
 from opgraph.errors import InvalidGraphOp
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, Onnx, Port
+from opgraph.ir.opdef import Attr, Attrs, Onnx, Port, TorchCall
 from opgraph.ops import integers
 from opgraph.ops.families import INTEGER, NUMERIC, pointwise
 
@@ -60,6 +60,13 @@ SQUARE = pointwise(
 RECIPROCAL = pointwise(
     "Reciprocal",
     "y = 1 / x; 1 / 0 is inf.",
+    torch_calls=(
+        TorchCall(
+            "pow|float_power(input, exponent)",
+            lambda p: _torch_powers(p, "Pow(input, beta=$exponent)"),
+            lambda p: _torch_powers(p, "Pow(input, exponent)"),
+        ),
+    ),
     reference=lambda x: 1 / x,
     expression="og::reciprocal({src})",
     torch=lambda t, x: t.reciprocal(x),
@@ -72,6 +79,7 @@ RECIPROCAL = pointwise(
 )
 
 SQRT = pointwise(
+    torch_calls=(TorchCall("square(input)"),),
     "Sqrt",
     "y = sqrt(x); NaN for negative x.",
     reference=np.sqrt,
@@ -85,6 +93,7 @@ SQRT = pointwise(
 
 RSQRT = pointwise(
     "Rsqrt",
+    torch_calls=(TorchCall("reciprocal(input)"),),
     "y = 1 / sqrt(x); NaN for negative x, inf at 0.",
     reference=lambda x: 1 / np.sqrt(x),
     expression="og::rsqrt({src})",
@@ -94,3 +103,5 @@ RSQRT = pointwise(
     domain=((0.05, 4),),
     source="1 / sqrt(x)",
 )
+    torch_calls=(TorchCall("sqrt(input)"),),
+    torch_calls=(TorchCall("rsqrt(input)"),),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.ir.opdef import Attr, Attrs, Onnx
+from opgraph.ir.opdef import Attr, Attrs, Onnx, TorchCall
 from opgraph.ir.shapes import ShapeMismatch, broadcast, channel_axes
 from opgraph.ops.families import DATA_FORMAT, FLOAT, NUMERIC, pointwise
 
@@ -24,6 +24,7 @@ RELU = pointwise(
     expression="og::relu({src})",
     torch=lambda t, x: t.relu(x),
     onnx=(Onnx(op_type="Relu", since=6),),
+    torch_calls=(TorchCall("relu(input, inplace=False)", "ReLU(input)"),),
     source="oneDNN Graph ReLU",
 )
 
@@ -36,6 +37,13 @@ LEAKY_RELU = pointwise(
     torch=lambda t, x, alpha: t.nn.functional.leaky_relu(x, alpha),
     onnx=(Onnx(op_type="LeakyRelu", since=6, attrs={"alpha": "alpha"}),),
     cost=2,
+    torch_calls=(
+        TorchCall(
+            "leaky_relu(input, negative_slope=0.01, inplace=False)",
+            "LeakyReLU(input, alpha=$negative_slope)",
+            "Select(Greater(input, 0), input, Multiply(input, $negative_slope))",
+        ),
+    ),
     source="oneDNN Graph LeakyReLU",
 )
 
@@ -66,6 +74,7 @@ PRELU = pointwise(
     onnx=(Onnx(op_type="PRelu", since=7, when={"per_channel_broadcast": False}),),
     decomposition="Select(Less(src, 0), Multiply(slope, src), src)",
     cost=2,
+    torch_calls=(TorchCall("prelu(input, weight)", "PReLU(input, weight, per_channel_broadcast=false)"),),
     source="oneDNN Graph PReLU",
     channel_inputs=(1,),
 )
@@ -79,6 +88,13 @@ ELU = pointwise(
     torch=lambda t, x, alpha: t.where(x > 0, x, alpha * t.expm1(x)),
     onnx=(Onnx(op_type="Elu", since=6, attrs={"alpha": "alpha"}),),
     cost=20,
+    torch_calls=(
+        TorchCall(
+            "elu(input, alpha=1.0, inplace=False)",
+            "Elu(input, alpha=$alpha)",
+            "Select(Greater(input, 0), input, Multiply(Expm1(input), $alpha))",
+        ),
+    ),
     source="oneDNN Graph Elu",
 )
 
@@ -94,6 +110,17 @@ SELU = pointwise(
     torch=lambda t, x, alpha, gamma: gamma * t.where(x > 0, x, alpha * t.expm1(x)),
     onnx=(Onnx(op_type="Selu", since=6, attrs={"alpha": "alpha", "gamma": "gamma"}),),
     cost=20,
+    torch_calls=(
+        TorchCall(
+            "selu(input, inplace=False)",
+            lambda p: (
+                "Selu(input)"
+                if p["dtype"] != "f64"
+                else "Multiply(Select(Greater(input, 0), input, Multiply(Expm1(input), 1.6732632423543772)), "
+                "1.0507009873554805)"
+            ),
+        ),
+    ),
     source="ONNX Selu",
 )
 
@@ -107,6 +134,13 @@ CELU = pointwise(
     onnx=(Onnx(op_type="Celu", since=12, attrs={"alpha": "alpha"}),),
     decomposition="Multiply(Elu(Divide(src, $alpha), alpha=1), $alpha)",
     cost=25,
+    torch_calls=(
+        TorchCall(
+            "celu(input, alpha=1.0, inplace=False)",
+            "Celu(input, alpha=$alpha)",
+            "Select(Greater(input, 0), input, Multiply(Expm1(Divide(input, $alpha)), $alpha))",
+        ),
+    ),
     source="ONNX Celu",
 )
 
@@ -119,6 +153,16 @@ HARD_SIGMOID = pointwise(
     torch=lambda t, x, alpha, beta: t.clamp(alpha * x + beta, 0, 1),
     onnx=(Onnx(op_type="HardSigmoid", since=6, attrs={"alpha": "alpha", "beta": "beta"}),),
     cost=4,
+    torch_calls=(
+        TorchCall(
+            "hardsigmoid(input, inplace=False)",
+            lambda p: (
+                "HardSigmoid(input, alpha=0.16666667, beta=0.5)"
+                if p["dtype"] != "f64"
+                else "Divide(Clamp(Add(input, 3), min=0.0, max=6.0), 6)"
+            ),
+        ),
+    ),
     source="oneDNN Graph HardSigmoid",
 )
 
@@ -132,6 +176,7 @@ HARD_SWISH = pointwise(
     decomposition="Divide(Multiply(src, Minimum(Maximum(Add(src, 3), 0), 6)), 6)",
     cost=6,
     domain=((-5, 5),),
+    torch_calls=(TorchCall("hardswish(input, inplace=False)", "HardSwish(input)"),),
     source="oneDNN Graph HardSwish",
 )
 
@@ -144,6 +189,17 @@ THRESHOLDED_RELU = pointwise(
     torch=lambda t, x, alpha: t.where(x <= alpha, t.zeros_like(x), x),
     onnx=(Onnx(op_type="ThresholdedRelu", since=10, attrs={"alpha": "alpha"}, note="its NaN becomes 0"),),
     cost=2,
+    torch_calls=(
+        TorchCall(
+            "threshold(input, threshold, value, inplace=False)",
+            lambda p: (
+                "ThresholdedRelu(input, alpha=$threshold)"
+                if p["value"] == 0
+                else "Select(LessOrEqual(input, $threshold), $value, input)"
+            ),
+            "Select(LessOrEqual(input, $threshold), $value, input)",
+        ),
+    ),
     source="ONNX ThresholdedRelu",
 )
 
@@ -158,5 +214,18 @@ SHRINK = pointwise(
     ),
     onnx=(Onnx(op_type="Shrink", since=9, attrs={"bias": "bias", "lambd": "lambd"}, note="its NaN becomes 0"),),
     cost=4,
+    torch_calls=(
+        TorchCall(
+            "softshrink(input, lambd=0.5)",
+            "Shrink(input, bias=$lambd, lambd=$lambd)",
+            "Select(Greater(input, $lambd), Subtract(input, $lambd), "
+            "Select(Less(Neg(input), $lambd), Multiply(input, 0), Add(input, $lambd)))",
+        ),
+        TorchCall(
+            "hardshrink(input, lambd=0.5)",
+            "Shrink(input, lambd=$lambd)",
+            "Select(LessOrEqual(Abs(input), $lambd), 0, input)",
+        ),
+    ),
     source="ONNX Shrink",
 )

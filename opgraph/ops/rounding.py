@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from opgraph.ir.opdef import Onnx
+from opgraph.ir.opdef import Onnx, TorchCall
 from opgraph.ops.families import NUMERIC, SIGNED, pointwise
 
 ABS = pointwise(
@@ -23,6 +23,7 @@ NEG = pointwise(
     "y = -x. Integers wrap.",
     types=SIGNED,
     reference=np.negative,
+    torch_calls=(TorchCall("abs|absolute(input)"),),
     expression="og::neg({src})",
     torch=lambda t, x: t.neg(x),
     onnx=(Onnx(op_type="Neg", since=6),),
@@ -34,6 +35,7 @@ SIGN = pointwise(
     "Sign",
     "y = -1, 0 or 1; NaN stays NaN.",
     types=NUMERIC,
+    torch_calls=(TorchCall("neg|negative(input)"),),
     reference=np.sign,
     expression="og::sign({src})",
     torch=lambda t, x: t.where(t.isnan(x), x, t.sign(x)) if x.dtype.is_floating_point else t.sign(x),
@@ -47,6 +49,7 @@ FLOOR = pointwise(
     "Floor",
     "The largest whole number not above x.",
     reference=np.floor,
+    torch_calls=(TorchCall("sign|sgn(input)"),),
     expression="og::floor({src})",
     torch=lambda t, x: t.floor(x),
     onnx=(Onnx(op_type="Floor", since=6),),
@@ -58,6 +61,7 @@ CEIL = pointwise(
     "Ceil",
     "The smallest whole number not below x.",
     reference=np.ceil,
+    torch_calls=(TorchCall("floor(input)", keeps_integers=True),),
     expression="og::ceil({src})",
     torch=lambda t, x: t.ceil(x),
     onnx=(Onnx(op_type="Ceil", since=6),),
@@ -69,6 +73,7 @@ ROUND = pointwise(
     "Round",
     "The nearest whole number, halves to even.",
     reference=np.rint,
+    torch_calls=(TorchCall("ceil(input)", keeps_integers=True),),
     expression="og::round({src})",
     torch=lambda t, x: t.round(x),
     onnx=(Onnx(op_type="Round", since=11),),
@@ -80,9 +85,17 @@ TRUNC = pointwise(
     "Trunc",
     "x without its fraction: the nearest whole number toward zero.",
     reference=np.trunc,
+    torch_calls=(
+        TorchCall(
+            "round(input, decimals=0)",
+            lambda p: "Round(input)" if p["decimals"] == 0 else _torch_decimals(p["decimals"]),
+            keeps_integers=True,
+        ),
+    ),
     expression="og::trunc({src})",
     torch=lambda t, x: t.trunc(x),
     decomposition="Multiply(Sign(src), Floor(Abs(src)))",
     source="C trunc",
     gradient={"src": "0"},
 )
+    torch_calls=(TorchCall("trunc|fix(input)", keeps_integers=True),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from opgraph.ir.opdef import Onnx
+from opgraph.ir.opdef import Onnx, TorchCall
 from opgraph.ops.families import pointwise
 
 SIN = pointwise(
@@ -16,6 +16,7 @@ SIN = pointwise(
     onnx=(Onnx(op_type="Sin", since=7),),
     cost=20,
     domain=((-8, 8),),
+    torch_calls=(TorchCall("sin(input)"),),
     source="ONNX Sin",
     gradient={"src": "Multiply(d, Cos(src))"},
 )
@@ -29,6 +30,7 @@ COS = pointwise(
     onnx=(Onnx(op_type="Cos", since=7),),
     cost=20,
     domain=((-8, 8),),
+    torch_calls=(TorchCall("cos(input)"),),
     source="ONNX Cos",
     gradient={"src": "Neg(Multiply(d, Sin(src)))"},
 )
@@ -42,6 +44,7 @@ TAN = pointwise(
     onnx=(Onnx(op_type="Tan", since=7),),
     cost=30,
     domain=((-1.5, 1.5),),
+    torch_calls=(TorchCall("tan(input)"),),
     source="ONNX Tan",
 )
 
@@ -54,6 +57,7 @@ ASIN = pointwise(
     onnx=(Onnx(op_type="Asin", since=7),),
     cost=25,
     domain=((-1, 1),),
+    torch_calls=(TorchCall("asin|arcsin(input)"),),
     source="ONNX Asin",
 )
 
@@ -66,6 +70,7 @@ ACOS = pointwise(
     onnx=(Onnx(op_type="Acos", since=7),),
     cost=25,
     domain=((-1, 1),),
+    torch_calls=(TorchCall("acos|arccos(input)"),),
     source="ONNX Acos",
 )
 
@@ -78,6 +83,7 @@ ATAN = pointwise(
     onnx=(Onnx(op_type="Atan", since=7),),
     cost=25,
     domain=((-8, 8),),
+    torch_calls=(TorchCall("atan|arctan(input)"),),
     source="ONNX Atan",
 )
 
@@ -90,6 +96,7 @@ SINH = pointwise(
     onnx=(Onnx(op_type="Sinh", since=9),),
     cost=20,
     domain=((-5, 5),),
+    torch_calls=(TorchCall("sinh(input)"),),
     source="ONNX Sinh",
 )
 
@@ -102,6 +109,7 @@ COSH = pointwise(
     onnx=(Onnx(op_type="Cosh", since=9),),
     cost=20,
     domain=((-5, 5),),
+    torch_calls=(TorchCall("cosh(input)"),),
     source="ONNX Cosh",
 )
 
@@ -114,6 +122,7 @@ TANH = pointwise(
     onnx=(Onnx(op_type="Tanh", since=6),),
     cost=20,
     domain=((-5, 5),),
+    torch_calls=(TorchCall("tanh(input)"),),
     source="oneDNN Graph Tanh",
 )
 
@@ -126,6 +135,7 @@ ASINH = pointwise(
     onnx=(Onnx(op_type="Asinh", since=9),),
     cost=30,
     domain=((-8, 8),),
+    torch_calls=(TorchCall("asinh|arcsinh(input)"),),
     source="ONNX Asinh",
 )
 
@@ -138,6 +148,7 @@ ACOSH = pointwise(
     onnx=(Onnx(op_type="Acosh", since=9),),
     cost=30,
     domain=((1.01, 8),),
+    torch_calls=(TorchCall("acosh|arccosh(input)"),),
     source="ONNX Acosh",
 )
 
@@ -150,5 +161,6 @@ ATANH = pointwise(
     onnx=(Onnx(op_type="Atanh", since=9),),
     cost=30,
     domain=((-0.99, 0.99),),
+    torch_calls=(TorchCall("atanh|arctanh(input)"),),
     source="ONNX Atanh",
 )
