@@ -111,7 +111,7 @@ def run(code: str) -> str:
 
 def test_a_star_import_brings_the_public_names_and_needs_no_extra() -> None:
     code = "from opgraph import *; import sys; print(Graph().finalize(), compile.__module__, 'onnx' in sys.modules)"
-    assert run(code) == "graph() -> () opgraph.runtime.executable False"
+    assert run(code) == "graph() -> () opgraph.runtime.compiling False"
 
 
 def test_importing_loads_what_compiles_but_not_what_is_rarely_needed() -> None:
