@@ -24,6 +24,19 @@ from opgraph.ops.families import (
 
 _MIXED = {"T1": NUMERIC, "T2": NUMERIC, "T3": NUMERIC}
 
+
+def floor_divide(p: Attrs) -> str:
+    """torch.floor_divide: of floats, the whole number that a - mod(a, b) is of b, which a / b rounded may miss."""
+    whole = "Divide(Subtract(input, Mod(input, other)), other)"
+    if p["dtype"] in INTEGER:
+        return whole
+    return f"Select(Equal(other, 0), Divide(input, other), Round({whole}))"
+
+
+def _truncated(p: Attrs) -> str:
+    return "Divide(input, other)" if p["dtype"] in INTEGER else "Trunc(Divide(input, other))"
+
+
 ADD = pointwise(
     "Add",
     "y = a + b. Integers wrap.",
@@ -36,6 +49,12 @@ ADD = pointwise(
     torch=lambda t, a, b: a + b,
     onnx=(Onnx(op_type="Add", since=7),),
     commutative=True,
+    torch_calls=(
+        TorchCall(
+            "add(input, other, alpha=1)",
+            lambda p: "Add(input, other)" if p["alpha"] == 1 else "Add(input, Multiply(other, $alpha))",
+        ),
+    ),
     source="oneDNN Graph Add",
     check=meets_in_f32,
     gradient={"src_0": "d", "src_1": "d"},
@@ -49,15 +68,19 @@ SUBTRACT = pointwise(
     types=_MIXED,
     attrs=(AUTO_BROADCAST,),
     reference=lambda a, b: a - b,
-    torch_calls=(
-        TorchCall(
-            "add(input, other, alpha=1)",
-            lambda p: "Add(input, other)" if p["alpha"] == 1 else "Add(input, Multiply(other, $alpha))",
-        ),
-    ),
     expression="og::sub({src_0}, {src_1})",
     torch=lambda t, a, b: a - b,
     onnx=(Onnx(op_type="Sub", since=7),),
+    torch_calls=(
+        TorchCall(
+            "sub|subtract(input, other, alpha=1)",
+            lambda p: "Subtract(input, other)" if p["alpha"] == 1 else "Subtract(input, Multiply(other, $alpha))",
+        ),
+        TorchCall(
+            "rsub(input, other, alpha=1)",
+            lambda p: "Subtract(other, input)" if p["alpha"] == 1 else "Subtract(other, Multiply(input, $alpha))",
+        ),
+    ),
     source="oneDNN Graph Subtract",
     check=meets_in_f32,
     gradient={"src_0": "d", "src_1": "Neg(d)"},
@@ -71,20 +94,11 @@ MULTIPLY = pointwise(
     types=_MIXED,
     attrs=(AUTO_BROADCAST,),
     reference=lambda a, b: a * b,
-    torch_calls=(
-        TorchCall(
-            "sub|subtract(input, other, alpha=1)",
-            lambda p: "Subtract(input, other)" if p["alpha"] == 1 else "Subtract(input, Multiply(other, $alpha))",
-        ),
-        TorchCall(
-            "rsub(input, other, alpha=1)",
-            lambda p: "Subtract(other, input)" if p["alpha"] == 1 else "Subtract(other, Multiply(input, $alpha))",
-        ),
-    ),
     expression="og::mul({src_0}, {src_1})",
     torch=lambda t, a, b: a * b,
     onnx=(Onnx(op_type="Mul", since=7),),
     commutative=True,
+    torch_calls=(TorchCall("mul|multiply(input, other)"),),
     source="oneDNN Graph Multiply",
     check=meets_in_f32,
     gradient={"src_0": "Multiply(d, src_1)", "src_1": "Multiply(d, src_0)"},
@@ -98,12 +112,20 @@ DIVIDE = pointwise(
     types=_MIXED,
     attrs=(AUTO_BROADCAST,),
     reference=lambda a, b: integers.divide(a, b) if integers.is_integer(a) else a / b,
-    torch_calls=(TorchCall("mul|multiply(input, other)"),),
     expression="og::div({src_0}, {src_1})",
     torch=lambda t, a, b: a / b if a.dtype.is_floating_point else integers.torch_divide(t, a, b),
     onnx=(Onnx(op_type="Div", since=7, note="an integer x / 0 is undefined"),),
     cost=8,
     domain=((-4, 4), (0.25, 4)),
+    torch_calls=(
+        TorchCall(
+            "div|divide|true_divide(input, other, rounding_mode=None)",
+            lambda p: {None: "Divide(input, other)", "floor": floor_divide(p), "trunc": _truncated(p)}[
+                p["rounding_mode"]
+            ],
+        ),
+        TorchCall("floor_divide(input, other)", lambda p: floor_divide(p)),
+    ),
     source="oneDNN Graph Divide",
     check=meets_in_f32,
     gradient={"src_0": "Divide(d, src_1)", "src_1": "Neg(Multiply(Divide(d, src_1), dst))"},
@@ -117,15 +139,6 @@ SQUARED_DIFFERENCE = pointwise(
     attrs=(AUTO_BROADCAST,),
     reference=lambda a, b: np.square(a - b),
     expression="og::squared_difference({src_0}, {src_1})",
-    torch_calls=(
-        TorchCall(
-            "div|divide|true_divide(input, other, rounding_mode=None)",
-            lambda p: {None: "Divide(input, other)", "floor": floor_divide(p), "trunc": _truncated(p)}[
-                p["rounding_mode"]
-            ],
-        ),
-        TorchCall("floor_divide(input, other)", lambda p: floor_divide(p)),
-    ),
     torch=lambda t, a, b: t.square(a - b),
     decomposition="Multiply(Subtract(src_0, src_1), Subtract(src_0, src_1))",
     cost=2,
@@ -156,6 +169,10 @@ MOD = pointwise(
     ),
     cost=20,
     domain=((-8, 8), (0.25, 3)),
+    torch_calls=(
+        TorchCall("remainder(input, other)", "Mod(input, other)"),
+        TorchCall("fmod(input, other)", "Mod(input, other, fmod=1)"),
+    ),
     source="ONNX Mod",
 )
 
@@ -169,10 +186,6 @@ def _torch_mod(t: Any, operation: Any, a: Any, b: Any) -> Any:
 def _bias_rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
     """The shape of src; bias is 1-d, with as many elements as src has channels."""
     src, bias = inputs[0].dims, inputs[1].dims
-    torch_calls=(
-        TorchCall("remainder(input, other)", "Mod(input, other)"),
-        TorchCall("fmod(input, other)", "Mod(input, other, fmod=1)"),
-    ),
     if bias is not None and len(bias) != 1:
         raise ShapeMismatch(f"bias has {len(bias)} dimensions", "give a bias of one dimension, or use Add")
     if src is None or bias is None:

@@ -24,6 +24,16 @@ def _smaller(a: np.ndarray, b: Any) -> np.ndarray:
     return np.where((a < b) | (a != a), a, b)
 
 
+def _torch_bounds(p: Attrs, exact: bool = False) -> str:
+    """torch.clamp: numbers are attributes, tensors operands; torch lets a NaN bound win."""
+    numbers = [p[name] is None or isinstance(p[name], (int, float)) for name in ("min", "max")]
+    if all(numbers) and not exact and (p["dtype"] not in INTEGER or abs(p["min"] or 0) + abs(p["max"] or 0) < 2**24):
+        given = [f"{name}=${name}" for name in ("min", "max") if p[name] is not None]
+        return f"Clamp({', '.join(['input', *given])})"
+    lower = "input" if p["min"] is None else "Maximum(input, min)"
+    return lower if p["max"] is None else f"Minimum({lower}, max)"
+
+
 MAXIMUM = pointwise(
     "Maximum",
     "y = max(a, b); NaN if either is NaN. Of two zeros b.",
@@ -35,6 +45,10 @@ MAXIMUM = pointwise(
     torch=lambda t, a, b: t.maximum(a, b),
     onnx=(Onnx(op_type="Max", since=8),),
     commutative=True,
+    torch_calls=(
+        TorchCall("maximum|max(input, other)"),
+        TorchCall("clamp_min(input, min)"),
+    ),
     source="oneDNN Graph Maximum",
     # At a tie half to each, as in torch.
     gradient={
@@ -45,10 +59,6 @@ MAXIMUM = pointwise(
 
 MINIMUM = pointwise(
     "Minimum",
-    torch_calls=(
-        TorchCall("maximum|max(input, other)"),
-        TorchCall("clamp_min(input, min)"),
-    ),
     "y = min(a, b); NaN if either is NaN. Of two zeros b.",
     inputs=SAME_INPUTS,
     types=NUMERIC,
@@ -58,6 +68,10 @@ MINIMUM = pointwise(
     torch=lambda t, a, b: t.minimum(a, b),
     onnx=(Onnx(op_type="Min", since=8),),
     commutative=True,
+    torch_calls=(
+        TorchCall("minimum|min(input, other)"),
+        TorchCall("clamp_max(input, max)"),
+    ),
     source="oneDNN Graph Minimum",
     # At a tie half to each, as in torch.
     gradient={
@@ -68,10 +82,6 @@ MINIMUM = pointwise(
 
 
 def _bounds_once(op: Op) -> None:
-    torch_calls=(
-        TorchCall("minimum|min(input, other)"),
-        TorchCall("clamp_max(input, max)"),
-    ),
     """Each bound is given at most once, at least one is; for integers, attributes are values of the dtype."""
     dtype = op.inputs[0].dtype
     for index, (bound, attr) in enumerate((("low", "min"), ("high", "max")), start=1):
@@ -158,14 +168,6 @@ CLAMP = pointwise(
     decomposition=_clamp_decomposition,
     cost=2,
     domain=((-4, 4), (-2, -1), (1, 2)),
-    source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",
-    check=_bounds_once,
-)
-
-
-def _torch_clamp(t: Any, src: Any, low: Any, high: Any) -> Any:
-    y = src if low is None else t.maximum(src, t.as_tensor(low, dtype=src.dtype, device=src.device))
-    return y if high is None else t.minimum(y, t.as_tensor(high, dtype=src.dtype, device=src.device))
     torch_calls=(
         TorchCall("clamp|clip(input, min=None, max=None)", _torch_bounds, lambda p: _torch_bounds(p, exact=True)),
         TorchCall(
@@ -175,3 +177,11 @@ def _torch_clamp(t: Any, src: Any, low: Any, high: Any) -> Any:
         ),
         TorchCall("relu6(input, inplace=False)", "Clamp(input, min=0.0, max=6.0)"),
     ),
+    source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",
+    check=_bounds_once,
+)
+
+
+def _torch_clamp(t: Any, src: Any, low: Any, high: Any) -> Any:
+    y = src if low is None else t.maximum(src, t.as_tensor(low, dtype=src.dtype, device=src.device))
+    return y if high is None else t.minimum(y, t.as_tensor(high, dtype=src.dtype, device=src.device))

@@ -28,6 +28,25 @@ def _power(src: np.ndarray, exponent: np.ndarray | None = None, *, beta: float |
     return integers.power(src, exponent) if integers.is_integer(src) else np.power(src, exponent)
 
 
+#: Exponents for which torch computes something simpler than a power (aten/src/ATen/native/cpu/PowKernel.cpp).
+_SIMPLE = {
+    2: "Square(input)",
+    3: "Multiply(Square(input), input)",
+    0.5: "Sqrt(input)",
+    -0.5: "Rsqrt(input)",
+    -1: "Reciprocal(input)",
+    -2: "Reciprocal(Square(input))",
+}
+
+
+def _torch_powers(p: Attrs, general: str) -> str:
+    """torch.pow: general for other exponents than these, for tensors, and for a number as base."""
+    exponent = p["exponent"]
+    if not isinstance(exponent, (int, float)) or isinstance(p["input"], (int, float)) or p["dtype"] in INTEGER:
+        return "Pow(input, exponent)"
+    return _SIMPLE.get(exponent, general)
+
+
 POW = pointwise(
     "Pow",
     "y = src^beta, or src^exponent; a negative base with a fractional exponent is NaN, x^0 and 1^x are 1. "
@@ -41,6 +60,13 @@ POW = pointwise(
     onnx=(Onnx(op_type="Pow", since=7, inputs=("src", "exponent|$beta"), note="int8 and uint8 bases are not allowed"),),
     cost=60,
     domain=((0.05, 4), (-3, 3)),
+    torch_calls=(
+        TorchCall(
+            "pow|float_power(input, exponent)",
+            lambda p: _torch_powers(p, "Pow(input, beta=$exponent)"),
+            lambda p: _torch_powers(p, "Pow(input, exponent)"),
+        ),
+    ),
     source="oneDNN Graph Pow; ONNX Pow for a tensor exponent",
     check=_one_exponent,
 )
@@ -53,6 +79,7 @@ SQUARE = pointwise(
     expression="og::square({src})",
     torch=lambda t, x: t.square(x),
     decomposition="Multiply(src, src)",
+    torch_calls=(TorchCall("square(input)"),),
     source="oneDNN Graph Square",
     gradient={"src": "Multiply(Multiply(d, 2), src)"},
 )
@@ -60,26 +87,19 @@ SQUARE = pointwise(
 RECIPROCAL = pointwise(
     "Reciprocal",
     "y = 1 / x; 1 / 0 is inf.",
-    torch_calls=(
-        TorchCall(
-            "pow|float_power(input, exponent)",
-            lambda p: _torch_powers(p, "Pow(input, beta=$exponent)"),
-            lambda p: _torch_powers(p, "Pow(input, exponent)"),
-        ),
-    ),
     reference=lambda x: 1 / x,
     expression="og::reciprocal({src})",
     torch=lambda t, x: t.reciprocal(x),
     onnx=(Onnx(op_type="Reciprocal", since=6),),
     cost=8,
     domain=((0.25, 4),),
+    torch_calls=(TorchCall("reciprocal(input)"),),
     source="oneDNN Graph Reciprocal",
     gradient={"src": "Neg(Multiply(Multiply(d, dst), dst))"},
     gradient_from_output="Neg(Multiply(Multiply(d, dst), dst))",
 )
 
 SQRT = pointwise(
-    torch_calls=(TorchCall("square(input)"),),
     "Sqrt",
     "y = sqrt(x); NaN for negative x.",
     reference=np.sqrt,
@@ -88,12 +108,12 @@ SQRT = pointwise(
     onnx=(Onnx(op_type="Sqrt", since=6),),
     cost=8,
     domain=((0.01, 4),),
+    torch_calls=(TorchCall("sqrt(input)"),),
     source="oneDNN Graph Sqrt",
 )
 
 RSQRT = pointwise(
     "Rsqrt",
-    torch_calls=(TorchCall("reciprocal(input)"),),
     "y = 1 / sqrt(x); NaN for negative x, inf at 0.",
     reference=lambda x: 1 / np.sqrt(x),
     expression="og::rsqrt({src})",
@@ -101,7 +121,6 @@ RSQRT = pointwise(
     decomposition="Reciprocal(Sqrt(src))",
     cost=10,
     domain=((0.05, 4),),
+    torch_calls=(TorchCall("rsqrt(input)"),),
     source="1 / sqrt(x)",
 )
-    torch_calls=(TorchCall("sqrt(input)"),),
-    torch_calls=(TorchCall("rsqrt(input)"),),
