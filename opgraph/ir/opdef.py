@@ -61,7 +61,8 @@ class OpDef:
     Attributes:
         kind: oneDNN's name, or ONNX's where oneDNN has none.
         doc: the formula and its corner cases, one to three sentences.
-        family: "pointwise" (one output element from one element of each input) or "structural".
+        family: "pointwise" (one output element from one element of each input), "sum" (SumTo), "structural", or one
+            that libraries run: "reduction", "linear", "shape".
         inputs, outputs, attrs: the schema.
         types: dtype symbol -> dtypes it may stand for. One symbol is one dtype within an op.
         infer: output dimensions from inputs and attributes; raises ShapeMismatch.
@@ -71,7 +72,7 @@ class OpDef:
             inputs arrive in the op's compute type (f32 for f16 and bf16), attributes as exact literals of it, except
             where `is_cast` or `index_of` says otherwise.
         decomposition: the same op in smaller ones, in the notation of `opgraph.ir.expression`; how it is written to
-            ONNX where ai.onnx has no such op.
+            ONNX where ai.onnx has no such op. As a function it may return "" where there is none.
         onnx: its ai.onnx forms, best first; or the reason why there is none.
         torch: `torch(torch_module, *tensors, **attrs) -> tensor`, the same meaning in torch ops; used where there is
             no compiler.
@@ -94,8 +95,8 @@ class OpDef:
             broadcast axes and casts to the input's dtype are added by who applies it. A text is the reason why no
             gradient exists; None means that nobody wrote it. Outputs of integers and booleans need none.
         gradient_from_output: of an op with one input, its gradient over the output and `d` alone, where these suffice.
-        source: where the formula comes from.
         torch_calls: the torch functions that mean this op, for tracing.
+        source: where the formula comes from.
     """
 
     kind: str
@@ -121,8 +122,8 @@ class OpDef:
     index_of: str | None = None
     gradient: Mapping[str, Template] | GradientRule | str | None = None
     gradient_from_output: Template | None = None
-
     torch_calls: tuple[TorchCall, ...] = ()
+
     def __post_init__(self) -> None:
         # Mistakes in a record fail at import, not on a user's machine.
         mistake = find_mistake(self)
@@ -156,10 +157,8 @@ class OpDef:
 
     def decompose(self, attrs: Attrs, given: Collection[str]) -> Expr | None:
         """The decomposition of an op with these attributes and these inputs (by name); None where there is none."""
-        template = self.decomposition
-        if template is None:
-            return None
-        return parse_expression(template if isinstance(template, str) else template(attrs, given))
+        text = self.decomposition if not callable(self.decomposition) else self.decomposition(attrs, given)
+        return parse_expression(text) if text else None
 
     def gradient_of(self, name: str | None, attrs: Attrs, given: Collection[str]) -> Expr | None:
         """The gradient of one input as an expression, where the record says it in one; see `gradient`.
@@ -196,16 +195,15 @@ class OpDef:
 
     def default_attrs(self) -> dict[str, AttrValue]:
         """Every attribute's default; a neutral value for required ones (for tests and checks of the record)."""
-        neutral: dict[str, AttrValue] = {"f32": 1.0, "s64": 0, "bool": False, "string": "", "f32[]": (), "s64[]": ()}
         return {
-            a.name: a.default if a.default is not None else a.choices[0] if a.choices else neutral[a.type]
+            a.name: a.default if a.default is not None else a.choices[0] if a.choices else _NEUTRAL[a.type]
             for a in self.attrs
             if not a.optional
         }
 
     def example_attrs(self) -> dict[str, AttrValue]:
         """As `default_attrs`, with a neutral value for optional attributes too."""
-        optional = {a.name: 1.0 if a.type == "f32" else 0 for a in self.attrs if a.optional}
+        optional = {a.name: _NEUTRAL[a.type] for a in self.attrs if a.optional}
         return {**self.default_attrs(), **optional}
 
     def cxx(self, inputs: Mapping[str, str], attrs: Attrs, literal: Callable[[Any], str]) -> str:
@@ -224,6 +222,13 @@ class OpDef:
         values = {name: _literal(value, literal) for name, value in attrs.items() if f"{{{name}}}" in template}
         return template.format_map({**values, **inputs})
 
+    def input_names(self, count: int) -> list[str]:
+        """Names of `count` given inputs, each its own: those of a variadic port are numbered."""
+        if self.inputs and self.inputs[-1].variadic:
+            fixed = [p.name for p in self.inputs[:-1]]
+            return [*fixed, *[f"{self.inputs[-1].name}_{i}" for i in range(count - len(fixed))]]
+        return [p.name for p in self.inputs[:count]]
+
     def with_optional(self, count: int) -> tuple[Port, ...]:
         """The input ports that `count` given inputs stand for (variadic ports repeated)."""
         ports = self.inputs
@@ -235,6 +240,9 @@ class OpDef:
 def _literal(value: Any, literal: Callable[[Any], str]) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else literal(value)
 
+
+#: A value that an attribute of each type may have, for examples.
+_NEUTRAL: dict[str, AttrValue] = {"f32": 1.0, "s64": 0, "bool": False, "string": "", "f32[]": (), "s64[]": ()}
 
 _REGISTRY: dict[str, OpDef] = {}
 

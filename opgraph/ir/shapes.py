@@ -82,6 +82,24 @@ def unify(declared: Dims, inferred: Dims, what: str) -> Dims:
     return tuple(result)
 
 
+def normalized_axes(axes: Sequence[int], ndim: int) -> tuple[int, ...]:
+    """Axes as numbers from 0 on, in ascending order.
+
+    Raises:
+        ShapeMismatch: an axis that does not exist, or one named twice.
+    """
+    for axis in axes:
+        if not -ndim <= axis < ndim:
+            raise ShapeMismatch(
+                f"there is no axis {axis} in {ndim} dimensions",
+                f"name axes from {-ndim} to {ndim - 1}" if ndim else "name none",
+            )
+    found = sorted(axis % ndim for axis in axes)
+    if len(set(found)) != len(found):
+        raise ShapeMismatch(f"axes {list(axes)} name one axis twice", "name each axis once")
+    return tuple(found)
+
+
 def channel_axes(ndim: int | None, of_ndim: int | None, attrs: Mapping[str, object]) -> int:
     """How many axes of size 1 follow a channel operand before it broadcasts against a tensor of `of_ndim` axes.
 

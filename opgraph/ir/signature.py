@@ -76,11 +76,13 @@ class Onnx:
         fixed: ONNX attributes that the node must have for it to mean our op, e.g. Gelu's approximate.
         when: our attributes that must have these values for the form to apply; on import, the node sets them.
         inputs: what stands at each ONNX input: one of our inputs, "$attr" for a scalar constant of the first input's
-            dtype with that attribute's value, or "input|$attr" for whichever is given; an absent optional one is left
-            empty. The form applies only to an op whose inputs are all listed. None: our inputs, in order.
+            dtype with that attribute's value (of an attribute that is a list of ints: for a 1-d s64 constant), or
+            "input|$attr" for whichever is given; an absent optional one is left empty. The form applies only to an op
+            whose inputs are all listed. None: our inputs, in order.
         dtypes: dtypes of the first input for which alone the form applies, where that depends on attributes and so
             `onnx.defs` cannot say it.
         scalars: our inputs that must have no dimensions.
+        applies: whether ONNX takes these attributes, for inputs (by name) of so many dimensions (None: unknown).
         note: where the two differ in corner cases.
     """
 
@@ -93,6 +95,7 @@ class Onnx:
     inputs: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
     scalars: tuple[str, ...] = ()
+    applies: Callable[[Mapping[str, Any], Mapping[str, int | None]], bool] | None = None
     note: str = ""
 
 

@@ -1,7 +1,7 @@
 """Families own the rules; records only differ.
 
 `pointwise(...)` supplies broadcasting, dtype rules and the frame of the NumPy and torch forms, so that a new pointwise
-op writes none of them.
+op writes none of them; `library(...)` supplies that frame to ops that a library runs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,247 @@
+"""Joining tensors along an axis, cutting pieces out of one, and the adjoints of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from opgraph.errors import InvalidGraphOp
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
+from opgraph.ir.op import Op
+from opgraph.ir.opdef import Attr, Attrs, Onnx, Port
+from opgraph.ir.shapes import ShapeMismatch, normalized_axes, unify
+from opgraph.ops import joining_gradients as gradients
+from opgraph.ops.families import ANY, library
+
+_AXIS = Attr(name="axis", type="s64")
+_ANY_SHAPE = (*dtypes.ARITHMETIC, dtypes.UNDEF)
+
+
+def _joined(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
+    """Equal to those of the inputs but for `axis`, where the sizes add up."""
+    known = [t.dims for t in inputs if t.dims is not None]
+    if not known:
+        return (None,)
+    (axis,) = normalized_axes((attrs["axis"],), len(known[0]))
+    whole: Dims = tuple(None if i == axis else d for i, d in enumerate(known[0]))
+    total: Dim = 0
+    for dims in known:
+        others = tuple(None if i == axis else d for i, d in enumerate(dims))
+        try:
+            whole = unify(whole, others, "")
+        except ShapeMismatch:
+            texts = " and ".join(dims_text(d) for d in known)
+            raise ShapeMismatch(
+                f"shapes {texts} do not join along axis {attrs['axis']}", "make all other axes equal"
+            ) from None
+        size = dims[axis]
+        total = total + size if isinstance(total, int) and isinstance(size, int) else None
+    assert whole is not None
+    if len(known) < len(inputs):
+        total = None
+    return (tuple(total if i == axis else d for i, d in enumerate(whole)),)
+
+
+def _at_least_one(op: Op) -> None:
+    """There is something to join.
+
+    Raises:
+        InvalidGraphOp: there is no input.
+    """
+    if not op.inputs:
+        raise InvalidGraphOp("Concat joins nothing", where=op.where, fix="give it one input or more")
+
+
+CONCAT = library(
+    "Concat",
+    "The inputs one after the other along axis; all other axes are equal.",
+    family="shape",
+    inputs=(Port(name="src", variadic=True),),
+    types=ANY,
+    attrs=(_AXIS,),
+    infer=_joined,
+    reference=lambda *srcs, axis: np.concatenate(srcs, axis),
+    torch=lambda t, *srcs, axis: t.cat(srcs, axis),
+    gradient=gradients.of_concat,
+    onnx=(Onnx(op_type="Concat", since=4, attrs={"axis": "axis"}),),
+    source="oneDNN Graph Concat, which takes up to 64 inputs of f32, bf16 or f16",
+    check=_at_least_one,
+)
+
+
+def _part(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
+    """That of the input numbered `index`."""
+    whole = _joined(inputs[1:], attrs)[0]
+    try:
+        unify(inputs[0].dims, whole, "")
+    except ShapeMismatch:
+        raise ShapeMismatch(
+            f"{dims_text(inputs[0].dims)} is not the shape of what was joined, {dims_text(whole)}",
+            "give the gradient of the joined tensor",
+        ) from None
+    return (inputs[1 + attrs["index"]].dims,)
+
+
+def _piece(d: Any, srcs: tuple[Any, ...], axis: int, index: int) -> Any:
+    before = sum(s.shape[axis] for s in srcs[:index])
+    cut = [slice(None)] * d.ndim
+    cut[axis] = slice(before, before + srcs[index].shape[axis])
+    return d[tuple(cut)]
+
+
+def _index_is_an_input(op: Op) -> None:
+    """`index` numbers one of the joined inputs.
+
+    Raises:
+        InvalidGraphOp: it does not.
+    """
+    index, count = op.attrs["index"], len(op.inputs) - 1
+    if not isinstance(index, int) or not 0 <= index < count:
+        raise InvalidGraphOp(f"index {index} is none of {count} inputs", where=op.where, fix="number the inputs from 0")
+
+
+CONCAT_BACKWARD = library(
+    "ConcatBackward",
+    "The part of diff_dst that belongs to the input numbered `index` of a Concat of `src`, whose data is never read.",
+    family="shape",
+    inputs=(Port(name="diff_dst"), Port(name="src", type="T2", variadic=True, shape_only=True)),
+    outputs=("diff_src",),
+    types={"T": ANY, "T2": _ANY_SHAPE},
+    attrs=(_AXIS, Attr(name="index", type="s64")),
+    infer=_part,
+    reference=lambda d, *srcs, axis, index: _piece(d, srcs, axis, index),
+    torch=lambda t, d, *srcs, axis, index: _piece(d, srcs, axis, index),
+    gradient=gradients.of_concat_backward,
+    onnx="none: ai.onnx Slice takes bounds where this takes tensors",
+    source="the adjoint of Concat",
+    check=_index_is_an_input,
+)
+
+
+# -- slices -----------------------------------------------------------------------------------------------------------
+
+_BOUNDS = (
+    Attr(name="starts", type="s64[]"),
+    Attr(name="ends", type="s64[]"),
+    Attr(name="axes", type="s64[]"),
+    Attr(name="steps", type="s64[]", optional=True),
+)
+
+
+def _range(size: int, start: int, end: int, step: int) -> range:
+    """The indices that a slice takes of an axis, as ONNX has them: bounds are clamped to the axis."""
+    last = size - 1 if step < 0 else size
+    start = min(max(start + size if start < 0 else start, 0), last)
+    # Backwards a slice ends before its bound, and so at -1 where it takes all: far below 0 for whoever writes it.
+    end = min(max(end + size if end < 0 else end, -1 if step < 0 else 0), last)
+    return range(start, end, step)
+
+
+def _sliced(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
+    """That of src, with the number of elements taken on each of the axes."""
+    starts, ends, axes = attrs["starts"], attrs["ends"], attrs["axes"]
+    steps = attrs.get("steps", (1,) * len(axes))
+    if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
+        raise ShapeMismatch(
+            f"starts {list(starts)}, ends {list(ends)}, axes {list(axes)} and steps {list(steps)} do not fit together",
+            "give one of each for each axis, and no step of 0",
+        )
+    dims = inputs[0].dims
+    if dims is None:
+        return (None,)
+    normalized_axes(axes, len(dims))
+    made = list(dims)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        size = dims[axis]
+        made[axis] = len(_range(size, start, end, step)) if isinstance(size, int) else None
+    return (tuple(made),)
+
+
+def _cut(src: Any, attrs: Attrs) -> tuple[slice, ...]:
+    cut = [slice(None)] * src.ndim
+    for start, end, axis, step in zip(
+        attrs["starts"], attrs["ends"], attrs["axes"], attrs.get("steps", (1,) * len(attrs["axes"])), strict=True
+    ):
+        taken = _range(src.shape[axis], start, end, step)
+        # Of a range that ends before the first element the bound is -1, which a slice reads as the last.
+        cut[axis] = slice(taken.start, taken.stop if taken.stop >= 0 else None, step) if len(taken) else slice(0, 0)
+    return tuple(cut)
+
+
+def _forwards(src: Any, attrs: Attrs) -> tuple[tuple[slice, ...], tuple[int, ...]]:
+    """The same elements taken in ascending order, and the axes on which that turns them around."""
+    cut, turned = [], []
+    for axis, part in enumerate(_cut(src, attrs)):
+        taken = range(*part.indices(src.shape[axis]))
+        if taken.step < 0 and len(taken):
+            turned.append(axis)
+            part = slice(taken[-1], taken[0] + 1, -taken.step)
+        cut.append(part)
+    return tuple(cut), tuple(turned)
+
+
+def _torch_slice(t: Any, src: Any, **attrs: Any) -> Any:
+    cut, turned = _forwards(src, attrs)  # torch has no negative steps
+    return src[cut].flip(turned) if turned else src[cut]
+
+
+SLICE = library(
+    "Slice",
+    "src from starts to ends (exclusive) by steps, on each of the axes. Negative bounds count from the end; bounds "
+    "beyond it are clamped; steps may be negative.",
+    family="shape",
+    types=ANY,
+    attrs=_BOUNDS,
+    infer=_sliced,
+    reference=lambda src, **attrs: src[_cut(src, attrs)],
+    torch=_torch_slice,
+    gradient=gradients.of_slice,
+    onnx=(Onnx(op_type="Slice", since=10, inputs=("src", "$starts", "$ends", "$axes", "$steps")),),
+    source="ONNX Slice",
+)
+
+
+def _unsliced(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
+    """That of src."""
+    diff, src = inputs[0].dims, inputs[1].dims
+    if src is not None:
+        try:
+            unify(diff, _sliced(inputs[1:], attrs)[0], "")
+        except ShapeMismatch:
+            raise ShapeMismatch(
+                f"{dims_text(diff)} is not the shape of that slice of {dims_text(src)}",
+                "give the gradient of the slice",
+            ) from None
+    return (src,)
+
+
+def _numpy_unslice(diff: Any, src: Any, **attrs: Any) -> Any:
+    made = np.zeros(src.shape, diff.dtype)
+    made[_cut(src, attrs)] = diff
+    return made
+
+
+def _torch_unslice(t: Any, diff: Any, src: Any, **attrs: Any) -> Any:
+    made = diff.new_zeros(src.shape)
+    cut, turned = _forwards(src, attrs)
+    made[cut] = diff.flip(turned) if turned else diff
+    return made
+
+
+SLICE_BACKWARD = library(
+    "SliceBackward",
+    "Zeros in the shape of `src`, whose data is never read, with diff_dst in the place of the slice.",
+    family="shape",
+    inputs=(Port(name="diff_dst"), Port(name="src", type="T2", shape_only=True)),
+    outputs=("diff_src",),
+    types={"T": ANY, "T2": _ANY_SHAPE},
+    attrs=_BOUNDS,
+    infer=_unsliced,
+    reference=_numpy_unslice,
+    torch=_torch_unslice,
+    gradient=gradients.of_slice_backward,
+    onnx="none: ai.onnx Pad takes numbers where this takes a tensor",
+    source="the adjoint of Slice",
+)

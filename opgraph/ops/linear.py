@@ -1,0 +1,196 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from opgraph.errors import InvalidDataType, Unimplemented
+from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
+from opgraph.ir.op import Op
+from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, Port
+from opgraph.ir.shapes import ShapeMismatch, broadcast
+from opgraph.ops.families import FLOAT, library
+
+
+def _product_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
+    """[..., M, N] of [..., M, K] and [..., K, N], the leading axes broadcast; a 1-d operand has no M or N."""
+    a, b = inputs[0].dims, inputs[1].dims
+    if a is None or b is None:
+        return (None,)
+    if not a or not b:
+        raise ShapeMismatch("an operand of a matrix product has no dimensions", "multiply by a scalar with Multiply")
+    rows, inner_a = _last_two(a, attrs["transpose_a"], (1, a[0]))
+    inner_b, columns = _last_two(b, attrs["transpose_b"], (b[0], 1))
+    if isinstance(inner_a, int) and isinstance(inner_b, int) and inner_a != inner_b:
+        raise ShapeMismatch(
+            f"{dims_text(a)} and {dims_text(b)} have no common inner size: {inner_a} and {inner_b}",
+            "transpose an operand, or set transpose_a or transpose_b",
+        )
+    made = (*(broadcast([a[:-2], b[:-2]]) or ()), *([rows] if len(a) > 1 else []), *([columns] if len(b) > 1 else []))
+    if len(inputs) > 2 and broadcast([made, inputs[2].dims]) is not None:
+        _check_bias(inputs[2].dims, made)
+    return (made,)
+
+
+def _last_two(dims: tuple[Dim, ...], transposed: bool, alone: tuple[Dim, Dim]) -> tuple[Dim, Dim]:
+    if len(dims) == 1:
+        return alone
+    return (dims[-1], dims[-2]) if transposed else (dims[-2], dims[-1])
+
+
+def _check_bias(bias: Dims, made: tuple[Dim, ...]) -> None:
+    """Raises ShapeMismatch where a bias would make the result larger."""
+    assert bias is not None
+    longer = len(bias) > len(made)
+    if longer or any(
+        isinstance(m, int) and isinstance(b, int) and b not in (1, m) for b, m in zip(bias[::-1], made[::-1])
+    ):
+        raise ShapeMismatch(
+            f"a bias {dims_text(bias)} does not broadcast to {dims_text(made)}", "give one for each column"
+        )
+
+
+def _output_is_of_inputs_or_f32(op: Op) -> None:
+    """The result is of the operands' dtype, or f32.
+
+    Raises:
+        InvalidDataType: another one.
+    """
+    if op.outputs and op.outputs[0].dtype not in (op.inputs[0].dtype, "f32"):
+        raise InvalidDataType(
+            f"MatMul of {op.inputs[0].dtype} does not make {op.outputs[0].dtype}",
+            where=op.where,
+            fix=f"declare the output {op.inputs[0].dtype} or f32, or add a TypeCast",
+        )
+
+
+def _reference(src: Any, weights: Any, *bias: Any, transpose_a: bool, transpose_b: bool, accumulation_mode: str) -> Any:
+    a = np.swapaxes(src, -1, -2) if transpose_a and src.ndim > 1 else src
+    b = np.swapaxes(weights, -1, -2) if transpose_b and weights.ndim > 1 else weights
+    return np.matmul(a, b) + bias[0] if bias else np.matmul(a, b)
+
+
+def _torch_form(
+    t: Any, src: Any, weights: Any, *bias: Any, transpose_a: bool, transpose_b: bool, accumulation_mode: str
+) -> Any:
+    a = src.mT if transpose_a and src.ndim > 1 else src
+    if not bias:
+        return t.matmul(a, weights.mT if transpose_b and weights.ndim > 1 else weights)
+    if weights.ndim == 2 and bias[0].ndim == 1 and a.ndim > 1:  # one kernel that rounds once
+        return t.nn.functional.linear(a, weights if transpose_b else weights.mT, bias[0])
+    return t.matmul(a, weights.mT if transpose_b and weights.ndim > 1 else weights) + bias[0]
+
+
+def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
+    """dA = d B^T and dB = A^T d, with the operands' own transpositions; d for the bias. Sums over batches follow.
+
+    Raises:
+        Unimplemented: nobody knows whether an operand is a vector.
+    """
+    (grad,) = d
+    none = [None] * (len(op.inputs) - 2)
+    if grad is None:
+        return [None, None, *none]
+    a, b = (_in_dtype(build, t, grad.dtype) for t in op.inputs[:2])
+    if a.ndim is None or b.ndim is None:
+        raise Unimplemented(
+            "MatMul has no gradient where the number of dimensions of an operand is unknown",
+            where=op.where,
+            fix="declare its shape, with None for unknown sizes",
+        )
+    biases = [grad] * len(none)
+    if a.ndim == b.ndim == 1:
+        return [build("Multiply", grad, b), build("Multiply", grad, a), *biases]
+    flip_a, flip_b = bool(op.attrs["transpose_a"]) and a.ndim > 1, bool(op.attrs["transpose_b"]) and b.ndim > 1
+    if a.ndim == 1:  # a row
+        a, grad = build("Unsqueeze", a, axes=[0]), build("Unsqueeze", grad, axes=[-2])
+    if b.ndim == 1:  # a column
+        b, grad = build("Unsqueeze", b, axes=[1]), build("Unsqueeze", grad, axes=[-1])
+    if flip_a:
+        of_a = build("MatMul", b, grad, transpose_a=flip_b, transpose_b=True)
+    else:
+        of_a = build("MatMul", grad, b, transpose_b=not flip_b)
+    if flip_b:
+        of_b = build("MatMul", grad, a, transpose_a=True, transpose_b=flip_a)
+    else:
+        of_b = build("MatMul", a, grad, transpose_a=not flip_a)
+    if op.inputs[0].ndim == 1:
+        of_a = build("Squeeze", of_a, axes=[-2])
+    if op.inputs[1].ndim == 1:
+        of_b = build("Squeeze", of_b, axes=[-1])
+    return [of_a, of_b, *biases]
+
+
+def _in_dtype(build: Builder, tensor: LogicalTensor, dtype: str) -> LogicalTensor:
+    result: LogicalTensor = tensor if tensor.dtype == dtype else build("TypeCast", tensor, dtype=dtype)
+    return result
+
+
+def _einsum(transpose_a: bool, transpose_b: bool) -> Onnx:
+    a, b = ("km" if transpose_a else "mk"), ("nk" if transpose_b else "kn")
+    return Onnx(
+        op_type="Einsum",
+        since=12,
+        inputs=("src", "weights"),
+        when={"transpose_a": transpose_a, "transpose_b": transpose_b, "accumulation_mode": "strict"},
+        fixed={"equation": f"...{a},...{b}->...mn"},
+        applies=lambda attrs, ndims: all((n or 0) > 1 for n in ndims.values()),
+    )
+
+
+def _pieces(attrs: Attrs, given: Collection[str]) -> str:
+    """The plain product and the sum with the bias, where it is not plain itself."""
+    product = "MatMul(src, weights, transpose_a=$transpose_a, transpose_b=$transpose_b)"
+    if "bias" in given:
+        return f"Add({product}, bias)"
+    return "" if attrs["accumulation_mode"] == "strict" else product
+
+
+MATMUL = library(
+    "MatMul",
+    "y = A B + bias over the last two axes, the axes before them broadcast as in NumPy. transpose_a and transpose_b "
+    "swap the last two axes of an operand first. A 1-d operand is a row (src) or a column (weights), whose axis the "
+    "result does not have. f16 and bf16 accumulate in f32, whatever accumulation_mode is; the result may be f32.",
+    family="linear",
+    inputs=(Port(name="src"), Port(name="weights"), Port(name="bias", optional=True)),
+    outputs=(Port(name="dst", type="T1"),),
+    types={"T": FLOAT, "T1": FLOAT},
+    attrs=(
+        Attr(name="transpose_a", type="bool", default=False),
+        Attr(name="transpose_b", type="bool", default=False),
+        Attr(
+            name="accumulation_mode",
+            type="string",
+            default="strict",
+            choices=("strict", "relaxed", "any", "f32", "s32", "f16"),
+        ),
+    ),
+    infer=_product_shape,
+    reference=_reference,
+    torch=_torch_form,
+    gradient=_gradient,
+    onnx=(
+        Onnx(
+            op_type="MatMul",
+            since=1,
+            inputs=("src", "weights"),
+            when={"transpose_a": False, "transpose_b": False, "accumulation_mode": "strict"},
+        ),
+        Onnx(
+            op_type="Gemm",
+            since=11,
+            attrs={"transpose_a": "transA", "transpose_b": "transB"},
+            when={"accumulation_mode": "strict"},
+            fixed={"alpha": 1.0, "beta": 1.0},
+            applies=lambda attrs, ndims: ndims["src"] == ndims["weights"] == 2,
+        ),
+        *(_einsum(a, b) for a, b in ((False, True), (True, False), (True, True))),
+    ),
+    decomposition=_pieces,
+    domain=((-2.0, 2.0),),
+    source="oneDNN Graph MatMul",
+    check=_output_is_of_inputs_or_f32,
+)
