@@ -1,0 +1,176 @@
+"""Memory over a forward and a backward pass: every storage that an op makes, from its birth to its end.
+
+A dispatch mode sees every op that reaches a device, below autograd. What an op takes and gives back inside itself
+(workspaces of a library, its temporaries) is not seen; on CUDA the allocator's own maximum stands beside it.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+FORWARD, BACKWARD = "forward", "backward"
+
+#: In a dry run, tensors that an op makes out of nothing are real up to so many elements: scalars of parameters may
+#: steer Python branches, and must have values.
+MAX_REAL_ELEMENTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Bytes alive after an op, above what was there before the run."""
+
+    phase: str
+    module: str
+    op: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """The op that made a storage."""
+
+    module: str
+    op: str
+
+
+class Watch(TorchDispatchMode):
+    """Counts the bytes of all storages that ops make while it is active.
+
+    Args:
+        before: keys (`storage_key`) of storages that existed already; they count nothing.
+        where: the module that is running, by its qualified name.
+        dry_run: ops on tensors that have values run as they are, all others are left to the fake mode around this one.
+
+    Attributes:
+        bytes, peak: now, and at most.
+        samples: one for each op after which the bytes are others than before.
+        births: storage key -> the op that made it; of living storages only.
+    """
+
+    def __init__(self, before: Mapping[int, object], where: Callable[[], str], *, dry_run: bool) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.samples: list[Sample] = []
+        self.births: dict[int, Birth] = {}
+        self.phase = FORWARD
+        self._before = before
+        self._where = where
+        self._dry_run = dry_run
+        self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._paused = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Without this, torch.compile would run its functions uncompiled for good, once seen under this mode."""
+        return True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs inside leaves no sample: the measuring's own ops."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def alive(self) -> dict[int, int]:
+        """Storage key -> bytes, of the storages that are alive."""
+        return {key: size for key, (_, size) in self._alive.items()}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = _dry(func, args, kwargs) if self._dry_run else func(*args, **kwargs)
+        if self._paused or not any(isinstance(value, torch.Tensor) for value in tree_iter(result)):
+            return result
+        birth = Birth(self._where(), func._schema.name.removeprefix("aten::"))
+        for value in tree_iter((args, kwargs, result)):
+            if isinstance(value, torch.Tensor):
+                self._touch(value, birth)
+        if not self.samples or self.samples[-1].bytes != self.bytes:
+            self.samples.append(Sample(self.phase, birth.module, birth.op, self.bytes))
+        return result
+
+    def _touch(self, tensor: torch.Tensor, birth: Birth) -> None:
+        storage = storage_of(tensor)
+        if storage is None:
+            return
+        key, size = storage._cdata, storage.nbytes()
+        known = self._alive.get(key)
+        if known is not None:
+            self.bytes += size - known[1]  # it was resized
+            if size != known[1]:
+                self._alive[key] = (known[0], size)
+        elif key not in self._before:
+            self.births[key] = birth
+            self._alive[key] = (weakref.ref(storage, lambda _: self._end(key)), size)
+            self.bytes += size
+
+    def _end(self, key: int) -> None:
+        self.births.pop(key, None)
+        _, size = self._alive.pop(key)
+        self.bytes -= size
+
+
+def _dry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
+    if tensors and not any(isinstance(value, FakeTensor) for value in tensors):
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+    result = func(*args, **kwargs)
+    if not tensors and isinstance(result, torch.Tensor) and result.numel() <= MAX_REAL_ELEMENTS:
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+    return result
+
+
+def storage_of(tensor: torch.Tensor) -> Any:
+    """The storage of a tensor; None for kinds that have none (sparse ones, some subclasses)."""
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def existing_storages() -> dict[int, object]:
+    """Key -> storage, of every tensor that Python knows now; holding them keeps the keys from being used again."""
+    found = {}
+    for thing in gc.get_objects():
+        # type(), not isinstance: proxies answer for the class of what they stand for, and may compute it.
+        if issubclass(type(thing), torch.Tensor):
+            storage = storage_of(thing)
+            if storage is not None:
+                found[storage._cdata] = storage
+    return found
+
+
+def resident_peak(run: Callable[[], object]) -> int | None:
+    """Bytes by which the process's resident memory grew at most while `run` ran: with the workspaces of libraries.
+
+    Call `run` once before on a small batch, so that what is loaded on first use does not count. Linux only: None
+    elsewhere, or where the kernel does not let the high-water mark be reset.
+    """
+    try:
+        with open("/proc/self/clear_refs", "w") as mark:
+            mark.write("5")
+        before = _status("VmRSS")
+        run()
+        return _status("VmHWM") - before
+    except OSError:
+        return None
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
