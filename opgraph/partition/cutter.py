@@ -8,7 +8,7 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
 from opgraph.partition.clusters import Blocked, Clusters
-from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED
+from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, UNSUPPORTED
 from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, size_ratio, symbolic_shapes
 
 #: How many edges the searches for cycles may visit, for each op of the graph.
@@ -37,8 +37,10 @@ def kind_and_provider(op: Op) -> tuple[str, str]:
     record = opdef.get(op.kind, where=op.label)
     if record.is_pointwise:
         return FUSED, _OPGRAPH
-    if "onnx_op" in op.attrs or isinstance(record.onnx, tuple):
+    if "onnx_op" in op.attrs:
         return LIBRARY, _ONNXRUNTIME
+    if record.reference is not None:
+        return LIBRARY, NATIVE
     return UNSUPPORTED, ""
 
 

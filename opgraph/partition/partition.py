@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from opgraph.runtime.engine import Engine
 
 FUSED, LIBRARY, UNSUPPORTED = "fused", "library", "unsupported"
+#: The provider of library ops that have records: torch where it is installed, else NumPy; that shows at run time.
+NATIVE = "native"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,7 +33,7 @@ class Partition:
         output_ports: what is read elsewhere or is an output of the graph, each once.
         constants: the constants that it reads, each once.
         unit_matches: the named units that lie inside, in topological order of their roots.
-        provider: who runs it: "opgraph", the name of a provider, or "".
+        provider: who runs it: "opgraph", "native", "onnxruntime", or "".
         engine: the engine kind of its graph.
 
     Source: oneDNN Graph `partition`.

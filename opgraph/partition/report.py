@@ -10,7 +10,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.cutter import Refusal, described
-from opgraph.partition.partition import FUSED, LIBRARY, Partition
+from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +101,8 @@ def _units_of(part: Partition) -> dict[int, list[str]]:
 
 
 def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], policy: str) -> str:
+    if part.provider == NATIVE:
+        return f"library op {op.kind}: runs in torch, or in NumPy where torch is not installed"
     if part.kind == LIBRARY:
         return f"foreign op {op.attrs.get('onnx_op', op.kind)}: runs in {part.provider}"
     if part.kind != FUSED:

@@ -11,12 +11,13 @@ from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.loops.lower import lower
-from opgraph.partition.partition import Partition
+from opgraph.partition.partition import NATIVE, Partition
 from opgraph.runtime import exchange as exchange_module
 from opgraph.runtime.arguments import port_name
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.matching import matched
+from opgraph.runtime.native import native_runner
 
 if TYPE_CHECKING:
     from opgraph.codegen.kernel import KernelSource
@@ -51,6 +52,8 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
 
             return CudaKernel(lowered, partition.input_ports, engine)
         return host_runner(lowered, partition)
+    if partition.provider == NATIVE:
+        return native_runner(partition, engine)
     if partition.kind == "library" and partition.provider == "onnxruntime":
         from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion  # needs onnxruntime
 

@@ -93,13 +93,16 @@ def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: F
     if record.reference is None:
         return [] if not op.outputs else _run_foreign(op, arrays, dtype, foreign)
     if not all(t.has_known_shape for t in op.inputs):
-        _check_shapes(op, record, arrays)
-    wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in arrays]  # f16 and bf16 compute in f32
-    result = record.reference(*wide, **op.attrs)
+        check_shapes(op, record, arrays)
     target = op.outputs[0].dtype
-    if dtype is not None and target in dtypes.FLOATS:
-        target = dtype
-    return [cast(result, target)]
+    return [by_reference(op, record, arrays, dtype if dtype is not None and target in dtypes.FLOATS else target)]
+
+
+def by_reference(op: Op, record: opdef.OpDef, arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
+    """The result of one op by its definition, in a dtype: f16 and bf16 compute in f32 and round once."""
+    assert record.reference is not None
+    wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in arrays]
+    return cast(record.reference(*wide, **op.attrs), dtype)
 
 
 def _run_foreign(
@@ -135,22 +138,30 @@ def _in_working_dtype(array: np.ndarray, dtype: str | None) -> np.ndarray:
     return cast(array, dtype)
 
 
-def _check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[np.ndarray]) -> None:
+def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
     """The op's shape rule on the shapes at hand, where the declared ones left something open.
+
+    Args:
+        arrays: of its inputs, of any library.
 
     Raises:
         InvalidShape: the arrays do not fit together.
     """
     actual: tuple[LogicalTensor, ...] = tuple(
-        t.with_(dims=a.shape, strides=None, data=None) for t, a in zip(op.inputs, arrays, strict=True)
+        t if t.is_constant else t.with_(dims=tuple(a.shape), strides=None)
+        for t, a in zip(op.inputs, arrays, strict=True)
     )
     where = f"{op.label} (shapes: {', '.join(str(list(a.shape)) for a in arrays)})"
     for tensor, dims in zip(op.outputs, inferred_dims(record, actual, op.attrs, where), strict=True):
         declared = tensor.dims
-        fits = declared is None or (
-            dims is not None
-            and len(dims) == len(declared)
-            and all(not isinstance(d, int) or d == s for d, s in zip(declared, dims, strict=True))
+        # Of an op whose attributes come as data the shape shows only in its result.
+        fits = (
+            declared is None
+            or dims is None
+            or (
+                len(dims) == len(declared)
+                and all(not isinstance(d, int) or s in (d, None) for d, s in zip(declared, dims, strict=True))
+            )
         )
         if not fits:
             raise InvalidShape(

@@ -20,6 +20,11 @@ _TORCH = {
 _BF16 = dtypes.get("bf16").numpy
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """Torch's dtype, by our name."""
+    return _TORCH[name]
+
+
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A NumPy array on the same memory."""
     plain = tensor.detach()

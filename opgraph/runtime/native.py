@@ -1,0 +1,188 @@
+"""Library partitions of kinds that have records: run by torch where it is installed, else by the reference."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from opgraph.errors import DeviceError
+from opgraph.ir import opdef
+from opgraph.ir.op import Op
+from opgraph.ir.opdef import OpDef, array_of
+from opgraph.partition.partition import Partition
+from opgraph.runtime.engine import Engine
+from opgraph.runtime.reference import by_reference, check_shapes
+
+if TYPE_CHECKING:
+    from opgraph.runtime.compiled import Runner
+
+
+class OpLibrary(Protocol):
+    """What runs single ops, on values of its own."""
+
+    def enter(self, array: np.ndarray) -> Any:
+        """An array as the library has it, on the same memory where that is possible."""
+
+    def run(self, op: Op, record: OpDef, values: Sequence[Any]) -> Any:
+        """The result of an op, in the dtype that the op declares; it may be a view of a value."""
+
+    def leave(self, value: Any) -> np.ndarray:
+        """A value as a dense array, on the same memory where that is possible."""
+
+
+def native_runner(partition: Partition, engine: Engine) -> Runner:
+    """What runs a partition of library ops on an engine: torch on the caller's memory, or NumPy.
+
+    Raises:
+        Unimplemented: an op that has no formula.
+    """
+    program = Program(partition)
+    library: OpLibrary = NumpyOps()
+    if importlib.util.find_spec("torch") is not None:
+        from opgraph.runtime.providers.torch_ops import TorchOps, sees_gpus  # needs torch
+
+        library = TorchOps()
+        if engine.kind == "cuda" and sees_gpus():
+            from opgraph.runtime.providers.torch_partition import CudaPartition  # needs CuPy, too
+
+            return CudaPartition(program, engine.index)
+    run = NativePartition(program, library)
+    if engine.kind == "cuda":
+        from opgraph.runtime.cuda_exchange import Hosted  # needs CuPy
+
+        return Hosted(run, engine.index)
+    return run
+
+
+@dataclass(slots=True)
+class _Step:
+    op: Op
+    record: OpDef
+    frees: tuple[int, ...]
+    known: bool
+    checked: tuple[Any, ...] | None = None
+
+
+class Program:
+    """The ops of a partition in order, and when each value was read last.
+
+    Args:
+        partition: of ops with one output each.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self.inputs = [t.id for t in partition.input_ports]
+        self.outputs = [t.id for t in partition.output_ports]
+        self.constants = {t.id: array_of(t) for t in partition.constants}
+        last = {t.id: op.id for op in partition.ops for t in op.inputs}
+        kept = {*self.outputs, *self.constants}
+        self.steps = [
+            _Step(
+                op=op,
+                record=opdef.get(op.kind, where=op.label),
+                frees=tuple({t.id for t in op.inputs if last[t.id] == op.id and t.id not in kept}),
+                known=all(t.has_known_shape for t in op.inputs),
+            )
+            for op in partition.ops
+        ]
+
+    def run(self, library: OpLibrary, values: dict[int, Any]) -> list[Any]:
+        """The values of the outputs.
+
+        Args:
+            values: of inputs and constants, by tensor id; used up.
+
+        Raises:
+            InvalidShape: shapes that nobody knew before do not fit together.
+        """
+        for step in self.steps:
+            given = [values[t.id] for t in step.op.inputs]
+            if not step.known:
+                shapes = tuple(v.shape for v in given)
+                if step.checked != shapes:
+                    check_shapes(step.op, step.record, given)
+                    step.checked = shapes
+            values[step.op.outputs[0].id] = library.run(step.op, step.record, given)
+            for id in step.frees:
+                del values[id]
+        return [values[id] for id in self.outputs]
+
+
+class NativePartition:
+    """A partition on the CPU.
+
+    Args:
+        library: what runs its ops.
+    """
+
+    def __init__(self, program: Program, library: OpLibrary) -> None:
+        self._program = program
+        self._library = library
+        self._constants = {id: library.enter(array) for id, array in program.constants.items()}
+
+    def __call__(self, arrays: Sequence[np.ndarray], outs: Sequence[Any] | None = None) -> list[np.ndarray]:
+        """Runs the ops.
+
+        Args:
+            arrays: one for each input port; any strides.
+            outs: where to write, one for each output port, or None for those that are to be allocated.
+
+        Returns: one array for each output port, row-major and on memory of its own.
+
+        Raises:
+            InvalidShape: the arrays do not fit together.
+            DeviceError: an array of `outs` is not of its result's shape.
+        """
+        values = dict(self._constants)
+        values.update((id, self._library.enter(a)) for id, a in zip(self._program.inputs, arrays, strict=True))
+        made = [self._library.leave(v) for v in self._program.run(self._library, values)]
+        # A reshape is a view: what leaves must not change with what came in, nor with another result.
+        taken = [*arrays, *self._program.constants.values()]
+        for index, array in enumerate(made):
+            if any(np.may_share_memory(array, other) for other in taken):
+                made[index] = array.copy()
+            taken.append(made[index])
+        if outs is None:
+            return made
+        return [m if out is None else written(out, m) for out, m in zip(outs, made, strict=True)]
+
+
+def written(out: np.ndarray, result: np.ndarray) -> np.ndarray:
+    """`out`, with a result copied into it.
+
+    Raises:
+        DeviceError: it has another shape.
+    """
+    check_out_shape(out.shape, result.shape)
+    np.copyto(out, result, casting="no")
+    return out
+
+
+def check_out_shape(out: tuple[int, ...], result: tuple[int, ...]) -> None:
+    """Raises DeviceError where a buffer is not of its result's shape."""
+    if tuple(out) != tuple(result):
+        raise DeviceError(
+            f"an output has shape {tuple(out)}, the result {tuple(result)}",
+            where="out",
+            fix="give a buffer of the result's shape",
+        )
+
+
+class NumpyOps:
+    """The definitions of the ops, in NumPy."""
+
+    def enter(self, array: np.ndarray) -> np.ndarray:
+        """The array."""
+        return array
+
+    def run(self, op: Op, record: OpDef, values: Sequence[np.ndarray]) -> np.ndarray:
+        """See OpLibrary."""
+        return by_reference(op, record, values, op.outputs[0].dtype)
+
+    def leave(self, value: np.ndarray) -> np.ndarray:
+        """The array, made dense."""
+        return np.asarray(value, order="C")

@@ -1,0 +1,76 @@
+"""Single ops in torch: the torch form of each record, outside autograd and autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from opgraph.ir import dtypes
+from opgraph.ir.op import Op
+from opgraph.ir.opdef import OpDef
+from opgraph.runtime.providers.torch import from_numpy, to_numpy, torch_dtype
+
+
+class TorchOps:
+    """Ops on the CPU."""
+
+    def enter(self, array: np.ndarray) -> torch.Tensor:
+        """A tensor on the same memory; of an array with negative strides, which torch does not have, a copy."""
+        return from_numpy(_writable(array))
+
+    def run(self, op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See OpLibrary."""
+        with plain(values[0].device.type):
+            return run_op(op, record, values)
+
+    def leave(self, value: torch.Tensor) -> np.ndarray:
+        """A dense array on the same memory."""
+        return to_numpy(value.contiguous())
+
+
+def run_op(op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The result of one op, in the dtype that it declares."""
+    assert record.torch is not None
+    wanted = op.outputs[0].dtype
+    dtype = torch_dtype(wanted)
+    if wanted in dtypes.FLOATS and wanted != op.inputs[0].dtype:  # not rounded to the operands' dtype on the way
+        values = [v.to(dtype) if v.is_floating_point() else v for v in values]
+    result: torch.Tensor = record.torch(torch, *values, **op.attrs)
+    return result.to(dtype)
+
+
+@contextmanager
+def plain(device: str) -> Iterator[None]:
+    """A block in which torch neither records gradients nor chooses other dtypes: what the ops mean is theirs to say."""
+    with torch.no_grad():
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                yield
+        else:
+            yield
+
+
+def sees_gpus() -> bool:
+    """Whether this torch runs on GPUs."""
+    return torch.cuda.is_available()
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """The same memory, as an array that torch takes without a warning: nothing here writes to its operands."""
+    if any(s < 0 or s % array.itemsize for s in array.strides):
+        return array.copy()
+    return array if array.flags.writeable else np.asarray(_Unlocked(array)).view(array.dtype)
+
+
+class _Unlocked:
+    """A read-only array that says it is not."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        plain_bytes: Any = array if array.dtype.kind != "V" else array.view(np.uint16)
+        interface = plain_bytes.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self.kept = array
