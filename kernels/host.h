@@ -13,6 +13,8 @@ namespace og {
 #define OG_VECTORIZE _Pragma("GCC ivdep")
 #endif
 
+enum { max_rank = 64 };
+
 // What one call works on. `layout` holds rank, then the extents, then the strides (in elements) of each operand.
 struct Space {
   void* const* base;
@@ -29,7 +31,6 @@ template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
 // Elements [begin, end) of the space, in row-major order.
 template <class F> void range(const Space& space, i64 begin, i64 end) {
   constexpr int n = F::operands;
-  enum { max_rank = 64 };
   const i64 rank = space.rank, inner = space.inner;
   i64 step[n], offset[n], at[max_rank];
   for (int k = 0; k < n; ++k) {

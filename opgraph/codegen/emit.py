@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from opgraph.codegen.literals import literal
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import CONTIGUOUS, ROW, STRIDED, UNIFORM, Variant
-from opgraph.loops.loop import Arg, Load, Loop, Statement
+from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Variant
+from opgraph.loops.loop import Arg, Load, Loop, Statement, Store
 
 #: When a value changes: once a call, once a row, with every element.
 CALL, PER_ROW, ELEMENT = 0, 1, 2
@@ -48,11 +48,12 @@ class _Emitter:
     def __init__(self, loop: Loop, variant: Variant) -> None:
         self.loop = loop
         self.dtypes = loop.dtype_of()
-        used = {a for s in loop.statements for a in s.args if isinstance(a, str)} | {s.value for s in loop.stores}
+        used = loop.reads()
         #: Loads that nothing reads still shape the iteration space, but are not touched.
         self.loads = [(x, k) for x, k in zip(loop.loads, variant.operands) if x.name in used]
         self.positions = {x.name: i for i, x in enumerate(loop.loads)}
         self.store_kinds = variant.operands[len(loop.loads) :]
+        self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
         self.levels: dict[str, int] = {x.name: _LEVEL[k] for x, k in self.loads}
         for s in loop.statements:
             self.levels[s.result] = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
@@ -67,6 +68,8 @@ class _Emitter:
         self.hoisted("row", PER_ROW)
         self.apply()
         self.element()
+        if self.sums:
+            self.total()
         if packs:
             self.packs()
         self.put("};")
@@ -81,11 +84,16 @@ class _Emitter:
 
     def members(self) -> None:
         self.put(f"  static constexpr int operands = {len(self.loop.loads) + len(self.loop.stores)};")
+        if self.sums:
+            self.put(f"  static constexpr int sums = {len(self.sums)};")
+            self.put(f"  using Addend = {self.addend()};")
+            added = " || ".join(f"k == {k}" for k, i in enumerate(self.sums) if self.store_kinds[i] == ADDED)
+            self.put(f"  static constexpr bool adds_row(int k) {{ return {added or 'k < 0'}; }}")
         for load, kind in self.loads:
             self.put(f"  const {_storage(load.dtype)}* {load.name};")
             if kind == STRIDED:
                 self.put(f"  og::i64 {load.name}_step;")
-        for i, store in enumerate(self.loop.stores):
+        for i, store in self.elementwise():
             self.put(f"  {_storage(store.dtype)}* y{i};")
             if self.store_kinds[i] == STRIDED:
                 self.put(f"  og::i64 y{i}_step;")
@@ -108,7 +116,10 @@ class _Emitter:
     def pointers(self) -> list[tuple[int, str, str, str]]:
         loads = [(self.positions[x.name], x.name, x.dtype, "const ") for x, _ in self.loads]
         n = len(self.loop.loads)
-        return loads + [(n + i, f"y{i}", s.dtype, "") for i, s in enumerate(self.loop.stores)]
+        return loads + [(n + i, f"y{i}", s.dtype, "") for i, s in self.elementwise()]
+
+    def elementwise(self) -> list[tuple[int, Store]]:
+        return [(i, s) for i, s in enumerate(self.loop.stores) if i not in self.sums]
 
     def kind_at(self, position: int) -> str:
         n = len(self.loop.loads)
@@ -174,14 +185,29 @@ class _Emitter:
         return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
 
     def element(self) -> None:
-        """Element i of the row."""
-        self.put("  OG_FN void element(og::i64 i) const {")
+        """Element i of the row; what it adds to sum k goes to s[k * og::strip]."""
+        self.put(f"  OG_FN void element(og::i64 i{', Addend* s' if self.sums else ''}) const {{")
         kinds = {x.name: k for x, k in self.loads}
         args = [f"og::load({x.name}[{_index('i', x.name, kinds[x.name])}])" for x in self.element_loads()]
         self.results(args, "    ")
-        for i, store in enumerate(self.loop.stores):
+        for i, store in self.elementwise():
             index = _index("i", f"y{i}", self.store_kinds[i])
             self.put(f"    y{i}[{index}] = og::store<{_storage(store.dtype)}>(r{i});")
+        for k, i in enumerate(self.sums):
+            self.put(f"    s[{k} * og::strip] = r{i};")
+        self.put("  }")
+
+    def addend(self) -> str:
+        """The type that addends of all sums have."""
+        return "double" if any(_compute(self.loop.stores[i].dtype) == "double" for i in self.sums) else "float"
+
+    def total(self) -> None:
+        """Element `at` of the result of sum k."""
+        self.put("  template <int k, class T> static OG_FN void total(void* y, og::i64 at, T value) {")
+        for k, i in enumerate(self.sums):
+            dtype = self.loop.stores[i].dtype
+            value = "value" if dtype in ("f16", "bf16") else f"({_compute(dtype)})value"
+            self.put(f"    if (k == {k}) (({_storage(dtype)}*)y)[at] = og::store<{_storage(dtype)}>({value});")
         self.put("  }")
 
     def results(self, args: list[str], indent: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.sources import spliced
+from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, Variant
 from opgraph.loops.loop import Loop
@@ -17,7 +18,7 @@ _BYTES_PER_ACCESS = 16
 _BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
 _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
 _NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
-_HOST, _CUDA = "host.h", "pointwise.cuh"
+_HOST, _HOST_SUMS, _CUDA = "host.h", "host_sums.h", "pointwise.cuh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +51,15 @@ def _source(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> Ker
 
 def host_source(loop: Loop, variant: Variant) -> KernelSource:
     """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
-    GOMP_parallel)`; layout as kernels/host.h says."""
+    GOMP_parallel)`; layout as kernels/host.h says, or kernels/host_sums.h where there are sums."""
+    skeleton, launch = (_HOST_SUMS, "launch_sums") if variant.has_sums else (_HOST, "launch")
     entry = (
         'extern "C" void ENTRY(void* const* base, const og::i64* layout, og::i64 begin, og::i64 end, og::i64 threads,\n'
         "                      og::Parallel parallel) {\n"
-        "  og::launch<Fused>(base, layout, begin, end, threads, parallel);\n"
+        f"  og::{launch}<Fused>(base, layout, begin, end, threads, parallel);\n"
         "}"
     )
-    return _source(loop, variant, _HOST, entry)
+    return _source(loop, variant, skeleton, entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,14 @@ def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCE
 
     Args:
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
+
+    Raises:
+        Unimplemented: the loop has sums.
     """
+    if loop.has_sums:
+        raise Unimplemented(
+            "sums are not computed on CUDA yet", where="a fused partition", fix='compile the graph for device "cpu"'
+        )
     kinds = layout.variant.operands
     operands = [x.dtype for x in loop.loads] + [s.dtype for s in loop.stores]
     sizes = [dtypes.BY_NAME[d].itemsize for d in operands]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import broadcasts, iteration_shape
+from opgraph.loops.layout import Shape, broadcasts, iteration_shape, summed_axes, summed_to
 from opgraph.loops.loop import Load, Loop, Statement
 from opgraph.ops.conversion import cast
 
@@ -29,7 +29,11 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     types = loop.dtype_of()
     for s in loop.statements:
         values[s.result] = _result(s, values, types)
-    return [cast(np.broadcast_to(values[s.value], space), s.dtype) for s in loop.stores]
+    results = []
+    for store in loop.stores:
+        value = np.broadcast_to(values[store.value], space)
+        results.append(cast(value if store.to is None else _summed(loop, store.to, value, shapes), store.dtype))
+    return results
 
 
 def compute_dtype(dtype: str) -> np.dtype[Any]:
@@ -47,6 +51,14 @@ def _loaded(load: Load, array: np.ndarray | None, space: tuple[int, ...]) -> np.
     else:
         axis = min(1, rank - 1)
     return array.reshape([-1 if i == axis else 1 for i in range(rank)]).astype(compute_dtype(load.dtype))
+
+
+def _summed(loop: Loop, to: Sequence[str], value: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:
+    """A sum to the shape of loads, in f64 as the kernel does it."""
+    shape, like = summed_to(loop, to, shapes)
+    axes = summed_axes(like, shape, value.shape)
+    with np.errstate(all="ignore"):
+        return np.asarray(value.sum(axis=axes, dtype=np.float64)).reshape(shape)
 
 
 def _result(s: Statement, values: dict[str, np.ndarray], types: dict[str, str]) -> np.ndarray:

@@ -19,6 +19,9 @@ UNIFORM = "u"  # one value for the whole call
 ROW = "r"  # one value for each row
 CONTIGUOUS = "c"  # the next element in memory
 STRIDED = "s"  # a stride known at run time
+#: How a sum does: a sum that reduces nothing at these shapes is an ordinary store.
+ADDED = "a"  # the row is added up
+KEPT = "k"  # one sum for each column
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,17 @@ class Variant:
     """What the emitted text depends on besides the loop.
 
     Attributes:
-        operands: one of u, r, c, s for each load, then for each store.
+        operands: one of u, r, c, s for each load, then for each store; a or k for a sum.
         flat: the whole space is one row.
     """
 
     operands: str
     flat: bool
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether something is added up."""
+        return ADDED in self.operands or KEPT in self.operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +47,16 @@ class Layout:
     """One call's iteration space.
 
     Attributes:
-        shape: of every result, before collapsing.
+        shape: of the space before collapsing, and of every result that is no sum.
+        results: shape of each store.
         dims: extents after collapsing, outermost first; the last one is the row.
-        strides: for each load, then each store: its stride, in elements, along each of `dims`.
+        strides: for each load, then each store: its stride, in elements, along each of `dims`; of a sum 0 along
+            those that it adds up.
         variant: which kernel serves it.
     """
 
     shape: Shape
+    results: tuple[Shape, ...]
     dims: Shape
     strides: tuple[Strides, ...]
     variant: Variant
@@ -89,13 +100,46 @@ def bind(
     """
     shape = iteration_shape(loop.loads, shapes)
     rank = len(shape)
-    aligned = [_aligned(load, s, st, rank) for load, s, st in zip(loop.loads, shapes, strides, strict=True)]
-    dense = row_major(shape)
-    aligned += [dense if given is None else given for given in out_strides or [None] * len(loop.stores)]
+    read = loop.reads()  # what only lends its shape must not keep axes apart
+    aligned = [
+        _aligned(load, s, st, rank) if load.name in read else (0,) * rank
+        for load, s, st in zip(loop.loads, shapes, strides, strict=True)
+    ]
+    results = []
+    for store, given in zip(loop.stores, out_strides or [None] * len(loop.stores), strict=True):
+        result, like = (shape, _PLAIN) if store.to is None else summed_to(loop, store.to, shapes)
+        results.append(result)
+        aligned.append(_aligned(like, result, row_major(result) if given is None else given, rank))
     dims, collapsed = _collapse(shape, aligned)
     flat = len(dims) == 1
-    kinds = "".join(_operand_kind(s, flat) for s in collapsed)
-    return Layout(shape, dims, collapsed, Variant(kinds, flat))
+    kinds = [_operand_kind(s, flat) for s in collapsed]
+    for i, store in enumerate(loop.stores, start=len(loop.loads)):
+        if store.to is not None and any(s == 0 and d > 1 for s, d in zip(collapsed[i], dims, strict=True)):
+            kinds[i] = ADDED if collapsed[i][-1] == 0 else KEPT
+    return Layout(shape, tuple(results), dims, collapsed, Variant("".join(kinds), flat))
+
+
+_PLAIN = Load(name="", dtype="")
+
+
+def summed_to(loop: Loop, to: Sequence[str], shapes: Sequence[Shape]) -> tuple[Shape, Load]:
+    """The shape of a sum to the common shape of these loads, and a load that lies in the space as the sum does.
+
+    Args:
+        shapes: of every load.
+    """
+    wanted = set(to)
+    named = [(load, s) for load, s in zip(loop.loads, shapes, strict=True) if load.name in wanted]
+    if len(named) == 1:
+        load, shape = named[0]
+        return shape, load
+    return iteration_shape([load for load, _ in named], [s for _, s in named]), _PLAIN
+
+
+def summed_axes(like: Load, shape: Shape, space: Shape) -> tuple[int, ...]:
+    """The axes of the space that a sum to `shape`, which lies in it as the load `like` does, adds up."""
+    kept = _aligned(like, shape, (1,) * len(shape), len(space))
+    return tuple(i for i, stride in enumerate(kept) if stride == 0 and space[i] != 1)
 
 
 def _aligned(load: Load, shape: Shape, strides: Strides, rank: int) -> Strides:

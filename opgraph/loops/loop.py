@@ -6,11 +6,12 @@
       t0: f32 = Sigmoid(x0, alpha=1.0)  # 0
       t1: f32 = Multiply(t0, x1)  # 1
       store f32 t1
+      store f32 t0 summed to x1
 
 It says nothing about sizes: extents and strides are bound when a kernel is called (`opgraph.loops.layout`), so one
-loop serves every shape. `parallel *` stands for any number of parallel axes, in each of which every element is
-computed by itself. A reduction adds `reduce` axes and statements that accumulate over them; nothing here assumes
-that there are none.
+loop serves every shape. `parallel *` stands for any number of axes, in each of which every element is computed by
+itself. A store may be a sum: over the axes along which the loads that it names were broadcast to the iteration space.
+Such a result is whole only when the loop has ended, so no statement reads it.
 """
 
 from __future__ import annotations
@@ -93,10 +94,17 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """One result written to memory, rounded to its dtype."""
+    """One result written to memory, rounded to its dtype.
+
+    Attributes:
+        value: a load or a statement.
+        to: for a sum: the loads whose common shape is that of the result; none of them: no dimensions. None: every
+            element is stored.
+    """
 
     value: str
     dtype: str
+    to: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +120,15 @@ class Loop:
         """dtype of every load and statement, by name."""
         return {**{x.name: x.dtype for x in self.loads}, **{s.result: s.dtype for s in self.statements}}
 
+    def reads(self) -> set[str]:
+        """Names of the loads and statements whose values count; a load that is not among them only has a shape."""
+        return {a for s in self.statements for a in s.args if isinstance(a, str)} | {s.value for s in self.stores}
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether a store is a sum."""
+        return any(store.to is not None for store in self.stores)
+
     def __str__(self) -> str:
         from opgraph.loops.text import loop_text  # prints this class, so it comes after it
 
@@ -119,7 +136,8 @@ class Loop:
 
 
 def verify_loop(loop: Loop) -> Loop:
-    """Checks what every later stage relies on: defined before used, known kinds, stores of existing values.
+    """Checks what every later stage relies on: defined before used, known kinds, stores of existing values, sums to
+    the shapes of loads.
 
     Raises:
         AssertionError: the loop was put together wrongly, which is a bug of opgraph.
@@ -134,6 +152,10 @@ def verify_loop(loop: Loop) -> Loop:
         assert all(a in known for a in statement.args if isinstance(a, str)), f"{statement} uses what is not there yet"
         assert statement.result not in known, f"{statement.result} is defined twice"
         known[statement.result] = dtypes.get(statement.dtype).name
-    assert all(store.value in known for store in loop.stores), "a store of nothing"
+    loads = {load.name: load for load in loop.loads}
+    for store in loop.stores:
+        assert store.value in known, f"{store} stores nothing"
+        assert all(name in loads and loads[name].align != "index" for name in store.to or ()), f"{store} has no shape"
+        assert store.to is None or store.dtype in dtypes.FLOATS, f"{store} adds what is no float"
     assert loop.stores, "a loop without a result"
     return loop

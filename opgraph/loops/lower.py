@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -41,6 +42,33 @@ class _Step:
     attrs: dict[str, AttrValue]
     output: LogicalTensor
     tag: int
+
+    @property
+    def record(self) -> opdef.OpDef:
+        return opdef.get(self.kind, where="lower")
+
+    @property
+    def ports(self) -> tuple[opdef.Port, ...]:
+        return self.record.with_optional(len(self.inputs))
+
+    @property
+    def is_sum(self) -> bool:
+        return self.record.family == "sum"
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether its value is that of its first input, in another shape: a loop has nothing to do for it."""
+        record = self.record
+        moves = record.expression == f"{{{record.inputs[0].name}}}" and any(p.shape_only for p in record.inputs)
+        return moves or self.is_sum
+
+    def alignment(self, port: int) -> str:
+        """How an input lies in the iteration space."""
+        aligned = self.record.lies_along_channel(port, [t.ndim for t in self.inputs], self.attrs)
+        return "channel" if aligned else "right"
+
+
+_Leaf: TypeAlias = tuple[LogicalTensor, str]
 
 
 class _Operands:
@@ -83,25 +111,37 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     """
     outputs = partition.output_ports
     units = partition.unit_matches if rounding == "store" else ()  # a unit has no values in between to round
-    steps = _live(_steps(partition, units), {t.id for t in outputs})
+    steps = _steps(partition, units)
+    shapes = _Shapes(steps)
+    live = _live(steps, {t.id for t in outputs})
     operands = _Operands()
-    results: dict[int, str] = {}
+    values: dict[int, str] = {}  # tensor -> load or statement that holds its value
+    sums: dict[int, tuple[str, tuple[str, ...]]] = {}
     statements: list[Statement] = []
-    stored_only = _used_by_stores_only(steps, outputs)
-    for step in steps:
-        record = opdef.get(step.kind, where="lower")
+    stored_only = _used_by_stores_only(live, outputs)
+    for step in live:
+        record = step.record
         args: list[Arg] = []
-        for port, tensor in enumerate(step.inputs):
-            if tensor.id in results:
-                args.append(results[tensor.id])
-            elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC:
+        for index, (port, tensor) in enumerate(zip(step.ports, step.inputs, strict=True)):
+            if port.shape_only:
+                for leaf, align in shapes.leaves(step, index):
+                    operands.load(leaf, align)
+            elif tensor.id in values:
+                args.append(values[tensor.id])
+            elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and not step.is_relay:
                 args.append(opdef.array_of(tensor).item())
             else:
-                aligned = record.lies_along_channel(port, [t.ndim for t in step.inputs], step.attrs)
-                args.append(operands.load(tensor, "channel" if aligned else "right"))
+                args.append(operands.load(tensor, step.alignment(index)))
+        if step.is_sum:
+            loads = tuple(operands.load(leaf, align) for leaf, align in shapes.leaves(step, 1))
+            sums[step.output.id] = str(args[0]), loads
+            continue
+        if step.is_relay:
+            values[step.output.id] = str(args[0])
+            continue
         if record.index_of:  # its value is a position; the source gives the iteration space its shape
             args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
-        result = results[step.output.id] = f"t{len(statements)}"
+        result = values[step.output.id] = f"t{len(statements)}"
         dtype = step.output.dtype
         narrow = dtype in ("f16", "bf16")
         statements.append(
@@ -121,7 +161,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         axes=(Axes(kind="parallel"),),
         loads=tuple(operands.loads),
         statements=tuple(statements),
-        stores=tuple(Store(value=results[t.id], dtype=t.dtype) for t in outputs),
+        stores=tuple(_store(t, values, sums) for t in outputs),
     )
     return Lowered(
         loop=verify_loop(loop),
@@ -129,6 +169,13 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),
     )
+
+
+def _store(tensor: LogicalTensor, values: Mapping[int, str], sums: Mapping[int, tuple[str, tuple[str, ...]]]) -> Store:
+    if tensor.id in sums:
+        value, to = sums[tensor.id]
+        return Store(value=value, dtype=tensor.dtype, to=to)
+    return Store(value=values[tensor.id], dtype=tensor.dtype)
 
 
 def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:
@@ -147,13 +194,40 @@ def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:
 
 
 def _live(steps: Sequence[_Step], wanted: Iterable[int]) -> list[_Step]:
+    """The steps whose values are used; of what only lends its shape, no value is."""
     needed = set(wanted)
     kept = []
     for step in reversed(steps):
         if step.output.id in needed:
-            needed.update(t.id for t in step.inputs)
+            needed.update(t.id for t, port in zip(step.inputs, step.ports, strict=True) if not port.shape_only)
             kept.append(step)
     return kept[::-1]
+
+
+class _Shapes:
+    """From which operands the shape of a value follows, where something needs a shape alone."""
+
+    def __init__(self, steps: Sequence[_Step]) -> None:
+        self.steps = steps
+        self._of: dict[int, tuple[_Leaf, ...]] | None = None
+
+    def leaves(self, step: _Step, port: int) -> tuple[_Leaf, ...]:
+        """The operands whose common shape that input of a step has; none: no dimensions."""
+        return self._leaves(step.inputs[port], step.alignment(port))
+
+    def _leaves(self, tensor: LogicalTensor, align: str) -> tuple[_Leaf, ...]:
+        if self._of is None:  # rarely asked for
+            self._of = {}
+            unions: dict[tuple[tuple[_Leaf, ...], ...], tuple[_Leaf, ...]] = {}  # most steps have those of another
+            for step in self.steps:
+                own = dict.fromkeys(self.leaves(step, port) for port in range(len(step.inputs)))
+                key = tuple(own)
+                if key not in unions:
+                    unions[key] = tuple({(t.id, a): (t, a) for leaves in key for t, a in leaves}.values())
+                self._of[step.output.id] = unions[key]
+        if tensor.id in self._of:
+            return self._of[tensor.id]
+        return () if tensor.is_scalar_constant else ((tensor, align),)
 
 
 def _used_by_stores_only(steps: Sequence[_Step], outputs: Sequence[LogicalTensor]) -> set[int]:

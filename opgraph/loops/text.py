@@ -13,7 +13,7 @@ _LOAD = re.compile(r"(?P<name>x\d+) = load (?P<dtype>\w+)(?: align=(?P<align>\w+
 _STATEMENT = re.compile(
     r"(?P<result>t\d+): (?P<dtype>\w+) = (?P<kind>\w+)\((?P<args>.*)\)(?P<rounds> rounded)?  # (?P<tag>\d+)$"
 )
-_STORE = re.compile(r"store (?P<dtype>\w+) (?P<value>\w+)$")
+_STORE = re.compile(r"store (?P<dtype>\w+) (?P<value>\w+)(?: summed to (?P<to>\(\)|x\d+(?:, x\d+)*))?$")
 _ITEM = re.compile(r'\s*(?:(?P<key>\w+)=)?(?P<value>"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,]+?)\s*(?:,|$)')
 
 
@@ -30,7 +30,9 @@ def loop_text(loop: Loop) -> str:
         ]
         rounds = " rounded" if s.rounds else ""
         lines.append(f"  {s.result}: {s.dtype} = {s.kind}({', '.join(args)}){rounds}  # {s.tag}")
-    lines += [f"  store {s.dtype} {s.value}" for s in loop.stores]
+    for store in loop.stores:
+        summed = "" if store.to is None else f" summed to {', '.join(store.to) or '()'}"
+        lines.append(f"  store {store.dtype} {store.value}{summed}")
     return "\n".join(lines)
 
 
@@ -64,7 +66,8 @@ def parse_loop(text: str) -> Loop:
                 )
             )
         elif m := _STORE.match(line):
-            stores.append(Store(value=m["value"], dtype=m["dtype"]))
+            to = None if m["to"] is None else tuple(re.findall(r"x\d+", m["to"]))
+            stores.append(Store(value=m["value"], dtype=m["dtype"], to=to))
         else:
             raise _unreadable(line)
     groups = tuple(Axes(kind=k, which=w) for k, w in (part.split() for part in axes["axes"].split(", ")))

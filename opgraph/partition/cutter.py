@@ -20,6 +20,9 @@ FREE_RATIO = 2.0
 #: What is constant along a row is computed once for a row on the CPU, once for a pack of so many elements on CUDA.
 PACK = 4
 
+#: The family of ops whose result is whole only when the loop over their input has ended.
+SUM = "sum"
+
 _OPGRAPH, _ONNXRUNTIME = "opgraph", "onnxruntime"
 
 
@@ -35,7 +38,7 @@ class Refusal:
 def kind_and_provider(op: Op) -> tuple[str, str]:
     """The kind of partition an op goes to, and who runs it; by its record, or by the ONNX node that it came from."""
     record = opdef.get(op.kind, where=op.label)
-    if record.is_pointwise:
+    if record.is_pointwise or record.family == SUM:
         return FUSED, _OPGRAPH
     if "onnx_op" in op.attrs:
         return LIBRARY, _ONNXRUNTIME
@@ -66,21 +69,31 @@ class Cutter:
                 self.targets[source].append(node)
         self.clusters = Clusters(self.sources, SEARCH_BUDGET * len(self.ops) + 1000)
         self.refusals: dict[tuple[int, int], str] = {}
-        # What is known of each cluster, at the node that stands for it: its nodes, its largest shape, instructions
-        # per element (0-d parts leave the loop, so they do not count), whether it makes an output of the graph,
-        # whether it depends on the element's place, and edges that must not lie inside any cluster.
+        # What is known of each cluster, at the node that stands for it: its nodes, its largest shape (of a sum, the one
+        # that it runs over), instructions per element (0-d parts leave the loop, so they do not count), whether it
+        # makes an output of the graph, why it cannot be computed inside a larger shape, and edges that must not lie
+        # inside any cluster.
         self.members = [[node] for node in range(len(self.ops))]
-        self.shape: list[Shape] = [shapes[op.outputs[0].id] if op.outputs else () for op in self.ops]
+        self.sums = [opdef.get(op.kind, where=op.label).family == SUM for op in self.ops]
+        self.shape: list[Shape] = [
+            shapes[op.inputs[0].id] if is_sum else shapes[op.outputs[0].id] if op.outputs else ()
+            for op, is_sum in zip(self.ops, self.sums, strict=True)
+        ]
         self.cost = [0 if is_scalar_shape(s) else _cost(op) for op, s in zip(self.ops, self.shape, strict=True)]
         self.makes_output = [any(t.id in outputs for t in op.outputs) for op in self.ops]
-        self.placed = [opdef.get(op.kind, where=op.label).index_of is not None for op in self.ops]
+        self.placed = [_bound_to_its_shape(op, shapes) for op in self.ops]
         self.apart: list[set[tuple[int, int]]] = [set() for _ in self.ops]
         for node, op in enumerate(self.ops):
             for tensor_id in _aligned_operands(op, shapes):
                 if tensor_id in made:
-                    edge = (made[tensor_id], node)
-                    self.apart[edge[0]].add(edge)
-                    self.apart[edge[1]].add(edge)
+                    self._keep_apart(made[tensor_id], node)
+            for source in self.sources[node]:
+                if self.sums[source]:
+                    self._keep_apart(source, node)
+
+    def _keep_apart(self, source: int, node: int) -> None:
+        self.apart[source].add((source, node))
+        self.apart[node].add((source, node))
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -135,10 +148,13 @@ class Cutter:
         """Why a part should not be computed within the cluster that uses it; "" where it should."""
         small, big = self.shape[part], self.shape[user]
         texts = f"{shape_text(small)} inside {shape_text(big)}"
+        producer, consumer = self._edge(part, user)
+        if (producer, consumer) in self.apart[part]:
+            return self._why_apart(producer)
         if self.makes_output[part]:
             return f"smaller shape {texts}: its value is an output of the graph, which is written once"
         if self.placed[part] and small != big:
-            return f"smaller shape {texts}: its value depends on the place in its own shape"
+            return f"smaller shape {texts}: {self.placed[part]}"
         ratio, cost = size_ratio(small, big), self.cost[part]
         if cost // min(row_share(small, big), PACK) <= FREE_COST or ratio <= FREE_RATIO:
             return ""
@@ -150,8 +166,9 @@ class Cutter:
     def _join(self, producer: int, consumer: int, a: int, b: int) -> None:
         """Joins cluster a (of `producer`) and cluster b (of `consumer`), or notes why not."""
         fewer = min(self.apart[a], self.apart[b], key=len)
-        if any({self.clusters.find(p), self.clusters.find(c)} == {a, b} for p, c in fewer):
-            self.refusals[producer, consumer] = "an operand along the channel axis is read from memory"
+        between = [p for p, c in fewer if {self.clusters.find(p), self.clusters.find(c)} == {a, b}]
+        if between:
+            self.refusals[producer, consumer] = self._why_apart(min(between))
             return
         shape = self.shape[b]  # values only grow on their way through pointwise ops
         result = self.clusters.join(a, b)
@@ -160,6 +177,11 @@ class Cutter:
         else:
             self._keep_books([result])
             self.shape[result[0]] = shape
+
+    def _why_apart(self, producer: int) -> str:
+        if self.sums[producer]:
+            return "a sum is whole only when its loop has ended; what uses it is another kernel"
+        return "an operand along the channel axis is read from memory"
 
     def _in_the_way(self, blocked: Blocked) -> str:
         if not blocked.path:
@@ -171,7 +193,7 @@ class Cutter:
         for kept, gone in joins:
             self.cost[kept] += self.cost[gone]
             self.makes_output[kept] |= self.makes_output[gone]
-            self.placed[kept] |= self.placed[gone]
+            self.placed[kept] = self.placed[kept] or self.placed[gone]
             # The shorter goes into the longer, so that all joins together stay linear (but for a logarithm).
             longer, shorter = sorted((self.members[kept], self.members[gone]), key=len, reverse=True)
             longer.extend(shorter)
@@ -196,6 +218,16 @@ class Cutter:
 
 def _cost(op: Op) -> int:
     return opdef.get(op.kind, where=op.label).cost
+
+
+def _bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:
+    """Why an op cannot be computed in a loop over a larger shape than its own; "" where it can."""
+    record = opdef.get(op.kind, where=op.label)
+    if record.index_of is not None:
+        return "its value depends on the place in its own shape"
+    if record.family == SUM:
+        return "its sum runs over its own shape"
+    return "its channel axis is one of its own shape" if _aligned_operands(op, shapes) else ""
 
 
 def _aligned_operands(op: Op, shapes: dict[int, Shape]) -> list[int]:

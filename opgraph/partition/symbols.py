@@ -35,6 +35,8 @@ def symbolic_shapes(graph: Graph) -> dict[int, Shape]:
 
 def _output_shapes(op: Op, shapes: dict[int, Shape], namer: _Namer) -> list[Shape]:
     record = opdef.get(op.kind, where=op.label)
+    if record.family == "sum":  # the shape of what it is summed to, whatever that is
+        return [namer.unified(op.outputs[0], shapes[op.inputs[1].id])]
     if not record.is_pointwise or all(t.dims is not None and None not in t.dims for t in op.outputs):
         return [namer.named(t.dims) for t in op.outputs]
     inputs = [shapes[t.id] for t in op.inputs]

@@ -11,7 +11,8 @@ import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.loops.layout import Variant
+from opgraph.loops.boxes import Boxes, boxes_of
+from opgraph.loops.layout import ADDED, KEPT, Variant
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host, threads
 from opgraph.runtime.operands import Operands, check_outputs
@@ -22,16 +23,32 @@ Array: TypeAlias = np.ndarray
 MAX_PLANS = 1024
 
 
+#: Doubles that boxes may leave for the second stage without memory of their own (kernels/host_sums.h: small_work).
+_SMALL_WORK = 2048
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one combination of shapes and strides needs, worked out once."""
+    """What one combination of shapes and strides needs, worked out once.
+
+    Attributes:
+        layout: what the entry point is told of it, and its address.
+        pointers: the array type for the operands' addresses.
+        size: elements of the space.
+        boxes: pieces that threads may take; 0 where there are no sums, and they take any number of elements.
+        work: doubles of memory that sums need.
+        results: shape and dtype of each.
+        fixed: operands that are no arrays of the call's, and their addresses.
+    """
 
     entry: Any
     layout: Any
     layout_address: int
     pointers: type[ctypes.Array[ctypes.c_void_p]]
     size: int
-    shape: tuple[int, ...]
+    boxes: int
+    work: int
+    results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
     fixed: tuple[tuple[int, int], ...]
     keep: tuple[Array, ...]
 
@@ -78,11 +95,13 @@ class HostKernel:
         if plan is None:
             plan = self._remember(key, self._plan(arrays, outs))
         if outs is None:
-            results = [np.empty(plan.shape, d) for d in self._dtypes]
+            results = [np.empty(shape, dtype) for shape, dtype in plan.results]
         else:
-            results = [np.empty(plan.shape, d) if o is None else o for o, d in zip(outs, self._dtypes)]
+            results = [np.empty(*made) if o is None else o for o, made in zip(outs, plan.results)]
         if plan.size:
-            _launch(plan.entry, self._pointers(plan, arrays, results), plan.layout_address, plan.size)
+            _launch(plan, self._pointers(plan, arrays, results))
+        else:
+            _clear(results)
         return results
 
     def bound(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
@@ -92,9 +111,9 @@ class HostKernel:
         keep = (plan, arrays, outs)  # the launch holds addresses only
 
         def launch(keep: Any = keep) -> None:
-            _launch(plan.entry, base, plan.layout_address, plan.size)
+            _launch(plan, base)
 
-        return launch if plan.size else lambda: None
+        return launch if plan.size else lambda: _clear(outs)
 
     def _pointers(self, plan: _Plan, arrays: Sequence[Array], results: Sequence[Array]) -> Any:
         base = plan.pointers()
@@ -124,11 +143,31 @@ class HostKernel:
         own = self._operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         numbers = [len(layout.dims), layout.size, *layout.dims, *(s for st in layout.strides for s in st)]
+        operands, boxes, work = len(layout.strides), 0, 0
+        if layout.size and layout.variant.has_sums:
+            # An output that the caller brings may lie over an input that other boxes still read.
+            cut = boxes_of(layout)
+            more, work = _box_numbers(cut, self._planes(layout.variant), at_once=outs is None)
+            boxes, operands, numbers = cut.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
-        entry = self._entry(layout.variant) if layout.size else None
-        pointers = ctypes.c_void_p * len(layout.strides)
-        address = ctypes.addressof(packed)
-        return _Plan(entry, packed, address, pointers, layout.size, layout.shape, fixed, tuple(a for _, a in own))
+        return _Plan(
+            entry=self._entry(layout.variant) if layout.size else None,
+            layout=packed,
+            layout_address=ctypes.addressof(packed),
+            pointers=ctypes.c_void_p * operands,
+            size=layout.size,
+            boxes=boxes,
+            work=work,
+            results=tuple(zip(layout.results, self._dtypes, strict=True)),
+            fixed=fixed,
+            keep=tuple(a for _, a in own),
+        )
+
+    def _planes(self, variant: Variant) -> int:
+        """Doubles for each cell: a sum of doubles keeps what each addition rounds off beside the sum."""
+        kinds = variant.operands[len(self.lowered.loop.loads) :]
+        summed = [s.dtype for s, k in zip(self.lowered.loop.stores, kinds, strict=True) if k in (ADDED, KEPT)]
+        return 2 if "f64" in summed else 1
 
     def _entry(self, variant: Variant) -> Any:
         source = host_source(self.lowered.loop, variant)
@@ -136,12 +175,44 @@ class HostKernel:
         return host.load(source, self.lowered.labels)
 
 
-def _launch(entry: Any, base: Any, layout: int, size: int) -> None:
-    count, parallel = threads.team(size)
-    if parallel is None and count > 1:
-        threads.run_in_pool(lambda begin, end: entry(base, layout, begin, end, 1, None), size, count)
+def _box_numbers(boxes: Boxes, planes: int, *, at_once: bool) -> tuple[list[int], int]:
+    """What kernels/host_sums.h is told of boxes, and how many doubles they leave for the second stage.
+
+    Args:
+        planes: doubles for each cell.
+        at_once: whether a box may write results that it completes before the others are done.
+    """
+    scratch = leaves = 0
+    sums: list[int] = []
+    for one in boxes.sums:
+        left = -1 if one.whole and at_once else leaves
+        sums += [one.operand, one.cells, scratch, left, *one.strides]
+        scratch += planes * one.cells
+        leaves += 0 if left < 0 else planes * one.cells
+    leaves = -(-leaves // 8) * 8  # boxes of different threads write to cache lines of their own
+    return [boxes.count, leaves, *boxes.box, *boxes.counts, *sums], boxes.count * leaves
+
+
+def _launch(plan: _Plan, base: Any) -> None:
+    entry, layout, pieces = plan.entry, plan.layout_address, plan.boxes or plan.size
+    count, parallel = threads.team(plan.size)
+    pooled = parallel is None and count > 1
+    if plan.work > _SMALL_WORK or (pooled and plan.boxes):
+        memory = np.empty(max(plan.work, 1))  # one for each call: calls may overlap
+        base = plan.pointers.from_buffer_copy(base)
+        base[len(base) - 1] = memory.__array_interface__["data"][0]
+    if pooled:
+        threads.run_in_pool(lambda begin, end: entry(base, layout, begin, end, 1, None), pieces, count)
+        if plan.boxes:
+            entry(base, layout, -1, 0, 1, None)  # the second stage
     else:
-        entry(base, layout, 0, size, count, parallel)
+        entry(base, layout, 0, pieces, count, parallel)
+
+
+def _clear(results: Sequence[Array]) -> None:
+    """A sum of nothing is 0; other results have no elements then."""
+    for result in results:
+        result.fill(0)
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:

@@ -86,10 +86,10 @@ class Operands:
 
 def check_outputs(layout: Layout, shapes: Sequence[Shape | None]) -> None:
     """Raises InvalidShape where an output array does not have the result's shape."""
-    for shape in shapes:
-        if shape is not None and shape != layout.shape:
+    for shape, result in zip(shapes, layout.results):
+        if shape is not None and shape != result:
             raise InvalidShape(
-                f"an output array has shape {tuple(shape)}, the result {tuple(layout.shape)}",
+                f"an output array has shape {tuple(shape)}, the result {tuple(result)}",
                 where="out",
                 fix="give an array of the result's shape",
             )

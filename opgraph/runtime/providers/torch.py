@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import broadcasts, iteration_shape
+from opgraph.loops.layout import broadcasts, iteration_shape, summed_axes, summed_to
 from opgraph.loops.loop import Loop
 from opgraph.ops.conversion import cast
 
@@ -42,7 +42,8 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 
 def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """The results of a loop, each statement one torch op; as `opgraph.loops.interpret.interpret` does in NumPy."""
-    space = iteration_shape(loop.loads, [(1,) if a is None else a.shape for a in arrays])
+    shapes = [(1,) if a is None else a.shape for a in arrays]
+    space = iteration_shape(loop.loads, shapes)
     values: dict[str, Any] = {}
     for load, array in zip(loop.loads, arrays, strict=True):
         tensor = torch.arange(space[load.axis]) if array is None else from_numpy(np.require(array, requirements="W"))

@@ -1,0 +1,125 @@
+"""How a loop with sums is cut into pieces that any number of threads may take, with the same bits each time.
+
+A box is a piece of the collapsed iteration space. Within one, each sum is added up in cells, one for each of its
+results that the box reaches; a sum that several boxes contribute to gets its total from their cells in a fixed order.
+The cut depends on sizes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from opgraph.loops.layout import ADDED, KEPT, Layout, Shape, Strides
+
+#: Cells that all sums of a box may have together (kernels/host_sums.h: the array that a thread has for them).
+MAX_CELLS = 4096
+#: Up to so many elements one box does it all.
+ONE_BOX = 32 * 1024
+#: Elements of a box, at least and at most, where there is a choice; between these, boxes for 64 cores.
+SMALLEST, LARGEST = 16 * 1024, 128 * 1024
+_BOXES = 256
+_ANY = 1 << 62
+#: A sum over several boxes may leave one cell for so many elements of the space.
+ELEMENTS_PER_CELL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedSum:
+    """One sum.
+
+    Attributes:
+        operand: its place among loads and stores.
+        strides: of its cells in a box, along each axis; 0 along those that are added up.
+        cells: how many there are.
+        whole: each cell is complete within one box.
+    """
+
+    operand: int
+    strides: Strides
+    cells: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The cut of one layout.
+
+    Attributes:
+        box: extents of a box; those at the end of an axis may be smaller.
+        counts: boxes along each axis.
+        sums: in the order of the stores.
+    """
+
+    box: Shape
+    counts: Shape
+    sums: tuple[BoxedSum, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of boxes."""
+        return prod(self.counts)
+
+
+def boxes_of(layout: Layout) -> Boxes:
+    """The cut for a layout with sums, of at least one element."""
+    dims = layout.dims
+    places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
+    keeps = [tuple(stride != 0 for stride in layout.strides[i]) for i in places]
+    box = _box(dims, keeps)
+    counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
+    sums = []
+    for place, kept in zip(places, keeps, strict=True):
+        strides, cells = _cell_strides(box, kept)
+        whole = all(k or n == 1 for k, n in zip(kept, counts, strict=True))
+        sums.append(BoxedSum(place, strides, cells, whole))
+    return Boxes(box, counts, tuple(sums))
+
+
+def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]]) -> Shape:
+    size = prod(dims)
+    wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
+    box = [1] * len(dims)
+    # As long a stretch of memory as there can be: from the innermost axis outwards.
+    for axis in reversed(range(len(dims))):
+        box[axis] = _even(dims[axis], min(wanted // prod(box), _room(box, axis, keeps)))
+    # Fewer and larger boxes where a sum would leave too many cells.
+    for kept in keeps:
+        for axis in reversed(range(len(dims))):
+            left = prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
+            if kept[axis] or left * ELEMENTS_PER_CELL <= max(size, ONE_BOX):
+                continue
+            shrink = -(-left * ELEMENTS_PER_CELL // size)
+            box[axis] = _even(dims[axis], min(box[axis] * shrink, _room(box, axis, keeps)))
+    return tuple(box)
+
+
+def _room(box: Sequence[int], axis: int, keeps: Sequence[tuple[bool, ...]]) -> int:
+    """The largest extent along an axis for which the cells suffice."""
+    cells = [
+        (prod(b for i, (b, k) in enumerate(zip(box, kept, strict=True)) if k and i != axis), kept) for kept in keeps
+    ]
+    fixed = sum(n for n, kept in cells if not kept[axis])
+    growing = sum(n for n, kept in cells if kept[axis])
+    return max((MAX_CELLS - fixed) // growing, 1) if growing else _ANY
+
+
+def _even(extent: int, most: int) -> int:
+    """An extent of at most `most` (one at least) that cuts the axis into pieces of nearly one size."""
+    if extent <= most:
+        return extent
+    pieces = -(-extent // max(most, 1))
+    even = -(-extent // pieces)
+    aligned = -(-even // 64) * 64
+    return aligned if even >= 64 and aligned <= most else even
+
+
+def _cell_strides(box: Shape, kept: tuple[bool, ...]) -> tuple[Strides, int]:
+    strides = [0] * len(box)
+    cells = 1
+    for axis in reversed(range(len(box))):
+        if kept[axis]:
+            strides[axis] = cells
+            cells *= box[axis]
+    return tuple(strides), cells
