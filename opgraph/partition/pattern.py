@@ -7,7 +7,7 @@ The notation is that of `opgraph.ir.expression`, with two words more:
 
 Operands of commutative ops match in either order, one name is one tensor, `$p` is a scalar constant and a number one
 of that value, rounded to the constant's dtype. An attribute that a pattern does not mention has its default. Every
-value that a match touches has one and the same float dtype. Values inside may be used elsewhere too.
+value that a match touches has one and the same float dtype, conditions aside. Values inside may be used elsewhere too.
 """
 
 from __future__ import annotations

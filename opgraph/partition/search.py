@@ -260,7 +260,8 @@ def _default(kind: str, name: str) -> AttrValue | None:
 
 
 def _one_float_dtype(match: Match) -> bool:
-    names = {t.dtype for op in match.ops.values() for t in (*op.inputs, *op.outputs)}
+    """Whether all values are of one float dtype, conditions aside."""
+    names = {t.dtype for op in match.ops.values() for t in (*op.inputs, *op.outputs)} - {"boolean"}
     return len(names) == 1 and names <= set(dtypes.FLOATS)
 
 

@@ -70,15 +70,22 @@ def prepared(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Graph:
 
 
 def differentiated(
-    graph: Graph, wrt: Sequence[str], *, given: Collection[int] = (), from_outputs: Collection[int] = ()
+    graph: Graph,
+    wrt: Sequence[str],
+    *,
+    given: Collection[int] = (),
+    from_outputs: Collection[int] = (),
+    masks: Mapping[int, LogicalTensor] | None = None,
 ) -> Graph:
     """The gradient of a prepared graph.
 
     Args:
         given: ids of forward values that are inputs of the result instead of being recomputed.
         from_outputs: ids of ops whose gradient is taken from their output (`OpDef.gradient_from_output`).
+        masks: conditions, by id, that are recomputed as output > 0, the output being an input of the result.
     """
-    return _Reverse(graph, [wrt] if isinstance(wrt, str) else wrt, given, from_outputs).graph()
+    names = [wrt] if isinstance(wrt, str) else wrt
+    return _Reverse(graph, names, given, from_outputs, masks or {}).graph()
 
 
 def value_name(tensor: LogicalTensor) -> str:
@@ -94,9 +101,16 @@ def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
 
 
 class _Reverse:
-    """One reverse pass."""
+    """One reverse pass; arguments are those of `differentiated`."""
 
-    def __init__(self, graph: Graph, wrt: Sequence[str], given: Collection[int], from_outputs: Collection[int]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        wrt: Sequence[str],
+        given: Collection[int],
+        from_outputs: Collection[int],
+        masks: Mapping[int, LogicalTensor],
+    ) -> None:
         self.source = graph
         self.draft = Draft(graph)
         self.conditional = Conditional(self.draft)
@@ -116,6 +130,9 @@ class _Reverse:
         by_name = {value_name(t): t for t in graph.inputs}
         self.wrt = [(name, by_name[name]) for name in wrt]
         self.active.update(t.id for _, t in self.wrt)
+        #: Forward values that are inputs here, by their id in the graph.
+        self.kept: dict[int, LogicalTensor] = {}
+        self.masks = {i: self.draft("Greater", self._keep(output), 0.0) for i, output in masks.items()}
         for op in graph.ops:
             if op.kind != "End":
                 self._forward(op, given)
@@ -154,11 +171,19 @@ class _Reverse:
             if record.gradient is None and record.decomposition is not None and record.is_pointwise:
                 self._decompose(copied, record)
         for tensor, made in zip(op.outputs, copied.outputs, strict=True):
-            if tensor.id in given and made.id not in self.given:
-                value = self.given[made.id] = self.draft.new_input(kept_name(self.source, tensor), made)
+            if tensor.id in self.masks:
+                self.given[made.id] = self.masks[tensor.id]
+            elif tensor.id in given and made.id not in self.given:
+                value = self.given[made.id] = self._keep(tensor)
                 self.stands_in[value.id] = self.stands_in.get(made.id, made.id)
                 self.active.update({value.id} if made.id in self.active else ())
             self.values[tensor.id] = self.given.get(made.id, made)
+
+    def _keep(self, tensor: LogicalTensor) -> LogicalTensor:
+        """The input that stands for a forward value."""
+        if tensor.id not in self.kept:
+            self.kept[tensor.id] = self.draft.new_input(kept_name(self.source, tensor), tensor)
+        return self.kept[tensor.id]
 
     def _decompose(self, op: Op, record: opdef.OpDef) -> None:
         names = [p.name for p in record.with_optional(len(op.inputs))]

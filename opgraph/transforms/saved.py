@@ -17,6 +17,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.transforms.gradient import differentiated, kept_name, prepared, value_name
+from opgraph.transforms.masks import masks_of_outputs
 
 #: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
 UNKNOWN_EXTENT = 4096
@@ -71,14 +72,15 @@ def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Tr
         as `gradient`, which says so; Unimplemented where the choice needs networkx and it is missing.
     """
     ready = prepared(graph, wrt, units=units)
-    choices = [_cheapest(ready, wrt, ())]
+    told = masks_of_outputs(ready)
     by_output = _from_outputs(ready)
-    if by_output:
-        choices.append(_cheapest(ready, wrt, by_output))
+    choices = [_cheapest(ready, wrt, told, ops) for ops in ([(), by_output] if by_output else [()])]
     _, cut, from_outputs = min(choices, key=lambda c: c[0])
     inputs = {t.id for t in ready.inputs}
-    backward = differentiated(ready, wrt, given=[i for i in cut if i not in inputs], from_outputs=from_outputs)
-    made = [ready.tensor(i) for i in sorted(cut) if i not in inputs]
+    masks = {i: told[i] for i in cut if i in told}
+    given = {i for i in cut if i not in inputs and i not in masks}
+    backward = differentiated(ready, wrt, given=given, from_outputs=from_outputs, masks=masks)
+    made = [ready.tensor(i) for i in sorted(given | {t.id for t in masks.values()})]
     extra = [t for t in made if all(t.id != o.id for o in ready.outputs)]
     forward = _with_outputs(ready, extra) if extra else ready
     return TrainingPlan(forward, backward, _described(ready, backward, made))
@@ -106,11 +108,11 @@ def _from_outputs(graph: Graph) -> tuple[int, ...]:
 
 
 def _cheapest(
-    graph: Graph, wrt: Sequence[str], from_outputs: Collection[int]
+    graph: Graph, wrt: Sequence[str], told: Collection[int], from_outputs: Collection[int]
 ) -> tuple[float, set[int], Collection[int]]:
     """The cheapest values to keep: their weight, their ids, and `from_outputs`."""
     joint = differentiated(graph, wrt, from_outputs=from_outputs)
-    cut = _Cut(graph, joint)
+    cut = _Cut(graph, joint, told)
     weight, ids = cut.solved()
     return weight, ids, from_outputs
 
@@ -118,10 +120,10 @@ def _cheapest(
 class _Cut:
     """The problem: which forward values separate the inputs of the forward graph from the backward ops."""
 
-    def __init__(self, graph: Graph, joint: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, joint: Graph, told: Collection[int]) -> None:
         self.inputs = {t.id for t in graph.inputs}
-        self.outputs = {t.id for t in graph.outputs}
+        #: Outputs, and what an output tells: they cost no memory that is not taken anyway.
+        self.outputs = {t.id for t in graph.outputs} | set(told)
         # What depends on the gradients of the outputs is backward; all else is forward, recomputed or kept.
         backward = {t.id for t in joint.inputs} - self.inputs
         self.needed: set[int] = set()

@@ -1,0 +1,186 @@
+"""Training with NumPy alone: vjp, and the contract on what is kept from forward to backward."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+import opgraph as og
+
+SWISH = "graph(x: f32[n,8], a: f32[8]) -> (y)\n  %0 = Multiply(a, x)\n  %1 = Sigmoid(%0)\n  y = Multiply(x, %1)"
+
+#: Graphs, by what they are differentiated, and what is kept: (name, role, bytes).
+KEPT = {
+    "one input: it is kept": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)",
+        ("x",),
+        [("x", "input", 16384)],
+    ),
+    "a parameter: kept as well": (SWISH.replace("n,8", "64,8"), ("x", "a"), [("x", "input", 2048), ("a", "input", 32)]),
+    "a gradient not asked for keeps nothing more": (
+        "graph(x: f32[64,64], z: f32[64,64]) -> (y)\n  y = Multiply(x, z)",
+        ("x",),
+        [("x", "shape", 0), ("z", "input", 16384)],
+    ),
+    "a sum: nothing but shapes": (
+        "graph(x: f32[64,64], b: f32[64]) -> (y)\n  y = Add(x, b)",
+        ("x", "b"),
+        [("x", "shape", 0), ("b", "shape", 0)],
+    ),
+    "a sum of two under an activation: the sum, not both": (
+        "graph(x: f32[64,64], z: f32[64,64]) -> (y)\n  %0 = Add(x, z)\n  %1 = Sigmoid(%0)\n  y = Multiply(%0, %1)",
+        ("x", "z"),
+        [("x", "shape", 0), ("z", "shape", 0), ("", "value", 16384)],
+    ),
+    "where the output suffices, the output": (
+        "graph(x: f32[64,64]) -> (y)\n  y = Exp(x)",
+        ("x",),
+        [("x", "shape", 0), ("y", "output", 16384)],
+    ),
+    "a branch by another tensor: its mask of one byte": (
+        "graph(x: f32[64,64], z: f32[64,64]) -> (y)\n  %0 = Greater(z, 0.0)\n  y = Select(%0, x, 0.0)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
+    "a branch by its own sign, spelled ReLU: the output tells it": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Greater(x, 0.0)\n  y = Select(%0, x, 0.0)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "the same with a slope": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Greater(x, 0.0)\n  %1 = Multiply(x, 0.1)\n  y = Select(%0, x, %1)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "with a slope below 0, which the output does not tell": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Greater(x, 0.0)\n  %1 = Multiply(x, -0.1)\n  y = Select(%0, x, %1)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
+    "a mask that is an input: the mask alone": (
+        "graph(x: f32[64,64], m: boolean[64,64]) -> (y)\n  %0 = Select(m, x, 0.0)\n  y = Multiply(%0, 2.0)",
+        ("x",),
+        [("m", "input", 4096)],
+    ),
+    "a power with a trained exponent: base and exponent": (
+        "graph(x: f32[64,64], a: f32[]) -> (y)\n  y = Pow(x, a)",
+        ("x", "a"),
+        [("x", "input", 16384), ("a", "input", 4)],
+    ),
+    "a mask from rounding: the input": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Round(x)\n  %1 = Equal(%0, x)\n  %2 = Exp(x)\n  %3 = Multiply(%2, x)\n"
+        "  %4 = Sin(x)\n  y = Select(%1, %3, %4)",
+        ("x",),
+        [("x", "input", 16384)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept(name: str) -> None:
+    text, wrt, expected = KEPT[name]
+    f = og.compile(og.parse(text), wrt=wrt)
+    saved = [s for s in f.saved_tensors() if s.role != "shape"]
+    found = [("" if s.role == "value" else s.name, s.role, s.bytes) for s in saved]
+    assert found == [e for e in expected if e[1] != "shape"]
+    assert all(s.name.startswith("kept_") for s in saved if s.role == "value")
+    assert all(s.bytes == 0 for s in f.saved_tensors() if s.role == "shape")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_nothing_else_stays_alive(name: str) -> None:
+    text, wrt, expected = KEPT[name]
+    g = og.parse(text)
+    f = og.compile(g, wrt=wrt)
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for t in g.inputs:
+        values = rng.random(t.shape)
+        arrays[str(t.name)] = np.asarray(values > 0.5 if t.dtype == "boolean" else values.astype(np.float32))
+    alive = {k: weakref.ref(v) for k, v in arrays.items()}
+    y, vjp = f.vjp(arrays)
+    alive["y"] = weakref.ref(y)
+    assert sum(s.bytes for s in vjp.saved) == sum(e[2] for e in expected)
+    d = np.ones(y.shape, np.float32)
+    del arrays, y
+    gc.collect()
+    kept = {e[0] for e in expected if e[1] in ("input", "output")}
+    assert {k for k, ref in alive.items() if ref() is not None} == kept
+    vjp(d)
+
+
+def test_gradients_agree_with_the_reference_and_repeat_their_bits() -> None:
+    g = og.parse(SWISH)
+    f = og.compile(g, wrt=("x", "a"))
+    rng = np.random.default_rng(0)
+    x, a, d = (rng.standard_normal(s).astype(np.float32) for s in ((300, 8), (8,), (300, 8)))
+    y, vjp = f.vjp(x=x, a=a)
+    np.testing.assert_array_equal(y, f(x=x, a=a))
+    first, again = vjp(d), vjp(d)
+    truth = og.evaluate(og.gradient(g, ("x", "a")), {"x": x, "a": a, "d_y": d})
+    for name in ("x", "a"):
+        np.testing.assert_array_equal(first[name], again[name])
+        scale = np.abs(truth[f"d_{name}"]).max()
+        assert np.abs(first[name] - truth[f"d_{name}"]).max() <= 4e-7 * scale * (1 if name == "x" else 8)
+
+
+def test_left_out_gradients_are_zero() -> None:
+    g = og.parse("graph(x: f32[4]) -> (y, z)\n  y = Exp(x)\n  z = Sin(x)")
+    x = np.linspace(0, 1, 4, dtype=np.float32)
+    _, vjp = og.compile(g, wrt="x").vjp(x=x)
+    np.testing.assert_allclose(vjp({"z": np.ones(4, np.float32)})["x"], np.cos(x), rtol=1e-6)
+    with pytest.raises(og.errors.InvalidArguments, match="several outputs"):
+        vjp(np.ones(4, np.float32))
+    with pytest.raises(og.errors.InvalidArguments, match="no output 'q'"):
+        vjp({"q": np.ones(4, np.float32)})
+    with pytest.raises(og.errors.InvalidShape, match="d_y"):
+        vjp({"y": np.ones(3, np.float32)})
+    with pytest.raises(og.errors.InvalidDataType):
+        vjp({"y": np.ones(4)})
+
+
+def test_a_constant_of_wrt_is_an_input_of_the_executable() -> None:
+    g = og.Graph()
+    x = g.input("x", "f32", (4,))
+    g.add_op("Multiply", x, g.constant("a", np.ones(4, np.float32)), name="y")
+    f = og.compile(g, wrt=("a",))
+    y, vjp = f.vjp(x=np.arange(4, dtype=np.float32), a=np.full(4, 2, np.float32))
+    np.testing.assert_array_equal(y, [0, 2, 4, 6])
+    np.testing.assert_array_equal(vjp(np.ones(4, np.float32))["a"], [0, 1, 2, 3])
+
+
+def test_what_backward_reads_cannot_be_donated() -> None:
+    g = og.parse(SWISH)
+    with pytest.raises(og.errors.InvalidArguments, match='"x" cannot be donated: the backward pass reads it'):
+        og.compile(g, wrt=("x",), donate=("x",))
+    f = og.compile(og.parse("graph(x: f32[64]) -> (y)\n  y = Exp(x)"), wrt="x", donate="x")
+    x = np.linspace(0, 1, 64, dtype=np.float32)
+    expected = np.exp(x.astype(np.float64))
+    y, vjp = f.vjp(x=x)
+    assert np.shares_memory(x, y)
+    np.testing.assert_allclose(vjp(np.ones(64, np.float32))["x"], expected, rtol=1e-6)
+
+
+def test_an_output_that_does_not_depend_on_wrt() -> None:
+    g = og.parse("graph(x: f32[4], z: f32[4]) -> (y, w)\n  y = Exp(x)\n  w = Exp(z)")
+    _, vjp = og.compile(g, wrt="x").vjp(x=np.zeros(4, np.float32), z=np.zeros(4, np.float32))
+    d = np.ones(4, np.float32)
+    np.testing.assert_array_equal(vjp({"y": d, "w": d})["x"], d)
+
+
+def test_rounding_after_each_op_keeps_to_it_in_backward() -> None:
+    g = og.parse(SWISH.replace("f32", "bf16"))
+    f = og.compile(g, wrt=("x",), rounding="each")
+    assert not any(op.kind == "Swish" for op in f.backward_graph.ops)
+
+
+def test_torch_tensors_come_back_as_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    f = og.compile(og.parse(SWISH), wrt=("x", "a"))
+    x, a = torch.randn(5, 8), torch.randn(8)
+    y, vjp = f.vjp(x=x, a=a)
+    made = vjp(torch.ones(5, 8))
+    assert isinstance(y, torch.Tensor) and all(isinstance(v, torch.Tensor) for v in made.values())
