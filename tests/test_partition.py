@@ -109,8 +109,40 @@ def test_fan_out_and_several_outputs_fuse():
     assert [t.name for t in part.output_ports] == ["a", "b", "c"]
 
 
-def test_ops_without_an_edge_between_them_stay_apart():
-    assert len(cut_text("graph(x: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(x)")) == 2
+def test_what_reads_one_value_is_one_pass_over_it():
+    assert len(cut_text("graph(x: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(x)")) == 1
+    gated = "graph(g: f32[n,8], u: f32[n,8], d: f32[n,8]) -> (dg, du)\n %0 = Sigmoid(g)\n dg = Multiply(d, u)\n"
+    (part,) = cut_text(gated + " du = Multiply(d, %0)")
+    assert [op.kind for op in part.ops] == ["Sigmoid", "Multiply", "Multiply"]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "graph(x: f32[8], z: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(z)",
+        "graph(x: f32[?,8], z: f32[?,8]) -> (a, b)\n a = Add(x, z)\n b = Tanh(x)",
+        "graph(x: f32[]) -> (a, b)\n a = ReLU(x)\n b = Tanh(x)",
+        "graph(x: f32[8], z: f32[2,8]) -> (a, b)\n a = Add(z, x)\n b = Tanh(x)",
+    ],
+    ids=["no value in common", "perhaps two shapes", "one number", "two shapes"],
+)
+def test_ops_without_an_edge_between_them_stay_apart(graph):
+    assert len(cut_text(graph)) == 2
+
+
+def test_what_reads_one_value_stays_apart_where_one_waits_for_the_other():
+    graph = og.Graph()
+    x = graph.input("x", shape=(4, 8))
+    graph.add_op("Multiply", x, foreign(graph, graph.add_op("ReLU", x)))
+    assert [p.kind for p in cut(graph)] == ["fused", "library", "fused"]
+
+
+def test_a_kernel_that_would_read_too_many_values_is_not_grown_for_one_more():
+    """Seventeen outputs of x and one more input each."""
+    names = [f"i{k}" for k in range(17)]
+    head = f"graph(x: f32[8], {', '.join(f'{n}: f32[8]' for n in names)}) -> ({', '.join('o' + n for n in names)})\n"
+    parts = cut_text(head + "".join(f" o{n} = Add(x, {n})\n" for n in names))
+    assert [len(p.input_ports) for p in parts] == [16, 3]
 
 
 # -- boundaries ------------------------------------------------------------------------------------------------------
@@ -265,6 +297,14 @@ def test_an_operand_along_the_channel_axis_is_read_from_memory():
     assert "channel axis" in {row.kind: row.why for row in graph.explain().ops}["Add"]
 
 
+def test_an_op_with_an_operand_along_its_channel_axis_stays_in_its_own_shape():
+    """Axis 1 of [3,4,4] is axis 2 of [2,3,4,4]."""
+    text = "graph(x: f32[2,3,4,4], z: f32[3,4,4], b: f32[4]) -> (y)\n"
+    text += ' %0 = BiasAdd(z, b, data_format="NCX")\n y = Multiply(x, %0)'
+    assert len(cut_text(text)) == 2
+    assert "its channel axis is one of its own shape" in og.parse(text).explain().ops[0].why
+
+
 def test_an_operand_that_may_lie_along_the_channel_axis_is_read_from_memory():
     text = 'graph(x: f32[*], b: f32[3]) -> (y)\n %0 = Add(b, 1.0)\n y = BiasAdd(x, %0, data_format="NCX")'
     assert len(cut_text(text)) == 2
@@ -343,9 +383,8 @@ def test_unit_names_come_in_the_order_of_their_roots():
 
 def test_partitions_come_in_the_order_of_their_first_ops_where_that_is_possible():
     graph = og.Graph()
-    x = graph.input("x", shape=(8,))
-    first = graph.add_op("ReLU", x)
-    graph.add_op("Tanh", x)
+    first = graph.add_op("ReLU", graph.input("x", shape=(8,)))
+    graph.add_op("Tanh", graph.input("z", shape=(8,)))
     graph.add_op("Exp", first)
     assert [p.ops[0].kind for p in cut(graph)] == ["ReLU", "Tanh"]
 
@@ -584,7 +623,7 @@ def test_broken_partitionings_are_caught():
 
 
 def test_a_fused_partition_in_two_pieces_is_caught():
-    graph = og.parse("graph(x: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(x)")
+    graph = og.parse("graph(x: f32[8], z: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(z)")
     outputs = {t.id for t in graph.outputs}
     with pytest.raises(InvalidGraph, match="not connected"):
         verify_partitions(graph, [make_partition(graph, outputs, 0, "fused", graph.ops, (), "opgraph")])

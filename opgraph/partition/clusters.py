@@ -58,6 +58,10 @@ class Clusters:
         """The clusters that a cluster feeds."""
         return {self.find(n) for n in self._after[cluster]} - {cluster}
 
+    def ordered(self, a: int, b: int) -> tuple[int, int]:
+        """Two clusters as they stand in the current order."""
+        return (a, b) if self._label[a] < self._label[b] else (b, a)
+
     def __iter__(self) -> Iterator[int]:
         """Clusters in topological order."""
         at = self._next[self._head]
@@ -129,7 +133,7 @@ class Clusters:
     # -- joining two --------------------------------------------------------------------------------------------
 
     def join(self, a: int, b: int) -> tuple[int, int] | Blocked:
-        """Joins a cluster and one that it feeds.
+        """Joins a cluster and one that it feeds, or that stands behind it in the order.
 
         Returns: (kept, absorbed), or what is in the way.
         """

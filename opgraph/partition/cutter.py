@@ -20,6 +20,8 @@ FREE_RATIO = 2.0
 #: What is constant along a row is computed once for a row on the CPU, once for a pack of so many elements on CUDA.
 PACK = 4
 
+#: Parts are joined for what they both read as long as the whole reads at most so many values of the loop's shape.
+MAX_READS = 16
 #: The family of ops whose result is whole only when the loop over their input has ended.
 SUM = "sum"
 
@@ -82,6 +84,10 @@ class Cutter:
         self.cost = [0 if is_scalar_shape(s) else _cost(op) for op, s in zip(self.ops, self.shape, strict=True)]
         self.makes_output = [any(t.id in outputs for t in op.outputs) for op in self.ops]
         self.placed = [_bound_to_its_shape(op, shapes) for op in self.ops]
+        self.reads = [
+            _reads(op, shapes, shape) if kind == FUSED else []
+            for op, shape, (kind, _) in zip(self.ops, self.shape, self.kinds, strict=True)
+        ]
         self.apart: list[set[tuple[int, int]]] = [set() for _ in self.ops]
         for node, op in enumerate(self.ops):
             for tensor_id in _aligned_operands(op, shapes):
@@ -105,6 +111,40 @@ class Cutter:
                 a, b = self.clusters.find(source), self.clusters.find(node)
                 if a != b and self._alike(source, node):
                     self._join(source, node, a, b)
+
+    def fuse_readers(self) -> None:
+        """Joins parts of one shape that read one value of that shape and do not wait for each other: it is read once.
+
+        So do the gradients of a function: each is made of the same few tensors, and none of another.
+        """
+        live = self._live()
+        reads: dict[int, set[int]] = {}  # cluster -> values of its own shape
+        for node, values in enumerate(self.reads):
+            reads.setdefault(self.clusters.find(node), set()).update(values)
+        latest: dict[int, int] = {}  # value -> the last node that reads it
+        for node, values in enumerate(self.reads):
+            for value in values if live[node] else ():
+                a, b = self.clusters.find(latest.setdefault(value, node)), self.clusters.find(node)
+                if a != b and self.shape[a] == self.shape[b] and len(reads[a] | reads[b]) <= MAX_READS:
+                    self._join_readers(a, b, reads)
+                latest[value] = node
+
+    def _join_readers(self, a: int, b: int, reads: dict[int, set[int]]) -> None:
+        if self._apart_between(a, b):
+            return
+        result = self.clusters.join(*self.clusters.ordered(a, b))
+        if not isinstance(result, Blocked):
+            self._keep_books([result])
+            reads[result[0]] = reads[a] | reads[b]
+
+    def _live(self) -> list[bool]:
+        """Whether an output of the graph depends on each op; what nothing depends on is not run."""
+        live = list(self.makes_output)
+        for node in reversed(range(len(self.ops))):
+            if live[node]:
+                for source in self.sources[node]:
+                    live[source] = True
+        return live
 
     def absorb_smaller_shapes(self) -> None:
         """Takes parts of smaller shape into the one cluster that uses them; last ones first, so that chains go along.
@@ -165,8 +205,7 @@ class Cutter:
 
     def _join(self, producer: int, consumer: int, a: int, b: int) -> None:
         """Joins cluster a (of `producer`) and cluster b (of `consumer`), or notes why not."""
-        fewer = min(self.apart[a], self.apart[b], key=len)
-        between = [p for p, c in fewer if {self.clusters.find(p), self.clusters.find(c)} == {a, b}]
+        between = self._apart_between(a, b)
         if between:
             self.refusals[producer, consumer] = self._why_apart(min(between))
             return
@@ -177,6 +216,11 @@ class Cutter:
         else:
             self._keep_books([result])
             self.shape[result[0]] = shape
+
+    def _apart_between(self, a: int, b: int) -> list[int]:
+        """The ops from which an edge leads from one cluster to the other that must not lie inside any."""
+        fewer = min(self.apart[a], self.apart[b], key=len)
+        return [p for p, c in fewer if {self.clusters.find(p), self.clusters.find(c)} == {a, b}]
 
     def _why_apart(self, producer: int) -> str:
         if self.sums[producer]:
@@ -218,6 +262,16 @@ class Cutter:
 
 def _cost(op: Op) -> int:
     return opdef.get(op.kind, where=op.label).cost
+
+
+def _reads(op: Op, shapes: dict[int, Shape], shape: Shape) -> list[int]:
+    """Ids of the operands of that shape whose data an op reads; those of one element cost nothing to read."""
+    record = opdef.get(op.kind, where=op.label)
+    if is_scalar_shape(shape) or record.index_of is not None:
+        return []
+    ports = record.with_optional(len(op.inputs))
+    read = [t.id for t, port in zip(op.inputs, ports, strict=True) if not port.shape_only and shapes[t.id] == shape]
+    return list(dict.fromkeys(read))
 
 
 def _bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:

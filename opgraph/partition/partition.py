@@ -133,7 +133,7 @@ def verify_partitions(graph: Graph, partitions: Sequence[Partition]) -> None:
     """What partitioning promises: every op but End in exactly one partition, in an order in which they can run.
 
     Each partition's inputs are made by earlier ones; so the graph of partitions has no cycle, and each is convex. A
-    fused one is connected. Ports are what is read from and needed outside.
+    fused one is connected, by values that its ops make or read. Ports are what is read from and needed outside.
 
     Raises:
         InvalidGraph: a promise is broken; a mistake in the partitioner, not of its caller.
@@ -177,20 +177,24 @@ def _verify_one(graph: Graph, outputs: set[int], part: Partition) -> None:
     inside = {op.id for op in part.ops}
     if any(op.id not in inside for unit in part.unit_matches for op in unit.ops):
         raise _broken(part, "names a unit that reaches outside")
-    if part.kind == FUSED and not _connected(graph, part.ops):
+    if part.kind == FUSED and not _connected(part.ops):
         raise _broken(part, "is fused, but not connected")
 
 
-def _connected(graph: Graph, ops: Sequence[Op]) -> bool:
-    inside = {op.id: op for op in ops}
+def _connected(ops: Sequence[Op]) -> bool:
+    """Whether all ops hang together by the values that they make and read."""
+    touching: dict[int, list[Op]] = {}
+    for op in ops:
+        for tensor in (*op.inputs, *op.outputs):
+            touching.setdefault(tensor.id, []).append(op)
     seen, waiting = {ops[0].id}, [ops[0]]
     while waiting:
         op = waiting.pop()
-        around = [graph.producer(t.id) for t in op.inputs] + [c for t in op.outputs for c in graph.consumers(t.id)]
-        for other in around:
-            if other is not None and other.id in inside and other.id not in seen:
-                seen.add(other.id)
-                waiting.append(other)
+        for tensor in (*op.inputs, *op.outputs):
+            for other in touching.pop(tensor.id, ()):
+                if other.id not in seen:
+                    seen.add(other.id)
+                    waiting.append(other)
     return len(seen) == len(ops)
 
 

@@ -1,9 +1,10 @@
 """Cutting a graph into partitions: which ops run as one kernel, which go to a library, and in what order.
 
-Fused partitions grow in two steps. First along edges between pointwise ops of provably equal shape, as far as no cycle
-arises; then smaller parts (a parameter's own arithmetic, a [C] next to [N,C]) are taken into the one partition that
-uses them, if computing them again for each element is cheap. Library partitions then take what is left. Each step is
-linear, apart from searches for cycles, which share one budget. specs/partitioning.md has the rules in full.
+Fused partitions grow in three steps. First along edges between ops of provably equal shape, as far as no cycle arises;
+then parts that read the same values are joined; then smaller parts (a parameter's own arithmetic, a [C] next to [N,C])
+are taken into the one partition that uses them, if computing them again for each element is cheap. Library partitions
+then take what is left. Each step is linear, apart from searches for cycles, which share one budget.
+specs/partitioning.md has the rules in full.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = R
     cutter = Cutter(graph)
     if policy == "fusion":
         cutter.fuse_equal_shapes()
+        cutter.fuse_readers()
         cutter.absorb_smaller_shapes()
         # Splits for speed (register pressure, operand count) belong here: they cut clusters at their cheapest edges.
         cutter.join_libraries()
