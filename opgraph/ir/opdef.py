@@ -39,7 +39,8 @@ __all__ = [
 Attrs: TypeAlias = Mapping[str, Any]
 ShapeRule: TypeAlias = Callable[[tuple[LogicalTensor, ...], Attrs], tuple[Dims, ...]]
 
-#: A text, or a function of the attributes and of the names of the inputs that are given, where these choose it.
+#: A text, or a function of the attributes and of the names of the inputs that are given, where these choose it. The
+#: names may come as a mapping: to the number of dimensions of each, None where it is not known.
 Template: TypeAlias = str | Callable[[Attrs, Collection[str]], str]
 
 
@@ -95,6 +96,7 @@ class OpDef:
             broadcast axes and casts to the input's dtype are added by who applies it. A text is the reason why no
             gradient exists; None means that nobody wrote it. Outputs of integers and booleans need none.
         gradient_from_output: of an op with one input, its gradient over the output and `d` alone, where these suffice.
+            As a function it returns "" for attributes with which they do not.
         torch_calls: the torch functions that mean this op, for tracing.
         source: where the formula comes from.
     """
@@ -170,9 +172,8 @@ class OpDef:
         template = self.gradient_from_output
         if name is not None:
             template = self.gradient.get(name) if isinstance(self.gradient, Mapping) else None
-        if template is None:
-            return None
-        return parse_expression(template if isinstance(template, str) else template(attrs, given))
+        text = template(attrs, given) if callable(template) else template
+        return parse_expression(text) if text else None
 
     def _check_gradient(self, tree: Expr | None, names: Collection[str]) -> None:
         unknown = unknown_name(tree, names, [a.name for a in self.attrs])

@@ -93,7 +93,7 @@ class _Body:
         return result
 
     def _tree(self) -> Expr:
-        given = [name for name, _, _ in self.signature.inputs]
+        given = {name: ndim for name, _, ndim in self.signature.inputs}
         other = _OTHER_BODIES.get((self.record.kind, self.work, len(given)))
         if other is not None:
             return parse_expression(other)
@@ -132,6 +132,12 @@ class _Body:
         if form is None:
             tree = record.decompose(attrs, list(inputs))
             if tree is None or tree == call:
+                if not record.is_pointwise:
+                    raise Unimplemented(
+                        f"ai.onnx has no such {record.kind} at opset {self.signature.opset}",
+                        where=f"{record.kind} of {', '.join(t.type_text for t in inputs.values())}",
+                        fix="give axes as an attribute, declare the ranks of its inputs, or save with a newer opset",
+                    )
                 raise Unimplemented(
                     f"ai.onnx has no {record.kind} of {self.work} at opset {self.signature.opset}",
                     where=f"body of {self.record.kind}",

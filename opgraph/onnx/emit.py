@@ -63,7 +63,7 @@ class Emitter:
         """
         if record.kind == CHOSEN and self.form != "function":
             return self._chosen(record, attrs, inputs, output)
-        given = {p.name: v for p, v in zip(record.inputs, inputs)}
+        given = dict(zip(record.input_names(len(inputs)), inputs))
         form = None
         if record.kind != CHOSEN:
             form = plain_form(record, attrs, {n: t for n, (t, _) in given.items()}, output[0].dtype, self.opset)
@@ -141,9 +141,10 @@ class Emitter:
         return result
 
     def scalar(self, value: AttrValue, dtype: str, name: str) -> str:
-        """A scalar constant of a dtype; returns its name."""
+        """A scalar constant of a dtype, or a list of ints; returns its name."""
         name = self.fresh(name)
-        self.scalars[name] = np.asarray(value).astype(dtypes.BY_NAME[dtype].numpy)
+        stored = np.dtype(np.int64) if isinstance(value, tuple) else dtypes.BY_NAME[dtype].numpy
+        self.scalars[name] = np.asarray(value).astype(stored)
         return name
 
     def fresh(self, name: str) -> str:

@@ -50,9 +50,16 @@ def _by_op_type() -> dict[str, list[tuple[OpDef, Onnx]]]:
     return result
 
 
-def slots(record: OpDef, form: Onnx) -> tuple[str, ...]:
-    """What stands at each ONNX input of a form: "input", "$attr", or "input|$attr"."""
-    return form.inputs if form.inputs is not None else tuple(p.name for p in record.inputs)
+def slots(record: OpDef, form: Onnx, count: int) -> tuple[str, ...]:
+    """What stands at each ONNX input of a form: "input", "$attr", or "input|$attr".
+
+    Args:
+        count: how many inputs are given, where the op takes any number of them.
+    """
+    if form.inputs is not None:
+        return form.inputs
+    variadic = bool(record.inputs) and record.inputs[-1].variadic
+    return tuple(record.input_names(count if variadic else len(record.inputs)))
 
 
 @cache

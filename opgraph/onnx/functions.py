@@ -41,7 +41,7 @@ def trusted_call(
         output: dtype of the call's output; "undef" if unknown.
     """
     record = opdef.find(node.op_type)
-    if node.domain != DOMAIN or record is None or not record.is_pointwise or not all(node.input):
+    if node.domain != DOMAIN or record is None or record.family == "structural" or not all(node.input):
         return None
     attrs = _attributes(record, node)
     if attrs is None or not len(function.input) == len(operands) <= len(record.inputs):

@@ -23,12 +23,14 @@ from opgraph.onnx.value_types import dtype_and_dims, element_only, value_types
 from opgraph.runtime.providers.onnx_types import type_text
 
 
-def load(model: ModelLike) -> Graph:
+def load(model: ModelLike, *, library: bool = False) -> Graph:
     """Reads an ONNX model.
 
     Args:
         model: a path, an onnx.ModelProto, or an onnx_ir.Model. It is treated as untrusted input. Data files are
             mapped, not read.
+        library: whether matrix products, reductions and changes of shape become native ops, too, which have gradients
+            and run in torch. Otherwise they stay Wildcards, which onnxruntime runs together with their neighbours.
 
     Returns: a finalized graph with exactly the model's inputs and outputs, in order. Pointwise nodes are native ops,
         in every spelling that the op records list; every other node is a Wildcard that carries it exactly. Symbolic
@@ -43,7 +45,7 @@ def load(model: ModelLike) -> Graph:
     try:
         origin = taken_apart(model)
         validate(origin)
-        return imported(origin)
+        return imported(origin, library=library)
     except (ModelError, Unimplemented):
         raise
     except OpGraphError as error:
@@ -59,10 +61,10 @@ def load(model: ModelLike) -> Graph:
         ) from error
 
 
-def imported(origin: Origin) -> Graph:
-    """The graph of a validated model."""
+def imported(origin: Origin, *, library: bool = False) -> Graph:
+    """The graph of a validated model; see `load` for `library`."""
     origin.skeleton, notes = unfolded(origin.skeleton, origin.label)
-    reader = _Reader(origin)
+    reader = _Reader(origin, library)
     reader.graph.notes.extend(notes)
     return reader.read()
 
@@ -70,8 +72,9 @@ def imported(origin: Origin) -> Graph:
 class _Reader:
     """Reads nodes in order; holds the graph so far and its values by name."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, library: bool = False) -> None:
         self.origin = origin
+        self.library = library
         self.model = origin.skeleton
         self.graph = Graph()
         self.values: dict[str, LogicalTensor] = {}
@@ -170,7 +173,7 @@ class _Reader:
     def _native(self, node: NodeProto, opset: int) -> bool:
         if node.domain != "" or len(node.output) != 1:
             return False
-        candidates = native_candidates(node, opset, self._operands(node))
+        candidates = native_candidates(node, opset, self._operands(node), self.library)
         return any(self._added(node, candidate) for candidate in candidates)
 
     def _added(self, node: NodeProto, native: Native) -> bool:

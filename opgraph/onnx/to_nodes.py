@@ -12,7 +12,7 @@ from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.opdef import Onnx, OpDef
 from opgraph.onnx.forms import allowed, attribute_default, forms_of, slots
 from opgraph.ops.families import LAYOUT_ATTRS
-from opgraph.runtime.providers.onnx_node import OPERANDS_KEY
+from opgraph.runtime.providers.onnx_node import KIND_KEY, OPERANDS_KEY
 
 #: How an attribute reaches the node: by value in a graph, by reference in a function's body.
 WriteAttribute = Callable[[str, str, AttrValue], AttributeProto]
@@ -35,7 +35,7 @@ def plain_form(
     if not _operands_as_onnx_wants(record, attrs, inputs, output):
         return None
     for form in forms_of(record, opset):
-        if _says_all(record, form, attrs, inputs) and _allowed_here(record, form, inputs, output, opset):
+        if _says_all(record, form, attrs, inputs) and _allowed_here(record, form, attrs, inputs, output, opset):
             return form
     return None
 
@@ -55,7 +55,7 @@ def _operands_as_onnx_wants(
 
 def _says_all(record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs: Mapping[str, LogicalTensor]) -> bool:
     """Whether every input and attribute of the op has its place in the form."""
-    words = [w for slot in slots(record, form) for w in slot.split("|")]
+    words = [w for slot in slots(record, form, len(inputs)) for w in slot.split("|")]
     if not set(inputs) <= set(words) or any(attrs.get(k) != v for k, v in form.when.items()):
         return False
     known = {*form.attrs, *form.when, *(w[1:] for w in words if w.startswith("$"))}
@@ -66,11 +66,14 @@ def _says_all(record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs:
 def _allowed_here(
     record: OpDef,
     form: Onnx,
+    attrs: Mapping[str, AttrValue],
     inputs: Mapping[str, LogicalTensor],
     output: str,
     opset: int,
 ) -> bool:
-    for index, slot in enumerate(slots(record, form)):
+    if form.applies is not None and not form.applies(attrs, {n: t.ndim for n, t in inputs.items()}):
+        return False
+    for index, slot in enumerate(slots(record, form, len(inputs))):
         name = slot.split("|")[0]
         if name in inputs and inputs[name].dtype not in allowed(form.op_type, opset, index):
             return False
@@ -97,11 +100,11 @@ def plain_node(
     Args:
         operands: value names of the given inputs, by the record's names.
         output: the name of the output and its dtype.
-        scalar: the value that holds an attribute as a scalar of the first input's dtype.
+        scalar: the value that holds an attribute as a constant: a scalar of the first input's dtype, a list in s64.
         attribute: how to write an attribute (our name, ONNX's name, value); by value when left out.
     """
     inputs = []
-    for slot in slots(record, form):
+    for slot in slots(record, form, len(operands)):
         words = slot.split("|")
         name = next((w for w in words if w in operands), None)
         attr = next((w[1:] for w in words if w.startswith("$") and w[1:] in attrs), None)
@@ -119,6 +122,8 @@ def plain_node(
     for name, value in form.fixed.items():
         if value != attribute_default(form.op_type, opset, name):
             node.attribute.append(helper.make_attribute(name, value))
+    if not record.is_pointwise:
+        node.metadata_props.add(key=KIND_KEY, value=record.kind)
     if record.is_cast:
         node.attribute.append(helper.make_attribute("to", dtypes.BY_NAME[output[1]].onnx))
     return node
@@ -126,7 +131,7 @@ def plain_node(
 
 def mark_operands(node: NodeProto, op: Op, record: OpDef, form: Onnx) -> None:
     """Notes which scalar constants are operands of the op, where a reader would take them for attributes."""
-    either = [slot.split("|")[0] for slot in slots(record, form) if "|$" in slot]
+    either = [slot.split("|")[0] for slot in slots(record, form, len(op.inputs)) if "|$" in slot]
     names = [p.name for p, t in zip(record.inputs, op.inputs) if p.name in either and t.is_scalar_constant]
     if names:
         node.metadata_props.add(key=OPERANDS_KEY, value=",".join(names))

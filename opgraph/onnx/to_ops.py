@@ -14,25 +14,31 @@ from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import Attr, Onnx, OpDef
 from opgraph.ir.schema import f32
 from opgraph.onnx.forms import attribute_default, kinds_of, plain_value, slots
-from opgraph.runtime.providers.onnx_node import OPERANDS_KEY, encoded
+from opgraph.runtime.providers.onnx_node import KIND_KEY, OPERANDS_KEY, encoded
 
 #: A native op, not yet in a graph: kind, inputs, attributes.
 Native = tuple[str, list[LogicalTensor], dict[str, AttrValue]]
 
 
-def native_candidates(node: NodeProto, opset: int, operands: Sequence[LogicalTensor | None]) -> list[Native]:
+def native_candidates(
+    node: NodeProto, opset: int, operands: Sequence[LogicalTensor | None], library: bool = False
+) -> list[Native]:
     """The ops that mean what a node means; the graph may refuse one for its dtypes, then the next one is tried.
 
     Args:
         node: of domain "".
         opset: the opset that the node belongs to.
         operands: its inputs; None where an optional one is left out.
+        library: whether library ops are wanted, too; those that opgraph wrote are told by their metadata anyway.
     """
-    hint = next((p.value for p in node.metadata_props if p.key == OPERANDS_KEY), "")
+    said = {p.key: p.value for p in node.metadata_props}
+    hint = said.get(OPERANDS_KEY, "")
     result: list[Native] = []
     if any(t is not None and t.dtype == dtypes.UNDEF for t in operands):
         return result
     for record, form in kinds_of(node.op_type, opset):
+        if record.kind != said.get(KIND_KEY, record.kind) or not (record.is_pointwise or library or KIND_KEY in said):
+            continue
         attrs = _attributes(record, form, node, opset)
         first = operands[0].dtype if operands and operands[0] is not None else None
         if attrs is None or (form.dtypes is not None and first not in form.dtypes):
@@ -40,7 +46,10 @@ def native_candidates(node: NodeProto, opset: int, operands: Sequence[LogicalTen
         for keep in ({*hint.split(",")}, {p.name for p in record.inputs}):
             bound = _bound(record, form, operands, keep)
             if bound is not None and (not result or bound != (result[-1][1], {})):
-                result.append((record.kind, bound[0], {**attrs, **bound[1]}))
+                own = {**attrs, **bound[1]}
+                ndims = {n: t.ndim for n, t in zip(record.input_names(len(bound[0])), bound[0])}
+                if form.applies is None or form.applies(own, ndims):
+                    result.append((record.kind, bound[0], own))
     return result
 
 
@@ -84,7 +93,7 @@ def _bound(
     Args:
         keep: names of our inputs that must not become attributes.
     """
-    wanted = slots(record, form)
+    wanted = slots(record, form, len(operands))
     if len(operands) > len(wanted):
         return None
     given = [*operands, *[None] * (len(wanted) - len(operands))]
@@ -96,7 +105,7 @@ def _bound(
         attr = next((w[1:] for w in words if w.startswith("$")), None)
         if tensor is None:
             continue
-        value = _scalar(tensor, operands[0]) if attr is not None else None
+        value = None if attr is None else _held(record.attr(attr), tensor, operands[0])
         # Inputs are positional: once a later one is an operand, the earlier ones have to be.
         if attr is not None and value is not None and name not in keep and not inputs:
             attrs[attr] = value
@@ -104,12 +113,21 @@ def _bound(
             inputs[name] = tensor
         else:
             return None
-    names = [p.name for p in record.inputs]
+    names = record.input_names(max(len(operands), len(record.inputs)))
     if [n for n in names if n in inputs] != names[: len(inputs)]:
         return None
-    if any(not p.optional and p.name not in inputs for p in record.inputs):
+    if any(not p.optional and not p.variadic and p.name not in inputs for p in record.inputs):
         return None
     return [inputs[n] for n in names if n in inputs], attrs
+
+
+def _held(attr: Attr | None, tensor: LogicalTensor, first: LogicalTensor | None) -> AttrValue | None:
+    """The value of a constant as an attribute, if it can hold it."""
+    if attr is None or attr.type != "s64[]":
+        return _scalar(tensor, first)
+    if tensor.data is None or tensor.dtype != "s64" or tensor.ndim != 1:
+        return None
+    return tuple(int(i) for i in tensor.data)
 
 
 def _scalar(tensor: LogicalTensor, first: LogicalTensor | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,24 +129,26 @@ def _in_dtype(build: Builder, tensor: LogicalTensor, dtype: str) -> LogicalTenso
     return result
 
 
-def _einsum(transpose_a: bool, transpose_b: bool) -> Onnx:
-    a, b = ("km" if transpose_a else "mk"), ("nk" if transpose_b else "kn")
-    return Onnx(
-        op_type="Einsum",
-        since=12,
-        inputs=("src", "weights"),
-        when={"transpose_a": transpose_a, "transpose_b": transpose_b, "accumulation_mode": "strict"},
-        fixed={"equation": f"...{a},...{b}->...mn"},
-        applies=lambda attrs, ndims: all((n or 0) > 1 for n in ndims.values()),
-    )
-
-
 def _pieces(attrs: Attrs, given: Collection[str]) -> str:
-    """The plain product and the sum with the bias, where it is not plain itself."""
-    product = "MatMul(src, weights, transpose_a=$transpose_a, transpose_b=$transpose_b)"
-    if "bias" in given:
-        return f"Add({product}, bias)"
-    return "" if attrs["accumulation_mode"] == "strict" else product
+    """The plain product of transposed operands, and the sum with the bias; "" where that is this very op.
+
+    Ranks say how a transposition is written; without them there is none.
+    """
+    ranks = given if isinstance(given, Mapping) else {}
+    factors = [
+        _factor(n, bool(attrs[f]), ranks.get(n)) for n, f in (("src", "transpose_a"), ("weights", "transpose_b"))
+    ]
+    plain = factors == ["src", "weights"] and attrs["accumulation_mode"] == "strict"
+    if "" in factors or (plain and "bias" not in given):
+        return ""
+    product = f"MatMul({factors[0]}, {factors[1]})"
+    return f"Add({product}, bias)" if "bias" in given else product
+
+
+def _factor(name: str, transposed: bool, ndim: int | None) -> str:
+    if not transposed or ndim == 1:
+        return name
+    return "" if ndim is None else f"StaticTranspose({name}, order={[*range(ndim - 2), ndim - 1, ndim - 2]})"
 
 
 MATMUL = library(
@@ -187,7 +189,6 @@ MATMUL = library(
             fixed={"alpha": 1.0, "beta": 1.0},
             applies=lambda attrs, ndims: ndims["src"] == ndims["weights"] == 2,
         ),
-        *(_einsum(a, b) for a, b in ((False, True), (True, False), (True, True))),
     ),
     decomposition=_pieces,
     domain=((-2.0, 2.0),),

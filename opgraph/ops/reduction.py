@@ -81,6 +81,19 @@ def _reduction(
 
     since = _AXES_ARE_INPUT_SINCE.get(kind, 18)
     keep = {"keep_dims": "keepdims"}
+    # Without axes onnxruntime makes a norm |src|, where oneDNN's page says src.
+    empty = (
+        Onnx(op_type="Identity", since=1, inputs=("src",), when={"axes": (), "keep_dims": False})
+        if kind in ("ReduceL1", "ReduceL2")
+        else Onnx(
+            op_type=kind,
+            since=since,
+            inputs=("src", "$axes"),
+            attrs=keep,
+            when={"axes": ()},
+            fixed={"noop_with_empty_axes": 1},
+        )
+    )
     return library(
         kind,
         f"{formula} Without axes (axes=[]) y = src. With keep_dims the axes stay, with size 1. f16 and bf16 are "
@@ -102,14 +115,7 @@ def _reduction(
                 attrs=keep,
                 applies=lambda attrs, ndims: bool(attrs["axes"]),
             ),
-            Onnx(
-                op_type=kind,
-                since=since,
-                inputs=("src", "$axes"),
-                attrs=keep,
-                when={"axes": ()},
-                fixed={"noop_with_empty_axes": 1},
-            ),
+            empty,
             Onnx(
                 op_type=kind,
                 since=1,

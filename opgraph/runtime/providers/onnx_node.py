@@ -27,6 +27,10 @@ from opgraph.ir.op import AttrValue, Op
 #: metadata_props key of a node: operands that stay operands, though an attribute could hold them.
 OPERANDS_KEY = "opgraph.operands"
 
+#: metadata_props key of a node that opgraph wrote for a library op: its kind. Other nodes of such op types stay
+#: Wildcards, so that onnxruntime runs a model that somebody else wrote in regions as large as they were.
+KIND_KEY = "opgraph.kind"
+
 _PROTO = "proto:"
 _RESERVED = "onnx_"
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
