@@ -18,6 +18,7 @@ COMMANDS = {
     "show": "the graph, its partitions, and why anything stayed unfused",
     "fuse": "fuse an ONNX file, check and time the result against it",
     "check": "compare with the float64 reference, or one file with another",
+    "memory": "what PyTorch keeps for backward, and the peak, of an activation or a network",
     "ops": "the op set, or one op's page",
     "demo": "write two models, fuse them, run them, print what changed",
 }

@@ -1,0 +1,167 @@
+"""`opgraph memory act.py:Name`: what is kept for backward, and the peak, of an activation or a network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgraph.cli.main import UsageError
+from opgraph.cli.python_file import named_thing
+from opgraph.cli.terminal import Step, console, note, printable, progress, table
+from opgraph.errors import DeviceError, InvalidArguments, OpGraphError, Unimplemented
+
+if TYPE_CHECKING:
+    from opgraph.torch.memory_report import MemoryReport
+
+#: What the networks of `opgraph.torch.zoo` take for one image.
+IMAGE = (3, 32, 32)
+MODELS = ("resnet18", "resnet50", "efficientnet_b0")
+DTYPES = ("f32", "f64", "f16", "bf16")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.add_argument(
+        "target",
+        metavar="FILE.py:NAME",
+        nargs="?",
+        help="a torch module class, module or function; package.module:NAME does as well",
+    )
+    parser.add_argument(
+        "--input", metavar="SHAPE", action="append", help="an input's dimensions, as in 128,64,32,32; one for each"
+    )
+    parser.add_argument("--model", choices=MODELS, help="put it into this network, for 32x32 images")
+    parser.add_argument("--batch", type=int, metavar="N", help="images in a batch, with --model (default: 128)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="f32", help="of inputs and parameters (default: %(default)s)"
+    )
+    parser.add_argument("--run", action="store_true", help="compute it, instead of counting on shapes alone")
+    parser.add_argument("--plot", metavar="FILE", help="write a picture: FILE.svg")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
+    parser.add_argument("--all", action="store_true", help="print tables whole, and every kept tensor")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    shapes = _shapes(args)
+    if args.plot and Path(args.plot).suffix.lower() != ".svg":
+        raise UsageError("the picture is an SVG file", where=args.plot, fix="give a name that ends in .svg")
+    with progress() as step:
+        step("loading PyTorch")
+        _require_torch()
+        report = _measured(args, shapes, step)
+        if args.plot:
+            step("drawing")
+            report.plot(args.plot)
+    if args.json:
+        print(json.dumps(report.to_dict()))
+        return 0
+    _print(report, None if args.all else 40)
+    if args.plot:
+        console().print(f"drawn to {printable(args.plot)}")
+    return 0
+
+
+def _shapes(args: argparse.Namespace) -> list[tuple[int, ...]]:
+    """The shapes of the inputs, of arguments that fit together."""
+    if args.target is None and args.model is None:
+        raise UsageError("nothing to measure", where="opgraph memory", fix="give FILE.py:NAME, --model, or both")
+    if args.target is not None and ":" not in args.target:
+        suffix = Path(args.target).suffix.lower()
+        if suffix != ".py":
+            raise Unimplemented(
+                "memory is measured of PyTorch code, not of graph files", where=args.target,
+                fix="give FILE.py:NAME; `opgraph show` takes graph files",
+            )  # fmt: skip
+    if args.model is not None:
+        if args.input:
+            raise UsageError("--model brings its own input", where="--input", fix="give --batch N instead of --input")
+        batch = 128 if args.batch is None else args.batch
+        if batch < 1:
+            raise UsageError("a batch has at least one image", where=f"--batch {batch}", fix="give a positive number")
+        return [(batch, *IMAGE)]
+    if args.batch is not None:
+        raise UsageError("--batch goes with --model", where="--batch", fix="write the batch into --input")
+    if not args.input:
+        raise UsageError("no input", where="--input", fix="give the dimensions, as in --input 128,64,32,32")
+    return [_shape(text) for text in args.input]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        dims = tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        dims = (-1,)
+    if any(dim < 0 for dim in dims):
+        raise UsageError("no dimensions", where=f"--input {text}", fix="whole numbers, as in --input 128,64,32,32")
+    return dims
+
+
+def _require_torch() -> None:
+    try:
+        import opgraph.torch  # noqa: F401
+    except ImportError as error:
+        raise DeviceError(
+            f"what is kept for backward is measured with PyTorch, which cannot be imported ({error})",
+            where="opgraph memory",
+            fix="pip install 'opgraph[torch]'",
+        ) from None
+
+
+def _measured(args: argparse.Namespace, shapes: list[tuple[int, ...]], step: Step) -> MemoryReport:
+    from opgraph.torch import memory_subject
+
+    thing, name = (None, "") if args.target is None else named_thing(args.target)
+    try:
+        subject = (
+            memory_subject.instance(thing, name)
+            if args.model is None
+            else memory_subject.network(args.model, thing, name)
+        )
+    except InvalidArguments as error:
+        raise UsageError(error.what, where=error.where, fix=error.fix) from error
+    except Exception as error:
+        raise _failed(error, args.target or args.model) from error
+    step("running it" if args.run else "counting on shapes")
+    try:
+        report = memory_subject.measured(
+            subject, shapes, args.dtype, needs_grad=args.model is None, dry_run=not args.run
+        )
+    except OpGraphError:
+        raise
+    except Exception as error:
+        raise _failed(error, args.target or args.model) from error
+    size = "x".join(str(d) for d in shapes[0]) if shapes[0] else "scalar"
+    label = args.model + (f" with {name}" if name else "") if args.model else name
+    return replace(report, subject=f"{label}, {size} {args.dtype}")
+
+
+def _failed(error: Exception, target: str) -> OpGraphError:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+    where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else target
+    return OpGraphError(
+        f"{target} raised {type(error).__name__}: {error}".splitlines()[0], where=where,
+        fix="check --input and --dtype against what it takes; --traceback shows where it came from",
+    )  # fmt: skip
+
+
+def _is_library(file: str) -> bool:
+    return "/torch/" in file or str(Path(__file__).parent.parent) in file
+
+
+def _print(report: MemoryReport, limit: int | None) -> None:
+    from opgraph.torch.memory_text import summary, tables
+
+    out = console()
+    for line in summary(report):
+        out.print(printable(line))
+    out.print()
+    for made in tables(report, limit):
+        columns = [f"~{name}" if name in ("source", "which is", "module") else name for name in made.columns]
+        out.print(table(made.title, columns, made.rows, right=made.right))
+    for text in report.notes:
+        note(text)
