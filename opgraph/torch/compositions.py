@@ -1,0 +1,112 @@
+"""Torch functions that are several ops: no kind of op means them alone, so no record names them.
+
+The notation is that of `opgraph.ir.signature.TorchCall`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from opgraph.ir.signature import TorchCall
+
+_LN2 = "0.6931471805599453"
+#: Whether a value is negative, -0.0 included.
+_NEGATIVE = "Or(Less({0}, 0), Less(Reciprocal({0}), 0))"
+#: torch writes pi with this many digits too.
+_PI = "3.141592653589793"
+
+
+def _lerp(p: Mapping[str, Any]) -> str:
+    """The end that the weight is nearer to is met exactly (aten/src/ATen/native/Lerp.h)."""
+    low = "Add(input, Multiply(Subtract(end, input), weight))"
+    high = "Subtract(end, Multiply(Subtract(end, input), Subtract(1, weight)))"
+    if isinstance(p["weight"], (int, float)):
+        return low if abs(p["weight"]) < 0.5 else high
+    return f"Select(Less(Abs(weight), 0.5), {low}, {high})"
+
+
+def _nan_to_num(p: Mapping[str, Any]) -> str:
+    if not p["dtype"].startswith(("f", "b")):
+        return "Identity(input)"
+    limits = torch.finfo(
+        getattr(torch, {"f64": "float64", "f32": "float32", "f16": "float16"}.get(p["dtype"], "bfloat16"))
+    )
+    nan, high, low = (
+        repr(float(default if p[name] is None else p[name]))
+        for name, default in (("nan", 0.0), ("posinf", limits.max), ("neginf", limits.min))
+    )
+    finite = f"Select(IsInf(input), Select(Greater(input, 0), {high}, {low}), input)"
+    return f"Select(IsNaN(input), {nan}, {finite})"
+
+
+def _logit(p: Mapping[str, Any]) -> str:
+    inside = "input" if p["eps"] is None else f"Minimum(Maximum(input, $eps), {1 - p['eps']!r})"
+    return f"Log(Divide({inside}, Subtract(1, {inside})))"
+
+
+def _scaled(p: Mapping[str, Any], rest: str) -> str:
+    return f"Add(input, {rest})" if p["value"] == 1 else f"Add(input, Multiply({rest}, $value))"
+
+
+COMPOSITIONS = (
+    TorchCall("tanhshrink(input)", "Subtract(input, Tanh(input))"),
+    TorchCall("logsigmoid|log_sigmoid(input)", "Neg(SoftPlus(Neg(input)))"),
+    TorchCall("addcmul(input, tensor1, tensor2, value=1)", lambda p: _scaled(p, "Multiply(tensor1, tensor2)")),
+    TorchCall("addcdiv(input, tensor1, tensor2, value=1)", lambda p: _scaled(p, "Divide(tensor1, tensor2)")),
+    TorchCall("lerp(input, end, weight)", _lerp),
+    TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
+    TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
+    TorchCall("signbit(input)", _NEGATIVE.format("input")),
+    TorchCall("copysign(input, other)", f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Abs(input))"),
+    TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
+    TorchCall("isfinite(input)", "Not(Or(IsNaN(input), IsInf(input)))"),
+    TorchCall("deg2rad(input)", f"Multiply(input, {3.141592653589793 / 180!r})"),
+    TorchCall("rad2deg(input)", f"Multiply(input, {180 / 3.141592653589793!r})"),
+    # Powers of 2 by Pow: exp(x ln 2) would multiply the rounding error of x ln 2 by its size.
+    TorchCall("exp2(input)", "Pow(2, input)"),
+    TorchCall("log2(input)", "Multiply(Log(input), 1.4426950408889634)"),
+    TorchCall("log10(input)", "Multiply(Log(input), 0.4342944819032518)"),
+    TorchCall(
+        "sinc(input)", f"Select(Equal(input, 0), 1, Divide(Sin(Multiply(input, {_PI})), Multiply(input, {_PI})))"
+    ),
+    # x/2 erfc(-x / sqrt 2) is GELU, which keeps the tail that 1 - erf(x) loses.
+    TorchCall(
+        "erfc(input)",
+        "Select(Greater(input, 0.5), Divide(Multiply(GELU(Multiply(input, -1.4142135623730951)), -1.4142135623730951), "
+        "input), Subtract(1, Erf(input)))",
+    ),
+    TorchCall("logit(input, eps=None)", _logit),
+    TorchCall("xlogy(input, other)", "Select(And(Equal(input, 0), Not(IsNaN(other))), 0, Multiply(input, Log(other)))"),
+    TorchCall(
+        "xlog1py(input, other)", "Select(And(Equal(input, 0), Not(IsNaN(other))), 0, Multiply(input, Log1p(other)))"
+    ),
+    TorchCall(
+        "logaddexp(input, other)",
+        "Select(And(Equal(input, other), IsInf(input)), input, "
+        "Add(Maximum(input, other), Log1p(Exp(Neg(Abs(Subtract(input, other)))))))",
+    ),
+    TorchCall(
+        "logaddexp2(input, other)",
+        "Select(And(Equal(input, other), IsInf(input)), input, Add(Maximum(input, other), "
+        "Multiply(Log1p(Pow(2, Neg(Abs(Subtract(input, other))))), 1.4426950408889634)))",
+    ),
+    # The larger side outside the root, so that no square overflows.
+    TorchCall(
+        "hypot(input, other)",
+        "Select(Or(Equal(Maximum(Abs(input), Abs(other)), 0), IsInf(Maximum(Abs(input), Abs(other)))), "
+        "Maximum(Abs(input), Abs(other)), Multiply(Maximum(Abs(input), Abs(other)), "
+        "Sqrt(Add(Square(Divide(Minimum(Abs(input), Abs(other)), Maximum(Abs(input), Abs(other)))), 1))))",
+    ),
+    # By the ratio that is at most 1 in size, whose derivative is finite on both axes.
+    TorchCall(
+        "atan2|arctan2(input, other)",
+        "Select(Greater(Abs(input), Abs(other)), "
+        "Subtract(Select(Less(input, 0), -1.5707963267948966, 1.5707963267948966), Atan(Divide(other, input))), "
+        f"Add(Select({_NEGATIVE.format('other')}, Select({_NEGATIVE.format('input')}, -{_PI}, {_PI}), 0), "
+        "Select(Equal(input, 0), Select(" + _NEGATIVE.format("other") + ", Neg(input), input), "
+        "Atan(Divide(input, other)))))",
+    ),
+)

@@ -1,0 +1,275 @@
+"""Tracing: a Python function of torch ops as og.Graphs, one for each way through the function.
+
+`Tracer(fn)(args, kwargs)` runs the function once, on proxies instead of data tensors, and gives back a `Run`: the
+graph of what was done to data, the tensors that the graph reads, in the order of its inputs, and how the function's
+result is made of the graph's. Whatever does not meet data runs in torch as it stands: arithmetic of parameters of no
+dimension, Python branches on them, views of arguments; autograd sees it.
+
+What counts as data: tensor arguments of one dimension or more (in lists, tuples and dicts too). Tensors of no
+dimension stay real, as arguments too. Parameters, buffers and other tensors that meet data are captured: they become
+inputs of the graph, in the order in which they are first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opgraph.errors import InvalidArguments
+from opgraph.ir.graph import Graph
+from opgraph.torch import places
+from opgraph.torch.build import build, needed, pattern
+from opgraph.torch.emit import name_of
+from opgraph.torch.proxy import Proxy, Ref
+from opgraph.torch.session import Input, Node, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """In a result: the output of the graph with this index."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """In a result: something that the function returned as it was, the `index`-th such thing of a run."""
+
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class Traced:
+    """One way through a function, for one pattern of shapes.
+
+    Attributes:
+        graph: finalized; its inputs are the tensors of a Run, its outputs the results that are computed.
+        inputs: the names of its inputs: an argument's, an attribute's, or "captured_<n>".
+        outputs: the function's result with Output and Kept in place of tensors: an Output, a Kept, or tuples, lists
+            and dicts of such.
+        reads: for each input of the graph, which of the run's tensors it is.
+        op: what runs the graph; put here by `fuse`.
+    """
+
+    graph: Graph
+    inputs: tuple[str, ...]
+    outputs: Any
+    reads: tuple[int, ...]
+    op: Any = None
+
+    def result(self, results: Sequence[torch.Tensor], kept: Sequence[Any]) -> Any:
+        """The function's result from those of the graph, in the order of its outputs, and a Run's `kept`."""
+        return _filled(self.outputs, results, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of a function.
+
+    Attributes:
+        traced: None where no data were touched; the result is `kept[0]` then.
+        tensors: the inputs of the graph, in order.
+        kept: what the function returned as it was.
+    """
+
+    traced: Traced | None
+    tensors: tuple[torch.Tensor, ...]
+    kept: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """What is known at the end of one way through the function."""
+
+    structure: Any
+    outputs: tuple[tuple[Ref, str], ...]
+    by_shapes: dict[Any, Traced] = field(default_factory=dict)
+    by_pattern: dict[Any, Traced] = field(default_factory=dict)
+
+
+class Tracer:
+    """Traces a function, call by call.
+
+    Args:
+        fn: a function of torch ops, or any callable.
+        names: of its positional parameters, for the graph's inputs.
+
+    Each call runs `fn`; only calls that do something new build a graph.
+    """
+
+    def __init__(self, fn: Callable[..., Any], names: Sequence[str] = ()) -> None:
+        self.fn = fn
+        self._names = tuple(names) or parameter_names(fn)
+        self._roots: dict[Any, Node] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        """Runs the function.
+
+        Raises:
+            OpGraphError: it does something that cannot be fused; the message names the line.
+            Exception: whatever the function raises itself.
+        """
+        session = Session(Node(None, 0), torch.device("cpu"))
+        given = [self._given(session, a, self._name(i)) for i, a in enumerate(args)]
+        named = {k: self._given(session, v, k) for k, v in kwargs.items()}
+        if not session.inputs:
+            return Run(None, (), (self.fn(*args, **kwargs),))
+        session.device = session.inputs[0].tensor.device
+        key = (torch.get_default_dtype(), *[i.tensor.dtype for i in session.inputs])
+        session.node = self._roots.setdefault(key, Node(None, session.count))
+        result = self.fn(*given, **named)
+        return self._ended(session, result)
+
+    def _name(self, index: int) -> str:
+        return self._names[index] if index < len(self._names) else f"argument_{index}"
+
+    def _given(self, session: Session, value: Any, name: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            return session.argument(value, name) if value.dim() else value
+        if type(value) in (list, tuple):
+            return type(value)(self._given(session, v, f"{name}_{i}") for i, v in enumerate(value))
+        if type(value) is dict:
+            return {k: self._given(session, v, f"{name}_{k}") for k, v in value.items()}
+        return value
+
+    def _ended(self, session: Session, result: Any) -> Run:
+        outputs: dict[Ref, int] = {}
+        kept: list[Any] = []
+        structure = _structure(session, result, outputs, kept)
+        session.finished = True
+        if not outputs:
+            return Run(None, (), (_filled(structure, (), kept),))
+        key = ("returns", *outputs, _hashable(structure))
+        node = session.node.after.get(key)
+        if node is None:
+            node = session.node.after[key] = Node(session.node, session.count)
+            names = [f"out_{i}" for i in range(len(outputs))] if len(outputs) > 1 else ["out"]
+            node.leaf = _Leaf(structure, tuple(zip(outputs, names)))
+        leaf: _Leaf = node.leaf
+        shapes = tuple([i.tensor.shape for i in session.inputs])
+        traced = leaf.by_shapes.get(shapes)
+        if traced is None:
+            traced = _traced(node, leaf, session.inputs)
+            if len(leaf.by_shapes) > 256:
+                leaf.by_shapes.clear()
+            leaf.by_shapes[shapes] = traced
+        inputs = session.inputs
+        tensors = tuple([_on(inputs[i].tensor, session.device) for i in traced.reads])
+        return Run(traced, tensors, tuple(kept))
+
+
+def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A captured tensor of no dimension may be in host memory."""
+    return tensor if tensor.device == device else tensor.to(device)
+
+
+def _traced(node: Node, leaf: _Leaf, given: Sequence[Input]) -> Traced:
+    steps, wanted = needed(node.path(), [ref for ref, _ in leaf.outputs])
+    reads = tuple(i for i, entry in enumerate(given) if entry.ref in wanted)
+    dims = pattern(given[i].tensor.shape for i in reads)
+    found = leaf.by_pattern.get(dims)
+    if found is None:
+        names = _input_names([given[i] for i in reads], {name for _, name in leaf.outputs})
+        inputs = [
+            (given[i].ref, name, name_of(given[i].tensor.dtype, "an input"), d)
+            for i, name, d in zip(reads, names, dims, strict=True)
+        ]
+        graph = build(steps, inputs, leaf.outputs)
+        found = leaf.by_pattern[dims] = Traced(graph, tuple(names), leaf.structure, reads)
+    return found
+
+
+def _input_names(inputs: Sequence[Input], taken: set[str]) -> list[str]:
+    names: list[str] = []
+    for entry in inputs:
+        base = entry.name or f"captured_{len(names)}"
+        name, count = base, 2
+        while name in taken:
+            name, count = f"{base}_{count}", count + 1
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _structure(session: Session, result: Any, outputs: dict[Ref, int], kept: list[Any]) -> Any:
+    if type(result) is Proxy:
+        if result.session is not session:
+            raise places.leaked()
+        if result.actual is None:
+            return Output(outputs.setdefault(result.ref, len(outputs)))
+        result = result.actual
+    elif isinstance(result, dict) and type(result) is dict:
+        return {k: _structure(session, v, outputs, kept) for k, v in result.items()}
+    elif type(result) in (list, tuple):
+        return type(result)(_structure(session, v, outputs, kept) for v in result)
+    elif isinstance(result, tuple) and hasattr(result, "_fields"):
+        return type(result)(*(_structure(session, v, outputs, kept) for v in result))
+    elif isinstance(result, (set, frozenset)) or hasattr(result, "__dict__"):
+        _refuse_inside(result)
+    kept.append(result)
+    return Kept(len(kept) - 1)
+
+
+def _refuse_inside(result: Any) -> None:
+    values = result if isinstance(result, (set, frozenset)) else getattr(result, "__dict__", {}).values()
+    if not isinstance(result, torch.Tensor) and any(type(v) is Proxy for v in values):
+        raise InvalidArguments(
+            f"a fused function returns its tensors in a {type(result).__name__}",
+            where="the result of a fused function",
+            fix="return a tensor, or a tuple, list or dict of tensors",
+        )
+
+
+def _hashable(structure: Any) -> Any:
+    if isinstance(structure, dict):
+        return (dict, *[(k, _hashable(v)) for k, v in structure.items()])
+    if isinstance(structure, (list, tuple)):
+        return (type(structure), *map(_hashable, structure))
+    return structure
+
+
+def _filled(structure: Any, results: Sequence[Any], kept: Sequence[Any]) -> Any:
+    if type(structure) is Output:
+        return results[structure.index]
+    if type(structure) is Kept:
+        return kept[structure.index]
+    if type(structure) is dict:
+        return {k: _filled(v, results, kept) for k, v in structure.items()}
+    parts = [_filled(v, results, kept) for v in structure]
+    return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
+
+
+def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a callable's positional parameters, as far as it tells."""
+    code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
+    if code is None:
+        return ()
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return names[1:] if getattr(fn, "__self__", None) is not None else names
+
+
+def trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
+    """Traces one call.
+
+    Args:
+        fn: a function of torch ops.
+        args, kwargs: what to call it with; only dtypes and shapes of data count.
+
+    Returns: its graph. Sizes are symbols in it, so that it serves all tensors of the same pattern: the same ranks,
+        the same axes of size 1, the same axes equal.
+
+    Raises:
+        InvalidArguments: the result does not depend on data.
+        OpGraphError: `fn` does something that cannot be fused.
+    """
+    run = Tracer(fn)(args, kwargs)
+    if run.traced is None:
+        raise InvalidArguments(
+            "the function computes nothing from its tensor arguments",
+            where=getattr(fn, "__qualname__", repr(fn)),
+            fix="pass tensors of one dimension or more, and return what is computed from them",
+        )
+    return run.traced
