@@ -63,18 +63,27 @@ template <class T> OG_FN T pow_signed(T x, T y, T magnitude) {
   return one ? (T)1 : real;
 }
 
-OG_FN double pow(double x, double y) {
+/// |x|^(y + y_low) = 2^n (1 + t), the exponent kept within +-limit, and y log|x|, which says whether it was.
+struct power64 {
+  double n, t, exponent;
+};
+OG_FN power64 power_parts(double x, double y, double y_low, double limit) {
   const double a = abs(x);
   const pair64 l = log_pair(a);
   const bool regular = a > 0 && a < infinity<double>();
   const double irregular = a == 0 ? -infinity<double>() : a;  // log|x| for 0, infinity and NaN
   const double high = regular ? l.high : irregular;
   const double p = y * high;
-  const double p_low = fma(y, high, -p) + y * l.low;
-  const double bounded = at_most(at_least(p, -746.0), 710.0);
+  const double p_low = fma(y, high, -p) + (y * l.low + y_low * high);
+  const double bounded = at_most(at_least(p, -limit), limit);
   double n;
   const double t = exp_reduce(bounded, bounded == p ? p_low : 0.0, n);
-  return pow_signed(x, y, keep_nan(p, scale_exp(t, n)));
+  return {n, t, p};
+}
+
+OG_FN double pow(double x, double y) {
+  const power64 p = power_parts(x, y, 0.0, 746.0);
+  return pow_signed(x, y, keep_nan(p.exponent, scale_exp(p.t, p.n)));
 }
 
 OG_FN float pow(float x, float y) {

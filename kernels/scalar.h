@@ -4,6 +4,7 @@
 #include "cast.h"
 #include "config.h"
 #include "convert.h"
+#include "derivatives.h"
 #include "erf.h"
 #include "exp.h"
 #include "integer.h"

@@ -49,7 +49,9 @@ Expr: TypeAlias = Var | Param | Num | Call
 Literal: TypeAlias = bool | int | float | str | tuple[int | float, ...]
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<num>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<name>\$?[A-Za-z_]\w*)|(?P<sign>[(),=\[\]]))"
+    r"\s*(?:(?P<num>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"|(?P<name>\$?[A-Za-z_]\w*(?:/[A-Za-z_]\w*)?)"  # oneDNN calls inputs src/dst
+    r"|(?P<sign>[(),=\[\]]))"
 )
 
 

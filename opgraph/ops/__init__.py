@@ -3,6 +3,8 @@
 from opgraph.ops import (
     activation,
     arithmetic,
+    backward,
+    backward_smooth,
     bitwise,
     bounds,
     broadcasting,
@@ -23,6 +25,8 @@ from opgraph.ops import (
 __all__ = [
     "activation",
     "arithmetic",
+    "backward",
+    "backward_smooth",
     "bitwise",
     "bounds",
     "broadcasting",

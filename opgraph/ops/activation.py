@@ -24,6 +24,8 @@ SIGMOID = pointwise(
     domain=((-8, 8),),
     torch_calls=(TorchCall("sigmoid|expit(input)"),),
     source="oneDNN Graph Sigmoid",
+    gradient={"src": "SigmoidBackward(src, d, alpha=$alpha, use_dst=false)"},
+    gradient_from_output="SigmoidBackward(dst, d, alpha=$alpha)",
 )
 
 SWISH = pointwise(
@@ -57,6 +59,12 @@ SWISH = pointwise(
     domain=((-8, 8), (0.5, 2)),
     torch_calls=(TorchCall("silu(input, inplace=False)", "Swish(input)"),),
     source="oneDNN RFC 20241008-graph-api-swish, option 2; ONNX Swish",
+    gradient={
+        "src": lambda attrs, given: f"SwishBackward(src, d{', factor' if 'factor' in given else ''}, alpha=$alpha)",
+        # alpha x^2 s'(alpha factor x), at infinity the limit.
+        "factor": "Select(IsInf(src), 0, "
+        "Multiply(Multiply(SigmoidBackward(Multiply(src, factor), d, alpha=$alpha, use_dst=false), src), src))",
+    },
 )
 
 
@@ -92,6 +100,7 @@ GELU = pointwise(
         ),
     ),
     source="oneDNN Graph GELU; Hendrycks and Gimpel, arXiv 1606.08415",
+    gradient={"src": "GELUBackward(src, d, mode=$mode)"},
 )
 
 MISH = pointwise(
@@ -106,6 +115,7 @@ MISH = pointwise(
     domain=((-8, 8),),
     torch_calls=(TorchCall("mish(input, inplace=False)", "Mish(input)"),),
     source="oneDNN Graph Mish; Misra, arXiv 1908.08681",
+    gradient={"src": "MishBackward(src, d)"},
 )
 
 SOFT_PLUS = pointwise(
@@ -134,6 +144,9 @@ SOFT_PLUS = pointwise(
         ),
     ),
     source="oneDNN Graph SoftPlus",
+    gradient={"src": "SoftPlusBackward(src, d, beta=$beta)"},
+    # sigmoid(x) = 1 - e^-y
+    gradient_from_output=lambda attrs, given: "Neg(Multiply(d, Expm1(Neg(dst))))" if attrs["beta"] == 1 else "",
 )
 
 SOFTSIGN = pointwise(
@@ -146,4 +159,5 @@ SOFTSIGN = pointwise(
     cost=10,
     torch_calls=(TorchCall("softsign(input)"),),
     source="ONNX Softsign",
+    gradient={"src": "Multiply(Multiply(d, Reciprocal(Add(Abs(src), 1))), Reciprocal(Add(Abs(src), 1)))"},
 )

@@ -174,6 +174,11 @@ MOD = pointwise(
         TorchCall("fmod(input, other)", "Mod(input, other, fmod=1)"),
     ),
     source="ONNX Mod",
+    gradient={
+        "src_0": "d",
+        # y = a - b n for a whole n, which a / b alone may miss by one.
+        "src_1": "Neg(Multiply(d, Round(Divide(Subtract(src_0, dst), src_1))))",
+    },
 )
 
 

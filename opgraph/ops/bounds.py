@@ -179,6 +179,14 @@ CLAMP = pointwise(
     ),
     source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",
     check=_bounds_once,
+    gradient={
+        # 1 at the bounds, as in torch: where nothing was changed.
+        "src": "Select(Equal(dst, src), d, 0)",
+        "low": "Select(And(Less(src, low), Equal(dst, low)), d, 0)",
+        "high": lambda attrs, given: (
+            "Select(Greater(Maximum(src, low), high), d, 0)" if "low" in given else "Select(Greater(src, high), d, 0)"
+        ),
+    },
 )
 
 

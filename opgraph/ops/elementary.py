@@ -39,6 +39,7 @@ EXPM1 = pointwise(
     domain=((-4, 4),),
     torch_calls=(TorchCall("expm1(input)"),),
     source="C expm1",
+    gradient={"src": "Multiply(d, Exp(src))"},
 )
 
 LOG = pointwise(
@@ -67,6 +68,7 @@ LOG1P = pointwise(
     domain=((-0.9, 8),),
     torch_calls=(TorchCall("log1p(input)"),),
     source="C log1p",
+    gradient={"src": "Divide(d, Add(src, 1))"},
 )
 
 ERF = pointwise(
@@ -80,6 +82,8 @@ ERF = pointwise(
     domain=((-4, 4),),
     torch_calls=(TorchCall("erf(input)"),),
     source="ONNX Erf",
+    # 2 / sqrt(pi) e^(-x^2)
+    gradient={"src": "Multiply(Multiply(d, 1.1283791670955126), Exp(Neg(Square(src))))"},
 )
 
 LGAMMA = pointwise(
@@ -93,6 +97,7 @@ LGAMMA = pointwise(
     domain=((0.1, 8),),
     torch_calls=(TorchCall("lgamma|gammaln(input)"),),
     source="C lgamma",
+    gradient={"src": "Multiply(d, Digamma(src))"},
 )
 
 DIGAMMA = pointwise(
@@ -106,6 +111,7 @@ DIGAMMA = pointwise(
     domain=((0.1, 8),),
     torch_calls=(TorchCall("digamma|psi(input)"),),
     source="torch.digamma",
+    gradient={"src": "Multiply(d, Trigamma(src))"},
 )
 
 TRIGAMMA = pointwise(
@@ -122,6 +128,7 @@ TRIGAMMA = pointwise(
         TorchCall("Tensor.polygamma(input, n)", lambda p: {0: "Digamma(input)", 1: "Trigamma(input)"}.get(p["n"], "")),
     ),
     source="torch.polygamma(1, x)",
+    gradient="the polygamma function of order 2 is no op",
 )
 
 

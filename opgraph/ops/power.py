@@ -69,6 +69,13 @@ POW = pointwise(
     ),
     source="oneDNN Graph Pow; ONNX Pow for a tensor exponent",
     check=_one_exponent,
+    gradient={
+        "src": lambda attrs, given: (
+            "PowBackward(src, d, exponent)" if "exponent" in given else "PowBackward(src, d, beta=$beta)"
+        ),
+        # y ln x, and 0 at x = 0 for exponents from 0 up, as in torch.
+        "exponent": "Select(And(Equal(src, 0), GreaterEqual(exponent, 0)), 0, Multiply(d, Multiply(dst, Log(src))))",
+    },
 )
 
 SQUARE = pointwise(
@@ -110,6 +117,8 @@ SQRT = pointwise(
     domain=((0.01, 4),),
     torch_calls=(TorchCall("sqrt(input)"),),
     source="oneDNN Graph Sqrt",
+    gradient={"src": "SqrtBackward(dst, d)"},
+    gradient_from_output="SqrtBackward(dst, d)",
 )
 
 RSQRT = pointwise(
@@ -123,4 +132,6 @@ RSQRT = pointwise(
     domain=((0.05, 4),),
     torch_calls=(TorchCall("rsqrt(input)"),),
     source="1 / sqrt(x)",
+    gradient={"src": "Multiply(Multiply(d, -0.5), Divide(dst, src))"},
+    gradient_from_output="Multiply(Multiply(d, -0.5), Multiply(Multiply(dst, dst), dst))",
 )

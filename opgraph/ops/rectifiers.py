@@ -26,6 +26,8 @@ RELU = pointwise(
     onnx=(Onnx(op_type="Relu", since=6),),
     torch_calls=(TorchCall("relu(input, inplace=False)", "ReLU(input)"),),
     source="oneDNN Graph ReLU",
+    gradient={"src": "ReLUBackward(src, d, use_dst=false)"},
+    gradient_from_output="ReLUBackward(dst, d)",
 )
 
 LEAKY_RELU = pointwise(
@@ -45,6 +47,11 @@ LEAKY_RELU = pointwise(
         ),
     ),
     source="oneDNN Graph LeakyReLU",
+    # At 0 alpha, as in torch.
+    gradient={"src": "Select(Greater(src, 0), d, Multiply(d, $alpha))"},
+    gradient_from_output=lambda attrs, given: (
+        "Select(Greater(dst, 0), d, Multiply(d, $alpha))" if attrs["alpha"] > 0 else ""
+    ),
 )
 
 
@@ -77,6 +84,11 @@ PRELU = pointwise(
     torch_calls=(TorchCall("prelu(input, weight)", "PReLU(input, weight, per_channel_broadcast=false)"),),
     source="oneDNN Graph PReLU",
     channel_inputs=(1,),
+    # At 0 as below it, as in torch and oneDNN.
+    gradient={
+        "src": "Select(Greater(src, 0), d, Multiply(d, slope))",
+        "slope": "Select(Greater(src, 0), 0, Multiply(d, src))",
+    },
 )
 
 ELU = pointwise(
@@ -96,6 +108,8 @@ ELU = pointwise(
         ),
     ),
     source="oneDNN Graph Elu",
+    gradient={"src": "EluBackward(src, d, alpha=$alpha, use_dst=false)"},
+    gradient_from_output=lambda attrs, given: "EluBackward(dst, d, alpha=$alpha)" if attrs["alpha"] >= 0 else "",
 )
 
 SELU = pointwise(
@@ -122,6 +136,7 @@ SELU = pointwise(
         ),
     ),
     source="ONNX Selu",
+    gradient={"src": "Multiply(EluBackward(src, d, alpha=$alpha, use_dst=false), $gamma)"},
 )
 
 CELU = pointwise(
@@ -142,6 +157,9 @@ CELU = pointwise(
         ),
     ),
     source="ONNX Celu",
+    gradient={
+        "src": "Select(Greater(src, 0), d, EluBackward(Neg(Abs(Divide(src, $alpha))), d, alpha=1, use_dst=false))"
+    },
 )
 
 HARD_SIGMOID = pointwise(
@@ -164,6 +182,7 @@ HARD_SIGMOID = pointwise(
         ),
     ),
     source="oneDNN Graph HardSigmoid",
+    gradient={"src": "HardSigmoidBackward(src, d, alpha=$alpha, beta=$beta)"},
 )
 
 HARD_SWISH = pointwise(
@@ -178,6 +197,7 @@ HARD_SWISH = pointwise(
     domain=((-5, 5),),
     torch_calls=(TorchCall("hardswish(input, inplace=False)", "HardSwish(input)"),),
     source="oneDNN Graph HardSwish",
+    gradient={"src": "HardSwishBackward(src, d)"},
 )
 
 THRESHOLDED_RELU = pointwise(
@@ -201,6 +221,8 @@ THRESHOLDED_RELU = pointwise(
         ),
     ),
     source="ONNX ThresholdedRelu",
+    # The difference, not alpha itself, is compared: alpha need not be a number of the dtype.
+    gradient={"src": "Select(LessOrEqual(Subtract(src, $alpha), 0), 0, d)"},
 )
 
 SHRINK = pointwise(
@@ -228,4 +250,6 @@ SHRINK = pointwise(
         ),
     ),
     source="ONNX Shrink",
+    # The difference, not lambd itself, is compared: lambd need not be a number of the dtype.
+    gradient={"src": "Select(LessOrEqual(Subtract(Abs(src), $lambd), 0), 0, d)"},
 )

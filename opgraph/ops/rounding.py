@@ -25,6 +25,7 @@ ABS = pointwise(
     onnx=(Onnx(op_type="Abs", since=6),),
     torch_calls=(TorchCall("abs|absolute(input)"),),
     source="oneDNN Graph Abs",
+    gradient={"src": "AbsBackward(src, d)"},
 )
 
 NEG = pointwise(

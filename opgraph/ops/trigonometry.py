@@ -46,6 +46,8 @@ TAN = pointwise(
     domain=((-1.5, 1.5),),
     torch_calls=(TorchCall("tan(input)"),),
     source="ONNX Tan",
+    gradient={"src": "Multiply(d, Add(Square(dst), 1))"},
+    gradient_from_output="Multiply(d, Add(Square(dst), 1))",
 )
 
 ASIN = pointwise(
@@ -59,6 +61,7 @@ ASIN = pointwise(
     domain=((-1, 1),),
     torch_calls=(TorchCall("asin|arcsin(input)"),),
     source="ONNX Asin",
+    gradient={"src": "Divide(d, Sqrt(Multiply(Subtract(1, src), Add(1, src))))"},
 )
 
 ACOS = pointwise(
@@ -72,6 +75,7 @@ ACOS = pointwise(
     domain=((-1, 1),),
     torch_calls=(TorchCall("acos|arccos(input)"),),
     source="ONNX Acos",
+    gradient={"src": "Neg(Divide(d, Sqrt(Multiply(Subtract(1, src), Add(1, src)))))"},
 )
 
 ATAN = pointwise(
@@ -85,6 +89,7 @@ ATAN = pointwise(
     domain=((-8, 8),),
     torch_calls=(TorchCall("atan|arctan(input)"),),
     source="ONNX Atan",
+    gradient={"src": "Divide(d, Add(Square(src), 1))"},
 )
 
 SINH = pointwise(
@@ -98,6 +103,7 @@ SINH = pointwise(
     domain=((-5, 5),),
     torch_calls=(TorchCall("sinh(input)"),),
     source="ONNX Sinh",
+    gradient={"src": "Multiply(d, Cosh(src))"},
 )
 
 COSH = pointwise(
@@ -111,6 +117,7 @@ COSH = pointwise(
     domain=((-5, 5),),
     torch_calls=(TorchCall("cosh(input)"),),
     source="ONNX Cosh",
+    gradient={"src": "Multiply(d, Sinh(src))"},
 )
 
 TANH = pointwise(
@@ -124,6 +131,8 @@ TANH = pointwise(
     domain=((-5, 5),),
     torch_calls=(TorchCall("tanh(input)"),),
     source="oneDNN Graph Tanh",
+    gradient={"src": "TanhBackward(src, d, use_dst=false)"},
+    gradient_from_output="TanhBackward(dst, d)",
 )
 
 ASINH = pointwise(
@@ -137,6 +146,8 @@ ASINH = pointwise(
     domain=((-8, 8),),
     torch_calls=(TorchCall("asinh|arcsinh(input)"),),
     source="ONNX Asinh",
+    # 1 / sqrt(x^2 + 1), and 1 / |x| where x^2 overflows.
+    gradient={"src": "Divide(d, Select(IsInf(Square(src)), Abs(src), Sqrt(Add(Square(src), 1))))"},
 )
 
 ACOSH = pointwise(
@@ -150,6 +161,7 @@ ACOSH = pointwise(
     domain=((1.01, 8),),
     torch_calls=(TorchCall("acosh|arccosh(input)"),),
     source="ONNX Acosh",
+    gradient={"src": "Divide(d, Multiply(Sqrt(Subtract(src, 1)), Sqrt(Add(src, 1))))"},
 )
 
 ATANH = pointwise(
@@ -163,4 +175,5 @@ ATANH = pointwise(
     domain=((-0.99, 0.99),),
     torch_calls=(TorchCall("atanh|arctanh(input)"),),
     source="ONNX Atanh",
+    gradient={"src": "Divide(d, Multiply(Subtract(1, src), Add(1, src)))"},
 )

@@ -1,0 +1,224 @@
+#pragma once
+#include "activations.h"
+#include "arith.h"
+#include "config.h"
+#include "erf.h"
+#include "exp.h"
+#include "power.h"
+
+// Derivatives of activations times the gradient d that arrives: f'(x) d, in one function each, because f' made of the parts
+// of f cancels, overflows, or is inf * 0 at infinity. Accuracy is measured against max(|f'|, |x f''|) |d|: next to a zero of
+// f' the last bit of x is worth more than the result. That is also why the rounding errors of products inside an exponent
+// are not carried along here, as they are in the functions themselves.
+//
+// All smooth ones are built on e = e^-|z| = 2^n (1 + t) and one division; 2^n is applied at the very end, to d and to the rest
+// in parts, so that a large d meets a derivative that would underflow.
+
+namespace og {
+
+// ---- in pieces -----------------------------------------------------------------------------------------------------
+
+/// 0 at 0, as torch and oneDNN; d for NaN, as torch.
+template <class T> OG_FN T relu_backward(T x, T d) { return x <= 0 ? (T)0 : d; }
+
+template <class T> OG_FN T abs_backward(T x, T d) {
+  const T moved = x < 0 ? -d : d;
+  return x == 0 ? (T)0 : keep_nan(x, moved);
+}
+
+/// oneDNN's: 0 at both bounds.
+template <class T> OG_FN T clamp_backward(T x, T d, T lo, T hi) { return (x > lo) & (x < hi) ? d : (T)0; }
+
+/// 0 where a x + b <= 0 or >= 1, decided without the rounding of the sum: 1 - 2^-25 is not 1.
+template <class T> OG_FN T hard_sigmoid_backward(T x, T d, T a, T b) {
+  const T below_one = b - 1;
+  const T back = below_one + 1;
+  const T rest = (b - back) + ((back - below_one) - 1);
+  const bool flat = (fma(a, x, b) <= 0) | (fma(a, x, below_one) + rest >= 0);
+  return flat ? (T)0 : a * d;
+}
+
+/// (2x + 3) / 6 between -3 and 3; 0 at -3 and 1 at 3, as oneDNN. x + 3/2 is exact at the zero.
+template <class T> OG_FN T hard_swish_backward(T x, T d) {
+  const T inside = d * divide(x + (T)1.5, (T)3);
+  const T right = x >= 3 ? d : inside;
+  return x <= -3 ? (T)0 : right;
+}
+
+/// d / (2y). Halves d instead where 2y would overflow.
+template <class T> OG_FN T half_quotient(T d, T y) {
+  const bool large = abs(y) > 1 / (2 * smallest_normal<T>());
+  return divide(large ? (T)0.5 * d : d, large ? y : 2 * y);
+}
+template <class T> OG_FN T sqrt_backward(T x, T d) { return half_quotient(d, sqrt(x)); }
+template <class T> OG_FN T sqrt_backward_dst(T y, T d) { return half_quotient(d, y); }
+
+// ---- of the output -------------------------------------------------------------------------------------------------
+
+/// d y (1 - y), the smaller factor first: no overflow before the end.
+template <class T> OG_FN T sigmoid_backward_dst(T y, T d) {
+  const T rest = 1 - y;
+  const bool high = y > (T)0.5;
+  return (d * (high ? rest : y)) * (high ? y : rest);
+}
+template <class T> OG_FN T sigmoid_backward_dst(T y, T d, T a) { return a * sigmoid_backward_dst(y, d); }
+
+/// d (1 - y^2)
+template <class T> OG_FN T tanh_backward_dst(T y, T d) {
+  const T a = abs(y);
+  return (d * (1 - a)) * (1 + a);
+}
+
+template <class T> OG_FN T elu_backward_dst(T y, T d, T a) { return y > 0 ? d : d * (y + a); }
+
+// ---- smooth --------------------------------------------------------------------------------------------------------
+
+template <class T> struct derivative_constants;
+template <> struct derivative_constants<float> {
+  static constexpr float end = -201.0f;     // d z e^z underflows for every d below
+  static constexpr float normal_end = 21.0f;   // d t e^(-t^2 / 2) does above
+  static constexpr float cubic_end = 16.0f;    // and the derivative of the gelu of tanh
+  static constexpr float smallest_power = -100.0f;  // 1 + 2^n is 1 long before
+};
+template <> struct derivative_constants<double> {
+  static constexpr double end = -1472.0;
+  static constexpr double normal_end = 55.0;
+  static constexpr double cubic_end = 30.0;
+  static constexpr double smallest_power = -1000.0;
+};
+
+/// d g 2^n for n from three times the smallest exponent to three times the largest.
+template <class T> OG_FN T times_power(T d, T g, T n) {
+  const T third = fma(n, (T)(1.0 / 3), exp_constants<T>::magic) - exp_constants<T>::magic;
+  const T step = pow2(third);
+  return (d * step * step) * (g * pow2(n - 2 * third));
+}
+
+/// e^-|z| = 2^n (1 + t) = power (1 + t) = e, where power stops at a number that 1 does not feel.
+template <class T> struct decay {
+  T n, t, power, e;
+};
+template <class T> OG_FN decay<T> decay_of(T z) {
+  using c = derivative_constants<T>;
+  T n;
+  const T t = exp_reduce(at_least(-abs(z), c::end), n);
+  const T power = pow2(at_least(n, c::smallest_power));
+  return {n, t, power, fma(power, t, power)};
+}
+
+/// f = sigmoid(z): f' = p (1 - p) with p = sigmoid(-|z|), whose error 1 - p damps. `factor` is dz/dx.
+template <class T> OG_FN T sigmoid_slope(T z, T d, T factor) {
+  const decay<T> v = decay_of(z);
+  const T q = divide(1 + v.t, 1 + v.e);
+  const T g = fma(-q, q * v.power, q);
+  return keep_nan(z, times_power(d, factor * g, v.n));
+}
+template <class T> OG_FN T sigmoid_backward(T x, T d) { return sigmoid_slope(x, d, (T)1); }
+template <class T> OG_FN T sigmoid_backward(T x, T d, T a) { return sigmoid_slope(a * x, d, a); }
+/// 1 - tanh^2 x = 4 sigmoid'(2x)
+template <class T> OG_FN T tanh_backward(T x, T d) { return sigmoid_slope(2 * x, d, (T)4); }
+
+/// sigmoid(beta x) d
+template <class T> OG_FN T softplus_backward(T x, T d, T beta) {
+  const T z = beta * x;
+  const decay<T> v = decay_of(z);
+  const bool left = z < 0;
+  const T q = divide(left ? 1 + v.t : (T)1, 1 + v.e);
+  return keep_nan(z, times_power(d, q, left ? v.n : (T)0));
+}
+
+/// f = x sigmoid(z): f' = s (1 + m (1 - s)) with s = sigmoid(z), m = x dz/dx, which is finite. 1 - s never cancels.
+template <class T> OG_FN T gated_slope(T z, T m, T d) {
+  const decay<T> v = decay_of(z);
+  const bool left = z < 0;
+  const T q = divide(left ? 1 + v.t : (T)1, 1 + v.e);  // s, but for 2^n on the left
+  const T rest = left ? fma(-q, v.power, (T)1) : q * v.e;
+  return times_power(d, q * fma(m, rest, (T)1), left ? v.n : (T)0);
+}
+template <class T> OG_FN T swish_slope(T product, T d) {
+  const T z = at_most(at_least(product, derivative_constants<T>::end), -derivative_constants<T>::end);
+  return keep_nan(product, gated_slope(z, z, d));
+}
+template <class T> OG_FN T swish_backward(T x, T d) { return swish_slope(x, d); }
+template <class T> OG_FN T swish_backward(T x, T d, T a) { return swish_slope(a * (a == 0 ? (T)0 : x), d); }
+template <class T> OG_FN T swish_backward(T x, T d, T a, T b) {
+  return swish_slope(b * (a * (a == 0 || b == 0 ? (T)0 : x)), d);
+}
+
+/// x sigmoid(2u), 2u = a x + b x^3: see gelu_tanh.
+template <class T> OG_FN T gelu_tanh_backward(T x, T d) {
+  using c = gelu_constants<T>;
+  const T end = derivative_constants<T>::cubic_end;
+  const T v = at_most(at_least(x, -end), end);
+  const T square = v * v;
+  return keep_nan(x, gated_slope(v * fma(c::b, square, c::a), v * fma(3 * c::b, square, c::a), d));
+}
+
+/// Phi(x) + x phi(x) is e^(-t^2 / 2) (R(t) - t / sqrt(2 pi)) at x = -t (see erf.h for R), and 1 minus that at t.
+template <class T> OG_FN T gelu_erf_backward(T x, T d) {
+  const T t = at_most(abs(x), derivative_constants<T>::normal_end);
+  const T k = tail_center(t);
+  const T w = divide((T)1, t + k);
+  const T ratio = w * tail_shape(fma(-2 * k, w, (T)1));
+  const T h = fma(-t, (T)0x1.9884533d43651p-2, ratio);
+  T n;
+  const T e = exp_reduce((T)-0.5 * t * t, n);
+  const T g = fma(h, e, h);
+  const T near = fma(-g, pow2(at_least(n, derivative_constants<T>::smallest_power)), (T)1);
+  const bool left = x < 0;
+  return keep_nan(x, times_power(d, left ? g : near, left ? n : (T)0));
+}
+
+/// T + x T', T = n / (n + 2), n = e^x (e^x + 2); over e = e^-|x| it is, with D = e^2 + 2e + 2 for x < 0 and 2e^2 + 2e + 1 for
+/// x >= 0:  e ((e + 2) D + 4x (e + 1)) / D^2  and  ((2e + 1) D + 4x e^2 (e + 1)) / D^2.
+template <class T> OG_FN T mish_backward(T x, T d) {
+  const T end = derivative_constants<T>::end;
+  const T bounded = at_most(at_least(x, end), -end);
+  const decay<T> v = decay_of(bounded);
+  const bool left = x < 0;
+  const T e = v.e, one = 1 + e;
+  const T below = left ? fma(e, e + 2, (T)2) : fma(2 * e, one, (T)1);
+  const T first = left ? e + 2 : fma((T)2, e, (T)1);
+  const T second = left ? 4 * one : 4 * (e * e) * one;
+  const T q = divide(fma(bounded, second, first * below), below * below);
+  return keep_nan(x, times_power(d, left ? fma(q, v.t, q) : q, left ? v.n : (T)0));
+}
+
+/// 1 for x > 0, a e^x otherwise.
+template <class T> OG_FN T elu_backward(T x, T d, T a) {
+  T n;
+  const T t = exp_reduce(at_least(x, derivative_constants<T>::end), n);
+  const T left = times_power(d, fma(a, t, a), n);
+  return x > 0 ? d : keep_nan(x, left);
+}
+
+// ---- powers --------------------------------------------------------------------------------------------------------
+
+/// b (b - 1) ... (b - order + 1)
+template <class T> OG_FN T falling_factorial(T b, int order) {
+  T c = b;
+  for (int k = 1; k < order; k++) c *= b - (T)k;
+  return c;
+}
+
+/// The derivative of x^b of an order, times d: c x^(b - order) d. 0 where c is 0, at x = 0 too.
+OG_FN float pow_backward(float x, float d, float b, int order) {
+  const double y = (double)b - order, c = falling_factorial((double)b, order);
+  const double power = pow_signed((double)x, y, exp(y * log((double)abs(x))));
+  return c == 0 ? 0.0f : (float)(d * (c * power));
+}
+OG_FN double pow_backward(double x, double d, double b, int order) {
+  const double y = b - order, back = y + order;
+  const double y_low = (b - back) + ((back - y) - order);
+  const double c = falling_factorial(b, order);
+  const bool plain = d == 0 || abs(d) == infinity<double>();  // then 0 * inf is NaN as soon as one of them is reached
+  const double limit = plain ? 746.0 : 2100.0;                // else 0 or infinity beyond, whatever d is
+  const power64 p = power_parts(x, y, y_low, limit);
+  const bool inside = abs(p.exponent) <= limit;
+  const double outside = p.exponent < 0 ? 0.0 : p.exponent;
+  const double size = pow_signed(x, y, inside ? 1 + p.t : outside);
+  const double value = times_power(d, c * size, inside && y != 0 && x != 1 ? p.n : 0.0);
+  return c == 0 ? 0.0 : value;
+}
+
+}  // namespace og

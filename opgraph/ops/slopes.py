@@ -1,0 +1,134 @@
+"""NumPy forms of derivatives without cancellation, overflow or inf * 0: the references of `opgraph.ops.backward`.
+
+Each takes the gradient `d` that arrives and returns f'(x) d, for float arrays of one dtype, which it keeps. At infinity
+it is the limit of f' times d. Arguments of exponentials are rounded once: an error of theirs is one of x, which
+moves f' by x f''. In the far tail the product is formed in an order in which nothing underflows before the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from opgraph.ops import stable
+
+_where: Callable[..., np.ndarray] = np.where
+#: Where d e^-z is 0 for every d.
+_END = 1500.0
+_NORMAL = 1 / math.sqrt(2 * math.pi)
+_SLOPE, _CUBE = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
+
+
+def scaled(d: np.ndarray, g: np.ndarray | float, z: np.ndarray) -> np.ndarray:
+    """d g exp(z) for z <= 0, also where exp(z) underflows and d is large."""
+    quarter = np.exp(z / 4)
+    near = z > np.log(np.finfo(z.dtype).tiny) / 2
+    return _where(near, d * (g * np.exp(z)), (d * quarter * quarter) * (g * quarter * quarter))
+
+
+def sigmoid(z: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """The derivative of 1 / (1 + exp(-z)): e / (1 + e)^2 with e = exp(-|z|)."""
+    a = np.minimum(np.abs(z), _END)
+    return scaled(d, 1 / np.square(1 + np.exp(-a)), -a)
+
+
+def softplus(z: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """sigmoid(z) d, the derivative of log(1 + exp(z))."""
+    a = np.minimum(np.abs(z), _END)
+    q = 1 / (1 + np.exp(-a))
+    return _where(z < 0, scaled(d, q, -a), d * q)
+
+
+def gated(z: np.ndarray, m: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """The derivative of x sigmoid(z): s (1 + m (1 - s)) with s = sigmoid(z) and m = x dz/dx, which is finite."""
+    a = np.minimum(np.abs(z), _END)
+    e = np.exp(-a)
+    q = 1 / (1 + e)
+    return _where(z < 0, scaled(d, q * (1 + m * q), -a), d * (q * (1 + m * (e * q))))
+
+
+def swish(x: np.ndarray, d: np.ndarray, alpha: float, factor: np.ndarray | None = None) -> np.ndarray:
+    """The derivative of x sigmoid(alpha factor x); 1/2 where the factor is 0, at infinity too."""
+    slope: np.ndarray = np.asarray(alpha, x.dtype) if factor is None else factor
+    used = _where((slope == 0) | (alpha == 0), x.dtype.type(0), x)
+    product = used * slope if factor is None else alpha * (used * slope)
+    z = np.clip(product, -_END, _END)
+    return gated(z, z, d)
+
+
+def gelu_tanh(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """The derivative of x sigmoid(2u), 2u = 2 sqrt(2 / pi) (x + 0.044715 x^3)."""
+    v = np.clip(x, -30, 30)
+    square = np.square(v)
+    return gated(v * (_SLOPE + _CUBE * square), v * (_SLOPE + 3 * _CUBE * square), d)
+
+
+def gelu_erf(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """Phi(x) + x phi(x): exp(-t^2 / 2) (erfcx(t / sqrt 2) / 2 - t / sqrt(2 pi)) at -t, and 1 minus that at t."""
+    t = np.minimum(np.abs(x), 54.0)
+    h = 0.5 * stable.erfcx(t * math.sqrt(0.5)) - _NORMAL * t
+    z = -0.5 * t * t
+    return _where(x < 0, scaled(d, h, z), d * (1 - h * np.exp(z)))
+
+
+def mish(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """T + x T', T = tanh(log(1 + exp(x))), over e = exp(-|x|); the formula is that of kernels/derivatives.h."""
+    z = np.clip(x, -_END, _END)
+    e = np.exp(-np.abs(z))
+    below = e * (e + 2) + 2
+    left = ((e + 2) * below + 4 * z * (e + 1)) / np.square(below)
+    above = 2 * e * (e + 1) + 1
+    right = ((2 * e + 1) * above + 4 * z * np.square(e) * (e + 1)) / np.square(above)
+    return _where(x < 0, scaled(d, left, -np.abs(z)), d * right)
+
+
+def elu(x: np.ndarray, d: np.ndarray, alpha: float) -> np.ndarray:
+    """1 for x > 0, alpha exp(x) otherwise."""
+    return _where(x > 0, d, scaled(d, alpha, np.clip(x, -_END, 0)))
+
+
+def hard_sigmoid(x: np.ndarray, d: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """alpha where 0 < alpha x + beta < 1: both comparisons with the rounding error of the sum."""
+    z, low = stable.product(alpha, x)
+    below = beta - 1
+    rest = (beta - (below + 1)) + low
+    flat = ((z + beta) + low <= 0) | ((z + below) + rest >= 0)
+    return _where(flat, x.dtype.type(0), alpha * d)
+
+
+def half_quotient(d: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """d / (2y), where 2y overflows too."""
+    large = np.abs(y) > np.finfo(y.dtype).max / 4
+    return np.asarray(_where(large, 0.5 * d, d) / _where(large, y, 2 * y))
+
+
+def sigmoid_of_output(y: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """d y (1 - y), the smaller factor first: no overflow before the end."""
+    return np.asarray((d * _where(y > 0.5, 1 - y, y)) * _where(y > 0.5, y, 1 - y))
+
+
+def tanh_of_output(y: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """d (1 - y^2)"""
+    a = np.abs(y)
+    return np.asarray((d * (1 - a)) * (1 + a))
+
+
+def power(x: np.ndarray, d: np.ndarray, exponent: np.ndarray | float, order: int) -> np.ndarray:
+    """The derivative of x^b of an order times d: b (b - 1) ... (b - order + 1) x^(b - order) d.
+
+    0 where the product is 0, at x = 0 too. Of a d that is 0 or infinite the product is taken as it is.
+    """
+    b = np.asarray(exponent, x.dtype)
+    coefficient = math.prod((b - k for k in range(1, order)), start=b)
+    y = b - order
+    rest = (b - (y + order)) + (((y + order) - y) - order)
+    size, odd = np.abs(x), np.abs(np.fmod(y, 2)) == 1
+    sign = coefficient * _where(np.signbit(x) & odd, -1, 1).astype(x.dtype)
+    sign = _where((x < 0) & np.isfinite(x) & (y != np.trunc(y)), np.nan, sign).astype(x.dtype)
+    moved = rest * np.log(size)
+    half = np.square(np.power(size, y / 4) * (1 + _where(np.isfinite(moved), moved, 0) / 4))
+    plain = np.equal(d, 0) | ~np.isfinite(d)
+    value = _where(plain, d * (sign * np.power(size, y)), (d * half) * (sign * half))
+    return _where(np.equal(coefficient, 0), 0, value).astype(x.dtype)
