@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.attributes import typed_literal
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
@@ -105,7 +107,12 @@ class Draft:
         own: dict[str, Any] = {
             n: attrs[v.name] if isinstance(v, Param) else typed_literal(record.attr(n), v) for n, v in tree.attrs
         }
-        made = self(tree.kind, *args, **own)
+        met = {a.dtype for a in args if isinstance(a, LogicalTensor)}
+        dtype = next(iter(met)) if len(met) == 1 and met <= {"bf16", "f16"} and _may_mix(record) else None
+        exact: list[Any] = list(args)
+        if dtype is not None:  # a number that the dtype lacks stays f32: 0.01 in bf16 is off by a thousandth
+            exact = [a if isinstance(a, LogicalTensor) or _holds(dtype, a) else np.float32(a) for a in args]
+        made = self(tree.kind, *exact, dtype=dtype, **own)
         assert isinstance(made, LogicalTensor)
         return made
 
@@ -144,6 +151,15 @@ def _operand_key(value: LogicalTensor | float) -> object:
     if isinstance(value, LogicalTensor):
         return repr(float(value.data.item())) if value.data is not None and value.data.ndim == 0 else value.id
     return repr(float(value))
+
+
+def _may_mix(record: opdef.OpDef) -> bool:
+    """Whether operands and result may have different dtypes, so that a number need not be rounded to theirs."""
+    return len({p.type for p in (*record.inputs, *record.outputs)} & record.types.keys()) > len(record.inputs) > 1
+
+
+def _holds(dtype: str, value: float) -> bool:
+    return bool(dtypes.get(dtype).numpy.type(value) == value)
 
 
 def is_float(tensor: LogicalTensor) -> bool:
