@@ -76,6 +76,7 @@ def differentiated(
     given: Collection[int] = (),
     from_outputs: Collection[int] = (),
     masks: Mapping[int, LogicalTensor] | None = None,
+    outputs: Collection[str] | None = None,
 ) -> Graph:
     """The gradient of a prepared graph.
 
@@ -83,9 +84,10 @@ def differentiated(
         given: ids of forward values that are inputs of the result instead of being recomputed.
         from_outputs: ids of ops whose gradient is taken from their output (`OpDef.gradient_from_output`).
         masks: conditions, by id, that are recomputed as output > 0, the output being an input of the result.
+        outputs: names of the outputs that a gradient is given of, the others being taken as zero; None: all.
     """
     names = [wrt] if isinstance(wrt, str) else wrt
-    return _Reverse(graph, names, given, from_outputs, masks or {}).graph()
+    return _Reverse(graph, names, given, from_outputs, masks or {}).graph(outputs)
 
 
 def value_name(tensor: LogicalTensor) -> str:
@@ -137,13 +139,14 @@ class _Reverse:
             if op.kind != "End":
                 self._forward(op, given)
 
-    def graph(self) -> Graph:
+    def graph(self, outputs: Collection[str] | None) -> Graph:
         """The gradient graph."""
         seeds = []
         forward = list(self.draft.ops)
         for tensor in self.source.outputs:
             value = self.values[tensor.id]
-            if value.id in self.active and is_float(value):
+            is_given = outputs is None or value_name(tensor) in outputs
+            if is_given and value.id in self.active and is_float(value):
                 seeds.append((f"d_{value_name(tensor)}", value))
         taken = {value_name(t) for t in self.source.inputs}
         for name, value in seeds:

@@ -8,8 +8,8 @@ inputs), or an output, which whoever reads it next keeps anyway and which theref
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from opgraph.errors import Unimplemented
@@ -53,11 +53,32 @@ class TrainingPlan:
         forward: the graph, with the values to keep as further outputs where there are any.
         backward: the gradient graph over the kept values and `d_<output>`.
         saved: what is kept, in the order of the backward graph's inputs.
+        given, from_outputs, masks: what was chosen, as `differentiated` takes it.
     """
 
     forward: Graph
     backward: Graph
     saved: tuple[Saved, ...]
+    given: frozenset[int] = frozenset()
+    from_outputs: tuple[int, ...] = ()
+    masks: Mapping[int, LogicalTensor] = field(default_factory=dict)
+
+    def backward_of(self, wrt: Sequence[str], outputs: Collection[str]) -> Graph:
+        """The backward graph for some of the inputs, given gradients of some outputs of the forward graph alone.
+
+        Args:
+            wrt: names among those that the plan was made for.
+            outputs: names of outputs of `forward`, kept values included. Of these a gradient comes where the backward
+                pass is itself differentiated, and then needs nothing more than is kept.
+        """
+        return differentiated(
+            self.forward,
+            wrt,
+            given=self.given,
+            from_outputs=self.from_outputs,
+            masks=self.masks,
+            outputs=outputs,
+        )
 
 
 def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> TrainingPlan:
@@ -83,7 +104,8 @@ def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Tr
     made = [ready.tensor(i) for i in sorted(given | {t.id for t in masks.values()})]
     extra = [t for t in made if all(t.id != o.id for o in ready.outputs)]
     forward = _with_outputs(ready, extra) if extra else ready
-    return TrainingPlan(forward, backward, _described(ready, backward, made))
+    saved = _described(ready, backward, made)
+    return TrainingPlan(forward, backward, saved, frozenset(given), tuple(from_outputs), masks)
 
 
 def read_tensors(graph: Graph) -> set[int]:
