@@ -85,7 +85,7 @@ class Draft:
             return tensor_proto(name, self.arrays[name])
         assert self.origin is not None
         tensor = self.origin.tensors[name]
-        if self.origin.extent(name) is None:
+        if self.origin.extent(name) is None and name not in self.origin.replaced:
             return ir.to_proto(tensor)
         shape = [int(d) for d in tensor.shape.numpy()]
         return TensorProto(name=name, dims=shape, data_type=int(tensor.dtype), raw_data=self.origin.raw(name).tobytes())
@@ -121,6 +121,6 @@ class Draft:
         return model
 
     def _ir_tensor(self, name: str) -> ir.TensorProtocol:
-        if name in self.arrays or self.origin is None:
+        if name in self.arrays or self.origin is None or name in self.origin.replaced:
             return ir.serde.deserialize_tensor(self.tensor(name))
         return self.origin.tensors[name]

@@ -39,6 +39,7 @@ class Origin:
         skeleton: the model; large initializers are inputs after the true ones.
         tensors: the initializers of the main graph, by name.
         inputs: the names of the true inputs.
+        replaced: other values for some initializers, of their dtypes and shapes.
     """
 
     label: str
@@ -46,10 +47,11 @@ class Origin:
     skeleton: onnx.ModelProto
     tensors: dict[str, ir.TensorProtocol]
     inputs: list[str]
+    replaced: dict[str, np.ndarray] = field(default_factory=dict)
     _folders: dict[str, DataFolder] = field(default_factory=dict)
 
     def extent(self, name: str) -> Extent | None:
-        """Where an initializer lies outside the model's own file."""
+        """Where an initializer lies (or, replaced, lay) outside the model's own file."""
         tensor = self.tensors[name]
         if not isinstance(tensor, ir.ExternalTensor):
             return None
@@ -62,6 +64,8 @@ class Origin:
             ModelError: its file must not or cannot be read.
         """
         tensor, extent = self.tensors[name], self.extent(name)
+        if name in self.replaced:
+            return np.frombuffer(self.replaced[name].tobytes(), np.uint8)
         if extent is None:
             return np.frombuffer(tensor.tobytes(), np.uint8)
         assert isinstance(tensor, ir.ExternalTensor)
@@ -80,6 +84,8 @@ class Origin:
         Raises:
             ModelError: its file must not or cannot be read.
         """
+        if name in self.replaced:
+            return self.replaced[name]
         tensor = self.tensors[name]
         shape = tuple(int(d) for d in tensor.shape.numpy())
         if self.extent(name) is None:

@@ -28,8 +28,9 @@ _ALIGNMENT = 4096
 def write(draft: Draft, path: Path) -> None:
     """Writes a model, with tensors in a data file beside it where they lay in one before, or would not fit.
 
-    Data files of the source are referred to where they are, if the model is written into their folder; otherwise
-    `<name>.data` holds the data. Both files are complete before either takes its name.
+    Data files of the source are referred to where they are, if the model is written into their folder and its own
+    data file is not one of them; otherwise `<name>.data` holds the data, and the values that were replaced in any
+    case. Both files are complete before either takes its name.
 
     Raises:
         ModelError: it cannot be written; then nothing has changed.
@@ -40,12 +41,12 @@ def write(draft: Draft, path: Path) -> None:
             raise ModelError(f"the model cannot be written: {reason}", where=f"{str(path)!r}", fix="give a file's path")
         proto = draft.structure()
         outside = _outside(draft)
-        stay = _same_folder(draft, path)
         data_name = f"{path.name}.data"
+        stay = _same_folder(draft, path) and not _rewrites(draft, outside, data_name)
         with contextlib.ExitStack() as stack:
             data_file, end, placed = None, 0, dict[Extent, tuple[str, int]]()
             for name in (*draft.kept, *draft.arrays):
-                extent = draft.origin.extent(name) if draft.origin is not None and name in draft.kept else None
+                extent = _old_place(draft, name)
                 if name not in outside:
                     proto.graph.initializer.append(draft.tensor(name))
                     continue
@@ -97,6 +98,20 @@ def _same_folder(draft: Draft, path: Path) -> bool:
     """Whether the source's data files lie where the new model will look for them."""
     folders = draft.origin.data_folders() if draft.origin is not None else set()
     return folders == {os.path.realpath(path.parent)}
+
+
+def _old_place(draft: Draft, name: str) -> Extent | None:
+    """Where a tensor's data lie already."""
+    if draft.origin is None or name in draft.arrays or name in draft.origin.replaced:
+        return None
+    return draft.origin.extent(name)
+
+
+def _rewrites(draft: Draft, outside: set[str], data_name: str) -> bool:
+    """Whether a new data file would take the name of one that some tensors lie in."""
+    places = {name: _old_place(draft, name) for name in outside}
+    anew = any(place is None for place in places.values())
+    return anew and any(place is not None and Path(place.location) == Path(data_name) for place in places.values())
 
 
 def _raw(draft: Draft, name: str) -> np.ndarray:
