@@ -80,7 +80,8 @@ class Found:
 def table() -> dict[Any, Found]:
     """Every torch function that opgraph knows."""
     found: dict[Any, Found] = {}
-    for record, call in _spellings():
+    # What is said of a method alone counts before what is said of the function and the method.
+    for record, call in sorted(_spellings(), key=lambda s: not s[1].signature.startswith("Tensor.")):
         for func, inplace, functional, parameters in _functions(call):
             found.setdefault(func, Found(call, record, parameters, functional, inplace))
     for name, func in OPERATORS.items():

@@ -92,7 +92,7 @@ class Emitter:
         """
         dtype = name_of(compute, self.what)
         numbers = [v for v in bound.values() if type(v) is float]
-        exact = dtype == "f64" and any(np.float32(v) != v and not math.isnan(v) for v in numbers)
+        exact = dtype == "f64" and any(float(np.float32(v)) != v and not math.isnan(v) for v in numbers)
         text = found.form(bound, dtype, exact)
         if not text:
             raise places.unknown(self.what, "opgraph has no op for these arguments", "call it outside")
