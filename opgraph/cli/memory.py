@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,16 +140,13 @@ def _measured(args: argparse.Namespace, shapes: list[tuple[int, ...]], step: Ste
 
 
 def _failed(error: Exception, target: str) -> OpGraphError:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
-    where = f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else target
+    from opgraph.torch.memory import line_raising
+
     return OpGraphError(
-        f"{target} raised {type(error).__name__}: {error}".splitlines()[0], where=where,
+        f"{target} raised {type(error).__name__}: {error}".splitlines()[0],
+        where=line_raising(error) or target,
         fix="check --input and --dtype against what it takes; --traceback shows where it came from",
-    )  # fmt: skip
-
-
-def _is_library(file: str) -> bool:
-    return "/torch/" in file or str(Path(__file__).parent.parent) in file
+    )
 
 
 def _print(report: MemoryReport, limit: int | None) -> None:

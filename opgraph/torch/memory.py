@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +18,8 @@ from opgraph.torch.memory_entries import Roles, kept_entries
 from opgraph.torch.memory_record import Recorder
 from opgraph.torch.memory_report import MemoryReport, Peak, totals_of
 from opgraph.torch.memory_watch import BACKWARD, Sample, Watch, existing_storages
+
+_LIBRARY = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
 
 
 def saved_tensors(
@@ -37,6 +41,7 @@ def saved_tensors(
             model's parameters require a gradient, every floating input is made to.
         dry_run: run on shapes alone: nothing large is allocated or computed, so that a batch may be larger than the
             memory. What is computed from parameters and scalars alone keeps its values, and may steer branches.
+            What a library decides only when it runs is not known: the workspace of oneDNN's LSTM, for one.
         after: a report on the same model after a change, to be shown beside this one.
 
     Returns: the report; `print` shows it as tables, `.to_dict()` gives it as data, `.plot(path)` draws it.
@@ -52,6 +57,9 @@ def saved_tensors(
     with ExitStack() as stack:
         stack.enter_context(_unchanged(model_or_fn))
         if dry_run:
+            # Torch looks at the .grad of every real tensor that meets a fake one, and warns of what it finds.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
             fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             inputs, kwargs = tree_map(lambda v: _map_tensor(v, fakes.from_tensor), (inputs, kwargs))
         parameters = list(model_or_fn.parameters()) if isinstance(model_or_fn, torch.nn.Module) else []
@@ -105,6 +113,12 @@ def _backward(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[
         return None, [f"the backward pass failed, so the peak is that of what ran: {error}".splitlines()[0]]
 
 
+def line_raising(error: BaseException) -> str:
+    """The innermost line outside torch and opgraph that an exception passed, as `file:line: text`; else empty."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARY)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
 def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
@@ -123,16 +137,15 @@ def _leaf(tensor: torch.Tensor, force: bool) -> torch.Tensor:
 def _unchanged(model: object) -> Iterator[None]:
     """Buffers and random number generators are afterwards what they were."""
     buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
-    saved = [(buffer, buffer._version, buffer.detach().clone()) for buffer in buffers]
+    saved = [(buffer, buffer.detach().clone()) for buffer in buffers]
     devices = sorted({buffer.device.index for buffer in buffers if buffer.is_cuda})
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
-            with torch.no_grad():
-                for buffer, version, copy in saved:
-                    if buffer._version != version:
-                        buffer.copy_(copy)
+            for buffer, copy in saved:
+                # By `data`: a graph of the caller's that has saved the buffer must not find a newer version of it.
+                buffer.data.copy_(copy)
 
 
 @contextmanager
@@ -142,9 +155,8 @@ def _values_needed(dry_run: bool, label: str) -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         if not dry_run:
             raise
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
         raise Unimplemented(
             f"a dry run knows shapes, not values, and {label} asks for one ({error.func})",
-            where=f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else label,
+            where=line_raising(error) or label,
             fix="measure it on real tensors: saved_tensors(..., dry_run=False), `opgraph memory --run`",
         ) from error

@@ -162,7 +162,7 @@ def _timeline(svg: ElementTree.Element, report: MemoryReport, y: float) -> float
     for one, kind in zip(reports, ("own", "after"), strict=False):
         x, value = max(_course(one, left, middle, right), key=lambda point: point[1])
         place = f" {one.peak.module}" if one.peak.module else ""
-        text = f"peak {size(one.peak.bytes)}: {one.peak.op}{place}"
+        text = _shown(f"peak {size(one.peak.bytes)}: {one.peak.op}{place}", 90)
         start = min(max(x - len(text) * _CHAR / 2, left), right - len(text) * _CHAR)
         ElementTree.SubElement(
             svg, "circle", {"class": kind, "cx": f"{x:.1f}", "cy": f"{bottom - value * scale:.1f}", "r": "4"}
@@ -200,7 +200,7 @@ def _shown(text: str, limit: int) -> str:
 
 def _text(svg: ElementTree.Element, x: float, y: float, text: str, kind: str = "") -> None:
     made = ElementTree.SubElement(svg, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}", **({"class": kind} if kind else {})})
-    made.text = text
+    made.text = _shown(text, 130)
 
 
 def _rect(svg: ElementTree.Element, x: float, y: float, width: float, height: float, kind: str) -> None:

@@ -53,7 +53,7 @@ class Watch(TorchDispatchMode):
 
     Attributes:
         bytes, peak: now, and at most.
-        samples: one for each op after which the bytes are others than before.
+        samples: one for each op that began or followed the life of a storage.
         births: storage key -> the op that made it; of living storages only.
     """
 
@@ -68,6 +68,7 @@ class Watch(TorchDispatchMode):
         self._dry_run = dry_run
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._paused = False
+        self._changed = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -98,7 +99,8 @@ class Watch(TorchDispatchMode):
         for value in tree_iter((args, kwargs, result)):
             if isinstance(value, torch.Tensor):
                 self._touch(value, birth)
-        if not self.samples or self.samples[-1].bytes != self.bytes:
+        if self._changed:
+            self._changed = False
             self.samples.append(Sample(self.phase, birth.module, birth.op, self.bytes))
         return result
 
@@ -109,18 +111,21 @@ class Watch(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         known = self._alive.get(key)
         if known is not None:
-            self.bytes += size - known[1]  # it was resized
-            if size != known[1]:
+            if size != known[1]:  # it was resized
                 self._alive[key] = (known[0], size)
+                self.bytes += size - known[1]
+                self._changed = True
         elif key not in self._before:
             self.births[key] = birth
             self._alive[key] = (weakref.ref(storage, lambda _: self._end(key)), size)
             self.bytes += size
+            self._changed = True
 
     def _end(self, key: int) -> None:
         self.births.pop(key, None)
         _, size = self._alive.pop(key)
         self.bytes -= size
+        self._changed = True
 
 
 def _dry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,172 @@
+"""`opgraph memory`: what it takes, what it prints, and what it says to what it cannot take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from opgraph.cli import main
+from opgraph.cli.memory import MODELS
+
+ACTIVATIONS = """\
+import torch
+from beside import SCALE
+
+class Swish(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.tensor(SCALE))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.a * x)
+
+class Wants(torch.nn.Module):
+    def __init__(self, width, depth=2):
+        super().__init__()
+
+def gate(x, up):
+    return torch.nn.functional.silu(x) * up
+
+def asks(x):
+    return x.exp() if x.sum() > 0 else x
+
+def fails(x):
+    return x.reshape(7)
+
+made = torch.nn.Sequential(torch.nn.Linear(8, 8), Swish())
+number = 3
+Plain = dict
+"""
+
+
+@pytest.fixture
+def act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside.py").write_text("SCALE = 1.5\n")
+    (tmp_path / "act.py").write_text(ACTIVATIONS)
+    return str(tmp_path / "act.py")
+
+
+def run(*args: object) -> int:
+    return main([str(a) for a in args])
+
+
+def report(capsys: pytest.CaptureFixture[str], *args: object) -> dict[str, Any]:
+    assert run("memory", *args, "--json") == 0
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return data
+
+
+def error(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, list[str]]:
+    status = run("memory", *args)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert [line[:8] for line in lines[-3:]] == [lines[-3][:8], "  where:", "  fix:  "], lines
+    assert "Traceback" not in "\n".join(lines)
+    return status, [line.partition(": ")[2].strip() if i == 0 else line[9:] for i, line in enumerate(lines[-3:])]
+
+
+def test_a_class_a_function_and_a_module_of_a_file_are_measured(act: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mib = 2**20
+    data = report(capsys, f"{act}:Swish", "--input", "128,64,32,32")
+    assert data["totals"]["kept"] == 2 * 32 * mib  # x and the sigmoid
+    data = report(capsys, f"{act}:gate", "--input", "4,8", "--input", "4,8", "--dtype", "bf16")
+    assert (data["totals"]["kept"], data["totals"]["inputs"]) == (3 * 64, 2 * 64)
+    assert {k["dtype"] for k in data["kept"]} == {"bf16"}
+    data = report(capsys, f"{act}:made", "--input", "4,8", "--run")
+    assert [g["of"][0] for g in data["modules"]] == ["0", "1"]
+    data = report(capsys, "torch.nn.functional:silu", "--input", "4,8")
+    assert data["totals"]["kept"] == 128
+
+
+def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = {}
+    for target in (["torch.nn:ReLU"], ["torch.nn:SiLU"], ["torch.nn.functional:silu"], [f"{act}:Swish"], []):
+        data = report(capsys, *target, "--model", "resnet18")
+        kept["".join(target).rpartition(":")[2]] = round(data["totals"]["kept"] / 2**20)
+    assert kept == {"ReLU": 574, "SiLU": 846, "silu": 846, "Swish": 1118, "": 574}
+    assert report(capsys, "--model", "resnet18", "--batch", "2")["subject"] == "resnet18, 2x3x32x32 f32"
+
+
+def test_the_choices_are_the_networks_there_are() -> None:
+    from opgraph.torch import memory_subject, zoo
+
+    assert tuple(zoo.MODELS) == MODELS
+    assert tuple(memory_subject.DTYPES) == ("f32", "f64", "f16", "bf16")
+
+
+def test_tables_say_what_is_kept(act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "kept.svg"
+    assert run("memory", f"{act}:Swish", "--input", "128,64,32,32", "--all", "--plot", picture) == 0
+    out = capsys.readouterr().out
+    assert "Swish, 128x64x32x32 f32: 64.0 MiB kept for backward" in out
+    assert "return x * torch.sigmoid(self.a * x)" in out
+    assert "SigmoidBackward0" in out and "weight a" in out
+    assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "what", "fix"),
+    [
+        ("", 2, "nothing to measure", "give FILE.py:NAME"),
+        ("ACT:Swish", 2, "no input", "--input 128,64,32,32"),
+        ("ACT --input 2", 2, "no name in a Python file", "FILE.py:Name"),
+        ("ACT:Nothing --input 2", 2, "there is no Nothing in it", "it defines Swish, Wants, gate"),
+        ("ACT:Wants --input 2", 2, "takes arguments: width", "made = Wants"),
+        ("ACT:Plain --input 2", 2, "a class, but not of modules", "torch.nn.Module"),
+        ("ACT:number --input 2", 2, "number is a int", "a function"),
+        ("ACT:Swish --input 2,x", 2, "no dimensions", "whole numbers"),
+        ("ACT:Swish --input 2 --batch 2", 2, "--batch goes with --model", "--input"),
+        ("ACT:Swish --input 2 --model resnet18", 2, "brings its own input", "--batch N"),
+        ("ACT:Swish --model resnet18 --batch 0", 2, "at least one image", "positive"),
+        ("ACT:Swish --input 2 --plot a.png", 2, "SVG", ".svg"),
+        ("nowhere.py:Swish --input 2", 1, "is not there", "check the path"),
+        ("no.such.module:Swish --input 2", 1, "there is no module no", "FILE.py:Name"),
+        ("model.onnx --input 2", 1, "not of graph files", "opgraph show"),
+        ("ACT:gate --input 2", 1, "TypeError", "check --input"),
+        ("ACT:fails --input 2", 1, "RuntimeError", "check --input"),
+        ("ACT:asks --input 2", 1, "asks for one", "--run"),
+    ],
+)
+def test_what_cannot_be_measured_is_three_lines(
+    act: str, capsys: pytest.CaptureFixture[str], args: str, status: int, what: str, fix: str
+) -> None:
+    found, (said, _, mend) = error(capsys, *args.replace("ACT", act).split())
+    assert found == status
+    assert what in said
+    assert fix in mend
+
+
+def test_an_error_names_the_line_of_the_file(act: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ACTIVATIONS.splitlines().index("    return x.reshape(7)") + 1
+    _, (_, where, _) = error(capsys, f"{act}:fails", "--input", "2")
+    assert where == f"{act}:{line}: return x.reshape(7)"
+
+
+@pytest.mark.parametrize("text", ["def (", "1 / 0", "import sys; sys.exit(3)", "import not_a_module_of_anybody"])
+def test_a_file_that_cannot_be_run_is_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "broken.py"
+    path.write_text(f"import torch\n{text}\n")
+    status, (what, where, _) = error(capsys, f"{path}:Swish", "--input", "2")
+    assert status == 1
+    assert what.startswith("running it raised")
+    assert where == f"{path}:2"
+
+
+def test_without_torch_the_error_names_the_extra() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from opgraph.cli import main;"
+        "sys.exit(main(['memory', 'a.py:A', '--input', '2']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'opgraph[torch]'" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,393 @@
+"""What `saved_tensors` says is what autograd keeps: to the byte, by the right name, and at no cost to the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.errors import Unimplemented  # noqa: E402
+from opgraph.torch import zoo  # noqa: E402
+from opgraph.torch.memory_watch import resident_peak  # noqa: E402
+
+MIB = 2**20
+
+
+class TrainableSwish(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(self.a * x)
+
+
+class KeepsOnCtx(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.doubled = x * 2
+        ctx.pair = [x.exp()]
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * ctx.doubled
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.act = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.linear(self.act(x)))
+
+
+def where_split(x: torch.Tensor) -> torch.Tensor:
+    left, right = torch.where(x > 0, x, 1.0), torch.where(x <= 0, x, 1.0)
+    return torch.where(x > 0, left.pow(0.7), right.exp())
+
+
+def gated(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def hooked_bytes(call: Callable[[], Any], free: set[int]) -> int:
+    """What the hooks measure, by nothing of opgraph's: each storage once, those of the weights not at all."""
+    sizes = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        sizes[tensor.untyped_storage()._cdata] = (tensor.untyped_storage().nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = call()
+    assert result is not None
+    return sum(size for key, (size, _) in sizes.items() if key not in free)
+
+
+SUBJECTS: dict[str, Callable[[], tuple[Any, torch.Tensor]]] = {
+    "resnet18 relu": lambda: (zoo.resnet18(nn.ReLU), torch.randn(2, 3, 32, 32)),
+    "resnet18 silu": lambda: (zoo.resnet18(nn.SiLU), torch.randn(2, 3, 32, 32)),
+    "resnet18 trainable": lambda: (zoo.resnet18(TrainableSwish), torch.randn(2, 3, 32, 32)),
+    "efficientnet": lambda: (zoo.efficientnet_b0(nn.Mish), torch.randn(2, 3, 32, 32)),
+    "lstm": lambda: (nn.LSTM(8, 16, batch_first=True), torch.randn(2, 5, 8)),
+    "attention": lambda: (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 5, 16)),
+    "where split": lambda: (where_split, torch.randn(5, 7, requires_grad=True)),
+    "gated": lambda: (gated, torch.randn(5, 8, requires_grad=True)),
+    "twice": lambda: (Twice(), torch.randn(3, 8)),
+}
+
+
+@pytest.fixture(params=SUBJECTS, ids=str)
+def subject(request: pytest.FixtureRequest) -> tuple[Any, torch.Tensor]:
+    torch.manual_seed(0)
+    return SUBJECTS[request.param]()
+
+
+def test_totals_agree_with_the_hooks_to_the_byte(subject: tuple[Any, torch.Tensor]) -> None:
+    model, x = subject
+    report = ogt.saved_tensors(model, x)
+    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    assert report.totals.kept == hooked_bytes(lambda: model(x), {t.untyped_storage()._cdata for t in held})
+    assert report.totals.kept == report.totals.hooked == sum(k.counted for k in report.kept)
+    for groups in (report.modules, report.classes, report.ops):
+        assert sum(group.kept for group in groups) == report.totals.kept
+    assert report.peak.unexplained == 0
+    assert all(k.op for k in report.kept)
+
+
+def test_a_dry_run_says_what_a_real_run_measures(subject: tuple[Any, torch.Tensor]) -> None:
+    model, x = subject
+    real, dry = ogt.saved_tensors(model, x), ogt.saved_tensors(model, x, dry_run=True)
+    if isinstance(model, nn.LSTM):  # the size of oneDNN's workspace is known when it has run
+        assert [k.slot for k, r in zip(dry.kept, real.kept, strict=True) if k != r] == ["result3"]
+        return
+    assert dry.kept == real.kept
+    assert dry.timeline == real.timeline
+    assert dry.peak == real.peak
+
+
+#: MiB at batch 128, measured with hooks on a real run of the same networks.
+KNOWN = [
+    ("resnet18", nn.ReLU, 574), ("resnet18", nn.SiLU, 846), ("resnet18", TrainableSwish, 1118),
+    ("resnet50", nn.ReLU, 3115), ("resnet50", nn.SiLU, 4551), ("resnet50", TrainableSwish, 5987),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "activation", "mib"), KNOWN, ids=lambda v: getattr(v, "__name__", str(v)))
+def test_a_batch_that_is_never_allocated_counts_as_the_real_one(
+    model: str, activation: type[nn.Module], mib: int
+) -> None:
+    network = zoo.MODELS[model](activation)
+    x = torch.empty(128, 3, 32, 32)
+    reports = []
+    grown = resident_peak(lambda: reports.append(ogt.saved_tensors(network, x, dry_run=True)))
+    assert round(reports[0].totals.kept / MIB) == mib
+    assert reports[0].totals.kept <= reports[0].peak.bytes
+    assert grown is None or grown < 150 * MIB
+
+
+def test_the_networks_are_the_papers() -> None:
+    counts = {name: sum(p.numel() for p in make().parameters()) for name, make in zoo.MODELS.items()}
+    assert counts["resnet18"] == 11_173_962  # the CIFAR variants' well-known sizes
+    assert counts["resnet50"] == 23_520_842
+    # The paper's 5,288,548 with a classifier of 1,280,000 + 1,000; here it is 12,800 + 10.
+    assert counts["efficientnet_b0"] == 5_288_548 - 1_281_000 + 12_810
+
+
+# -- what is one storage, and whose ----------------------------------------------------------------------------------
+
+
+def test_tensors_of_one_storage_count_once() -> None:
+    report = ogt.saved_tensors(gated, torch.randn(4, 8, requires_grad=True))
+    halves = [k for k in report.kept if k.shape == (4, 4) and k.role == "input"]
+    assert [k.storage for k in halves] == [halves[0].storage] * 2
+    # Half of the input is kept, and holds the whole.
+    assert [(k.bytes, k.storage_bytes) for k in halves] == [(64, 128)] * 2
+    assert [k.counted for k in halves] == [128, 0]
+    assert (report.totals.kept, report.totals.inputs) == (128 + 64, 128)
+
+
+def test_weights_and_what_existed_before_cost_nothing() -> None:
+    scale = torch.randn(8)
+    linear = nn.Linear(8, 8)
+    report = ogt.saved_tensors(lambda x: linear(x) * scale, torch.randn(2, 8, requires_grad=True))
+    assert {k.role for k in report.kept} == {"input", "outside"}
+    assert report.totals.kept == 64
+    report = ogt.saved_tensors(linear, torch.randn(2, 8, requires_grad=True))
+    assert [(k.role, k.name, k.counted) for k in report.kept if k.role == "weight"] == [("weight", "weight", 0)]
+    assert report.totals.weights == 256
+
+
+def test_the_allocator_takes_512_bytes_at_least() -> None:
+    report = ogt.saved_tensors(lambda x: x.sin().exp(), torch.randn(129, requires_grad=True))
+    assert (report.totals.kept, report.totals.rounded) == (2 * 516, 2 * 1024)
+    report = ogt.saved_tensors(torch.exp, torch.randn((), requires_grad=True))
+    assert (report.totals.kept, report.totals.rounded) == (4, 512)
+
+
+def test_alone_is_what_nobody_else_keeps() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4))
+    report = ogt.saved_tensors(model, torch.randn(2, 4))
+    found = {group.of[0]: (group.kept, group.alone) for group in report.modules}
+    # ReLU keeps its output, which the next layer keeps anyway; SiLU keeps its input, which nobody else does.
+    assert found == {"0": (32, 32), "1": (32, 0), "2": (0, 0), "3": (32, 32), "4": (32, 32)}
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_names_its_module_call_op_and_line() -> None:
+    report = ogt.saved_tensors(Twice(), torch.randn(3, 8, requires_grad=True))
+    found = [(k.module, k.module_class, k.call, k.op, k.slot) for k in report.kept]
+    assert found == [
+        ("act", "SiLU", 1, "SiluBackward0", "self"),
+        ("linear", "Linear", 1, "AddmmBackward0", "mat1"),
+        ("linear", "Linear", 1, "AddmmBackward0", "mat2"),
+        ("act", "SiLU", 2, "SiluBackward0", "self"),
+    ]
+    assert [k.name for k in report.kept] == ["input 0", "act: silu", "linear.weight", "linear: addmm"]
+    line = Twice.forward.__code__.co_firstlineno + 1
+    assert {(k.where, k.code) for k in report.kept} == {
+        (f"{__file__}:{line}", "return self.act(self.linear(self.act(x)))")
+    }
+
+
+def test_tensors_on_a_functions_ctx_are_found_and_counted() -> None:
+    report = ogt.saved_tensors(KeepsOnCtx.apply, torch.randn(10, requires_grad=True))
+    assert [(k.op, k.slot, k.hooked, k.counted) for k in report.kept] == [
+        ("KeepsOnCtxBackward", "tensors", True, 40),
+        ("KeepsOnCtxBackward", "ctx.doubled", False, 40),
+        ("KeepsOnCtxBackward", "ctx.pair", False, 40),
+    ]
+    assert (report.totals.kept, report.totals.hooked) == (120, 40)
+    assert "80 B of it: attributes of custom Functions" in str(report)
+
+
+def test_what_is_held_by_something_else_is_told() -> None:
+    kept = []
+
+    def hoards(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x.detach() * 3)
+        return x.exp()
+
+    assert ogt.saved_tensors(hoards, torch.randn(10, requires_grad=True)).peak.unexplained == 40
+
+
+# -- the peak --------------------------------------------------------------------------------------------------------
+
+
+def test_the_peak_is_what_is_alive_at_once() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).sigmoid()
+
+    for dry_run in (False, True):
+        report = ogt.saved_tensors(chain, torch.randn(100, requires_grad=True), dry_run=dry_run)
+        # x, x + 1 and the sigmoid; then x, the sigmoid, the gradient that comes in and the one that goes out.
+        assert [(op, size) for _, _, op, size in report.timeline] == [
+            ("add", 800), ("sigmoid", 1200), ("ones_like", 1200), ("sigmoid_backward", 1600),
+        ]  # fmt: skip
+        assert (report.peak.bytes, report.peak.phase, report.peak.op) == (1600, "backward", "sigmoid_backward")
+        assert report.peak.after_forward == 800
+
+
+def test_a_checkpoint_keeps_its_input_and_computes_again() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin().exp() * x).tanh()
+
+    x = torch.randn(100, requires_grad=True)
+    plain = ogt.saved_tensors(inner, x)
+    report = ogt.saved_tensors(lambda x: checkpoint(inner, x, use_reentrant=False), x)
+    assert plain.totals.kept == 3 * 400  # x, the exponential and the output
+    assert report.totals.kept == 400
+    assert "sin" in {op for phase, _, op, _ in report.timeline if phase == "backward"}
+    assert report.notes == ()
+
+
+def test_backward_ops_belong_to_the_module_that_made_them() -> None:
+    report = ogt.saved_tensors(nn.Sequential(nn.Linear(4, 4), nn.SiLU()), torch.randn(2, 4))
+    found = {(module, op) for phase, module, op, _ in report.timeline if phase == "backward"}
+    assert ("1", "silu_backward") in found and ("0", "mm") in found
+
+
+def test_a_backward_pass_that_fails_leaves_the_rest_of_the_report() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no way back")
+
+    report = ogt.saved_tensors(Fails.apply, torch.randn(10, requires_grad=True))
+    assert report.totals.kept == 40
+    assert report.notes == ("the backward pass failed, so the peak is that of what ran: no way back",)
+
+
+# -- what it leaves behind -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_measuring_changes_nothing(dry_run: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.ReLU())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.randn(2, 3, 8, 8)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    ogt.saved_tensors(model, x, dry_run=dry_run)
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert x.grad is None and not x.requires_grad
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_the_callers_graph_stays_usable() -> None:
+    w = torch.randn(10, requires_grad=True)
+    x = w.exp()
+    report = ogt.saved_tensors(torch.sigmoid, x)
+    assert [k.op for k in report.kept] == ["SigmoidBackward0"]
+    x.sum().backward()
+    assert torch.equal(w.grad, w.exp())
+
+
+@pytest.mark.slow
+def test_a_compiled_function_is_measured_compiled_and_stays_so() -> None:
+    compiled = torch.compile(lambda x: x.sin() * x.exp(), backend="aot_eager")
+    x = torch.randn(100, requires_grad=True)
+    report = ogt.saved_tensors(compiled, x)
+    assert {k.op for k in report.kept} == {"CompiledFunctionBackward"}
+    assert report.totals.kept == report.totals.hooked > 0
+    assert "CompiledFunction" in type(compiled(x).grad_fn).__name__
+
+
+def test_inputs_are_made_to_need_gradients_where_nothing_does() -> None:
+    report = ogt.saved_tensors(torch.exp, torch.randn(4))
+    assert report.totals.kept == 16
+    assert report.notes == ("nothing required a gradient: the floating inputs were made to",)
+    with torch.no_grad():
+        report = ogt.saved_tensors(nn.Linear(2, 2), torch.randn(1, 2))
+    assert report.totals.kept == 0
+    assert report.notes == ("no output requires a gradient: nothing is kept for backward",)
+
+
+# -- dry runs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_knows_the_values_of_parameters() -> None:
+    class Steered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.order = nn.Parameter(torch.tensor(0.7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            order = torch.sigmoid(self.order) * 1.8
+            return x.exp() if order < 1 else x.sin().exp()
+
+    x = torch.randn(6, requires_grad=True)
+    assert ogt.saved_tensors(Steered(), x, dry_run=True).kept == ogt.saved_tensors(Steered(), x).kept
+    assert ogt.saved_tensors(Steered(), x, dry_run=True).totals.tensors == 2
+
+
+def test_a_dry_run_refuses_to_guess_values_and_names_the_line() -> None:
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() if x.sum() > 0 else x.sin()
+
+    with pytest.raises(Unimplemented, match="asks for one") as caught:
+        ogt.saved_tensors(asks, torch.randn(4, requires_grad=True), dry_run=True)
+    line = asks.__code__.co_firstlineno + 1
+    assert caught.value.where == f"{__file__}:{line}: return x.exp() if x.sum() > 0 else x.sin()"
+    assert "dry_run=False" in caught.value.fix
+    assert ogt.saved_tensors(asks, torch.ones(4, requires_grad=True)).totals.kept == 16
+
+
+# -- what it says ----------------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_data_and_text() -> None:
+    x = torch.randn(2, 3, 32, 32)
+    before = ogt.saved_tensors(zoo.resnet18(nn.SiLU), x)
+    report = before.compared(ogt.saved_tensors(zoo.resnet18(nn.ReLU), x))
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["totals"]["kept"] == before.totals.kept
+    assert data["after"]["totals"]["kept"] < data["totals"]["kept"]
+    assert len(data["kept"]) == len(before.kept) and data["kept"][0]["shape"] == [2, 3, 32, 32]
+    text = str(report)
+    assert "ResNet: 13.3 MiB kept for backward" in text
+    assert "less" in text and "layer1.0.act1" in text
+
+
+def test_a_comparison_shows_both_sides_of_every_group() -> None:
+    x = torch.randn(2, 4)
+    before = ogt.saved_tensors(nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4)), x)
+    after = ogt.saved_tensors(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), x)
+    report = before.compared(after)
+    assert {g.of[0]: (g.kept, g.after) for g in report.modules} == {"0": (32, 32), "1": (32, 32), "2": (32, 0)}
+    assert {g.of[0]: (g.kept, g.after) for g in report.classes} == {
+        "Linear": (64, 32), "SiLU": (32, 0), "ReLU": (0, 32),
+    }  # fmt: skip
+    assert sum(g.after or 0 for g in report.classes) == after.totals.kept
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_the_allocator_agrees() -> None:
+    model = zoo.resnet18(nn.SiLU).cuda()
+    report = ogt.saved_tensors(model, torch.randn(16, 3, 32, 32, device="cuda"))
+    assert report.peak.cuda is not None
+    assert report.peak.cuda >= report.peak.bytes
