@@ -149,6 +149,8 @@ class _Body:
 
         def scalar(attr: str) -> str:
             value = open_attrs.get(attr)
+            if isinstance(attrs[attr], tuple):
+                return self._node("Constant", [], value_ints=attrs[attr])
             return self._scalar_attribute(value.name) if value is not None else self._number(float(attrs[attr]))  # type: ignore[arg-type]
 
         def attribute(ours: str, theirs: str, value: AttrValue) -> AttributeProto:

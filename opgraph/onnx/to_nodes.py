@@ -118,7 +118,8 @@ def plain_node(
             if attribute is not None:
                 node.attribute.append(attribute(ours, theirs, value))
             elif value != attribute_default(form.op_type, opset, theirs):
-                node.attribute.append(helper.make_attribute(theirs, value))
+                kind = AttributeProto.INTS if value == () else None  # an empty list does not say of what
+                node.attribute.append(helper.make_attribute(theirs, value, attr_type=kind))
     for name, value in form.fixed.items():
         if value != attribute_default(form.op_type, opset, name):
             node.attribute.append(helper.make_attribute(name, value))

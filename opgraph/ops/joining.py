@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.errors import InvalidGraphOp
+from opgraph.errors import InvalidDataType, InvalidGraphOp
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
 from opgraph.ir.op import Op
@@ -44,14 +44,20 @@ def _joined(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]
     return (tuple(total if i == axis else d for i, d in enumerate(whole)),)
 
 
-def _at_least_one(op: Op) -> None:
-    """There is something to join.
+def _of_one_dtype(op: Op) -> None:
+    """There is something to join, all of one dtype.
 
     Raises:
         InvalidGraphOp: there is no input.
+        InvalidDataType: two dtypes.
     """
     if not op.inputs:
         raise InvalidGraphOp("Concat joins nothing", where=op.where, fix="give it one input or more")
+    names = {t.dtype for t in (*op.inputs, *op.outputs)}
+    if len(names) > 1:
+        raise InvalidDataType(
+            f"Concat needs one dtype, got {' and '.join(sorted(names))}", where=op.where, fix="insert a TypeCast"
+        )
 
 
 CONCAT = library(
@@ -67,7 +73,7 @@ CONCAT = library(
     gradient=gradients.of_concat,
     onnx=(Onnx(op_type="Concat", since=4, attrs={"axis": "axis"}),),
     source="oneDNN Graph Concat, which takes up to 64 inputs of f32, bf16 or f16",
-    check=_at_least_one,
+    check=_of_one_dtype,
 )
 
 
@@ -81,7 +87,8 @@ def _part(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
             f"{dims_text(inputs[0].dims)} is not the shape of what was joined, {dims_text(whole)}",
             "give the gradient of the joined tensor",
         ) from None
-    return (inputs[1 + attrs["index"]].dims,)
+    # An index that numbers none is told by the op's check.
+    return (inputs[1 + attrs["index"]].dims if 0 <= attrs["index"] < len(inputs) - 1 else None,)
 
 
 def _piece(d: Any, srcs: tuple[Any, ...], axis: int, index: int) -> Any:

@@ -30,7 +30,7 @@ def _product_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
             "transpose an operand, or set transpose_a or transpose_b",
         )
     made = (*(broadcast([a[:-2], b[:-2]]) or ()), *([rows] if len(a) > 1 else []), *([columns] if len(b) > 1 else []))
-    if len(inputs) > 2 and broadcast([made, inputs[2].dims]) is not None:
+    if len(inputs) > 2 and inputs[2].dims is not None:
         _check_bias(inputs[2].dims, made)
     return (made,)
 
@@ -41,9 +41,8 @@ def _last_two(dims: tuple[Dim, ...], transposed: bool, alone: tuple[Dim, Dim]) -
     return (dims[-1], dims[-2]) if transposed else (dims[-2], dims[-1])
 
 
-def _check_bias(bias: Dims, made: tuple[Dim, ...]) -> None:
-    """Raises ShapeMismatch where a bias would make the result larger."""
-    assert bias is not None
+def _check_bias(bias: tuple[Dim, ...], made: tuple[Dim, ...]) -> None:
+    """Raises ShapeMismatch where a bias does not fit, or would make the result larger."""
     longer = len(bias) > len(made)
     if longer or any(
         isinstance(m, int) and isinstance(b, int) and b not in (1, m) for b, m in zip(bias[::-1], made[::-1])
@@ -142,6 +141,9 @@ def _pieces(attrs: Attrs, given: Collection[str]) -> str:
     if "" in factors or (plain and "bias" not in given):
         return ""
     product = f"MatMul({factors[0]}, {factors[1]})"
+    if ranks.get("weights") == 1 and factors[0] != "src":
+        # onnxruntime 1.31 joins Transpose with MatMul, and is wrong where the other operand is a vector.
+        product = f"Squeeze(MatMul({factors[0]}, Unsqueeze({factors[1]}, axes=[1])), axes=[-1])"
     return f"Add({product}, bias)" if "bias" in given else product
 
 

@@ -75,7 +75,8 @@ def _signature(record: OpDef) -> Iterator[str]:
 
 
 def _port_row(port: Port) -> list[str]:
-    return [f"`{port.name}`", port.type, "optional" if port.optional else "any number" if port.variadic else ""]
+    count = "optional" if port.optional else "any number" if port.variadic else ""
+    return [f"`{port.name}`", port.type, ", ".join(filter(None, [count, "only its shape" if port.shape_only else ""]))]
 
 
 def _attr_row(attr: Attr) -> list[str]:
@@ -89,7 +90,7 @@ def _value(value: object) -> str:
 
 
 def _shape(record: OpDef) -> Iterator[str]:
-    if not record.is_pointwise:
+    if record.family == "structural" or not (record.is_pointwise or record.infer.__doc__):
         return
     yield "## Shape"
     if record.infer is not broadcast_rule:

@@ -83,35 +83,36 @@ STATIC_RESHAPE = library(
     source="oneDNN Graph StaticReshape",
 )
 
-RESHAPE_TO = library(
-    "ReshapeTo",
-    "The elements of src in row-major order, in the shape of `like`, whose data is never read.",
-    family="shape",
-    inputs=(Port(name="src"), _LIKE),
-    types={"T": ANY, "T2": _ANY_SHAPE},
-    infer=lambda inputs, attrs: _same_count(inputs[0].dims, inputs[1].dims),
-    reference=lambda src, like: src.reshape(like.shape),
-    torch=lambda t, src, like: src.reshape(like.shape),
-    gradient=gradients.of_reshape_to,
-    onnx="none: ai.onnx Reshape takes a shape where this takes a tensor",
-    source="torch.Tensor.view_as",
-)
 
-
-def _same_count(src: Dims, like: Dims) -> tuple[Dims, ...]:
-    """That of like."""
-    known = [
-        prod(d for d in dims if isinstance(d, int)) for dims in (src, like) if _is_known(dims) and dims is not None
-    ]
-    if len(set(known)) > 1:
+def _as_like(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
+    """That of like, which must have as many elements as src."""
+    src, like = inputs[0].dims, inputs[1].dims
+    counts = {_count(src), _count(like)} - {None}
+    if len(counts) > 1:
         raise ShapeMismatch(
             f"{dims_text(src)} and {dims_text(like)} differ in their number of elements", "give tensors of equal size"
         )
     return (like,)
 
 
-def _is_known(dims: Dims) -> bool:
-    return dims is not None and all(isinstance(d, int) for d in dims)
+def _count(dims: Dims) -> int | None:
+    sizes = [d for d in dims or () if isinstance(d, int)]
+    return prod(sizes) if dims is not None and len(sizes) == len(dims) else None
+
+
+RESHAPE_TO = library(
+    "ReshapeTo",
+    "The elements of src in row-major order, in the shape of `like`, whose data is never read.",
+    family="shape",
+    inputs=(Port(name="src"), _LIKE),
+    types={"T": ANY, "T2": _ANY_SHAPE},
+    infer=_as_like,
+    reference=lambda src, like: src.reshape(like.shape),
+    torch=lambda t, src, like: src.reshape(like.shape),
+    gradient=gradients.of_reshape_to,
+    onnx="none: ai.onnx Reshape takes a shape where this takes a tensor",
+    source="torch.Tensor.view_as",
+)
 
 
 def _unsqueezed(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:

@@ -41,9 +41,14 @@ def of_unsqueeze(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_squeeze(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d with the axes again."""
-    (grad,) = d
-    return [None if grad is None else build("Unsqueeze", grad, axes=op.attrs["axes"])]
+    """d with the axes again; by the tensor where nobody has said yet that they are of size 1."""
+    (grad,), src, axes = d, op.inputs[0], op.attrs["axes"]
+    assert isinstance(axes, tuple)
+    if grad is None:
+        return [None]
+    if src.dims is None or any(src.dims[int(axis)] != 1 for axis in axes):
+        return [build("ReshapeTo", grad, src)]
+    return [build("Unsqueeze", grad, axes=axes)]
 
 
 def of_transpose(build: Builder, op: Op, d: _Gradients) -> _Gradients:

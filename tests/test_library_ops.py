@@ -1,0 +1,274 @@
+"""Ops that a library runs: shapes, numbers, dtypes, gradients and errors, in NumPy and in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.library_calls import CALLS, LIBRARY, Call, arrays_of, feeds, graph_of
+
+import opgraph as og
+from opgraph import errors
+from opgraph.ir import dtypes
+from opgraph.ir.opdef import OpDef
+
+KINDS = pytest.mark.parametrize("record", LIBRARY, ids=lambda r: r.kind)
+UNKNOWN = pytest.mark.parametrize("unknown", ["", "sizes", "symbols", "rank"])
+
+
+def op(kind: str) -> OpDef:
+    return next(r for r in LIBRARY if r.kind == kind)
+
+
+def dtypes_of(record: OpDef) -> tuple[str, ...]:
+    return record.types[record.inputs[0].type]
+
+
+def calls(record: OpDef) -> Iterator[tuple[Call, str, list[np.ndarray]]]:
+    for call in CALLS[record.kind]:
+        for dtype in dtypes_of(record):
+            yield call, dtype, arrays_of(call, dtype)
+
+
+def test_every_library_op_is_called_here() -> None:
+    assert set(CALLS) == {r.kind for r in LIBRARY}
+    assert all(CALLS.values())
+
+
+# -- shapes and dtypes ------------------------------------------------------------------------------------------------
+
+
+@KINDS
+@UNKNOWN
+def test_what_is_inferred_is_what_the_reference_returns(record: OpDef, unknown: str) -> None:
+    for call, dtype, arrays in calls(record):
+        (made,) = graph_of(record, call, dtype, unknown).outputs
+        result = record.reference(*arrays, **call.attrs)
+        assert result.dtype == arrays[0].dtype == dtypes.get(made.dtype).numpy
+        if made.dims is not None:
+            assert len(made.dims) == result.ndim
+            sizes = [(d, s) for d, s in zip(made.dims, result.shape) if isinstance(d, int)]
+            assert all(d == s for d, s in sizes), f"{call}: {made.dims} is not {result.shape}"
+        assert unknown or made.has_known_shape
+
+
+@KINDS
+def test_symbols_stay_where_an_op_only_moves_them(record: OpDef) -> None:
+    for call in CALLS[record.kind]:
+        (made,) = graph_of(record, call, "f32", "symbols").outputs
+        computed = record.kind in ("StaticReshape", "Slice", "Concat")
+        assert made.dims is not None and (computed or None not in made.dims), f"{call}: {made.dims}"
+
+
+@KINDS
+def test_the_text_form_reads_back(record: OpDef) -> None:
+    for call in CALLS[record.kind]:
+        for unknown in ("", "symbols"):
+            g = graph_of(record, call, "f32", unknown)
+            assert og.parse(str(g)) == g, str(g)
+
+
+@KINDS
+def test_f16_and_bf16_are_f32_rounded_once(record: OpDef) -> None:
+    for call, dtype, arrays in calls(record):
+        if dtype in ("f16", "bf16"):
+            wide = record.reference(*[a.astype(np.float32) for a in arrays], **call.attrs)
+            np.testing.assert_array_equal(record.reference(*arrays, **call.attrs), wide.astype(arrays[0].dtype))
+
+
+def test_a_matrix_product_of_bf16_may_be_f32() -> None:
+    g = og.parse("graph(x: bf16[1,3], w: bf16[3,1]) -> (y)\n  y: f32[1,1] = MatMul(x, w)")
+    x, w = np.array([[1, 1, 1]], ml_dtypes.bfloat16), np.array([[1], [2.0**-8], [2.0**-9]], ml_dtypes.bfloat16)
+    for result in (og.evaluate(g, dtype=None, x=x, w=w), og.compile(g)(x=x, w=w)):
+        assert result.dtype == np.float32 and result[0, 0] == 1 + 2.0**-8 + 2.0**-9
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_torch_computes_the_same_in_every_dtype(record: OpDef) -> None:
+    pytest.importorskip("torch")
+    for call, dtype, arrays in calls(record):
+        g = graph_of(record, call, dtype)
+        got = og.compile(g)(feeds(arrays))
+        truth = og.evaluate(g, feeds(arrays))
+        assert got.shape == truth.shape and got.dtype == arrays[0].dtype
+        if dtypes.get(dtype).is_float:
+            size = np.maximum(np.abs(truth), 1)
+            error = np.max(np.abs(got.astype(np.float64) - truth) / size, initial=0)
+            assert error <= 4 * float(ml_dtypes.finfo(got.dtype).eps), f"{call} {dtype}"
+        else:
+            np.testing.assert_array_equal(got, truth)
+
+
+@pytest.mark.parametrize("kind", ["ReduceMax", "ReduceMin"])
+def test_an_extreme_of_nan_is_nan_and_of_nothing_infinite(kind: str) -> None:
+    for array in (np.array([1, np.nan, 2], np.float32), np.array([], np.float32)):
+        g = og.parse(f"graph(x: f32[{array.size}]) -> (y)\n  y = {kind}(x, axes=[0])")
+        expected = np.float32(np.nan if array.size else -np.inf if kind == "ReduceMax" else np.inf)
+        assert np.array_equal(og.evaluate(g, dtype=None, x=array), expected, equal_nan=True)
+        assert np.array_equal(og.compile(g)(x=array), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", [r.kind for r in LIBRARY if r.family == "reduction"])
+def test_axes_may_be_an_input(kind: str) -> None:
+    x, axes = np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 8, np.array([-1, 0], np.int32)
+    expected = og.evaluate(og.parse(f"graph(x: f32[2,3,4]) -> (y)\n  y = {kind}(x, axes=[-1, 0])"), dtype=None, x=x)
+    at_run_time = og.parse(f"graph(x: f32[2,3,4], a: s32[2]) -> (y)\n  y = {kind}(x, a)")
+    assert at_run_time.outputs[0].dims is None
+    np.testing.assert_array_equal(og.evaluate(at_run_time, dtype=None, x=x, a=axes), expected)
+    np.testing.assert_allclose(og.compile(at_run_time)(x=x, a=axes), expected, rtol=1e-6)
+    g = og.Graph()
+    g.add_op(kind, g.input("x", shape=(2, None, 4)), g.constant("a", axes), name="y")
+    assert g.finalize().outputs[0].dims == (None,)
+    np.testing.assert_array_equal(og.evaluate(g, dtype=None, x=x), expected)
+    np.testing.assert_allclose(og.compile(g)(x=x), expected, rtol=1e-6)
+
+
+# -- gradients --------------------------------------------------------------------------------------------------------
+
+
+def torch_derivatives(record: OpDef, call: Call, arrays: list[np.ndarray], seed: np.ndarray, order: int) -> list[Any]:
+    """The gradients of the inputs (order 1), or of sum(gradients^2 / 2 + gradients) with respect to them (order 2)."""
+    torch = pytest.importorskip("torch")
+    tensors = [torch.from_numpy(a.copy()).requires_grad_() for a in arrays]
+    y = record.torch(torch, *tensors, **call.attrs)
+    more: dict[str, Any] = {"allow_unused": True, "materialize_grads": True}
+    first = torch.autograd.grad(y, tensors, torch.from_numpy(seed), create_graph=order > 1, **more)
+    if order == 1:
+        return [t.detach().numpy() for t in first]
+    total = sum((t * t / 2 + t).sum() for t in first) + sum(0 * t.sum() for t in tensors)
+    return [t.numpy() for t in torch.autograd.grad(total, tensors, **more)]
+
+
+@KINDS
+@UNKNOWN
+def test_the_gradient_is_torchs(record: OpDef, unknown: str) -> None:
+    for call in CALLS[record.kind]:
+        if unknown == "rank" and record.kind == "MatMul":
+            continue  # refused, see below
+        arrays = arrays_of(call, "f64")
+        seed = np.asarray(np.random.default_rng(1).normal(size=record.reference(*arrays, **call.attrs).shape))
+        names = [f"x{i}" for i, p in enumerate(record.with_optional(len(arrays))) if not p.shape_only]
+        g = og.gradient(graph_of(record, call, "f64", unknown), names)
+        given = {t.name: {**feeds(arrays), "d_y": seed}[t.name] for t in g.inputs}
+        got = og.evaluate(g, given)
+        got = got if isinstance(got, dict) else {f"d_{names[0]}": got}
+        for name, expected in zip(names, torch_derivatives(record, call, arrays, seed, 1)):
+            np.testing.assert_allclose(got[f"d_{name}"], expected, rtol=1e-12, atol=1e-12, err_msg=f"{call} {name}")
+
+
+@KINDS
+def test_the_second_derivative_is_torchs(record: OpDef) -> None:
+    for call in CALLS[record.kind]:
+        arrays = arrays_of(call, "f64")
+        seed = np.asarray(np.random.default_rng(1).normal(size=record.reference(*arrays, **call.attrs).shape))
+        names = [f"x{i}" for i, p in enumerate(record.with_optional(len(arrays))) if not p.shape_only]
+        first = og.gradient(graph_of(record, call, "f64"), names)
+        values = {**feeds(arrays), "d_y": seed}
+        made = og.evaluate(first, {t.name: values[t.name] for t in first.inputs})
+        made = made if isinstance(made, dict) else {f"d_{names[0]}": made}
+        reach = [n for n in names if n in {t.name for t in first.inputs}]
+        expected = dict(zip(names, torch_derivatives(record, call, arrays, seed, 2)))
+        for name in set(names) - set(reach):
+            assert not np.any(expected[name]), f"{call}: the gradient does not depend on {name}, torch's does"
+        if not reach:
+            continue
+        twice = og.gradient(first, reach)
+        values.update((f"d_{n}", a + 1) for n, a in made.items())
+        got = og.evaluate(twice, {t.name: values[t.name] for t in twice.inputs})
+        got = got if isinstance(got, dict) else {f"d_{reach[0]}": got}
+        for name in reach:
+            np.testing.assert_allclose(got[f"d_{name}"], expected[name], rtol=1e-11, atol=1e-11, err_msg=str(call))
+
+
+def test_the_gradient_of_a_product_with_zeros_is_that_of_the_others() -> None:
+    g = og.gradient(og.parse("graph(x: f64[3,4]) -> (y)\n  y = ReduceProd(x, axes=[1])"), ["x"])
+    x = np.array([[0.0, 2, 3, 4], [0, 0, 3, 4], [5, 2, 3, 4]])
+    got = og.evaluate(g, x=x, d_y=np.array([1.0, 1.0, 2.0]))
+    np.testing.assert_array_equal(got, [[24, 0, 0, 0], [0, 0, 0, 0], [48, 120, 80, 60]])
+
+
+def test_a_mean_over_more_elements_than_f16_counts_has_a_gradient() -> None:
+    for size in (100_000, None):
+        g = og.gradient(og.parse(f"graph(x: f16[{size or '?'}]) -> (y)\n  y = ReduceMean(x, axes=[0])"), ["x"])
+        given = {"x": np.ones(100_000, np.float16), "d_y": np.float16(1000).reshape(())}
+        got = og.evaluate(g, given, dtype=None)
+        np.testing.assert_array_equal(got, np.full(100_000, np.float16(0.01)))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@KINDS
+def test_a_gradient_has_the_dtype_of_its_input(record: OpDef, dtype: str) -> None:
+    call = CALLS[record.kind][0]
+    for tensor in og.gradient(graph_of(record, call, dtype), ["x0"]).outputs:
+        assert tensor.dtype == dtype
+
+
+def test_no_gradient_is_made_up_where_the_rank_or_the_axes_are_unknown() -> None:
+    for text, fix in (
+        ("graph(x: f32[*], w: f32[3,4]) -> (y)\n  y = MatMul(x, w)", "declare its shape"),
+        ("graph(x: f32[3,4], w: s32[1]) -> (y)\n  y = ReduceSum(x, w)", "keep_dims=True"),
+    ):
+        with pytest.raises(errors.Unimplemented, match=fix):
+            og.gradient(og.parse(text), ["x"])
+    kept = og.parse("graph(x: f32[3,4], w: s32[1]) -> (y)\n  y = ReduceMean(x, w, keep_dims=true)")
+    given = {"x": np.ones((3, 4), np.float32), "w": np.array([0], np.int32), "d_y": np.ones((1, 4), np.float32)}
+    g = og.gradient(kept, ["x"])
+    got = og.evaluate(g, {t.name: given[t.name] for t in g.inputs})
+    np.testing.assert_allclose(got, np.full((3, 4), 1 / 3))
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+BAD = [
+    ("y = ReduceSum(x)", errors.InvalidGraphOp, "axes nowhere", "axes=[-1]"),
+    ("y = ReduceSum(x, a, axes=[0])", errors.InvalidGraphOp, "axes twice", "leave one of them out"),
+    ("y = ReduceMax(x, axes=[2])", errors.InvalidShape, "no axis 2 in 2 dimensions", "from -2 to 1"),
+    ("y = ReduceMax(x, axes=[1, -1])", errors.InvalidShape, "one axis twice", "once"),
+    ("y = ReduceMin(i, axes=[0])", errors.InvalidDataType, "does not take s32", "TypeCast"),
+    ("y = MatMul(x, x)", errors.InvalidShape, "no common inner size: 3 and 2", "transpose"),
+    ("y = MatMul(x, s)", errors.InvalidShape, "no dimensions", "Multiply"),
+    ("y = MatMul(x, x, z, transpose_b=true)", errors.InvalidShape, "does not broadcast to", "column"),
+    ("y: f16[*] = MatMul(x, x, transpose_b=true)", errors.InvalidDataType, "does not make f16", "f32"),
+    ("y = MatMul(x, i)", errors.InvalidDataType, "does not take s32", "TypeCast"),
+    ("y = StaticReshape(x, shape=[4], special_zero=false)", errors.InvalidShape, "does not have the elements", "equal"),
+    ("y = StaticReshape(x, shape=[4, -1], special_zero=false)", errors.InvalidShape, "not have the elements", "equal"),
+    ("y = StaticReshape(x, shape=[-1, -1], special_zero=true)", errors.InvalidShape, "is none", "at most once"),
+    ("y = StaticReshape(x, shape=[-1, 0], special_zero=false)", errors.InvalidShape, "nothing says", "give the size"),
+    ("y = StaticReshape(x, shape=[2, 3, 0], special_zero=true)", errors.InvalidShape, "copies axis 2", "give sizes"),
+    ("y = StaticReshape(x, shape=[6])", errors.InvalidGraphOp, "needs attribute 'special_zero'", "set special_zero"),
+    ("y = ReshapeTo(x, z)", errors.InvalidShape, "differ in their number of elements", "equal size"),
+    ("y = StaticTranspose(x, order=[0, 0])", errors.InvalidShape, "no permutation", "each axis of src once"),
+    ("y = StaticTranspose(x, order=[0])", errors.InvalidShape, "no permutation", "each axis of src once"),
+    ("y = Unsqueeze(x, axes=[3])", errors.InvalidShape, "no axis 3 in 3 dimensions", "from -3 to 2"),
+    ("y = Squeeze(x, axes=[0])", errors.InvalidShape, "not of size 1", "name axes of size 1"),
+    ("y = Concat(x, z, axis=0)", errors.InvalidShape, "do not join along axis 0", "all other axes equal"),
+    ("y = Concat(x, x, axis=2)", errors.InvalidShape, "no axis 2", "from -2 to 1"),
+    ("y = Concat(x, h, axis=0)", errors.InvalidDataType, "one dtype", "TypeCast"),
+    ("y: f32[*] = Concat(axis=0)", errors.InvalidGraphOp, "joins nothing", "one input or more"),
+    ("y = ConcatBackward(x, x, z, axis=0, index=0)", errors.InvalidShape, "do not join", "all other axes equal"),
+    ("y = ConcatBackward(x, x, axis=0, index=1)", errors.InvalidGraphOp, "index 1 is none of 1", "from 0"),
+    (
+        "y = ConcatBackward(z, x, x, axis=0, index=0)",
+        errors.InvalidShape,
+        "is not the shape of what was joined",
+        "give",
+    ),
+    ("y = Slice(x, starts=[0], ends=[1, 2], axes=[0])", errors.InvalidShape, "do not fit together", "one of each"),
+    ("y = Slice(x, starts=[0], ends=[1], axes=[0], steps=[0])", errors.InvalidShape, "not fit together", "step of 0"),
+    ("y = Slice(x, starts=[0], ends=[1], axes=[5])", errors.InvalidShape, "no axis 5", "from -2 to 1"),
+    ("y = SliceBackward(x, x, starts=[0], ends=[1], axes=[0])", errors.InvalidShape, "is not the shape", "gradient"),
+]
+
+
+@pytest.mark.parametrize(("line", "error", "what", "fix"), BAD, ids=[b[0] for b in BAD])
+def test_a_bad_call_is_refused_in_three_lines(line: str, error: type[errors.OpGraphError], what: str, fix: str) -> None:
+    with pytest.raises(error) as caught:
+        og.parse(f"graph(x: f32[2,3], z: f32[7], s: f32[], i: s32[2,3], a: s32[1], h: f16[2,3]) -> (y)\n  {line}")
+    assert what in caught.value.what and fix in caught.value.fix
+    assert line.split("= ")[1].split("(")[0] in caught.value.where
