@@ -97,6 +97,20 @@ class Executable:
             found.update((name, source.code) for name, source in getattr(step.run, "sources", {}).items())
         return found
 
+    def alone(self) -> tuple[Runner, tuple[int, ...], tuple[int, ...]] | None:
+        """The runner of the only partition, which inputs it reads and which outputs it makes, by position in its order.
+
+        None where there are several, or where values come from elsewhere.
+        """
+        inputs = {t.id: i for i, t in enumerate(self._ins.tensors)}
+        outputs = {t.id: i for i, t in enumerate(self._outs.tensors)}
+        if len(self._steps) != 1 or set(self._steps[0].makes) != set(outputs):
+            return None
+        step = self._steps[0]
+        if not all(i in inputs for i in step.reads):
+            return None
+        return step.run, tuple(inputs[i] for i in step.reads), tuple(outputs[i] for i in step.makes)
+
     def __call__(self, feeds: Mapping[Any, Any] | None = None, /, *, out: Any = None, **named: Any) -> Any:
         """Runs the graph.
 

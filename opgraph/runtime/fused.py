@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -28,7 +29,7 @@ _SMALL_WORK = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What one combination of shapes and strides needs, worked out once.
 
     Attributes:
@@ -52,6 +53,31 @@ class _Plan:
     fixed: tuple[tuple[int, int], ...]
     keep: tuple[Array, ...]
 
+    def launcher(self) -> Callable[..., None]:
+        """What runs the kernel, given the addresses of the arrays that it reads and then of those that it writes.
+
+        For callers who have addresses rather than NumPy arrays; see `HostKernel.plan`.
+        """
+        entry, layout, pieces = self.entry, self.layout_address, self.boxes or self.size
+        operands = len(self.pointers()) - (1 if self.boxes else 0)
+        pack = struct.Struct(f"{operands}P8x").pack  # a null address for the memory of sums, where there are any
+        own = dict(self.fixed)
+        moving = [i for i in range(operands) if i not in own]
+
+        def alone(*addresses: int, plan: Plan = self) -> None:
+            entry(pack(*addresses), layout, 0, pieces, 1, None)
+
+        def general(*addresses: int, plan: Plan = self) -> None:
+            base = plan.pointers()
+            for position, address in plan.fixed:
+                base[position] = address
+            for position, address in zip(moving, addresses, strict=True):
+                base[position] = address
+            _launch(plan, base)
+
+        is_small = self.size < threads.SINGLE_THREADED and self.work <= _SMALL_WORK
+        return alone if is_small and not own else general
+
 
 class HostKernel:
     """A loop compiled for the CPU; one kernel per variant, compiled when a call first needs it.
@@ -66,7 +92,7 @@ class HostKernel:
         self._operands = Operands(lowered, inputs)
         self._given = self._operands.given
         self._dtypes = self._operands.store_dtypes
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, Plan] = {}
         self.sources: dict[str, KernelSource] = {}
 
     def prepare(self, dims: Sequence[Dims]) -> None:
@@ -115,7 +141,7 @@ class HostKernel:
 
         return launch if plan.size else lambda: _clear(outs)
 
-    def _pointers(self, plan: _Plan, arrays: Sequence[Array], results: Sequence[Array]) -> Any:
+    def _pointers(self, plan: Plan, arrays: Sequence[Array], results: Sequence[Array]) -> Any:
         base = plan.pointers()
         for position, source in self._given:
             base[position] = arrays[source].__array_interface__["data"][0]
@@ -125,7 +151,7 @@ class HostKernel:
             base[position] = out.__array_interface__["data"][0]
         return base
 
-    def _remember(self, key: Any, plan: _Plan) -> _Plan:
+    def _remember(self, key: Any, plan: Plan) -> Plan:
         if len(self._plans) >= MAX_PLANS:  # shapes that change with every call must not pile up
             self._plans.clear()
         self._plans[key] = plan
@@ -133,7 +159,20 @@ class HostKernel:
 
     # -- planning -----------------------------------------------------------------------------------------------
 
-    def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None) -> _Plan:
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Which of the inputs the kernel reads, as often as it does, in the order that a plan's launcher takes them."""
+        return tuple(source for _, source in self._given)
+
+    def plan(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Plan:
+        """What a call needs on arrays laid out like these, `outs` sharing no memory with `arrays`.
+
+        Raises:
+            InvalidShape: the shapes do not broadcast, or an output does not have the result's.
+        """
+        return self._plan(arrays, outs, apart=True)
+
+    def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None, *, apart: bool = False) -> Plan:
         layout = self._operands.layout(
             [a.shape for a in arrays],
             [_element_strides(a) for a in arrays],
@@ -147,10 +186,10 @@ class HostKernel:
         if layout.size and layout.variant.has_sums:
             # An output that the caller brings may lie over an input that other boxes still read.
             cut = boxes_of(layout)
-            more, work = _box_numbers(cut, self._planes(layout.variant), at_once=outs is None)
+            more, work = _box_numbers(cut, self._planes(layout.variant), at_once=apart or outs is None)
             boxes, operands, numbers = cut.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
-        return _Plan(
+        return Plan(
             entry=self._entry(layout.variant) if layout.size else None,
             layout=packed,
             layout_address=ctypes.addressof(packed),
@@ -193,7 +232,7 @@ def _box_numbers(boxes: Boxes, planes: int, *, at_once: bool) -> tuple[list[int]
     return [boxes.count, leaves, *boxes.box, *boxes.counts, *sums], boxes.count * leaves
 
 
-def _launch(plan: _Plan, base: Any) -> None:
+def _launch(plan: Plan, base: Any) -> None:
     entry, layout, pieces = plan.entry, plan.layout_address, plan.boxes or plan.size
     count, parallel = threads.team(plan.size)
     pooled = parallel is None and count > 1

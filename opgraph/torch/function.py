@@ -1,0 +1,140 @@
+"""FusedOp: a graph as a differentiable function of torch tensors, under everything that torch may do with one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from opgraph.errors import InvalidArguments
+from opgraph.ir.graph import Graph
+from opgraph.torch.function_autograd import Trained
+from opgraph.torch.function_graph import prepared
+from opgraph.torch.function_program import Program, Run
+from opgraph.torch.function_training import Flags, Training
+from opgraph.transforms.saved import Saved
+
+#: Combinations of dtypes, shapes and strides remembered for one op.
+MAX_CALLS = 1024
+
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_tracing = torch._C._get_tracing_state
+_grad_enabled = torch.is_grad_enabled
+_dynamo = torch.compiler.is_dynamo_compiling
+
+
+class _Call:
+    """What tensors of one combination of dtypes, shapes and strides need."""
+
+    __slots__ = ("run", "trained")
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.trained: dict[Flags, Trained] = {}
+
+
+class FusedOp:
+    """A graph as a function of torch tensors, differentiable with respect to every float input, any number of times.
+
+    Args:
+        graph: finalized by this call if need be.
+        rounding: as `opgraph.compile` takes it.
+
+    Call it with one tensor for each input of the graph, in order, all on one device; it returns a tuple with one new
+    tensor for each output. Results have the strides of the first input of their shape. Nothing is kept for backward but
+    what `saved` lists, in torch's own keeping (`save_for_backward`).
+    """
+
+    def __init__(self, graph: Graph, *, rounding: str = "store") -> None:
+        self.graph = prepared(graph)
+        self.rounding = rounding
+        self._calls: dict[Any, _Call] = {}
+        self._programs: dict[tuple[int, torch.device], Program] = {}
+        self._trainings: dict[Flags, Training] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The results.
+
+        Raises:
+            InvalidArguments, InvalidDataType, InvalidShape: tensors that are not what the graph declares.
+            Unimplemented: a gradient is needed that no op has.
+            DeviceError: a kernel that does not compile.
+        """
+        if _dynamo():
+            return self._dispatched(tensors)
+        key: list[Any] = []
+        needs = False
+        for tensor in tensors:
+            kind = type(tensor)
+            if (kind is not _Tensor and kind is not _Parameter) or tensor.is_neg():
+                return self._dispatched(tensors)
+            if tensor.requires_grad:
+                needs = True
+            key += (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if _modes() or _transforms() or forward_ad._current_level >= 0 or _tracing() is not None:
+            return self._dispatched(tensors)
+        call = self._calls.get(tuple(key))
+        if call is None:
+            call = self._remember(tuple(key))
+        if needs and _grad_enabled():
+            wanted = tuple([t.requires_grad for t in tensors])
+            trained = call.trained.get(wanted)
+            if trained is None:
+                trained = call.trained[wanted] = self._trained(wanted, tensors)
+            return trained(*tensors)
+        run = call.run
+        if run is None:
+            run = call.run = self._program(self.graph, tensors).plan(tensors)
+        return tuple(run(tensors))
+
+    def saved(self, needs: Flags) -> tuple[Saved, ...]:
+        """What a call keeps for backward.
+
+        Args:
+            needs: for each input, whether it requires a gradient.
+        """
+        return self.training(tuple(needs)).saved
+
+    def training(self, needs: Flags) -> Training:
+        """What gradients with respect to these inputs take; see `saved`."""
+        with self._lock:
+            found = self._trainings.get(needs)
+            if found is None:
+                units = self.rounding == "store"
+                found = self._trainings[needs] = Training(self.graph, needs, self._derived, units=units)
+            return found
+
+    def _derived(self, graph: Graph) -> FusedOp:
+        return FusedOp(graph, rounding=self.rounding)
+
+    def _trained(self, needs: Flags, tensors: tuple[torch.Tensor, ...]) -> Trained:
+        training = self.training(needs)
+        run = self._program(training.forward, tensors).plan(tensors)
+        return Trained(training, run, len(self.graph.outputs))
+
+    def _program(self, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> Program:
+        if not tensors:
+            raise InvalidArguments("got no tensors", where="a fused call", fix="pass one for each input")
+        key = (id(graph), tensors[0].device)
+        with self._lock:
+            found = self._programs.get(key)
+            if found is None:
+                found = self._programs[key] = Program(graph, tensors[0].device, self.rounding)
+            return found
+
+    def _remember(self, key: Any) -> _Call:
+        if len(self._calls) >= MAX_CALLS:  # shapes that change with every call must not pile up
+            self._calls.clear()
+        call = self._calls[key] = _Call()
+        return call
+
+    def _dispatched(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<FusedOp: {self.graph!r}>"

@@ -1,0 +1,126 @@
+"""What the results of a graph look like before it runs: shapes, dtypes, and the strides that torch would give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from opgraph.errors import InvalidShape
+from opgraph.ir import opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.runtime.providers.torch import torch_dtype
+
+#: Sizes; ints, or torch's symbols for them while it traces.
+Shape: TypeAlias = tuple[Any, ...]
+#: An input by its position, or the shape of a constant; and whether it lies along the channel axis.
+_Leaf: TypeAlias = tuple[int | Shape, bool]
+
+_broadcast_shapes: Callable[..., torch.Size] = torch.broadcast_shapes
+
+
+class Results:
+    """The results of a graph of pointwise ops and sums, for inputs of any shapes.
+
+    Args:
+        graph: finalized.
+
+    Attributes:
+        known: whether every result is one of those; of the results of library ops only running them tells the shape.
+        dtypes: of each result.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.dtypes = tuple(torch_dtype(t.dtype) for t in graph.outputs)
+        names = {t.name: i for i, t in enumerate(graph.inputs)}
+        order = range(len(names))
+        # A gradient is laid out as what it is the gradient of, as torch has it.
+        firsts = [names.get((t.name or "").removeprefix("d_")) for t in graph.outputs]
+        self._preferred = [order if f is None else (f, *(i for i in order if i != f)) for f in firsts]
+        found = _leaves(graph)
+        self.known = found is not None
+        self._leaves = [] if found is None else [found[t.id] for t in graph.outputs]
+
+    def shapes(self, inputs: Sequence[Shape]) -> list[Shape]:
+        """The shape of each result.
+
+        Raises:
+            InvalidShape: the inputs do not broadcast.
+        """
+        cache: dict[tuple[_Leaf, ...], Shape] = {}
+        for leaves in self._leaves:
+            if leaves not in cache:
+                cache[leaves] = _broadcast(leaves, inputs)
+        return [cache[leaves] for leaves in self._leaves]
+
+    def empty(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A new tensor for each result, with the strides of the first input that has its shape.
+
+        Raises:
+            InvalidShape: the inputs do not broadcast.
+        """
+        shapes = self.shapes([t.shape for t in inputs])
+        made = []
+        for shape, dtype, preferred in zip(shapes, self.dtypes, self._preferred, strict=True):
+            like = self.like(shape, [t.shape for t in inputs], [t.stride() for t in inputs], preferred)
+            if like is None:
+                made.append(torch.empty(shape, dtype=dtype, device=inputs[0].device))
+            else:
+                made.append(torch.empty_like(inputs[like], dtype=dtype))
+        return made
+
+    @staticmethod
+    def like(shape: Shape, shapes: Sequence[Shape], strides: Sequence[Shape], order: Sequence[int]) -> int | None:
+        """The first input of this shape that is not itself spread out from something smaller."""
+        for i in order:
+            if shapes[i] == shape and not any(s == 0 and d != 1 for s, d in zip(strides[i], shapes[i])):
+                return i
+        return None
+
+
+def _broadcast(leaves: tuple[_Leaf, ...], inputs: Sequence[Shape]) -> Shape:
+    shapes = [(inputs[source] if isinstance(source, int) else source, along) for source, along in leaves]
+    rank = max((len(s) for s, along in shapes if not along or len(s) != 1), default=1)
+    aligned = [(*s, *[1] * max(rank - 2, 0)) if along and len(s) == 1 else s for s, along in shapes]
+    try:
+        return tuple(_broadcast_shapes(*aligned))
+    except RuntimeError:
+        raise InvalidShape(
+            f"shapes {' and '.join(str(tuple(s)) for s, _ in shapes)} do not broadcast",
+            where="tensors of one fused call",
+            fix="make each axis equal or 1",
+        ) from None
+
+
+def _leaves(graph: Graph) -> dict[int, tuple[_Leaf, ...]] | None:
+    """From which inputs and constants the shape of each value follows; None where a library op is among them."""
+    found: dict[int, tuple[_Leaf, ...]] = {t.id: ((i, False),) for i, t in enumerate(graph.inputs)}
+    unions: dict[tuple[tuple[_Leaf, ...], ...], tuple[_Leaf, ...]] = {}
+    for op in graph.ops:
+        record = opdef.get(op.kind, where=op.label)
+        if op.kind == "End":
+            continue
+        if record.family == "sum":
+            found[op.outputs[0].id] = _of(found, op, 1, record)
+            continue
+        if not record.is_pointwise:
+            return None
+        key = tuple(_of(found, op, port, record) for port in range(len(op.inputs)))
+        if key not in unions:
+            unions[key] = tuple(dict.fromkeys(leaf for leaves in key for leaf in leaves))
+        found.update((t.id, unions[key]) for t in op.outputs)
+    return found
+
+
+def _of(found: dict[int, tuple[_Leaf, ...]], op: Op, port: int, record: opdef.OpDef) -> tuple[_Leaf, ...]:
+    tensor: LogicalTensor = op.inputs[port]
+    leaves = found.get(tensor.id)
+    if leaves is None:
+        data = opdef.array_of(tensor)
+        leaves = ((data.shape, False),) if data.ndim else ()
+    if record.family != "sum" and record.lies_along_channel(port, [t.ndim for t in op.inputs], op.attrs):
+        return tuple((source, True) for source, _ in leaves)
+    return leaves

@@ -1,0 +1,142 @@
+"""Training: what a fused call keeps for backward, and the call that its backward pass is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.torch.function_graph import reached, reaching
+from opgraph.transforms.gradient import value_name
+from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
+
+if TYPE_CHECKING:
+    from opgraph.torch.function import FusedOp
+
+Flags = tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward pass for some of the inputs, given gradients of some of the results.
+
+    Attributes:
+        op: from what is kept and gradients of results to gradients of inputs.
+        order: where its inputs are among what is kept, then shapes, then gradients of all results.
+        places: for each input of the forward call, which result of `op` is its gradient; None: none of them.
+    """
+
+    op: FusedOp
+    order: tuple[int, ...]
+    places: tuple[int | None, ...]
+
+
+class Training:
+    """A graph made ready for gradients with respect to some of its inputs.
+
+    Args:
+        graph: finalized, every result a tensor of its own.
+        needs: for each input, whether its gradient is wanted.
+        make: makes the op of a derived graph.
+        units: whether named units are differentiated as single ops.
+
+    Attributes:
+        forward: the graph that a forward call runs; its further results are kept, not given to the caller.
+        saved: what is kept, described.
+        kept: where it is, among inputs and then results.
+        shapes: inputs of which only the shape is kept.
+        fixed: results without a gradient: integers, booleans, and what depends on no input that needs one.
+
+    Raises:
+        Unimplemented: an op on the way has no gradient.
+    """
+
+    def __init__(self, graph: Graph, needs: Flags, make: Callable[[Graph], FusedOp], *, units: bool) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._backwards: dict[tuple[Flags, Flags], Backward | None] = {}
+        asked = {t.id for t, need in zip(graph.inputs, needs, strict=True) if need}
+        floats = {t.id for t in graph.outputs if t.dtype in dtypes.FLOATS}
+        active = reached(graph, asked) & floats
+        used = reaching(graph, active)
+        self._wrt = [value_name(t) if t.id in asked & used else None for t in graph.inputs]
+        names = [name for name in self._wrt if name is not None]
+        self._plan: TrainingPlan | None = training_plan(graph, names, units=units) if names and active else None
+        self.forward = graph if self._plan is None else self._plan.forward
+        self.saved: tuple[Saved, ...] = () if self._plan is None else self._plan.saved
+        self._outputs = [value_name(t) for t in self.forward.outputs]
+        inputs = {value_name(t): i for i, t in enumerate(graph.inputs)}
+        results = {name: len(inputs) + i for i, name in enumerate(self._outputs)}
+        kept = [s.name for s in self.saved if s.role != "shape"]
+        shapes = [s.name for s in self.saved if s.role == "shape"]
+        found = {**results, **inputs}
+        self.kept = tuple(found[name] for name in kept)
+        self.shapes = tuple(inputs[name] for name in shapes)
+        self.shape_dtypes = tuple(graph.inputs[i].dtype for i in self.shapes)
+        # What the backward graph reads, by name: what is kept, then shapes, then gradients of results.
+        self._pool = [*kept, *shapes, *(f"d_{name}" for name in self._outputs)]
+        active = reached(self.forward, {t.id for t, name in zip(self.forward.inputs, self._wrt, strict=True) if name})
+        is_float = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
+        self.fixed = tuple(i for i, t in enumerate(self.forward.outputs) if t.id not in active or not is_float[i])
+
+    def backward(self, wanted: Flags, grads: Sequence[torch.Tensor | None]) -> Backward | None:
+        """The backward pass for the inputs that are wanted, given gradients that may be None; None: nothing is left."""
+        key = (wanted, tuple([g is not None for g in grads]))
+        try:
+            return self._backwards[key]
+        except KeyError:
+            with self._lock:
+                if key not in self._backwards:
+                    self._backwards[key] = self._backward(*key)
+                return self._backwards[key]
+
+    def _backward(self, wanted: Flags, given: Flags) -> Backward | None:
+        outputs = [n for i, (n, g) in enumerate(zip(self._outputs, given, strict=True)) if g and i not in self.fixed]
+        names = [name for name, want in zip(self._wrt, wanted, strict=True) if want and name is not None]
+        if self._plan is None or not outputs or not names:
+            return None
+        graph = self._plan.backward_of(names, outputs)
+        where = {name: i for i, name in enumerate(self._pool)}
+        made = {value_name(t): i for i, t in enumerate(graph.outputs)}
+        return Backward(
+            self._make(graph),
+            tuple(where[value_name(t)] for t in graph.inputs),
+            tuple(made.get(f"d_{name}") if name in names else None for name in self._wrt),
+        )
+
+    def gradients(self, ctx: Any, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor | None]:
+        """The gradients of the forward call's inputs: one fused call, itself differentiable.
+
+        Args:
+            ctx: of the autograd node; has `saved_tensors` and, for each input, `needs_input_grad`.
+            shapes: of the inputs of which only the shape was kept.
+            grads: of all results of `forward`, None where there is none.
+        """
+        backward = self.backward(ctx.needs_input_grad[-len(self._wrt) :], grads)
+        if backward is None:
+            return [None] * len(self._wrt)
+        pool = [*ctx.saved_tensors, *self._stand_ins(shapes, grads), *grads]
+        results = backward.op(*[pool[i] for i in backward.order])
+        return [None if place is None else results[place] for place in backward.places]
+
+    def _stand_ins(self, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor]:
+        """Tensors of these shapes whose data nobody reads: one element each."""
+        if not shapes:
+            return []
+        like = next(g for g in grads if g is not None)
+        types = [_TYPES[dtype] for dtype in self.shape_dtypes]
+        return [like.new_zeros((), dtype=t).expand(s) for s, t in zip(shapes, types, strict=True)]
+
+
+def _types() -> dict[str, torch.dtype]:
+    from opgraph.runtime.providers.torch import torch_dtype
+
+    return {name: torch_dtype(name) for name in dtypes.ARITHMETIC}
+
+
+_TYPES = _types()
