@@ -109,6 +109,12 @@ def bind(
     for store, given in zip(loop.stores, out_strides or [None] * len(loop.stores), strict=True):
         result, like = (shape, _PLAIN) if store.to is None else summed_to(loop, store.to, shapes)
         results.append(result)
+        if given is not None and len(given) != len(result):
+            raise InvalidShape(
+                f"an output array has {len(given)} dimensions, the result {len(result)}",
+                where="out",
+                fix="give an array of the result's shape",
+            )
         aligned.append(_aligned(like, result, row_major(result) if given is None else given, rank))
     dims, collapsed = _collapse(shape, aligned)
     flat = len(dims) == 1

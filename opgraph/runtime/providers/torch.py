@@ -66,7 +66,16 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
         if s.rounds:
             result = result.to(_TORCH[s.dtype])
         values[s.result] = result.to(_compute(s.dtype))
-    return [to_numpy(values[s.value].to(_TORCH[s.dtype]).expand(space).contiguous()) for s in loop.stores]
+    results = []
+    for store in loop.stores:
+        value = values[store.value].expand(space)
+        if store.to is not None:
+            shape, like = summed_to(loop, store.to, shapes)
+            axes = summed_axes(like, shape, space)
+            value = value.to(torch.float64).sum(axes) if axes else value  # in f64, as the kernel does it
+            value = value.reshape(shape)
+        results.append(to_numpy(value.to(TORCH_DTYPES[store.dtype]).contiguous()))
+    return results
 
 
 def _compute(dtype: str) -> torch.dtype:
