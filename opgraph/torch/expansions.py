@@ -134,26 +134,30 @@ def _glu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _prelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, weight = args if len(args) == 2 else (args[0], kwargs["weight"])
+    session.shapes_count = True
     if weight.dim() == 1 and x.dim() > 1:
-        weight = weight.view(-1, *[1] * (x.dim() - 2))  # one slope per channel, along axis 1
+        # One slope per channel, along axis 1.
+        weight = session.eager(torch.Tensor.view, (weight, (-1, *[1] * (x.dim() - 2))), {})
     return torch.where(x > 0, x, weight * x)
 
 
 def _like_real(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`parameter.expand_as(x)`, `parameter.to(x)`: of x only what is known without its data is needed."""
     name, t, x = func.__name__, args[0], args[1]
+    session.shapes_count = session.shapes_count or name not in ("to", "type_as")
     if isinstance(t, Proxy):
         if name in ("view_as", "reshape_as", "expand_as"):
             return getattr(t, name.removesuffix("_as"))(x.shape)
         raise places.unknown(name, "it moves data", "call it outside")
     if name in ("to", "type_as"):
-        return t.to(device=x.device, dtype=x.dtype)
-    return getattr(t, name.removesuffix("_as"))(x.shape)
+        return session.eager(torch.Tensor.to, (t, x.device, x.dtype), {})
+    return session.eager(getattr(torch.Tensor, name.removesuffix("_as")), (t, x.shape), {})
 
 
 def _new(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x.new_tensor(...)` and the like: a real tensor of the dtype and device of x."""
-    return func(torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
+    of = session.eager(torch.empty, (0,), {"dtype": args[0].dtype, "device": args[0].device})
+    return session.eager(func, (of, *args[1:]), kwargs)
 
 
 #: Calls that are made of others, or of real tensors: they add no node of their own.

@@ -74,6 +74,7 @@ class Proxy(torch.Tensor):
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """As torch's."""
+        self.session.asked_shape()
         if self.sizes is None:
             self.sizes = _broadcast_shapes(*[t.shape for t in _tensors(self.origin)])
         return self.sizes

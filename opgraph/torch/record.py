@@ -41,13 +41,14 @@ def record(
     name = function_name(func)
     answered, result = answer(name, args, kwargs)
     if answered:
+        session.shapes_count = True
         session.forget(before)
         return result
     if kwargs.get("out") is not None:
         raise places.writes(f"{name}(out=...)", "a tensor that was there before")
-    if name in EXPANSIONS:
+    if name in EXPANSIONS or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
         session.forget(before)
-        return EXPANSIONS[name](session, func, args, kwargs)
+        return EXPANSIONS.get(name, EXPANSIONS["view_as"])(session, func, args, kwargs)
     node = Node(session.node, session.count)
     emitter = Emitter(session, name)
     if is_view(name) and isinstance(args[0], Proxy) and args[0].actual is not None:

@@ -16,6 +16,7 @@ import torch
 
 from opgraph.torch import places
 from opgraph.torch.proxy import Proxy, Ref, proxy
+from opgraph.torch.watch import Watch
 
 _REFS = [Ref(i) for i in range(64)]
 _TRUE, _FALSE = Ref(-1), Ref(-2)
@@ -100,15 +101,26 @@ class Session:
     Args:
         root: the tree's root for arguments of these dtypes.
         device: where the data are.
+        watch: told of what is done on real tensors.
+
+    Attributes:
+        shapes_count: whether the function asked for the shape of data.
     """
 
-    def __init__(self, root: Node, device: torch.device) -> None:
+    def __init__(self, root: Node, device: torch.device, watch: Watch | None = None) -> None:
         self.node = root
+        self.watch = watch
+        self.shapes_count = False
         self.device = device
         self.inputs: list[Input] = []
         self.captured: dict[int, Ref] = {}
         self.count = 0
         self.finished = False
+
+    def asked_shape(self) -> None:
+        """Somebody reads the shape of data: the function, unless opgraph is translating a call of it."""
+        if self.watch is not None and not self.watch.paused:
+            self.shapes_count = True
 
     def new_ref(self) -> Ref:
         """The next name of a value."""
@@ -140,6 +152,9 @@ class Session:
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One torch function on arguments among which there are proxies."""
+        if self.watch is not None and not self.watch.paused:
+            with self.watch.pause():
+                return self.call(func, args, kwargs)
         before = self.count
         parts: list[Hashable] = [func, *map(self._key, args)]
         for name, value in kwargs.items():
@@ -171,7 +186,14 @@ class Session:
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view (or the like) of arguments, on the tensors themselves; its results are arguments again."""
-        return self._wrapped(func(*self.real(args), **self.real(kwargs)))
+        return self._wrapped(self.eager(func, self.real(args), self.real(kwargs)))
+
+    def eager(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call on real tensors, on behalf of the function."""
+        result = func(*args, **kwargs)
+        if self.watch is not None:
+            self.watch.note(func, args, kwargs, result)
+        return result
 
     def real(self, values: Any) -> Any:
         """Arguments with the real tensors in place of proxies."""

@@ -24,7 +24,8 @@ from opgraph.torch import places
 from opgraph.torch.build import build, needed, pattern
 from opgraph.torch.emit import name_of
 from opgraph.torch.proxy import Proxy, Ref
-from opgraph.torch.session import Input, Node, Session
+from opgraph.torch.session import Input, Node, Session, Step
+from opgraph.torch.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,12 @@ class Traced:
         inputs: the names of its inputs: an argument's, an attribute's, or "captured_<n>".
         outputs: the function's result with Output and Kept in place of tensors: an Output, a Kept, or tuples, lists
             and dicts of such.
-        reads: for each input of the graph, which of the run's tensors it is.
         op: what runs the graph; put here by `fuse`.
     """
 
     graph: Graph
     inputs: tuple[str, ...]
     outputs: Any
-    reads: tuple[int, ...]
     op: Any = None
 
     def result(self, results: Sequence[torch.Tensor], kept: Sequence[Any]) -> Any:
@@ -73,19 +72,32 @@ class Run:
         traced: None where no data were touched; the result is `kept[0]` then.
         tensors: the inputs of the graph, in order.
         kept: what the function returned as it was.
+        leaf: where the graphs for other shapes are.
+        shapes_count: whether the function asked for the shape of data.
     """
 
     traced: Traced | None
     tensors: tuple[torch.Tensor, ...]
     kept: tuple[Any, ...]
+    leaf: Leaf | None = None
+    shapes_count: bool = False
 
 
 @dataclass(slots=True)
-class _Leaf:
-    """What is known at the end of one way through the function."""
+class Leaf:
+    """The end of one way through the function.
+
+    Attributes:
+        structure, outputs: the function's result, and the values in it with their names.
+        steps: the ops that the outputs depend on.
+        reads: which of a run's inputs these read.
+        by_shapes: the graphs, by the shapes of their tensors; by_pattern: fewer, by the pattern of shapes.
+    """
 
     structure: Any
     outputs: tuple[tuple[Ref, str], ...]
+    steps: list[Step]
+    reads: tuple[int, ...]
     by_shapes: dict[Any, Traced] = field(default_factory=dict)
     by_pattern: dict[Any, Traced] = field(default_factory=dict)
 
@@ -105,14 +117,14 @@ class Tracer:
         self._names = tuple(names) or parameter_names(fn)
         self._roots: dict[Any, Node] = {}
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """Runs the function.
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None = None) -> Run:
+        """Runs the function, noting in `watch` what it does on real tensors.
 
         Raises:
             OpGraphError: it does something that cannot be fused; the message names the line.
             Exception: whatever the function raises itself.
         """
-        session = Session(Node(None, 0), torch.device("cpu"))
+        session = Session(Node(None, 0), torch.device("cpu"), watch)
         given = [self._given(session, a, self._name(i)) for i, a in enumerate(args)]
         named = {k: self._given(session, v, k) for k, v in kwargs.items()}
         if not session.inputs:
@@ -120,7 +132,11 @@ class Tracer:
         session.device = session.inputs[0].tensor.device
         key = (torch.get_default_dtype(), *[i.tensor.dtype for i in session.inputs])
         session.node = self._roots.setdefault(key, Node(None, session.count))
-        result = self.fn(*given, **named)
+        if watch is None:
+            result = self.fn(*given, **named)
+        else:
+            with watch:
+                result = self.fn(*given, **named)
         return self._ended(session, result)
 
     def _name(self, index: int) -> str:
@@ -146,19 +162,17 @@ class Tracer:
         node = session.node.after.get(key)
         if node is None:
             node = session.node.after[key] = Node(session.node, session.count)
-            names = [f"out_{i}" for i in range(len(outputs))] if len(outputs) > 1 else ["out"]
-            node.leaf = _Leaf(structure, tuple(zip(outputs, names)))
-        leaf: _Leaf = node.leaf
-        shapes = tuple([i.tensor.shape for i in session.inputs])
+            node.leaf = _leaf(node, structure, tuple(outputs), session.inputs)
+        leaf: Leaf = node.leaf
+        tensors = tuple([_on(session.inputs[i].tensor, session.device) for i in leaf.reads])
+        shapes = tuple([t.shape for t in tensors])
         traced = leaf.by_shapes.get(shapes)
         if traced is None:
-            traced = _traced(node, leaf, session.inputs)
+            traced = _traced(leaf, [session.inputs[i] for i in leaf.reads])
             if len(leaf.by_shapes) > 256:
                 leaf.by_shapes.clear()
             leaf.by_shapes[shapes] = traced
-        inputs = session.inputs
-        tensors = tuple([_on(inputs[i].tensor, session.device) for i in traced.reads])
-        return Run(traced, tensors, tuple(kept))
+        return Run(traced, tensors, tuple(kept), leaf, session.shapes_count)
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -166,19 +180,24 @@ def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor if tensor.device == device else tensor.to(device)
 
 
-def _traced(node: Node, leaf: _Leaf, given: Sequence[Input]) -> Traced:
-    steps, wanted = needed(node.path(), [ref for ref, _ in leaf.outputs])
-    reads = tuple(i for i, entry in enumerate(given) if entry.ref in wanted)
-    dims = pattern(given[i].tensor.shape for i in reads)
+def _leaf(node: Node, structure: Any, outputs: tuple[Ref, ...], inputs: Sequence[Input]) -> Leaf:
+    names = [f"out_{i}" for i in range(len(outputs))] if len(outputs) > 1 else ["out"]
+    steps, wanted = needed(node.path(), outputs)
+    reads = tuple(i for i, entry in enumerate(inputs) if entry.ref in wanted)
+    return Leaf(structure, tuple(zip(outputs, names)), steps, reads)
+
+
+def _traced(leaf: Leaf, inputs: Sequence[Input]) -> Traced:
+    dims = pattern(entry.tensor.shape for entry in inputs)
     found = leaf.by_pattern.get(dims)
     if found is None:
-        names = _input_names([given[i] for i in reads], {name for _, name in leaf.outputs})
-        inputs = [
-            (given[i].ref, name, name_of(given[i].tensor.dtype, "an input"), d)
-            for i, name, d in zip(reads, names, dims, strict=True)
+        names = _input_names(inputs, {name for _, name in leaf.outputs})
+        declared = [
+            (entry.ref, name, name_of(entry.tensor.dtype, "an input"), d)
+            for entry, name, d in zip(inputs, names, dims, strict=True)
         ]
-        graph = build(steps, inputs, leaf.outputs)
-        found = leaf.by_pattern[dims] = Traced(graph, tuple(names), leaf.structure, reads)
+        graph = build(leaf.steps, declared, leaf.outputs)
+        found = leaf.by_pattern[dims] = Traced(graph, tuple(names), leaf.structure)
     return found
 
 

@@ -1,0 +1,36 @@
+"""Running a traced function by the reference, for tests: what eager torch gives is compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import opgraph as og
+from opgraph.torch.trace import Run, Tracer
+
+
+def evaluated(run: Run, dtype: str | None = None) -> Any:
+    """The result of a traced call, each op rounded to its dtype (or all computed in `dtype`)."""
+    if run.traced is None:
+        return run.kept[0]
+    feeds = dict(zip(run.traced.inputs, [t.detach() for t in run.tensors], strict=True))
+    made = og.evaluate(run.traced.graph, feeds, dtype=dtype)
+    results = list(made.values()) if isinstance(made, dict) else [made]
+    return run.traced.result(results, run.kept)
+
+
+def traced(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The result of `fn`, by its trace."""
+    return evaluated(Tracer(fn)(args, kwargs))
+
+
+def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
+    """The largest, where both are numbers; inf where one is none, or another infinity."""
+    got, truth = got.double(), truth.double()
+    same = (got == truth) | (got.isnan() & truth.isnan())
+    if not (same | (got.isfinite() & truth.isfinite())).all():
+        return float("inf")
+    error = torch.where(same, torch.zeros_like(truth), (got - truth).abs() / truth.abs().clamp_min(1e-30))
+    return float(error.max()) if error.numel() else 0.0
