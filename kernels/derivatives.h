@@ -55,13 +55,13 @@ template <class T> OG_FN T sqrt_backward_dst(T y, T d) { return half_quotient(d,
 
 // ---- of the output -------------------------------------------------------------------------------------------------
 
-/// d y (1 - y), the smaller factor first: no overflow before the end.
-template <class T> OG_FN T sigmoid_backward_dst(T y, T d) {
+/// alpha d y (1 - y), the smaller factor first: no overflow before the end.
+template <class T> OG_FN T sigmoid_backward_dst(T y, T d, T alpha) {
   const T rest = 1 - y;
   const bool high = y > (T)0.5;
-  return (d * (high ? rest : y)) * (high ? y : rest);
+  return (d * (high ? rest : y)) * (alpha * (high ? y : rest));
 }
-template <class T> OG_FN T sigmoid_backward_dst(T y, T d, T a) { return a * sigmoid_backward_dst(y, d); }
+template <class T> OG_FN T sigmoid_backward_dst(T y, T d) { return sigmoid_backward_dst(y, d, (T)1); }
 
 /// d (1 - y^2)
 template <class T> OG_FN T tanh_backward_dst(T y, T d) {
@@ -79,12 +79,14 @@ template <> struct derivative_constants<float> {
   static constexpr float normal_end = 21.0f;   // d t e^(-t^2 / 2) does above
   static constexpr float cubic_end = 16.0f;    // and the derivative of the gelu of tanh
   static constexpr float smallest_power = -100.0f;  // 1 + 2^n is 1 long before
+  static constexpr float density = 0x1.988454p-2f, density_low = -0x1.857936p-27f;  // 1 / sqrt(2 pi), in two parts
 };
 template <> struct derivative_constants<double> {
   static constexpr double end = -1472.0;
   static constexpr double normal_end = 55.0;
   static constexpr double cubic_end = 30.0;
   static constexpr double smallest_power = -1000.0;
+  static constexpr double density = 0x1.9884533d43651p-2, density_low = -0x1.cbc0d30ebfd15p-56;
 };
 
 /// d g 2^n for n from three times the smallest exponent to three times the largest.
@@ -98,10 +100,10 @@ template <class T> OG_FN T times_power(T d, T g, T n) {
 template <class T> struct decay {
   T n, t, power, e;
 };
-template <class T> OG_FN decay<T> decay_of(T z) {
+template <class T> OG_FN decay<T> decay_of(T z, T low = 0) {
   using c = derivative_constants<T>;
   T n;
-  const T t = exp_reduce(at_least(-abs(z), c::end), n);
+  const T t = exp_reduce(at_least(-abs(z), c::end), z < 0 ? low : -low, n);
   const T power = pow2(at_least(n, c::smallest_power));
   return {n, t, power, fma(power, t, power)};
 }
@@ -127,17 +129,23 @@ template <class T> OG_FN T softplus_backward(T x, T d, T beta) {
   return keep_nan(z, times_power(d, q, left ? v.n : (T)0));
 }
 
-/// f = x sigmoid(z): f' = s (1 + m (1 - s)) with s = sigmoid(z), m = x dz/dx, which is finite. 1 - s never cancels.
-template <class T> OG_FN T gated_slope(T z, T m, T d) {
-  const decay<T> v = decay_of(z);
+/// f = x sigmoid(z + low): f' = s (1 + m (1 - s)) with s = sigmoid(z), m = x dz/dx, which is finite. 1 - s never cancels. What
+/// the rounding of s left out is added at the end: without it, 3 ulp is exceeded.
+template <class T> OG_FN T gated_slope(T z, T low, T m, T m_low, T d) {
+  const decay<T> v = decay_of(z, low);
   const bool left = z < 0;
-  const T q = divide(left ? 1 + v.t : (T)1, 1 + v.e);  // s, but for 2^n on the left
+  const T above = left ? 1 + v.t : (T)1, above_low = left ? v.t - (above - 1) : (T)0;
+  const T below = 1 + v.e, below_low = v.e - (below - 1);
+  const T q = divide(above, below);  // s, but for 2^n on the left
   const T rest = left ? fma(-q, v.power, (T)1) : q * v.e;
-  return times_power(d, q * fma(m, rest, (T)1), left ? v.n : (T)0);
+  const T q_low = (fma(-q, below, above) + fma(-q, below_low, above_low)) * (left ? rest : q);
+  const T rest_low = left ? fma(-q, v.power, 1 - rest) - q_low * v.power : (T)0;
+  const T g = fma(m, rest, (T)1) + fma(m, rest_low, m_low * rest);
+  return times_power(d, fma(q, g, q_low * g), left ? v.n : (T)0);
 }
 template <class T> OG_FN T swish_slope(T product, T d) {
   const T z = at_most(at_least(product, derivative_constants<T>::end), -derivative_constants<T>::end);
-  return keep_nan(product, gated_slope(z, z, d));
+  return keep_nan(product, gated_slope(z, (T)0, z, (T)0, d));
 }
 template <class T> OG_FN T swish_backward(T x, T d) { return swish_slope(x, d); }
 template <class T> OG_FN T swish_backward(T x, T d, T a) { return swish_slope(a * (a == 0 ? (T)0 : x), d); }
@@ -145,43 +153,85 @@ template <class T> OG_FN T swish_backward(T x, T d, T a, T b) {
   return swish_slope(b * (a * (a == 0 || b == 0 ? (T)0 : x)), d);
 }
 
-/// x sigmoid(2u), 2u = a x + b x^3: see gelu_tanh.
+/// x sigmoid(2u), 2u = v (a + b v^2) and m = v (a + 3 b v^2) in two parts each: see gelu_tanh. f' is the difference of two
+/// terms that feel the errors of 2u and of m alone, where an error of x moves both.
 template <class T> OG_FN T gelu_tanh_backward(T x, T d) {
   using c = gelu_constants<T>;
   const T end = derivative_constants<T>::cubic_end;
   const T v = at_most(at_least(x, -end), end);
-  const T square = v * v;
-  return keep_nan(x, gated_slope(v * fma(c::b, square, c::a), v * fma(3 * c::b, square, c::a), d));
+  const T square = v * v, square_low = fma(v, v, -square);
+  const T cubic = c::b * square;
+  const T cubic_low = fma(c::b, square, -cubic) + fma(c::b, square_low, c::b_low * square);
+  const T slope = c::a + cubic;
+  const T back = slope - c::a;
+  const T slope_low = ((c::a - (slope - back)) + (cubic - back)) + (cubic_low + c::a_low);
+  const T z = v * slope;
+  const T z_low = fma(v, slope, -z) + v * slope_low;
+  const T steep = slope + 2 * cubic;
+  const T steep_low = (2 * cubic - (steep - slope)) + fma((T)2, cubic_low, slope_low);
+  const T m = v * steep;
+  const T m_low = fma(v, steep, -m) + v * steep_low;
+  return keep_nan(x, gated_slope(z, z_low, m, m_low, d));
 }
 
-/// Phi(x) + x phi(x) is e^(-t^2 / 2) (R(t) - t / sqrt(2 pi)) at x = -t (see erf.h for R), and 1 minus that at t.
+/// f' of gelu_erf as 1/2 + x P(x^2), and where; own fit on x^2 <= 0.26, error 2^-24.8. In float the difference of R and
+/// t / sqrt(2 pi) exceeds 3 ulp there.
+OG_FN bool is_near_half(float t) { return t < 0.5f; }
+OG_FN bool is_near_half(double) { return false; }
+OG_FN float near_half(float x) {
+  const float z = x * x;
+  float p = 0x1.1bf5f4p-10f;
+  p = fma(p, z, -0x1.36ba26p-7f);
+  p = fma(p, z, 0x1.ea354cp-5f);
+  p = fma(p, z, -0x1.105834p-2f);
+  return fma(fma(p, z, 0x1.988454p-1f), x, 0.5f);
+}
+OG_FN double near_half(double x) { return x; }
+
+/// Phi(x) + x phi(x) is e^(-t^2 / 2) (R(t) - t / sqrt(2 pi)) at x = -t, and 1 minus that at t. R as in erf.h, in two parts.
 template <class T> OG_FN T gelu_erf_backward(T x, T d) {
-  const T t = at_most(abs(x), derivative_constants<T>::normal_end);
+  using c = derivative_constants<T>;
+  const T t = at_most(abs(x), c::normal_end);
   const T k = tail_center(t);
-  const T w = divide((T)1, t + k);
-  const T ratio = w * tail_shape(fma(-2 * k, w, (T)1));
-  const T h = fma(-t, (T)0x1.9884533d43651p-2, ratio);
+  const T p = t + k, p_low = t - (p - k);
+  const T w = divide((T)1, p);
+  const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
+  const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
+  const T ratio = g * w, ratio_low = fma(ratio, w_error, fma(g, w, -ratio));
+  const T h = fma(-t, c::density, ratio) + fma(-t, c::density_low, ratio_low);
   T n;
   const T e = exp_reduce((T)-0.5 * t * t, n);
-  const T g = fma(h, e, h);
-  const T near = fma(-g, pow2(at_least(n, derivative_constants<T>::smallest_power)), (T)1);
-  const bool left = x < 0;
-  return keep_nan(x, times_power(d, left ? g : near, left ? n : (T)0));
+  const T y = fma(h, e, h);
+  const T near = fma(-y, pow2(at_least(n, c::smallest_power)), (T)1);
+  const bool half = is_near_half(t), left = x < 0 && !half;
+  const T right = half ? near_half(x) : near;
+  return keep_nan(x, times_power(d, left ? y : right, left ? n : (T)0));
 }
 
-/// T + x T', T = n / (n + 2), n = e^x (e^x + 2); over e = e^-|x| it is, with D = e^2 + 2e + 2 for x < 0 and 2e^2 + 2e + 1 for
-/// x >= 0:  e ((e + 2) D + 4x (e + 1)) / D^2  and  ((2e + 1) D + 4x e^2 (e + 1)) / D^2.
+/// T + x T', T = n / (n + 2), n = e^x (e^x + 2). Over e = e^-|x| and w = 1 / D it is
+///   e w ((2 + e) + 4x (1 + e) w),         D = 2 + e (2 + e),       for x < 0,
+///   w ((1 + 2e) + 4x e^2 (1 + e) w),      D = 1 + 2e (1 + e),      for x >= 0.
+/// On the left the terms nearly cancel, so w and what it multiplies are carried in two parts.
 template <class T> OG_FN T mish_backward(T x, T d) {
   const T end = derivative_constants<T>::end;
   const T bounded = at_most(at_least(x, end), -end);
   const decay<T> v = decay_of(bounded);
   const bool left = x < 0;
-  const T e = v.e, one = 1 + e;
-  const T below = left ? fma(e, e + 2, (T)2) : fma(2 * e, one, (T)1);
-  const T first = left ? e + 2 : fma((T)2, e, (T)1);
-  const T second = left ? 4 * one : 4 * (e * e) * one;
-  const T q = divide(fma(bounded, second, first * below), below * below);
-  return keep_nan(x, times_power(d, left ? fma(q, v.t, q) : q, left ? v.n : (T)0));
+  const T e = v.e;
+  const T one = 1 + e, one_low = e - (one - 1);
+  const T two = 2 + e, two_low = e - (two - 2);
+  const T factor = left ? e : 2 * e, term = left ? (T)2 : (T)1;
+  const T below = fma(factor, left ? two : one, term);
+  const T below_low = fma(factor, left ? two : one, term - below) + factor * (left ? two_low : one_low);
+  const T w = divide((T)1, below);
+  const T w_low = w * fma(-w, below_low, fma(-w, below, (T)1));
+  const T u = one * w, u_low = fma(one, w, -u) + fma(one, w_low, one_low * w);
+  const T steep = 4 * bounded * (left ? (T)1 : e * e);
+  const T first = left ? two : fma((T)2, e, (T)1);
+  const T g = fma(steep, u, first) + fma(steep, u_low, left ? two_low : (T)0);
+  const T above = left ? 1 + v.t : (T)1, above_low = left ? v.t - (above - 1) : (T)0;
+  const T q = above * w, q_low = fma(above, w, -q) + fma(above, w_low, above_low * w);
+  return keep_nan(x, times_power(d, fma(q, g, q_low * g), left ? v.n : (T)0));
 }
 
 /// 1 for x > 0, a e^x otherwise.

@@ -24,7 +24,7 @@ SIGMOID_BACKWARD = backward(
     src=EITHER,
     attrs=(_ONE, USE_DST),
     reference=lambda x, d, alpha, use_dst: (
-        (slopes.sigmoid_of_output(x, d) if use_dst else slopes.sigmoid(product(alpha, x)[0], d)) * x.dtype.type(alpha)
+        slopes.sigmoid_of_output(x, d, alpha) if use_dst else slopes.sigmoid(product(alpha, x)[0], d) * alpha
     ),
     expression=lambda attrs, given: (
         f"og::sigmoid_backward{'_dst' * attrs['use_dst']}({{src/dst}}, {{diff_dst}}"

@@ -25,7 +25,7 @@ def scaled(d: np.ndarray, g: np.ndarray | float, z: np.ndarray) -> np.ndarray:
     """d g exp(z) for z <= 0, also where exp(z) underflows and d is large."""
     quarter = np.exp(z / 4)
     near = z > np.log(np.finfo(z.dtype).tiny) / 2
-    return _where(near, d * (g * np.exp(z)), (d * quarter * quarter) * (g * quarter * quarter))
+    return _where(near, d * (g * np.exp(z)), (d * quarter * quarter * quarter) * (g * quarter))
 
 
 def sigmoid(z: np.ndarray, d: np.ndarray) -> np.ndarray:
@@ -104,9 +104,9 @@ def half_quotient(d: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(_where(large, 0.5 * d, d) / _where(large, y, 2 * y))
 
 
-def sigmoid_of_output(y: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """d y (1 - y), the smaller factor first: no overflow before the end."""
-    return np.asarray((d * _where(y > 0.5, 1 - y, y)) * _where(y > 0.5, y, 1 - y))
+def sigmoid_of_output(y: np.ndarray, d: np.ndarray, alpha: float) -> np.ndarray:
+    """alpha d y (1 - y), the smaller factor first: no overflow before the end."""
+    return np.asarray((d * _where(y > 0.5, 1 - y, y)) * (alpha * _where(y > 0.5, y, 1 - y)))
 
 
 def tanh_of_output(y: np.ndarray, d: np.ndarray) -> np.ndarray:
