@@ -74,7 +74,7 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
             axes = summed_axes(like, shape, space)
             value = value.to(torch.float64).sum(axes) if axes else value  # in f64, as the kernel does it
             value = value.reshape(shape)
-        results.append(to_numpy(value.to(TORCH_DTYPES[store.dtype]).contiguous()))
+        results.append(to_numpy(value.to(_TORCH[store.dtype]).contiguous()))
     return results
 
 
