@@ -75,7 +75,9 @@ def scatter_elements(c: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tens
 def one_hot(c: Call, index: Tensor, depth: Any, values: Tensor) -> Tensor:
     """`values[1]` where the index is, `values[0]` elsewhere."""
     count = int(depth[0] if isinstance(depth, list) else depth)
-    hot = F.one_hot(_positive(index, count), count).bool().movedim(-1, c.attr("axis", -1))
+    # An index beyond the depth is hot nowhere.
+    hot = _positive(index, count).unsqueeze(-1) == torch.arange(count, device=index.device)
+    hot = hot.movedim(-1, c.attr("axis", -1))
     return torch.where(hot, values[1], values[0])
 
 

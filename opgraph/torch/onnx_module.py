@@ -58,14 +58,16 @@ class OnnxModule(torch.nn.Module):
         self.input_names = [t.name or str(t.id) for t in graph.inputs]
         self.output_names = [source.value_of[t.id] for t in graph.outputs]
         self._slots: list[tuple[int, torch.nn.Module, str]] = []
-        host = {}
+        host: dict[int, torch.Tensor] = {}
+        self._plan = _Plan(graph, origin, steps, host)
         used = {i for step in steps for i in step.reads} | {t.id for t in graph.outputs}
+        steering = {i for step in steps for i, n in zip(step.reads, step.numbers) if n or step.on_host}
         for constant in graph.constants:
             if constant.id in used:
                 value = _own(constant)
                 self._enter(constant, value, source, constant.id in weights)
-                host[constant.id] = value.detach().clone() if constant.id not in weights else value.detach()
-        self._plan = _Plan(graph, origin, steps, host)
+                if constant.id in steering:
+                    host[constant.id] = value.detach().clone()
 
     def _enter(self, constant: LogicalTensor, value: torch.Tensor, source: Source, is_weight: bool) -> None:
         name = source.value_of.get(constant.id, f"constant_{constant.id}")
@@ -130,13 +132,12 @@ class OnnxModule(torch.nn.Module):
 
     def _operand(self, step: Step, place: int, values: Mapping[int, torch.Tensor], device: torch.device) -> Any:
         key = step.reads[place]
-        if step.numbers[place]:
-            # A constant is read from its copy on the CPU: asking a GPU for it would wait for everything before.
-            value = values[key]
-            return (self._plan.host.get(key, value) if not value.requires_grad else value).tolist()
-        if step.on_host:
-            return self._plan.host[key] if key in self._plan.host else values[key]
-        return values[key].to(device)
+        value = values[key]
+        if step.numbers[place] or step.on_host:
+            # A constant on a GPU is read from its copy: asking for it would wait for everything before.
+            near = self._plan.host.get(key, value) if value.device.type != "cpu" else value
+            return near.tolist() if step.numbers[place] else near
+        return value.to(device)
 
     def _bound(self, inputs: tuple[torch.Tensor, ...], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         names = self.input_names

@@ -185,7 +185,9 @@ def space_to_depth(c: Call, x: Tensor) -> Tensor:
     """Blocks of pixels become blocks of channels."""
     n, channels, h, w = x.shape
     b = c.attr("blocksize")
-    return x.reshape(n, channels, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, -1, h // b, w // b)
+    blocks = x.reshape(n, channels, h // b, b, w // b, b)
+    order = (0, 1, 3, 5, 2, 4) if c.attr("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
+    return blocks.permute(order).reshape(n, -1, h // b, w // b)
 
 
 @torch_form("CastLike")

@@ -87,6 +87,13 @@ def torch_form(
 
 def form_of(domain: str, name: str) -> TorchForm | None:
     """The torch form of an ONNX op, or None."""
-    from opgraph.torch import onnx_indexing, onnx_layers, onnx_resize, onnx_shapes  # noqa: F401  # fill the table
+    from opgraph.torch import (  # noqa: F401  # they fill the table
+        onnx_attention,
+        onnx_indexing,
+        onnx_layers,
+        onnx_pooling,
+        onnx_resize,
+        onnx_shapes,
+    )
 
     return _TABLE.get((domain, name))
