@@ -105,13 +105,28 @@ def test_torch_computes_the_same_in_every_dtype(record: OpDef) -> None:
             np.testing.assert_array_equal(got, truth)
 
 
-@pytest.mark.parametrize("kind", ["ReduceMax", "ReduceMin"])
-def test_an_extreme_of_nan_is_nan_and_of_nothing_infinite(kind: str) -> None:
-    for array in (np.array([1, np.nan, 2], np.float32), np.array([], np.float32)):
-        g = og.parse(f"graph(x: f32[{array.size}]) -> (y)\n  y = {kind}(x, axes=[0])")
-        expected = np.float32(np.nan if array.size else -np.inf if kind == "ReduceMax" else np.inf)
-        assert np.array_equal(og.evaluate(g, dtype=None, x=array), expected, equal_nan=True)
-        assert np.array_equal(og.compile(g)(x=array), expected, equal_nan=True)
+@pytest.mark.parametrize(
+    ("kind", "of_nothing"),
+    [
+        ("ReduceSum", 0.0),
+        ("ReduceMean", np.nan),
+        ("ReduceMax", -np.inf),
+        ("ReduceMin", np.inf),
+        ("ReduceProd", 1.0),
+        ("ReduceL1", 0.0),
+        ("ReduceL2", 0.0),
+    ],
+)
+def test_reductions_of_nothing_and_of_nan(kind: str, of_nothing: float) -> None:
+    for array, expected in (
+        (np.zeros((0, 2), np.float32), of_nothing),
+        (np.array([[1, 1], [np.nan, np.nan], [2, 2]], np.float32), np.nan),
+    ):
+        g = og.parse(f"graph(x: f32[?,2]) -> (y)\n  y = {kind}(x, axes=[0])")
+        wanted = np.full(2, expected, np.float32)
+        np.testing.assert_array_equal(og.evaluate(g, dtype=None, x=array), wanted)
+        np.testing.assert_array_equal(og.compile(g)(x=array), wanted)
+        assert og.evaluate(og.gradient(g, ["x"]), x=array, d_y=np.ones(2, np.float32)).shape == array.shape
 
 
 @pytest.mark.parametrize("kind", [r.kind for r in LIBRARY if r.family == "reduction"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,11 @@ def _reduction(
     )
 
 
+def _mean(src: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    # numpy.mean warns where there is nothing.
+    return np.sum(src, axis=axes, keepdims=keep) / prod(src.shape[axis] for axis in axes)
+
+
 def _wide(t: Any, src: Any) -> Any:
     """The dtype in which torch accumulates."""
     return t.float32 if src.dtype in (t.float16, t.bfloat16) else src.dtype
@@ -161,7 +167,7 @@ REDUCE_SUM = _reduction(
 REDUCE_MEAN = _reduction(
     "ReduceMean",
     "y = the mean of src over axes; NaN over no elements.",
-    numpy=lambda src, axes, keep: np.mean(src, axis=axes, keepdims=keep),
+    numpy=_mean,
     torch=lambda t, src, axes, keep: t.mean(src, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_mean,
 )

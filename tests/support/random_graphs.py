@@ -52,7 +52,9 @@ def attr_value(draw: Any, attr: Attr) -> Any:
     kind = attr.type if draw(st.integers(0, 19)) else "string"
     if attr.choices and kind == attr.type:
         return draw(st.sampled_from(attr.choices))
-    return draw({"f32": FLOATS, "s64": st.integers(-3, 3), "bool": st.booleans(), "string": NAMES}[kind])
+    lists = st.lists(st.integers(-3, 3), max_size=3)
+    known = {"f32": FLOATS, "s64": st.integers(-3, 3), "bool": st.booleans(), "string": NAMES, "s64[]": lists}
+    return draw(known[kind])
 
 
 WILD_ATTRS = st.dictionaries(
