@@ -1,35 +1,73 @@
-"""fuse: a function of torch ops becomes one kernel forward and one backward."""
+"""fuse: what a function of torch ops does to data becomes one kernel forward and one backward."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
+import torch
+
+from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.torch.function import FusedOp
 from opgraph.torch.plan import Plan, make_plan
 from opgraph.torch.proxy import proxies
 from opgraph.torch.reads import NotKnown
-from opgraph.torch.trace import Output, Run, Traced, Tracer
+from opgraph.torch.results import Output
+from opgraph.torch.trace import Run, Tracer
 from opgraph.torch.watch import Watch
 
-#: Ways through one function that have plans; beyond it is run at each call.
+#: Ways through one function that have plans; a function with more is run at each call.
 MOST_PLANS = 8
 
+_dynamo = torch.compiler.is_dynamo_compiling
 
-def fuse_function(fn: Callable[..., Any], run_graph: Callable[[Traced], Callable[..., Any]]) -> Callable[..., Any]:
-    """A function that does what `fn` does, its arithmetic on data in one kernel.
+
+@overload
+def fuse(fn: Callable[..., Any], *, rounding: str = "store") -> Callable[..., Any]: ...
+@overload
+def fuse(*, rounding: str = "store") -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def fuse(fn: Any = None, *, rounding: str = "store") -> Any:
+    """Makes of a function of torch ops one that does its pointwise arithmetic in one kernel, its gradient in another.
 
     Args:
-        fn: a function of torch ops, a method, or any callable.
-        run_graph: makes what runs a graph: `op(*tensors) -> sequence of results`. Asked once per graph.
+        fn: a function or method of pointwise torch ops; left out where this is a decorator with arguments.
+        rounding: "store": f16 and bf16 values inside are rounded once, at the end; "each": after each op, as eager
+            torch does.
 
-    Returns: the function; `fused.tracer` is its Tracer, `fused.plans` its plans, `fused.why_rerun` why it has none.
+    Returns: the function. Tensor arguments of one dimension or more are data; tensors of no dimension, arguments too,
+        stay in torch, with Python branches on them. Parameters, buffers and other tensors are used where they meet
+        data. Gradients flow to all of them. `fused.why_rerun` tells why the Python function runs at each call, where
+        it does ("" where it does not), `fused.tracer` leads to its graphs.
+
+    Raises (the result, when called):
+        InvalidArguments: a branch on data, or arithmetic in place on an argument; the message names the line.
+        Unimplemented, InvalidDataType: something that is not pointwise arithmetic; likewise.
+    """
+    if fn is None:
+        return lambda target: fuse(target, rounding=rounding)
+    if isinstance(fn, torch.nn.Module):
+        raise Unimplemented("a module cannot be fused yet", where=f"fuse({type(fn).__name__})", fix="fuse its forward")
+    if not callable(fn):
+        raise InvalidArguments(
+            f"a {type(fn).__name__} cannot be fused", where="fuse", fix="pass a function of torch ops"
+        )
+    return fuse_function(fn, lambda graph: FusedOp(graph, rounding=rounding))
+
+
+def fuse_function(fn: Callable[..., Any], make_op: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+    """`fuse` of a function, with the choice of what runs its graphs.
+
+    Args:
+        make_op: graph -> `op(*tensors)`, which returns one tensor per output; asked once per graph.
     """
     tracer = Tracer(fn)
     plans: list[Plan] = []
 
     @functools.wraps(fn)
     def fused(*args: Any, **kwargs: Any) -> Any:
+        if _dynamo():
+            return fn(*args, **kwargs)  # torch.compile sees the function as it was written
         for plan in plans:
             found = plan(args, kwargs)
             if found is not None:
@@ -42,24 +80,25 @@ def fuse_function(fn: Callable[..., Any], run_graph: Callable[[Traced], Callable
     def slow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if next(proxies((*args, *kwargs.values())), None) is not None:
             return fn(*args, **kwargs)  # inside another fused function: part of its kernel
-        run = tracer(args, kwargs) if fused.why_rerun else planned(args, kwargs)  # type: ignore[attr-defined]
+        run = opened(tracer(args, kwargs)) if fused.why_rerun else planned(args, kwargs)  # type: ignore[attr-defined]
         if run.traced is None:
             return run.kept[0]
-        if run.traced.op is None:
-            run.traced.op = run_graph(run.traced)
         return run.traced.result(run.traced.op(*run.tensors), run.kept)
+
+    def opened(run: Run) -> Run:
+        if run.traced is not None and run.traced.op is None:
+            run.traced.op = make_op(run.traced.graph)
+        return run
 
     def planned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         watch = Watch()
-        run = tracer(args, kwargs, watch)
+        run = opened(tracer(args, kwargs, watch))
         if run.traced is None:
             return run
-        if run.traced.op is None:
-            run.traced.op = run_graph(run.traced)  # before there is a plan: plans find graphs with their op
         if any((found := plan(args, kwargs)) is not None and found[0] is run.traced for plan in plans):
             return run  # only the shapes were new
         try:
-            plan = make_plan(fn, args, kwargs, run, watch, run.shapes_count)
+            plan = make_plan(fn, args, kwargs, run, watch)
         except NotKnown as why:
             fused.why_rerun = str(why)  # type: ignore[attr-defined]
         else:

@@ -33,9 +33,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...
 _HAS_DEVICES = any((torch.version.cuda, torch.version.hip, torch.backends.mps.is_built(), torch.xpu._is_compiled()))
 
 
-def make_plan(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, watch: Watch, shapes_count: bool
-) -> Plan:
+def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, watch: Watch) -> Plan:
     """A plan from a run.
 
     Args:
@@ -43,7 +41,6 @@ def make_plan(
         args, kwargs: what it was called with.
         run: what came of it.
         watch: what it did on real tensors meanwhile.
-        shapes_count: whether it asked for the shape of data, so that the plan holds for these shapes only.
 
     Raises:
         NotKnown: the function has to be run at each call; the text says why.
@@ -51,7 +48,8 @@ def make_plan(
     if run.traced is None or run.leaf is None:
         raise NotKnown("it computes nothing from data")
     writer = _Writer()
-    shapes_count |= any(_is_question(call) for call in watch.calls)
+    # Who asks for a shape may do anything with it: the plan holds for these shapes only then.
+    shapes_count = run.shapes_count or any(call.name in _QUESTIONS for call in watch.calls)
     given = [(f"args[{i}]", a) for i, a in enumerate(args)] + [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     writer.line(f"if len(args) != {len(args)} or len(kwargs) != {len(kwargs)}: return None")
     objects: dict[str, Any] = {}
@@ -68,10 +66,6 @@ def make_plan(
     writer.environment(fn, objects, shapes_count)
     writer.eager(watch.calls, [*run.tensors, *(k for k in run.kept if isinstance(k, torch.Tensor))])
     return writer.finish(run)
-
-
-def _is_question(call: EagerCall) -> bool:
-    return call.name in _QUESTIONS
 
 
 class _Writer:

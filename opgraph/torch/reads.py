@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import dis
 import enum
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -20,38 +19,7 @@ from typing import Any
 import torch
 
 from opgraph.torch.proxy import Proxy
-
-#: Instructions that change something outside, or do what names do not show.
-_FORBIDDEN = frozenset(
-    (
-        "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE",
-        "IMPORT_NAME", "IMPORT_FROM", "YIELD_VALUE", "RETURN_GENERATOR", "LOAD_BUILD_CLASS", "LOAD_SUPER_ATTR",
-        "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "BEFORE_WITH", "LOAD_SPECIAL",
-    )
-)  # fmt: skip
-_BUILTINS = frozenset(
-    getattr(builtins, name)
-    for name in (
-        "abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "isinstance", "len", "list", "max",
-        "min", "pow", "range", "reversed", "round", "slice", "sorted", "str", "sum", "tuple", "zip", "ValueError",
-        "TypeError", "RuntimeError", "AssertionError", "NotImplementedError",
-    )
-)  # fmt: skip
-#: Names under which torch tells or changes its own state, or which reach tensors by no name of theirs.
-_STATE = frozenset(
-    (
-        "is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype",
-        "get_default_device", "backends", "compiler", "distributed", "random", "initial_seed",
-        "get_rng_state", "is_anomaly_enabled", "cuda", "get_num_threads", "is_deterministic",
-        "are_deterministic_algorithms_enabled", "jit", "_C", "overrides", "no_grad", "enable_grad",
-        "inference_mode", "set_grad_enabled", "autocast", "amp", "is_compiling", "is_scripting",
-        "is_tracing", "parameters", "named_parameters", "buffers", "named_buffers", "modules",
-        "named_modules", "children", "named_children", "state_dict", "__dict__", "__class__",
-        "__getattribute__", "get_parameter", "get_buffer", "get_submodule", "_parameters", "_buffers",
-        "_modules",
-    )
-)  # fmt: skip
-_PRIMITIVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type(...))
+from opgraph.torch.trusted import BUILTINS, FORBIDDEN, PRIMITIVES, STATE, is_constant, is_trusted
 
 
 class NotKnown(Exception):  # noqa: N818 - no error: the function is run again at each call
@@ -136,7 +104,7 @@ class _Walk:
         own = self._root(fn)
         self.reads.values.append((own.then(".__code__"), fn.__code__))
         for default in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
-            if not isinstance(default, _PRIMITIVES):
+            if not isinstance(default, PRIMITIVES):
                 raise NotKnown(f"{fn.__qualname__} has a default that may change")
         self.reads.values.append((own.then(".__defaults__"), fn.__defaults__))
         module_globals = self._root(fn.__globals__)
@@ -145,21 +113,21 @@ class _Walk:
             free = set(cells) & set(code.co_freevars)
             for instruction in dis.get_instructions(code):
                 op, name = instruction.opname, instruction.argval
-                if op in _FORBIDDEN or (op == "STORE_DEREF" and name in free):
+                if op in FORBIDDEN or (op == "STORE_DEREF" and name in free):
                     raise NotKnown(f"{fn.__qualname__}: {op} {name}")
                 if op == "LOAD_GLOBAL":
                     self._global(fn, module_globals, name)
                 elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
                     self._cell(cells[name])
                 elif op in ("LOAD_ATTR", "LOAD_METHOD"):
-                    if name in _STATE:
+                    if name in STATE:
                         raise NotKnown(f"{fn.__qualname__} uses {name}")
                     self.names.add(name)
 
     def _global(self, fn: FunctionType, module_globals: Place, name: str) -> None:
         if name in fn.__globals__:
             self.value(fn.__globals__[name], module_globals.then(f"[{name!r}]"))
-        elif getattr(builtins, name, None) not in _BUILTINS:
+        elif getattr(builtins, name, None) not in BUILTINS:
             raise NotKnown(f"{fn.__qualname__} uses {name}")
         else:
             self.reads.conditions.append(Place(f"{name!r} not in {module_globals.text}", module_globals.roots))
@@ -179,14 +147,14 @@ class _Walk:
             raise NotKnown("a traced value in a variable outside the function")
         if isinstance(value, torch.Tensor):
             self.reads.tensors.append((place, value))
-        elif isinstance(value, (*_PRIMITIVES, enum.Enum)) or _is_constant(value):
+        elif isinstance(value, (*PRIMITIVES, enum.Enum)) or is_constant(value):
             self.reads.values.append((place, value))
         elif isinstance(value, (list, dict)):
             entries = value.values() if isinstance(value, dict) else value
-            if not all(isinstance(v, _PRIMITIVES) for v in entries):
+            if not all(isinstance(v, PRIMITIVES) for v in entries):
                 raise NotKnown(f"a {type(value).__name__} of objects")
             self.reads.copies.append((place, value.copy()))
-        elif _is_trusted(value):
+        elif is_trusted(value):
             self.reads.values.append((place, value))
         elif isinstance(value, (FunctionType, MethodType)):
             self.reads.values.append((place, value))
@@ -229,7 +197,7 @@ class _Walk:
         if isinstance(found, FunctionType):
             self.reads.values.append((where, found))
             self.function(found, where)
-        elif isinstance(found, _PRIMITIVES) and name not in value.__dict__:
+        elif isinstance(found, PRIMITIVES) and name not in value.__dict__:
             self.reads.values.append((where, found))
             self.reads.conditions.append(Place(f"{name!r} not in {place.text}.__dict__", place.roots))
         else:
@@ -251,30 +219,6 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
         current = waiting.pop()
         yield current
         waiting += [c for c in current.co_consts if isinstance(c, CodeType)]
-
-
-def _is_constant(value: Any) -> bool:
-    return type(value) is tuple and all(isinstance(v, _PRIMITIVES) or _is_constant(v) for v in value)
-
-
-def _is_trusted(value: Any) -> bool:
-    """Whether this is torch's, math's or Python's own, which do not change."""
-    if isinstance(value, ModuleType):
-        return value is math or value.__name__.split(".")[0] == "torch"
-    if isinstance(value, torch.nn.Module):
-        return False
-    try:
-        if value in _BUILTINS:
-            return True
-    except TypeError:  # not hashable
-        return False
-    home = getattr(value, "__module__", None) or ""
-    is_code = isinstance(value, (FunctionType, BuiltinFunctionType, type)) or callable(value)
-    return is_code and (home == "math" or home.split(".")[0] == "torch" or _is_torch_builtin(value))
-
-
-def _is_torch_builtin(value: Any) -> bool:
-    return isinstance(value, BuiltinFunctionType) and getattr(torch, value.__name__, None) is value
 
 
 def _has_attributes(value: Any) -> bool:

@@ -93,6 +93,7 @@ class Input:
     ref: Ref
     tensor: torch.Tensor
     name: str
+    captured: bool = False
 
 
 class Session:
@@ -104,6 +105,8 @@ class Session:
         watch: told of what is done on real tensors.
 
     Attributes:
+        inputs: the real tensors that the run reads, arguments first.
+        arguments: what the function was called with, by name.
         shapes_count: whether the function asked for the shape of data.
     """
 
@@ -114,8 +117,10 @@ class Session:
         self.device = device
         self.inputs: list[Input] = []
         self.captured: dict[int, Ref] = {}
+        self.arguments: dict[str, Any] = {}
         self.count = 0
         self.finished = False
+        self.with_gradients = torch.is_grad_enabled()
 
     def asked_shape(self) -> None:
         """Somebody reads the shape of data: the function, unless opgraph is translating a call of it."""
@@ -140,7 +145,7 @@ class Session:
         ref = self.captured.get(id(tensor))
         if ref is None:
             ref = self.captured[id(tensor)] = self.new_ref()
-            self.inputs.append(Input(ref, tensor, ""))
+            self.inputs.append(Input(ref, tensor, "", True))
         return ref
 
     def forget(self, count: int) -> None:
@@ -159,6 +164,8 @@ class Session:
         parts: list[Hashable] = [func, *map(self._key, args)]
         for name, value in kwargs.items():
             parts += (name, self._key(value))
+        if torch.is_grad_enabled() is not self.with_gradients:
+            parts.append(torch.no_grad)
         key = tuple(parts)
         node = self.node.after.get(key)
         if node is None:

@@ -20,26 +20,13 @@ import torch
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
-from opgraph.torch import places
 from opgraph.torch.build import build, needed, pattern
 from opgraph.torch.emit import name_of
-from opgraph.torch.proxy import Proxy, Ref
+from opgraph.torch.names import tensor_names
+from opgraph.torch.proxy import Ref
+from opgraph.torch.results import filled, hashable, structure_of
 from opgraph.torch.session import Input, Node, Session, Step
 from opgraph.torch.watch import Watch
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """In a result: the output of the graph with this index."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """In a result: something that the function returned as it was, the `index`-th such thing of a run."""
-
-    index: int
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +48,7 @@ class Traced:
 
     def result(self, results: Sequence[torch.Tensor], kept: Sequence[Any]) -> Any:
         """The function's result from those of the graph, in the order of its outputs, and a Run's `kept`."""
-        return _filled(self.outputs, results, kept)
+        return filled(self.outputs, results, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +114,7 @@ class Tracer:
         session = Session(Node(None, 0), torch.device("cpu"), watch)
         given = [self._given(session, a, self._name(i)) for i, a in enumerate(args)]
         named = {k: self._given(session, v, k) for k, v in kwargs.items()}
+        session.arguments = {**{self._name(i): a for i, a in enumerate(args)}, **kwargs}
         if not session.inputs:
             return Run(None, (), (self.fn(*args, **kwargs),))
         session.device = session.inputs[0].tensor.device
@@ -154,11 +142,11 @@ class Tracer:
     def _ended(self, session: Session, result: Any) -> Run:
         outputs: dict[Ref, int] = {}
         kept: list[Any] = []
-        structure = _structure(session, result, outputs, kept)
+        structure = structure_of(session, result, outputs, kept)
         session.finished = True
         if not outputs:
-            return Run(None, (), (_filled(structure, (), kept),))
-        key = ("returns", *outputs, _hashable(structure))
+            return Run(None, (), (filled(structure, (), kept),))
+        key = ("returns", *outputs, hashable(structure))
         node = session.node.after.get(key)
         if node is None:
             node = session.node.after[key] = Node(session.node, session.count)
@@ -168,11 +156,32 @@ class Tracer:
         shapes = tuple([t.shape for t in tensors])
         traced = leaf.by_shapes.get(shapes)
         if traced is None:
-            traced = _traced(leaf, [session.inputs[i] for i in leaf.reads])
+            traced = self._traced(session, leaf)
             if len(leaf.by_shapes) > 256:
                 leaf.by_shapes.clear()
             leaf.by_shapes[shapes] = traced
         return Run(traced, tensors, tuple(kept), leaf, session.shapes_count)
+
+    def _traced(self, session: Session, leaf: Leaf) -> Traced:
+        inputs = [session.inputs[i] for i in leaf.reads]
+        dims = pattern(entry.tensor.shape for entry in inputs)
+        found = leaf.by_pattern.get(dims)
+        if found is None:
+            known = tensor_names(self.fn, session.arguments)
+            names = _unique(
+                [
+                    entry.name or known.get(id(entry.tensor)) or f"{'captured' if entry.captured else 'view'}_{i}"
+                    for i, entry in enumerate(inputs)
+                ],
+                {name for _, name in leaf.outputs},
+            )
+            declared = [
+                (entry.ref, name, name_of(entry.tensor.dtype, "an input"), d)
+                for entry, name, d in zip(inputs, names, dims, strict=True)
+            ]
+            graph = build(leaf.steps, declared, leaf.outputs)
+            found = leaf.by_pattern[dims] = Traced(graph, tuple(names), leaf.structure)
+        return found
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -187,78 +196,15 @@ def _leaf(node: Node, structure: Any, outputs: tuple[Ref, ...], inputs: Sequence
     return Leaf(structure, tuple(zip(outputs, names)), steps, reads)
 
 
-def _traced(leaf: Leaf, inputs: Sequence[Input]) -> Traced:
-    dims = pattern(entry.tensor.shape for entry in inputs)
-    found = leaf.by_pattern.get(dims)
-    if found is None:
-        names = _input_names(inputs, {name for _, name in leaf.outputs})
-        declared = [
-            (entry.ref, name, name_of(entry.tensor.dtype, "an input"), d)
-            for entry, name, d in zip(inputs, names, dims, strict=True)
-        ]
-        graph = build(leaf.steps, declared, leaf.outputs)
-        found = leaf.by_pattern[dims] = Traced(graph, tuple(names), leaf.structure)
-    return found
-
-
-def _input_names(inputs: Sequence[Input], taken: set[str]) -> list[str]:
-    names: list[str] = []
-    for entry in inputs:
-        base = entry.name or f"captured_{len(names)}"
+def _unique(names: Sequence[str], taken: set[str]) -> list[str]:
+    result: list[str] = []
+    for base in names:
         name, count = base, 2
         while name in taken:
             name, count = f"{base}_{count}", count + 1
         taken.add(name)
-        names.append(name)
-    return names
-
-
-def _structure(session: Session, result: Any, outputs: dict[Ref, int], kept: list[Any]) -> Any:
-    if type(result) is Proxy:
-        if result.session is not session:
-            raise places.leaked()
-        if result.actual is None:
-            return Output(outputs.setdefault(result.ref, len(outputs)))
-        result = result.actual
-    elif isinstance(result, dict) and type(result) is dict:
-        return {k: _structure(session, v, outputs, kept) for k, v in result.items()}
-    elif type(result) in (list, tuple):
-        return type(result)(_structure(session, v, outputs, kept) for v in result)
-    elif isinstance(result, tuple) and hasattr(result, "_fields"):
-        return type(result)(*(_structure(session, v, outputs, kept) for v in result))
-    elif isinstance(result, (set, frozenset)) or hasattr(result, "__dict__"):
-        _refuse_inside(result)
-    kept.append(result)
-    return Kept(len(kept) - 1)
-
-
-def _refuse_inside(result: Any) -> None:
-    values = result if isinstance(result, (set, frozenset)) else getattr(result, "__dict__", {}).values()
-    if not isinstance(result, torch.Tensor) and any(type(v) is Proxy for v in values):
-        raise InvalidArguments(
-            f"a fused function returns its tensors in a {type(result).__name__}",
-            where="the result of a fused function",
-            fix="return a tensor, or a tuple, list or dict of tensors",
-        )
-
-
-def _hashable(structure: Any) -> Any:
-    if isinstance(structure, dict):
-        return (dict, *[(k, _hashable(v)) for k, v in structure.items()])
-    if isinstance(structure, (list, tuple)):
-        return (type(structure), *map(_hashable, structure))
-    return structure
-
-
-def _filled(structure: Any, results: Sequence[Any], kept: Sequence[Any]) -> Any:
-    if type(structure) is Output:
-        return results[structure.index]
-    if type(structure) is Kept:
-        return kept[structure.index]
-    if type(structure) is dict:
-        return {k: _filled(v, results, kept) for k, v in structure.items()}
-    parts = [_filled(v, results, kept) for v in structure]
-    return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
+        result.append(name)
+    return result
 
 
 def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:

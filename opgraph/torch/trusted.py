@@ -1,0 +1,68 @@
+"""What a function may name and still be known: torch's and Python's own, numbers and words; and what it may not."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+#: Instructions that change something outside, or do what names do not show.
+FORBIDDEN = frozenset(
+    (
+        "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE",
+        "IMPORT_NAME", "IMPORT_FROM", "YIELD_VALUE", "RETURN_GENERATOR", "LOAD_BUILD_CLASS", "LOAD_SUPER_ATTR",
+        "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "BEFORE_WITH", "LOAD_SPECIAL",
+    )
+)  # fmt: skip
+BUILTINS = frozenset(
+    getattr(builtins, name)
+    for name in (
+        "abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "isinstance", "len", "list", "max",
+        "min", "pow", "range", "reversed", "round", "slice", "sorted", "str", "sum", "tuple", "zip", "ValueError",
+        "TypeError", "RuntimeError", "AssertionError", "NotImplementedError",
+    )
+)  # fmt: skip
+#: Names under which torch tells or changes its own state, or which reach tensors by no name of theirs.
+STATE = frozenset(
+    (
+        "is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype",
+        "get_default_device", "backends", "compiler", "distributed", "random", "initial_seed",
+        "get_rng_state", "is_anomaly_enabled", "cuda", "get_num_threads", "is_deterministic",
+        "are_deterministic_algorithms_enabled", "jit", "_C", "overrides", "no_grad", "enable_grad",
+        "inference_mode", "set_grad_enabled", "autocast", "amp", "is_compiling", "is_scripting",
+        "is_tracing", "parameters", "named_parameters", "buffers", "named_buffers", "modules",
+        "named_modules", "children", "named_children", "state_dict", "__dict__", "__class__",
+        "__getattribute__", "get_parameter", "get_buffer", "get_submodule", "_parameters", "_buffers",
+        "_modules",
+    )
+)  # fmt: skip
+#: Types of values that cannot change, and are compared as such.
+PRIMITIVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type(...))
+
+
+def is_constant(value: Any) -> bool:
+    """Whether this is a tuple of numbers, words and the like."""
+    return type(value) is tuple and all(isinstance(v, PRIMITIVES) or is_constant(v) for v in value)
+
+
+def is_trusted(value: Any) -> bool:
+    """Whether this is torch's, math's or Python's own, which do not change."""
+    if isinstance(value, ModuleType):
+        return value is math or value.__name__.split(".")[0] == "torch"
+    if isinstance(value, torch.nn.Module):
+        return False
+    try:
+        if value in BUILTINS:
+            return True
+    except TypeError:  # not hashable
+        return False
+    home = getattr(value, "__module__", None) or ""
+    is_code = isinstance(value, (FunctionType, BuiltinFunctionType, type)) or callable(value)
+    return is_code and (home == "math" or home.split(".")[0] == "torch" or _is_torch_builtin(value))
+
+
+def _is_torch_builtin(value: Any) -> bool:
+    return isinstance(value, BuiltinFunctionType) and getattr(torch, value.__name__, None) is value
