@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opgraph.cli.labels import (
@@ -40,7 +40,7 @@ class Node:
     title: str
     subtitle: str
     details: str
-    role: str  # "op", "unit" (an op of a named unit), "input", "output"
+    role: str  # "op", "unit" (an op of a named unit), "input", "output", "kept" (for backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ class Edge:
     points: list[Point]
     details: str
     label: tuple[Point, str] | None = None
+    kind: str = ""  # "keeps": from forward to backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,22 +86,33 @@ class _Inside:
     leaves: dict[int, float]
 
 
-def diagram(graph: Graph, partitions: Sequence[Partition]) -> Diagram:
+def diagram(graph: Graph, partitions: Sequence[Partition], *, kept: Mapping[str, str] | None = None) -> Diagram:
     """The picture of a finalized graph.
+
+    Args:
+        kept: name of an input or output that is kept for backward -> what to write beside its type. Where given, all
+            inputs stand at the top and all outputs at the bottom.
 
     Long names are shortened, and characters that cannot be printed are escaped; `details` hold more of them.
     """
     open_boxes = len(graph.ops) <= MAX_OPS_OPEN
     insides = [_inside(part) if open_boxes else _closed(part) for part in partitions]
     pills = [(t, "input") for t in graph.inputs] + [(t, "output") for t in graph.outputs]
+    told = [_told(tensor, kept or {}) for tensor, _ in pills]
     sizes = [inside.size for inside in insides]
-    sizes += [(max(text_width(name_text(t)), small_width(type_text(t))) + 24, _PILL_HEIGHT + 8) for t, _ in pills]
+    sizes += [
+        (max(text_width(name_text(t)), small_width(text)) + 24, _PILL_HEIGHT + 8)
+        for (t, _), text in zip(pills, told, strict=True)
+    ]
+    ends = range(len(insides) + len(graph.inputs), len(sizes))
     links = _links(partitions, pills)
     placed = layered(
         sizes,
         [(a, b) for a, b, _ in links],
         gap=_BOX_GAP,
         rank_gap=_BOX_RANK_GAP,
+        first=() if kept is None else range(len(insides), ends.start),
+        last=() if kept is None else ends,
         bundles=[t.id for _, _, t in links],
     )
     corners = [(x - w / 2, y - h / 2) for (x, y), (w, h) in zip(placed.centres, sizes, strict=True)]
@@ -114,8 +126,10 @@ def diagram(graph: Graph, partitions: Sequence[Partition]) -> Diagram:
     for index, (tensor, role) in enumerate(pills, start=len(partitions)):
         made.nodes.append(
             Node(
-                centre=placed.centres[index], size=sizes[index], title=name_text(tensor), subtitle=type_text(tensor),
-                details=f"{role} {printable(tensor.name or str(tensor.id), 500)}: {type_text(tensor)}", role=role,
+                centre=placed.centres[index], size=sizes[index], title=name_text(tensor),
+                subtitle=told[index - len(partitions)],
+                details=f"{role} {printable(tensor.name or str(tensor.id), 500)}: {type_text(tensor)}",
+                role="kept" if kept and _name(tensor) in kept else role,
             )
         )  # fmt: skip
     labelled: set[int] = set()
@@ -127,6 +141,16 @@ def diagram(graph: Graph, partitions: Sequence[Partition]) -> Diagram:
             label = ((start[0], start[1] + 14), type_text(tensor))
         made.edges.append(Edge(points=[start, *route[1:-1], end], details=about_tensor(tensor), label=label))
     return made
+
+
+def _name(tensor: LogicalTensor) -> str:
+    return tensor.name or f"t{tensor.id}"
+
+
+def _told(tensor: LogicalTensor, kept: Mapping[str, str]) -> str:
+    """What stands below the name of an input or output."""
+    name = _name(tensor)
+    return f"{type_text(tensor)} · {kept[name]}" if name in kept else type_text(tensor)
 
 
 def _links(

@@ -31,7 +31,9 @@ text { font-family: 'DejaVu Sans Mono', ui-monospace, Menlo, Consolas, monospace
 .on-fused { stroke: #e3f4ea; } .on-library { stroke: #eef1f5; } .on-unsupported { stroke: #fdeceb; }
 .node { fill: #ffffff; stroke: #b7c0cc; rx: 5px; } .unit { fill: #c9ecd7; stroke: #2f9e5f; }
 .input, .output { fill: #fff7df; stroke: #c9a227; rx: 16px; }
+.kept { fill: #ffdfb8; stroke: #d9730d; stroke-width: 2; rx: 16px; }
 .edge { fill: none; stroke: #66717f; stroke-width: 1.1; } .inner { stroke: #9aa5b1; }
+.keeps { stroke: #d9730d; stroke-width: 2; } .keeps-tip { fill: #d9730d; }
 .edge:hover { stroke: #d2691e; stroke-width: 3; } .tip { fill: #66717f; }
 """
 
@@ -154,19 +156,20 @@ def _node(parent: ElementTree.Element, node: Node) -> None:
     group = ElementTree.SubElement(parent, "g")
     ElementTree.SubElement(group, "title").text = node.details
     (x, y), (w, h) = node.centre, node.size
-    kind = node.role if node.role in ("input", "output") else f"node {node.role}"
-    _rect(group, (x - w / 2, y - h / 2), node.size, kind, radius=16 if node.role in ("input", "output") else 5)
+    pill = node.role in ("input", "output", "kept")
+    kind = node.role if pill else f"node {node.role}"
+    _rect(group, (x - w / 2, y - h / 2), node.size, kind, radius=16 if pill else 5)
     _text(group, (x, y - 1 if node.subtitle else y + 4), node.title, "kind", middle=True)
     if node.subtitle:
         _text(group, (x, y + 11), node.subtitle, "small", middle=True)
 
 
 def _edge(parent: ElementTree.Element, edge: Edge) -> None:
-    path = ElementTree.SubElement(parent, "path", {"class": "edge", "d": _curve(edge.points)})
+    path = ElementTree.SubElement(parent, "path", {"class": f"edge {edge.kind}".strip(), "d": _curve(edge.points)})
     ElementTree.SubElement(path, "title").text = edge.details
     x, y = edge.points[-1]
     tip = f"M{x:.1f} {y:.1f} l-3.2 -6 h6.4 z"
-    ElementTree.SubElement(parent, "path", {"class": "tip", "d": tip})
+    ElementTree.SubElement(parent, "path", {"class": f"{edge.kind}-tip" if edge.kind else "tip", "d": tip})
 
 
 def _curve(points: Sequence[Point]) -> str:

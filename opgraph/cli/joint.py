@@ -1,0 +1,88 @@
+"""The picture of a training plan: the forward graph, what is kept, and the backward graph, one above the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+from opgraph.cli.diagram import Box, Diagram, Edge, Node, diagram
+from opgraph.cli.draw import svg_of, write_whole
+from opgraph.cli.main import UsageError
+from opgraph.cli.terminal import printable
+from opgraph.transforms.saved import Saved, TrainingPlan
+
+_GAP = 70.0
+#: Room to the left of everything for the way of an input past the forward graph, and between two such ways.
+_LANE = 14.0
+
+
+def draw_plan(plan: TrainingPlan, path: str, title: str) -> None:
+    """Writes the picture; the file appears whole or not at all.
+
+    Raises:
+        UsageError: the path does not end in .svg.
+    """
+    if Path(path).suffix.lower() != ".svg":
+        raise UsageError("the picture is an SVG file", where=path, fix="give a name that ends in .svg")
+    kept = [saved for saved in plan.saved if saved.role != "shape"]
+    listed = ", ".join(f"{printable(s.name, 30)} {_bytes(s)}" for s in kept) or "nothing"
+    svg = svg_of(joint(plan), title, f"kept for backward: {listed}")
+    write_whole(path, ElementTree.tostring(svg, encoding="unicode"))
+
+
+def joint(plan: TrainingPlan) -> Diagram:
+    """Both graphs in one diagram: tensors that are kept are marked, and lead from the one to the other."""
+    kept = {saved.name: _bytes(saved) for saved in plan.saved}
+    lanes = sum(saved.role in ("input", "shape") for saved in plan.saved) * _LANE + _LANE
+    above = diagram(plan.forward, plan.forward.get_partitions(), kept=kept)
+    below = diagram(plan.backward, plan.backward.get_partitions(), kept=kept)
+    width = max(above.width, below.width)
+    upper = _moved(above, (lanes + (width - above.width) / 2, 0.0))
+    lower = _moved(below, (lanes + (width - below.width) / 2, above.height + _GAP))
+    ends = {node.title: node for node in lower.nodes if node.role == "kept"}
+    made = Diagram(
+        width=lanes + width, height=above.height + _GAP + below.height, boxes=[*upper.boxes, *lower.boxes],
+        nodes=[*upper.nodes, *lower.nodes], edges=[*upper.edges, *lower.edges],
+    )  # fmt: skip
+    lane = 0.0
+    for node in upper.nodes:
+        end = ends.get(node.title)
+        if node.role != "kept" or end is None:
+            continue
+        start, goal = _edge_of(node, 1), _edge_of(end, -1)
+        if start[1] > above.height - 1:
+            points = [start, goal]
+        else:  # an input: past the forward graph, on its left
+            lane += _LANE
+            points = [start, (lane, start[1] + 30), (lane, above.height), goal]
+        made.edges.append(Edge(points=points, details=node.details, kind="keeps"))
+    return made
+
+
+def _bytes(saved: Saved) -> str:
+    if saved.role == "shape":
+        return "its shape alone"
+    if saved.bytes is None:
+        return "kept"
+    if saved.bytes < 1024:
+        return f"{saved.bytes} B"
+    return f"{saved.bytes / 2**10:.1f} KiB" if saved.bytes < 2**20 else f"{saved.bytes / 2**20:.1f} MiB"
+
+
+def _edge_of(node: Node, side: int) -> tuple[float, float]:
+    return node.centre[0], node.centre[1] + side * node.size[1] / 2
+
+
+def _moved(picture: Diagram, by: tuple[float, float]) -> Diagram:
+    def at(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(x + by[0], y + by[1]) for x, y in points]
+
+    boxes: list[Box] = [replace(box, corner=at([box.corner])[0]) for box in picture.boxes]
+    nodes: list[Node] = [replace(node, centre=at([node.centre])[0]) for node in picture.nodes]
+    edges = [
+        replace(e, points=at(e.points), label=None if e.label is None else (at([e.label[0]])[0], e.label[1]))
+        for e in picture.edges
+    ]
+    return replace(picture, boxes=boxes, nodes=nodes, edges=edges)
