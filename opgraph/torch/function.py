@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,14 +11,19 @@ from torch.autograd import forward_ad
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
+from opgraph.torch import function_library
 from opgraph.torch.function_autograd import Trained
+from opgraph.torch.function_composite import composite
 from opgraph.torch.function_graph import prepared
-from opgraph.torch.function_program import Program, Run
+from opgraph.torch.function_program import Program, Run, check_count
+from opgraph.torch.function_shapes import Results
 from opgraph.torch.function_training import Flags, Training
 from opgraph.transforms.saved import Saved
 
 #: Combinations of dtypes, shapes and strides remembered for one op.
 MAX_CALLS = 1024
+#: Where there are kernels; elsewhere torch may still ask for shapes.
+DEVICES = ("cpu", "cuda")
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _modes = torch._C._len_torch_dispatch_stack
@@ -43,19 +49,22 @@ class FusedOp:
     Args:
         graph: finalized by this call if need be.
         rounding: as `opgraph.compile` takes it.
+        traced: whether torch.compile will meet it, which wants everything at hand.
 
     Call it with one tensor for each input of the graph, in order, all on one device; it returns a tuple with one new
     tensor for each output. Results have the strides of the first input of their shape. Nothing is kept for backward but
     what `saved` lists, in torch's own keeping (`save_for_backward`).
     """
 
-    def __init__(self, graph: Graph, *, rounding: str = "store") -> None:
+    def __init__(self, graph: Graph, *, rounding: str = "store", traced: bool = True) -> None:
         self.graph = prepared(graph)
         self.rounding = rounding
         self._calls: dict[Any, _Call] = {}
         self._programs: dict[tuple[int, torch.device], Program] = {}
         self._trainings: dict[Flags, Training] = {}
+        self._derivations: dict[Any, Any] = {}
         self._lock = threading.RLock()
+        self._spelled = (self.overload, self.text) if traced else None
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The results.
@@ -66,7 +75,7 @@ class FusedOp:
             DeviceError: a kernel that does not compile.
         """
         if _dynamo():
-            return self._dispatched(tensors)
+            return self._compiled(tensors)
         key: list[Any] = []
         needs = False
         for tensor in tensors:
@@ -75,11 +84,20 @@ class FusedOp:
                 return self._dispatched(tensors)
             if tensor.requires_grad:
                 needs = True
-            key += (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+            try:
+                key += (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+            except RuntimeError as error:  # a sparse or a nested tensor
+                raise InvalidArguments(
+                    f"a tensor is not laid out by strides: {error}",
+                    where="a fused call",
+                    fix="pass plain tensors: x.to_dense()",
+                ) from None
         if _modes() or _transforms() or forward_ad._current_level >= 0 or _tracing() is not None:
             return self._dispatched(tensors)
         call = self._calls.get(tuple(key))
         if call is None:
+            if not all(t.device.type in DEVICES for t in tensors):
+                return self._dispatched(tensors)
             call = self._remember(tuple(key))
         if needs and _grad_enabled():
             wanted = tuple([t.requires_grad for t in tensors])
@@ -106,18 +124,53 @@ class FusedOp:
             found = self._trainings.get(needs)
             if found is None:
                 units = self.rounding == "store"
-                found = self._trainings[needs] = Training(self.graph, needs, self._derived, units=units)
+                found = self._trainings[needs] = Training(self.graph, needs, self.derived, units=units)
             return found
 
-    def _derived(self, graph: Graph) -> FusedOp:
-        return FusedOp(graph, rounding=self.rounding)
+    def cached(self, key: object, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once for this op."""
+        with self._lock:
+            if key not in self._derivations:
+                self._derivations[key] = make()
+            return self._derivations[key]
 
-    def _trained(self, needs: Flags, tensors: tuple[torch.Tensor, ...]) -> Trained:
+    def derived(self, graph: Graph) -> FusedOp:
+        """The op of a graph derived from this one's, made once."""
+        made: FusedOp = self.cached(id(graph), lambda: FusedOp(graph, rounding=self.rounding, traced=False))
+        return made
+
+    @property
+    def text(self) -> str:
+        """The graph's text, by which torch's dispatcher knows it."""
+        found: str = self.cached("text", lambda: str(self.graph))
+        return found
+
+    @property
+    def overload(self) -> Any:
+        """torch's op that runs it; see opgraph/torch/function_library.py."""
+        ports = len(self.graph.inputs), len(self.graph.outputs)
+        return self.cached("overload", lambda: function_library.overload(*ports))
+
+    @property
+    def results(self) -> Results:
+        """What its results look like."""
+        found: Results = self.cached("results", lambda: Results(self.graph))
+        return found
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results for plain tensors, without autograd."""
+        key = tuple([part for t in tensors for part in (t.dtype, t.shape, t.stride(), t.device)])
+        call = self._calls.get(key) or self._remember(key)
+        if call.run is None:
+            call.run = self._program(self.graph, tensors).plan(tensors)
+        return call.run(tensors)
+
+    def _trained(self, needs: Flags, tensors: Sequence[torch.Tensor]) -> Trained:
         training = self.training(needs)
         run = self._program(training.forward, tensors).plan(tensors)
         return Trained(training, run, len(self.graph.outputs))
 
-    def _program(self, graph: Graph, tensors: tuple[torch.Tensor, ...]) -> Program:
+    def _program(self, graph: Graph, tensors: Sequence[torch.Tensor]) -> Program:
         if not tensors:
             raise InvalidArguments("got no tensors", where="a fused call", fix="pass one for each input")
         key = (id(graph), tensors[0].device)
@@ -134,7 +187,25 @@ class FusedOp:
         return call
 
     def _dispatched(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        raise NotImplementedError
+        """A call on anything but plain tensors, or under anything but plain autograd."""
+        for position, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                raise InvalidArguments(
+                    f"got {type(tensor).__name__} where a tensor is expected",
+                    where=f"argument {position} of a fused call",
+                    fix="pass torch tensors",
+                )
+        check_count(self.graph, tensors)
+        if torch.onnx.is_in_onnx_export() or _tracing() is not None:
+            return tuple(composite(self.graph, tensors, self.rounding))
+        return function_library.call(self, tensors)
+
+    def _compiled(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """A call in a program that torch.compile traces, which follows every line of this."""
+        assert self._spelled is not None
+        overload, text = self._spelled
+        results = overload(*tensors, function_library.VERSION, text, self.rounding)
+        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
     def __repr__(self) -> str:
         return f"<FusedOp: {self.graph!r}>"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from opgraph.torch.function_training import Training
 
@@ -49,14 +50,19 @@ class Fused(torch.autograd.Function):
         """Runs the call and keeps what the plan says."""
         results = trained.run(tensors)
         ctx.training = trained.training
+        fixed = trained.fixed
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(*tensors)
+            ctx.result_shapes = [t.shape for t in results]
+            fixed = tuple(i for i, t in enumerate(results) if not t.is_floating_point())  # others may have tangents
         if trained.is_plain:
             ctx.save_for_backward(*tensors)
             return results[0]
         everything = (*tensors, *results)
         ctx.save_for_backward(*[everything[i] for i in trained.kept])
         ctx.shapes = [tensors[i].shape for i in trained.shapes]
-        if trained.fixed:
-            ctx.mark_non_differentiable(*[results[i] for i in trained.fixed])
+        if fixed:
+            ctx.mark_non_differentiable(*[results[i] for i in fixed])
         if trained.single:
             return results[0]
         ctx.set_materialize_grads(False)
@@ -66,6 +72,11 @@ class Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """The gradients of the inputs; with `create_graph`, connected to what is kept and to the given ones."""
         return None, *ctx.training.gradients(ctx, getattr(ctx, "shapes", ()), grads)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Any:
+        """The tangents of the results."""
+        return ctx.training.tangents(ctx.saved_tensors, tangents, ctx.result_shapes)
 
 
 #: `Fused.apply` without what torch.func would need, which has a way of its own (function_library.py).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
@@ -22,6 +22,20 @@ def prepared(graph: Graph) -> Graph:
     if not clash and all(i in made for i in ids) and len({*names}) == len(names) and len({*ids}) == len(ids):
         return graph
     changed = {t.id: t.with_(name=_fresh("in", taken)) for t in graph.inputs if value_name(t) in clash}
+    return _rebuilt(graph, changed, taken)
+
+
+def numbered(graph: Graph) -> Graph:
+    """The same function of inputs in0, in1, ... with results out0, out1, ..., from which names can be derived."""
+    graph = prepared(graph)
+    changed = {t.id: t.with_(name=f"in{i}") for i, t in enumerate(graph.inputs)}
+    changed.update((t.id, t.with_(name=f"out{i}")) for i, t in enumerate(graph.outputs))
+    return _rebuilt(graph, changed, set())
+
+
+def _rebuilt(graph: Graph, changed: Mapping[int, LogicalTensor], taken: set[str]) -> Graph:
+    """The graph with some tensors renamed, and a copy for each result that no op made for it alone."""
+    made = {t.id for op in graph.ops for t in op.outputs}
     result = Graph(graph.engine)
     for tensor in graph.inputs:
         result._add_input(changed.get(tensor.id, tensor))

@@ -110,12 +110,7 @@ def _maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Ten
 
 def check(graph: Graph, tensors: Tensors) -> None:
     """Raises InvalidArguments, InvalidDataType or InvalidShape where tensors are not what a graph declares."""
-    if len(tensors) != len(graph.inputs):
-        raise InvalidArguments(
-            f"got {len(tensors)} tensors for {len(graph.inputs)} inputs",
-            where="a fused call",
-            fix=f"pass {', '.join(map(value_name, graph.inputs)) or 'none'}",
-        )
+    check_count(graph, tensors)
     symbols: dict[str, tuple[int, str]] = {}
     for tensor, declared in zip(tensors, graph.inputs):
         name = value_name(declared)
@@ -137,3 +132,13 @@ def check(graph: Graph, tensors: Tensors) -> None:
                     where=f'inputs "{first}" and "{name}" of a fused call',
                     fix="equal symbols must have equal sizes",
                 )
+
+
+def check_count(graph: Graph, tensors: Tensors) -> None:
+    """Raises InvalidArguments where there are not as many tensors as inputs."""
+    if len(tensors) != len(graph.inputs):
+        raise InvalidArguments(
+            f"got {len(tensors)} tensors for {len(graph.inputs)} inputs",
+            where="a fused call",
+            fix=f"pass {', '.join(map(value_name, graph.inputs)) or 'none'}",
+        )

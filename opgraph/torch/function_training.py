@@ -12,6 +12,7 @@ import torch
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.torch.function_graph import reached, reaching
+from opgraph.torch.function_tangents import Tangents, tangents
 from opgraph.transforms.gradient import value_name
 from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
 
@@ -60,6 +61,7 @@ class Training:
         self._make = make
         self._lock = threading.Lock()
         self._backwards: dict[tuple[Flags, Flags], Backward | None] = {}
+        self._tangents: dict[Flags, tuple[Tangents, FusedOp] | None] = {}
         asked = {t.id for t, need in zip(graph.inputs, needs, strict=True) if need}
         floats = {t.id for t in graph.outputs if t.dtype in dtypes.FLOATS}
         active = reached(graph, asked) & floats
@@ -123,6 +125,33 @@ class Training:
         pool = [*ctx.saved_tensors, *self._stand_ins(shapes, grads), *grads]
         results = backward.op(*[pool[i] for i in backward.order])
         return [None if place is None else results[place] for place in backward.places]
+
+    def tangents(
+        self, tensors: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None], shapes: Sequence[Any]
+    ) -> Any:
+        """The tangents of the results of `forward`, a tuple where there are several; itself differentiable.
+
+        Args:
+            tensors: the inputs.
+            given: their tangents; None where there is none.
+            shapes: of the results.
+        """
+        moving = tuple([t is not None for t in given])
+        with self._lock:
+            if moving not in self._tangents:
+                may = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
+                found = tangents(self.forward, moving, may)
+                self._tangents[moving] = None if found is None else (found, self._make(found.graph))
+        made = self._tangents[moving]
+        if made is None:
+            results: list[torch.Tensor | None] = [None] * len(shapes)
+        else:
+            like = next(t for t in given if t is not None)
+            stand_ins = [like.new_zeros(()).expand(s) for s in shapes]
+            pool: list[Any] = [*tensors, *given, *stand_ins]
+            values = made[1](*[pool[i] for i in made[0].order])
+            results = [None if place is None else values[place] for place in made[0].places]
+        return results[0] if len(results) == 1 else tuple(results)
 
     def _stand_ins(self, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor]:
         """Tensors of these shapes whose data nobody reads: one element each."""

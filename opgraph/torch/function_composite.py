@@ -1,0 +1,54 @@
+"""A graph as torch's own ops, one by one: for exporters and tracers that must see those, and for shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.op import Op
+from opgraph.runtime.providers.torch import torch_dtype
+
+
+def composite(graph: Graph, tensors: Sequence[torch.Tensor], rounding: str) -> list[torch.Tensor]:
+    """The results of a graph, each op by the torch form in its record; differentiable by torch.
+
+    Args:
+        rounding: "store": f16 and bf16 values are rounded where a result is made, as in a kernel; "each": by every op.
+
+    Raises:
+        Unimplemented: an op without a torch form.
+    """
+    device = tensors[0].device
+    values = {t.id: given for t, given in zip(graph.inputs, tensors, strict=True)}
+    for constant in graph.constants:
+        data = opdef.array_of(constant)
+        # bf16 is not NumPy's own: it goes by way of f32, which holds it exactly.
+        plain = data.astype("float32") if constant.dtype == "bf16" else data
+        values[constant.id] = torch.tensor(plain, dtype=torch_dtype(constant.dtype), device=device)
+    wide = {name: torch.float32 if rounding == "store" and _is_narrow(name) else torch_dtype(name) for name in _NAMES}
+    for op in graph.ops:
+        if op.kind != "End":
+            given = [values[t.id].to(wide[t.dtype]) for t in op.inputs]
+            values[op.outputs[0].id] = _result(op, given).to(wide[op.outputs[0].dtype])
+    return [values[t.id].to(torch_dtype(t.dtype)) for t in graph.outputs]
+
+
+def _result(op: Op, given: list[torch.Tensor]) -> torch.Tensor:
+    record = opdef.get(op.kind, where=op.label)
+    if record.is_cast:
+        return given[0].to(torch_dtype(op.outputs[0].dtype))
+    if record.torch is None:
+        raise Unimplemented(f"{op.kind} has no form in torch's ops", where=op.where, fix="use ops that have one")
+    result: torch.Tensor = record.torch(torch, *given, **op.attrs)
+    return result
+
+
+def _is_narrow(name: str) -> bool:
+    return name in ("f16", "bf16")
+
+
+_NAMES = dtypes.ARITHMETIC
