@@ -42,9 +42,9 @@ def small(loop: Loop) -> KernelSource:
     return cuda_source(loop, CudaVariant(Variant(operands, True), 1, 1, 1, False))
 
 
-def together(sources: list[KernelSource]) -> str:
+def together(sources: list[KernelSource], skeleton: str = "pointwise.cuh") -> str:
     """Many kernels in one text: the shared headers are compiled once."""
-    head = spliced("pointwise.cuh")
+    head = spliced(skeleton)
     bodies = {s.entry: s.code.removeprefix(head) for s in sources}
     return head + "".join(f"\nnamespace n{i} {{{body}}}\n" for i, body in enumerate(bodies.values()))
 

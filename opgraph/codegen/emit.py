@@ -89,6 +89,8 @@ class _Emitter:
             self.put(f"  using Addend = {self.addend()};")
             added = " || ".join(f"k == {k}" for k, i in enumerate(self.sums) if self.store_kinds[i] == ADDED)
             self.put(f"  static constexpr bool adds_row(int k) {{ return {added or 'k < 0'}; }}")
+            places = "".join(f"k == {k} ? {len(self.loop.loads) + i} : " for k, i in enumerate(self.sums))
+            self.put(f"  static constexpr int sum_operand(int k) {{ return {places}-1; }}")
         for load, kind in self.loads:
             self.put(f"  const {_storage(load.dtype)}* {load.name};")
             if kind == STRIDED:
@@ -230,16 +232,21 @@ class _Emitter:
             else:
                 self.put(f"    in.{x.name} = og::gather_pack<V>({x.name}, i, {x.name}_step);")
         self.put("  }")
-        self.put("  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i) const {")
+        self.put(
+            "  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i"
+            f"{', Addend* s' if self.sums else ''}) const {{"
+        )
         for i, store in enumerate(self.loop.stores):
             self.put(f"    {_compute(store.dtype)} r{i}[V];")
         args = [f"og::load(in.{x.name}.item[k])" for x in loads] + [f"r{i}[k]" for i in range(len(self.loop.stores))]
         self.put(f"    OG_UNROLL for (int k = 0; k < V; ++k) apply({', '.join(args)});")
-        for i in range(len(self.loop.stores)):
+        for i, _ in self.elementwise():
             if self.store_kinds[i] == STRIDED:
                 self.put(f"    og::scatter_pack<V>(y{i}, i, y{i}_step, r{i});")
             else:
                 self.put(f"    og::store_pack<V>(y{i} + i, r{i});")
+        for k, i in enumerate(self.sums):
+            self.put(f"    OG_UNROLL for (int k = 0; k < V; ++k) s[{k} * V + k] = r{i}[k];")
         self.put("  }")
 
 

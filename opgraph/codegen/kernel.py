@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.sources import spliced
-from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, Variant
 from opgraph.loops.loop import Loop
@@ -38,8 +37,9 @@ class KernelSource:
     tags: Mapping[int, int]
 
 
-def _source(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> KernelSource:
-    functor = emit_functor(loop, variant, packs=skeleton == _CUDA)
+def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> KernelSource:
+    """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY."""
+    functor = emit_functor(loop, variant, packs=skeleton.endswith(".cuh"))
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     head = spliced(skeleton) + "\n\n"
     code = f"{head}{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
@@ -49,17 +49,21 @@ def _source(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> Ker
     )
 
 
-def host_source(loop: Loop, variant: Variant) -> KernelSource:
+def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelSource:
     """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
-    GOMP_parallel)`; layout as kernels/host.h says, or kernels/host_sums.h where there are sums."""
-    skeleton, launch = (_HOST_SUMS, "launch_sums") if variant.has_sums else (_HOST, "launch")
+    GOMP_parallel)`; layout as kernels/host.h says, or kernels/host_sums.h where there are sums or `boxed` asks for it."""
+    skeleton, launch = _HOST, "launch<Fused>"
+    if variant.has_sums:
+        skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"
+    elif boxed:
+        skeleton, launch = _HOST_SUMS, "launch_boxes<og::Plain<Fused>>"
     entry = (
         'extern "C" void ENTRY(void* const* base, const og::i64* layout, og::i64 begin, og::i64 end, og::i64 threads,\n'
         "                      og::Parallel parallel) {\n"
-        f"  og::{launch}<Fused>(base, layout, begin, end, threads, parallel);\n"
+        f"  og::{launch}(base, layout, begin, end, threads, parallel);\n"
         "}"
     )
-    return _source(loop, variant, skeleton, entry)
+    return source_of(loop, variant, skeleton, entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,37 +91,42 @@ class CudaVariant:
 
 
 def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCESS) -> CudaVariant:
-    """The variant for a layout.
+    """The variant for a layout without sums (`opgraph.codegen.cuda_sums` serves the others).
 
     Args:
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
-
-    Raises:
-        Unimplemented: the loop has sums.
     """
-    if loop.has_sums:
-        raise Unimplemented(
-            "sums are not computed on CUDA yet", where="a fused partition", fix='compile the graph for device "cpu"'
-        )
+    kinds = layout.variant.operands
+    sizes = [dtypes.BY_NAME[x.dtype].itemsize for x in loop.loads]
+    vector = packed_vector(loop, layout, alignment)
+    loaded = sum(vector * s for s, k in zip(sizes, kinds) if k in (CONTIGUOUS, STRIDED))
+    unroll = max(min(_BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
+    narrow = layout.size < _NARROW and all(abs(s) < _NARROW for strides in layout.strides for s in strides)
+    return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow and not layout.variant.flat)
+
+
+def packed_vector(loop: Loop, layout: Layout, alignment: int, *, whole_rows: bool = True) -> int:
+    """How many neighbouring elements a thread may move at a time.
+
+    Args:
+        whole_rows: whether rows must consist of whole packs.
+    """
     kinds = layout.variant.operands
     operands = [x.dtype for x in loop.loads] + [s.dtype for s in loop.stores]
     sizes = [dtypes.BY_NAME[d].itemsize for d in operands]
     moving = [size for size, kind in zip(sizes, kinds, strict=True) if kind == CONTIGUOUS]
-    vector = 1
-    if moving:
-        # Twice 16 bytes of the widest type: f64 next to booleans would fill 128 bytes of registers for each operand.
-        vector = min(_BYTES_PER_ACCESS // min(moving), max(2 * _BYTES_PER_ACCESS // max(moving), 1))
-        rows = [] if layout.variant.flat else [layout.dims[-1]]
-        for strides, kind in zip(layout.strides, kinds, strict=True):
-            rows.extend(strides[:-1] if kind == CONTIGUOUS else ())
-        while vector > 1 and (
-            any(r % vector for r in rows) or any(min(_BYTES_PER_ACCESS, vector * m) > alignment for m in moving)
-        ):
-            vector //= 2
-    loaded = sum(vector * s for s, k in zip(sizes, kinds[: len(loop.loads)]) if k in (CONTIGUOUS, STRIDED))
-    unroll = max(min(_BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
-    narrow = layout.size < _NARROW and all(abs(s) < _NARROW for strides in layout.strides for s in strides)
-    return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow and not layout.variant.flat)
+    if not moving:
+        return 1
+    # Twice 16 bytes of the widest type: f64 next to booleans would fill 128 bytes of registers for each operand.
+    vector = min(_BYTES_PER_ACCESS // min(moving), max(2 * _BYTES_PER_ACCESS // max(moving), 1))
+    rows = [layout.dims[-1]] if whole_rows and not layout.variant.flat else []
+    for strides, kind in zip(layout.strides, kinds, strict=True):
+        rows.extend(strides[:-1] if kind == CONTIGUOUS else ())
+    while vector > 1 and (
+        any(r % vector for r in rows) or any(min(_BYTES_PER_ACCESS, vector * m) > alignment for m in moving)
+    ):
+        vector //= 2
+    return vector
 
 
 def cuda_source(loop: Loop, variant: CudaVariant) -> KernelSource:
@@ -141,7 +150,7 @@ def cuda_source(loop: Loop, variant: CudaVariant) -> KernelSource:
         params += [f"const og::Layout<{index}, {variant.rank}, {len(operands)}> layout", f"{index} n"]
         body.append(f"  og::rows<Fused, {variant.vector}, {variant.unroll}>(base, layout, n);")
     head = f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) ENTRY({", ".join(params)}) {{'
-    return _source(loop, variant.base, _CUDA, "\n".join([head, *body, "}"]))
+    return source_of(loop, variant.base, _CUDA, "\n".join([head, *body, "}"]))
 
 
 def cuda_layout(layout: Layout, variant: CudaVariant) -> tuple[int, ...]:

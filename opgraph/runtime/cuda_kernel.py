@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from opgraph.codegen.cuda_sums import sum_launches
 from opgraph.codegen.kernel import BLOCK_SIZE, KernelSource, cuda_layout, cuda_source, cuda_variant
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.loops.layout import CONTIGUOUS, STRIDED
+from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import cuda
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
-from opgraph.runtime.device_array import DeviceArray, alignment
+from opgraph.runtime.cuda_plan import Launch, Plan
+from opgraph.runtime.device_array import DeviceArray, Library, alignment
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.operands import Operands, check_outputs
 
 #: Combinations of shapes, strides and alignments remembered for one kernel.
 MAX_PLANS = 1024
 _BLOCK = (BLOCK_SIZE,)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What one combination of shapes, strides and alignments needs, worked out once.
-
-    Attributes:
-        function: CuPy's compiled function; None where there is nothing to compute.
-        grid: blocks.
-        args: of the launch, with gaps for the addresses of inputs and outputs.
-        shape: of every result.
-    """
-
-    function: Any
-    grid: tuple[int]
-    args: tuple[Any, ...]
-    shape: tuple[int, ...]
 
 
 class CudaKernel:
@@ -59,14 +43,18 @@ class CudaKernel:
         self._given = self._operands.given
         self._dtypes = self._operands.store_dtypes
         self._first_store = len(lowered.loop.loads)
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, Plan] = {}
         self._uploaded: dict[Any, Any] = {}
         self.sources: dict[str, KernelSource] = {}
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
         layout = self._operands.probable_layout(dims)
-        if layout is not None and layout.size:
+        if layout is None or not layout.size:
+            return
+        if layout.variant.has_sums:
+            self._sum_launches(layout, 16)
+        else:
             self._function(cuda_source(self.lowered.loop, cuda_variant(self.lowered.loop, layout)))
 
     def __call__(
@@ -91,20 +79,24 @@ class CudaKernel:
         with cuda.OnDevice(self.device):
             plan = self._plan(ins, targets)
             library = library_of([*ins, *targets])
-            args = list(plan.args)
-            for position, source in self._given:
-                args[position] = ins[source].pointer
-            results = []
-            for position, target in enumerate(targets):
-                if target is None:
-                    owner, pointer = library.empty(plan.shape, self._dtypes[position], self.device)
-                else:
-                    owner, pointer = target.owner, target.pointer
+            addresses = self._addresses(plan, ins)
+            results: list[Any] = []
+            for position, target in enumerate(targets, start=self._first_store):
+                shape, dtype = plan.results[len(results)], self._dtypes[len(results)]
+                owner, pointer = (
+                    library.empty(shape, dtype, self.device) if target is None else (target.owner, target.pointer)
+                )
                 results.append(owner)
-                args[self._first_store + position] = pointer
-            if plan.function is not None:
+                addresses[position] = pointer
+            if plan.launches:
                 raw = None if stream is None else raw_stream(stream)
-                plan.function(plan.grid, _BLOCK, args, 0, library.stream(self.device) if raw is None else raw)
+                where = library.stream(self.device) if raw is None else raw
+                kept, work = self._workspace(plan, library)
+                for launch in plan.launches:
+                    launch.function(launch.grid, _BLOCK, launch.filled(addresses, work), 0, where)
+                del kept  # the stream uses it up before the library gives the memory away again
+            else:
+                self._clear(results)
         return results
 
     def bound(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Callable[[], None]:
@@ -113,26 +105,45 @@ class CudaKernel:
         May be called during CUDA graph capture, and allocates nothing.
         """
         ins, targets = [seen(a, self.device, "an input of a kernel") for a in arrays], self._targets(outs)
-        with cuda.OnDevice(self.device):
+        library, device = library_of([*ins, *targets]), self.device
+        with cuda.OnDevice(device):
             plan = self._plan(ins, targets)
-        args = list(plan.args)
-        for position, source in self._given:
-            args[position] = ins[source].pointer
+            kept, work = self._workspace(plan, library)
+        addresses = self._addresses(plan, ins)
         for position, target in enumerate(targets, start=self._first_store):
             assert target is not None, "bind is given every output"
-            args[position] = target.pointer
-        library, device = library_of([*ins, *targets]), self.device
-        keep = (ins, targets, plan)  # the launch holds addresses only
+            addresses[position] = target.pointer
+        launches = [(item.function, item.grid, item.filled(addresses, work)) for item in plan.launches]
+        keep = (ins, targets, plan, kept)  # the launches hold addresses only
 
-        def launch(function: Any = plan.function, grid: Any = plan.grid, args: Any = args, keep: Any = keep) -> None:
+        def launch(keep: Any = keep) -> None:
             with cuda.OnDevice(device):
-                function(grid, _BLOCK, args, 0, library.stream(device))
+                stream = library.stream(device)
+                for function, grid, args in launches:
+                    function(grid, _BLOCK, args, 0, stream)
 
-        return launch if plan.function is not None else lambda: None
+        return launch if launches else lambda: self._clear([t.owner for t in targets if t is not None])
+
+    def _addresses(self, plan: Plan, ins: Sequence[DeviceArray]) -> list[int]:
+        addresses = list(plan.fixed)
+        for position, source in self._given:
+            addresses[position] = ins[source].pointer
+        return addresses
+
+    def _workspace(self, plan: Plan, library: Library) -> tuple[Any, int]:
+        """Memory for what the tiles of sums leave behind, from the caller's allocator."""
+        count, dtype = plan.work
+        return library.empty((count,), dtype, self.device) if count else (None, 0)
+
+    def _clear(self, results: Sequence[Any]) -> None:
+        """Sums over nothing are 0."""
+        for owner in results:
+            if 0 not in owner.shape:
+                owner[...] = 0
 
     # -- planning -----------------------------------------------------------------------------------------------
 
-    def _plan(self, ins: Sequence[DeviceArray], outs: Sequence[DeviceArray | None]) -> _Plan:
+    def _plan(self, ins: Sequence[DeviceArray], outs: Sequence[DeviceArray | None]) -> Plan:
         key = tuple([None if a is None else a.key for a in (*ins, *outs)])
         plan = self._plans.get(key)
         if plan is None:
@@ -141,30 +152,61 @@ class CudaKernel:
             plan = self._plans[key] = self._new_plan(ins, outs)
         return plan
 
-    def _new_plan(self, ins: Sequence[DeviceArray], outs: Sequence[DeviceArray | None]) -> _Plan:
+    def _new_plan(self, ins: Sequence[DeviceArray], outs: Sequence[DeviceArray | None]) -> Plan:
         layout = self._operands.layout(
             [a.shape for a in ins], [a.strides for a in ins], [None if o is None else o.strides for o in outs]
         )
         check_outputs(layout, [None if o is None else o.shape for o in outs])
+        count = self._first_store + len(outs)
         if layout.size == 0:
-            return _Plan(None, (0,), (None,) * (self._first_store + len(outs)), layout.shape)
+            return Plan((), (0,) * count, layout.results, (0, np.dtype(np.float32)))
         kinds = layout.variant.operands
         # Own arrays and newly allocated ones are aligned better than a kernel needs.
         moving = [ins[s].pointer for position, s in self._given if kinds[position] == CONTIGUOUS]
         moving += [
             o.pointer for o, kind in zip(outs, kinds[self._first_store :]) if o is not None and kind == CONTIGUOUS
         ]
-        variant = cuda_variant(self.lowered.loop, layout, alignment=alignment(moving))
+        own = {position: self._uploaded_at(position, array) for position, array in self._operands.own(layout)}
+        fixed = tuple(own.get(i, 0) for i in range(count))
+        if layout.variant.has_sums:
+            launches, work = self._sum_launches(layout, alignment(moving))
+            return Plan(launches, fixed, layout.results, work)
+        launch = self._launch(layout, alignment(moving))
+        return Plan((launch,), fixed, layout.results, (0, np.dtype(np.float32)))
+
+    def _launch(self, layout: Layout, aligned: int) -> Launch:
+        variant = cuda_variant(self.lowered.loop, layout, alignment=aligned)
         source = cuda_source(self.lowered.loop, variant)
         count = layout.size if layout.variant.flat else layout.size // variant.vector
-        own = {position: self._uploaded_at(position, array) for position, array in self._operands.own(layout)}
-        args: list[Any] = [own.get(i) for i in range(self._first_store + len(outs))]
+        args: list[Any] = [None] * len(layout.strides)
         if layout.variant.flat:
-            args += [s[-1] for s, kind in zip(layout.strides, kinds, strict=True) if kind == STRIDED]
+            args += [s[-1] for s, kind in zip(layout.strides, layout.variant.operands, strict=True) if kind == STRIDED]
             args.append(count)
         else:
             args += [cuda.by_value(cuda_layout(layout, variant)), np.uint32(count) if variant.narrow else count]
-        return _Plan(self._function(source), (-(-count // variant.tile),), tuple(args), layout.shape)
+        places = tuple((i, i) for i in range(len(layout.strides)))
+        return Launch(self._function(source), (-(-count // variant.tile),), tuple(args), places)
+
+    def _sum_launches(self, layout: Layout, aligned: int) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
+        launches, work = [], 0
+        made = sum_launches(self.lowered.loop, layout, alignment=aligned)
+        for item in made:
+            operands = [*range(self._first_store), *(self._first_store + i for i in item.stores)]
+            args = (*[None] * len(operands), cuda.by_value(item.words[0]), None)
+            launches.append(
+                Launch(self._function(item.source), (item.blocks[0],), args, tuple(enumerate(operands)), len(args) - 1)
+            )
+            if item.totals is not None:
+                results = [self._first_store + i for i in item.sums]
+                args = (*[None] * len(results), cuda.by_value(item.words[1]), None)
+                launches.append(
+                    Launch(
+                        self._function(item.totals), (item.blocks[1],), args, tuple(enumerate(results)), len(args) - 1
+                    )
+                )
+            work = max(work, item.work)
+        wide = any(item.addend == "f64" for item in made)
+        return tuple(launches), (work, np.dtype(np.float64 if wide else np.float32))
 
     def _uploaded_at(self, position: int, array: np.ndarray) -> int:
         """The address of a constant or of index values on the device; each is uploaded once and kept."""

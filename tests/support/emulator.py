@@ -1,8 +1,9 @@
 """Running CUDA text without a GPU: the same source, compiled by the host compiler, one thread after the other.
 
-Pointwise kernels neither synchronise nor share memory, so the order of threads does not matter. What differs from a GPU
-is what `OG_DEVICE` switches: the machine's own instructions for accesses, rounding and division. `FakeCupy` stands for
-the few functions of CuPy that the CUDA engine calls, on host memory, and passes kernel arguments as CuPy 14.2 does.
+Each thread of a block is a coroutine that runs until the next `__syncthreads()`; blocks run one after the other.
+`backwards` turns both round, so that a result which depends on who comes first shows. What differs from a GPU is what
+`OG_DEVICE` switches: the machine's own instructions for accesses, rounding and division. `FakeCupy` stands for the few
+functions of CuPy that the CUDA engine calls, on host memory, and passes kernel arguments as CuPy 14.2 does.
 """
 
 from __future__ import annotations
@@ -22,9 +23,16 @@ from opgraph.runtime.host import find_compiler
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
 _BEFORE = """\
-static thread_local struct { unsigned x, y, z; } blockIdx, threadIdx;
+#include <ucontext.h>
+static struct { unsigned x, y, z; } blockIdx, threadIdx;
 #define __global__
 #define __launch_bounds__(threads)
+#define __shared__ static
+static ucontext_t scheduler, coroutine[1024];
+static void __syncthreads() {
+  const unsigned self = threadIdx.x;
+  swapcontext(&coroutine[self], &scheduler);
+}
 """
 _AFTER = """
 template <int... I> struct Places {};
@@ -38,16 +46,52 @@ template <class... A, int... I> void call(void (*f)(A...), void** args, Places<I
 template <class... A> void call(void (*f)(A...), void** args) { call(f, args, typename Count<sizeof...(A)>::type()); }
 template <class... A> constexpr int arity(void (*)(A...)) { return sizeof...(A); }
 extern "C" int arguments() { return arity(ENTRY); }
-extern "C" void run(void** args, unsigned blocks, unsigned threads) {
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
-    for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) call(ENTRY, args);
+static void** arguments_now;
+static bool finished[1024];
+static void thread() {
+  const unsigned self = threadIdx.x;
+  call(ENTRY, arguments_now);
+  finished[self] = true;
+  swapcontext(&coroutine[self], &scheduler);
+}
+static char stacks[SYNCHRONISES ? 1024 : 1][SYNCHRONISES ? 64 * 1024 : 1];
+extern "C" int run(void** args, unsigned blocks, unsigned threads, int backwards) {
+  arguments_now = args;
+  for (unsigned b = 0; b < blocks; ++b) {
+    blockIdx.x = backwards ? blocks - 1 - b : b;
+    if (!SYNCHRONISES) {
+      for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) call(ENTRY, args);
+      continue;
+    }
+    for (unsigned t = 0; t < threads; ++t) {
+      finished[t] = false;
+      getcontext(&coroutine[t]);
+      coroutine[t].uc_stack.ss_sp = stacks[t];
+      coroutine[t].uc_stack.ss_size = sizeof stacks[t];
+      coroutine[t].uc_link = &scheduler;
+      makecontext(&coroutine[t], thread, 0);
+    }
+    for (unsigned left = threads; left > 0;) {
+      unsigned ended = 0;
+      for (unsigned t = 0; t < threads; ++t) {
+        threadIdx.x = backwards ? threads - 1 - t : t;
+        if (finished[threadIdx.x]) return 1;  // a barrier that not all threads reach
+        swapcontext(&scheduler, &coroutine[threadIdx.x]);
+        ended += finished[backwards ? threads - 1 - t : t];
+      }
+      if (ended != 0 && ended != left) return 1;
+      left -= ended;
+    }
+  }
+  return 0;
 }
 """
 
 
 def build(code: str, entry: str) -> ctypes.CDLL:
     """A CUDA source as a host library with `run(args, blocks, threads)`."""
-    text = _BEFORE + code + _AFTER.replace("ENTRY", entry)
+    synchronises = "true" if "__syncthreads" in code else "false"
+    text = _BEFORE + code + _AFTER.replace("ENTRY", entry).replace("SYNCHRONISES", synchronises)
     path = Path(_FOLDER.name) / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         compiler = find_compiler()
@@ -71,8 +115,8 @@ class FakeArray:
     def T(self) -> FakeArray:
         return FakeArray(self.host.T)
 
-    def __setitem__(self, at: Any, value: FakeArray) -> None:
-        self.host[at] = value.host
+    def __setitem__(self, at: Any, value: FakeArray | float) -> None:
+        self.host[at] = value.host if isinstance(value, FakeArray) else value
 
     def __getitem__(self, at: Any) -> FakeArray:
         return FakeArray(self.host[at])
@@ -94,6 +138,7 @@ class FakeCupy(types.ModuleType):
         super().__init__("cupy")
         self.launches: list[tuple[str, tuple[int, ...], int]] = []
         self.allocated = 0
+        self.backwards = False
         self.device = 0
         self.stream = FakeStream(0)
         error = type("CUDARuntimeError", (RuntimeError,), {})
@@ -144,7 +189,8 @@ class _Function:
         assert len(args) == self.library.arguments()
         held = [_argument(a) for a in args]
         self.cupy.launches.append((self.name, grid, stream.ptr))
-        self.library.run((ctypes.c_void_p * len(held))(*[ctypes.addressof(h) for h in held]), grid[0], block[0])
+        given = (ctypes.c_void_p * len(held))(*[ctypes.addressof(h) for h in held])
+        assert self.library.run(given, grid[0], block[0], self.cupy.backwards) == 0, "a barrier that some threads miss"
 
 
 def _argument(value: Any) -> Any:

@@ -1,0 +1,232 @@
+#pragma once
+#include "pointwise.cuh"
+
+// The CUDA skeleton of a loop with sums: no atomics, one order of additions whatever the GPU.
+//
+// Outer axes that some sum keeps come first: their `groups` places are summed apart. The axes that every sum adds up, the
+// `rows`, and the innermost one, the `columns`, are cut into tiles by their sizes alone. A block of TX x TM x TG threads
+// takes a tile of TG groups: TX threads side by side along the columns, TM rows at a time. Each thread adds up what it
+// sees, the threads of a block meet in a tree in shared memory, and what several tiles contribute to is written to `work`
+// and added up by a second kernel (`totals`), again in a fixed order.
+
+namespace og {
+
+enum { strip = 1 };  // Fused::element writes the addend of sum k to s[k]
+
+// f(0), f(1), ... f(n - 1), each with a constant.
+template <int v> struct Number { static constexpr int value = v; };
+template <int n, int k = 0, class F> OG_FN void each(F&& f) {
+  if constexpr (k < n) {
+    f(Number<k>{});
+    each<n, k + 1>(f);
+  }
+}
+
+// Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: kept outer ones, added-up outer ones,
+// columns. part[k]: where in `work` sum k leaves what its tiles add up to; -1: each tile completes its results.
+template <int rank, int operands, int sums> struct Tiles {
+  i64 groups, rows, columns, row_chunk, column_chunk, row_chunks, column_chunks;
+  i64 part[sums];
+  i64 extent[rank];
+  i64 strides[operands][rank];
+};
+
+// Offsets of every operand at a group and a row.
+template <class I, int kept, int rank, int operands, int sums>
+OG_FN void offsets(const Tiles<rank, operands, sums>& tiles, I group, I row, i64 (&offset)[operands]) {
+  OG_UNROLL for (int k = 0; k < operands; ++k) offset[k] = 0;
+  OG_UNROLL for (int d = rank - 2; d >= 0; --d) {
+    I& rest = d < kept ? group : row;
+    const I extent = (I)tiles.extent[d], outer = (d == 0 || d == kept) ? 0 : rest / extent, at = rest - outer * extent;
+    OG_UNROLL for (int k = 0; k < operands; ++k) offset[k] += (i64)at * tiles.strides[k][d];
+    rest = outer;
+  }
+}
+
+// What one thread has added up: one number for a sum over the columns, one for each of its V columns otherwise.
+template <class F, int V> struct Added {
+  typename F::Addend of[F::sums][V];
+  OG_FN Added() {
+    OG_UNROLL for (int k = 0; k < F::sums; ++k) OG_UNROLL for (int v = 0; v < V; ++v) of[k][v] = 0;
+  }
+  OG_FN void pack(const typename F::Addend* s) {
+    each<F::sums>([&](auto k) {
+      if constexpr (F::adds_row(k.value)) {
+        typename F::Addend total = s[k.value * V];
+        OG_UNROLL for (int v = 1; v < V; ++v) total += s[k.value * V + v];
+        of[k.value][0] += total;
+      } else {
+        OG_UNROLL for (int v = 0; v < V; ++v) of[k.value][v] += s[k.value * V + v];
+      }
+    });
+  }
+  OG_FN void one(const typename F::Addend* s, int v) {
+    each<F::sums>([&](auto k) {
+      if constexpr (F::adds_row(k.value)) {
+        of[k.value][0] += s[k.value];
+      } else {
+        OG_UNROLL for (int w = 0; w < V; ++w) of[k.value][w] += w == v ? s[k.value] : (typename F::Addend)0;
+      }
+    });
+  }
+};
+
+template <class F, int V, int U, int TX, class I, int kept, int rank, int operands, int sums>
+OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, I group, I row, i64 begin, i64 end,
+                   Added<F, V>& added) {
+  i64 offset[operands], step[operands];
+  OG_UNROLL for (int k = 0; k < operands; ++k) step[k] = tiles.strides[k][rank - 1];
+  offsets<I, kept>(tiles, group, row, offset);
+  F f;
+  f.steps(step);
+  f.move(base, offset);
+  typename F::Addend s[sums * V];
+  typename F::template Packs<V> pack[U];
+  i64 column = begin;
+  bool ready = false;  // what changes once a row is computed behind the first loads, which would wait for it
+  for (; column + (U - 1) * TX * V + V <= end; column += U * TX * V) {
+    OG_UNROLL for (int u = 0; u < U; ++u) f.fetch(pack[u], column + u * TX * V);
+    if (!ready) {
+      f.call();
+      f.row();
+      ready = true;
+    }
+    OG_UNROLL for (int u = 0; u < U; ++u) {
+      f.finish(pack[u], column + u * TX * V, s);
+      added.pack(s);
+    }
+  }
+  if (column < end && !ready) {
+    f.call();
+    f.row();
+  }
+  OG_ROLLED for (; column < end; column += TX * V) {
+    if (V > 1 && column + V <= end) {
+      f.fetch(pack[0], column);
+      f.finish(pack[0], column, s);
+      added.pack(s);
+    } else {
+      OG_ROLLED for (i64 i = column; i < end && i < column + V; ++i) {
+        f.element(i, s);
+        added.one(s, (int)(i - column));
+      }
+    }
+  }
+}
+
+// The first stage. grid: column_chunks x row_chunks x groups / TG, the column chunk running fastest.
+template <class F, int V, int U, int TX, int TM, class I, int kept, int rank, int operands, int sums>
+OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles, typename F::Addend* work) {
+  constexpr int TG = block_size / (TX * TM);
+  __shared__ typename F::Addend meet[block_size];
+  const int thread = (int)threadIdx.x, tx = thread % TX, tm = thread / TX % TM, tg = thread / (TX * TM);
+  const I column_chunk = (I)blockIdx.x % (I)tiles.column_chunks, above = (I)blockIdx.x / (I)tiles.column_chunks;
+  const I row_chunk = above % (I)tiles.row_chunks, group = above / (I)tiles.row_chunks * TG + tg;
+  const bool inside = group < (I)tiles.groups;
+  const i64 begin = (i64)column_chunk * tiles.column_chunk;
+  const i64 end = begin + tiles.column_chunk < tiles.columns ? begin + tiles.column_chunk : tiles.columns;
+  const i64 first = (i64)row_chunk * tiles.row_chunk;
+  const i64 last = first + tiles.row_chunk < tiles.rows ? first + tiles.row_chunk : tiles.rows;
+  Added<F, V> added;
+  if (inside) {
+    OG_ROLLED for (i64 row = first + tm; row < last; row += TM)
+      add_row<F, V, U, TX, I, kept>(base, tiles, group, (I)row, begin + tx * V, end, added);
+  }
+  i64 offset[operands];
+  offsets<I, kept>(tiles, group, (I)0, offset);
+  each<sums>([&](auto k) {
+    constexpr int operand = F::sum_operand(k.value);
+    const i64 part = tiles.part[k.value];
+    if constexpr (F::adds_row(k.value)) {
+      meet[thread] = added.of[k.value][0];
+      __syncthreads();
+      for (int half = TX * TM / 2; half > 0; half /= 2) {
+        if (thread % (TX * TM) < half) meet[thread] += meet[thread + half];
+        __syncthreads();
+      }
+      if (tx == 0 && tm == 0 && inside) {
+        if (part < 0) F::template total<k.value>(base[operand], offset[operand], meet[thread]);
+        else work[part + ((i64)group * tiles.row_chunks + row_chunk) * tiles.column_chunks + column_chunk] = meet[thread];
+      }
+      __syncthreads();
+    } else {
+      OG_UNROLL for (int v = 0; v < V; ++v) {
+        const i64 column = begin + tx * V + v;
+        meet[thread] = added.of[k.value][v];
+        __syncthreads();
+        for (int half = TM / 2; half > 0; half /= 2) {
+          if (tm < half) meet[thread] += meet[thread + half * TX];
+          __syncthreads();
+        }
+        if (tm == 0 && inside && column < end) {
+          const i64 at = offset[operand] + column * tiles.strides[operand][rank - 1];
+          if (part < 0) F::template total<k.value>(base[operand], at, meet[thread]);
+          else work[part + ((i64)group * tiles.row_chunks + row_chunk) * tiles.columns + column] = meet[thread];
+        }
+        __syncthreads();
+      }
+    }
+  });
+}
+
+// ---- the second stage ------------------------------------------------------------------------------------------------
+
+// What one sum's tiles left, as axes: for each, its extent, its stride in `work` and its stride in the result; axes that
+// are added up have stride 0 there and come last. first: its first block; -1 (of no terms): the first stage did it all.
+template <int axes> struct Left {
+  i64 first, part, cells, terms, columns;
+  i64 extent[axes], from[axes], to[axes];
+  i64 kept, column_to;
+};
+
+// One block adds up one cell, or one cell of 32 columns, in double.
+template <class F, int k, int axes>
+OG_FN void total_of(void* y, const Left<axes>& left, const typename F::Addend* work, i64 block) {
+  constexpr int wide = F::adds_row(k) ? 1 : 32, lanes = block_size / wide;
+  __shared__ double meet[block_size];
+  const int thread = (int)threadIdx.x, tx = thread % wide, lane = thread / wide;
+  const i64 strips = (left.columns + wide - 1) / wide, column = block % strips * wide + tx;
+  i64 cell = block / strips, from = left.part + column, to = column * left.column_to;
+  OG_UNROLL for (int a = axes - 1; a >= 0; --a) {
+    if (a < left.kept) {
+      from += cell % left.extent[a] * left.from[a];
+      to += cell % left.extent[a] * left.to[a];
+      cell /= left.extent[a];
+    }
+  }
+  double sum = 0;
+  if (column < left.columns) {
+    OG_ROLLED for (i64 term = lane; term < left.terms; term += lanes) {
+      i64 rest = term, at = from;
+      OG_UNROLL for (int a = axes - 1; a >= 0; --a) {
+        if (a >= left.kept) {
+          at += rest % left.extent[a] * left.from[a];
+          rest /= left.extent[a];
+        }
+      }
+      sum += (double)work[at];
+    }
+  }
+  meet[thread] = sum;
+  __syncthreads();
+  for (int half = lanes / 2; half > 0; half /= 2) {
+    if (lane < half) meet[thread] += meet[thread + half * wide];
+    __syncthreads();
+  }
+  if (lane == 0 && column < left.columns) F::template total<k>(y, to, meet[thread]);
+}
+
+template <int axes, int sums> struct AllLeft { Left<axes> of[sums]; };
+
+template <class F, int axes, int sums>
+OG_FN void totals(void* const* y, const AllLeft<axes, sums>& left, const typename F::Addend* work) {
+  const i64 block = (i64)blockIdx.x;
+  each<sums>([&](auto k) {
+    const Left<axes>& mine = left.of[k.value];
+    const i64 strips = F::adds_row(k.value) ? 1 : (mine.columns + 31) / 32;
+    if (mine.terms > 0 && block >= mine.first && block < mine.first + mine.cells * strips)
+      total_of<F, k.value>(y[k.value], mine, work, block - mine.first);
+  });
+}
+
+}  // namespace og

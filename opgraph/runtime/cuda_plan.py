@@ -1,0 +1,54 @@
+"""What a call of a CUDA kernel needs, worked out once for each combination of shapes, strides and alignments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a plan.
+
+    Attributes:
+        function: CuPy's compiled function.
+        grid: blocks.
+        args: with gaps for addresses.
+        operands: (place among `args`, place among loads and stores) of each address that a call brings.
+        work: place of the workspace's address among `args`, if it takes one.
+    """
+
+    function: Any
+    grid: tuple[int]
+    args: tuple[Any, ...]
+    operands: tuple[tuple[int, int], ...]
+    work: int | None = None
+
+    def filled(self, addresses: Sequence[int], work: int) -> list[Any]:
+        """The arguments of a call, given the address of each load and store."""
+        args = list(self.args)
+        for place, operand in self.operands:
+            args[place] = addresses[operand]
+        if self.work is not None:
+            args[self.work] = work
+        return args
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one combination of shapes, strides and alignments needs, worked out once.
+
+    Attributes:
+        launches: in order; none where there is nothing to compute.
+        fixed: address of each load and store that no call brings, 0 for the others.
+        results: shape of each result.
+        work: elements of a workspace that the launches share, and their dtype.
+    """
+
+    launches: tuple[Launch, ...]
+    fixed: tuple[int, ...]
+    results: tuple[tuple[int, ...], ...]
+    work: tuple[int, np.dtype[Any]]
