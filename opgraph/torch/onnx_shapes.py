@@ -66,13 +66,13 @@ def tile(c: Call, x: Tensor, repeats: Sequence[int]) -> Tensor:
     return x.repeat(tuple(repeats))
 
 
-@torch_form("Shape")
+@torch_form("Shape", on_host=True)
 def shape(c: Call, x: Tensor) -> Tensor:
     """The sizes, on the CPU: they steer what follows."""
     return torch.tensor(x.shape[c.attr("start", 0) : c.attr("end")], dtype=torch.int64)
 
 
-@torch_form("Size")
+@torch_form("Size", on_host=True)
 def size(c: Call, x: Tensor) -> Tensor:
     """The number of elements, on the CPU."""
     return torch.tensor(x.numel())

@@ -55,14 +55,14 @@ def steps_of(graph: Graph) -> list[Step]:
     kept = {t.id for t in graph.outputs}
     needed = _needed(partition(graph).partitions, kept)
     runs = [piece for part in needed for piece in _pieces(part)]
-    last = {i: place for place, (_, reads, _, _) in enumerate(runs) for i in reads}
+    last = {i: place for place, (_, reads, _, _, _) in enumerate(runs) for i in reads}
     kept |= {t.id for t in (*graph.inputs, *graph.constants)}
     constants = {t.id for t in graph.constants}
     host: set[int] = set()
     result = []
-    for place, (run, reads, made, numbers) in enumerate(runs):
+    for place, (run, reads, made, numbers, sizes) in enumerate(runs):
         on_host = _on_host(reads, made, constants, host)
-        host |= {t.id for t in made} if on_host else set()
+        host |= {t.id for t in made} if on_host or sizes else set()
         result.append(
             Step(
                 run=run,
@@ -126,7 +126,8 @@ def _needed(parts: Sequence[Partition], wanted: Collection[int]) -> list[Partiti
 
 # -- calls ------------------------------------------------------------------------------------------------------------
 
-_Piece = tuple[Run, tuple[int, ...], tuple[LogicalTensor, ...], tuple[bool, ...]]
+#: The call, what it reads and makes, which it reads as numbers, and whether what it makes are sizes.
+_Piece = tuple[Run, tuple[int, ...], tuple[LogicalTensor, ...], tuple[bool, ...], bool]
 
 
 def _pieces(part: Partition) -> list[_Piece]:
@@ -143,11 +144,11 @@ def fused(part: Partition) -> _Piece:
 
     def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
         values = dict(zip(reads, tensors))
-        for call, needs, made, _ in pieces:
+        for call, needs, made, _, _ in pieces:
             values.update(zip((t.id for t in made), call([values[i] for i in needs], device, training)))
         return [values[i] for i in outputs]
 
-    return run, reads, part.output_ports, (False,) * len(reads)
+    return run, reads, part.output_ports, (False,) * len(reads), False
 
 
 def _native(op: Op) -> _Piece:
@@ -165,7 +166,7 @@ def _native(op: Op) -> _Piece:
             made[0] = made[0].to(target)
         return made
 
-    return run, tuple(t.id for t in op.inputs), op.outputs, (False,) * len(op.inputs)
+    return run, tuple(t.id for t in op.inputs), op.outputs, (False,) * len(op.inputs), False
 
 
 def _made(op: Op) -> list[int]:
@@ -202,7 +203,8 @@ def _node(op: Op) -> _Piece:
         return [made[i] for i in outputs]
 
     wanted = {places[i] for i in form.numbers if i < len(places)}
-    return run, tuple(t.id for t in op.inputs), op.outputs, tuple(i in wanted for i in range(len(op.inputs)))
+    numbers = tuple(i in wanted for i in range(len(op.inputs)))
+    return run, tuple(t.id for t in op.inputs), op.outputs, numbers, form.on_host
 
 
 def _plain(value: Any) -> Any:

@@ -54,12 +54,14 @@ class TorchForm:
         run: the meaning in torch.
         weights: positions whose initializers are trained.
         numbers: positions that are read as Python numbers (shapes, axes), and may stay on the CPU.
+        on_host: it reads no data, and what it makes (sizes) stays on the CPU.
         refuses: why a node, known by its attributes and outputs, is one that `run` has no answer for; None otherwise.
     """
 
     run: Run
     weights: tuple[int, ...] = ()
     numbers: tuple[int, ...] = ()
+    on_host: bool = False
     refuses: Callable[[Call], str | None] | None = None
 
 
@@ -71,6 +73,7 @@ def torch_form(
     domain: str = "",
     weights: tuple[int, ...] = (),
     numbers: tuple[int, ...] = (),
+    on_host: bool = False,
     refuses: Callable[[Call], str | None] | None = None,
 ) -> Callable[[Run], Run]:
     """Enters a function as the torch form of some ONNX ops."""
@@ -79,7 +82,9 @@ def torch_form(
         for name in names:
             if (domain, name) in _TABLE:
                 raise ValueError(f"ONNX op {domain}::{name} has two torch forms")
-            _TABLE[(domain, name)] = TorchForm(run=run, weights=weights, numbers=numbers, refuses=refuses)
+            _TABLE[(domain, name)] = TorchForm(
+                run=run, weights=weights, numbers=numbers, on_host=on_host, refuses=refuses
+            )
         return run
 
     return enter

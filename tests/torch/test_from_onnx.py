@@ -30,6 +30,8 @@ REAL = {
     "llama_op23": 2e-6,
     "qwen3": 2e-6,
 }
+#: Float buffers with axes: frequencies meet positions, not data.
+TABLES: dict[str, set[str]] = {"efficientnet": set(), "gpt2": set(), "llama_op20_bf16": {"_to_copy_1"}}
 CHANNELS, CLASSES = 6, 5
 
 
@@ -269,6 +271,18 @@ def test_an_unchanged_data_file_is_referred_to(tmp_path: Path) -> None:
         )
 
 
+def test_a_model_is_saved_over_itself_when_one_weight_changed(tmp_path: Path) -> None:
+    source = tmp_path / "model.onnx"
+    onnx.save(classifier(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=64)
+    module = ogt.from_onnx(source)
+    with torch.no_grad():
+        module.get_parameter("head.weight").add_(1)
+        expected = module(images()).numpy()
+    module.save(source)
+    np.testing.assert_allclose(run(source, images()), expected, rtol=1e-5, atol=1e-6)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+
+
 def test_trainable_takes_names_and_functions() -> None:
     some = ogt.from_onnx(classifier(), trainable=("head.weight", "factor"))
     assert {some.onnx_names[n] for n, _ in some.named_parameters()} == {"head.weight", "factor"}
@@ -421,7 +435,13 @@ def test_a_real_export_gives_the_stored_outputs_and_trains(real: tuple[str, Any,
     assert len(weights) >= 12
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in weights.values())
     tables = {n for n, b in module.named_buffers() if b.is_floating_point() and b.dim()}
-    assert tables <= {"m.model.rotary_emb.inv_freq", "_to_copy_1"}  # frequencies meet positions, not data
+    assert tables == TABLES.get(name, {"m.model.rotary_emb.inv_freq"})
+
+
+def test_a_real_export_never_asks_the_device_for_a_number(real: tuple[str, Any, Any, np.ndarray]) -> None:
+    _, module, x, expected = real
+    # The meta device has no data: all shapes must come from the CPU.
+    assert copy.deepcopy(module).to("meta")(x.to("meta")).shape == expected.shape
 
 
 def test_a_real_export_goes_back_trained(real: tuple[str, Any, Any, np.ndarray], tmp_path: Path) -> None:
