@@ -1,0 +1,104 @@
+"""`fuse` for modules: the module's own Python runs, and its pointwise arithmetic in fused kernels.
+
+Only the instance's `forward` is wrapped: class, parameters, buffers and state_dict keys stay, and `unfuse` takes the
+wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as _module
+
+from opgraph.torch.lazy_mode import current, plain_forward, run_lazily
+
+
+class FusedForward:
+    """A module's `forward`, with pointwise arithmetic that waits until its values are needed.
+
+    Args:
+        module: whose forward.
+        instead: what stood in the instance's place before, if anything (a forward that another library put there).
+    """
+
+    def __init__(self, module: nn.Module, instead: Callable[..., Any] | None = None) -> None:
+        self.module = module
+        self.instead = instead
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's own forward returns."""
+        if plain_forward():
+            return self.original(*args, **kwargs)
+        session = current()
+        if session is None:
+            return run_lazily(lambda: self.original(*args, **kwargs))
+        result = self.original(*args, **kwargs)
+        if self.module._forward_hooks or _module._global_forward_hooks:
+            session.compute_all()  # a hook may let go of parameters (sharded training does) or look at anything
+        return result
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward as it was."""
+        if self.instead is not None:
+            return self.instead(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # What asks a forward for its signature or source (torch.jit.script, inspect) means the module's own.
+        if name in ("module", "instead") or (name.startswith("__") and name not in _OF_FUNCTIONS):
+            raise AttributeError(name)
+        return getattr(self.instead if self.instead is not None else type(self.module).forward, name)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.instead if self.instead is not None else type(self.module).forward.__get__(self.module)
+
+    def __repr__(self) -> str:
+        return f"<fused forward of {type(self.module).__name__}>"
+
+
+_OF_FUNCTIONS = frozenset(
+    (
+        "__code__",
+        "__globals__",
+        "__closure__",
+        "__defaults__",
+        "__kwdefaults__",
+        "__name__",
+        "__qualname__",
+        "__func__",
+        "__self__",
+    )
+)
+
+
+def fuse_module(model: nn.Module) -> nn.Module:
+    """Wraps the forward of the module and of all that it is made of; does nothing to what is fused already."""
+    for module in model.modules():
+        if module is not model and (
+            type(module).__module__.startswith("torch.nn.modules") and not any(module.children())
+        ):
+            continue  # one library call, or one activation: the module around it sees it
+        forward = module.__dict__.get("forward")
+        if not isinstance(forward, FusedForward):
+            module.__dict__["forward"] = FusedForward(module, forward)
+    return model
+
+
+def unfuse_module(model: nn.Module) -> nn.Module:
+    """Undoes `fuse` for the module and all that it is made of."""
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, FusedForward):
+            if forward.instead is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = forward.instead
+    return model
+
+
+def is_fused(model: nn.Module) -> bool:
+    """Whether the module's forward is wrapped."""
+    return isinstance(model.__dict__.get("forward"), FusedForward)
