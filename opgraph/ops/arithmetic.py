@@ -53,6 +53,7 @@ ADD = pointwise(
         TorchCall(
             "add(input, other, alpha=1)",
             lambda p: "Add(input, other)" if p["alpha"] == 1 else "Add(input, Multiply(other, $alpha))",
+            rounds_numbers=True,
         ),
     ),
     source="oneDNN Graph Add",
@@ -75,10 +76,12 @@ SUBTRACT = pointwise(
         TorchCall(
             "sub|subtract(input, other, alpha=1)",
             lambda p: "Subtract(input, other)" if p["alpha"] == 1 else "Subtract(input, Multiply(other, $alpha))",
+            rounds_numbers=True,
         ),
         TorchCall(
             "rsub(input, other, alpha=1)",
             lambda p: "Subtract(other, input)" if p["alpha"] == 1 else "Subtract(other, Multiply(input, $alpha))",
+            rounds_numbers=True,
         ),
     ),
     source="oneDNN Graph Subtract",

@@ -29,11 +29,12 @@ _parsed = lru_cache(maxsize=512)(parse_expression)
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """An operand: dtype None for a number; `single` for a tensor of no dimension in host memory."""
+    """An operand: dtype None for a number; `single`: a real tensor of no dimension; `host`: in host memory."""
 
     operand: Ref | Number
     dtype: str | None
     single: bool = False
+    host: bool = True
 
 
 def name_of(dtype: torch.dtype, what: str) -> str:
@@ -73,6 +74,7 @@ class Emitter:
         self.session = session
         self.what = what
         self._label = places.label()
+        self._found: Found | None = None
 
     def step(
         self, kind: str, operands: tuple[Ref | Number, ...], dtype: str, attrs: dict[str, Any] | None = None
@@ -90,6 +92,7 @@ class Emitter:
             result: the dtype that torch gives the result.
             compute: the dtype in which torch computes it.
         """
+        self._found = found
         dtype = name_of(compute, self.what)
         numbers = [v for v in bound.values() if type(v) is float]
         exact = dtype == "f64" and any(float(np.float32(v)) != v and not math.isnan(v) for v in numbers)
@@ -110,8 +113,8 @@ class Emitter:
         if isinstance(value, Proxy):
             return _Value(value.ref, name_of(value.dtype, self.what))
         if isinstance(value, torch.Tensor):
-            single = value.dim() == 0 and value.device.type == "cpu"
-            return _Value(self.session.capture(value), name_of(value.dtype, self.what), single)
+            name = name_of(value.dtype, self.what)
+            return _Value(self.session.capture(value), name, value.dim() == 0, value.device.type == "cpu")
         return _Value(Number(self._number(value, tree.name)), None)
 
     def _number(self, value: Any, name: str) -> float:
@@ -129,17 +132,26 @@ class Emitter:
         operands, met = [], {}
         for port, value in zip(ports, values, strict=True):
             target = met[port.type] = self._port_dtype(port.type, record, compute)
-            # As torch does on the host, arithmetic of f16 and bf16 takes a number, or a tensor of one, in f32.
-            wide = mixes and (value.dtype is None or value.single)
+            wide = mixes and (value.dtype is None or value.single) and self._stays_wide(value)
             operands.append(self._as(value, "f32" if wide and value.dtype != target else target))
         out = record.outputs[0].type
-        dtype = met.get(out, out if out in dtypes.BY_NAME else compute)
+        dtype = met.get(out) or self._port_dtype(out, record, compute)
         attrs = {name: self._attribute(value, bound) for name, value in tree.attrs}
         for name, value in attrs.items():
             attr = record.attr(name)
             if attr is not None and attr.type == "f32":
                 attrs[name] = float(value)
         return _Value(self.step(tree.kind, tuple(operands), dtype, attrs), dtype)
+
+    def _stays_wide(self, value: _Value) -> bool:
+        """Whether arithmetic of f16 or bf16 takes a number, or a tensor of one, in f32: it is nearer to what was meant.
+
+        In a session that computes as eager torch does: as torch's kernels on this device do.
+        """
+        if not self.session.as_eager:
+            return True
+        on_host = self.session.device.type == "cpu"
+        return value.host and not (on_host and self._found is not None and self._found.call.rounds_numbers)
 
     def _attribute(self, value: Any, bound: dict[str, Any]) -> Any:
         if not isinstance(value, Param):
@@ -149,8 +161,9 @@ class Emitter:
 
     def _port_dtype(self, symbol: str, record: opdef.OpDef, compute: str) -> str:
         allowed = record.types.get(symbol, (symbol,))
-        # Truth values where the op has no others, arithmetic of truth values in u8, of integers as of f32.
-        for dtype in (compute, "boolean" if allowed == ("boolean",) else "u8" if compute == "boolean" else "f32"):
+        # Truth values where the op has no others; arithmetic of truth values in u8, of small integers in wide ones.
+        others = {"boolean": ("u8",), "u8": ("s64", "f32"), "s8": ("s64", "f32")}.get(compute, ("f32",))
+        for dtype in (compute, *(("boolean",) if allowed == ("boolean",) else others)):
             if dtype in allowed:
                 return dtype
         raise places.wrong_dtype(self.what, TORCH_DTYPES[compute])

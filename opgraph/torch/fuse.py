@@ -52,16 +52,19 @@ def fuse(fn: Any = None, *, rounding: str = "store") -> Any:
         raise InvalidArguments(
             f"a {type(fn).__name__} cannot be fused", where="fuse", fix="pass a function of torch ops"
         )
-    return fuse_function(fn, lambda graph: FusedOp(graph, rounding=rounding))
+    return fuse_function(fn, lambda graph: FusedOp(graph, rounding=rounding), as_eager=rounding == "each")
 
 
-def fuse_function(fn: Callable[..., Any], make_op: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+def fuse_function(
+    fn: Callable[..., Any], make_op: Callable[[Any], Callable[..., Any]], *, as_eager: bool = False
+) -> Callable[..., Any]:
     """`fuse` of a function, with the choice of what runs its graphs.
 
     Args:
         make_op: graph -> `op(*tensors)`, which returns one tensor per output; asked once per graph.
+        as_eager: see Tracer.
     """
-    tracer = Tracer(fn)
+    tracer = Tracer(fn, as_eager=as_eager)
     plans: list[Plan] = []
 
     @functools.wraps(fn)

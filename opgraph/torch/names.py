@@ -27,9 +27,24 @@ def tensor_names(fn: Callable[..., Any], arguments: dict[str, Any]) -> dict[int,
     return found
 
 
+def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a callable's positional parameters, as far as it tells."""
+    fn = _written(fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return ()
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return names[1:] if getattr(fn, "__self__", None) is not None else names
+
+
+def _written(fn: Callable[..., Any]) -> Any:
+    """The function as it was written, under decorators; of a module, its forward."""
+    return getattr(fn, "__wrapped__", fn.forward if isinstance(fn, torch.nn.Module) else fn)
+
+
 def _in_reach(fn: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from arguments.items()
-    fn = getattr(fn, "__wrapped__", fn)
+    fn = _written(fn)
     yield "self", getattr(fn, "__self__", fn)
     code = getattr(fn, "__code__", None)
     if code is None:

@@ -104,6 +104,9 @@ class _Writer:
         """That a tensor is what it was, as far as the trace depends on it."""
         self.sources.setdefault(id(tensor), name)
         self.line(f"if {name}.dtype is not {self.constant(tensor.dtype)}: return None")
+        if not tensor.dtype.is_floating_point and "default" not in self.names:  # what integers become
+            self.names["default"] = torch.get_default_dtype
+            self.line(f"if default() is not {self.constant(torch.get_default_dtype())}: return None")
         if _HAS_DEVICES:
             self.line(f"if {name}.device != {self.constant(tensor.device)}: return None")
         if shapes_count:

@@ -51,8 +51,6 @@ def refuse(name: str, args: tuple[Any, ...]) -> NoReturn:
     outside = "call it outside of the fused function, before or after"
     if name in _READS:
         raise places.branch_on_data(name)
-    if name == "__iter__":
-        raise places.branch_on_data("iteration over a tensor")
     if name in _REDUCES:
         raise places.unknown(name, "a reduction over data is no pointwise function", outside)
     if name in _PRODUCTS:

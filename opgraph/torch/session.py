@@ -103,6 +103,7 @@ class Session:
         root: the tree's root for arguments of these dtypes.
         device: where the data are.
         watch: told of what is done on real tensors.
+        as_eager: numbers are rounded where eager torch's kernels round them.
 
     Attributes:
         inputs: the real tensors that the run reads, arguments first.
@@ -110,8 +111,9 @@ class Session:
         shapes_count: whether the function asked for the shape of data.
     """
 
-    def __init__(self, root: Node, device: torch.device, watch: Watch | None = None) -> None:
+    def __init__(self, root: Node, device: torch.device, watch: Watch | None = None, *, as_eager: bool = False) -> None:
         self.node = root
+        self.as_eager = as_eager
         self.watch = watch
         self.shapes_count = False
         self.device = device

@@ -22,7 +22,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.torch.build import build, needed, pattern
 from opgraph.torch.emit import name_of
-from opgraph.torch.names import tensor_names
+from opgraph.torch.names import parameter_names, tensor_names
 from opgraph.torch.proxy import Ref
 from opgraph.torch.results import filled, hashable, structure_of
 from opgraph.torch.session import Input, Node, Session, Step
@@ -95,13 +95,16 @@ class Tracer:
     Args:
         fn: a function of torch ops, or any callable.
         names: of its positional parameters, for the graph's inputs.
+        as_eager: a number that meets f16 or bf16 is rounded where eager torch's kernels round it, for graphs that run
+            with rounding="each"; else it is an f32.
 
     Each call runs `fn`; only calls that do something new build a graph.
     """
 
-    def __init__(self, fn: Callable[..., Any], names: Sequence[str] = ()) -> None:
+    def __init__(self, fn: Callable[..., Any], names: Sequence[str] = (), *, as_eager: bool = False) -> None:
         self.fn = fn
         self._names = tuple(names) or parameter_names(fn)
+        self._as_eager = as_eager
         self._roots: dict[Any, Node] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None = None) -> Run:
@@ -111,7 +114,7 @@ class Tracer:
             OpGraphError: it does something that cannot be fused; the message names the line.
             Exception: whatever the function raises itself.
         """
-        session = Session(Node(None, 0), torch.device("cpu"), watch)
+        session = Session(Node(None, 0), torch.device("cpu"), watch, as_eager=self._as_eager)
         given = [self._given(session, a, self._name(i)) for i, a in enumerate(args)]
         named = {k: self._given(session, v, k) for k, v in kwargs.items()}
         session.arguments = {**{self._name(i): a for i, a in enumerate(args)}, **kwargs}
@@ -205,15 +208,6 @@ def _unique(names: Sequence[str], taken: set[str]) -> list[str]:
         taken.add(name)
         result.append(name)
     return result
-
-
-def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a callable's positional parameters, as far as it tells."""
-    code = getattr(getattr(fn, "__wrapped__", fn), "__code__", None)
-    if code is None:
-        return ()
-    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
-    return names[1:] if getattr(fn, "__self__", None) is not None else names
 
 
 def trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 import opgraph as og
+from opgraph.runtime.providers.torch import from_numpy, to_numpy
 from opgraph.torch.trace import Run, Tracer
 
 
@@ -15,15 +17,15 @@ def evaluated(run: Run, dtype: str | None = None) -> Any:
     """The result of a traced call, each op rounded to its dtype (or all computed in `dtype`)."""
     if run.traced is None:
         return run.kept[0]
-    feeds = dict(zip(run.traced.inputs, [t.detach() for t in run.tensors], strict=True))
+    feeds = dict(zip(run.traced.inputs, map(to_numpy, run.tensors), strict=True))
     made = og.evaluate(run.traced.graph, feeds, dtype=dtype)
-    results = list(made.values()) if isinstance(made, dict) else [made]
+    results = [from_numpy(np.array(r)) for r in (made.values() if isinstance(made, dict) else [made])]
     return run.traced.result(results, run.kept)
 
 
-def traced(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def traced(fn: Callable[..., Any], *args: Any, as_eager: bool = False) -> Any:
     """The result of `fn`, by its trace."""
-    return evaluated(Tracer(fn)(args, kwargs))
+    return evaluated(Tracer(fn, as_eager=as_eager)(args, {}))
 
 
 def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:

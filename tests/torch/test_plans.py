@@ -1,0 +1,349 @@
+"""Plans: a fused function is not run again where nothing that it read has changed, and is where anything has."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from opgraph.torch.function import FusedOp  # noqa: E402
+from opgraph.torch.fuse import MOST_PLANS, fuse, fuse_function  # noqa: E402
+
+F = torch.nn.functional
+X = torch.linspace(-3, 3, 24).reshape(4, 6)
+FACTOR = 2.0
+WEIGHT = torch.linspace(0, 1, 6)
+SETTINGS = {"shift": 0.5}
+
+SPEC = importlib.util.spec_from_file_location("naf1", Path(__file__).parent / "naf1.py")
+naf1 = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(naf1)
+
+
+class Counted:
+    """A fused function that counts how often the Python function ran."""
+
+    def __init__(self, fn) -> None:
+        self.runs = 0
+        self.fused = fuse(fn)
+        tracer_fn = self.fused.tracer.fn
+
+        def counting(*args, **kwargs):
+            self.runs += 1
+            return tracer_fn(*args, **kwargs)
+
+        self.fused.tracer.fn = counting
+
+    def __call__(self, *args, **kwargs):
+        return self.fused(*args, **kwargs)
+
+
+def close(got, want) -> bool:
+    return got.dtype == want.dtype and torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def with_global(x):
+    return x * FACTOR
+
+
+def with_weight(x):
+    return torch.sigmoid(x * WEIGHT)
+
+
+def with_settings(x):
+    return x + SETTINGS["shift"]
+
+
+def helper(x):
+    return x * FACTOR + 1
+
+
+def with_helper(x):
+    return helper(x).exp()
+
+
+@pytest.mark.parametrize("fn", [with_global, with_weight, with_settings, with_helper], ids=lambda f: f.__name__)
+def test_a_second_call_does_not_run_the_function(fn) -> None:
+    counted = Counted(fn)
+    assert close(counted(X), fn(X))
+    assert close(counted(X + 1), fn(X + 1))
+    assert (counted.runs, counted.fused.why_rerun) == (1, "")
+
+
+def test_other_sizes_and_strides_run_it_once_each() -> None:
+    counted = Counted(lambda x, a: x * torch.sigmoid(a * x))
+    a = torch.tensor(0.5)
+    for _ in range(2):
+        for shape in ((4, 6), (3, 2), (8, 1)):
+            x = torch.randn(shape)
+            assert close(counted(x, a), x * torch.sigmoid(a * x))
+    assert counted.runs == 3
+    assert len(counted.fused.plans) == 1
+
+
+def test_a_changed_global_is_noticed(monkeypatch) -> None:
+    for fn, name, value in (
+        (with_global, "FACTOR", 3.0),
+        (with_helper, "FACTOR", 5.0),
+        (with_weight, "WEIGHT", torch.ones(6)),
+        (with_settings, "SETTINGS", {"shift": 1.5}),
+        (with_helper, "helper", torch.abs),
+    ):
+        counted = Counted(fn)
+        counted(X)
+        with monkeypatch.context() as patch:
+            patch.setitem(fn.__globals__, name, value)
+            assert close(counted(X), fn(X)), name
+        assert close(counted(X), fn(X)), name
+
+
+def test_a_dict_changed_in_place_is_noticed(monkeypatch) -> None:
+    counted = Counted(with_settings)
+    counted(X)
+    monkeypatch.setitem(SETTINGS, "shift", -1.0)
+    assert close(counted(X), with_settings(X))
+
+
+def test_changed_cells_defaults_and_code_are_noticed() -> None:
+    n = 2
+
+    def fn(x, m=3):
+        return x * n + m
+
+    counted = Counted(fn)
+    counted(X)
+    n = 4
+    assert close(counted(X), X * 4 + 3)
+    fn.__defaults__ = (5,)
+    assert close(counted(X), X * 4 + 5)
+    fn.__code__ = (lambda x, m=3: x - n).__code__
+    assert close(counted(X), X - 4)
+
+
+class Act(torch.nn.Module):
+    limit = 7.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.rand(6))
+        self.shift = 0.5
+        self.inner = torch.nn.LeakyReLU(0.1)
+
+    def scaled(self, x):
+        return x * self.slope
+
+    def forward(self, x):
+        y = self.inner(self.scaled(x)) + self.shift
+        return y * 2 if self.training else y.clamp(max=self.limit)
+
+
+def test_a_modules_attributes_are_compared(monkeypatch) -> None:
+    act = Act()
+    counted = Counted(act.forward)
+
+    def check() -> None:
+        assert close(counted(X), act(X))
+        assert close(counted(X), act(X))
+
+    check()
+    assert counted.runs == 1
+    assert counted.fused.why_rerun == ""
+    act.shift = 0.75
+    check()
+    act.inner.negative_slope = 0.3
+    check()
+    act.eval()
+    check()
+    monkeypatch.setattr(Act, "limit", 0.1)
+    check()
+    act.limit = 0.2
+    check()
+    act.slope = torch.nn.Parameter(torch.rand(6))
+    check()
+    act.slope.data = torch.rand(6)
+    check()
+    act.double()
+    assert counted(X.double()).dtype is torch.float64
+    act.float()
+    act.inner = torch.nn.SiLU()
+    check()
+    act.inner.register_forward_hook(lambda module, args, result: result * 2)
+    assert close(counted(X), act(X))
+
+
+def test_a_fused_method_serves_all_modules_of_a_class() -> None:
+    class Fused(Act):
+        forward = fuse(Act.forward)
+
+    for module in (Fused(), Fused()):
+        assert close(module(X), Act.forward(module, X))
+    assert len(Fused.forward.plans) == 1
+
+
+def test_arithmetic_of_parameters_without_a_branch_is_repeated_without_python() -> None:
+    p = torch.nn.Parameter(torch.tensor(0.3))
+
+    def fn(x):
+        order = torch.sigmoid(p) * 1.8 + 0.1
+        a, b = x.abs().clone() if False else x.chunk(2, -1)
+        return a * order + b ** torch.round(order)
+
+    counted = Counted(fn)
+    counted(X)
+    with torch.no_grad():
+        p.fill_(2.0)
+    got, want = counted(X), fn(X)
+    assert close(got, want)
+    assert counted.runs == 1
+    (got_d,), (want_d,) = torch.autograd.grad(got.sum(), p), torch.autograd.grad(want.sum(), p)
+    assert close(got_d, want_d)
+
+
+def test_a_branch_on_a_parameter_runs_the_function_each_time() -> None:
+    counted = Counted(lambda x, a: x * a if a > 0 else x - a)
+    for value in (1.0, -1.0, 2.0):
+        a = torch.tensor(value)
+        assert close(counted(X, a), X * a if value > 0 else X - a)
+    assert counted.runs == 3
+    assert "reads the value" in counted.fused.why_rerun
+
+
+@pytest.mark.parametrize("order", [0.2, 0.9, 1.1, 1.8])
+def test_naf1_runs_and_trains(order: float) -> None:
+    act = naf1.with_order(order).double()
+    fused = fuse(act.forward)
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64, requires_grad=True)
+    for _ in range(2):
+        got, want = fused(x), act(x)
+        assert torch.allclose(got, want, rtol=1e-12)
+        for a, b in zip(
+            torch.autograd.grad(got.square().sum(), [x, act.frac_order]),
+            torch.autograd.grad(want.square().sum(), [x, act.frac_order]),
+            strict=True,
+        ):
+            assert torch.allclose(a, b, rtol=1e-9)
+
+
+def test_what_shapes_decide_is_decided_anew() -> None:
+    counted = Counted(lambda x: x / x.shape[-1] if len(x) > 3 else x * 2)
+    for shape in ((4, 6), (2, 6), (4, 3), (4, 6), (2, 6)):
+        x = torch.randn(shape)
+        assert close(counted(x), x / shape[-1] if shape[0] > 3 else x * 2)
+    assert counted.runs == 3
+
+
+def test_arguments_that_differ_are_other_plans() -> None:
+    counted = Counted(lambda x, n, *, mode="a": x * n if mode == "a" else x + n)
+    for n, mode in ((1.5, "a"), (2, "a"), (2.0, "b"), (True, "b"), (0.0, "a"), (-0.0, "a")):
+        for _ in range(2):
+            got, want = counted(X, n, mode=mode), X * n if mode == "a" else X + n
+            assert close(got, want)
+            assert torch.equal(got.signbit(), want.signbit())
+    assert counted.runs == 6
+
+
+def test_dtypes_and_default_dtypes_are_told_apart() -> None:
+    fused = fuse(lambda x: x / 2)
+    for x in (X, X.double(), X.to(torch.int32), X.bfloat16()):
+        assert close(fused(x), x / 2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert fused(X.to(torch.int32)).dtype is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_function_with_many_ways_through_is_run_again() -> None:
+    fused = fuse(lambda x, n: x * n)
+    for n in range(MOST_PLANS + 3):
+        assert close(fused(X, n), X * n)
+    assert "ways through" in fused.why_rerun
+
+
+def test_what_a_function_writes_or_prints_happens_every_time(capsys) -> None:
+    seen = []
+
+    def writes(x):
+        seen.append(1)
+        print("here")
+        return x + 1
+
+    fused = fuse(writes)
+    for _ in range(3):
+        fused(X)
+    assert len(seen) == 3
+    assert capsys.readouterr().out == "here\n" * 3
+    assert fused.why_rerun
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * getattr(Act, "limit"),  # noqa: B009
+        lambda x: x * 3 if torch.is_grad_enabled() else x * 2,
+        lambda x: x * len(globals()),
+        lambda x: x * max(HOLDERS[0].values),
+        lambda x: x * next(ITERATOR),
+    ],
+)
+def test_what_is_not_understood_is_run_each_time(fn) -> None:
+    fused = fuse(fn)
+    fused(X)
+    assert fused.why_rerun
+    assert fused.plans == []
+
+
+class Holder:
+    values = (1.0, 2.0)
+
+
+HOLDERS = [Holder()]
+ITERATOR = iter(range(100))
+
+
+def test_one_fused_function_in_another_is_one_kernel() -> None:
+    inner = fuse(lambda x: x * torch.sigmoid(x))
+    outer = fuse(lambda x: inner(x) + 1)
+    assert close(outer(X), F.silu(X) + 1)
+    (plan,) = outer.plans
+    assert plan
+    run = outer.tracer((X,), {})
+    assert [op.kind for op in run.traced.graph.ops] == ["Sigmoid", "Multiply", "Add"]
+
+
+def test_the_decorator_takes_options_and_refuses_what_is_no_function() -> None:
+    @fuse(rounding="each")
+    def act(x):
+        """Words."""
+        return x * 1.1 + 0.3
+
+    x = X.bfloat16()
+    assert act.__doc__ == "Words."
+    assert torch.equal(act(x), x * 1.1 + 0.3)
+    with pytest.raises(ValueError, match="cannot be fused"):
+        fuse(3)
+
+
+def test_results_in_structures_and_tensors_passed_through() -> None:
+    fused = fuse(lambda x: {"y": x + 1, "x": x, "n": (3, [x * 2])})
+    for _ in range(2):
+        got = fused(X)
+        assert got["x"] is X
+        assert got["n"][0] == 3
+        assert close(got["n"][1][0], X * 2)
+
+
+def test_graphs_are_run_by_what_the_caller_chooses() -> None:
+    made = []
+
+    def make(graph):
+        made.append(graph)
+        return FusedOp(graph)
+
+    fused = fuse_function(lambda x: x.exp(), make)
+    for n in (4, 5, 6):
+        fused(torch.rand(n))
+    assert len(made) == 1

@@ -1,0 +1,192 @@
+"""Every torch function that the records and compositions name gives, traced, what eager torch gives."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from traced import relative_error, traced  # noqa: E402
+
+from opgraph.errors import Unimplemented  # noqa: E402
+from opgraph.torch.calls import _REQUIRED, Found, table  # noqa: E402
+from opgraph.torch.emit import TORCH_DTYPES  # noqa: E402
+
+CALLS = sorted(table().items(), key=lambda item: (item[1].call.signature, str(item[0])))
+INTEGERS = ("bitwise", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__")
+NUMBERS = frozenset(
+    (
+        "threshold", "value", "eps", "inplace", "lambd", "alpha", "beta", "negative_slope", "min_val", "max_val",
+        "approximate", "decimals", "rounding_mode", "nan", "posinf", "neginf",
+    )
+)  # fmt: skip
+ARITHMETIC = tuple(TORCH_DTYPES.values())
+
+
+def name_of(func) -> str:
+    return getattr(func, "__name__", str(func))
+
+
+def sample(func, found: Found, dtype) -> list:
+    """Arguments for a call: tensors that broadcast, over both signs; optional numbers at their defaults."""
+    generator = torch.Generator().manual_seed(7)
+    args: list = []
+    for name, default in found.parameters:
+        if name in ("condition", "mask"):
+            args.append(torch.rand(4, 5, generator=generator) > 0.5)
+        elif name == "n":
+            args.append(1)
+        elif name in NUMBERS:
+            if default is not _REQUIRED:
+                break
+            args.append(0.25)
+        elif name in ("min", "max"):
+            args.append(torch.full((5,), -1.0 if name == "min" else 1.0, dtype=dtype))
+        elif name_of(func).startswith(INTEGERS):
+            args.append(torch.randint(0, 7, (5,) if args else (4, 5), generator=generator))
+        else:
+            values = torch.rand((5,) if args else (4, 5), dtype=torch.float64, generator=generator)
+            args.append((6 * values - 3).to(dtype))
+    return args
+
+
+def widened(args: list) -> list:
+    return [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("func,found", CALLS, ids=[f"{i}-{name_of(func)}" for i, (func, _) in enumerate(CALLS)])
+def test_a_traced_call_is_the_eager_call(func, found: Found, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    args = sample(func, found, kind)
+
+    def call(*given):
+        return func(given[0].clone(), *given[1:]) if found.inplace else func(*given)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            eager, truth = call(*args), call(*widened(args))
+    except (RuntimeError, AttributeError, TypeError) as error:
+        pytest.skip(f"torch refuses it: {error}"[:80])
+    got = traced(call, *args)
+    assert (got.dtype, got.shape) == (eager.dtype, eager.shape)
+    eps = torch.finfo(kind).eps
+    # In float64 there is no truth but torch's own; sums that cancel lose as many bits as they have terms.
+    slack = 2 * relative_error(eager, truth) + (64 if dtype == "float64" else 16) * eps
+    assert relative_error(got, truth) <= slack * (1e7 if "polygamma" in found.call.signature else 1)
+
+
+@pytest.mark.parametrize("form", ["tensor", "0-d", "int", "float", "bool"])
+@pytest.mark.parametrize("first", ARITHMETIC, ids=str)
+def test_promotion_is_torchs(first, form: str) -> None:
+    """For every pair of dtypes, and for numbers and tensors of no dimension on either side."""
+    x = torch.tensor([[0, 1, 2], [3, 1, 0]]).to(first)
+    others = {
+        "tensor": [torch.tensor([1, 2, 1]).to(d) for d in ARITHMETIC],
+        "0-d": [torch.tensor(2).to(d) for d in ARITHMETIC],
+        "int": [2],
+        "float": [1.5],
+        "bool": [True],
+    }[form]
+    functions = [
+        lambda a, b: a + b,
+        lambda a, b: b * a,
+        lambda a, b: a / b,
+        lambda a, b: a > b,
+        lambda a, b: torch.where(a != 0, a, b),
+        lambda a, b: torch.where(b == 1, a, b) if isinstance(b, torch.Tensor) else a == b,
+    ]
+    for other, function in itertools.product(others, functions):
+        eager = function(x, other)
+        if torch.int16 in (eager.dtype, torch.result_type(x, other)):
+            continue  # what s8 and u8 meet in; opgraph has no such dtype
+        got = traced(function, x, other)
+        assert got.dtype == eager.dtype, (x.dtype, other)
+        assert torch.equal(torch.nan_to_num(got.double()), torch.nan_to_num(eager.double())), (x.dtype, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_numbers_meet_narrow_floats_as_in_torch_or_in_f32(dtype) -> None:
+    x = torch.linspace(-4, 4, 999).to(dtype)
+    a = torch.tensor(1.7023)
+    for function in (
+        lambda x, a: x * 1.1,
+        lambda x, a: x + 0.3,
+        lambda x, a: x / 1.3,
+        lambda x, a: x * a,
+        lambda x, a: x - a,
+        lambda x, a: 0.7 - x,
+    ):
+        assert torch.equal(traced(function, x, a, as_eager=True), function(x, a))
+        assert torch.equal(traced(function, x, a), function(x.double(), a.double()).to(dtype))
+
+
+UNARY_ON_INTEGERS = ("sigmoid", "exp", "floor", "round", "abs", "sqrt", "neg", "sign", "isnan", "square", "reciprocal")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize("name", UNARY_ON_INTEGERS)
+def test_functions_of_integers(name: str, dtype) -> None:
+    x = torch.tensor([0, 1, 2, 7], dtype=dtype)
+    function = getattr(torch, name)
+    try:
+        got = traced(function, x)
+    except Unimplemented:
+        pytest.fail(f"{name} of {dtype} is refused")
+    except TypeError as error:
+        assert "cannot be fused" in str(error)
+        return
+    eager = function(x)
+    assert got.dtype == eager.dtype
+    assert torch.allclose(got.double(), eager.double(), rtol=1e-6)
+
+
+ACTIVATIONS = [
+    "silu", "mish", "hardswish", "hardsigmoid", "hardtanh", "relu6", "relu", "elu", "selu", "celu", "softplus",
+    "softsign", "logsigmoid", "tanhshrink", "softshrink", "hardshrink", "leaky_relu", "gelu", "glu",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_torch_nn_functional(name: str) -> None:
+    function = getattr(torch.nn.functional, name)
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    got, eager = traced(function, x), function(x)
+    assert torch.allclose(got, eager, rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_by_keyword_and_their_defaults() -> None:
+    x = torch.linspace(-30, 30, 101, dtype=torch.float64)
+    f = torch.nn.functional
+    for function in (
+        lambda x: f.softplus(x, beta=0.3, threshold=2),
+        lambda x: f.gelu(x, approximate="tanh"),
+        lambda x: f.leaky_relu(input=x, negative_slope=0.3),
+        lambda x: torch.clamp(x, min=-1.1, max=2.3),
+        lambda x: torch.clamp(x, max=2.3),
+        lambda x: x.clamp(min=torch.tensor(0.1, dtype=torch.float64)),
+        lambda x: f.threshold(x, 0.1, 20.0),
+        lambda x: torch.add(x, x, alpha=0.3),
+        lambda x: torch.sub(x, 1, alpha=3),
+        lambda x: torch.div(x, 0.7, rounding_mode="floor"),
+        lambda x: torch.div(x, 0.7, rounding_mode="trunc"),
+        lambda x: torch.round(x, decimals=1),
+        lambda x: torch.addcmul(x, x, x, value=0.3),
+        lambda x: torch.lerp(x, x * 2, 0.7),
+        lambda x: torch.nan_to_num(torch.log(x), nan=3.0, posinf=2.0),
+        lambda x: x.masked_fill(x > 3, 0.7),
+        lambda x: (2**x) + x**3 + x**0.37 + abs(x) ** -0.5,
+        lambda x: 3 - x + 2 / x - (7 % x) + (x // 0.3) - (-x) % 1.5,
+        lambda x: f.prelu(x.view(1, 101, 1), torch.linspace(0, 1, 101, dtype=torch.float64)),
+    ):
+        got, eager = traced(function, x), function(x)
+        assert torch.allclose(got, eager, rtol=1e-12, atol=1e-13, equal_nan=True)
+
+
+def test_what_opgraph_lacks_is_refused_with_the_functions_name() -> None:
+    with pytest.raises(Unimplemented, match="polygamma"):
+        traced(lambda x: torch.polygamma(3, x), torch.rand(3))
