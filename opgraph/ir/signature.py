@@ -113,9 +113,11 @@ class TorchCall:
             op itself, its inputs and attributes in the order of the parameters.
         exact: the same without float attributes, for numbers that an attribute (f32) does not hold in f64.
         keeps_integers: integers come out as they went in, whatever the form says (floor, round ...).
+        rounds_numbers: torch's CPU kernels round a number that meets f16 or bf16 to these; elsewhere it is an f32.
     """
 
     signature: str
     form: str | Callable[[Mapping[str, Any]], str] | None = None
     exact: str | Callable[[Mapping[str, Any]], str] | None = None
     keeps_integers: bool = False
+    rounds_numbers: bool = False
