@@ -18,7 +18,8 @@ from opgraph.onnx.origin import ModelLike, Origin, taken_apart
 from opgraph.onnx.source import Source
 from opgraph.onnx.weights import save_with_weights
 from opgraph.runtime.providers.torch import from_numpy, to_numpy
-from opgraph.torch.onnx_steps import Step, steps_of, torch_dtype
+from opgraph.torch.onnx_calls import torch_dtype
+from opgraph.torch.onnx_steps import Step, steps_of
 from opgraph.torch.onnx_trainable import Trainable, trained
 
 
@@ -52,8 +53,8 @@ class OnnxModule(torch.nn.Module):
         assert isinstance(source, Source)
         # Read again: loading unfolds functions, and what is saved must be the model as it was.
         origin = taken_apart(model)
-        steps = steps_of(graph)
         weights = trained(graph, trainable)
+        steps = steps_of(graph, weights)
         self.onnx_names: dict[str, str] = {}
         self.input_names = [t.name or str(t.id) for t in graph.inputs]
         self.output_names = [source.value_of[t.id] for t in graph.outputs]

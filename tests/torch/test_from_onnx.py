@@ -191,6 +191,22 @@ def test_gradients_and_statistics_are_those_of_a_twin(training: bool) -> None:
     torch.testing.assert_close(module.state_dict()["norm.var"], twin.norm.running_var)
 
 
+def test_a_fused_partition_keeps_its_inputs_alone() -> None:
+    module = ogt.from_onnx(classifier())
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Any) -> Any:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = images()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        module(x)
+    one = 4 * CHANNELS * 8 * 8 * 4  # bytes of an activation
+    # The convolution's result for BatchNormalization, and its result for the swish with everything after it.
+    assert sum(size == one for size in kept.values()) == 2, sorted(kept.values())
+
+
 def trained_module(source: Any) -> Any:
     """After some SGD steps; the loss went down."""
     module = ogt.from_onnx(source).train()
