@@ -199,8 +199,10 @@ template <class T> OG_FN T gelu_erf_backward(T x, T d) {
   const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
   const T ratio = g * w, ratio_low = fma(ratio, w_error, fma(g, w, -ratio));
   const T h = fma(-t, c::density, ratio) + fma(-t, c::density_low, ratio_low);
+  const T minus_half = (T)-0.5 * t;
+  const T exponent = minus_half * t;  // in two parts: at sqrt 2, f'' = 0 excuses nothing
   T n;
-  const T e = exp_reduce((T)-0.5 * t * t, n);
+  const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
   const T y = fma(h, e, h);
   const T near = fma(-y, pow2(at_least(n, c::smallest_power)), (T)1);
   const bool half = is_near_half(t), left = x < 0 && !half;
@@ -211,7 +213,7 @@ template <class T> OG_FN T gelu_erf_backward(T x, T d) {
 /// T + x T', T = n / (n + 2), n = e^x (e^x + 2). Over e = e^-|x| and w = 1 / D it is
 ///   e w ((2 + e) + 4x (1 + e) w),         D = 2 + e (2 + e),       for x < 0,
 ///   w ((1 + 2e) + 4x e^2 (1 + e) w),      D = 1 + 2e (1 + e),      for x >= 0.
-/// On the left the terms nearly cancel, so w and what it multiplies are carried in two parts.
+/// On the left the terms nearly cancel; w and what it multiplies are carried in two parts.
 template <class T> OG_FN T mish_backward(T x, T d) {
   const T end = derivative_constants<T>::end;
   const T bounded = at_most(at_least(x, end), -end);
@@ -227,11 +229,13 @@ template <class T> OG_FN T mish_backward(T x, T d) {
   const T w_low = w * fma(-w, below_low, fma(-w, below, (T)1));
   const T u = one * w, u_low = fma(one, w, -u) + fma(one, w_low, one_low * w);
   const T steep = 4 * bounded * (left ? (T)1 : e * e);
-  const T first = left ? two : fma((T)2, e, (T)1);
-  const T g = fma(steep, u, first) + fma(steep, u_low, left ? two_low : (T)0);
+  const T first = left ? two : fma((T)2, e, (T)1), first_low = left ? two_low : 2 * e - (first - 1);
+  const T product = steep * u;
+  const T g = first + product;
+  const T g_low = ((first - g) + product) + (fma(steep, u, -product) + fma(steep, u_low, first_low));
   const T above = left ? 1 + v.t : (T)1, above_low = left ? v.t - (above - 1) : (T)0;
   const T q = above * w, q_low = fma(above, w, -q) + fma(above, w_low, above_low * w);
-  return keep_nan(x, times_power(d, fma(q, g, q_low * g), left ? v.n : (T)0));
+  return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), left ? v.n : (T)0));
 }
 
 /// 1 for x > 0, a e^x otherwise.
@@ -251,23 +255,41 @@ template <class T> OG_FN T falling_factorial(T b, int order) {
   return c;
 }
 
-/// The derivative of x^b of an order, times d: c x^(b - order) d. 0 where c is 0, at x = 0 too.
+/// What |x|^(b - order) is multiplied by to become x^(b - order): parity and wholeness are those of b, as b - order is rounded.
+template <class T> OG_FN T power_sign(T x, T b, int order) {
+  const bool negative = (bits(x) >> (8 * sizeof(T) - 1)) != 0, finite = abs(b) < infinity<T>();
+  const bool odd = is_integer(b) && finite && is_odd(b) != ((order & 1) != 0);
+  const bool fraction = !is_integer(b) && x < 0 && x > -infinity<T>();
+  const T sign = negative && odd ? (T)-1 : (T)1;
+  return fraction ? quiet_nan<T>() : sign;
+}
+
+/// The derivative of x^b of an order, times d: c x^(b - order) d. 0 where c is 0, at x = 0 too. The power of a finite x is
+/// neither 0 nor infinite, as it is not before it is rounded: 0 and infinity times it are 0 and infinity.
 OG_FN float pow_backward(float x, float d, float b, int order) {
   const double y = (double)b - order, c = falling_factorial((double)b, order);
-  const double power = pow_signed((double)x, y, exp(y * log((double)abs(x))));
+  const float a = abs(x);
+  const double size = exp(y * log((double)a));
+  const double bounded = size < 1e-200 ? 1e-200 : (size > 1e200 ? 1e200 : size);
+  const bool regular = a > 0 && a < infinity<float>() && abs(b) < infinity<float>();
+  const double power = pow_signed((double)a, y, regular ? bounded : size) * power_sign(x, b, order);
   return c == 0 ? 0.0f : (float)(d * (c * power));
 }
 OG_FN double pow_backward(double x, double d, double b, int order) {
-  const double y = b - order, back = y + order;
+  const double y = b - order, back = y + order, a = abs(x);
   const double y_low = (b - back) + ((back - y) - order);
   const double c = falling_factorial(b, order);
-  const bool plain = d == 0 || abs(d) == infinity<double>();  // then 0 * inf is NaN as soon as one of them is reached
-  const double limit = plain ? 746.0 : 2100.0;                // else 0 or infinity beyond, whatever d is
-  const power64 p = power_parts(x, y, y_low, limit);
-  const bool inside = abs(p.exponent) <= limit;
-  const double outside = p.exponent < 0 ? 0.0 : p.exponent;
-  const double size = pow_signed(x, y, inside ? 1 + p.t : outside);
-  const double value = times_power(d, c * size, inside && y != 0 && x != 1 ? p.n : 0.0);
+  const power64 p = power_parts(x, y, y_low, 2100.0);
+  const bool regular = a > 0 && a < infinity<double>() && abs(b) < infinity<double>();
+  const double irregular = p.exponent < 0 ? 0.0 : infinity<double>();
+  const bool bounded = regular && (abs(p.exponent) <= 2100.0 || d == 0 || abs(d) == infinity<double>());
+  const double size = pow_signed(a, y, keep_nan(p.exponent, bounded ? 1 + p.t : irregular));
+  const double g = c * (0.5 * power_sign(x, b, order) * size);  // c * size may overflow
+  const double n = regular && y != 0 ? p.n + 1 : 1.0;
+  // Where d c is a normal number it goes first: neither d 2^n nor c 2^n need be one.
+  const double product = abs(d * g);
+  const bool first = product >= smallest_normal<double>() && product < infinity<double>();
+  const double value = times_power(first ? d * g : d, first ? 1.0 : g, d == 0 ? 0.0 : n);
   return c == 0 ? 0.0 : value;
 }
 

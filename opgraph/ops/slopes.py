@@ -118,17 +118,22 @@ def tanh_of_output(y: np.ndarray, d: np.ndarray) -> np.ndarray:
 def power(x: np.ndarray, d: np.ndarray, exponent: np.ndarray | float, order: int) -> np.ndarray:
     """The derivative of x^b of an order times d: b (b - 1) ... (b - order + 1) x^(b - order) d.
 
-    0 where the product is 0, at x = 0 too. Of a d that is 0 or infinite the product is taken as it is.
+    0 where the product is 0, at x = 0 too. The power of a finite x is neither 0 nor infinite, as it is not before it is
+    rounded: 0 and infinity times it are 0 and infinity.
     """
     b = np.asarray(exponent, x.dtype)
     coefficient = math.prod((b - k for k in range(1, order)), start=b)
     y = b - order
     rest = (b - (y + order)) + (((y + order) - y) - order)
-    size, odd = np.abs(x), np.abs(np.fmod(y, 2)) == 1
+    size, odd = np.abs(x), np.isfinite(b) & (np.abs(np.fmod(b, 2)) == (order + 1) % 2)  # y is rounded, b is not
     sign = coefficient * _where(np.signbit(x) & odd, -1, 1).astype(x.dtype)
-    sign = _where((x < 0) & np.isfinite(x) & (y != np.trunc(y)), np.nan, sign).astype(x.dtype)
+    sign = _where((x < 0) & np.isfinite(x) & (b != np.trunc(b)), np.nan, sign).astype(x.dtype)
     moved = rest * np.log(size)
-    half = np.square(np.power(size, y / 4) * (1 + _where(np.isfinite(moved), moved, 0) / 4))
-    plain = np.equal(d, 0) | ~np.isfinite(d)
-    value = _where(plain, d * (sign * np.power(size, y)), (d * half) * (sign * half))
+    part = np.power(size, y / 4) * np.exp(_where(np.isfinite(moved), moved, 0) / 4)
+    largest = np.exp(0.74 * np.log(np.finfo(x.dtype).max))
+    regular = (size > 0) & np.isfinite(size) & np.isfinite(b)
+    part = _where(regular, _where(np.equal(d, 0), 1, np.clip(part, 1 / largest, largest)), part)
+    product = np.abs(d * sign)  # where it is a normal number it goes first: neither d 2^n nor c 2^n need be one
+    first = (product >= np.finfo(x.dtype).tiny) & np.isfinite(product)
+    value = _where(first, d * sign, d) * part * part * part * _where(first, part, sign * part)
     return _where(np.equal(coefficient, 0), 0, value).astype(x.dtype)

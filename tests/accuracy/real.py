@@ -10,6 +10,7 @@ from typing import Any
 import mpmath as mp
 import numpy as np
 
+from opgraph.ir import opdef
 from opgraph.ops.families import LAYOUT_ATTRS
 
 
@@ -73,8 +74,73 @@ def _exp(x: Any) -> Any:
     return mp.exp(min(x, mp.mpf(800)))
 
 
+def _sigmoid(z: Any) -> Any:
+    return 1 / (1 + mp.exp(max(min(-z, mp.mpf(3000)), mp.mpf(-3000))))
+
+
+def _bounded(x: Any, limit: int = 3000) -> Any:
+    return max(min(x, mp.mpf(limit)), mp.mpf(-limit))
+
+
+def _elu_backward(x: Any, d: Any, alpha: Any, use_dst: bool) -> Any:
+    return d if x > 0 else d * (x + alpha) if use_dst else d * alpha * mp.exp(_bounded(x))
+
+
+def _gated_backward(z: Any, m: Any, d: Any) -> Any:
+    return d * _sigmoid(z) * (1 + m * _sigmoid(-z))
+
+
+def _gelu_backward(x: Any, d: Any, mode: str) -> Any:
+    x = _bounded(x, 100)
+    if mode == "gelu_erf":
+        return d * (mp.erfc(-x / mp.sqrt(2)) / 2 + x * mp.npdf(x))
+    a, b = 2 * mp.sqrt(2 / mp.pi), 2 * mp.sqrt(2 / mp.pi) * mp.mpf("0.044715")
+    return _gated_backward(a * x + b * x**3, a * x + 3 * b * x**3, d)
+
+
+def _mish_backward(x: Any, d: Any) -> Any:
+    x = _bounded(x)
+    t = mp.tanh(mp.log1p(mp.exp(x)))
+    return d * (t + x * (1 - t) * (1 + t) * _sigmoid(x))
+
+
+def _swish_backward(x: Any, d: Any, factor: Any = 1, *, alpha: Any) -> Any:
+    z = _bounded(alpha * factor * x)
+    return _gated_backward(z, z, d)
+
+
+def _pow_backward(x: Any, d: Any, exponent: Any = None, *, order: int, beta: Any = None) -> Any:
+    b = beta if exponent is None else exponent
+    coefficient = mp.fprod(b - k for k in range(order))
+    if coefficient == 0:
+        return mp.mpf(0)
+    if x < 0:
+        if b != mp.floor(b):
+            return mp.mpc(0, 1)
+        d = d if (int(b) - order) % 2 == 0 else -d  # 50 digits may round b - order
+    # Further than `_pow` goes, as d may be small.
+    y, size = b - order, abs(x)
+    if x == 0 or abs(y * mp.log(size)) < 5000:
+        return d * coefficient * mp.power(size, y)
+    return d * coefficient * _pow(size, y) ** 7
+
+
+def _hard_sigmoid_backward(x: Any, d: Any, alpha: Any, beta: Any) -> Any:
+    inner = _fraction(alpha) * _fraction(x) + _fraction(beta)  # 50 digits would round what is next to 1
+    return alpha * d if 0 < inner < 1 else mp.mpf(0)
+
+
+def _sqrt_backward(x: Any, d: Any, use_dst: bool) -> Any:
+    return mp.mpc(0, 1) if x < 0 and not use_dst else d / (2 * (x if use_dst else mp.sqrt(x)))
+
+
+def _hard_swish_backward(x: Any, d: Any) -> Any:
+    return mp.mpf(0) if x <= -3 else d if x >= 3 else d * (2 * x + 3) / 6
+
+
 REAL: dict[str, Callable[..., Any]] = {
     "Abs": abs,
+    "AbsBackward": lambda x, d: d * mp.sign(x),
     "Acos": mp.acos,
     "Acosh": lambda x: mp.acosh(x) if x >= 1 else mp.mpc(0, 1),
     "Add": lambda a, b: a + b,
@@ -86,16 +152,21 @@ REAL: dict[str, Callable[..., Any]] = {
     "Ceil": mp.ceil,
     "Celu": lambda x, alpha: x if x > 0 else alpha * _expm1(x / alpha),
     "Clamp": _clamp,
+    "ClampBackward": lambda x, d, min, max, use_dst: d if min < x < max else mp.mpf(0),
     "Cos": mp.cos,
     "Cosh": lambda x: mp.cosh(min(abs(x), mp.mpf(800))),
     "Digamma": _digamma,
     "Divide": lambda a, b: a / b,
     "Elu": lambda x, alpha: x if x > 0 else alpha * _expm1(x),
+    "EluBackward": _elu_backward,
     "Erf": mp.erf,
     "Exp": _exp,
     "Expm1": _expm1,
     "Floor": mp.floor,
     "GELU": _gelu,
+    "GELUBackward": _gelu_backward,
+    "HardSigmoidBackward": _hard_sigmoid_backward,
+    "HardSwishBackward": _hard_swish_backward,
     "HardSigmoid": lambda x, alpha, beta: max(mp.mpf(0), min(mp.mpf(1), alpha * x + beta)),
     "HardSwish": lambda x: x * min(max(x + 3, 0), 6) / 6,
     "Identity": lambda x: x,
@@ -106,11 +177,14 @@ REAL: dict[str, Callable[..., Any]] = {
     "Maximum": max,
     "Minimum": min,
     "Mish": lambda x: x * mp.tanh(mp.log1p(_exp(x))) if x < 800 else x,
+    "MishBackward": _mish_backward,
     "Mod": _mod,
     "Multiply": lambda a, b: a * b,
     "Neg": lambda x: -x,
     "PReLU": lambda x, slope: slope * x if x < 0 else x,
     "Pow": _pow,
+    "PowBackward": _pow_backward,
+    "ReLUBackward": lambda x, d, use_dst: mp.mpf(0) if x <= 0 else d,
     "ReLU": lambda x: max(x, mp.mpf(0)),
     "Reciprocal": lambda x: 1 / x,
     "Round": mp.nint,
@@ -119,18 +193,25 @@ REAL: dict[str, Callable[..., Any]] = {
     "Selu": lambda x, alpha, gamma: gamma * (x if x > 0 else alpha * _expm1(x)),
     "Shrink": _shrink,
     "Sigmoid": lambda x, alpha: 1 / (1 + mp.exp(max(min(-alpha * x, mp.mpf(800)), mp.mpf(-800)))),
+    "SigmoidBackward": lambda x, d, alpha, use_dst: (
+        alpha * d * (x * (1 - x) if use_dst else _sigmoid(alpha * x) * _sigmoid(-alpha * x))
+    ),
     "Sign": mp.sign,
     "Sin": mp.sin,
     "Sinh": lambda x: mp.sinh(max(min(x, mp.mpf(800)), mp.mpf(-800))),
     "SoftPlus": lambda x, beta: (mp.log1p(mp.exp(beta * x)) if beta * x < 800 else beta * x) / beta,
+    "SoftPlusBackward": lambda x, d, beta: d * _sigmoid(beta * x),
     "Softsign": lambda x: x / (1 + abs(x)),
     "Sqrt": mp.sqrt,
+    "SqrtBackward": _sqrt_backward,
     "Square": lambda x: x * x,
     "SquaredDifference": lambda a, b: (a - b) ** 2,
     "Subtract": lambda a, b: a - b,
     "Swish": lambda x, factor=1, *, alpha: x / (1 + mp.exp(max(min(-alpha * factor * x, mp.mpf(2000)), mp.mpf(-800)))),
+    "SwishBackward": _swish_backward,
     "Tan": mp.tan,
     "Tanh": lambda x: mp.tanh(max(min(x, mp.mpf(800)), mp.mpf(-800))),
+    "TanhBackward": lambda x, d, use_dst: d * (1 - x * x if use_dst else 1 / mp.cosh(_bounded(x)) ** 2),
     "ThresholdedRelu": lambda x, alpha: x if x > alpha else mp.mpf(0),
     "Trigamma": _trigamma,
     "Trunc": lambda x: mp.floor(x) if x >= 0 else mp.ceil(x),
@@ -147,9 +228,11 @@ SLOPE: dict[str, Callable[[Any], Any]] = {
 def truth(kind: str, columns: list[np.ndarray], attrs: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The real function at float64 arguments, rounded to float64, the rest of it, and |x f'(x)| where that counts.
 
-    NaN where the function is not real. The third is -1 where mpmath has no answer (poles).
+    It counts for the kinds in SLOPE, and for derivatives: there it is the sum over all arguments but the gradient that
+    arrives, by differences. NaN where the function is not real. The third is -1 where mpmath has no answer (poles).
     """
     function, slope = REAL[kind], SLOPE.get(kind)
+    moved = moved_inputs(kind)
     exact = {k: mp.mpf(v) if isinstance(v, float) else v for k, v in attrs.items() if k not in LAYOUT_ATTRS}
     high, low, scale = (np.zeros(len(columns[0])) for _ in range(3))
     with mp.workdps(50):
@@ -167,6 +250,24 @@ def truth(kind: str, columns: list[np.ndarray], attrs: dict[str, Any]) -> tuple[
                 value = value.real
             high[i] = float(value)
             if np.isfinite(high[i]):
+                if moved and high[i] == 0 and value != 0:  # not a zero that must be met exactly
+                    high[i] = np.copysign(np.nextafter(0.0, 1.0), float(mp.sign(value)))
                 low[i] = float(value - (Fraction(high[i]) if isinstance(value, Fraction) else mp.mpf(high[i])))
-                scale[i] = abs(float(args[0] * slope(args[0]))) if slope else 0.0
+                scale[i] = abs(float(args[0] * slope(args[0]))) if slope else _moves(function, args, exact, moved)
     return high, low, scale
+
+
+def moved_inputs(kind: str) -> list[int]:
+    """Of a derivative f'(x) d, the positions of all inputs but d: what x f'' is taken over. Empty for other ops."""
+    names = [p.name for p in opdef.get(kind, where="accuracy").inputs]
+    return [i for i, name in enumerate(names) if name != "diff_dst"] if "diff_dst" in names else []
+
+
+def _moves(function: Callable[..., Any], args: list[Any], attrs: dict[str, Any], moved: list[int]) -> float:
+    step, total = mp.mpf(2) ** -40, mp.mpf(0)
+    for i in (m for m in moved if m < len(args)):
+        up, down = (
+            function(*[a * (1 + s) if k == i else a for k, a in enumerate(args)], **attrs) for s in (step, -step)
+        )
+        total += abs(up - down) / (2 * step)
+    return min(float(total), float(np.finfo(float).max))
