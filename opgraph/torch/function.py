@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.torch import function_library
-from opgraph.torch.function_autograd import Trained
+from opgraph.torch.function_autograd import Trained, record
 from opgraph.torch.function_composite import composite
 from opgraph.torch.function_graph import prepared
 from opgraph.torch.function_program import Program, Run, check_count
@@ -34,13 +34,13 @@ _dynamo = torch.compiler.is_dynamo_compiling
 
 
 class _Call:
-    """What tensors of one combination of dtypes, shapes and strides need."""
+    """What tensors of one combination of dtypes, shapes, strides and gradients needed take, once somebody asked."""
 
     __slots__ = ("run", "trained")
 
     def __init__(self) -> None:
         self.run: Run | None = None
-        self.trained: dict[Flags, Trained] = {}
+        self.trained: Trained | None = None
 
 
 class FusedOp:
@@ -76,35 +76,32 @@ class FusedOp:
         """
         if _dynamo():
             return self._compiled(tensors)
-        key: list[Any] = []
+        parts: list[Any] = []
         needs = False
         for tensor in tensors:
             kind = type(tensor)
             if (kind is not _Tensor and kind is not _Parameter) or tensor.is_neg():
                 return self._dispatched(tensors)
-            if tensor.requires_grad:
+            if needs_one := tensor.requires_grad:
                 needs = True
             try:
-                key += (tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+                parts += (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_cpu or tensor.device, needs_one)
             except RuntimeError as error:  # a sparse or a nested tensor
-                raise InvalidArguments(
-                    f"a tensor is not laid out by strides: {error}",
-                    where="a fused call",
-                    fix="pass plain tensors: x.to_dense()",
-                ) from None
+                raise _not_strided(error) from None
         if _modes() or _transforms() or forward_ad._current_level >= 0 or _tracing() is not None:
             return self._dispatched(tensors)
-        call = self._calls.get(tuple(key))
+        key = tuple(parts)
+        call = self._calls.get(key)
         if call is None:
             if not all(t.device.type in DEVICES for t in tensors):
                 return self._dispatched(tensors)
-            call = self._remember(tuple(key))
+            call = self._remember(key)
         if needs and _grad_enabled():
-            wanted = tuple([t.requires_grad for t in tensors])
-            trained = call.trained.get(wanted)
+            trained = call.trained
             if trained is None:
-                trained = call.trained[wanted] = self._trained(wanted, tensors)
-            return trained(*tensors)
+                trained = call.trained = self._trained(tensors)
+            results = record(trained, *tensors)
+            return (results,) if trained.single else results[: trained.count]
         run = call.run
         if run is None:
             run = call.run = self._program(self.graph, tensors).plan(tensors)
@@ -159,14 +156,14 @@ class FusedOp:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results for plain tensors, without autograd."""
-        key = tuple([part for t in tensors for part in (t.dtype, t.shape, t.stride(), t.device)])
+        key = tuple([part for t in tensors for part in (t.dtype, t.shape, t.stride(), t.is_cpu or t.device, None)])
         call = self._calls.get(key) or self._remember(key)
         if call.run is None:
             call.run = self._program(self.graph, tensors).plan(tensors)
         return call.run(tensors)
 
-    def _trained(self, needs: Flags, tensors: Sequence[torch.Tensor]) -> Trained:
-        training = self.training(needs)
+    def _trained(self, tensors: Sequence[torch.Tensor]) -> Trained:
+        training = self.training(tuple([t.requires_grad for t in tensors]))
         run = self._program(training.forward, tensors).plan(tensors)
         return Trained(training, run, len(self.graph.outputs))
 
@@ -209,3 +206,9 @@ class FusedOp:
 
     def __repr__(self) -> str:
         return f"<FusedOp: {self.graph!r}>"
+
+
+def _not_strided(error: RuntimeError) -> InvalidArguments:
+    return InvalidArguments(
+        f"a tensor is not laid out by strides: {error}", where="a fused call", fix="pass plain tensors: x.to_dense()"
+    )

@@ -38,7 +38,7 @@ class Trained:
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The caller's results, connected to the inputs."""
-        results = _apply(self, *tensors)
+        results = record(self, *tensors)
         return (results,) if self.single else results[: self.count]
 
 
@@ -71,7 +71,7 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """The gradients of the inputs; with `create_graph`, connected to what is kept and to the given ones."""
-        return None, *ctx.training.gradients(ctx, getattr(ctx, "shapes", ()), grads)
+        return None, *ctx.training.gradients(ctx, grads)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Any:
@@ -79,5 +79,6 @@ class Fused(torch.autograd.Function):
         return ctx.training.tangents(ctx.saved_tensors, tangents, ctx.result_shapes)
 
 
-#: `Fused.apply` without what torch.func would need, which has a way of its own (function_library.py).
-_apply: Callable[..., Any] = super(torch.autograd.Function, Fused).apply
+#: `Fused.apply(trained, *tensors)`, without what torch.func would need; that has its own way (function_library.py).
+#: Gives a tensor where `trained.single`, else a tuple of the results of `trained.training.forward`.
+record: Callable[..., Any] = super(torch.autograd.Function, Fused).apply

@@ -32,9 +32,13 @@ def composite(graph: Graph, tensors: Sequence[torch.Tensor], rounding: str) -> l
     wide = {name: torch.float32 if rounding == "store" and _is_narrow(name) else torch_dtype(name) for name in _NAMES}
     for op in graph.ops:
         if op.kind != "End":
-            given = [values[t.id].to(wide[t.dtype]) for t in op.inputs]
-            values[op.outputs[0].id] = _result(op, given).to(wide[op.outputs[0].dtype])
-    return [values[t.id].to(torch_dtype(t.dtype)) for t in graph.outputs]
+            given = [_cast(values[t.id], wide[t.dtype]) for t in op.inputs]
+            values[op.outputs[0].id] = _cast(_result(op, given), wide[op.outputs[0].dtype])
+    return [_cast(values[t.id], torch_dtype(t.dtype)) for t in graph.outputs]
+
+
+def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value if value.dtype == dtype else value.to(dtype)  # a tracer would record a cast that does nothing
 
 
 def _result(op: Op, given: list[torch.Tensor]) -> torch.Tensor:

@@ -68,6 +68,15 @@ class Program:
         launch = plan.launcher()
         if len(outs) == 1:
             make = makers[0]
+            if len(sources) == 2:  # an input and a parameter: where the host's cost counts
+                first, second = sources
+
+                def run_two(tensors: Tensors) -> list[torch.Tensor]:
+                    out = make(tensors)
+                    launch(tensors[first].data_ptr(), tensors[second].data_ptr(), out.data_ptr())
+                    return [out]
+
+                return run_two
 
             def run_one(tensors: Tensors) -> list[torch.Tensor]:
                 out = make(tensors)

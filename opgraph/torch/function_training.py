@@ -111,18 +111,21 @@ class Training:
             tuple(made.get(f"d_{name}") if name in names else None for name in self._wrt),
         )
 
-    def gradients(self, ctx: Any, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor | None]:
+    def gradients(self, ctx: Any, grads: Sequence[Any]) -> list[torch.Tensor | None]:
         """The gradients of the forward call's inputs: one fused call, itself differentiable.
 
         Args:
-            ctx: of the autograd node; has `saved_tensors` and, for each input, `needs_input_grad`.
-            shapes: of the inputs of which only the shape was kept.
+            ctx: of the autograd node; has `saved_tensors`, `shapes` of the inputs of which only the shape was kept, if
+                there are any, and `needs_input_grad`, for each input at the end.
             grads: of all results of `forward`, None where there is none.
         """
         backward = self.backward(ctx.needs_input_grad[-len(self._wrt) :], grads)
         if backward is None:
             return [None] * len(self._wrt)
-        pool = [*ctx.saved_tensors, *self._stand_ins(shapes, grads), *grads]
+        if self.shapes:
+            pool = [*ctx.saved_tensors, *self._stand_ins(ctx.shapes, grads), *grads]
+        else:
+            pool = [*ctx.saved_tensors, *grads]
         results = backward.op(*[pool[i] for i in backward.order])
         return [None if place is None else results[place] for place in backward.places]
 
@@ -155,8 +158,6 @@ class Training:
 
     def _stand_ins(self, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor]:
         """Tensors of these shapes whose data nobody reads: one element each."""
-        if not shapes:
-            return []
         like = next(g for g in grads if g is not None)
         types = [_TYPES[dtype] for dtype in self.shape_dtypes]
         return [like.new_zeros((), dtype=t).expand(s) for s, t in zip(shapes, types, strict=True)]
