@@ -10,7 +10,7 @@
 
 namespace og {
 
-enum { strip = 256, lanes = 32, max_cells = 4096, small_work = 2048 };
+enum { strip = 256, lanes = 32, max_cells = 4096, small_work = 2048, stretch = 2048, max_spread = 4 };
 
 // sum + rest = sum + x, exactly but for the last addition (Knuth, The art of computer programming 2, 4.2.2).
 OG_FN void add_exactly(double& sum, double& rest, double x) {
@@ -90,21 +90,28 @@ OG_FN void add_cells(double* __restrict cell, const double* __restrict x, i64 n,
 // ---- boxes -----------------------------------------------------------------------------------------------------------
 
 // One sum: its operand, cells in a box, where these stand among those of all sums, where they are left for the second
-// stage among those of a box (-1: the box completes them), and strides of the cells.
+// stage among those of a box (-1: the box completes them), and strides of the cells. Each result is the sum of `group`
+// neighbouring cells of the last axis, or of those that lie `tile` apart, where that is not 0.
 struct Sum {
-  i64 operand, cells, scratch, left;
+  i64 operand, cells, scratch, left, group, tile;
   const i64* strides;
+};
+
+// An operand that is spread over a stretch of the last axis before that is walked: element c of the axis is its element
+// c / period * outer + c % period * inner.
+struct Spread {
+  i64 operand, period, outer, inner, bytes;
 };
 
 struct Boxes {
   Space space;
-  i64 count, leaves;  // boxes, and the doubles that one leaves for the second stage
-  const i64 *box, *counts, *sums;
+  i64 count, leaves, spreads;  // boxes, the doubles that one leaves for the second stage, operands to spread
+  const i64 *box, *counts, *spread, *sums;
   double* work;
 
   OG_FN Sum sum(int k) const {
-    const i64* at = sums + k * (4 + space.rank);
-    return {at[0], at[1], at[2], at[3], at + 4};
+    const i64* at = sums + k * (6 + space.rank);
+    return {at[0], at[1], at[2], at[3], at[4], at[5], at + 6};
   }
   OG_FN i64 extent(i64 axis, i64 chunk) const {
     const i64 left = space.dims[axis] - chunk * box[axis];
@@ -122,10 +129,10 @@ template <int n, int k = 0, class F> OG_FN void each(F&& f) {
   }
 }
 
-template <class F> OG_FN void row(const F f, i64 width, double* const (&cell)[F::sums], const i64 (&rests)[F::sums]) {
+template <class F> OG_FN void row(const F f, i64 width, double* const* cell, const i64* rests) {
   using Addend = typename F::Addend;
-  alignas(64) Addend addend[F::sums][strip];
-  Row<Addend> total[F::sums];
+  alignas(64) Addend addend[F::sums + 1][strip];
+  Row<Addend> total[F::sums + 1];
   for (i64 first = 0; first < width; first += strip) {
     const i64 n = width - first < strip ? width - first : strip;
     const i64 filled = (n + lanes - 1) / lanes * lanes;
@@ -154,13 +161,26 @@ template <class F, int k> void deliver(const Boxes& boxes, const i64* chunk, con
   i64 extent[max_rank], at[max_rank], to = 0, cell = 0;
   for (i64 d = 0; d < rank; ++d) {
     extent[d] = strides[d] == 0 ? 1 : boxes.extent(d, chunk[d]);
-    to += strides[d] == 0 ? 0 : chunk[d] * boxes.box[d] * strides[d];
+    to += strides[d] == 0 ? 0 : chunk[d] * boxes.box[d] / (d == last ? sum.group : 1) * strides[d];
     at[d] = 0;
   }
+  const i64 results = sum.tile ? sum.tile : extent[last] / sum.group;
+  const i64 apart = sum.tile ? sum.tile : 1, folded = extent[last] / results;
+  const i64 step = sum.tile ? 1 : sum.group * sum.strides[last];
   for (;;) {
-    for (i64 i = 0; i < extent[last]; ++i) {
-      const double* value = cells + cell + i * sum.strides[last];
-      const double total = planes<typename F::Addend>() == 2 ? whole(value[0], value[sum.cells]) : value[0];
+    for (i64 i = 0; i < results; ++i) {
+      const double* value = cells + cell + i * step;
+      double total = value[0], rest = 0;
+      if (planes<typename F::Addend>() == 2) {
+        rest = value[sum.cells];
+        for (i64 j = 1; j < folded; ++j) {
+          add_exactly(total, rest, value[j * apart]);
+          rest += value[j * apart + sum.cells];
+        }
+        total = whole(total, rest);
+      } else {
+        for (i64 j = 1; j < folded; ++j) total += value[j * apart];
+      }
       F::template total<k>(boxes.space.base[sum.operand], to + i * strides[last], total);
     }
     i64 d = last - 1;
@@ -176,13 +196,26 @@ template <class F, int k> void deliver(const Boxes& boxes, const i64* chunk, con
   }
 }
 
+template <class T> OG_FN void spread_over(void* to, const void* from, const Spread& s, i64 first, i64 n) {
+  const T* row = (const T*)from + first / s.period * s.outer;
+  for (i64 c = 0, i = first % s.period; c < n; ++c) {
+    ((T*)to)[c] = row[i * s.inner];
+    if (++i == s.period) {
+      i = 0;
+      row += s.outer;
+    }
+  }
+}
+
 template <class F> void one_box(const Boxes& boxes, i64 number, double* scratch) {
   constexpr int n = F::operands, m = F::sums;
   const Space& space = boxes.space;
   const i64 rank = space.rank;
-  i64 chunk[max_rank], extent[max_rank], at[max_rank], step[n], offset[n], rests[m];
-  double* cell[m];
+  i64 chunk[max_rank], extent[max_rank], at[max_rank], step[n], offset[n], rests[m + 1];
+  double* cell[m + 1];
+  void* base[n];
   for (int k = 0; k < n; ++k) {
+    base[k] = space.base[k];
     offset[k] = 0;
     step[k] = space.strides[k * rank + rank - 1];
   }
@@ -201,12 +234,24 @@ template <class F> void one_box(const Boxes& boxes, i64 number, double* scratch)
     rests[k] = sum.cells;
     for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cell[k][i] = 0;
   }
+  double stretches[max_spread][stretch];
+  for (i64 j = 0; j < boxes.spreads; ++j) {
+    const i64* at = boxes.spread + 5 * j;
+    const Spread s = {at[0], at[1], at[2], at[3], at[4]};
+    const i64 first = chunk[rank - 1] * boxes.box[rank - 1], length = extent[rank - 1];
+    if (s.bytes == 1) spread_over<u8>(stretches[j], base[s.operand], s, first, length);
+    if (s.bytes == 2) spread_over<u16>(stretches[j], base[s.operand], s, first, length);
+    if (s.bytes == 4) spread_over<u32>(stretches[j], base[s.operand], s, first, length);
+    if (s.bytes == 8) spread_over<u64>(stretches[j], base[s.operand], s, first, length);
+    base[s.operand] = stretches[j];
+    offset[s.operand] = 0;
+  }
   F f;
   f.steps(step);
-  f.move(space.base, offset);
+  f.move(base, offset);
   f.call();
   for (;;) {
-    f.move(space.base, offset);
+    f.move(base, offset);
     f.row();
     row<F>(f, extent[rank - 1], cell, rests);
     if (--rows == 0) break;
@@ -267,6 +312,15 @@ template <class F, int k> void totals(const Boxes& boxes) {
   }
 }
 
+// ---- no sums, but short rows -----------------------------------------------------------------------------------------
+
+template <class F> struct Plain : F {
+  static constexpr int sums = 0;
+  using Addend = float;
+  static constexpr bool adds_row(int) { return false; }
+  OG_FN void element(i64 i, Addend*) const { F::element(i); }
+};
+
 // ---- threads ---------------------------------------------------------------------------------------------------------
 
 struct BoxTeam {
@@ -283,18 +337,19 @@ template <class F> void take_boxes(void* data) {
   }
 }
 
-// layout: that of og::launch; then number of boxes, doubles that each leaves for the second stage, extents of a box, boxes
-// along each axis, and the sums as og::Sum has them. base has one entry more than there are operands: memory for what the
+// layout: that of og::launch; then number of boxes, doubles that each leaves for the second stage, number of operands to
+// spread, extents of a box, boxes along each axis, and spread operands and sums as og::Spread and og::Sum have them. base has one entry more than there are operands: memory for what the
 // boxes leave, null where `small_work` doubles suffice. begin and end: the boxes to do; all of them mean the second stage
 // too, and begin < 0 means that alone.
 template <class F>
-OG_FN void launch_sums(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_boxes(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   const i64 rank = layout[0];
   const Space space = {base, rank, layout[1], layout[1 + rank], layout + 2, layout + 2 + rank};
   const i64* more = layout + 2 + rank + F::operands * rank;
   double small[small_work];
   double* work = (double*)base[F::operands];
-  const Boxes boxes = {space, more[0], more[1], more + 2, more + 2 + rank, more + 2 + 2 * rank, work ? work : small};
+  const i64 *box = more + 3, *counts = box + rank, *spread = counts + rank, *sums = spread + 5 * more[2];
+  const Boxes boxes = {space, more[0], more[1], more[2], box, counts, spread, sums, work ? work : small};
   if (begin >= 0 && threads > 1 && parallel != nullptr && boxes.count > 1) {
     BoxTeam team = {&boxes, 0};
     parallel(take_boxes<F>, &team, (unsigned)threads, 0);

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.codegen.kernel import cuda_variant, host_source
+from opgraph.codegen.kernel import host_source
 from opgraph.ir import dtypes
 from opgraph.loops.boxes import ELEMENTS_PER_CELL, MAX_CELLS, ONE_BOX, boxes_of
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered, lower
+from opgraph.loops.short_rows import long_rows
 from opgraph.loops.text import parse_loop
 from opgraph.runtime import threads
 from opgraph.runtime.fallback import InterpretedKernel
@@ -249,13 +250,6 @@ def test_a_sum_that_adds_nothing_up_is_an_ordinary_store() -> None:
     assert bind(loop, [(1, 1), ()], [(1, 1), ()]).variant.operands == "uuu"
 
 
-def test_cuda_says_that_it_adds_nothing_up_yet() -> None:
-    low = lowered("graph(x: f32[n], s: f32[]) -> (y)\n y = SumTo(x, s)")
-    with pytest.raises(og.errors.Unimplemented, match="not computed on CUDA") as error:
-        cuda_variant(low.loop, bind(low.loop, [(4,), ()], [(1,), ()]))
-    assert "cpu" in error.value.fix
-
-
 # -- boxes ------------------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +297,83 @@ def test_boxes_cover_the_space_within_the_limits(shape: tuple[int, ...]) -> None
             left = 0 if one.whole else one.cells * boxes.count
             assert left * ELEMENTS_PER_CELL <= 2 * max(size, ONE_BOX)
             assert size <= ONE_BOX or np.prod(boxes.box) <= size // 2 or size < 4 * ONE_BOX
+
+
+# -- short rows -------------------------------------------------------------------------------------------------------
+
+
+def long_of(*shapes: tuple[int, ...], sums: int = 0) -> Any:
+    """Long rows of x0 + x1 + ..., stored, and summed to the last shapes."""
+    names = [f"x{i}" for i in range(len(shapes))]
+    lines = [f"  {n} = load f32" for n in names]
+    lines += [f"  t{i}: f32 = Add({'x0' if i == 0 else f't{i - 1}'}, {n})  # {i}" for i, n in enumerate(names[1:])]
+    added = f"t{len(names) - 2}"
+    lines += [f"  store f32 {added}", *[f"  store f32 {added} summed to {n}" for n in names[len(names) - sums :]]]
+    layout = bind(parse_loop("loop(parallel *)\n" + "\n".join(lines)), shapes, [dense(s) for s in shapes])
+    return long_rows(layout, len(shapes))
+
+
+def test_rows_of_small_images_are_joined_to_rows_of_all_their_channels() -> None:
+    long = long_of((32, 64, 4, 4), (64, 1, 1), sums=1)
+    assert (long.layout.dims, long.layout.variant.operands) == ((32, 1024), "ccck")
+    assert [(s.operand, s.outer, s.inner) for s in long.spread] == [(1, 1, 0)]
+    assert (long.short, long.grouped, long.tiled) == (16, {3}, set())
+
+
+def test_short_rows_of_one_parameter_each_are_repeated_along_a_longer_row() -> None:
+    long = long_of((4096, 8), (8,), sums=1)
+    assert (long.layout.dims, long.layout.variant.operands) == ((16, 2048), "ccck")
+    assert [(s.operand, s.outer, s.inner) for s in long.spread] == [(1, 0, 1)]
+    assert (long.short, long.grouped, long.tiled) == (8, set(), {3})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sums"),
+    [
+        (((32, 64, 16, 16), (64, 1, 1)), 1),
+        (((4, 64, 4, 4), (64, 1, 1)), 0),
+        (((4096, 8), (4096, 1)), 1),
+        (((4099, 8), (8,)), 1),
+        (((512, 8), (8,)), 0),
+    ],
+    ids=["long enough", "used too few times", "another value for each row", "a prime number of rows", "one stretch"],
+)
+def test_other_rows_stay_as_they_are(shapes: tuple[tuple[int, ...], ...], sums: int) -> None:
+    assert long_of(*shapes, sums=sums) is None
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    "shape",
+    [(32, 64, 4, 4), (40, 7, 3, 3), (9, 600, 2, 2), (17, 129, 7, 7), (2048, 3, 5), (4096, 8), (8, 3, 600, 4)],
+    ids=str,
+)
+def test_long_rows_are_right(shape: tuple[int, ...], dtype: str) -> None:
+    """Parameters of every pattern, read and summed to."""
+    text = PAIR.format(t=dtype).replace("dx = Abs(%0)", "%1 = Multiply(%0, a)\n  %2 = Multiply(%1, b)\n  dx = Abs(%2)")
+    f = og.compile(og.parse(text))
+    x = samples(shape, dtype)
+    for a, b in itertools.pairwise(patterns(shape)):
+        one, two = np.ones(a, x.dtype), np.full(b, 2, x.dtype)
+        sign = np.where(np.arange(one.size) % 3 == 0, -1, 1).astype(x.dtype).reshape(a)  # exact factors that differ
+        got = f(x=x, d=np.ones_like(x), a=one * sign, b=two)
+        np.testing.assert_array_equal(got["dx"], np.abs(x * sign * two).reshape(shape))
+        assert_sum(got["da"], x, a)
+        assert_sum(got["db"], np.abs(x) * np.asarray(2, x.dtype), b)
+        x = -x
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "boolean", "s8", "s64"])
+def test_long_rows_without_sums_are_right(dtype: str) -> None:
+    text = f"graph(c: boolean[*], x: {dtype}[*], a: {dtype}[*]) -> (y)\n y = Select(c, x, a)"
+    f = og.compile(og.parse(text))
+    rng = np.random.default_rng(0)
+    for shape in [(40, 64, 3, 3), (4096, 6)]:
+        x = rng.integers(0, 2, shape).astype(dtypes.get(dtype).numpy)
+        for like in patterns(shape):
+            a = rng.integers(0, 2, like).astype(x.dtype)
+            c = rng.integers(0, 2, shape[-1:]).astype(bool)
+            np.testing.assert_array_equal(f(c=c, x=x, a=a), np.where(c, x, a).reshape(shape))
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -486,7 +557,7 @@ def test_an_output_of_another_shape_is_refused() -> None:
 
 # -- threads ----------------------------------------------------------------------------------------------------------
 
-SPACES = [(300_007,), (40, 30, 100), (2000, 3, 40), (3, 100_000), (500, 600)]
+SPACES = [(300_007,), (40, 30, 100), (2000, 3, 40), (3, 100_000), (500, 600), (200, 70, 2, 4)]
 
 
 @pytest.mark.parametrize("shape", SPACES, ids=str)

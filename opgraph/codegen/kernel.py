@@ -51,7 +51,7 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> K
 
 def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelSource:
     """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
-    GOMP_parallel)`; layout as kernels/host.h says, or kernels/host_sums.h where there are sums or `boxed` asks for it."""
+    GOMP_parallel)`; layout as kernels/host.h says; as kernels/host_sums.h where there are sums, or where `boxed`."""
     skeleton, launch = _HOST, "launch<Fused>"
     if variant.has_sums:
         skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"

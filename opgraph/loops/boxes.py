@@ -21,6 +21,8 @@ ONE_BOX = 32 * 1024
 SMALLEST, LARGEST = 16 * 1024, 128 * 1024
 _BOXES = 256
 _ANY = 1 << 62
+#: Long pieces are multiples of so many elements.
+_WHOLE = 64
 #: A sum over several boxes may leave one cell for so many elements of the space.
 ELEMENTS_PER_CELL = 64
 
@@ -62,12 +64,17 @@ class Boxes:
         return prod(self.counts)
 
 
-def boxes_of(layout: Layout) -> Boxes:
-    """The cut for a layout with sums, of at least one element."""
+def boxes_of(layout: Layout, *, longest: int = _ANY, unit: int = 1) -> Boxes:
+    """The cut for a layout of at least one element.
+
+    Args:
+        longest: extent of a box along the last axis.
+        unit: what that extent is a multiple of.
+    """
     dims = layout.dims
     places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
     keeps = [tuple(stride != 0 for stride in layout.strides[i]) for i in places]
-    box = _box(dims, keeps)
+    box = _box(dims, keeps, longest, unit)
     counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
     sums = []
     for place, kept in zip(places, keeps, strict=True):
@@ -77,13 +84,14 @@ def boxes_of(layout: Layout) -> Boxes:
     return Boxes(box, counts, tuple(sums))
 
 
-def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]]) -> Shape:
-    size = prod(dims)
+def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:
+    size, last = prod(dims), len(dims) - 1
     wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
     box = [1] * len(dims)
     # As long a stretch of memory as there can be: from the innermost axis outwards.
     for axis in reversed(range(len(dims))):
-        box[axis] = _even(dims[axis], min(wanted // prod(box), _room(box, axis, keeps)))
+        most = min(wanted // prod(box), _room(box, axis, keeps))
+        box[axis] = _even(dims[axis], min(most, longest), unit) if axis == last else _even(dims[axis], most, 1)
     # Fewer and larger boxes where a sum would leave too many cells.
     for kept in keeps:
         for axis in reversed(range(len(dims))):
@@ -91,7 +99,8 @@ def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]]) -> Shape:
             if kept[axis] or left * ELEMENTS_PER_CELL <= max(size, ONE_BOX):
                 continue
             shrink = -(-left * ELEMENTS_PER_CELL // size)
-            box[axis] = _even(dims[axis], min(box[axis] * shrink, _room(box, axis, keeps)))
+            most = min(box[axis] * shrink, _room(box, axis, keeps), longest if axis == last else _ANY)
+            box[axis] = _even(dims[axis], most, unit if axis == last else 1)
     return tuple(box)
 
 
@@ -105,14 +114,14 @@ def _room(box: Sequence[int], axis: int, keeps: Sequence[tuple[bool, ...]]) -> i
     return max((MAX_CELLS - fixed) // growing, 1) if growing else _ANY
 
 
-def _even(extent: int, most: int) -> int:
-    """An extent of at most `most` (one at least) that cuts the axis into pieces of nearly one size."""
+def _even(extent: int, most: int, unit: int) -> int:
+    """An extent of at most `most` that cuts the axis into pieces of nearly one size, of whole units; one at least."""
     if extent <= most:
         return extent
-    pieces = -(-extent // max(most, 1))
-    even = -(-extent // pieces)
-    aligned = -(-even // 64) * 64
-    return aligned if even >= 64 and aligned <= most else even
+    if unit == 1 and most >= _WHOLE:
+        unit = _WHOLE
+    pieces = -(-extent // max(most // unit * unit, unit))
+    return -(-extent // (pieces * unit)) * unit
 
 
 def _cell_strides(box: Shape, kept: tuple[bool, ...]) -> tuple[Strides, int]:

@@ -1,0 +1,104 @@
+"""Short rows, made long: where the innermost axis is short, it and the next one are walked as one row.
+
+A gradient of a [C,1,1] parameter in [N,C,4,4] has rows of 16 elements, which a vectorised loop hardly starts on. All
+large operands walk [C,4,4] as one row of 16 C; a small one, which does not, is spread over a stretch of that row before
+the stretch is used in every place of N, and a sum over the 4x4 is one for each column first, folded at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, STRIDED, UNIFORM, Layout, Variant
+
+#: Rows shorter than this are short.
+SHORT = 128
+#: Elements of a stretch that small operands are spread over, and how many of these (kernels/host_sums.h).
+STRETCH, MAX_SPREAD = 2048, 4
+#: A stretch is used so many times at least.
+_USES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A small operand: element c of the long row is its element (c / short) * outer + (c % short) * inner."""
+
+    operand: int
+    outer: int
+    inner: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongRows:
+    """A layout with long rows.
+
+    Attributes:
+        layout: whose last axis was two.
+        short: extent of the last axis before.
+        spread: the operands that do not walk the long row themselves; stride 1 in `layout`.
+        grouped, tiled: sums of which each result is that of `short` neighbouring columns, or of those that lie `short`
+            apart.
+    """
+
+    layout: Layout
+    short: int
+    spread: tuple[Spread, ...]
+    grouped: frozenset[int]
+    tiled: frozenset[int]
+
+
+def long_rows(layout: Layout, loads: int) -> LongRows | None:
+    """The same layout with long rows; None where rows are not short, or an operand stands in the way.
+
+    Args:
+        loads: how many of the operands are loads.
+    """
+    if len(layout.dims) < 2 or layout.dims[-1] >= SHORT:
+        return None
+    *outer, extent, short = layout.dims
+    kinds = layout.variant.operands
+    walking = [own[-2] == own[-1] * short for own in layout.strides]
+    spread: list[Spread] = []
+    grouped: set[int] = set()
+    tiled: set[int] = set()
+    for place, (*before, step, inner) in enumerate(layout.strides):
+        if walking[place]:
+            continue
+        if step and inner:
+            return None
+        if place < loads and not any(before):
+            spread.append(Spread(place, step, inner))
+        elif place >= loads and kinds[place] in (ADDED, KEPT):
+            (tiled if inner else grouped).add(place)
+        else:
+            return None
+    times = extent
+    if extent * short > STRETCH:
+        if not grouped and all(s.outer == 0 for s in spread):
+            # Every place of the next axis has the same values: as many of them as fill a stretch are one row.
+            times = next(n for n in range(STRETCH // short, 0, -1) if extent % n == 0)
+        elif tiled:
+            return None
+    if times * short < SHORT or layout.size < _USES * times * short or len(spread) > MAX_SPREAD:
+        return None
+    among = {s.operand for s in spread}
+    strides = []
+    for place, (*before, step, inner) in enumerate(layout.strides):
+        last = 1 if place in among else step if place in grouped else inner
+        between = step * times if walking[place] else 0
+        strides.append((*before, between, last) if times < extent else (*before, last))
+    dims = (*outer, extent // times, times * short) if times < extent else (*outer, times * short)
+    row_kinds = [
+        kind if kind == UNIFORM else KEPT if place in grouped | tiled else _kind(kind, s[-1])
+        for place, (kind, s) in enumerate(zip(kinds, strides, strict=True))
+    ]
+    variant = Variant("".join(row_kinds), len(dims) == 1)
+    made = Layout(layout.shape, layout.results, dims, tuple(strides), variant)
+    return LongRows(made, short, tuple(spread), frozenset(grouped), frozenset(tiled))
+
+
+def _kind(kind: str, stride: int) -> str:
+    """How an operand moves along the long row; a sum over all of it stays one."""
+    if kind in (ADDED, KEPT) or stride == 0:
+        return kind
+    return CONTIGUOUS if stride == 1 else STRIDED
