@@ -8,7 +8,7 @@ import numpy as np
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.ir.opdef import Attr, Attrs, Onnx, Port
+from opgraph.ir.opdef import Attr, Attrs, Onnx, Port, TorchCall
 from opgraph.ir.shapes import ShapeMismatch
 from opgraph.ops.families import ANY, FLOAT, pointwise
 
@@ -64,6 +64,19 @@ IDENTITY = pointwise(
     onnx=(Onnx(op_type="Identity", since=1),),
     source="ONNX Identity",
     gradient={"src": "d"},
+)
+
+STOP_GRADIENT = pointwise(
+    "StopGradient",
+    "y = x, whose gradient is zero: what is computed from it counts as a constant in differentiation.",
+    types=ANY,
+    reference=lambda x: x,
+    expression="{src}",
+    torch=lambda t, x: x.detach(),
+    decomposition="Identity(src)",
+    torch_calls=(TorchCall("detach(input)"),),
+    source="torch.Tensor.detach",
+    gradient={"src": "0"},
 )
 
 TYPE_CAST = pointwise(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opgraph.torch.proxy import Proxy
-from opgraph.torch.reads import NotKnown, Place, reads_of
+from opgraph.torch.reads import NotKnown, OddArgument, Place, reads_of
 from opgraph.torch.trace import Run
 from opgraph.torch.watch import EagerCall, Watch
 
@@ -43,6 +43,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         watch: what it did on real tensors meanwhile.
 
     Raises:
+        OddArgument: this call has no plan.
         NotKnown: the function has to be run at each call; the text says why.
     """
     if run.traced is None or run.leaf is None:
@@ -62,7 +63,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         elif isinstance(value, torch.nn.Module):
             objects[name] = value
         else:
-            raise NotKnown(f"an argument is a {type(value).__name__}")
+            raise OddArgument(f"an argument is a {type(value).__name__}")
     writer.environment(fn, objects, shapes_count)
     writer.eager(watch.calls, [*run.tensors, *(k for k in run.kept if isinstance(k, torch.Tensor))])
     return writer.finish(run)
@@ -94,7 +95,7 @@ class _Writer:
     def argument(self, name: str, tensor: torch.Tensor, shapes_count: bool) -> None:
         """A tensor argument: a plain one of the same dtype and device, and of no dimension or not as before."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            raise NotKnown(f"an argument is a {type(tensor).__name__}")
+            raise OddArgument(f"an argument is a {type(tensor).__name__}")
         self.line(f"if type({name}) is not Tensor and type({name}) is not Parameter: return None")
         self.tensor(name, tensor, shapes_count)
         if not shapes_count:

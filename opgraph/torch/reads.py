@@ -26,6 +26,10 @@ class NotKnown(Exception):  # noqa: N818 - no error: the function is run again a
     """Something that the function reads is not understood; the text says what."""
 
 
+class OddArgument(NotKnown):
+    """An argument of this call has no plan; other calls may have one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a value is found, as a Python expression: `text` over names bound to `roots`."""
@@ -104,7 +108,7 @@ class _Walk:
         own = self._root(fn)
         self.reads.values.append((own.then(".__code__"), fn.__code__))
         for default in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
-            if not isinstance(default, PRIMITIVES):
+            if not (isinstance(default, PRIMITIVES) or is_constant(default)):
                 raise NotKnown(f"{fn.__qualname__} has a default that may change")
         self.reads.values.append((own.then(".__defaults__"), fn.__defaults__))
         module_globals = self._root(fn.__globals__)

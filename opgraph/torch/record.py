@@ -55,7 +55,7 @@ def record(
     emitter = Emitter(session, name)
     if is_view(name) and isinstance(args[0], Proxy) and args[0].actual is not None:
         node.action = RUNS
-    elif is_view(name):
+    elif is_view(name) and func not in table():
         refuse(name, args)
     elif (target := cast_target(name, args, kwargs)) is not None:
         x = args[0]

@@ -347,3 +347,25 @@ def test_graphs_are_run_by_what_the_caller_chooses() -> None:
     for n in (4, 5, 6):
         fused(torch.rand(n))
     assert len(made) == 1
+
+
+def test_a_call_with_odd_arguments_leaves_other_calls_their_plans() -> None:
+    def fn(x, more=()):
+        return x + sum(more)
+
+    counted = Counted(fn)
+    assert close(counted(X, [X, X]), 3 * X)
+    assert close(counted(X.as_subclass(Odd)).as_subclass(torch.Tensor), X)
+    for _ in range(3):
+        assert close(counted(X), X)
+    assert counted.runs == 3
+
+
+class Odd(torch.Tensor):
+    pass
+
+
+def test_torch_compile_sees_the_function_as_it_was_written() -> None:
+    fused = fuse(lambda x: x * torch.sigmoid(x))
+    compiled = torch.compile(lambda x: fused(x) + 1, backend="eager", fullgraph=True)
+    assert close(compiled(X), F.silu(X) + 1)

@@ -15,6 +15,7 @@ from traced import evaluated, traced  # noqa: E402
 
 import opgraph as og  # noqa: E402
 from opgraph.errors import InvalidArguments, InvalidDataType, OpGraphError, Unimplemented  # noqa: E402
+from opgraph.torch.fuse import fuse  # noqa: E402
 from opgraph.torch.trace import Tracer, trace  # noqa: E402
 
 F = torch.nn.functional
@@ -186,6 +187,19 @@ def test_a_view_of_a_parameter_stays_in_torch() -> None:
     assert same(traced(function, x), function(x).detach())
 
 
+def test_detached_values_have_no_gradient() -> None:
+    def rounded(x):
+        return x + (torch.round(x) - x).detach()  # the straight-through estimator
+
+    assert "StopGradient" in [op.kind for op in trace(rounded, X).graph.ops]
+    x = X.clone().requires_grad_()
+    y = fuse(rounded)(x)
+    assert torch.equal(y, torch.round(X))
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.ones_like(X))
+    y = fuse(lambda x: x * x.detach())(x)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], X)
+
+
 def test_arithmetic_in_place_on_fresh_values() -> None:
     def function(x, y):
         h = x * 2
@@ -341,7 +355,7 @@ def test_branches_on_data_are_refused_naming_the_line(body) -> None:
         (lambda x: torch.add(x, 1, out=x), InvalidArguments, "out="),  # BAD
         (lambda x: torch.zeros(6).add_(x[0]), InvalidArguments, "did not make"),  # BAD
         (lambda x: (x * 2).backward(), Unimplemented, "no tensor has a gradient yet"),  # BAD
-        (lambda x: (x * 2).detach(), Unimplemented, "computed value"),  # BAD
+        (lambda x: (x * 2).data, Unimplemented, "computed value"),  # BAD
     ],
 )
 def test_what_cannot_be_fused_is_refused_naming_the_line(body, error, what: str) -> None:
