@@ -31,7 +31,7 @@ def shapes_of(record: OpDef, count: int) -> Iterator[list[tuple[int, ...]]]:
     yield [(3, 4, 5)] * count
     yield [(0, 4, 5)] * count
     if record.channel_inputs:
-        yield [(4, 5, 5), (5,)]
+        yield [(5,) if i in record.channel_inputs else (4, 5, 5) for i in range(count)]
     elif record.index_of is None:
         yield [()] * count
         if count > 1:
@@ -45,8 +45,9 @@ def calls(record: OpDef) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any],
             for shapes in shapes_of(record, len(ports)):
                 if attrs.get("auto_broadcast") == "none" and len(set(shapes)) > 1:
                     continue
-                if record.channel_inputs and len(shapes[1]) != 1:
-                    shapes = [shapes[0], (shapes[0][1 if attrs["data_format"] == "NCX" else -1],)]
+                if any(len(shapes[i]) != 1 for i in record.channel_inputs):
+                    channels = (shapes[0][1 if attrs["data_format"] == "NCX" else -1],)
+                    shapes = [channels if i in record.channel_inputs else s for i, s in enumerate(shapes)]
                 yield dtype, ports, attrs, samples.arrays(record, ports, dtype, shapes)
 
 

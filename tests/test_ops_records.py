@@ -46,7 +46,6 @@ def test_the_sample_record_is_right() -> None:
         ({"inputs": (Port(name="more", variadic=True), Port(name="src"))}, "optional and variadic inputs come last"),
         ({"domain": ((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))}, "domain"),
         ({"domain": ((2.0, 1.0),)}, "domain"),
-        ({"channel_inputs": (0,), "attrs": (DATA_FORMAT,)}, "channel_inputs"),
         ({"channel_inputs": (5,), "attrs": (DATA_FORMAT,)}, "channel_inputs"),
         ({"channel_inputs": (1,)}, "need the attribute data_format"),
         ({"index_of": "axis"}, "index_of names 'axis'"),

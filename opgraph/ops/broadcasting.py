@@ -62,7 +62,7 @@ SUM_TO = register(
         infer=_shape_of_like,
         reference=_sum_to,
         torch=_torch_sum_to,
-        onnx="its axes depend on a shape: written as ReduceSum where ranks are known",
+        onnx="none: its axes depend on a shape; written as ReduceSum where ranks are known",
         channel_inputs=(1,),
         gradient={
             "src": "BroadcastTo(d, src, data_format=$data_format, per_channel_broadcast=$per_channel_broadcast)",
@@ -92,8 +92,7 @@ BROADCAST_TO = pointwise(
     expression="{src}",
     torch=lambda t, src, like: t.broadcast_to(src, t.broadcast_shapes(src.shape, like.shape)),
     channel_inputs=(0,),
-    onnx="Expand, which takes a shape where this takes a tensor",
+    onnx="none: Expand takes a shape where this takes a tensor",
     gradient={"src": "d", "like": "0"},
-    cost=0,
     source="numpy.broadcast_to",
 )
