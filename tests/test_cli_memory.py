@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip("torch")
 from opgraph.cli import main
 from opgraph.cli.memory import MODELS
 
+SVG = "{http://www.w3.org/2000/svg}"
 ACTIVATIONS = """\
 import torch
 from beside import SCALE
@@ -76,6 +78,7 @@ def test_a_class_a_function_and_a_module_of_a_file_are_measured(act: str, capsys
     mib = 2**20
     data = report(capsys, f"{act}:Swish", "--input", "128,64,32,32")
     assert data["totals"]["kept"] == 2 * 32 * mib  # x and the sigmoid
+    assert data["after"]["totals"]["kept"] == 32 * mib  # fused: x alone
     data = report(capsys, f"{act}:gate", "--input", "4,8", "--input", "4,8", "--dtype", "bf16")
     assert (data["totals"]["kept"], data["totals"]["inputs"]) == (3 * 64, 2 * 64)
     assert {k["dtype"] for k in data["kept"]} == {"bf16"}
@@ -111,6 +114,30 @@ def test_tables_say_what_is_kept(act: str, tmp_path: Path, capsys: pytest.Captur
     assert picture.read_text().startswith("<svg")
 
 
+def test_the_graphs_of_both_passes_are_drawn_with_what_is_kept(
+    act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "joint.svg"
+    assert run("memory", f"{act}:Swish", "--input", "128,64,32,32", "--graph", path) == 0
+    svg = ElementTree.parse(path).getroot()
+    titles = [(rect.get("class"), text) for rect, text in pills(svg)]
+    # The trainable scalar is kept too, and has no line of its own.
+    assert titles.count(("kept", "x")) == 2
+    assert ("output", "out") in titles and ("output", "d_x") in titles and ("input", "d_out") in titles
+    assert sum(p.get("class") == "edge keeps" for p in svg.iter(f"{SVG}path")) == 1
+    assert any("kept for backward: x 32.0 MiB, 1 scalar" in (t.text or "") for t in svg.iter(f"{SVG}text"))
+
+
+def pills(svg: ElementTree.Element) -> list[tuple[ElementTree.Element, str]]:
+    """The rectangles that stand beside a text in one group, and the text."""
+    found = []
+    for group in svg.iter(f"{SVG}g"):
+        rect, text = group.find(f"{SVG}rect"), group.find(f"{SVG}text")
+        if rect is not None and text is not None:
+            found.append((rect, text.text or ""))
+    return found
+
+
 @pytest.mark.parametrize(
     ("args", "status", "what", "fix"),
     [
@@ -126,6 +153,7 @@ def test_tables_say_what_is_kept(act: str, tmp_path: Path, capsys: pytest.Captur
         ("ACT:Swish --input 2 --model resnet18", 2, "brings its own input", "--batch N"),
         ("ACT:Swish --model resnet18 --batch 0", 2, "at least one image", "positive"),
         ("ACT:Swish --input 2 --plot a.png", 2, "SVG", ".svg"),
+        ("ACT:Swish --model resnet18 --graph a.svg", 2, "not a network", "--input"),
         ("nowhere.py:Swish --input 2", 1, "is not there", "check the path"),
         ("no.such.module:Swish --input 2", 1, "there is no module no", "FILE.py:Name"),
         ("model.onnx --input 2", 1, "not of graph files", "opgraph show"),

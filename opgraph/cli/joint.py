@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 from opgraph.cli.diagram import Box, Diagram, Edge, Node, diagram
 from opgraph.cli.draw import svg_of, write_whole
+from opgraph.cli.labels import NAME_WIDTH
 from opgraph.cli.main import UsageError
 from opgraph.cli.terminal import printable
+from opgraph.ir import dtypes
 from opgraph.transforms.saved import Saved, TrainingPlan
 
 _GAP = 70.0
@@ -18,24 +21,32 @@ _GAP = 70.0
 _LANE = 14.0
 
 
-def draw_plan(plan: TrainingPlan, path: str, title: str) -> None:
+def draw_plan(plan: TrainingPlan, path: str, title: str, extents: Mapping[str, int] | None = None) -> None:
     """Writes the picture; the file appears whole or not at all.
+
+    Args:
+        extents: of symbolic dimensions, where they are known.
 
     Raises:
         UsageError: the path does not end in .svg.
     """
     if Path(path).suffix.lower() != ".svg":
         raise UsageError("the picture is an SVG file", where=path, fix="give a name that ends in .svg")
-    kept = [saved for saved in plan.saved if saved.role != "shape"]
-    listed = ", ".join(f"{printable(s.name, 30)} {_bytes(s)}" for s in kept) or "nothing"
-    svg = svg_of(joint(plan), title, f"kept for backward: {listed}")
+    extents = extents or {}
+    kept = [f"{printable(s.name, 30)} {_bytes(s, extents)}" for s in plan.saved if s.role != "shape" and s.shape != ()]
+    scalars = sum(s.shape == () and s.role != "shape" for s in plan.saved)
+    if scalars:
+        kept.append(f"{scalars} scalar{'s' if scalars > 1 else ''}")
+    svg = svg_of(joint(plan, extents), title, f"kept for backward: {', '.join(kept) or 'nothing'}")
     write_whole(path, ElementTree.tostring(svg, encoding="unicode"))
 
 
-def joint(plan: TrainingPlan) -> Diagram:
+def joint(plan: TrainingPlan, extents: Mapping[str, int]) -> Diagram:
     """Both graphs in one diagram: tensors that are kept are marked, and lead from the one to the other."""
-    kept = {saved.name: _bytes(saved) for saved in plan.saved}
-    lanes = sum(saved.role in ("input", "shape") for saved in plan.saved) * _LANE + _LANE
+    kept = {saved.name: _bytes(saved, extents) for saved in plan.saved}
+    # Scalars are kept too; lines for a dozen of them would hide what takes memory.
+    large = {printable(saved.name, NAME_WIDTH) for saved in plan.saved if saved.shape != ()}
+    lanes = sum(s.role in ("input", "shape") and s.shape != () for s in plan.saved) * _LANE + _LANE
     above = diagram(plan.forward, plan.forward.get_partitions(), kept=kept)
     below = diagram(plan.backward, plan.backward.get_partitions(), kept=kept)
     width = max(above.width, below.width)
@@ -49,7 +60,7 @@ def joint(plan: TrainingPlan) -> Diagram:
     lane = 0.0
     for node in upper.nodes:
         end = ends.get(node.title)
-        if node.role != "kept" or end is None:
+        if node.role != "kept" or end is None or node.title not in large:
             continue
         start, goal = _edge_of(node, 1), _edge_of(end, -1)
         if start[1] > above.height - 1:
@@ -61,14 +72,18 @@ def joint(plan: TrainingPlan) -> Diagram:
     return made
 
 
-def _bytes(saved: Saved) -> str:
+def _bytes(saved: Saved, extents: Mapping[str, int]) -> str:
     if saved.role == "shape":
         return "its shape alone"
-    if saved.bytes is None:
-        return "kept"
-    if saved.bytes < 1024:
-        return f"{saved.bytes} B"
-    return f"{saved.bytes / 2**10:.1f} KiB" if saved.bytes < 2**20 else f"{saved.bytes / 2**20:.1f} MiB"
+    count = saved.bytes
+    if count is None:
+        dims = [extents.get(d) if isinstance(d, str) else d for d in saved.shape or (None,)]
+        if any(d is None for d in dims):
+            return "kept"
+        count = dtypes.get(saved.dtype).itemsize * math.prod(d for d in dims if d is not None)
+    if count < 1024:
+        return f"{count} B"
+    return f"{count / 2**10:.1f} KiB" if count < 2**20 else f"{count / 2**20:.1f} MiB"
 
 
 def _edge_of(node: Node, side: int) -> tuple[float, float]:

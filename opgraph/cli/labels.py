@@ -9,6 +9,8 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.partition import LIBRARY, Partition
 
+#: Characters of a tensor's name that are shown.
+NAME_WIDTH = 28
 _CHAR, _SMALL_CHAR = 7.3, 5.5  # advance of one character of the two monospaced sizes
 
 
@@ -42,7 +44,7 @@ def about_tensor(tensor: LogicalTensor) -> str:
 
 def name_text(tensor: LogicalTensor) -> str:
     """A tensor's name, shortened."""
-    return printable(tensor.name or str(tensor.id), 28)
+    return printable(tensor.name or str(tensor.id), NAME_WIDTH)
 
 
 def type_text(tensor: LogicalTensor) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from opgraph.cli.joint import draw_plan
 from opgraph.cli.main import UsageError
 from opgraph.cli.python_file import named_thing
-from opgraph.cli.terminal import Step, console, note, printable, progress, table
+from opgraph.cli.terminal import console, note, printable, progress, table
 from opgraph.errors import DeviceError, InvalidArguments, OpGraphError, Unimplemented
 
 if TYPE_CHECKING:
@@ -39,7 +41,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=DTYPES, default="f32", help="of inputs and parameters (default: %(default)s)"
     )
     parser.add_argument("--run", action="store_true", help="compute it, instead of counting on shapes alone")
+    parser.add_argument("--no-fuse", action="store_true", help="leave out what fusing would save")
     parser.add_argument("--plot", metavar="FILE", help="write a picture: FILE.svg")
+    parser.add_argument(
+        "--graph",
+        metavar="FILE",
+        help="draw the graphs of both passes as opgraph fuses them, kept tensors marked: FILE.svg",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON, and nothing else")
     parser.add_argument("--all", action="store_true", help="print tables whole, and every kept tensor")
 
@@ -47,21 +55,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     shapes = _shapes(args)
-    if args.plot and Path(args.plot).suffix.lower() != ".svg":
-        raise UsageError("the picture is an SVG file", where=args.plot, fix="give a name that ends in .svg")
+    for path in (args.plot, args.graph):
+        if path and Path(path).suffix.lower() != ".svg":
+            raise UsageError("the picture is an SVG file", where=path, fix="give a name that ends in .svg")
+    if args.graph and args.model:
+        raise UsageError(
+            "--graph draws one function, not a network", where=f"--model {args.model}", fix="give --input instead"
+        )
     with progress() as step:
         step("loading PyTorch")
         _require_torch()
-        report = _measured(args, shapes, step)
+        subject, name = _subject(args)
+        step("running it" if args.run else "counting on shapes")
+        report = _measured(args, subject, name, shapes)
+        if not args.no_fuse:
+            step("fusing it and measuring again")
+            report = _beside_fused(args, subject, name, shapes, report)
         if args.plot:
             step("drawing")
             report.plot(args.plot)
+        if args.graph:
+            step("fusing and drawing")
+            from opgraph.torch.memory_subject import plan_of
+
+            plan, extents = plan_of(subject, shapes, args.dtype)
+            draw_plan(plan, args.graph, f"{printable(name, 60)}, forward and backward", extents)
     if args.json:
         print(json.dumps(report.to_dict()))
         return 0
     _print(report, None if args.all else 40)
-    if args.plot:
-        console().print(f"drawn to {printable(args.plot)}")
+    for path in filter(None, (args.plot, args.graph)):
+        console().print(f"drawn to {printable(path)}")
     return 0
 
 
@@ -111,21 +135,26 @@ def _require_torch() -> None:
         ) from None
 
 
-def _measured(args: argparse.Namespace, shapes: list[tuple[int, ...]], step: Step) -> MemoryReport:
+def _subject(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
+    """What is to be measured, and the name that the arguments gave it."""
     from opgraph.torch import memory_subject
 
     thing, name = (None, "") if args.target is None else named_thing(args.target)
     try:
-        subject = (
-            memory_subject.instance(thing, name)
-            if args.model is None
-            else memory_subject.network(args.model, thing, name)
-        )
+        if args.model is not None:
+            return memory_subject.network(args.model, thing, name), name
+        return memory_subject.instance(thing, name), name
     except InvalidArguments as error:
         raise UsageError(error.what, where=error.where, fix=error.fix) from error
     except Exception as error:
         raise _failed(error, args.target or args.model) from error
-    step("running it" if args.run else "counting on shapes")
+
+
+def _measured(
+    args: argparse.Namespace, subject: Callable[..., Any], name: str, shapes: list[tuple[int, ...]]
+) -> MemoryReport:
+    from opgraph.torch import memory_subject
+
     try:
         report = memory_subject.measured(
             subject, shapes, args.dtype, needs_grad=args.model is None, dry_run=not args.run
@@ -137,6 +166,24 @@ def _measured(args: argparse.Namespace, shapes: list[tuple[int, ...]], step: Ste
     size = "x".join(str(d) for d in shapes[0]) if shapes[0] else "scalar"
     label = args.model + (f" with {name}" if name else "") if args.model else name
     return replace(report, subject=f"{label}, {size} {args.dtype}")
+
+
+def _beside_fused(
+    args: argparse.Namespace,
+    subject: Callable[..., Any],
+    name: str,
+    shapes: list[tuple[int, ...]],
+    report: MemoryReport,
+) -> MemoryReport:
+    """The report with one on the fused subject beside it, where fusing changes what is kept."""
+    from opgraph.torch import memory_subject
+
+    try:
+        after = _measured(args, memory_subject.fused(subject), name, shapes)
+    except OpGraphError as error:
+        note(f"it could not be fused and measured: {error.what} ({error.where})")
+        return report
+    return report if after.totals == report.totals else report.compared(after, "fused")
 
 
 def _failed(error: Exception, target: str) -> OpGraphError:

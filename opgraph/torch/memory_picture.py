@@ -71,7 +71,9 @@ def svg_text(report: MemoryReport) -> str:
 
 
 def _summary(svg: ElementTree.Element, report: MemoryReport, y: float) -> float:
-    told = [("before" if report.after else "", report)] + ([("after", report.after)] if report.after else [])
+    told = [("before" if report.after else "", report)] + (
+        [(_shown(report.after_name, 20), report.after)] if report.after else []
+    )
     for name, one in told:
         x = _MARGIN
         if report.after:
@@ -200,7 +202,7 @@ def _shown(text: str, limit: int) -> str:
 
 def _text(svg: ElementTree.Element, x: float, y: float, text: str, kind: str = "") -> None:
     made = ElementTree.SubElement(svg, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}", **({"class": kind} if kind else {})})
-    made.text = _shown(text, 130)
+    made.text = text
 
 
 def _rect(svg: ElementTree.Element, x: float, y: float, width: float, height: float, kind: str) -> None:

@@ -160,7 +160,8 @@ class Recorder:
         for raw in dir(node):
             if raw.startswith("_raw_saved_"):
                 slot = raw.removeprefix("_raw_")
-                self._unpacked = unpacked = []
+                unpacked: list[Packed] = []
+                self._unpacked = unpacked
                 try:
                     # A node written in C++ has `_saved_self` and the like, one in Python `saved_tensors`.
                     getattr(node, f"_{slot}" if hasattr(type(node), f"_{slot}") else slot)
@@ -173,8 +174,8 @@ class Recorder:
                     packed.op = node.name()
                     packed.slot = slot.removeprefix("saved_") + (f"[{index}]" if many else "")
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            place = self.place_of_node(node._sequence_nr())  # type: ignore[attr-defined]
+            op, place = type(node).__name__, self.place_of_node(node._sequence_nr())
             for name, value in vars(node).items():
                 for tensor in tree_iter(value):
                     if isinstance(tensor, torch.Tensor) and storage_of(tensor) is not None:
-                        self.attributes.append(Attribute(tensor, place, node.name(), f"ctx.{name}"))
+                        self.attributes.append(Attribute(tensor, place, op, f"ctx.{name}"))

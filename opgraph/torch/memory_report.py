@@ -124,7 +124,7 @@ class MemoryReport:
         subject: what was measured.
         kept: every kept tensor, in the order of saving.
         timeline: (phase, module, op, bytes above the weights) after each op.
-        after: a report on the same model after a change, to be shown beside this one.
+        after: a report on the same model after a change, to be shown beside this one under `after_name`.
     """
 
     subject: str
@@ -134,6 +134,7 @@ class MemoryReport:
     timeline: tuple[tuple[str, str, str, int], ...]
     notes: tuple[str, ...]
     after: MemoryReport | None = None
+    after_name: str = "after"
 
     @cached_property
     def modules(self) -> tuple[Group, ...]:
@@ -157,9 +158,9 @@ class MemoryReport:
         rows = self._grouped(lambda k: (k.where, k.code))
         return tuple(sorted((row for row in rows if row.of[0]), key=lambda row: -row.kept))
 
-    def compared(self, after: MemoryReport) -> MemoryReport:
-        """This report with one on the same model after a change beside it."""
-        return replace(self, after=after)
+    def compared(self, after: MemoryReport, name: str = "after") -> MemoryReport:
+        """This report with one on the same model after a change beside it; `name` says what changed, in a word."""
+        return replace(self, after=after, after_name=name)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts, lists, strings and numbers, fit for JSON."""

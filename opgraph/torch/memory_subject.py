@@ -11,8 +11,12 @@ import torch
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch import zoo
+from opgraph.torch.fuse import fuse
 from opgraph.torch.memory import saved_tensors
 from opgraph.torch.memory_report import MemoryReport
+from opgraph.torch.names import parameter_names
+from opgraph.torch.trace import trace
+from opgraph.transforms.saved import TrainingPlan, training_plan
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -33,6 +37,44 @@ def measured(
     make = torch.empty if dry_run else torch.randn
     inputs = [make(tuple(shape), dtype=DTYPES[dtype], requires_grad=needs_grad) for shape in shapes]
     return saved_tensors(subject, *inputs, dry_run=dry_run)
+
+
+def plan_of(
+    subject: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: str
+) -> tuple[TrainingPlan, dict[str, int]]:
+    """What opgraph would keep if it fused a function or a module's forward; and its symbolic dimensions.
+
+    Raises:
+        OpGraphError: it cannot be traced, or an op has no gradient; the message says what stands where.
+    """
+    if isinstance(subject, torch.nn.Module):
+        subject = subject.to(DTYPES[dtype]).forward
+    inputs = [torch.empty(tuple(shape), dtype=DTYPES[dtype]) for shape in shapes]
+    graph = trace(subject, *inputs).graph
+    floats = [t.name for t in graph.inputs if t.name is not None and t.dtype in DTYPES]
+    names = dict(zip(parameter_names(subject), shapes, strict=False))
+    extents = {
+        dim: size
+        for tensor in graph.inputs
+        for dim, size in zip(tensor.dims or (), names.get(tensor.name or "", ()), strict=False)
+        if isinstance(dim, str)
+    }
+    return training_plan(graph, floats), extents
+
+
+def fused(subject: Callable[..., Any]) -> Callable[..., Any]:
+    """A fused function, or a copy of a module in which the forwards of the innermost modules are fused.
+
+    torch's own modules stay as they are.
+    """
+    if not isinstance(subject, torch.nn.Module):
+        made: Callable[..., Any] = fuse(subject)
+        return made
+    copied = copy.deepcopy(subject)
+    for module in copied.modules():
+        if not type(module).__module__.startswith("torch.") and not any(True for _ in module.children()):
+            module.forward = fuse(module.forward)
+    return copied
 
 
 def instance(thing: object, name: str) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ def summary(report: MemoryReport) -> list[str]:
     totals, peak, after = report.totals, report.peak, report.after
     lines = [f"{report.subject}: {size(totals.kept)} kept for backward, {_counts(totals)}"]
     if after is not None:
-        lines.append(f"  after       {_change(totals.kept, after.totals.kept)}, {_counts(after.totals)}")
+        lines.append(f"  {report.after_name:<11} {_change(totals.kept, after.totals.kept)}, {_counts(after.totals)}")
     if totals.inputs:
         lines.append(f"  inputs      {size(totals.inputs)} of it")
     if totals.hooked != totals.kept:
@@ -48,7 +48,7 @@ def summary(report: MemoryReport) -> list[str]:
     lines.append(f"  peak        {size(peak.bytes)} above the weights, after {peak.op or 'nothing'}{place} in the "
                  f"{peak.phase} pass")  # fmt: skip
     if after is not None:
-        lines.append(f"  after       {_change(peak.bytes, after.peak.bytes)}")
+        lines.append(f"  {report.after_name:<11} {_change(peak.bytes, after.peak.bytes)}")
     lines.append(f"              {size(peak.after_forward)} between the passes, {size(peak.after_backward)} at the end")
     if peak.unexplained:
         lines.append(f"              {size(peak.unexplained)} between the passes are held by something else")
@@ -61,13 +61,15 @@ def tables(report: MemoryReport, limit: int | None = MAX_ROWS) -> list[Table]:
     """The report's tables, each cut to `limit` rows: by class, by module call, by op, and tensor by tensor if few."""
     made = []
     if len(report.modules) > 1:
-        made.append(_groups("By class of module", ("class", "calls"), report.classes, _class_cells, limit))
+        made.append(_groups("By class of module", ("class", "calls"), report.classes, _class_cells, report, limit))
         again = any(group.of[1] != "1" for group in report.modules)
         names = ("module", "class", "call") if again else ("module", "class")
-        made.append(_groups("By module", names, report.modules, lambda g: _module_cells(g)[: len(names)], limit))
+        made.append(
+            _groups("By module", names, report.modules, lambda g: _module_cells(g)[: len(names)], report, limit)
+        )
     if report.lines:
-        made.append(_groups("By line of source", ("line", "source"), report.lines, _line_cells, limit))
-    made.append(_groups("By op", ("op", "calls"), report.ops, _class_cells, limit))
+        made.append(_groups("By line of source", ("line", "source"), report.lines, _line_cells, report, limit))
+    made.append(_groups("By op", ("op", "calls"), report.ops, _class_cells, report, limit))
     if limit is None or len(report.kept) <= limit:
         made.append(_tensors(report.kept))
     return made
@@ -92,10 +94,11 @@ def _groups(
     names: tuple[str, ...],
     groups: Sequence[Group],
     cells: Callable[[Group], tuple[str, ...]],
+    report: MemoryReport,
     limit: int | None,
 ) -> Table:
-    compares = any(group.after is not None for group in groups)
-    numbers = ("tensors", "kept", "alone", *(("after",) if compares else ()))
+    compares = report.after is not None
+    numbers = ("tensors", "kept", "alone", *((report.after_name,) if compares else ()))
     rows = []
     for group in groups[:limit]:
         after = (size(group.after or 0),) if compares else ()
@@ -106,7 +109,7 @@ def _groups(
 
 def _tensors(kept: Sequence[Kept]) -> Table:
     columns = ("op", "keeps", "shape", "dtype", "bytes", "storage", "counts", "which is")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for k in kept:
         shape = "x".join(str(d) for d in k.shape) or "scalar"
         counts = size(k.counted) if k.role in COSTS else "-"

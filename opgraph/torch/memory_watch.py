@@ -43,7 +43,7 @@ class Birth:
     op: str
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
     """Counts the bytes of all storages that ops make while it is active.
 
     Args:
@@ -58,7 +58,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, before: Mapping[int, object], where: Callable[[], str], *, dry_run: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.samples: list[Sample] = []
         self.births: dict[int, Birth] = {}

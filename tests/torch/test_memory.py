@@ -140,6 +140,14 @@ def test_a_batch_that_is_never_allocated_counts_as_the_real_one(
     assert grown is None or grown < 150 * MIB
 
 
+def test_backward_frees_all_but_the_gradients() -> None:
+    model = zoo.resnet18()
+    x = torch.randn(2, 3, 32, 32)
+    report = ogt.saved_tensors(model, x, dry_run=True)
+    gradients = sum(4 * p.numel() for p in model.parameters())
+    assert report.peak.after_backward == gradients + 4 * x.numel() + 4 * 2 * 10
+
+
 def test_the_networks_are_the_papers() -> None:
     counts = {name: sum(p.numel() for p in make().parameters()) for name, make in zoo.MODELS.items()}
     assert counts["resnet18"] == 11_173_962  # the CIFAR variants' well-known sizes
@@ -206,6 +214,17 @@ def test_an_entry_names_its_module_call_op_and_line() -> None:
     }
 
 
+def test_the_line_is_the_innermost_of_the_users() -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) + 1
+
+    (kept,) = ogt.saved_tensors(outer, torch.randn(3, requires_grad=True)).kept
+    assert (kept.where, kept.code) == (f"{__file__}:{inner.__code__.co_firstlineno + 1}", "return x.exp()")
+
+
 def test_tensors_on_a_functions_ctx_are_found_and_counted() -> None:
     report = ogt.saved_tensors(KeepsOnCtx.apply, torch.randn(10, requires_grad=True))
     assert [(k.op, k.slot, k.hooked, k.counted) for k in report.kept] == [
@@ -221,10 +240,10 @@ def test_what_is_held_by_something_else_is_told() -> None:
     kept = []
 
     def hoards(x: torch.Tensor) -> torch.Tensor:
-        kept.append(x.detach() * 3)
+        kept.append(x.detach().repeat(3) * 3)
         return x.exp()
 
-    assert ogt.saved_tensors(hoards, torch.randn(10, requires_grad=True)).peak.unexplained == 40
+    assert ogt.saved_tensors(hoards, torch.randn(10, requires_grad=True)).peak.unexplained == 120
 
 
 # -- the peak --------------------------------------------------------------------------------------------------------

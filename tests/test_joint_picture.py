@@ -1,0 +1,43 @@
+"""The picture of a training plan: both graphs, one below the other, and lines for what is kept."""
+
+from __future__ import annotations
+
+from opgraph.cli.joint import joint
+from opgraph.ir.parse import parse
+from opgraph.transforms.saved import training_plan
+
+SWIGLU = """\
+graph(x: f32[batch,256], w: f32[256,512], u: f32[256,512], a: f32[]) -> (y)
+  h = MatMul(x, w)
+  v = MatMul(x, u)
+  t = Multiply(h, a)
+  s = Sigmoid(t)
+  g = Multiply(h, s)
+  y = Multiply(g, v)
+"""
+
+
+def test_what_is_kept_leads_from_one_pass_to_the_other() -> None:
+    plan = training_plan(parse(SWIGLU), ["x", "w", "u", "a"])
+    picture = joint(plan, {"batch": 128})
+    kept = [node for node in picture.nodes if node.role == "kept"]
+    names = {saved.name for saved in plan.saved}
+    assert sorted(node.title for node in kept) == sorted([*names, *names])
+    assert {node.subtitle for node in kept if node.title == "x"} == {"f32[batch,256] · 128.0 KiB"}
+    lines = [edge for edge in picture.edges if edge.kind == "keeps"]
+    assert len(lines) == len(names - {"a"})  # a scalar has none
+    tops = {node.title: node.centre[1] for node in reversed(kept)}
+    for line in lines:
+        assert line.points[0][1] < line.points[-1][1]
+        assert any(abs(line.points[0][1] - top) < 30 for top in tops.values())
+
+
+def test_nothing_of_the_two_graphs_overlaps_or_leaves_the_picture() -> None:
+    picture = joint(training_plan(parse(SWIGLU), ["x", "w", "u", "a"]), {})
+    places = [(n.centre, n.size) for n in picture.nodes if n.role in ("kept", "input", "output")]
+    places += [((b.corner[0] + b.size[0] / 2, b.corner[1] + b.size[1] / 2), b.size) for b in picture.boxes]
+    for i, ((x, y), (w, h)) in enumerate(places):
+        assert w / 2 <= x <= picture.width - w / 2 + 1e-6 and h / 2 - 1e-6 <= y <= picture.height - h / 2 + 1e-6
+        for (u, v), (p, q) in places[:i]:
+            assert abs(x - u) >= (w + p) / 2 - 1e-6 or abs(y - v) >= (h + q) / 2 - 1e-6
+    assert all(0 <= x <= picture.width for edge in picture.edges for x, _ in edge.points)
