@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from opgraph.torch.explain import explain
+from opgraph.torch.explain_report import FusionReport
 from opgraph.torch.from_onnx import from_onnx, to_onnx
+from opgraph.torch.fuse import fuse
+from opgraph.torch.fuse_module import unfuse
 from opgraph.torch.inplace_check import check_inplace
 from opgraph.torch.inplace_report import InplaceFinding, InplaceReport
 from opgraph.torch.memory import saved_tensors
 from opgraph.torch.memory_report import MemoryReport
 
-__all__ = ["InplaceFinding", "InplaceReport", "MemoryReport", "check_inplace", "from_onnx", "saved_tensors", "to_onnx"]
+__all__ = [
+    "FusionReport",
+    "InplaceFinding",
+    "InplaceReport",
+    "MemoryReport",
+    "check_inplace",
+    "explain",
+    "from_onnx",
+    "fuse",
+    "saved_tensors",
+    "to_onnx",
+    "unfuse",
+]

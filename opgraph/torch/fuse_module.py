@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import module as _module
 
+from opgraph.errors import InvalidArguments
+from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.lazy_mode import current, plain_forward, run_lazily
 
 
@@ -21,11 +22,13 @@ class FusedForward:
     Args:
         module: whose forward.
         instead: what stood in the instance's place before, if anything (a forward that another library put there).
+        rounding: as `fuse` takes it.
     """
 
-    def __init__(self, module: nn.Module, instead: Callable[..., Any] | None = None) -> None:
+    def __init__(self, module: nn.Module, instead: Callable[..., Any] | None = None, rounding: str = "store") -> None:
         self.module = module
         self.instead = instead
+        self.rounding = rounding
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
@@ -33,9 +36,9 @@ class FusedForward:
             return self.original(*args, **kwargs)
         session = current()
         if session is None:
-            return run_lazily(lambda: self.original(*args, **kwargs))
+            return run_lazily(lambda: self.original(*args, **kwargs), rounding=self.rounding)
         result = self.original(*args, **kwargs)
-        if self.module._forward_hooks or _module._global_forward_hooks:
+        if self.module._forward_hooks:
             session.compute_all()  # a hook may let go of parameters (sharded training does) or look at anything
         return result
 
@@ -45,37 +48,23 @@ class FusedForward:
             return self.instead(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        # What asks a forward for its signature or source (torch.jit.script, inspect) means the module's own.
-        if name in ("module", "instead") or (name.startswith("__") and name not in _OF_FUNCTIONS):
-            raise AttributeError(name)
-        return getattr(self.instead if self.instead is not None else type(self.module).forward, name)
-
     @property
     def __wrapped__(self) -> Any:
+        """The forward as it was, for those who ask for its signature."""
         return self.instead if self.instead is not None else type(self.module).forward.__get__(self.module)
 
     def __repr__(self) -> str:
         return f"<fused forward of {type(self.module).__name__}>"
 
 
-_OF_FUNCTIONS = frozenset(
-    (
-        "__code__",
-        "__globals__",
-        "__closure__",
-        "__defaults__",
-        "__kwdefaults__",
-        "__name__",
-        "__qualname__",
-        "__func__",
-        "__self__",
-    )
-)
+def fuse_module(model: nn.Module, rounding: str = "store") -> nn.Module:
+    """Wraps the forward of the module and of all that it is made of; does nothing to what is fused already.
 
-
-def fuse_module(model: nn.Module) -> nn.Module:
-    """Wraps the forward of the module and of all that it is made of; does nothing to what is fused already."""
+    Raises:
+        InvalidArguments: the rounding is none that there is; nothing is wrapped then.
+    """
+    if rounding not in ROUNDINGS:
+        raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
     for module in model.modules():
         if module is not model and (
             type(module).__module__.startswith("torch.nn.modules") and not any(module.children())
@@ -83,11 +72,11 @@ def fuse_module(model: nn.Module) -> nn.Module:
             continue  # one library call, or one activation: the module around it sees it
         forward = module.__dict__.get("forward")
         if not isinstance(forward, FusedForward):
-            module.__dict__["forward"] = FusedForward(module, forward)
+            module.__dict__["forward"] = FusedForward(module, forward, rounding)
     return model
 
 
-def unfuse_module(model: nn.Module) -> nn.Module:
+def unfuse(model: nn.Module) -> nn.Module:
     """Undoes `fuse` for the module and all that it is made of."""
     for module in model.modules():
         forward = module.__dict__.get("forward")

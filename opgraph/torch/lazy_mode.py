@@ -33,9 +33,9 @@ def current() -> LazySession | None:
     return session if session is not None and session.hooks == saved_tensor_hooks() else None
 
 
-def run_lazily(call: Callable[[], Any], observer: Observer | None = None) -> Any:
+def run_lazily(call: Callable[[], Any], observer: Observer | None = None, rounding: str = "store") -> Any:
     """What `call()` returns; pointwise arithmetic waits meanwhile, and nothing waits any more at the end."""
-    session = LazySession(observer)
+    session = LazySession(observer, rounding)
     outer = getattr(_thread, "session", None)
     _thread.session = session
     try:

@@ -55,12 +55,12 @@ _by_pattern: dict[Any, Kernel] = {}
 _lock = threading.Lock()
 
 
-def run(wanted: list[Node], observer: Observer | None) -> None:
+def run(wanted: list[Node], rounding: str, observer: Observer | None) -> None:
     """Gives nodes their values, and those that they are made of, where somebody else needs them too."""
     for closure, roots in _groups(wanted):
         outputs = _outputs(closure, roots)
         with torch._C.DisableTorchFunction(), _as_noted(closure[0]):
-            kernel = _kernel(closure, outputs) if len(closure) > 1 else None
+            kernel = _kernel(closure, outputs, rounding) if len(closure) > 1 else None
             if observer is not None:
                 observer.runs(closure, outputs, *(kernel or (None, [])))
             if kernel is None or kernel[0].op is None:
@@ -153,7 +153,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _kernel(closure: list[Node], outputs: list[Node]) -> tuple[Kernel, list[torch.Tensor]]:
+def _kernel(closure: list[Node], outputs: list[Node], rounding: str) -> tuple[Kernel, list[torch.Tensor]]:
     """What runs these nodes, and the tensors that they read."""
     index: dict[Node, int] = {}
     places: dict[int, int] = {}
@@ -173,7 +173,7 @@ def _kernel(closure: list[Node], outputs: list[Node]) -> tuple[Kernel, list[torc
             row.append(place)
         index[node] = len(calls)
         calls.append(tuple(row))
-    shape = (tuple(calls), tuple([index[n] for n in outputs]), closure[0].device.type)
+    shape = (tuple(calls), tuple([index[n] for n in outputs]), closure[0].device.type, rounding)
     key = (shape, tuple([t.shape for t in tensors]))
     kernel = _by_shapes.get(key)
     if kernel is None:
@@ -190,12 +190,14 @@ def _found(shape: Any, key: Any, tensors: list[torch.Tensor]) -> Kernel:
             _by_pattern.clear()
         kernel = _by_pattern.get(general)
         if kernel is None:
-            kernel = _by_pattern[general] = _made(shape[0], shape[1], tensors)
+            kernel = _by_pattern[general] = _made(shape, tensors)
         _by_shapes[key] = kernel
     return kernel
 
 
-def _made(calls: tuple[Any, ...], outputs: tuple[int, ...], tensors: list[torch.Tensor]) -> Kernel:
+def _made(shape: tuple[Any, ...], tensors: list[torch.Tensor]) -> Kernel:
+    calls, outputs, _, rounding = shape
+
     def replayed(*given: Any) -> tuple[Any, ...]:
         values: list[Any] = []
         for spec, *places in calls:
@@ -204,13 +206,13 @@ def _made(calls: tuple[Any, ...], outputs: tuple[int, ...], tensors: list[torch.
 
     try:
         with torch._C._EnableTorchFunction():
-            traced = Tracer(replayed)(tuple(tensors), {})
+            traced = Tracer(replayed, as_eager=rounding == "each")(tuple(tensors), {})
         by_id = {id(t): i for i, t in enumerate(tensors)}
         order = tuple(by_id[id(t)] for t in traced.tensors)  # KeyError: a tensor that the trace made itself
         results = [value.index for value in traced.traced.outputs] if traced.traced is not None else []
         if traced.traced is None or len({*results}) != len(results):
             return Kernel(None, why="two of its values are one")
-        return Kernel(FusedOp(traced.traced.graph), order, tuple(results))
+        return Kernel(FusedOp(traced.traced.graph, rounding=rounding), order, tuple(results))
     except (OpGraphError, KeyError, AttributeError) as error:
         return Kernel(None, why=str(error).splitlines()[0])
 

@@ -46,14 +46,16 @@ class LazySession:
 
     Args:
         observer: is told what happens; None: nobody.
+        rounding: as `fuse` takes it.
 
     Attributes:
         hooks: the saved-tensor hooks when it began. Under others (activation checkpointing) nothing waits: how many
             tensors are saved must not depend on when something runs.
     """
 
-    def __init__(self, observer: Observer | None = None) -> None:
+    def __init__(self, observer: Observer | None = None, rounding: str = "store") -> None:
         self.observer = observer
+        self.rounding = rounding
         self.hooks = saved_tensor_hooks()
         self._handles: list[weakref.ref[Lazy]] = []
         self._limit = 64
@@ -197,7 +199,7 @@ class LazySession:
     def compute(self, nodes: list[Node]) -> None:
         """Runs what these nodes need, and gives their tensors the values."""
         with self._lock, _hooked(self.hooks):
-            run([n for n in nodes if n.value is None], self.observer)
+            run([n for n in nodes if n.value is None], self.rounding, self.observer)
 
     def compute_all(self) -> None:
         """Runs everything that somebody still holds."""
