@@ -88,7 +88,7 @@ def _summary(svg: ElementTree.Element, report: MemoryReport, y: float) -> float:
 def _bars(svg: ElementTree.Element, report: MemoryReport, y: float) -> float:
     """Horizontal bars, one for each layer (or line, or op, where there is one layer); returns where they end."""
     title, labelled, rest = _rows(report)
-    largest = max((max(g.kept, g.after or 0) for _, g in labelled), default=0) or 1
+    largest = max((_length(g) for _, g in labelled), default=1)
     left = _MARGIN + min(44, max((len(label) for label, _ in labelled), default=0)) * _CHAR + 10
     full = _WIDTH - _MARGIN - left - (24 if report.after else 12) * _CHAR
     _text(svg, _MARGIN, y, title, "head")
@@ -128,12 +128,15 @@ def _rows(report: MemoryReport) -> tuple[str, list[tuple[str, Group]], list[Grou
         title, groups = "by line of source", [(f"{os.path.basename(g.of[0])} {g.of[1]}", g) for g in report.lines]
     else:
         title, groups = "by op", [(g.of[0] or "(not in the graph)", g) for g in report.ops]
-    sizes = sorted((max(g.kept, g.after or 0) for _, g in groups), reverse=True)
     # What is far too small to be seen would only push the rest down the page.
-    least = max(sizes[:MAX_BARS][-1] if sizes else 0, report.totals.kept // 1000, 1)
-    large = [(label, g) for label, g in groups if max(g.kept, g.after or 0) >= least][:MAX_BARS]
-    drawn = {id(g) for _, g in large}
-    return title, large, [g for _, g in groups if id(g) not in drawn]
+    seen = [i for i, (_, g) in enumerate(groups) if _length(g) >= max(report.totals.kept // 1000, 1)]
+    drawn = set(sorted(seen, key=lambda i: -_length(groups[i][1]))[:MAX_BARS])
+    rest = [g for i, (_, g) in enumerate(groups) if i not in drawn]
+    return title, [groups[i] for i in sorted(drawn)], rest
+
+
+def _length(group: Group) -> int:
+    return max(group.kept, group.after or 0)
 
 
 def _timeline(svg: ElementTree.Element, report: MemoryReport, y: float) -> float:
