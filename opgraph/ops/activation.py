@@ -159,5 +159,5 @@ SOFTSIGN = pointwise(
     cost=10,
     torch_calls=(TorchCall("softsign(input)"),),
     source="ONNX Softsign",
-    gradient={"src": "Multiply(Multiply(d, Reciprocal(Add(Abs(src), 1))), Reciprocal(Add(Abs(src), 1)))"},
+    gradient={"src": "Divide(Divide(d, Add(Abs(src), 1)), Add(Abs(src), 1))"},
 )

@@ -132,6 +132,6 @@ RSQRT = pointwise(
     domain=((0.05, 4),),
     torch_calls=(TorchCall("rsqrt(input)"),),
     source="1 / sqrt(x)",
-    gradient={"src": "Multiply(Multiply(d, -0.5), Divide(dst, src))"},
+    gradient={"src": "Multiply(Divide(Multiply(d, -0.5), src), dst)"},
     gradient_from_output="Multiply(Multiply(d, -0.5), Multiply(Multiply(dst, dst), dst))",
 )

@@ -128,12 +128,15 @@ def power(x: np.ndarray, d: np.ndarray, exponent: np.ndarray | float, order: int
     size, odd = np.abs(x), np.isfinite(b) & (np.abs(np.fmod(b, 2)) == (order + 1) % 2)  # y is rounded, b is not
     sign = coefficient * _where(np.signbit(x) & odd, -1, 1).astype(x.dtype)
     sign = _where((x < 0) & np.isfinite(x) & (b != np.trunc(b)), np.nan, sign).astype(x.dtype)
-    moved = rest * np.log(size)
-    part = np.power(size, y / 4) * np.exp(_where(np.isfinite(moved), moved, 0) / 4)
+    moved = _where((size > 0) & np.isfinite(size) & np.isfinite(b), rest * np.log(size), 0)
+    part = np.power(size, y / 4) * np.exp(moved / 4)
     largest = np.exp(0.74 * np.log(np.finfo(x.dtype).max))
     regular = (size > 0) & np.isfinite(size) & np.isfinite(b)
     part = _where(regular, _where(np.equal(d, 0), 1, np.clip(part, 1 / largest, largest)), part)
     product = np.abs(d * sign)  # where it is a normal number it goes first: neither d 2^n nor c 2^n need be one
     first = (product >= np.finfo(x.dtype).tiny) & np.isfinite(product)
     value = _where(first, d * sign, d) * part * part * part * _where(first, part, sign * part)
+    # Nowhere near the ends of the range: as it is written.
+    plain = (part > largest ** (-1 / 4)) & (part < largest ** (1 / 4)) & (product > 1 / largest) & (product < largest)
+    value = _where(plain, d * (sign * (np.power(size, y) * np.exp(moved))), value)
     return _where(np.equal(coefficient, 0), 0, value).astype(x.dtype)

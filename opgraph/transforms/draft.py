@@ -159,7 +159,7 @@ def _may_mix(record: opdef.OpDef) -> bool:
 
 
 def _holds(dtype: str, value: float) -> bool:
-    return bool(dtypes.get(dtype).numpy.type(value) == value)
+    return float(dtypes.get(dtype).numpy.type(value)) == value
 
 
 def is_float(tensor: LogicalTensor) -> bool:
