@@ -11,12 +11,16 @@ from opgraph.torch.inplace_check import check_inplace
 from opgraph.torch.inplace_report import InplaceFinding, InplaceReport
 from opgraph.torch.memory import saved_tensors
 from opgraph.torch.memory_report import MemoryReport
+from opgraph.torch.nn import Activation, SwiGLU, Swish
 
 __all__ = [
+    "Activation",
     "FusionReport",
     "InplaceFinding",
     "InplaceReport",
     "MemoryReport",
+    "SwiGLU",
+    "Swish",
     "check_inplace",
     "explain",
     "from_onnx",

@@ -1,0 +1,234 @@
+"""Activations as modules, each one kernel forward and one backward: Swish, SwiGLU, and any function of torch ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from opgraph.errors import InvalidArguments
+from opgraph.torch.fuse import fuse
+from opgraph.torch.lazy import Lazy, compute
+from opgraph.torch.lazy_mode import current, plain_forward
+from opgraph.torch.overwrite import overwrite
+
+
+class _Pointwise(nn.Module):
+    """A module with a formula: how it is run is this class's business."""
+
+    inplace = False
+
+    def _formula(self) -> Callable[..., torch.Tensor]:
+        """A function of tensors, to be fused."""
+        raise NotImplementedError
+
+    def _run(self, *tensors: torch.Tensor) -> torch.Tensor:
+        fused: Any = self.__dict__.get("_fused")
+        if fused is None:
+            fused = self.__dict__["_fused"] = fuse(self._formula())
+        if not self.inplace:
+            waits = current() is not None or plain_forward()
+            return fused.__wrapped__(*tensors) if waits else fused(*tensors)  # type: ignore[no-any-return]
+        x = tensors[0]
+        if plain_forward():
+            return x.copy_(fused.__wrapped__(x.clone(), *tensors[1:]))
+        if type(x) is Lazy:  # of a fused model around it
+            compute(x, None)
+        return overwrite(fused, *tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_fused"}
+
+
+class Swish(_Pointwise):
+    """x * sigmoid(alpha * x), elementwise. Keeps x alone for backward, and alpha, which exists anyway.
+
+    Args:
+        alpha: its (first) value.
+        trainable: whether it is a parameter, `alpha` in the state_dict.
+        num_parameters: 1, or the size of dimension 1 of the inputs for one alpha per channel, as nn.PReLU has it.
+        inplace: the result is written into the input. Without gradients that allocates nothing. With gradients a copy
+            of the input is kept for backward (two inputs have the same swish, so the result does not do), which saves
+            nothing; nn.SiLU(inplace=True) does the same.
+
+    Shapes: any; [N, C, ...] with num_parameters = C > 1. Dtypes: floats; the result has that of x. A trainable alpha
+    keeps its own dtype, and x meets it in the wider of the two, inside the kernel.
+
+    Raises:
+        InvalidArguments: several alphas that are not trainable; when called, another number of channels.
+
+    Source: Ramachandran, Zoph, Le 2017 (arXiv:1710.05941); ONNX Swish-24 has the same alpha.
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, trainable: bool = False, num_parameters: int = 1, inplace: bool = False
+    ) -> None:
+        super().__init__()
+        if num_parameters < 1 or (num_parameters > 1 and not trainable):
+            raise InvalidArguments(
+                f"num_parameters={num_parameters} with trainable={trainable}",
+                where="Swish",
+                fix="give trainable=True for one alpha per channel",
+            )
+        self.trainable = trainable
+        self.num_parameters = num_parameters
+        self.inplace = inplace
+        self.alpha: float | nn.Parameter
+        if trainable:
+            self.alpha = nn.Parameter(torch.full((num_parameters,), float(alpha)))
+        else:
+            self.alpha = float(alpha)
+
+    def _formula(self) -> Callable[..., torch.Tensor]:
+        if self.trainable:
+            return _swish
+        alpha = self.alpha
+        return lambda x: x * torch.sigmoid(alpha * x) if alpha != 1.0 else x * torch.sigmoid(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of the shape and dtype of x."""
+        alpha = self.alpha
+        if not isinstance(alpha, torch.Tensor):
+            return self._run(x)
+        if self.num_parameters > 1:
+            if x.dim() < 2 or x.shape[1] != self.num_parameters:
+                raise InvalidArguments(
+                    f"got {tuple(x.shape)} for {self.num_parameters} channels",
+                    where="Swish",
+                    fix="dimension 1 of the input must have num_parameters entries",
+                )
+            return self._run(x, alpha.view(-1, *[1] * (x.dim() - 2)))
+        return self._run(x, alpha)
+
+    def extra_repr(self) -> str:
+        """For print."""
+        shown = f"num_parameters={self.num_parameters}" if self.trainable else f"alpha={self.alpha}"
+        return shown + (", trainable=True" if self.trainable else "") + (", inplace=True" if self.inplace else "")
+
+
+def _swish(x: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+    return (x * torch.sigmoid(alpha * x)).to(x.dtype)
+
+
+class SwiGLU(_Pointwise):
+    """swish(gate) * up, where gate and up are the halves of one tensor, read in place, or two tensors.
+
+    Args:
+        dim: the dimension that is cut in two.
+        gate: "first": the first half is the gate, as in the gate_up_proj of Llama-like models and in ONNX models made
+            from them; "second": the second half, as in torch's F.glu.
+        alpha: of the swish.
+        limit: if given, the gate is cut off above it, and up outside [-limit, limit].
+        offset: added to up (1.0 in the clamped form of gpt-oss, with alpha=1.702, limit=7.0).
+
+    Shapes: [..., 2 n, ...] -> [..., n, ...], or two of [..., n, ...]. Dtypes: floats. Keeps its input alone.
+
+    Raises:
+        InvalidArguments: a `gate` that is neither; when called, an odd size.
+
+    Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv:2002.05202).
+    """
+
+    def __init__(
+        self,
+        dim: int = -1,
+        gate: str = "first",
+        alpha: float = 1.0,
+        limit: float | None = None,
+        offset: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if gate not in ("first", "second"):
+            raise InvalidArguments(f"there is no gate {gate!r}", where="SwiGLU", fix='use "first" or "second"')
+        self.dim, self.gate, self.alpha, self.limit, self.offset = dim, gate, float(alpha), limit, float(offset)
+
+    def _formula(self) -> Callable[..., torch.Tensor]:
+        alpha, limit, offset = self.alpha, self.limit, self.offset
+
+        def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+            if limit is not None:
+                gate = gate.clamp(max=limit)
+                up = up.clamp(-limit, limit)
+            if offset:
+                up = up + offset
+            return gate * torch.sigmoid(alpha * gate if alpha != 1.0 else gate) * up
+
+        return swiglu
+
+    def forward(self, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
+        """Of x, or of `x` as the gate and `up`."""
+        if up is not None:
+            return self._run(x, up)
+        if x.shape[self.dim] % 2:
+            raise InvalidArguments(
+                f"dimension {self.dim} of {tuple(x.shape)} cannot be cut in two",
+                where="SwiGLU",
+                fix="give an even size, or gate and up as two tensors",
+            )
+        first, second = x.chunk(2, self.dim)
+        return self._run(first, second) if self.gate == "first" else self._run(second, first)
+
+    def extra_repr(self) -> str:
+        """For print."""
+        shown = [f"dim={self.dim}", f"gate={self.gate!r}"]
+        shown += [f"alpha={self.alpha}"] if self.alpha != 1.0 else []
+        shown += [f"limit={self.limit}"] if self.limit is not None else []
+        return ", ".join(shown + ([f"offset={self.offset}"] if self.offset else []))
+
+
+class Activation(_Pointwise):
+    """`fn(x, **params)` with trainable parameters.
+
+    Args:
+        fn: a function of torch ops, pointwise in x (what `fuse` takes); plain, or fused already.
+        inplace: the result is written into x; see `opgraph.torch.overwrite` for what that saves when.
+        params: by name, their first values: a number (a parameter of no dimension) or a tensor. They are in the
+            state_dict under these names.
+
+    Example: `Activation(lambda x, a: x * torch.sigmoid(a * x), a=1.0)`.
+
+    Raises:
+        InvalidArguments: a name that modules use themselves, a value that is neither a number nor a float tensor.
+    """
+
+    def __init__(
+        self, fn: Callable[..., torch.Tensor], *, inplace: bool = False, **params: float | torch.Tensor
+    ) -> None:
+        super().__init__()
+        self.fn = fn
+        self.inplace = inplace
+        self._names = tuple(params)
+        for name, value in params.items():
+            if hasattr(self, name):
+                raise InvalidArguments(
+                    f"a parameter cannot be called {name!r}", where="Activation", fix="rename it: modules use that name"
+                )
+            self.register_parameter(name, nn.Parameter(_first_value(name, value)))
+
+    def _formula(self) -> Callable[..., torch.Tensor]:
+        fn, names = getattr(self.fn, "__wrapped__", self.fn), self._names
+        return lambda x, *values: fn(x, **dict(zip(names, values, strict=True)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """fn(x, **params)."""
+        return self._run(x, *[getattr(self, name) for name in self._names])
+
+    def extra_repr(self) -> str:
+        """For print."""
+        shown = [getattr(self.fn, "__name__", type(self.fn).__name__)]
+        for name in self._names:
+            value = getattr(self, name)
+            shown.append(f"{name}={value.item():g}" if value.dim() == 0 else f"{name}={tuple(value.shape)}")
+        return ", ".join(shown + (["inplace=True"] if self.inplace else []))
+
+
+def _first_value(name: str, value: Any) -> torch.Tensor:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return torch.tensor(float(value))
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().clone()
+    raise InvalidArguments(
+        f"{name} is {type(value).__name__}", where="Activation", fix="give a number or a float tensor"
+    )
