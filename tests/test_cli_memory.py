@@ -84,6 +84,8 @@ def test_a_class_a_function_and_a_module_of_a_file_are_measured(act: str, capsys
     assert {k["dtype"] for k in data["kept"]} == {"bf16"}
     data = report(capsys, f"{act}:made", "--input", "4,8", "--run")
     assert [g["of"][0] for g in data["modules"]] == ["0", "1"]
+    data = report(capsys, f"{act}:made", "--input", "4,8", "--dtype", "bf16")  # its parameters too
+    assert {k["dtype"] for k in data["kept"]} == {"bf16"}
     data = report(capsys, "torch.nn.functional:silu", "--input", "4,8")
     assert data["totals"]["kept"] == 128
 
@@ -94,6 +96,9 @@ def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixtu
         data = report(capsys, *target, "--model", "resnet18")
         kept["".join(target).rpartition(":")[2]] = round(data["totals"]["kept"] / 2**20)
     assert kept == {"ReLU": 574, "SiLU": 846, "silu": 846, "Swish": 1118, "": 574}
+    # Fused, the trainable one keeps what SiLU does: its input alone.
+    fused = report(capsys, f"{act}:Swish", "--model", "resnet18")["after"]
+    assert round(fused["totals"]["kept"] / 2**20) == 846
     assert report(capsys, "--model", "resnet18", "--batch", "2")["subject"] == "resnet18, 2x3x32x32 f32"
 
 
