@@ -10,7 +10,7 @@
 
 namespace og {
 
-enum { strip = 256, lanes = 32, max_cells = 4096, small_work = 2048, stretch = 2048, max_spread = 4 };
+enum { strip = 256, lanes = 32, few = 12, max_cells = 4096, small_work = 2048, stretch = 2048, max_spread = 4 };
 
 // sum + rest = sum + x, exactly but for the last addition (Knuth, The art of computer programming 2, 4.2.2).
 OG_FN void add_exactly(double& sum, double& rest, double x) {
@@ -50,6 +50,16 @@ template <class T> struct Row {
       for (int half = lanes / 2; half > 0; half /= 2)
         for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
       sum += lane[0];
+    }
+  }
+  // A strip that is shorter than a tree is worth.
+  OG_FN void add_few(const T* x, i64 n) {
+    for (i64 i = 0; i < n; ++i) {
+      if constexpr (sizeof(T) == sizeof(double)) {
+        add_exactly(sum, rest, x[i]);
+      } else {
+        sum += (double)x[i];
+      }
     }
   }
   OG_FN void into(double* cell, i64 rests) const {
@@ -142,7 +152,11 @@ template <class F> OG_FN void row(const F f, i64 width, double* const* cell, con
     for (i64 i = 0; i < n; ++i) f.element(first + i, &addend[0][i]);
     each<F::sums>([&](auto k) {
       if constexpr (F::adds_row(k.value)) {
-        total[k.value].add(addend[k.value], filled);
+        if (n <= few) {
+          total[k.value].add_few(addend[k.value], n);
+        } else {
+          total[k.value].add(addend[k.value], filled);
+        }
       } else {
         add_each(cell[k.value] + first, rests[k.value], addend[k.value], n);
       }
