@@ -134,7 +134,7 @@ def _glu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _prelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, weight = args if len(args) == 2 else (args[0], kwargs["weight"])
-    session.shapes_count = True
+    session.asks = True
     if weight.dim() == 1 and x.dim() > 1:
         # One slope per channel, along axis 1.
         weight = session.eager(torch.Tensor.view, (weight, (-1, *[1] * (x.dim() - 2))), {})
@@ -144,7 +144,7 @@ def _prelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 def _like_real(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`parameter.expand_as(x)`, `parameter.to(x)`: of x only what is known without its data is needed."""
     name, t, x = func.__name__, args[0], args[1]
-    session.shapes_count = session.shapes_count or name not in ("to", "type_as")
+    session.asks = session.asks or name not in ("to", "type_as")
     if isinstance(t, Proxy):
         if name in ("view_as", "reshape_as", "expand_as"):
             return getattr(t, name.removesuffix("_as"))(x.shape)

@@ -3,42 +3,58 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
+from torch import nn
 
-from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.errors import InvalidArguments
 from opgraph.torch.function import FusedOp
+from opgraph.torch.fuse_module import fuse_module
+from opgraph.torch.lazy import compute, lazies
 from opgraph.torch.plan import Plan, make_plan
 from opgraph.torch.proxy import proxies
-from opgraph.torch.reads import NotKnown
+from opgraph.torch.reads import NotKnown, OddArgument
 from opgraph.torch.results import Output
 from opgraph.torch.trace import Run, Tracer
 from opgraph.torch.watch import Watch
 
+if TYPE_CHECKING:
+    from opgraph.torch.explain_report import FusionReport
+
 #: Ways through one function that have plans; a function with more is run at each call.
 MOST_PLANS = 8
+#: Calls with arguments that no plan serves (lists of tensors, tensors of another class) before plans are given up.
+MOST_ODD_CALLS = 32
 
 _dynamo = torch.compiler.is_dynamo_compiling
 
 
 @overload
+def fuse(fn: nn.Module, *, rounding: str = "store", dry_run: Literal[False] = False) -> nn.Module: ...
+@overload
+def fuse(fn: nn.Module, *, dry_run: Literal[True], inputs: Sequence[Any] = ()) -> FusionReport: ...
+@overload
 def fuse(fn: Callable[..., Any], *, rounding: str = "store") -> Callable[..., Any]: ...
 @overload
 def fuse(*, rounding: str = "store") -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-def fuse(fn: Any = None, *, rounding: str = "store") -> Any:
+def fuse(fn: Any = None, *, rounding: str = "store", dry_run: bool = False, inputs: Sequence[Any] = ()) -> Any:
     """Makes of a function of torch ops one that does its pointwise arithmetic in one kernel, its gradient in another.
 
     Args:
-        fn: a function or method of pointwise torch ops; left out where this is a decorator with arguments.
+        fn: a function or method of pointwise torch ops; left out where this is a decorator with arguments. Or a
+            module with any forward: it is changed in place (see `opgraph.torch.fuse_module`), and `unfuse` undoes it.
         rounding: "store": f16 and bf16 values inside are rounded once, at the end; "each": after each op, as eager
             torch does.
+        dry_run: of a module: report what would be done, and change nothing.
+        inputs: for the report: run the module once on these, as `explain` does; without them it is not run.
 
-    Returns: the function. Tensor arguments of one dimension or more are data; tensors of no dimension, arguments too,
-        stay in torch, with Python branches on them. Parameters, buffers and other tensors are used where they meet
-        data. Gradients flow to all of them. `fused.why_rerun` tells why the Python function runs at each call, where
-        it does ("" where it does not), `fused.tracer` leads to its graphs.
+    Returns: the module, or the report on it, or the function. Of the function: tensor arguments of one dimension or
+        more are data; tensors of no dimension, arguments too, stay in torch, with Python branches on them. Parameters,
+        buffers and other tensors are used where they meet data. Gradients flow to all of them. `fused.why_rerun`
+        tells why the Python function runs at each call, where it does ("" where it does not), `fused.tracer` leads to
+        its graphs.
 
     Raises (the result, when called):
         InvalidArguments: a branch on data, or arithmetic in place on an argument; the message names the line.
@@ -46,8 +62,12 @@ def fuse(fn: Any = None, *, rounding: str = "store") -> Any:
     """
     if fn is None:
         return lambda target: fuse(target, rounding=rounding)
-    if isinstance(fn, torch.nn.Module):
-        raise Unimplemented("a module cannot be fused yet", where=f"fuse({type(fn).__name__})", fix="fuse its forward")
+    if isinstance(fn, nn.Module):
+        if dry_run:
+            from opgraph.torch.explain import explain, foresee  # nobody else needs them
+
+            return explain(fn, *inputs) if inputs else foresee(fn)
+        return fuse_module(fn, rounding)
     if not callable(fn):
         raise InvalidArguments(
             f"a {type(fn).__name__} cannot be fused", where="fuse", fix="pass a function of torch ops"
@@ -66,14 +86,15 @@ def fuse_function(
     """
     tracer = Tracer(fn, as_eager=as_eager)
     plans: list[Plan] = []
+    odd_calls = 0
 
     @functools.wraps(fn)
     def fused(*args: Any, **kwargs: Any) -> Any:
         if _dynamo():
             return fn(*args, **kwargs)  # torch.compile sees the function as it was written
         for plan in plans:
-            found = plan(args, kwargs)
-            if found is not None:
+            found = plan.check(args, kwargs)
+            if found is not None and found[0] is not None:
                 traced, tensors, kept = found
                 outputs = traced.outputs
                 results = traced.op(*tensors)
@@ -81,6 +102,9 @@ def fuse_function(
         return slow(args, kwargs)
 
     def slow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if next(lazies((args, kwargs)), None) is not None:  # of a fused module around it
+            compute(args, kwargs)
+            return fused(*args, **kwargs)
         if next(proxies((*args, *kwargs.values())), None) is not None:
             return fn(*args, **kwargs)  # inside another fused function: part of its kernel
         run = opened(tracer(args, kwargs)) if fused.why_rerun else planned(args, kwargs)  # type: ignore[attr-defined]
@@ -94,14 +118,18 @@ def fuse_function(
         return run
 
     def planned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        nonlocal odd_calls
         watch = Watch()
         run = opened(tracer(args, kwargs, watch))
         if run.traced is None:
             return run
-        if any((found := plan(args, kwargs)) is not None and found[0] is run.traced for plan in plans):
-            return run  # only the shapes were new
+        if any(plan.learn(args, kwargs, run) for plan in plans):
+            return run
         try:
             plan = make_plan(fn, args, kwargs, run, watch)
+        except OddArgument as why:
+            odd_calls += 1
+            fused.why_rerun = str(why) if odd_calls > MOST_ODD_CALLS else ""  # type: ignore[attr-defined]
         except NotKnown as why:
             fused.why_rerun = str(why)  # type: ignore[attr-defined]
         else:

@@ -2,32 +2,53 @@
 
 A plan is a Python function, generated once: it compares dtypes, numbers, globals, cells and attributes with those of
 the run that it was made from, repeats what the run did on real tensors (views, arithmetic of parameters), and looks
-up the graph by the shapes. Where anything differs it returns None, and the function is run again.
+up the graph by the shapes. Where anything differs the function is run again; where that was only a shape, the plan
+learns it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opgraph.torch.proxy import Proxy
 from opgraph.torch.reads import NotKnown, OddArgument, Place, reads_of
-from opgraph.torch.trace import Run
+from opgraph.torch.trace import MOST_SHAPES, Leaf, Run, Traced
 from opgraph.torch.watch import EagerCall, Watch
 
-#: `plan(args, kwargs)`: the graph's Traced, its tensors and what the function returns as it was; or None.
-Plan = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[torch.Tensor, ...], tuple[Any, ...]] | None]
+#: What `plan(args, kwargs)` returns: the Traced, its tensors and what the function returns as it was; or, where only
+#: the shapes are new, None, the tensors and the shapes; or None.
+Answer = tuple[Any, tuple[torch.Tensor, ...], tuple[Any, ...]] | None
 
-#: What may be asked of a real tensor without its value; the plan compares dtype, shape and requires_grad then.
-_QUESTIONS = frozenset(
-    (
-        "shape", "dtype", "device", "ndim", "dim", "size", "numel", "nelement", "requires_grad", "is_floating_point",
-        "is_complex", "ndimension", "element_size", "itemsize", "layout", "is_cuda", "is_cpu", "__len__", "is_tensor",
-        "is_sparse", "is_quantized", "is_nested", "is_meta", "is_mkldnn", "is_same_size",
-    )
-)  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A plan.
+
+    Attributes:
+        check: the generated function.
+        graphs: shapes -> Traced, of runs that did what this plan says.
+        leaf: the way through the function that it stands for.
+    """
+
+    check: Callable[[tuple[Any, ...], dict[str, Any]], Answer]
+    graphs: dict[Any, Traced]
+    leaf: Leaf
+
+    def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> bool:
+        """Whether a run was one of this plan's but for its shapes, which the plan knows from now on."""
+        answer = self.check(args, kwargs)
+        if answer is None or answer[0] is not None or run.leaf is not self.leaf or run.traced is None:
+            return False
+        if len(self.graphs) > MOST_SHAPES:
+            self.graphs.clear()
+        self.graphs[answer[2]] = run.traced
+        return True
+
+
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...))
 #: Whether this torch was built for anything but the CPU.
 _HAS_DEVICES = any((torch.version.cuda, torch.version.hip, torch.backends.mps.is_built(), torch.xpu._is_compiled()))
@@ -48,31 +69,38 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """
     if run.traced is None or run.leaf is None:
         raise NotKnown("it computes nothing from data")
-    writer = _Writer()
-    # Who asks for a shape may do anything with it: the plan holds for these shapes only then.
-    shapes_count = run.shapes_count or any(call.name in _QUESTIONS for call in watch.calls)
+    # Who asks for a shape may do anything with it. Those of the graph's inputs are looked up anyway.
+    asks = run.asks or any(call.is_question for call in watch.calls)
+    writer = _Writer({id(t) for t in run.tensors}, asks)
     given = [(f"args[{i}]", a) for i, a in enumerate(args)] + [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     writer.line(f"if len(args) != {len(args)} or len(kwargs) != {len(kwargs)}: return None")
     objects: dict[str, Any] = {}
     for text, value in given:
         name = writer.let(text)
         if isinstance(value, torch.Tensor):
-            writer.argument(name, value, shapes_count)
+            writer.argument(name, value)
         elif isinstance(value, _PLAIN):
             writer.same(name, value)
         elif isinstance(value, torch.nn.Module):
             objects[name] = value
         else:
             raise OddArgument(f"an argument is a {type(value).__name__}")
-    writer.environment(fn, objects, shapes_count)
+    writer.environment(fn, objects)
     writer.eager(watch.calls, [*run.tensors, *(k for k in run.kept if isinstance(k, torch.Tensor))])
     return writer.finish(run)
 
 
 class _Writer:
-    """Collects the lines of a plan and the values that they name."""
+    """Collects the lines of a plan and the values that they name.
 
-    def __init__(self) -> None:
+    Args:
+        inputs: ids of the tensors that the graph reads.
+        asks: whether the function asked for the shape of a tensor, or whether it requires a gradient.
+    """
+
+    def __init__(self, inputs: set[int], asks: bool) -> None:
+        self._inputs = inputs
+        self._asks = asks
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": _same}
         self.sources: dict[int, str] = {}
@@ -92,16 +120,16 @@ class _Writer:
         self.line(f"{name} = {text}")
         return name
 
-    def argument(self, name: str, tensor: torch.Tensor, shapes_count: bool) -> None:
+    def argument(self, name: str, tensor: torch.Tensor) -> None:
         """A tensor argument: a plain one of the same dtype and device, and of no dimension or not as before."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise OddArgument(f"an argument is a {type(tensor).__name__}")
         self.line(f"if type({name}) is not Tensor and type({name}) is not Parameter: return None")
-        self.tensor(name, tensor, shapes_count)
-        if not shapes_count:
+        self.tensor(name, tensor)
+        if id(tensor) not in self._inputs and not self._asks:
             self.line(f"if {'' if tensor.dim() else 'not '}not {name}.shape: return None")
 
-    def tensor(self, name: str, tensor: torch.Tensor, shapes_count: bool) -> None:
+    def tensor(self, name: str, tensor: torch.Tensor) -> None:
         """That a tensor is what it was, as far as the trace depends on it."""
         self.sources.setdefault(id(tensor), name)
         self.line(f"if {name}.dtype is not {self.constant(tensor.dtype)}: return None")
@@ -110,11 +138,10 @@ class _Writer:
             self.line(f"if default() is not {self.constant(torch.get_default_dtype())}: return None")
         if _HAS_DEVICES:
             self.line(f"if {name}.device != {self.constant(tensor.device)}: return None")
-        if shapes_count:
-            self.line(
-                f"if {name}.shape != {self.constant(tensor.shape)} or "
-                f"{name}.requires_grad is not {tensor.requires_grad}: return None"
-            )
+        if self._asks:
+            self.line(f"if {name}.requires_grad is not {tensor.requires_grad}: return None")
+            if id(tensor) not in self._inputs:
+                self.line(f"if {name}.shape != {self.constant(tensor.shape)}: return None")
 
     def same(self, text: str, value: Any) -> None:
         """That a value is the same object, or an equal number, word ..."""
@@ -124,7 +151,7 @@ class _Writer:
         else:
             self.line(f"if {text} is not {known} and not same({text}, {known}): return None")
 
-    def environment(self, fn: Callable[..., Any], objects: dict[str, Any], shapes_count: bool) -> None:
+    def environment(self, fn: Callable[..., Any], objects: dict[str, Any]) -> None:
         """That globals, cells and attributes are what they were; the tensors among them become sources."""
         reads = reads_of(fn, objects)
         for place in reads.conditions:
@@ -138,7 +165,7 @@ class _Writer:
         for place, value in reads.copies:
             self.line(f"if {self._text(place)} != {self.constant(value)}: return None")
         for place, tensor in reads.tensors:
-            self.tensor(self.let(self._text(place)), tensor, shapes_count)
+            self.tensor(self.let(self._text(place)), tensor)
 
     def _text(self, place: Place) -> str:
         self.names.update(place.roots)
@@ -152,10 +179,10 @@ class _Writer:
         """
         made: dict[int, tuple[EagerCall, str]] = {}
         for call in calls:
-            if _changes(call.name):
+            if call.changes:
                 raise NotKnown(f"{call.name} changes a tensor")
             parts = list(call.result) if isinstance(call.result, (tuple, list)) else [call.result]
-            if call.name in _QUESTIONS:
+            if call.is_question:
                 continue
             if not all(isinstance(part, torch.Tensor) for part in parts):
                 raise NotKnown(f"Python reads the value of a tensor: {call.name}")
@@ -206,22 +233,19 @@ class _Writer:
             else:
                 raise NotKnown(f"it returns a {type(value).__name__}")
         tensors = [self.sources[id(t)] for t in run.tensors]
-        assert run.leaf is not None
-        self.names["found"] = run.leaf.by_shapes
-        self.line(f"traced = found.get(({''.join(f'{t}.shape, ' for t in tensors)}))")
-        self.line("if traced is None or traced.op is None: return None")
-        self.line(f"return traced, ({''.join(f'{t}, ' for t in tensors)}), ({''.join(f'{k}, ' for k in kept)})")
+        assert run.leaf is not None and run.traced is not None
+        graphs: dict[Any, Traced] = {tuple(t.shape for t in run.tensors): run.traced}
+        self.names["graphs"] = graphs
+        shapes, given = "".join(f"{t}.shape, " for t in tensors), "".join(f"{t}, " for t in tensors)
+        self.line(f"shapes = ({shapes})")
+        self.line("traced = graphs.get(shapes)")
+        self.line(f"if traced is None: return None, ({given}), shapes")
+        self.line(f"return traced, ({given}), ({''.join(f'{k}, ' for k in kept)})")
         # Whatever goes wrong on the way goes wrong again when the function runs, with the user's line in the message.
         body = "".join(f"        {line}\n" for line in self.lines)
         text = f"def plan(args, kwargs):\n    try:\n{body}    except Exception: return None\n"
         exec(compile(text, "<plan>", "exec"), self.names)
-        return self.names["plan"]  # type: ignore[no-any-return]
-
-
-def _changes(name: str) -> bool:
-    if name.startswith("__i"):
-        return name not in ("__invert__", "__index__", "__int__", "__iter__")
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        return Plan(self.names["plan"], graphs, run.leaf)
 
 
 def _same(a: Any, b: Any) -> bool:

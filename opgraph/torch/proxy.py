@@ -74,7 +74,7 @@ class Proxy(torch.Tensor):
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         """As torch's."""
-        self.session.asked_shape()
+        self.session.asked()
         if self.sizes is None:
             self.sizes = _broadcast_shapes(*[t.shape for t in _tensors(self.origin)])
         return self.sizes
@@ -92,6 +92,7 @@ class Proxy(torch.Tensor):
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         """As torch's: whether anything that this was computed from does."""
+        self.session.asked()
         waiting: list[Any] = [self]
         if not self.torch_dtype.is_floating_point:
             return False

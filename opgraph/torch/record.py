@@ -41,7 +41,7 @@ def record(
     name = function_name(func)
     answered, result = answer(name, args, kwargs)
     if answered:
-        session.shapes_count = True
+        session.asks = True
         session.forget(before)
         return result
     if kwargs.get("out") is not None:

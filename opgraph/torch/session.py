@@ -108,14 +108,14 @@ class Session:
     Attributes:
         inputs: the real tensors that the run reads, arguments first.
         arguments: what the function was called with, by name.
-        shapes_count: whether the function asked for the shape of data.
+        asks: whether the function asked for the shape of data, or whether they require a gradient.
     """
 
     def __init__(self, root: Node, device: torch.device, watch: Watch | None = None, *, as_eager: bool = False) -> None:
         self.node = root
         self.as_eager = as_eager
         self.watch = watch
-        self.shapes_count = False
+        self.asks = False
         self.device = device
         self.inputs: list[Input] = []
         self.captured: dict[int, Ref] = {}
@@ -124,10 +124,10 @@ class Session:
         self.finished = False
         self.with_gradients = torch.is_grad_enabled()
 
-    def asked_shape(self) -> None:
-        """Somebody reads the shape of data: the function, unless opgraph is translating a call of it."""
+    def asked(self) -> None:
+        """Somebody asks about data: the function, unless opgraph is translating a call of it."""
         if self.watch is not None and not self.watch.paused:
-            self.shapes_count = True
+            self.asks = True
 
     def new_ref(self) -> Ref:
         """The next name of a value."""

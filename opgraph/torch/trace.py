@@ -28,6 +28,9 @@ from opgraph.torch.results import filled, hashable, structure_of
 from opgraph.torch.session import Input, Node, Session, Step
 from opgraph.torch.watch import Watch
 
+#: Shapes remembered for one way through a function.
+MOST_SHAPES = 256
+
 
 @dataclass(slots=True, eq=False)
 class Traced:
@@ -60,14 +63,14 @@ class Run:
         tensors: the inputs of the graph, in order.
         kept: what the function returned as it was.
         leaf: where the graphs for other shapes are.
-        shapes_count: whether the function asked for the shape of data.
+        asks: whether the function asked for the shape of data, or whether they require a gradient.
     """
 
     traced: Traced | None
     tensors: tuple[torch.Tensor, ...]
     kept: tuple[Any, ...]
     leaf: Leaf | None = None
-    shapes_count: bool = False
+    asks: bool = False
 
 
 @dataclass(slots=True)
@@ -160,10 +163,10 @@ class Tracer:
         traced = leaf.by_shapes.get(shapes)
         if traced is None:
             traced = self._traced(session, leaf)
-            if len(leaf.by_shapes) > 256:
+            if len(leaf.by_shapes) > MOST_SHAPES:
                 leaf.by_shapes.clear()
             leaf.by_shapes[shapes] = traced
-        return Run(traced, tensors, tuple(kept), leaf, session.shapes_count)
+        return Run(traced, tensors, tuple(kept), leaf, session.asks)
 
     def _traced(self, session: Session, leaf: Leaf) -> Traced:
         inputs = [session.inputs[i] for i in leaf.reads]

@@ -12,6 +12,16 @@ from torch.overrides import TorchFunctionMode
 from opgraph.torch.proxy import proxies
 
 
+#: What may be asked of a real tensor without its value.
+_QUESTIONS = frozenset(
+    (
+        "shape", "dtype", "device", "ndim", "dim", "size", "numel", "nelement", "requires_grad", "is_floating_point",
+        "is_complex", "ndimension", "element_size", "itemsize", "layout", "is_cuda", "is_cpu", "__len__", "is_tensor",
+        "is_sparse", "is_quantized", "is_nested", "is_meta", "is_mkldnn", "is_same_size",
+    )
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EagerCall:
     """One call of torch on real tensors, and its result."""
@@ -26,6 +36,18 @@ class EagerCall:
         """The function's name; for a getter, the attribute's."""
         name = getattr(self.func, "__name__", "")
         return getattr(getattr(self.func, "__self__", None), "__name__", name) if name == "__get__" else name
+
+    @property
+    def is_question(self) -> bool:
+        """Whether it asks for what is known of a tensor without its data."""
+        return self.name in _QUESTIONS
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes a tensor."""
+        if self.name.startswith("__i"):
+            return self.name not in ("__invert__", "__index__", "__int__", "__iter__")
+        return self.name == "__setitem__" or (self.name.endswith("_") and not self.name.endswith("__"))
 
 
 class Watch(TorchFunctionMode):
