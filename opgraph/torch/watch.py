@@ -11,7 +11,6 @@ from torch.overrides import TorchFunctionMode
 
 from opgraph.torch.proxy import proxies
 
-
 #: What may be asked of a real tensor without its value.
 _QUESTIONS = frozenset(
     (
