@@ -212,10 +212,10 @@ def _one_exponent(op: Op) -> None:
 
 
 def _power_decomposition(attrs: Attrs, given: Collection[str]) -> str:
-    b = "exponent" if "exponent" in given else "$beta"
+    # beta as a tensor: a number less a number would be f32.
+    b = "exponent" if "exponent" in given else "Clamp(src, min=$beta, max=$beta)"
     coefficient = _product([b, *(f"Subtract({b}, {k})" for k in range(1, attrs["order"]))])
     value = f"Multiply(diff_dst, Multiply({coefficient}, Pow(src, Subtract({b}, {attrs['order']}))))"
-    # The condition as a product with src, so that it has the shape of all operands even where b is a scalar.
     return f"Select(Equal({coefficient}, 0), 0, {value})"
 
 
