@@ -40,7 +40,7 @@ def test_nothing_of_the_two_graphs_overlaps_or_leaves_the_picture() -> None:
         assert w / 2 <= x <= picture.width - w / 2 + 1e-6 and h / 2 - 1e-6 <= y <= picture.height - h / 2 + 1e-6
         for (u, v), (p, q) in places[:i]:
             assert abs(x - u) >= (w + p) / 2 - 1e-6 or abs(y - v) >= (h + q) / 2 - 1e-6
-    leftmost = min(box.corner[0] for box in picture.boxes)
+    leftmost = min([b.corner[0] for b in picture.boxes] + [n.centre[0] - n.size[0] / 2 for n in picture.nodes])
     past = [edge for edge in picture.edges if edge.kind == "keeps" and len(edge.points) == 4]
     assert past and all(0 < edge.points[1][0] < leftmost for edge in past)
     assert len({edge.points[1][0] for edge in past}) == len(past)
