@@ -86,6 +86,13 @@ def test_a_matrix_product_of_bf16_may_be_f32() -> None:
         assert result.dtype == np.float32 and result[0, 0] == 1 + 2.0**-8 + 2.0**-9
 
 
+def test_a_matrix_product_of_f64_is_rounded_to_f32_at_the_end() -> None:
+    g = og.parse("graph(x: f64[2], w: f64[2]) -> (y)\n  y: f32[] = MatMul(x, w)")
+    x, w = np.array([1e8, 1.0]), np.array([1.0, -99999999.0])
+    for result in (og.evaluate(g, dtype=None, x=x, w=w), og.compile(g)(x=x, w=w)):
+        assert result.dtype == np.float32 and result == 1
+
+
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +213,12 @@ def test_the_gradient_of_a_product_with_zeros_is_that_of_the_others() -> None:
     x = np.array([[0.0, 2, 3, 4], [0, 0, 3, 4], [5, 2, 3, 4]])
     got = og.evaluate(g, x=x, d_y=np.array([1.0, 1.0, 2.0]))
     np.testing.assert_array_equal(got, [[24, 0, 0, 0], [0, 0, 0, 0], [48, 120, 80, 60]])
+
+
+def test_the_gradient_of_a_norm_is_zero_where_the_norm_is() -> None:
+    g = og.gradient(og.parse("graph(x: f64[3,2]) -> (y)\n  y = ReduceL2(x, axes=[1])"), ["x"])
+    x = np.array([[3.0, -4.0], [0.0, 0.0], [0.0, 2.0]])
+    np.testing.assert_allclose(og.evaluate(g, x=x, d_y=np.ones(3)), [[0.6, -0.8], [0, 0], [0, 1]], rtol=1e-15)
 
 
 def test_a_mean_over_more_elements_than_f16_counts_has_a_gradient() -> None:

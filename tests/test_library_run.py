@@ -133,12 +133,22 @@ def test_shapes_that_are_unknown_until_the_call_are_checked_then() -> None:
     assert "MatMul" in caught.value.where
 
 
+def test_constant_axes_are_checked_once_the_rank_is_known() -> None:
+    g = og.Graph()
+    g.add_op("ReduceSum", g.input("x", shape=None), g.constant("a", np.array([2], np.int32)), name="y")
+    x = np.ones((2, 3), np.float32)
+    for run in (og.compile(g.finalize()), lambda x: og.evaluate(g, x=x)):
+        with pytest.raises(errors.InvalidShape, match="there is no axis 2 in 2 dimensions"):
+            run(x=x)
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-VIEWS = "graph(x: f32[2,3]) -> (a, b, c)\n" + "".join(
+VIEWS = "graph(x: f32[2,3], w: f32[3,4]) -> (a, b, c, d)\n" + "".join(
     f"  {name} = StaticReshape(x, shape={shape}, special_zero=false)\n"
     for name, shape in (("a", [6]), ("b", [3, 2]), ("c", [2, 3]))
 )
+VIEWS += "  %0 = MatMul(x, w)\n  d = StaticTranspose(%0, order=[1, 0])"
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
@@ -150,11 +160,12 @@ def test_results_share_memory_with_nothing(library: str) -> None:
         run: Any = runner(part, og.Engine("cpu"))
     else:
         run = NativePartition(Program(part), NumpyOps())
-    results = [x, *run([x])]
+    w = np.ones((3, 4), np.float32)
+    results = [x, w, *run([x, w])]
     for i, one in enumerate(results):
         assert one.flags.c_contiguous
         assert not any(np.may_share_memory(one, other) for other in results[:i])
-    np.testing.assert_array_equal(results[1], np.arange(6, dtype=np.float32))
+    np.testing.assert_array_equal(results[2], np.arange(6, dtype=np.float32))
 
 
 def test_a_constant_is_not_handed_out() -> None:
@@ -290,6 +301,16 @@ def test_library_nodes_of_others_stay_as_they_came_unless_asked_for() -> None:
     rng = np.random.default_rng(0)
     given = {"x": rng.normal(size=(2, 4)).astype(np.float32), "w": rng.normal(size=(4, 3)).astype(np.float32)}
     np.testing.assert_allclose(og.compile(native)(given), og.compile(kept)(given), rtol=1e-6)
+
+
+def test_a_node_that_means_something_else_is_no_native_op() -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]>\n'
+        "g (float[2,4] x) => (float y) <int64[0] axes = {}> { y = ReduceSum <keepdims = 0> (x, axes) }"
+    )
+    (op,) = og.onnx.load(model, library=True).ops
+    assert op.kind == "Wildcard", "ONNX reduces over all axes here, ours over none"
 
 
 def test_a_model_loaded_with_native_ops_is_saved_as_it_came(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ _SLICES: list[tuple[Shape, dict[str, Any]]] = [
     ((5, 6), {"starts": (-3, 0), "ends": (100, -1), "axes": (-1, 0)}),
     ((5, 6), {"starts": (0,), "ends": (6,), "axes": (1,), "steps": (4,)}),
     ((5, 6), {"starts": (-1, 4), "ends": (-100, 0), "axes": (1, 0), "steps": (-2, -1)}),
+    ((5, 6), {"starts": (-100, 2), "ends": (3, 100), "axes": (0, 1)}),
     ((5, 6), {"starts": (3,), "ends": (2,), "axes": (0,)}),
     ((0, 6), {"starts": (0,), "ends": (2,), "axes": (0,)}),
 ]

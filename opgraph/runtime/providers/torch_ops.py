@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgraph.ir import dtypes
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef
 from opgraph.runtime.providers.torch import from_numpy, to_numpy, torch_dtype
@@ -35,9 +34,9 @@ class TorchOps:
 def run_op(op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> torch.Tensor:
     """The result of one op, in the dtype that it declares."""
     assert record.torch is not None
-    wanted = op.outputs[0].dtype
-    dtype = torch_dtype(wanted)
-    if wanted in dtypes.FLOATS and wanted != op.inputs[0].dtype:  # not rounded to the operands' dtype on the way
+    dtype = torch_dtype(op.outputs[0].dtype)
+    if dtype.is_floating_point and dtype.itemsize > values[0].dtype.itemsize:
+        # Widened before, so that nothing is rounded to the operands' dtype on the way.
         values = [v.to(dtype) if v.is_floating_point() else v for v in values]
     result: torch.Tensor = record.torch(torch, *values, **op.attrs)
     return result.to(dtype)
