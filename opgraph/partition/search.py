@@ -260,9 +260,16 @@ def _default(kind: str, name: str) -> AttrValue | None:
 
 
 def _one_float_dtype(match: Match) -> bool:
-    """Whether all values are of one float dtype, conditions aside."""
-    names = {t.dtype for op in match.ops.values() for t in (*op.inputs, *op.outputs)} - {"boolean"}
-    return len(names) == 1 and names <= set(dtypes.FLOATS)
+    """Whether all values are of one float dtype, conditions aside.
+
+    A number beside f16 and bf16 may be f32: they are computed in f32, and 1.702 is another number in bf16.
+    """
+    tensors = [t for op in match.ops.values() for t in (*op.inputs, *op.outputs)]
+    names = {t.dtype for t in tensors if not t.is_scalar_constant} - {"boolean"}
+    numbers = {t.dtype for t in tensors if t.is_scalar_constant} - names
+    if len(names) != 1 or not names <= set(dtypes.FLOATS):
+        return False
+    return not numbers or (numbers == {"f32"} and names <= {"f16", "bf16"})
 
 
 def _is_scalar(tensor: LogicalTensor, peers: Sequence[LogicalTensor]) -> bool:

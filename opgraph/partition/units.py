@@ -149,6 +149,8 @@ def _single_op(row: _Row, match: Match) -> tuple[tuple[LogicalTensor, ...], dict
         if exact is None or (operand is not None and len(inputs) == len(record.inputs)):
             return None
         attrs[name] = exact
+        if operand is not None and operand.dtype != match.root.outputs[0].dtype:
+            return None
         inputs += [] if operand is None else [operand]
     return tuple(inputs), {name: f32(v) if isinstance(v, float) else v for name, v in attrs.items()}
 
