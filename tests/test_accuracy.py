@@ -414,7 +414,7 @@ def judge_last(graph: og.Graph, feeds: dict[str, np.ndarray], output: int) -> No
 def test_random_graphs_hold_every_kind_of_op() -> None:
     kinds: set[str] = set()
 
-    @settings(max_examples=400, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=800, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(random_graphs.expressions("f32"))
     def collect(builder: random_graphs.Builder) -> None:
         kinds.update(op.kind for op in builder.graph.ops)
