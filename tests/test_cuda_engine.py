@@ -392,3 +392,18 @@ def test_the_real_cupy_turns_arguments_into_the_same_bytes() -> None:
     assert words.size == 1
     assert ctypes.string_at(function.CNumpyArray(words).ptr, 24) == words.tobytes()
     assert _argument(address).value == address and bytes(_argument(np.uint32(5)))[:4] == (5).to_bytes(4, "little")
+
+
+def test_library_ops_run_by_way_of_the_host_where_no_library_sees_the_gpu(cupy: FakeCupy) -> None:
+    """As here: torch, if there is any, was built for the CPU."""
+    g = og.parse(
+        "graph(x: f32[?,3], w: f32[3,2]) -> (y)\n  %0 = MatMul(x, w)\n  %1 = Exp(%0)\n  y = ReduceSum(%1, axes=[1])"
+    )
+    x, w = random((4, 3), "f32"), random((3, 2), "f32", 1)
+    f = og.compile(g, device="cuda")
+    got = f(x=moved(cupy, x), w=moved(cupy, w))
+    assert isinstance(got, FakeArray) and len(cupy.launches) == 1
+    np.testing.assert_allclose(got.host, np.exp(x @ w).sum(1), rtol=1e-5)
+    out = cupy.empty((4,), "f4")
+    assert f(x=moved(cupy, x), w=moved(cupy, w), out=out) is out
+    np.testing.assert_array_equal(out.host, got.host)

@@ -148,8 +148,7 @@ def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
         InvalidShape: the arrays do not fit together.
     """
     actual: tuple[LogicalTensor, ...] = tuple(
-        t if t.is_constant else t.with_(dims=tuple(a.shape), strides=None)
-        for t, a in zip(op.inputs, arrays, strict=True)
+        t.with_(dims=tuple(a.shape), strides=None) for t, a in zip(op.inputs, arrays, strict=True)
     )
     where = f"{op.label} (shapes: {', '.join(str(list(a.shape)) for a in arrays)})"
     for tensor, dims in zip(op.outputs, inferred_dims(record, actual, op.attrs, where), strict=True):

@@ -1,0 +1,74 @@
+"""Library ops on a GPU: in torch, on the memory and the stream of whoever calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opgraph as og
+
+MLP = (
+    "graph(x: f32[?,64], w: f32[32,64]) -> (y, z)\n  %0 = MatMul(x, w, transpose_b=true)\n"
+    "  %1 = Swish(%0)\n  y = ReduceMean(%1, axes=[0])\n  z = StaticReshape(x, shape=[-1], special_zero=false)"
+)
+
+
+@pytest.fixture
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {"x": (128, 64), "w": (32, 64)}
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def graph() -> og.Graph:
+    return og.parse(MLP).finalize()
+
+
+def test_arrays_of_either_library_come_back_in_it(memory: Any, graph: og.Graph, arrays: dict[str, np.ndarray]) -> None:
+    given = {name: memory.put(a) for name, a in arrays.items()}
+    f = og.compile(graph, device="cuda")
+    result, truth = f(given), og.evaluate(graph, arrays)
+    for name in ("y", "z"):
+        assert type(result[name]) is type(given["x"])
+        np.testing.assert_allclose(memory.get(result[name]), truth[name], rtol=1e-4, atol=1e-5)
+    result["z"][:] = 0
+    np.testing.assert_array_equal(memory.get(given["x"]), arrays["x"])
+    out = {"y": memory.empty((32,), np.dtype("f4")), "z": memory.empty((128 * 64,), np.dtype("f4"))}
+    assert f(given, out=out) is out
+    np.testing.assert_allclose(memory.get(out["y"]), truth["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_torch_runs_it_without_a_copy_to_the_host(torch: Any, graph: og.Graph, arrays: dict[str, np.ndarray]) -> None:
+    given = {name: torch.from_numpy(a).cuda() for name, a in arrays.items()}
+    f = og.compile(graph, device="cuda")
+    f(given)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        f(given)  # what is set up on first use is not for a capture
+    torch.cuda.synchronize()
+    with torch.cuda.graph(captured, stream=stream):
+        result = f(given)  # a copy to the host, or another stream, breaks a capture
+    given["x"].mul_(2)
+    captured.replay()
+    torch.cuda.synchronize()
+    truth = og.evaluate(graph, x=arrays["x"] * 2, w=arrays["w"])
+    np.testing.assert_allclose(result["y"].cpu().numpy(), truth["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_cupys_stream_is_used_for_its_arrays(
+    cupy: Any, torch: Any, graph: og.Graph, arrays: dict[str, np.ndarray]
+) -> None:
+    f = og.compile(graph, device="cuda")
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        given = {name: cupy.asarray(a) for name, a in arrays.items()}
+        for _ in range(20):
+            given["x"] *= 1.01  # read by the next call, if that is on the same stream
+            result = f(given)
+        stream.synchronize()
+    expected = og.evaluate(graph, x=cupy.asnumpy(given["x"]), w=arrays["w"])
+    np.testing.assert_allclose(cupy.asnumpy(result["y"]), expected["y"], rtol=1e-4, atol=1e-5)
