@@ -86,7 +86,7 @@ class FusedOp:
                 needs = True
             try:
                 parts += (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_cpu or tensor.device, needs_one)
-            except RuntimeError as error:  # a sparse or a nested tensor
+            except RuntimeError as error:  # a nested tensor
                 raise _not_strided(error) from None
         if _modes() or _transforms() or forward_ad._current_level >= 0 or _tracing() is not None:
             return self._dispatched(tensors)
@@ -210,5 +210,5 @@ class FusedOp:
 
 def _not_strided(error: RuntimeError) -> InvalidArguments:
     return InvalidArguments(
-        f"a tensor is not laid out by strides: {error}", where="a fused call", fix="pass plain tensors: x.to_dense()"
+        f"got a tensor without strides: {error}", where="a fused call", fix="pass plain tensors: x.to_dense()"
     )

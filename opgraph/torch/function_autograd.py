@@ -66,6 +66,7 @@ class Fused(torch.autograd.Function):
         if trained.single:
             return results[0]
         ctx.set_materialize_grads(False)
+        ctx.result_shapes = [t.shape for t in results]
         return tuple(results)
 
     @staticmethod

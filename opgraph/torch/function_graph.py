@@ -11,15 +11,14 @@ from opgraph.transforms.gradient import value_name
 
 
 def prepared(graph: Graph) -> Graph:
-    """The same function, where no result is an input, a constant or another result, and `d_<output>` names no input."""
+    """The same function, where no result is an input or a constant, and `d_<output>` names no input."""
     graph.finalize()
     made = {t.id for op in graph.ops for t in op.outputs}
-    ids = [t.id for t in graph.outputs]
     names = [value_name(t) for t in graph.outputs]
     inputs = [value_name(t) for t in graph.inputs]
     taken = {*inputs, *names}
     clash = {n for n in inputs if n in names or n.removeprefix("d_") in names or n.startswith("kept_")}
-    if not clash and all(i in made for i in ids) and len({*names}) == len(names) and len({*ids}) == len(ids):
+    if not clash and all(t.id in made for t in graph.outputs):
         return graph
     changed = {t.id: t.with_(name=_fresh("in", taken)) for t in graph.inputs if value_name(t) in clash}
     return _rebuilt(graph, changed, taken)
@@ -34,7 +33,7 @@ def numbered(graph: Graph) -> Graph:
 
 
 def _rebuilt(graph: Graph, changed: Mapping[int, LogicalTensor], taken: set[str]) -> Graph:
-    """The graph with some tensors renamed, and a copy for each result that no op made for it alone."""
+    """The graph with some tensors renamed, and a copy for each result that no op made."""
     made = {t.id for op in graph.ops for t in op.outputs}
     result = Graph(graph.engine)
     for tensor in graph.inputs:
@@ -47,7 +46,7 @@ def _rebuilt(graph: Graph, changed: Mapping[int, LogicalTensor], taken: set[str]
     outputs: list[LogicalTensor] = []
     for tensor in graph.outputs:
         own = changed.get(tensor.id, tensor)
-        if tensor.id not in made or any(tensor.id == t.id for t in outputs):
+        if tensor.id not in made:
             own = result.add_op("Identity", own, name=_fresh("out", taken))
         outputs.append(own)
     result.set_outputs(outputs)

@@ -124,6 +124,10 @@ def check(graph: Graph, tensors: Tensors) -> None:
     for tensor, declared in zip(tensors, graph.inputs):
         name = value_name(declared)
         where = f'input "{name}" of a fused call'
+        if tensor.layout is not torch.strided:
+            raise InvalidArguments(
+                f"got a tensor of layout {tensor.layout}", where=where, fix="pass plain tensors: x.to_dense()"
+            )
         if tensor.dtype != torch_dtype(declared.dtype):
             raise InvalidDataType(
                 f"got a tensor of {tensor.dtype} for {declared.type_text}", where=where, fix="convert it: x.to(dtype)"

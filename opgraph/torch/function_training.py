@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 Flags = tuple[bool, ...]
 
+#: Kernels made for one call's backward pass, for inputs that are wanted and gradients that are given. Where there would
+#: be more of them, all gradients are computed, and those that are not given are zeros.
+MAX_BACKWARDS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Backward:
@@ -30,11 +34,13 @@ class Backward:
         op: from what is kept and gradients of results to gradients of inputs.
         order: where its inputs are among what is kept, then shapes, then gradients of all results.
         places: for each input of the forward call, which result of `op` is its gradient; None: none of them.
+        fills: whether gradients that are None are read as zeros.
     """
 
     op: FusedOp
     order: tuple[int, ...]
     places: tuple[int | None, ...]
+    fills: bool = False
 
 
 class Training:
@@ -50,7 +56,7 @@ class Training:
         forward: the graph that a forward call runs; its further results are kept, not given to the caller.
         saved: what is kept, described.
         kept: where it is, among inputs and then results.
-        shapes: inputs of which only the shape is kept.
+        shapes: inputs of which at most the shape is needed.
         fixed: results without a gradient: integers, booleans, and what depends on no input that needs one.
 
     Raises:
@@ -61,6 +67,7 @@ class Training:
         self._make = make
         self._lock = threading.Lock()
         self._backwards: dict[tuple[Flags, Flags], Backward | None] = {}
+        self._fulls: dict[tuple[Flags, Flags], Backward | None] = {}
         self._tangents: dict[Flags, tuple[Tangents, FusedOp] | None] = {}
         asked = {t.id for t, need in zip(graph.inputs, needs, strict=True) if need}
         floats = {t.id for t in graph.outputs if t.dtype in dtypes.FLOATS}
@@ -68,6 +75,8 @@ class Training:
         used = reaching(graph, active)
         self._wrt = [value_name(t) if t.id in asked & used else None for t in graph.inputs]
         names = [name for name in self._wrt if name is not None]
+        self._wanted = tuple([name is not None for name in self._wrt])
+        self._is_one = len(names) < 2
         self._plan: TrainingPlan | None = training_plan(graph, names, units=units) if names and active else None
         self.forward = graph if self._plan is None else self._plan.forward
         self.saved: tuple[Saved, ...] = () if self._plan is None else self._plan.saved
@@ -75,7 +84,8 @@ class Training:
         inputs = {value_name(t): i for i, t in enumerate(graph.inputs)}
         results = {name: len(inputs) + i for i, name in enumerate(self._outputs)}
         kept = [s.name for s in self.saved if s.role != "shape"]
-        shapes = [s.name for s in self.saved if s.role == "shape"]
+        # Those that the plan lists, and those that only some choices of gradients need.
+        shapes = [name for name in inputs if self._plan is not None and name not in kept]
         found = {**results, **inputs}
         self.kept = tuple(found[name] for name in kept)
         self.shapes = tuple(inputs[name] for name in shapes)
@@ -94,8 +104,23 @@ class Training:
         except KeyError:
             with self._lock:
                 if key not in self._backwards:
-                    self._backwards[key] = self._backward(*key)
+                    self._backwards[key] = self._backward(*key) if self._room else self._full(key[1])
                 return self._backwards[key]
+
+    @property
+    def _room(self) -> bool:
+        return len({id(b) for b in self._backwards.values() if b is not None}) < MAX_BACKWARDS
+
+    def _full(self, given: Flags) -> Backward | None:
+        """The backward pass for all inputs; only what is kept may be without a gradient."""
+        if not any(given):
+            return None
+        own = len(self._outputs) - sum(s.role == "value" for s in self.saved)
+        key = (self._wanted, tuple([i < own or g for i, g in enumerate(given)]))
+        if self._fulls.get(key) is None:
+            made = self._backward(*key)
+            self._fulls[key] = None if made is None else replace(made, fills=True)
+        return self._fulls[key]
 
     def _backward(self, wanted: Flags, given: Flags) -> Backward | None:
         outputs = [n for i, (n, g) in enumerate(zip(self._outputs, given, strict=True)) if g and i not in self.fixed]
@@ -116,16 +141,18 @@ class Training:
 
         Args:
             ctx: of the autograd node; has `saved_tensors`, `shapes` of the inputs of which only the shape was kept, if
-                there are any, and `needs_input_grad`, for each input at the end.
+                there are any, and `result_shapes` if there are several results.
             grads: of all results of `forward`, None where there is none.
         """
-        backward = self.backward(ctx.needs_input_grad[-len(self._wrt) :], grads)
+        backward = self.backward(self._wanted if self._is_one else _wanted(ctx, self._wanted), grads)
         if backward is None:
             return [None] * len(self._wrt)
         if self.shapes:
-            pool = [*ctx.saved_tensors, *self._stand_ins(ctx.shapes, grads), *grads]
+            pool = [*ctx.saved_tensors, *self._stand_ins(backward.order, ctx.shapes, grads), *grads]
         else:
             pool = [*ctx.saved_tensors, *grads]
+        if backward.fills:
+            pool[-len(grads) :] = self._filled(ctx.result_shapes, grads)
         results = backward.op(*[pool[i] for i in backward.order])
         return [None if place is None else results[place] for place in backward.places]
 
@@ -156,11 +183,23 @@ class Training:
             results = [None if place is None else values[place] for place in made[0].places]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _stand_ins(self, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor]:
-        """Tensors of these shapes whose data nobody reads: one element each."""
+    def _filled(self, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor]:
+        """Gradients, with zeros that take no memory in place of None."""
         like = next(g for g in grads if g is not None)
-        types = [_TYPES[dtype] for dtype in self.shape_dtypes]
-        return [like.new_zeros((), dtype=t).expand(s) for s, t in zip(shapes, types, strict=True)]
+        types = [_TYPES[t.dtype] for t in self.forward.outputs]
+        return [
+            like.new_zeros((), dtype=t).expand(s) if g is None else g
+            for g, s, t in zip(grads, shapes, types, strict=True)
+        ]
+
+    def _stand_ins(self, order: tuple[int, ...], shapes: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        """Tensors of these shapes whose data nobody reads, one element each; None for those not asked for."""
+        like = next(g for g in grads if g is not None)
+        first = len(self.kept)
+        return [
+            like.new_zeros((), dtype=_TYPES[dtype]).expand(shape) if first + i in order else None
+            for i, (shape, dtype) in enumerate(zip(shapes, self.shape_dtypes, strict=True))
+        ]
 
 
 def _types() -> dict[str, torch.dtype]:
@@ -170,3 +209,16 @@ def _types() -> dict[str, torch.dtype]:
 
 
 _TYPES = _types()
+
+
+def _wanted(ctx: Any, may: Flags) -> Flags:
+    """Of the inputs whose gradients this node may compute, those that the running backward pass asks for."""
+    nodes = ctx.next_functions[-len(may) :]
+    return tuple([m and (node is None or _executes(node)) for m, (node, _) in zip(may, nodes, strict=True)])
+
+
+def _executes(node: Any) -> bool:
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # it does not say so of leaves that autograd.grad was asked for, nor outside the engine
+        return True

@@ -164,6 +164,7 @@ class _Cut:
         # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
         self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
         known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
+        self.fixed &= known  # what only backward makes cannot be kept from forward, whatever makes it
         self.slice = self._slice()
         self.weights = {i: self._weight(joint.tensor(i)) for i in self.slice if i in known}
 

@@ -1,0 +1,289 @@
+"""Fused calls under everything that torch may do with an op: compile, export, transforms, tracers, exporters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from fused_graphs import COMPOSED  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
+import opgraph as og  # noqa: E402
+from opgraph.torch.function import FusedOp  # noqa: E402
+from opgraph.torch.function_composite import composite  # noqa: E402
+from opgraph.torch.function_library import VERSION  # noqa: E402
+
+NAMES = ["swish", "swish per channel", "where-split", "two results", "bias"]
+
+
+class Case:
+    """A fused function, the same one in torch's own ops, and inputs for both."""
+
+    def __init__(self, name: str) -> None:
+        composed = COMPOSED[name]
+        self.op = FusedOp(composed.graph())
+        generator = torch.Generator().manual_seed(0)
+        self.given = [torch.randn(s, generator=generator, dtype=torch.float64) for s in composed.shapes]
+        self.moving = [torch.randn(s, generator=generator, dtype=torch.float64) for s in composed.shapes]
+
+    def fused(self, *tensors: Any) -> Any:
+        return self.op(*tensors)
+
+    def eager(self, *tensors: Any) -> Any:
+        return tuple(composite(self.op.graph, tensors, "store"))
+
+    def with_gradients(self) -> list[Any]:
+        return [t.clone().requires_grad_() for t in self.given]
+
+
+@pytest.fixture(params=NAMES, ids=lambda name: name.replace(" ", "-"))
+def case(request: Any) -> Case:
+    return Case(request.param)
+
+
+def total(results: Any) -> Any:
+    return sum((y * y).sum() for y in results)
+
+
+def same(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(got, expected)
+
+
+# -- the dispatcher ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("needs", [True, False], ids=["trained", "fixed"])
+def test_opcheck_passes(case: Case, needs: bool) -> None:
+    given = case.with_gradients() if needs else case.given
+    torch.library.opcheck(case.op.overload, (*given, VERSION, case.op.text, "store"))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiles_into_one_graph(case: Case, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *t: total(case.fused(*t)), backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    given, again = case.with_gradients(), case.with_gradients()
+    got, expected = compiled(*given), total(case.eager(*again))
+    same(got, expected)
+    same(torch.autograd.grad(got, given), torch.autograd.grad(expected, again))
+
+
+@pytest.mark.slow
+def test_inductor_runs_it() -> None:
+    torch._dynamo.reset()
+    case = Case("swish")
+    compiled = torch.compile(lambda x, a: case.fused(x * 2, a)[0] + 1, backend="inductor", fullgraph=True)
+    given, again = case.with_gradients(), case.with_gradients()
+    got, expected = compiled(*given), case.eager(again[0] * 2, again[1])[0] + 1
+    same(got, expected)
+    same(torch.autograd.grad(got.sum(), given), torch.autograd.grad(expected.sum(), again))
+
+
+def test_make_fx_sees_one_op_forward_and_one_backward() -> None:
+    case = Case("swish")
+    traced = make_fx(lambda *t: torch.autograd.grad(total(case.fused(*t)), t))(*case.with_gradients())
+    ops = [n for n in traced.graph.nodes if "opgraph" in str(n.target)]
+    assert len(ops) == 2
+    same(traced(*case.given), torch.autograd.grad(total(case.eager(*(g := case.with_gradients()))), g))
+
+
+def test_meta_tensors_give_shapes(case: Case) -> None:
+    got = case.fused(*[t.to("meta") for t in case.given])
+    assert [(y.shape, y.dtype, y.device.type) for y in got] == [
+        (y.shape, y.dtype, "meta") for y in case.eager(*case.given)
+    ]
+
+
+def test_a_saved_program_runs_in_another_process(tmp_path: Path) -> None:
+    case = Case("swish per channel")
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Parameter(case.given[1])
+
+        def forward(self, x: Any) -> Any:
+            return case.fused(x, self.a)[0]
+
+    dims = {0: torch.export.Dim("n")}
+    program = torch.export.export(Model(), (case.given[0],), dynamic_shapes=(dims,))
+    x = torch.randn(5, 3, 4, dtype=torch.float64)
+    expected = case.eager(x, case.given[1])[0]
+    same(program.module()(x), expected)
+    torch.export.save(program, tmp_path / "program.pt2")
+    torch.save((x, expected.detach()), tmp_path / "data.pt")
+    code = (
+        "import sys, torch, opgraph.torch\n"
+        "x, y = torch.load(sys.argv[2])\n"
+        "torch.testing.assert_close(torch.export.load(sys.argv[1]).module()(x), y)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "program.pt2", tmp_path / "data.pt"], check=True)
+
+
+# -- torch.func --------------------------------------------------------------------------------------------------------
+
+
+def slopes(function: Any, count: int) -> Any:
+    return torch.func.grad(lambda *t: total(function(*t)), argnums=tuple(range(count)))
+
+
+def test_func_grad_and_its_own_grad(case: Case) -> None:
+    count = len(case.given)
+    first = [slopes(f, count) for f in (case.fused, case.eager)]
+    same(first[0](*case.given), first[1](*case.given))
+    second = [slopes(f, count) for f in first]
+    same(second[0](*case.given), second[1](*case.given))
+
+
+def test_func_grad_inside_of_plain_autograd(case: Case) -> None:
+    found = []
+    for f in (case.fused, case.eager):
+        given = case.with_gradients()
+        found.append(torch.autograd.grad(total(slopes(f, len(given))(*given)), given))
+    same(*found)
+
+
+def test_vmap_over_any_inputs(case: Case) -> None:
+    for batched in range(1, 2 ** len(case.given)):
+        dims = tuple(0 if batched >> i & 1 else None for i in range(len(case.given)))
+        given = [t if d is None else torch.stack([t, t + 1, t - 1]) for t, d in zip(case.given, dims, strict=True)]
+        same(torch.vmap(case.fused, dims)(*given), torch.vmap(case.eager, dims)(*given))
+
+
+def test_vmap_along_any_axis_and_twice(case: Case) -> None:
+    x, *rest = case.given
+    given = torch.stack([x, x + 1], -1)
+    dims = (-1, *[None] * len(rest))
+    same(torch.vmap(case.fused, dims)(given, *rest), torch.vmap(case.eager, dims)(given, *rest))
+    twice = [torch.vmap(torch.vmap(f, dims), (0, *dims[1:])) for f in (case.fused, case.eager)]
+    given = torch.stack([given, given * 2])
+    same(twice[0](given, *rest), twice[1](given, *rest))
+
+
+def test_gradients_of_each_sample(case: Case) -> None:
+    dims = (0, *[None] * (len(case.given) - 1))
+    given = [torch.stack([case.given[0]] * 3), *case.given[1:]]
+    found = [torch.vmap(slopes(f, len(given)), dims)(*given) for f in (case.fused, case.eager)]
+    same(*found)
+
+
+def test_vmap_of_library_ops_goes_row_by_row() -> None:
+    op = FusedOp(og.parse("graph(x: f64[n,k], w: f64[k,m]) -> (y)\n  %0 = MatMul(x, w)\n  y = Tanh(%0)"))
+    x, w = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    same(torch.vmap(op, (0, None))(x, w)[0], torch.tanh(x @ w))
+    assert torch.vmap(op, (0, None))(x[:0], w)[0].shape == (0, 2, 5)
+
+
+def test_forward_mode(case: Case) -> None:
+    given, moving = tuple(case.given), tuple(case.moving)
+    same(torch.func.jvp(case.fused, given, moving), torch.func.jvp(case.eager, given, moving))
+    found = []
+    for f in (case.fused, case.eager):
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(given[0], moving[0]), *given[1:]]
+            found.append([forward_ad.unpack_dual(y).tangent for y in f(*duals)])
+    same(*found)
+
+
+def test_forward_mode_over_reverse_mode_and_the_other_way_round(case: Case) -> None:
+    given, moving, count = tuple(case.given), tuple(case.moving), len(case.given)
+    over = [torch.func.jvp(slopes(f, count), given, moving)[1] for f in (case.fused, case.eager)]
+    same(*over)
+    under = [slopes(lambda *t, f=f: torch.func.jvp(f, t, moving)[1], count)(*given) for f in (case.fused, case.eager)]
+    same(*under)
+
+
+def test_a_hessian(case: Case) -> None:
+    rest = case.given[1:]
+    found = [torch.func.hessian(lambda x, f=f: total(f(x, *rest)))(case.given[0]) for f in (case.fused, case.eager)]
+    same(*found)
+
+
+def test_functional_call_of_a_module() -> None:
+    case = Case("swish per channel")
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.ones(3, 1, dtype=torch.float64))
+
+        def forward(self, x: Any) -> Any:
+            return case.fused(x, self.a)[0]
+
+    x, a = case.given
+    same(torch.func.functional_call(Model(), {"a": a}, (x,)), case.eager(x, a)[0])
+
+
+# -- other modes -------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_runs_it_again(case: Case) -> None:
+    given, again = case.with_gradients(), case.with_gradients()
+    got = torch.utils.checkpoint.checkpoint(lambda *t: total(case.fused(*t)), *given, use_reentrant=False)
+    same(torch.autograd.grad(got, given), torch.autograd.grad(total(case.eager(*again)), again))
+
+
+def test_inference_mode_and_no_grad_keep_nothing(case: Case) -> None:
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            got = case.fused(*case.with_gradients())
+        assert not any(y.requires_grad for y in got)
+        same([y.clone() for y in got], [y.clone() for y in case.eager(*case.given)])
+
+
+def test_lazily_negated_tensors_are_read_as_they_are() -> None:
+    case = Case("swish")
+    x = torch.view_as_complex(torch.randn(7, 2, dtype=torch.float64)).conj().imag
+    assert x.is_neg()
+    same(case.fused(x, case.given[1]), case.eager(x, case.given[1]))
+
+
+def test_a_tensor_subclass_goes_by_the_dispatcher() -> None:
+    class Counted(torch.Tensor):
+        seen: list[str] = []  # noqa: RUF012
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            cls.seen.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs)
+
+    case = Case("swish")
+    case.fused(case.given[0].as_subclass(Counted), case.given[1])
+    assert any("opgraph.fused_2_1" in name for name in Counted.seen)
+
+
+def test_torch_script_records_plain_ops() -> None:
+    case = Case("swish")
+    traced = torch.jit.trace(lambda x, a: case.fused(x, a)[0], tuple(case.given), check_trace=False)
+    assert "aten::sigmoid" in str(traced.graph)
+    same(traced(*case.given), case.eager(*case.given)[0])
+
+
+def test_onnx_export_writes_standard_ops(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="torch's ONNX exporter needs onnxscript")
+    session = pytest.importorskip("onnxruntime", reason="runs the exported model")
+    op = FusedOp(COMPOSED["swish per channel"].graph("f32"))
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.linspace(0.5, 1.5, 3).view(3, 1))
+
+        def forward(self, x: Any) -> Any:
+            return op(x, self.a)[0]
+
+    model = Model().eval()
+    program = torch.onnx.export(model, (torch.randn(2, 3, 4),), dynamo=True, verbose=False)
+    assert {n.domain for n in program.model.graph} == {""}
+    program.save(tmp_path / "model.onnx")
+    run = session.InferenceSession(tmp_path / "model.onnx")
+    x = torch.randn(2, 3, 4)
+    got = run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
+    same(torch.from_numpy(got), model(x).detach())
