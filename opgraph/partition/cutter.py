@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
 from opgraph.partition.clusters import Blocked, Clusters
-from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, UNSUPPORTED
+from opgraph.partition.partition import FUSED, LIBRARY
 from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, size_ratio, symbolic_shapes
+from opgraph.partition.traits import (
+    aligned_operands,
+    bound_to_its_shape,
+    cost_of,
+    described,
+    is_sum,
+    kind_and_provider,
+    values_read,
+)
 
 #: How many edges the searches for cycles may visit, for each op of the graph.
 SEARCH_BUDGET = 20
@@ -22,10 +30,6 @@ PACK = 4
 
 #: Parts are joined for what they both read as long as the whole reads at most so many values of the loop's shape.
 MAX_READS = 16
-#: The family of ops whose result is whole only when the loop over their input has ended.
-SUM = "sum"
-
-_OPGRAPH, _ONNXRUNTIME = "opgraph", "onnxruntime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +39,6 @@ class Refusal:
     producer: Op
     consumer: Op
     reason: str
-
-
-def kind_and_provider(op: Op) -> tuple[str, str]:
-    """The kind of partition an op goes to, and who runs it; by its record, or by the ONNX node that it came from."""
-    record = opdef.get(op.kind, where=op.label)
-    if record.is_pointwise or record.family == SUM:
-        return FUSED, _OPGRAPH
-    if "onnx_op" in op.attrs:
-        return LIBRARY, _ONNXRUNTIME
-    if record.reference is not None:
-        return LIBRARY, NATIVE
-    return UNSUPPORTED, ""
-
-
-def described(op: Op) -> str:
-    """An op as reports call it; one that ONNX brought along by its ONNX name."""
-    attrs = op.attrs
-    return f'{attrs["onnx_op"]} "{op.name}"' if "onnx_op" in attrs else op.label
 
 
 class Cutter:
@@ -76,21 +62,21 @@ class Cutter:
         # makes an output of the graph, why it cannot be computed inside a larger shape, and edges that must not lie
         # inside any cluster.
         self.members = [[node] for node in range(len(self.ops))]
-        self.sums = [opdef.get(op.kind, where=op.label).family == SUM for op in self.ops]
+        self.sums = [is_sum(op) for op in self.ops]
         self.shape: list[Shape] = [
-            shapes[op.inputs[0].id] if is_sum else shapes[op.outputs[0].id] if op.outputs else ()
-            for op, is_sum in zip(self.ops, self.sums, strict=True)
+            shapes[op.inputs[0].id] if summed else shapes[op.outputs[0].id] if op.outputs else ()
+            for op, summed in zip(self.ops, self.sums, strict=True)
         ]
-        self.cost = [0 if is_scalar_shape(s) else _cost(op) for op, s in zip(self.ops, self.shape, strict=True)]
+        self.cost = [0 if is_scalar_shape(s) else cost_of(op) for op, s in zip(self.ops, self.shape, strict=True)]
         self.makes_output = [any(t.id in outputs for t in op.outputs) for op in self.ops]
-        self.placed = [_bound_to_its_shape(op, shapes) for op in self.ops]
+        self.placed = [bound_to_its_shape(op, shapes) for op in self.ops]
         self.reads = [
-            _reads(op, shapes, shape) if kind == FUSED else []
+            values_read(op, shapes, shape) if kind == FUSED else []
             for op, shape, (kind, _) in zip(self.ops, self.shape, self.kinds, strict=True)
         ]
         self.apart: list[set[tuple[int, int]]] = [set() for _ in self.ops]
         for node, op in enumerate(self.ops):
-            for tensor_id in _aligned_operands(op, shapes):
+            for tensor_id in aligned_operands(op, shapes):
                 if tensor_id in made:
                     self._keep_apart(made[tensor_id], node)
             for source in self.sources[node]:
@@ -258,36 +244,3 @@ class Cutter:
         """The refusals between ops that indeed ended apart."""
         find = self.clusters.find
         return [Refusal(self.ops[p], self.ops[c], r) for (p, c), r in self.refusals.items() if find(p) != find(c)]
-
-
-def _cost(op: Op) -> int:
-    return opdef.get(op.kind, where=op.label).cost
-
-
-def _reads(op: Op, shapes: dict[int, Shape], shape: Shape) -> list[int]:
-    """Ids of the operands of that shape whose data an op reads; those of one element cost nothing to read."""
-    record = opdef.get(op.kind, where=op.label)
-    if is_scalar_shape(shape) or record.index_of is not None:
-        return []
-    ports = record.with_optional(len(op.inputs))
-    read = [t.id for t, port in zip(op.inputs, ports, strict=True) if not port.shape_only and shapes[t.id] == shape]
-    return list(dict.fromkeys(read))
-
-
-def _bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:
-    """Why an op cannot be computed in a loop over a larger shape than its own; "" where it can."""
-    record = opdef.get(op.kind, where=op.label)
-    if record.index_of is not None:
-        return "its value depends on the place in its own shape"
-    if record.family == SUM:
-        return "its sum runs over its own shape"
-    return "its channel axis is one of its own shape" if _aligned_operands(op, shapes) else ""
-
-
-def _aligned_operands(op: Op, shapes: dict[int, Shape]) -> list[int]:
-    """Ids of operands that do not broadcast as in NumPy, or may not: they are read with strides of their own."""
-    record = opdef.get(op.kind, where=op.label)
-    if not record.channel_inputs:
-        return []
-    ranks = [None if isinstance(shapes[t.id], str) else len(shapes[t.id]) for t in op.inputs]
-    return [op.inputs[i].id for i in record.channel_inputs if record.lies_along_channel(i, ranks, op.attrs)]

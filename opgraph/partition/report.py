@@ -9,8 +9,9 @@ from typing import Any
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.partition.cutter import Refusal, described
+from opgraph.partition.cutter import Refusal
 from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, Partition
+from opgraph.partition.traits import described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
-from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
-from opgraph.loops.boxes import Boxes, boxes_of
-from opgraph.loops.layout import ADDED, KEPT, Layout, Variant
+from opgraph.loops.layout import Variant
 from opgraph.loops.lower import Lowered
-from opgraph.loops.short_rows import STRETCH, LongRows, long_rows
 from opgraph.runtime import host, threads
+from opgraph.runtime.boxed import boxed_rows
 from opgraph.runtime.operands import Operands, check_outputs
 
 Array: TypeAlias = np.ndarray
@@ -101,7 +99,7 @@ class HostKernel:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
         layout = self._operands.probable_layout(dims)
         if layout is not None and layout.size:
-            wide, boxed = self._rows(layout)
+            wide, boxed = boxed_rows(self.lowered.loop, layout)
             self._entry(wide.variant, boxed is not None)
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None) -> list[Array]:
@@ -184,14 +182,13 @@ class HostKernel:
         check_outputs(layout, [None if o is None else o.shape for o in outs or ()])
         own = self._operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
-        wide, boxed = self._rows(layout)
+        wide, boxed = boxed_rows(self.lowered.loop, layout)
         numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
         operands, boxes, work = len(wide.strides), 0, 0
         if boxed is not None:
             # An output that the caller brings may lie over an input that other boxes still read.
-            cut = boxed.boxes
-            more, work = _box_numbers(boxed, self._planes(wide.variant), at_once=apart or outs is None)
-            boxes, operands, numbers = cut.count, operands + 1, numbers + more
+            more, work = boxed.numbers(at_once=apart or outs is None)
+            boxes, operands, numbers = boxed.boxes.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         return Plan(
             entry=self._entry(wide.variant, boxed is not None) if layout.size else None,
@@ -206,61 +203,10 @@ class HostKernel:
             keep=tuple(a for _, a in own),
         )
 
-    def _rows(self, layout: Layout) -> tuple[Layout, _Boxed | None]:
-        """The layout to run, with long rows, and how it is cut; None where it is not, and any piece will do."""
-        if not layout.size:
-            return layout, None
-        loads = self.lowered.loop.loads
-        long = long_rows(layout, len(loads))
-        if long is not None:
-            sizes = tuple(dtypes.get(loads[s.operand].dtype).itemsize for s in long.spread)
-            boxes = boxes_of(long.layout, longest=STRETCH, unit=long.short if long.grouped else 1)
-            return long.layout, _Boxed(boxes, long, sizes)
-        return layout, _Boxed(boxes_of(layout), None, ()) if layout.variant.has_sums else None
-
-    def _planes(self, variant: Variant) -> int:
-        """Doubles for each cell: a sum of doubles keeps what each addition rounds off beside the sum."""
-        kinds = variant.operands[len(self.lowered.loop.loads) :]
-        summed = [s.dtype for s, k in zip(self.lowered.loop.stores, kinds, strict=True) if k in (ADDED, KEPT)]
-        return 2 if "f64" in summed else 1
-
     def _entry(self, variant: Variant, boxed: bool) -> Any:
         source = host_source(self.lowered.loop, variant, boxed=boxed)
         self.sources[source.entry] = source
         return host.load(source, self.lowered.labels)
-
-
-@dataclass(frozen=True, slots=True)
-class _Boxed:
-    """How a space is cut: the boxes; the long rows that they are boxes of, with the item sizes of spread operands."""
-
-    boxes: Boxes
-    long: LongRows | None
-    sizes: tuple[int, ...]
-
-
-def _box_numbers(boxed: _Boxed, planes: int, *, at_once: bool) -> tuple[list[int], int]:
-    """What kernels/host_sums.h is told of boxes, and how many doubles they leave for the second stage.
-
-    Args:
-        planes: doubles for each cell.
-        at_once: whether a box may write results that it completes before the others are done.
-    """
-    boxes, long = boxed.boxes, boxed.long
-    spread = [] if long is None else [[s.operand, long.short, s.outer, s.inner] for s in long.spread]
-    scratch = leaves = 0
-    sums: list[int] = []
-    for one in boxes.sums:
-        left = -1 if one.whole and at_once else leaves
-        group = long.short if long is not None and one.operand in long.grouped else 1
-        tile = long.short if long is not None and one.operand in long.tiled else 0
-        sums += [one.operand, one.cells, scratch, left, group, tile, *one.strides]
-        scratch += planes * one.cells
-        leaves += 0 if left < 0 else planes * one.cells
-    leaves = -(-leaves // 8) * 8  # boxes of different threads write to cache lines of their own
-    spreads = [n for record, size in zip(spread, boxed.sizes, strict=True) for n in (*record, size)]
-    head = [boxes.count, leaves, len(spread), *boxes.box, *boxes.counts]
-    return head + spreads + sums, boxes.count * leaves
 
 
 def _launch(plan: Plan, base: Any) -> None:

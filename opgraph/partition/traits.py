@@ -1,0 +1,70 @@
+"""What the record of an op, and the shapes around it, say about where the op may run."""
+
+from __future__ import annotations
+
+from opgraph.ir import opdef
+from opgraph.ir.op import Op
+from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, UNSUPPORTED
+from opgraph.partition.symbols import Shape, is_scalar_shape
+
+#: The family of ops whose result is whole only when the loop over their input has ended.
+SUM = "sum"
+
+_OPGRAPH, _ONNXRUNTIME = "opgraph", "onnxruntime"
+
+
+def kind_and_provider(op: Op) -> tuple[str, str]:
+    """The kind of partition an op goes to, and who runs it; by its record, or by the ONNX node that it came from."""
+    record = opdef.get(op.kind, where=op.label)
+    if record.is_pointwise or record.family == SUM:
+        return FUSED, _OPGRAPH
+    if "onnx_op" in op.attrs:
+        return LIBRARY, _ONNXRUNTIME
+    if record.reference is not None:
+        return LIBRARY, NATIVE
+    return UNSUPPORTED, ""
+
+
+def described(op: Op) -> str:
+    """An op as reports call it; one that ONNX brought along by its ONNX name."""
+    attrs = op.attrs
+    return f'{attrs["onnx_op"]} "{op.name}"' if "onnx_op" in attrs else op.label
+
+
+def is_sum(op: Op) -> bool:
+    """Whether the result is whole only when the loop over the input has ended."""
+    return opdef.get(op.kind, where=op.label).family == SUM
+
+
+def cost_of(op: Op) -> int:
+    """Rough instructions per element."""
+    return opdef.get(op.kind, where=op.label).cost
+
+
+def values_read(op: Op, shapes: dict[int, Shape], shape: Shape) -> list[int]:
+    """Ids of the operands of that shape whose data an op reads; those of one element cost nothing to read."""
+    record = opdef.get(op.kind, where=op.label)
+    if is_scalar_shape(shape) or record.index_of is not None:
+        return []
+    ports = record.with_optional(len(op.inputs))
+    read = [t.id for t, port in zip(op.inputs, ports, strict=True) if not port.shape_only and shapes[t.id] == shape]
+    return list(dict.fromkeys(read))
+
+
+def bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:
+    """Why an op cannot be computed in a loop over a larger shape than its own; "" where it can."""
+    record = opdef.get(op.kind, where=op.label)
+    if record.index_of is not None:
+        return "its value depends on the place in its own shape"
+    if record.family == SUM:
+        return "its sum runs over its own shape"
+    return "its channel axis is one of its own shape" if aligned_operands(op, shapes) else ""
+
+
+def aligned_operands(op: Op, shapes: dict[int, Shape]) -> list[int]:
+    """Ids of operands that do not broadcast as in NumPy, or may not: they are read with strides of their own."""
+    record = opdef.get(op.kind, where=op.label)
+    if not record.channel_inputs:
+        return []
+    ranks = [None if isinstance(shapes[t.id], str) else len(shapes[t.id]) for t in op.inputs]
+    return [op.inputs[i].id for i in record.channel_inputs if record.lies_along_channel(i, ranks, op.attrs)]
