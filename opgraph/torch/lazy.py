@@ -68,6 +68,7 @@ class Node:
         value: the result, once it has run; the operands are let go then.
         readers: how many nodes that have not run read it.
         handle: the Lazy that stands for it, weakly.
+        overwrites: the call in place, where its first operand is a tensor that nobody else has.
         site: where in the model it was noted down, if somebody wants to know.
     """
 
@@ -76,6 +77,7 @@ class Node:
         "handle",
         "index",
         "operands",
+        "overwrites",
         "readers",
         "session",
         "shape",
@@ -104,6 +106,7 @@ class Node:
         self.readers = 0
         self.handle: weakref.ref[Lazy] | None = None
         self.index = next(_count)
+        self.overwrites: Spec | None = None
         self.site: Any = None
         for operand in operands:
             if type(operand) is Node:
@@ -243,6 +246,15 @@ def lazy(node: Node) -> Lazy:
     made.__dict__["node"] = node
     node.handle = weakref.ref(made)
     return made
+
+
+def given_up(tensor: torch.Tensor) -> torch.Tensor:
+    """Moves a tensor's data and gradient node into a tensor of their own; it is a Lazy without a node then."""
+    old: torch.Tensor = _make(Lazy, _NOTHING, False)
+    torch._C._swap_tensor_impl(tensor, old)
+    old.__class__ = torch.Tensor
+    tensor.__class__ = Lazy
+    return old
 
 
 def lazies(values: Any) -> Iterator[Lazy]:

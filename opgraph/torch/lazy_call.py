@@ -7,6 +7,7 @@ of one element, on the device and under the autocast that hold, once for each co
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -117,6 +118,14 @@ def to_dtype(dtype: torch.dtype, source: torch.dtype) -> Spec | None:
 @lru_cache(maxsize=64)
 def _to_dtype(dtype: torch.dtype) -> Spec:
     return Spec("to", torch.Tensor.to, ((True, None), (False, dtype)), (), dtype, None)
+
+
+def in_place(spec: Spec, func: Callable[..., Any]) -> Spec | None:
+    """The same call as it was made, in place; None where autocast converts its operands."""
+    if spec.cast is not None:
+        return None
+    named = spec.named if func.__name__.endswith("_") else (*spec.named, ("inplace", False, True))
+    return replace(spec, func=func, named=named)
 
 
 class Specs:

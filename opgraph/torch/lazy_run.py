@@ -13,6 +13,7 @@ from opgraph.errors import OpGraphError
 from opgraph.torch.build import pattern
 from opgraph.torch.function import FusedOp
 from opgraph.torch.lazy import Node
+from opgraph.torch.lazy_shape import is_own
 from opgraph.torch.trace import Tracer
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ def run(wanted: list[Node], rounding: str, observer: Observer | None) -> None:
             kernel = _kernel(closure, outputs, rounding) if len(closure) > 1 else None
             if observer is not None:
                 observer.runs(closure, outputs, *(kernel or (None, [])))
-            if kernel is None or kernel[0].op is None:
+            overwrites = closure[0].overwrites if kernel is None else None
+            if overwrites is not None and is_own(closure[0].operands[0]):
+                closure[0].settle(overwrites([o.value if type(o) is Node else o for o in closure[0].operands]))
+            elif kernel is None or kernel[0].op is None:
                 values = one_by_one(closure, _itself)
                 for node in outputs:
                     node.settle(values[node])

@@ -12,10 +12,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from opgraph.torch.calls import Found
-from opgraph.torch.lazy import Lazy, Node, Spec, lazies, lazy
-from opgraph.torch.lazy_call import CAST, SPECS, TENSOR, WRITES, cast_dtype, kind_of, to_dtype
+from opgraph.torch.lazy import Lazy, Node, Spec, given_up, lazies, lazy
+from opgraph.torch.lazy_call import CAST, SPECS, TENSOR, WRITES, cast_dtype, in_place, kind_of, to_dtype
 from opgraph.torch.lazy_run import run
-from opgraph.torch.lazy_shape import meeting
+from opgraph.torch.lazy_shape import is_own, meeting
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _DEVICES = ("cpu", "cuda")
@@ -73,13 +73,12 @@ class LazySession:
             result = self._conversion(func, args, kwargs)
             if result is not None:
                 return result
-        if types or kind is WRITES or kwargs:
-            nodes = [t.node for t in lazies((args, kwargs))]
-            if nodes:
-                self.compute(nodes)
-            inplace = type(kind) is Found and kind.inplace
-            if kind is WRITES or inplace or kwargs.get("inplace") is True or kwargs.get("out") is not None:
-                self.before_writing((args, kwargs))
+        nodes = [t.node for t in lazies((args, kwargs))] if types or kwargs else []
+        if nodes:
+            self.compute(nodes)
+        writes = kind is WRITES or (type(kind) is Found and kind.inplace)
+        if writes or (kwargs and (kwargs.get("inplace") is True or kwargs.get("out") is not None)):
+            self.before_writing((args, kwargs))
         result = func(*args, **kwargs)
         if self.observer is not None:
             self.observer.left(func, why, result)
@@ -97,8 +96,8 @@ class LazySession:
         target = None
         if found.inplace or "inplace" in kwargs:
             if found.inplace or kwargs["inplace"]:
-                target = args[0]
-                if type(target) is not Lazy:
+                target = args[0] if args else None
+                if type(target) is not Lazy and not is_own(target):
                     return None, "it writes into a tensor that others may hold"
             kwargs = {name: value for name, value in kwargs.items() if name != "inplace"}
         marks: list[tuple[Any, ...]] = []
@@ -115,7 +114,7 @@ class LazySession:
             return None, spec
         if target is None:
             return self._noted(spec, operands, shape, device), ""
-        return self._changed(target, spec, operands, shape)
+        return self._changed(target, spec, operands, shape, device, func)
 
     def _placed(self, value: Any, marks: list[tuple[Any, ...]], operands: list[Node | torch.Tensor]) -> Any:
         kind = type(value)
@@ -175,26 +174,46 @@ class LazySession:
         return made
 
     def _changed(
-        self, target: Lazy, spec: Spec, operands: list[Node | torch.Tensor], shape: torch.Size
+        self,
+        target: torch.Tensor,
+        spec: Spec,
+        operands: list[Node | torch.Tensor],
+        shape: torch.Size,
+        device: torch.device,
+        func: Callable[..., Any],
     ) -> tuple[Any, str]:
-        """In-place arithmetic on a value that has not been computed: the tensor stands for the new one from now on."""
-        dtype = target.node.spec.dtype
-        convert = to_dtype(dtype, spec.dtype) if spec.dtype != dtype else None
-        if shape != target.node.shape or (spec.dtype != dtype and convert is None):
-            return None, "it writes into a tensor of another shape or dtype"
-        if not torch.can_cast(spec.dtype, dtype) or self._state_of(target) != (_grad(), _inference()):
-            return None, "it writes into a tensor of another kind"
-        node = self._node(spec, operands, shape, target.node.device)
-        if convert is not None:
-            node = self._node(convert, [node], shape, target.node.device)
-        if type(target) is not Lazy:  # an operand of it had to be computed, and it with that
-            return None, "its operands were computed already"
-        node.handle, target.node.handle = target.node.handle, None
-        target.__dict__["node"] = node
-        return target, ""
+        """In-place arithmetic: the tensor stands for the new value from now on.
 
-    def _state_of(self, tensor: Lazy) -> tuple[bool, bool]:
-        return tensor.node.state[:2]  # type: ignore[no-any-return]
+        Args:
+            target: a Lazy, or a tensor whose memory nobody else sees; that becomes a Lazy.
+            func: the function that was called.
+        """
+        dtype = target.dtype
+        convert = to_dtype(dtype, spec.dtype) if spec.dtype != dtype else None
+        if shape != target.shape or (spec.dtype != dtype and convert is None):
+            return None, "it writes into a tensor of another shape or dtype"
+        if not torch.can_cast(spec.dtype, dtype):
+            return None, "it writes into a tensor of another kind"
+        if type(target) is Lazy:
+            if target.node.state[:2] != (_grad(), _inference()):
+                return None, "it writes into a tensor that was made with other gradient settings"
+            node = self._node(spec, operands, shape, device)
+        else:
+            self.before_writing(target)
+            old = given_up(target)
+            node = self._node(spec, [old if o is target else o for o in operands], shape, device)
+            node.overwrites = in_place(spec, func)
+        if convert is not None:
+            node = self._node(convert, [node], shape, device)
+        if type(target) is not Lazy:  # an operand had to be computed, and it with that
+            return None, "its operands were computed already"
+        known = target.__dict__.get("node")
+        if known is not None:
+            known.handle = None
+        target.__dict__["node"] = node
+        node.handle = weakref.ref(target)
+        self._handles.append(node.handle)
+        return target, ""
 
     def compute(self, nodes: list[Node]) -> None:
         """Runs what these nodes need, and gives their tensors the values."""

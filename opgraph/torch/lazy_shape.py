@@ -1,4 +1,4 @@
-"""The shape of a result, from what meets in a call; and why it cannot wait, where that shows in shapes and devices."""
+"""What shows in the tensors of a call: the shape of its result, and whether it can wait."""
 
 from __future__ import annotations
 
@@ -49,3 +49,17 @@ def _broadcast(a: torch.Size, b: torch.Size) -> torch.Size | None:
             elif b[-i] != 1:
                 return None
     return torch.Size(result)
+
+
+def is_own(tensor: Any) -> bool:
+    """Whether a tensor was computed in this forward pass and nobody else sees its memory: no view, no saved result.
+
+    Only with gradients: what has a gradient node is no buffer, and no result of an earlier call.
+    """
+    if type(tensor) is not torch.Tensor or tensor.grad_fn is None or tensor._is_view() or not torch.is_grad_enabled():
+        return False
+    if tensor.retains_grad or tensor._backward_hooks is not None or tensor.layout is not torch.strided:
+        return False
+    storage = tensor.untyped_storage()
+    # One reference by the tensor, one by `storage`.
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)
