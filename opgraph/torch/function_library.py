@@ -1,7 +1,8 @@
 """The same functions as ops of torch's dispatcher: under torch.compile, torch.export, torch.func and other modes.
 
 An op is named after how many tensors it takes and gives, `opgraph::fused_2_1`; which graph it runs is an argument, the
-graph's text, so that a traced program can be saved and run in another process once `opgraph.torch` is imported there.
+graph's text, so that a traced program can be saved and run in another process once `opgraph.torch` is imported there
+(and, for more than 8 tensors in or 2 out, `overload` was called there).
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ VERSION = 1
 _NAMESPACE = "opgraph"
 _open: Any = torch.library.Library  # untyped
 _LIBRARY: Any = _open(_NAMESPACE, "FRAGMENT")
+#: Tensors in and out of the ops that exist from the start; of more, an op is defined when it is first called.
+_USUAL = ((i, o) for o in (1, 2) for i in range(1, 9))
+
 _lock = threading.Lock()
 _defined: dict[tuple[int, int], Any] = {}
 _sharded: set[Any] = set()
@@ -147,3 +151,7 @@ def _shard(found: Any) -> None:
         register: Callable[..., Any] = register_sharding(found)
         register(placements)
         _sharded.add(found)
+
+
+for _ports in _USUAL:
+    overload(*_ports)

@@ -20,6 +20,9 @@ from opgraph.torch.function import FusedOp  # noqa: E402
 from opgraph.torch.function_composite import composite  # noqa: E402
 from opgraph.torch.function_library import VERSION  # noqa: E402
 
+# torch's own, of its compiler and exporters
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
 NAMES = ["swish", "swish per channel", "where-split", "two results", "bias"]
 
 
