@@ -1,0 +1,121 @@
+"""What each of two processes does in the test of distributed training: `python two_ranks.py RANK RENDEZVOUS`."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+import opgraph as og
+from opgraph.torch.function import FusedOp
+
+SWISH = "graph(x: f32[n,c,k], a: f32[c,1]) -> (y)\n  %0 = Multiply(a, x)\n  %1 = Sigmoid(%0)\n  y = Multiply(x, %1)"
+ROW_SUMS = "graph(x: f32[n,c,k], a: f32[c,1]) -> (y)\n  %0 = Multiply(x, a)\n  y = SumTo(%0, a)"
+RANK = int(sys.argv[1]) if __name__ == "__main__" else 0
+
+#: Placements of x and of a; then of y, of the gradient of x, and of that of a.
+PLACEMENTS = {
+    "batch": (Shard(0), Replicate(), "S(0)", "S(0)", "P(sum)"),
+    "channels": (Shard(1), Shard(0), "S(1)", "S(1)", "S(0)"),
+    "channels of x alone": (Shard(1), Replicate(), "S(1)", "S(1)", "S(0)"),
+    "last axis": (Shard(2), Replicate(), "S(2)", "S(2)", "P(sum)"),
+    "whole": (Replicate(), Replicate(), "R", "R", "R"),
+}
+
+swish = FusedOp(og.parse(SWISH))
+row_sums = FusedOp(og.parse(ROW_SUMS))
+
+
+def eager(x: Any, a: Any) -> Any:
+    return x * torch.sigmoid(a * x)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.linear = torch.nn.Linear(4, 4)
+        self.a = torch.nn.Parameter(torch.linspace(0.5, 1.5, 6).view(6, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.linear(x), self.a)
+
+
+def data() -> Any:
+    return torch.randn(2, 5, 6, 4, generator=torch.Generator().manual_seed(1))
+
+
+def expected() -> list[Any]:
+    model = Model(eager)
+    model(data().flatten(0, 1)).square().mean().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def dtensor(name: str) -> None:
+    x_place, a_place, *wanted = PLACEMENTS[name]
+    mesh = init_device_mesh("cpu", (2,))
+    generator = torch.Generator().manual_seed(0)
+    x, a, weight = (torch.randn(s, generator=generator) for s in ((4, 6, 3), (6, 1), (4, 6, 3)))
+    given = [distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in ((x, x_place), (a, a_place))]
+    (y,) = swish(*given)
+    grads = torch.autograd.grad(y, given, distribute_tensor(weight, mesh, [x_place]), retain_graph=True)
+    assert [_short(t.placements[0]) for t in (y, *grads)] == wanted
+    plain = [x.requires_grad_(), a.requires_grad_()]
+    true = eager(*plain)
+    torch.testing.assert_close(y.full_tensor(), true)
+    for got, exact in zip(grads, torch.autograd.grad(true, plain, weight), strict=True):
+        torch.testing.assert_close(got.full_tensor(), exact)
+    # Another graph on tensors of the same shapes has shardings of its own.
+    (sums,) = row_sums(*given)
+    torch.testing.assert_close(sums.full_tensor(), (x * a).sum((0, 2)).view(6, 1))
+
+
+def _short(placement: Any) -> str:
+    return {"Shard": f"S({getattr(placement, 'dim', 0)})", "Replicate": "R"}.get(type(placement).__name__, "P(sum)")
+
+
+def ddp() -> None:
+    model = torch.nn.parallel.DistributedDataParallel(Model(lambda x, a: swish(x, a)[0]))
+    model(data()[RANK]).square().mean().backward()
+    for parameter, true in zip(model.parameters(), expected(), strict=True):
+        torch.testing.assert_close(parameter.grad, true)
+
+
+def fsdp() -> None:
+    model = Model(lambda x, a: swish(x, a)[0])
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    model(data()[RANK]).square().mean().backward()
+    for parameter, true in zip(model.parameters(), expected(), strict=True):
+        torch.testing.assert_close(parameter.grad.full_tensor(), true)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    **{f"DTensor, {name}": (lambda name=name: dtensor(name)) for name in PLACEMENTS},  # type: ignore[misc]
+    "DistributedDataParallel": ddp,
+    "fully_shard": fsdp,
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=RANK, world_size=2)
+    for name, check in CHECKS.items():
+        try:
+            check()
+            print(f"{name}: right")
+        except Exception:
+            print(f"{name}: wrong")
+            traceback.print_exc()
+    sys.stdout.flush()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
