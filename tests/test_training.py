@@ -60,6 +60,11 @@ KEPT = {
         ("x",),
         [("", "value", 4096)],
     ),
+    "an output that a library op's gradient reads": (
+        "graph(x: f32[64,64]) -> (y)\n  y = ReduceMax(x, axes=[1])",
+        ("x",),
+        [("x", "input", 16384), ("y", "output", 256)],
+    ),
     "a mask that is an input: the mask alone": (
         "graph(x: f32[64,64], m: boolean[64,64]) -> (y)\n  %0 = Select(m, x, 0.0)\n  y = Multiply(%0, 2.0)",
         ("x",),

@@ -15,7 +15,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.constants import same_bits
 from opgraph.ir.dims import Dim, Dims, checked_dims, checked_id, dims_text, row_major
 
-__all__ = ["Dim", "Dims", "LogicalTensor", "dims_text", "row_major"]
+__all__ = ["Dim", "Dims", "LogicalTensor", "dims_text", "port_name", "row_major"]
 
 getter = property  # the class has a field called property, oneDNN's word
 
@@ -243,3 +243,8 @@ class LogicalTensor:
 
 
 _FIELDS = frozenset(LogicalTensor.__slots__)
+
+
+def port_name(tensor: LogicalTensor) -> str:
+    """The name that arrays are bound by: the tensor's, or t<id>."""
+    return tensor.name if tensor.name is not None else f"t{tensor.id}"

@@ -9,15 +9,10 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir import dtypes
-from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.logical_tensor import Dims, LogicalTensor, port_name
 from opgraph.runtime.device_array import DeviceArray
 
 _SCALARS = (bool, int, float, np.generic)
-
-
-def port_name(tensor: LogicalTensor) -> str:
-    """The name that arrays are bound by: the tensor's, or t<id>."""
-    return tensor.name if tensor.name is not None else f"t{tensor.id}"
 
 
 class Ports:

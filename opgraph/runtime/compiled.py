@@ -9,11 +9,10 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir import dtypes
-from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.logical_tensor import Dims, LogicalTensor, port_name
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import NATIVE, Partition
 from opgraph.runtime import exchange as exchange_module
-from opgraph.runtime.arguments import port_name
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.matching import matched

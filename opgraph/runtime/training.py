@@ -11,7 +11,8 @@ import numpy as np
 from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
-from opgraph.runtime.arguments import check_shape, port_name
+from opgraph.ir.logical_tensor import port_name
+from opgraph.runtime.arguments import check_shape
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
 from opgraph.transforms.saved import Saved, training_plan

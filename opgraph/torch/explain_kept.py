@@ -10,14 +10,13 @@ import torch
 from opgraph.ir import dtypes
 from opgraph.torch.lazy import Node
 from opgraph.torch.lazy_run import Kernel, one_by_one
-from opgraph.transforms.gradient import value_name
 
 
 def kept_by_op(kernel: Kernel, tensors: Sequence[torch.Tensor], outputs: Sequence[Node]) -> int:
     """Bytes that a fused op keeps on these tensors; parameters, which exist anyway, are not counted."""
     assert kernel.op is not None
     given = [tensors[i] for i in kernel.order]
-    inputs = dict(zip(map(value_name, kernel.op.graph.inputs), given))
+    inputs = dict(zip(map(port_name, kernel.op.graph.inputs), given))
     largest = max(n.shape.numel() for n in outputs)
     total = 0
     for entry in kernel.op.saved(tuple(t.requires_grad for t in given)):

@@ -6,21 +6,20 @@ from collections.abc import Collection, Mapping
 
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.transforms.gradient import value_name
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
 
 
 def prepared(graph: Graph) -> Graph:
     """The same function, where no result is an input or a constant, and `d_<output>` names no input."""
     graph.finalize()
     made = {t.id for op in graph.ops for t in op.outputs}
-    names = [value_name(t) for t in graph.outputs]
-    inputs = [value_name(t) for t in graph.inputs]
+    names = [port_name(t) for t in graph.outputs]
+    inputs = [port_name(t) for t in graph.inputs]
     taken = {*inputs, *names}
     clash = {n for n in inputs if n in names or n.removeprefix("d_") in names or n.startswith("kept_")}
     if not clash and all(t.id in made for t in graph.outputs):
         return graph
-    changed = {t.id: t.with_(name=_fresh("in", taken)) for t in graph.inputs if value_name(t) in clash}
+    changed = {t.id: t.with_(name=_fresh("in", taken)) for t in graph.inputs if port_name(t) in clash}
     return _rebuilt(graph, changed, taken)
 
 

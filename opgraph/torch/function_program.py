@@ -9,13 +9,13 @@ import torch
 
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.arguments import check_shape
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.providers.torch import to_numpy, torch_dtype
 from opgraph.torch.function_shapes import Results
-from opgraph.transforms.gradient import value_name
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
 #: Runs a program on tensors laid out like those that it was planned for.
@@ -37,8 +37,8 @@ class Program:
     def __init__(self, graph: Graph, device: torch.device, rounding: str) -> None:
         self.graph = graph
         self.results = Results(graph)
-        self._names = [value_name(t) for t in graph.inputs]
-        self._outputs = [value_name(t) for t in graph.outputs]
+        self._names = [port_name(t) for t in graph.inputs]
+        self._outputs = [port_name(t) for t in graph.outputs]
         engine = Engine("cuda", device.index) if device.type == "cuda" else Engine("cpu")
         self._executable = Executable(graph, engine, donate=(), rounding=rounding)
 
@@ -122,7 +122,7 @@ def check(graph: Graph, tensors: Tensors) -> None:
     check_count(graph, tensors)
     symbols: dict[str, tuple[int, str]] = {}
     for tensor, declared in zip(tensors, graph.inputs):
-        name = value_name(declared)
+        name = port_name(declared)
         where = f'input "{name}" of a fused call'
         if tensor.layout is not torch.strided:
             raise InvalidArguments(
@@ -153,5 +153,5 @@ def check_count(graph: Graph, tensors: Tensors) -> None:
         raise InvalidArguments(
             f"got {len(tensors)} tensors for {len(graph.inputs)} inputs",
             where="a fused call",
-            fix=f"pass {', '.join(map(value_name, graph.inputs)) or 'none'}",
+            fix=f"pass {', '.join(map(port_name, graph.inputs)) or 'none'}",
         )

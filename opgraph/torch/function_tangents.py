@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import port_name
 from opgraph.torch.function_graph import numbered
-from opgraph.transforms.gradient import gradient, value_name
+from opgraph.transforms.gradient import gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ def tangents(graph: Graph, moving: Sequence[bool], results: Sequence[bool]) -> T
     calculating Jacobian vector products", 2017.
     """
     ready = numbered(graph)
-    inputs = [value_name(t) for t in ready.inputs]
-    names = [value_name(t) for t in ready.outputs]
+    inputs = [port_name(t) for t in ready.inputs]
+    names = [port_name(t) for t in ready.outputs]
     wrt = [name for name, moves in zip(inputs, moving, strict=True) if moves]
     outputs = {f"d_{n}": i for i, (n, may) in enumerate(zip(names, results, strict=True)) if may}
     if not wrt or not outputs:
         return None
     back = gradient(ready, wrt)
-    seeds = [n for n in map(value_name, back.inputs) if n in outputs]
+    seeds = [n for n in map(port_name, back.inputs) if n in outputs]
     if not seeds:
         return None
     forward = gradient(back, seeds)
@@ -56,4 +57,4 @@ def tangents(graph: Graph, moving: Sequence[bool], results: Sequence[bool]) -> T
     places: list[int | None] = [None] * len(names)
     for i, seed in enumerate(seeds):
         places[outputs[seed]] = i
-    return Tangents(forward, tuple(where[value_name(t)] for t in forward.inputs), tuple(places))
+    return Tangents(forward, tuple(where[port_name(t)] for t in forward.inputs), tuple(places))

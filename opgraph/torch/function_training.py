@@ -11,9 +11,9 @@ import torch
 
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import port_name
 from opgraph.torch.function_graph import reached, reaching
 from opgraph.torch.function_tangents import Tangents, tangents
-from opgraph.transforms.gradient import value_name
 from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
 
 if TYPE_CHECKING:
@@ -73,15 +73,15 @@ class Training:
         floats = {t.id for t in graph.outputs if t.dtype in dtypes.FLOATS}
         active = reached(graph, asked) & floats
         used = reaching(graph, active)
-        self._wrt = [value_name(t) if t.id in asked & used else None for t in graph.inputs]
+        self._wrt = [port_name(t) if t.id in asked & used else None for t in graph.inputs]
         names = [name for name in self._wrt if name is not None]
         self._wanted = tuple([name is not None for name in self._wrt])
         self._is_one = len(names) < 2
         self._plan: TrainingPlan | None = training_plan(graph, names, units=units) if names and active else None
         self.forward = graph if self._plan is None else self._plan.forward
         self.saved: tuple[Saved, ...] = () if self._plan is None else self._plan.saved
-        self._outputs = [value_name(t) for t in self.forward.outputs]
-        inputs = {value_name(t): i for i, t in enumerate(graph.inputs)}
+        self._outputs = [port_name(t) for t in self.forward.outputs]
+        inputs = {port_name(t): i for i, t in enumerate(graph.inputs)}
         results = {name: len(inputs) + i for i, name in enumerate(self._outputs)}
         kept = [s.name for s in self.saved if s.role != "shape"]
         # Those that the plan lists, and those that only some choices of gradients need.
@@ -129,10 +129,10 @@ class Training:
             return None
         graph = self._plan.backward_of(names, outputs)
         where = {name: i for i, name in enumerate(self._pool)}
-        made = {value_name(t): i for i, t in enumerate(graph.outputs)}
+        made = {port_name(t): i for i, t in enumerate(graph.outputs)}
         return Backward(
             self._make(graph),
-            tuple(where[value_name(t)] for t in graph.inputs),
+            tuple(where[port_name(t)] for t in graph.inputs),
             tuple(made.get(f"d_{name}") if name in names else None for name in self._wrt),
         )
 

@@ -19,7 +19,6 @@ from opgraph.runtime.compiling import compile
 from opgraph.torch.function import FusedOp
 from opgraph.torch.function_training import Training
 from opgraph.torch.results import Output
-from opgraph.transforms.gradient import value_name
 
 
 def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -70,7 +69,7 @@ def _written(op: FusedOp, graph: Any, tensors: tuple[torch.Tensor, ...], place: 
     run = op.cached(("overwrite", id(graph), device), lambda: compile(graph, device=str(device)))
     target = tensors[place].detach()
     given = [target if t is tensors[place] else t.detach() for t in tensors]
-    run(dict(zip(map(value_name, graph.inputs), given, strict=True)), out=target)
+    run(dict(zip(map(port_name, graph.inputs), given, strict=True)), out=target)
     if not target.is_inference():
         torch.autograd.graph.increment_version(tensors[place])
 

@@ -15,9 +15,10 @@ from typing import Any
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.transforms.gradient import differentiated, kept_name, prepared, value_name
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.transforms.gradient import differentiated, prepared
 from opgraph.transforms.masks import masks_of_outputs
+from opgraph.transforms.reverse import kept_name
 
 #: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
 UNKNOWN_EXTENT = 4096
@@ -234,12 +235,12 @@ def _with_outputs(graph: Graph, extra: Sequence[LogicalTensor]) -> Graph:
 
 def _described(graph: Graph, backward: Graph, made: Sequence[LogicalTensor]) -> tuple[Saved, ...]:
     read = read_tensors(backward) | {t.id for t in backward.outputs}
-    inputs = {value_name(t) for t in graph.inputs}
+    inputs = {port_name(t) for t in graph.inputs}
     between = {kept_name(graph, t): t for t in made}
     outputs = {t.id for t in graph.outputs}
     saved = []
     for tensor in backward.inputs:
-        name = value_name(tensor)
+        name = port_name(tensor)
         if name in inputs:
             role = "input" if tensor.id in read else "shape"
         elif name in between:

@@ -1,0 +1,238 @@
+"""One reverse pass: each op's gradient rule, applied from the outputs back to the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.ir import opdef
+from opgraph.ir.expression import Call, Expr, Num
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.ir.op import Op
+from opgraph.transforms.adjoint import Conditional, Conditions, Contribution
+from opgraph.transforms.draft import Draft, is_float
+
+
+def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
+    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own."""
+    inputs = {port_name(t) for t in graph.inputs}
+    is_output = any(t.id == tensor.id for t in graph.outputs)
+    return port_name(tensor) if is_output and port_name(tensor) not in inputs else f"kept_{tensor.id}"
+
+
+class Reverse:
+    """One reverse pass; arguments are those of `differentiated`."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        wrt: Sequence[str],
+        given: Collection[int],
+        from_outputs: Collection[int],
+        masks: Mapping[int, LogicalTensor],
+    ) -> None:
+        self.source = graph
+        self.draft = Draft(graph)
+        self.conditional = Conditional(self.draft)
+        self.from_outputs = from_outputs
+        #: What stands in the draft for each tensor of the graph.
+        self.values: dict[int, LogicalTensor] = {}
+        self.parts: dict[int, list[Contribution]] = {}
+        #: Tensors of the draft that a gradient is wanted of, because they depend on `wrt`.
+        self.active: set[int] = set()
+        #: Where the gradient of a value goes instead: of an op without a rule to the same value made of smaller ops, of
+        #: a given value to the op that made it.
+        self.stands_in: dict[int, int] = {}
+        #: The given value that rules read in place of the one that the op here would make.
+        self.given: dict[int, LogicalTensor] = {}
+        for tensor in (*graph.inputs, *graph.constants):
+            self.values[tensor.id] = self.draft.input(tensor)
+        by_name = {port_name(t): t for t in graph.inputs}
+        self.wrt = [(name, by_name[name]) for name in wrt]
+        self.active.update(t.id for _, t in self.wrt)
+        #: Forward values that are inputs here, by their id in the graph.
+        self.kept: dict[int, LogicalTensor] = {}
+        self.masks = {i: self.draft("Greater", self._keep(output), 0.0) for i, output in masks.items()}
+        for op in graph.ops:
+            if op.kind != "End":
+                self._forward(op, given)
+
+    def graph(self, outputs: Collection[str] | None) -> Graph:
+        """The gradient graph."""
+        seeds = []
+        forward = list(self.draft.ops)
+        for tensor in self.source.outputs:
+            value = self.values[tensor.id]
+            is_given = outputs is None or port_name(tensor) in outputs
+            if is_given and value.id in self.active and is_float(value):
+                seeds.append((f"d_{port_name(tensor)}", value))
+        taken = {port_name(t) for t in self.source.inputs}
+        for name, value in seeds:
+            if name in taken:
+                raise InvalidArguments(
+                    f'the gradient graph would have two inputs called "{name}"',
+                    where="gradient",
+                    fix="rename the input or the output of the graph",
+                )
+            self._add(value, Contribution(self.draft.new_input(name, value)))
+        for op in reversed(forward):
+            self._reverse(op)
+        return self.draft.finish(self._results())
+
+    # -- forward ------------------------------------------------------------------------------------------------
+
+    def _forward(self, op: Op, given: Collection[int]) -> None:
+        """Enters a forward op, and inputs in place of those of its results that are given."""
+        copied = self.draft.copy(op, self.values)
+        self.values.update((t.id, made) for t, made in zip(op.outputs, copied.outputs, strict=True))
+        is_active = any(t.id in self.active for t in copied.inputs)
+        record = opdef.get(op.kind, where=op.label)
+        if is_active:
+            self.active.update(t.id for t in copied.outputs if is_float(t))
+            if record.gradient is None and record.decomposition is not None and record.is_pointwise:
+                self._decompose(copied, record)
+        for tensor, made in zip(op.outputs, copied.outputs, strict=True):
+            if tensor.id in self.masks:
+                self.given[made.id] = self.masks[tensor.id]
+            elif tensor.id in given and made.id not in self.given:
+                value = self.given[made.id] = self._keep(tensor)
+                self.stands_in[value.id] = self.stands_in.get(made.id, made.id)
+                self.active.update({value.id} if made.id in self.active else ())
+            self.values[tensor.id] = self.given.get(made.id, made)
+
+    def _keep(self, tensor: LogicalTensor) -> LogicalTensor:
+        """The input that stands for a forward value."""
+        if tensor.id not in self.kept:
+            self.kept[tensor.id] = self.draft.new_input(kept_name(self.source, tensor), tensor)
+        return self.kept[tensor.id]
+
+    def _decompose(self, op: Op, record: opdef.OpDef) -> None:
+        names = [p.name for p in record.with_optional(len(op.inputs))]
+        tree = record.decompose(op.attrs, names)
+        assert isinstance(tree, Call)
+        before = len(self.draft.ops)
+        root = self.draft.call(tree, dict(zip(names, self._aligned(record, op), strict=True)), op.attrs)
+        for added in self.draft.ops[before:]:
+            if any(t.id in self.active for t in added.inputs):
+                self.active.update(t.id for t in added.outputs if is_float(t))
+        self.stands_in[op.outputs[0].id] = root.id
+
+    def _aligned(self, record: opdef.OpDef, op: Op) -> list[LogicalTensor]:
+        """Operands of an op here, those along a channel axis spread out so that formulas may use them as they are."""
+        operands = list(op.inputs)
+        ranks = [t.ndim for t in op.inputs]
+        for index in record.channel_inputs:
+            if record.lies_along_channel(index, ranks, op.attrs):
+                like = operands[1 - index]
+                operands[index] = self.draft("BroadcastTo", operands[index], like, **_channel(op))
+        return operands
+
+    # -- backward -----------------------------------------------------------------------------------------------
+
+    def _add(self, tensor: LogicalTensor, part: Contribution) -> None:
+        self.parts.setdefault(self.stands_in.get(tensor.id, tensor.id), []).append(part)
+
+    def _reverse(self, op: Op) -> None:
+        """Passes the gradients of an op's outputs on to its inputs."""
+        parts = [self.parts.pop(t.id, None) for t in op.outputs]
+        wanted = [t.id in self.active for t in op.inputs]
+        if not any(parts) or not any(wanted):
+            return
+        totals = [None if p is None else self.conditional.total(p) for p in parts]
+        record = opdef.get(op.kind, where=op.label)
+        if callable(record.gradient):
+            written = [None if t is None else self.conditional.written(t) for t in totals]
+            kept = tuple(self.given.get(t.id, t) for t in op.outputs)
+            seen = Op.locked(op.id, op.kind, op.inputs, kept, op.name, op.attrs)
+            for tensor, value in zip(op.inputs, record.gradient(self.draft, seen, written), strict=True):
+                if value is not None and tensor.id in self.active:
+                    self._to_operand(tensor, Contribution(value), {})
+            return
+        if not isinstance(record.gradient, Mapping):
+            raise _refused(op, record)
+        if totals[0] is None:
+            return
+        names = [p.name for p in record.with_optional(len(op.inputs))]
+        values = dict(zip(names, self._aligned(record, op), strict=True))
+        values.update((p.name, self.given.get(t.id, t)) for p, t in zip(record.outputs, op.outputs))
+        values["d"] = totals[0].value
+        for index, (name, tensor) in enumerate(zip(names, op.inputs, strict=True)):
+            if not wanted[index]:
+                continue
+            tree = record.gradient_of(name, op.attrs, names)
+            if op.id in self.from_outputs:
+                tree = record.gradient_of(None, op.attrs, names) or tree
+            if tree is None:
+                raise _refused(op, record, name)
+            ranks = [t.ndim for t in op.inputs]
+            channel = _channel(op) if record.lies_along_channel(index, ranks, op.attrs) else {}
+            for part in self._branches(tree, values, op.attrs, totals[0].conditions):
+                self._to_operand(tensor, part, channel)
+
+    def _branches(
+        self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs, conditions: Conditions
+    ) -> list[Contribution]:
+        """What a rule contributes; a Select between something and 0 is kept as a condition."""
+        if isinstance(tree, Num) and tree.value == 0:
+            return []
+        if isinstance(tree, Call) and tree.kind == "Select":
+            condition = self.draft.expression(tree.args[0], values, attrs)
+            assert isinstance(condition, LogicalTensor)
+            if _is_zero(tree.args[1]) or _is_zero(tree.args[2]):
+                holds = _is_zero(tree.args[2])
+                inner = conditions | {self.conditional.when(condition, holds)}
+                return self._branches(tree.args[1 if holds else 2], values, attrs, inner)
+        value = self.draft.expression(tree, values, attrs)
+        assert isinstance(value, LogicalTensor)
+        return [Contribution(value, conditions)]
+
+    def _to_operand(self, tensor: LogicalTensor, part: Contribution, channel: dict[str, Any]) -> None:
+        """Adds a contribution to an operand: summed to its shape where it was broadcast, in its dtype."""
+        value = part.value
+        if channel or value.dims is None or value.dims != tensor.dims or None in value.dims:
+            value = self.draft("SumTo", self.conditional.written(part), tensor, **channel)
+            part = Contribution(value)
+        if value.dtype != tensor.dtype:
+            part = Contribution(self.draft("TypeCast", part.value, dtype=tensor.dtype), part.conditions)
+        self._add(tensor, part)
+
+    def _results(self) -> dict[str, LogicalTensor]:
+        """The outputs by name; each a tensor of its own."""
+        results: dict[str, LogicalTensor] = {}
+        used: set[int] = set()
+        for name, tensor in self.wrt:
+            parts = self.parts.get(tensor.id)
+            if parts is None:
+                value = self.draft("BroadcastTo", self._zero(tensor), tensor)
+            else:
+                value = self.conditional.written(self.conditional.total(parts))
+            if value.id in used or self.draft.graph.producer(value.id) is None:
+                (value,) = self.draft.fresh("BroadcastTo", value, tensor)
+            used.add(value.id)
+            results[f"d_{name}"] = value
+        return results
+
+    def _zero(self, tensor: LogicalTensor) -> LogicalTensor:
+        return self.draft.graph.constant("", 0.0, dtype=tensor.dtype)
+
+
+def _channel(op: Op) -> dict[str, Any]:
+    """The attributes that say where a channel operand lies."""
+    names = ("data_format", "per_channel_broadcast")
+    return {name: value for name, value in op.attrs.items() if name in names}
+
+
+def _is_zero(tree: Expr) -> bool:
+    return isinstance(tree, Num) and tree.value == 0
+
+
+def _refused(op: Op, record: opdef.OpDef, name: str = "") -> Unimplemented:
+    if isinstance(record.gradient, str):
+        what, fix = f"{op.kind} has no gradient: {record.gradient}", "leave what depends on it out of wrt"
+    else:
+        of = f" with respect to {name}" if name else ""
+        what = f"nobody has written the gradient of {op.kind}{of}"
+        fix = "compose it of ops that have one (`opgraph ops` says which), or leave what depends on it out of wrt"
+    return Unimplemented(what, where=op.where, fix=fix)
