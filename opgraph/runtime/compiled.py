@@ -16,7 +16,6 @@ from opgraph.runtime import exchange as exchange_module
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.matching import matched
-from opgraph.runtime.native import native_runner
 
 if TYPE_CHECKING:
     from opgraph.codegen.kernel import KernelSource
@@ -52,6 +51,8 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
             return CudaKernel(lowered, partition.input_ports, engine)
         return host_runner(lowered, partition)
     if partition.provider == NATIVE:
+        from opgraph.runtime.native import native_runner  # rarely needed
+
         return native_runner(partition, engine)
     if partition.kind == "library" and partition.provider == "onnxruntime":
         from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion  # needs onnxruntime
