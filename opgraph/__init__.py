@@ -22,11 +22,11 @@ from opgraph.runtime.compiled import CompiledPartition
 from opgraph.runtime.compiling import compile
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.executable import Executable
-from opgraph.transforms.gradient import gradient
 
 if TYPE_CHECKING:
     from opgraph import onnx as onnx
     from opgraph.runtime.reference import evaluate
+    from opgraph.transforms.gradient import gradient
 
 __version__ = "0.1.0"
 
@@ -60,8 +60,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("opgraph.onnx")
     if name == "evaluate":  # for tests and checks
         return importlib.import_module("opgraph.runtime.reference").evaluate
+    if name == "gradient":  # for training
+        return importlib.import_module("opgraph.transforms.gradient").gradient
     raise AttributeError(f"module 'opgraph' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "evaluate", "onnx"})
+    return sorted({*globals(), "evaluate", "gradient", "onnx"})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from opgraph.ir.graph import Graph
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.executable import Executable
-from opgraph.runtime.training import TrainableExecutable
+
+if TYPE_CHECKING:
+    from opgraph.runtime.training import TrainableExecutable
 
 
 @overload
@@ -56,6 +58,8 @@ def compile(
     graph.finalize()
     if wrt is None:
         return Executable(graph, engine_of(device), donate=_names(donate), rounding=rounding)
+    from opgraph.runtime.training import TrainableExecutable  # who does not train pays nothing for it
+
     return TrainableExecutable(graph, engine_of(device), donate=_names(donate), rounding=rounding, wrt=_names(wrt))
 
 
