@@ -11,11 +11,12 @@ import bisect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_iter
 
 from opgraph.torch.memory_watch import storage_of
@@ -146,14 +147,15 @@ class Recorder:
         todo = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         seen = set(todo)
         leaves = [tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad]
-        for node in todo:
-            if hasattr(node, "variable"):
-                leaves.append(node.variable)
-            self._name_saved(node)
-            for following, _ in node.next_functions:
-                if following is not None and following not in seen:
-                    seen.add(following)
-                    todo.append(following)
+        with _recomputing_once():
+            for node in todo:
+                if hasattr(node, "variable"):
+                    leaves.append(node.variable)
+                self._name_saved(node)
+                for following, _ in node.next_functions:
+                    if following is not None and following not in seen:
+                        seen.add(following)
+                        todo.append(following)
         return leaves
 
     def _name_saved(self, node: Any) -> None:
@@ -179,3 +181,12 @@ class Recorder:
                 for tensor in tree_iter(value):
                     if isinstance(tensor, torch.Tensor) and storage_of(tensor) is not None:
                         self.attributes.append(Attribute(tensor, place, op, f"ctx.{name}"))
+
+
+def _recomputing_once() -> AbstractContextManager[object]:
+    """What is read of a region under `torch.utils.checkpoint` recomputes it once, not for each tensor."""
+    group = getattr(checkpoint, "GraphExecGroup", None)  # not in old versions of torch
+    if group is None or group._get_current_group() is not None:
+        return nullcontext()
+    made: AbstractContextManager[object] = group()
+    return made

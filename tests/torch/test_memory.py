@@ -410,3 +410,14 @@ def test_on_a_gpu_the_allocator_agrees() -> None:
     report = ogt.saved_tensors(model, torch.randn(16, 3, 32, 32, device="cuda"))
     assert report.peak.cuda is not None
     assert report.peak.cuda >= report.peak.bytes
+
+
+def test_a_checkpointed_region_is_recomputed_once_for_its_names_and_once_by_backward() -> None:
+    runs = []
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return (x.exp() * x.sin()).tanh() * x.cos()
+
+    ogt.saved_tensors(lambda x: checkpoint(region, x, use_reentrant=False), torch.randn(8, requires_grad=True))
+    assert len(runs) == 3
