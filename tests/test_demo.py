@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 import opgraph as og
-from opgraph.cli import demo, main
+from opgraph.cli import demo, demo_torch, main
 from opgraph.onnx import samples
 
 MODELS = list(demo.MODELS)
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo as it runs where PyTorch is not installed."""
+    monkeypatch.setattr(demo_torch, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The part in PyTorch on a few numbers."""
+    pytest.importorskip("torch")
+    from opgraph.torch import side_by_side
+
+    monkeypatch.setattr(demo_torch, "TIMING_BUDGET", 0.0)
+    monkeypatch.setattr(side_by_side, "TENSOR", (4, 8, 16, 16))
+    monkeypatch.setattr(side_by_side, "IMAGES", (4, 3, 8, 8))
+    return side_by_side
 
 
 @pytest.fixture(params=MODELS)
@@ -80,6 +103,7 @@ def test_the_demo_ends_well_and_prints_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "TIMING_BUDGET", 0.1)
+    monkeypatch.setattr(demo_torch, "TIMING_BUDGET", 0.1)
     assert main(["demo", "--folder", str(tmp_path / "demo")]) == 0
     out = capsys.readouterr().out
     for text in (*MODELS, "nodes in the file", "units found", "farthest from float64", "compiled by opgraph"):
@@ -89,7 +113,7 @@ def test_the_demo_ends_well_and_prints_its_table(
 
 
 def test_a_demo_that_disagrees_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], without_torch: None
 ) -> None:
     monkeypatch.setattr(demo, "TIMING_BUDGET", 0.01)
     monkeypatch.setattr(demo, "MODELS", {"gated_f16": ("batch=2", "")})
@@ -106,3 +130,72 @@ def test_a_demo_that_disagrees_fails(
     monkeypatch.setattr(og, "compile", Wrong)
     assert main(["demo", "--folder", str(tmp_path)]) == 1
     assert "gated_f16 computes something else" in capsys.readouterr().err
+
+
+# -- the part in PyTorch --
+
+
+def rows(text: str, name: str) -> list[list[float]]:
+    """The numbers of every line that begins with a name."""
+    lines = [line for line in text.splitlines() if re.match(rf"\s*{re.escape(name)}\s+\d", line)]
+    return [[float(n) for n in re.findall(r"\d+\.?\d*(?:e[-+]\d+)?", line.split(name)[1])] for line in lines]
+
+
+def test_naf1_fused_keeps_what_checkpoint_keeps_and_peaks_lower(
+    tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_torch.run(tmp_path, torch_compile=False)
+    out = capsys.readouterr().out
+    eager, checkpoint, fused = (rows(out, name) for name in ("eager", "torch.utils.checkpoint", "opgraph"))
+    for table in range(2):
+        kept, peak = 0, 1
+        assert fused[table][kept] == checkpoint[table][kept] < eager[table][kept] / 3
+        assert fused[table][peak] < checkpoint[table][peak]
+    assert len(rows(out, "torch.compile")) == 0 and "--torch-compile` includes it" in out
+
+
+def test_the_source_of_naf1_is_written_and_can_be_measured(
+    tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_torch.run(tmp_path, torch_compile=False)
+    assert f"opgraph memory {tmp_path / 'naf1.py'}:NAF1" in capsys.readouterr().out
+    assert main(["memory", f"{tmp_path / 'naf1.py'}:NAF1", "--input", "4,8,16,16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["totals"]["kept"] > 0
+
+
+@pytest.mark.slow
+def test_torch_compile_takes_part_where_it_is_asked_to(
+    tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_torch.run(tmp_path, torch_compile=True)
+    out = capsys.readouterr().out
+    assert len(rows(out, "torch.compile")) == 2 and "--torch-compile" not in out
+
+
+def test_a_fused_naf1_that_disagrees_fails(tmp_path: Path, quick: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: Any, activation: type) -> Any:
+        honest = model.forward
+        model.forward = lambda x: honest(x) * 1.0001
+        return model
+
+    monkeypatch.setitem(quick.WAYS, quick.FUSED, wrong)
+    with pytest.raises(og.errors.OpGraphError, match="NAF1 computes something else"):
+        demo_torch.run(tmp_path, torch_compile=False)
+
+
+def test_without_torch_one_line_says_so_and_how_to_get_it(
+    tmp_path: Path, without_torch: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_torch.run(tmp_path, torch_compile=False)
+    (line,) = capsys.readouterr().out.strip().splitlines()
+    assert "PyTorch is not installed" in line and "pip install 'opgraph[torch]'" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torch_that_cannot_be_imported_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "opgraph.torch", None)
+    monkeypatch.setattr(demo_torch, "find_spec", lambda name: object())
+    demo_torch.run(tmp_path, torch_compile=False)
+    assert "PyTorch cannot be imported" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`opgraph demo`: the main job on four small models, from an ONNX file to an ONNX file, and what came of it."""
+"""`opgraph demo`: a trainable activation in PyTorch; then four small models, from an ONNX file to an ONNX file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from opgraph.cli import demo_torch
 from opgraph.cli.agreement import true_outputs
 from opgraph.cli.compare import Distance, distance, number
 from opgraph.cli.feeds import parse_sizes, random_feeds, sizes_for
@@ -60,6 +61,9 @@ class Outcome:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.add_argument("--folder", default="opgraph-demo", help="where the models go (default: %(default)s)")
+    parser.add_argument(
+        "--torch-compile", action="store_true", help="put torch.compile beside the others; it takes half a minute"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
+    demo_torch.run(folder, torch_compile=args.torch_compile)
     outcomes = {}
     with progress(total=6 * len(MODELS)) as step:
         for name, (sizes, _) in MODELS.items():

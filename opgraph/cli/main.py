@@ -20,7 +20,7 @@ COMMANDS = {
     "check": "compare with the float64 reference, or one file with another",
     "memory": "what PyTorch keeps for backward, and the peak, of an activation or a network",
     "ops": "the op set, or one op's page",
-    "demo": "write two models, fuse them, run them, print what changed",
+    "demo": "an activation in PyTorch and four models: fuse them, run them, print what changed",
 }
 
 

@@ -30,6 +30,7 @@ class NAF1(nn.Module):
         self.frac_order = nn.Parameter(torch.tensor(float(frac_order)))
         self.lambda_ = lambda_
         self.alpha = alpha
+        self.h: torch.Tensor
         self.register_buffer("h", torch.tensor(1.0))  # posted: register_buffer("h", [1.0])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

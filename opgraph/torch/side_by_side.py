@@ -1,0 +1,187 @@
+"""One activation several ways, by itself and in a small network: what each keeps, its peak, its time, its results."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from opgraph.torch.fuse import fuse
+from opgraph.torch.memory import saved_tensors
+
+#: Of the tensor, and of the images for the network.
+TENSOR, IMAGES = (16, 32, 32, 32), (16, 3, 32, 32)
+_CHANNELS = 32
+#: Rounds of timing, at least and at most.
+_ROUNDS = (3, 30)
+
+Way = Callable[[nn.Module, type[nn.Module]], nn.Module]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One way to run a model.
+
+    Attributes:
+        kept: bytes kept for backward.
+        peak: bytes above the weights, at most, in one forward and one backward pass.
+        first: seconds of the first forward and backward pass, with all that is compiled for it.
+        step: seconds of a later one, the fastest.
+        ratio: of `step` to that of the first way: the median over rounds in which they took turns.
+        results: the output, and the gradient of the input where it was asked for.
+    """
+
+    kept: int
+    peak: int
+    first: float
+    step: float
+    ratio: float
+    results: tuple[np.ndarray, ...]
+
+
+def _eager(model: nn.Module, activation: type[nn.Module]) -> nn.Module:
+    return model
+
+
+def _checkpointed(model: nn.Module, activation: type[nn.Module]) -> nn.Module:
+    for module in _all(model, activation):
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+    return model
+
+
+def _compiled(model: nn.Module, activation: type[nn.Module]) -> nn.Module:
+    torch.compiler.reset()  # what it compiled for another model would shorten the first call, and count as recompiling
+    compiled: Any = torch.compile(model)
+    return compiled  # type: ignore[no-any-return]
+
+
+def _fused(model: nn.Module, activation: type[nn.Module]) -> nn.Module:
+    for module in _all(model, activation):
+        module.forward = fuse(module.forward)
+    return model
+
+
+def _all(model: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+EAGER, COMPILED, FUSED = "eager", "torch.compile", "opgraph"
+#: Name -> what makes the model run so; the first is what others are compared with.
+WAYS: Mapping[str, Way] = {
+    EAGER: _eager,
+    "torch.utils.checkpoint": _checkpointed,
+    COMPILED: _compiled,
+    FUSED: _fused,
+}
+
+
+def alone(activation: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+    """The activation by itself, and an input that needs a gradient."""
+    torch.manual_seed(0)
+    return activation(), torch.randn(TENSOR, requires_grad=True)
+
+
+def network(activation: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+    """Three 3x3 convolutions, each with batch normalization and the activation, and a classifier; and images."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise((IMAGES[1], _CHANNELS, _CHANNELS, _CHANNELS)):
+        layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), activation()]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(_CHANNELS, 10)]
+    return nn.Sequential(*layers), torch.randn(IMAGES)
+
+
+def measured(
+    model: nn.Module,
+    x: torch.Tensor,
+    activation: type[nn.Module],
+    ways: Mapping[str, Way],
+    budget: float,
+    step: Callable[[str], None] = lambda _: None,
+) -> dict[str, Measured]:
+    """Runs copies of a model forward and backward, each in its way.
+
+    Args:
+        ways: of `WAYS`; the first is the one that others are compared with.
+        budget: seconds of timing in all, the first steps not counted.
+        step: is told what comes next.
+    """
+    with _undisturbed():
+        _passes(nn.SiLU(), torch.zeros_like(x, requires_grad=True))  # torch's own first call belongs to nobody
+        calls, firsts = {}, {}
+        for name, way in ways.items():
+            step(f"{name}: the first call")
+            calls[name] = functools.partial(_passes, way(copy.deepcopy(model), activation), x)
+            firsts[name] = _seconds(calls[name])
+        step("steps, in turns")
+        times = _in_turns(list(calls.values()), budget)
+        found = {}
+        for (name, call), taken in zip(calls.items(), times, strict=True):
+            step(f"{name}: what it keeps")
+            made = call.args[0]
+            report = saved_tensors(lambda *inputs, made=made: made(*inputs), x)  # a function: no hooks on modules
+            found[name] = Measured(
+                kept=report.totals.kept,
+                peak=report.peak.bytes,
+                first=firsts[name],
+                step=min(taken),
+                ratio=statistics.median(a / b for a, b in zip(taken, times[0], strict=True)),
+                results=call(),
+            )
+    return found
+
+
+def truth(model: nn.Module, x: torch.Tensor) -> tuple[np.ndarray, ...]:
+    """The output and the gradient of the input, computed in float64 by eager torch."""
+    return _passes(copy.deepcopy(model).double(), x.detach().double().requires_grad_(x.requires_grad))
+
+
+def _passes(model: nn.Module, x: torch.Tensor) -> tuple[np.ndarray, ...]:
+    """A forward and a backward pass with respect to everything that needs a gradient."""
+    y = model(x)
+    wanted = [*([x] if x.requires_grad else []), *model.parameters()]
+    gradients = torch.autograd.grad(y, wanted, torch.ones_like(y))
+    return tuple(t.detach().numpy() for t in (y, *gradients[: x.requires_grad]))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _in_turns(calls: list[Callable[[], Any]], budget: float) -> list[list[float]]:
+    times: list[list[float]] = [[] for _ in calls]
+    least, most = _ROUNDS
+    end = time.perf_counter() + budget
+    while len(times[0]) < least or (len(times[0]) < most and time.perf_counter() < end):
+        for call, taken in zip(calls, times, strict=True):
+            taken.append(_seconds(call))
+    return times
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The state of the random numbers stays; what torch.compile tells of itself is not shown."""
+    log = logging.getLogger("torch._dynamo")
+    level = log.level
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
