@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import onnx
 from onnx import AttributeProto
@@ -12,7 +11,7 @@ from onnx import AttributeProto
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import Onnx, OpDef
-from opgraph.ir.schema import f32
+from opgraph.runtime.providers.onnx_node import plain_value
 from opgraph.runtime.providers.onnx_types import ELEMENT_NAMES
 
 #: dtype name by ONNX's type string: "tensor(float)" -> "f32".
@@ -82,13 +81,3 @@ def attribute_default(op_type: str, opset: int, name: str) -> AttrValue | None:
         return None
     default = found.attributes[name].default_value
     return None if default.type == AttributeProto.UNDEFINED else plain_value(default)
-
-
-def plain_value(attribute: AttributeProto) -> Any:
-    """An attribute's value as a Python value; strings decoded, floats as f32 holds them."""
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, float):
-        return f32(value)
-    return value

@@ -19,7 +19,6 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import OpDef
 from opgraph.onnx.bodies import function_of
-from opgraph.onnx.forms import plain_value
 from opgraph.onnx.function_check import MAX_NODES
 from opgraph.onnx.nodes import subgraphs
 from opgraph.onnx.signature import DOMAIN, Signature, onnx_value
@@ -27,6 +26,7 @@ from opgraph.onnx.to_ops import Native
 from opgraph.onnx.validate import opsets
 from opgraph.onnx.value_types import dtype_and_dims, value_types
 from opgraph.ops.families import LAYOUT_ATTRS
+from opgraph.runtime.providers.onnx_node import plain_value
 
 Key = tuple[str, str]
 

@@ -13,8 +13,8 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import Attr, Onnx, OpDef
 from opgraph.ir.schema import f32
-from opgraph.onnx.forms import attribute_default, kinds_of, plain_value, slots
-from opgraph.runtime.providers.onnx_node import KIND_KEY, OPERANDS_KEY, encoded
+from opgraph.onnx.forms import attribute_default, kinds_of, slots
+from opgraph.runtime.providers.onnx_node import KIND_KEY, OPERANDS_KEY, encoded, plain_value
 
 #: A native op, not yet in a graph: kind, inputs, attributes.
 Native = tuple[str, list[LogicalTensor], dict[str, AttrValue]]

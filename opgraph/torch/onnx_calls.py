@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.onnx.forms import plain_value
 from opgraph.partition.partition import FUSED, Partition
-from opgraph.runtime.providers.onnx_node import decoded, is_onnx_node, opset_of
-from opgraph.runtime.providers.torch import from_numpy
+from opgraph.runtime.providers.onnx_node import is_onnx_node
+from opgraph.runtime.providers.torch import known_dtype
+from opgraph.runtime.providers.torch_onnx.nodes import call_of, form_for, node_refused, numbers_of, run_node
+from opgraph.runtime.providers.torch_onnx.table import Call
 from opgraph.torch.function import FusedOp
-from opgraph.torch.onnx_table import Call
-from opgraph.torch.onnx_trainable import form_for, given_inputs
 
 #: Tensors in, tensors out; the device and the mode of the module.
 Run = Callable[[Sequence[Any], torch.device, bool], Sequence[torch.Tensor]]
@@ -31,10 +29,7 @@ def unable(op: Op) -> str | None:
     if not is_onnx_node(op):
         record = opdef.find(op.kind)
         return None if record is not None and record.torch is not None else ""
-    form = form_for(op)
-    if form is None:
-        return ""
-    return form.refuses(_call(op, torch.device("cpu"), False)) if form.refuses is not None else None
+    return node_refused(op)
 
 
 def pieces(part: Partition, weights: Collection[int]) -> list[Piece]:
@@ -72,7 +67,7 @@ def _fused(part: Partition, weights: Collection[int]) -> Piece:
     operands = [*part.input_ports, *opened]
     op = FusedOp(_graph_of(part, operands))
     places = [reads.index(t.id) for t in operands]
-    declared = [torch_dtype(t.dtype) for t in operands]
+    declared = [known_dtype(t.dtype) for t in operands]
 
     def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
         given = [tensors[i] for i in places]
@@ -104,8 +99,8 @@ def _native(op: Op) -> Piece:
     record = opdef.get(op.kind, where=op.label)
     form, attrs = record.torch, dict(op.attrs)
     assert form is not None
-    declared = [torch_dtype(t.dtype) for t in op.inputs]
-    target, is_cast = torch_dtype(op.outputs[0].dtype), record.is_cast
+    declared = [known_dtype(t.dtype) for t in op.inputs]
+    target, is_cast = known_dtype(op.outputs[0].dtype), record.is_cast
 
     def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
         result = form(torch, *tensors, **attrs)
@@ -118,61 +113,15 @@ def _native(op: Op) -> Piece:
     return run, tuple(t.id for t in op.inputs), op.outputs, (False,) * len(op.inputs), False
 
 
-def _made(op: Op) -> list[int]:
-    """Which outputs of its node an op makes."""
-    absent = op.attrs.get("onnx_absent_outputs", ())
-    missing = {int(i) for i in absent} if isinstance(absent, tuple) else set()
-    return [i for i in range(len(op.outputs) + len(missing)) if i not in missing]
-
-
-def _call(op: Op, device: torch.device, training: bool) -> Call:
-    return Call(
-        attrs={a.name: _plain(plain_value(a)) for a in decoded(op)},
-        opset=opset_of(op)[1],
-        outputs=_made(op)[-1] + 1,
-        dtype=torch_dtype(op.outputs[0].dtype),
-        device=device,
-        training=training,
-        where=op.label,
-    )
-
-
 def _node(op: Op) -> Piece:
     form = form_for(op)
     assert form is not None
-    run_form, places, outputs = form.run, given_inputs(op), _made(op)
     calls: dict[tuple[torch.device, bool], Call] = {}
 
     def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
         call = calls.get((device, training))
         if call is None:
-            call = calls[(device, training)] = _call(op, device, training)
-        result = run_form(call, *[None if i is None else tensors[i] for i in places])
-        made = result if isinstance(result, (tuple, list)) else (result,)
-        return [made[i] for i in outputs]
+            call = calls[(device, training)] = call_of(op, device, training)
+        return run_node(op, form, call, tensors)
 
-    wanted = {places[i] for i in form.numbers if i < len(places)}
-    numbers = tuple(i in wanted for i in range(len(op.inputs)))
-    return run, tuple(t.id for t in op.inputs), op.outputs, numbers, form.on_host
-
-
-def _plain(value: Any) -> Any:
-    """An attribute as the torch forms take it: tensors as arrays."""
-    if hasattr(value, "data_type"):
-        import onnx_ir as ir
-
-        return np.asarray(ir.from_proto(value).numpy())
-    return list(value) if not isinstance(value, (int, float, str)) else value
-
-
-def torch_dtype(name: str) -> torch.dtype | None:
-    """Torch's dtype of a name; None where nothing is declared, or torch has none."""
-    return _DTYPES.get(name)
-
-
-def _dtypes() -> Mapping[str, torch.dtype]:
-    names = ("f64", "f32", "bf16", "f16", "s64", "s32", "s8", "u8", "boolean")
-    return {name: from_numpy(np.empty(0, dtypes.get(name).numpy)).dtype for name in names}
-
-
-_DTYPES = _dtypes()
+    return run, tuple(t.id for t in op.inputs), op.outputs, numbers_of(op, form), form.on_host

@@ -17,8 +17,7 @@ from opgraph.onnx.load import load
 from opgraph.onnx.origin import ModelLike, Origin, taken_apart
 from opgraph.onnx.source import Source
 from opgraph.onnx.weights import save_with_weights
-from opgraph.runtime.providers.torch import from_numpy, to_numpy
-from opgraph.torch.onnx_calls import torch_dtype
+from opgraph.runtime.providers.torch import from_numpy, known_dtype, to_numpy
 from opgraph.torch.onnx_steps import Step, steps_of
 from opgraph.torch.onnx_trainable import Trainable, trained
 
@@ -190,7 +189,7 @@ class OnnxModule(torch.nn.Module):
 
 
 def _own(constant: LogicalTensor) -> torch.Tensor:
-    if torch_dtype(constant.dtype) is None:
+    if known_dtype(constant.dtype) is None:
         raise Unimplemented(
             f"from_onnx: torch has no dtype for {constant.type_text}", where=constant.label, fix="convert the model"
         )

@@ -9,9 +9,9 @@ from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.ir.op import Op
 from opgraph.partition.partition import Partition
 from opgraph.partition.partitioner import partition
+from opgraph.runtime.providers.torch_onnx.nodes import kind_of
 from opgraph.torch.onnx_calls import Run, pieces, unable
 
 
@@ -81,18 +81,13 @@ def _refuse_unknown(graph: Graph) -> None:
     reasons = [(op, reason) for op in graph.ops if op.outputs and (reason := unable(op)) is not None]
     if not reasons:
         return
-    kinds = sorted({f"{_kind(op)} with {reason}" if reason else _kind(op) for op, reason in reasons})
-    names = ", ".join(f'{_kind(op)} "{op.name}"' for op, _ in reasons[:5]) + (" ..." if len(reasons) > 5 else "")
+    kinds = sorted({f"{kind_of(op)} with {reason}" if reason else kind_of(op) for op, reason in reasons})
+    names = ", ".join(f'{kind_of(op)} "{op.name}"' for op, _ in reasons[:5]) + (" ..." if len(reasons) > 5 else "")
     raise Unimplemented(
         f"from_onnx has no torch form for {', '.join(kinds)}",
         where=f"{len(reasons)} nodes: {names}" if len(reasons) > 1 else names,
         fix="replace these nodes in the model, or export it with an opset or options that avoid them",
     )
-
-
-def _kind(op: Op) -> str:
-    domain = op.attrs.get("onnx_domain", "")
-    return f"{domain}::{op.attrs['onnx_op']}" if domain else str(op.attrs.get("onnx_op", op.kind))
 
 
 def _needed(parts: Sequence[Partition], wanted: Collection[int]) -> list[Partition]:

@@ -9,24 +9,10 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
 from opgraph.onnx.source import Source
-from opgraph.torch.onnx_table import TorchForm, form_of
+from opgraph.runtime.providers.torch_onnx.nodes import form_for, given_inputs
 
 #: Names, or a function of a name that says whether it is trained.
 Trainable = Collection[str] | Callable[[str], bool] | None
-
-
-def form_for(op: Op) -> TorchForm | None:
-    """The torch form of the ONNX node that an op carries, or None."""
-    return form_of(str(op.attrs.get("onnx_domain", "")), str(op.attrs.get("onnx_op", "")))
-
-
-def given_inputs(op: Op) -> list[int | None]:
-    """For each input of the node that an op carries: which input of the op it is; None where it is left out."""
-    places: list[int | None] = list(range(len(op.inputs)))
-    absent = op.attrs.get("onnx_absent_inputs", ())
-    for position in sorted(int(p) for p in absent) if isinstance(absent, tuple) else ():
-        places.insert(position, None)
-    return places
 
 
 def trained(graph: Graph, trainable: Trainable = None) -> set[int]:

@@ -395,7 +395,7 @@ def test_onnx_s_own_node_tests_agree() -> None:
     """Each node of the table, by the cases that onnx ships; what is refused is refused when it is read or run."""
     from onnx.backend.test.loader import load_model_tests
 
-    from opgraph.torch.onnx_table import form_of
+    from opgraph.runtime.providers.torch_onnx.table import form_of
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

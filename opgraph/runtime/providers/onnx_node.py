@@ -16,12 +16,14 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, NodeProto, TensorProto
 
 from opgraph.errors import ModelError
+from opgraph.ir.attributes import f32
 from opgraph.ir.op import AttrValue, Op
 
 #: metadata_props key of a node: operands that stay operands, though an attribute could hold them.
@@ -97,6 +99,16 @@ def decoded(op: Op) -> list[AttributeProto]:
         else:
             result.append(onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value))
     return result
+
+
+def plain_value(attribute: AttributeProto) -> Any:
+    """An attribute's value as a Python value; strings decoded, floats as f32 holds them."""
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float):
+        return f32(value)
+    return value
 
 
 def _parsed(op: Op, name: str, value: str) -> AttributeProto:

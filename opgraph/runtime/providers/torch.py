@@ -25,6 +25,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return _TORCH[name]
 
 
+def known_dtype(name: str) -> torch.dtype | None:
+    """Torch's dtype, by our name; None where nothing is declared, or torch has none."""
+    return _TORCH.get(name)
+
+
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A NumPy array on the same memory."""
     plain = tensor.detach()

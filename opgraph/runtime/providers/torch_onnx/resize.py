@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own name for it
 
-from opgraph.torch.onnx_table import Call, torch_form
+from opgraph.runtime.providers.torch_onnx.table import Call, torch_form
 
 #: Place in the source of each element of the result: (index, scale, source size, size of the result before rounding).
 _PLACES: dict[str, Callable[[Tensor, float, int, float], Tensor]] = {

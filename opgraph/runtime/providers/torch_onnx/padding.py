@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own name for it
 
-from opgraph.torch.onnx_table import Call
+from opgraph.runtime.providers.torch_onnx.table import Call
 
 
 def spatial(c: Call, x: Tensor, known: dict[int, Any]) -> int:

@@ -20,8 +20,8 @@ class Call:
         opset: the version of its domain.
         outputs: how many of its outputs somebody reads, up to the last one.
         dtype: the dtype declared for its first output; None where nothing is declared.
-        device: where the module's tensors are; what is made from numbers alone goes there.
-        training: the module's mode.
+        device: where the tensors are; what is made from numbers alone goes there.
+        training: the mode of the module that the node is part of; None: it is part of none, and is what it says.
         where: the node, for messages.
     """
 
@@ -30,7 +30,7 @@ class Call:
     outputs: int
     dtype: torch.dtype | None
     device: torch.device
-    training: bool
+    training: bool | None
     where: str
 
     def attr(self, name: str, default: Any = None) -> Any:
@@ -39,7 +39,7 @@ class Call:
 
     def refuse(self, what: str, fix: str = "replace the node in the model") -> Unimplemented:
         """The error for a use of an op that is not written."""
-        return Unimplemented(f"from_onnx: {what}", where=self.where, fix=fix)
+        return Unimplemented(f"torch has no form for this node: {what}", where=self.where, fix=fix)
 
 
 #: `run(call, *inputs)`: inputs are tensors, or None where one is left out; numbers for the positions in `numbers`.
@@ -92,13 +92,13 @@ def torch_form(
 
 def form_of(domain: str, name: str) -> TorchForm | None:
     """The torch form of an ONNX op, or None."""
-    from opgraph.torch import (  # noqa: F401  # they fill the table
-        onnx_attention,
-        onnx_indexing,
-        onnx_layers,
-        onnx_pooling,
-        onnx_resize,
-        onnx_shapes,
+    from opgraph.runtime.providers.torch_onnx import (  # noqa: F401  # they fill the table
+        attention,
+        indexing,
+        layers,
+        pooling,
+        resize,
+        shapes,
     )
 
     return _TABLE.get((domain, name))

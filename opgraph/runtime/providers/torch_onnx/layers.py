@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own name for it
 
-from opgraph.torch.onnx_padding import padded, pads_of, spatial, split_pads
-from opgraph.torch.onnx_table import Call, torch_form
+from opgraph.runtime.providers.torch_onnx.padding import padded, pads_of, spatial, split_pads
+from opgraph.runtime.providers.torch_onnx.table import Call, torch_form
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -90,7 +90,7 @@ def batch_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, va
     """As torch.nn.BatchNorm: in training with the batch's statistics, which move the stored ones."""
     # ONNX's momentum is what stays, torch's is what comes.
     moving = 1.0 - c.attr("momentum", 0.9)
-    return F.batch_norm(x, mean, var, scale, bias, c.training, moving, c.attr("epsilon", 1e-5))
+    return F.batch_norm(x, mean, var, scale, bias, bool(c.training), moving, c.attr("epsilon", 1e-5))
 
 
 @torch_form("InstanceNormalization", weights=(1, 2))
@@ -159,7 +159,13 @@ def log_softmax(c: Call, x: Tensor) -> Tensor:
 
 @torch_form("Dropout", numbers=(1, 2))
 def dropout(c: Call, x: Tensor, ratio: float | None = None, training: bool | None = None) -> Any:
-    """In training, zeros with probability ratio; in eval mode, nothing. The node's own training_mode does not count."""
+    """In training, zeros with probability ratio; in eval mode, nothing. The node's own training_mode does not count.
+
+    Raises:
+        Unimplemented: outside a module, a node in training mode: which zeros were drawn nobody knows any more.
+    """
+    if c.training is None and training:
+        raise c.refuse("Dropout in training mode", "export the model in eval mode")
     p = c.attr("ratio", 0.5) if ratio is None else ratio
-    y = F.dropout(x, p, c.training)
+    y = F.dropout(x, p, bool(c.training))
     return y if c.outputs == 1 else (y, (y != 0) | (x == 0))

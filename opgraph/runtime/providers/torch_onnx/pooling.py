@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own name for it
 
-from opgraph.torch.onnx_padding import padded, pads_of, spatial, split_pads
-from opgraph.torch.onnx_table import Call, torch_form
+from opgraph.runtime.providers.torch_onnx.padding import padded, pads_of, spatial, split_pads
+from opgraph.runtime.providers.torch_onnx.table import Call, torch_form
 
 _MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}

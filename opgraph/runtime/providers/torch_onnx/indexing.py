@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # torch's own name for it
 
-from opgraph.torch.onnx_table import Call, torch_form
+from opgraph.runtime.providers.torch_onnx.table import Call, torch_form
 
 
 def _positive(index: Tensor, size: int) -> Tensor:
