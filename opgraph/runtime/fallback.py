@@ -47,7 +47,9 @@ class InterpretedKernel:
         self._with_torch = importlib.util.find_spec("torch") is not None
         _notice("torch" if self._with_torch else "NumPy")
 
-    def __call__(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
+    def __call__(
+        self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray | None] | None = None
+    ) -> list[np.ndarray]:
         """Runs the loop; as `HostKernel.__call__`."""
         loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]
         if self._with_torch:
@@ -58,12 +60,15 @@ class InterpretedKernel:
             results = interpret(self.lowered.loop, loads)
         if outs is None:
             return results
-        for out, result in zip(outs, results, strict=True):
-            if out.shape != result.shape:
-                raise DeviceError(
-                    f"an output has shape {out.shape}, the result {result.shape}",
-                    where="out",
-                    fix="give a buffer of the result's shape",
-                )
-            np.copyto(out, result, casting="no")
-        return list(outs)
+        return [result if out is None else _written(out, result) for out, result in zip(outs, results, strict=True)]
+
+
+def _written(out: np.ndarray, result: np.ndarray) -> np.ndarray:
+    if out.shape != result.shape:
+        raise DeviceError(
+            f"an output has shape {out.shape}, the result {result.shape}",
+            where="out",
+            fix="give a buffer of the result's shape",
+        )
+    np.copyto(out, result, casting="no")
+    return out

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
+import time
+import warnings
 import weakref
 from typing import Any
 
@@ -353,3 +357,45 @@ def test_library_ops_are_part_of_a_graph() -> None:
     given = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3), (3, 4), (4,))]
     torch.testing.assert_close(op(*given)[0], torch.tanh(given[0] @ given[1] + given[2]))
     assert torch.autograd.gradcheck(op, tuple(given)) and torch.autograd.gradgradcheck(op, tuple(given))
+
+
+# -- without what makes it fast ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:there is no C")
+def test_without_a_compiler_gradients_are_the_same(composed: Composed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    op, given = FusedOp(composed.graph()), inputs(composed)
+    results, expected = op(*given), by_torch(op.graph, given)
+    torch.testing.assert_close(results, tuple(expected))
+    got = torch.autograd.grad(sum(y.sum() for y in results), given, create_graph=True)
+    wanted = torch.autograd.grad(sum(y.sum() for y in expected), given, create_graph=True)
+    torch.testing.assert_close(got, wanted)
+    if got[0].requires_grad:
+        torch.testing.assert_close(
+            torch.autograd.grad(got[0].square().sum(), given[0]),
+            torch.autograd.grad(wanted[0].square().sum(), given[0]),
+        )
+
+
+def test_a_forked_child_trains_on() -> None:
+    op = FusedOp(SWISH.graph("f32"))
+    x, a = torch.ones(200_000, requires_grad=True), torch.tensor(1.3, requires_grad=True)
+    ones = torch.ones(()).expand(200_000)
+    (expected,) = torch.autograd.grad(op(x, a)[0], a, ones)  # threads have run in the parent
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the point here
+        child = os.fork()
+    if child == 0:  # pragma: no cover
+        (grad,) = torch.autograd.grad(op(x, a)[0], a, ones)
+        os._exit(0 if torch.equal(grad, expected) else 1)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    pytest.fail("the child hangs")
