@@ -18,6 +18,7 @@ from opgraph.torch.fuse_module import FusedForward
 from opgraph.torch.lazy import Node
 from opgraph.torch.lazy_mode import run_lazily
 from opgraph.torch.lazy_session import Observer
+from opgraph.torch.lazy_shape import NO_DIMENSION
 from opgraph.torch.record import function_name
 from opgraph.torch.trace import trace
 
@@ -108,7 +109,9 @@ class _Listener(Observer):
     def left(self, func: Callable[..., Any], why: str, result: Any) -> None:
         name = function_name(func)
         why = why or reason(name)
-        if why and ((isinstance(result, torch.Tensor) and result.dim()) or reads_values(name)):
+        # Counters (of a batch norm's batches) and arithmetic of parameters of no dimension are nobody's question.
+        told = isinstance(result, torch.Tensor) and (result.dim() > 0 or result.is_floating_point())
+        if why and why != NO_DIMENSION and (told or reads_values(name)):
             self._count(self.site(), name, why)
 
     def _count(self, path: str, name: str, why: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import port_name
 from opgraph.torch.lazy import Node
 from opgraph.torch.lazy_run import Kernel, one_by_one
 

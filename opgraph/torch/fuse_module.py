@@ -53,6 +53,11 @@ class FusedForward:
         """The forward as it was, for those who ask for its signature."""
         return self.instead if self.instead is not None else type(self.module).forward.__get__(self.module)
 
+    @property
+    def __code__(self) -> Any:
+        """As above: torch.export reads the names of arguments from it."""
+        return getattr(self.__wrapped__, "__code__", None)
+
     def __repr__(self) -> str:
         return f"<fused forward of {type(self.module).__name__}>"
 

@@ -51,12 +51,15 @@ class LazySession:
     Attributes:
         hooks: the saved-tensor hooks when it began. Under others (activation checkpointing) nothing waits: how many
             tensors are saved must not depend on when something runs.
+        suspended: in how many custom autograd functions the run is: nothing waits there either, for autograd connects
+            what a function returns.
     """
 
     def __init__(self, observer: Observer | None = None, rounding: str = "store") -> None:
         self.observer = observer
         self.rounding = rounding
         self.hooks = saved_tensor_hooks()
+        self.suspended = 0
         self._handles: list[weakref.ref[Lazy]] = []
         self._limit = 64
         self._lock = threading.RLock()
@@ -85,7 +88,7 @@ class LazySession:
         return result
 
     def _may_wait(self) -> bool:
-        return not _transforms() and saved_tensor_hooks() == self.hooks
+        return not self.suspended and not _transforms() and saved_tensor_hooks() == self.hooks
 
     def _arithmetic(
         self, found: Found, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

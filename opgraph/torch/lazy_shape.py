@@ -8,6 +8,8 @@ import torch
 
 from opgraph.torch.lazy import Node
 
+NO_DIMENSION = "it has no dimension"
+
 
 def meeting(operands: list[Node | torch.Tensor]) -> tuple[torch.Size | None, Any, str]:
     """The shape and device of a result; or None, None and why there is none."""
@@ -30,7 +32,7 @@ def meeting(operands: list[Node | torch.Tensor]) -> tuple[torch.Size | None, Any
             if shape is None:
                 return None, None, "its shapes do not broadcast"
     if not shape:
-        return None, None, "it has no dimension"
+        return None, None, NO_DIMENSION
     if any(o.device != device for o in operands):
         return None, None, "its tensors are on several devices"
     if not (floating or pending):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from opgraph.errors import InvalidArguments
+from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.compiling import compile
 from opgraph.torch.function import FusedOp
 from opgraph.torch.function_training import Training

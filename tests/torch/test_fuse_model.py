@@ -1,0 +1,577 @@
+"""fuse(model): the same numbers, objects and errors as eager, fewer kernels, less kept; and unfuse undoes it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from random_forward import RandomForward
+from torch import nn
+
+import opgraph.torch as ogt
+from opgraph.errors import InvalidArguments
+from opgraph.torch import zoo
+from opgraph.torch.lazy import Lazy
+
+
+class ScaledSwish(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.a * x)
+
+
+class Split(nn.Module):
+    """Splits its input with torch.where and joins the parts again."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(1.1))
+
+    def forward(self, x):
+        above, below = torch.where(x > 0, x, 1.0), torch.where(x <= 0, x, 1.0)
+        return torch.where(x > 0, above.pow(self.a), below.exp() * self.a)
+
+
+class Block(nn.Module):
+    def __init__(self, width=12, out=3):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(6, width), nn.Linear(6, width), nn.Linear(width, out)
+        self.act = ScaledSwish()
+        self.alpha = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        h = self.act(self.gate(x)) * self.up(x)
+        h = h * self.alpha + torch.tanh(h)
+        h += 1
+        if h.sum() > 0:
+            h = F.relu(h, inplace=True) - 0.5 * h
+        return self.down(h)
+
+
+def run(model, x):
+    """Output, and gradients of input and parameters."""
+    x = x.clone().requires_grad_()
+    y = model(x)
+    y.square().mean().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return [y.detach(), x.grad, *grads]
+
+
+def assert_as_exact(fused, eager, exact, slack=2.0):
+    """No farther from float64 than `slack` times eager, and the same dtypes."""
+    for f, e, truth in zip(fused, eager, exact, strict=True):
+        assert f.dtype == e.dtype
+        size = truth.abs().max()
+        own, theirs = (f - truth).abs().max() / size, (e - truth).abs().max() / size
+        assert own <= slack * max(theirs, torch.finfo(e.dtype).eps), (own, theirs)
+
+
+MODELS = {
+    "block": (Block, (5, 6)),
+    "resnet18": (lambda: zoo.resnet18(Split), (2, 3, 8 * 4, 32)),
+    "efficientnet": (lambda: zoo.efficientnet_b0(ScaledSwish).eval(), (2, 3, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_are_within_rounding_of_eager(name):
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    model, x = make(), torch.randn(shape)
+    exact = run(copy.deepcopy(model).double(), x.double())
+    eager = run(copy.deepcopy(model), x)
+    fused = run(ogt.fuse(model), x)
+    slack = 2.0 if name == "block" else 8.0  # 50 layers deep, rounding in another place is as large as rounding
+    assert_as_exact(fused, eager, exact, slack)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_forwards_give_what_eager_gives(seed):
+    results = []
+    for kind in ("eager", "fused", "exact"):
+        model, (x, y) = RandomForward(seed), torch.randn(2, 4, 6)
+        if kind == "fused":
+            ogt.fuse(model)
+        if kind == "exact":
+            model, x, y = model.double(), x.double(), y.double()
+        x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+        last, total = model(x, y)
+        same = [[a is b for a in model.kept] for b in model.kept]
+        assert all(type(t) is torch.Tensor for t in model.kept)
+        values = [t.detach().clone() for t in (last, total, *model.kept)]
+        try:
+            (total.square().mean() + last.sum()).backward()
+            grads = [t.grad for t in (x, y, *model.parameters())]
+        except RuntimeError as error:  # arithmetic in place on what backward needs: said aloud
+            assert "modified by an inplace operation" in str(error)
+            grads = None
+        results.append((values, grads, same))
+    (eager, eager_grads, same), (fused, fused_grads, fused_same), (exact, exact_grads, _) = results
+    assert fused_same == same
+    assert_close_enough(fused, eager, exact)
+    if None not in (eager_grads, fused_grads, exact_grads):
+        kept = [i for i, g in enumerate(exact_grads) if g is not None]
+        assert_close_enough(*[[g[i] for i in kept] for g in (fused_grads, eager_grads, exact_grads)])
+
+
+def assert_close_enough(fused, eager, exact):
+    for f, e, truth in zip(fused, eager, exact, strict=True):
+        if not e.isfinite().all():
+            continue
+        size = truth.abs().max() + 1e-30
+        own, theirs = (f - truth).abs().max() / size, (e - truth).abs().max() / size
+        assert own <= max(4 * theirs, 2e-5)  # bf16 casts inside turn one ulp into 2**-8
+
+
+@pytest.mark.parametrize("activation", [ScaledSwish, Split])
+def test_a_fused_resnet_keeps_what_its_silu_twin_keeps(activation):
+    x = torch.randn(2, 3, 32, 32)
+    model = zoo.resnet18(activation)
+    assert kept_bytes(model, x) > 1.3 * kept_bytes(zoo.resnet18(nn.SiLU), x)
+    assert kept_bytes(ogt.fuse(model), x) == kept_bytes(zoo.resnet18(nn.SiLU), x)
+    assert ogt.saved_tensors(model, x).totals.kept == ogt.saved_tensors(zoo.resnet18(nn.SiLU), x).totals.kept
+
+
+def kept_bytes(model, x):
+    kept = {}
+    own = {p.untyped_storage()._cdata for p in model.parameters()}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        output = model(x)
+    del output
+    return sum(s.nbytes() for s in kept.values())
+
+
+def test_a_relu_resnet_keeps_no_more_than_before():
+    x = torch.randn(2, 3, 32, 32)
+    model = zoo.resnet18(nn.ReLU)
+    before = kept_bytes(model, x)
+    assert kept_bytes(ogt.fuse(model), x) == before
+
+
+# What the model is
+
+
+def test_class_state_dict_and_unfuse():
+    model = zoo.resnet18(ScaledSwish)
+    kinds, keys = [type(m) for m in model.modules()], list(model.state_dict())
+    attributes = [dict(m.__dict__) for m in model.modules()]
+    assert ogt.fuse(model) is model
+    assert [type(m) for m in model.modules()] == kinds
+    assert list(model.state_dict()) == keys
+    assert ogt.unfuse(model) is model
+    assert [dict(m.__dict__) for m in model.modules()] == attributes
+
+
+def test_fusing_twice_is_fusing_once():
+    model = ogt.fuse(Block())
+    forward = model.__dict__["forward"]
+    assert ogt.fuse(model).__dict__["forward"] is forward
+    ogt.unfuse(model)
+    assert "forward" not in model.__dict__
+
+
+def test_a_forward_that_was_replaced_before_comes_back():
+    model = Block()
+    model.forward = lambda x: Block.forward(model, x) * 2
+    replaced = model.forward
+    x = torch.randn(2, 6)
+    before = model(x)
+    torch.testing.assert_close(ogt.fuse(model)(x), before)
+    assert ogt.unfuse(model).forward is replaced
+
+
+def test_a_submodule_can_be_fused_alone():
+    model = zoo.resnet18(ScaledSwish).eval()
+    x = torch.randn(1, 3, 32, 32)
+    before = model(x)
+    ogt.fuse(model.layer1)
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
+    assert "forward" not in model.__dict__ and "forward" in model.layer1.__dict__
+
+
+def test_deepcopy_and_save_belong_to_their_own_module():
+    model = ogt.fuse(Block())
+    x = torch.randn(5, 6)
+    twin = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    for other in (twin, loaded):
+        assert other.forward.module is other and other.act.forward.module is other.act
+        assert torch.equal(other(x), model(x))
+        with torch.no_grad():
+            other.alpha.fill_(3.0)
+        assert not torch.equal(other(x), model(x))
+
+
+def test_train_eval_and_hooks_work():
+    model = ogt.fuse(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), ScaledSwish(), nn.BatchNorm1d(6)))
+    seen = []
+    model[2].register_forward_hook(lambda module, args, output: seen.append((type(args[0]), type(output))))
+    x = torch.randn(8, 6)
+    torch.manual_seed(0)
+    first = model(x)
+    torch.manual_seed(0)
+    eager = ogt.unfuse(model)(x)
+    torch.testing.assert_close(first, eager)
+    ogt.fuse(model).eval()
+    assert torch.equal(model(x), model(x))
+    assert seen[0][1] is torch.Tensor  # a hook on a module with its own forward sees what has been computed
+
+
+def test_parametrizations_work():
+    model = nn.Sequential(nn.Linear(6, 6), ScaledSwish())
+    nn.utils.parametrizations.weight_norm(model[0])
+    x = torch.randn(3, 6)
+    before = model(x)
+    torch.testing.assert_close(ogt.fuse(model)(x), before)
+
+
+# What a forward may do
+
+
+class Keeps(nn.Module):
+    def forward(self, x):
+        self.h = x * 2 + 1
+        self.also = self.h
+        self.h += 1
+        self.view = self.h.view(-1)
+        self.h.mul_(3)
+        return self.h.sum()
+
+
+def test_what_a_forward_keeps_is_a_plain_tensor_with_its_identity_and_views():
+    x = torch.randn(2, 3, requires_grad=True)
+    model = ogt.fuse(Keeps())
+    model(x)
+    assert type(model.h) is torch.Tensor and model.h is model.also
+    torch.testing.assert_close(model.h, (x * 2 + 2) * 3)
+    torch.testing.assert_close(model.view, model.h.view(-1))
+    assert model.h.grad_fn is not None
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+doubled = Doubled.apply
+
+
+def test_gradients_flow_through_autograd_functions_bound_long_before():
+    class Model(nn.Module):
+        def forward(self, x):
+            return doubled(torch.sigmoid(x) * x + 1) * torch.tanh(x)
+
+    x = torch.randn(7)
+    eager, fused = run(Model(), x), run(ogt.fuse(Model()), x)
+    torch.testing.assert_close(fused, eager)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:.*use_reentrant")
+def test_activation_checkpointing_recomputes_what_it_should(reentrant):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), ScaledSwish()) for _ in range(3))
+
+        def forward(self, x):
+            for part in self.parts:
+                x = torch.utils.checkpoint.checkpoint(part, x * 1.5 + 0.1, use_reentrant=reentrant) * torch.tanh(x)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(4, 6)
+    torch.testing.assert_close(run(ogt.fuse(copy.deepcopy(model)), x), run(model, x))
+
+
+def test_no_grad_inference_mode_and_detach_mean_what_they_mean():
+    class Model(nn.Module):
+        def forward(self, x):
+            with torch.no_grad():
+                scale = torch.sigmoid(x) * 2
+            return x * scale + torch.tanh(x).detach()
+
+    x = torch.randn(9)
+    torch.testing.assert_close(run(ogt.fuse(Model()), x), run(Model(), x))
+    with torch.inference_mode():
+        y = ogt.fuse(Model())(x)
+        assert y.is_inference() and not y.requires_grad
+
+
+def test_errors_of_torch_come_from_the_line_that_makes_them_and_leave_nothing_behind():
+    class Model(nn.Module):
+        def forward(self, x, y):
+            z = x * 2 + 1
+            return z + y
+
+    model = ogt.fuse(Model())
+    with pytest.raises(RuntimeError, match="must match the size") as caught:
+        model(torch.randn(3), torch.randn(4))
+    assert any("return z + y" in str(entry.statement) for entry in caught.traceback)
+    assert model(torch.ones(3), torch.ones(3)).tolist() == [4, 4, 4]
+
+
+def test_dead_values_are_not_written_and_nothing_is_kept_alive():
+    class Model(nn.Module):
+        def forward(self, x):
+            big = x * 2
+            self.seen = weakref.ref(big)
+            return torch.tanh(big) + 1
+
+    report = ogt.explain(Model(), torch.randn(5))
+    assert [len(entry.outputs) for entry in report.fused] == [1]
+    model = ogt.fuse(Model())
+    model(torch.randn(5))
+    assert model.seen() is None
+    gc.collect()
+    assert not [o for o in gc.get_objects() if type(o) is Lazy]
+
+
+def test_threads_do_not_meet():
+    torch.manual_seed(0)
+    model = Block().eval()
+    inputs = [torch.randn(50, 6) for _ in range(8)]
+    expected = [model(x) for x in inputs]
+    ogt.fuse(model)
+    results = [None] * 8
+
+    def work(index):
+        for _ in range(20):
+            results[index] = model(inputs[index])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    torch.testing.assert_close(results, expected)
+
+
+class Autocast(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        h = self.linear(x)
+        return self.function(h) * 2, h, self.function(x) + h
+
+
+@pytest.mark.parametrize(
+    "function",
+    [torch.exp, torch.sigmoid, F.silu, F.gelu, F.softplus, F.mish, torch.tanh, torch.square, F.hardswish, torch.log1p,
+     lambda x: x**2, torch.reciprocal, lambda x: torch.rsqrt(x.abs() + 1), F.logsigmoid, torch.asin],
+)  # fmt: skip
+def test_autocast_gives_the_dtypes_of_eager(function):
+    model, x = Autocast(function), torch.rand(3, 6) * 0.5
+    with torch.autocast("cpu", torch.bfloat16):
+        eager = model(x)
+        fused = ogt.fuse(model)(x)
+    assert [t.dtype for t in fused] == [t.dtype for t in eager]
+    torch.testing.assert_close(fused, eager, rtol=3e-2, atol=3e-2)
+
+
+def test_a_number_that_changes_from_call_to_call_is_left_to_torch():
+    class Model(nn.Module):
+        def forward(self, x, scale):
+            return torch.tanh(x * scale) + 1
+
+    model, x = ogt.fuse(Model()), torch.randn(4)
+    for step in range(40):
+        scale = 0.123 + step / 7
+        torch.testing.assert_close(model(x, scale), torch.tanh(x * scale) + 1)
+    left = {entry.why for entry in ogt.explain(model, x, 0.777).left}
+    assert "its number changes from call to call" in left
+
+
+def test_a_fused_function_inside_a_fused_model():
+    @ogt.fuse
+    def act(x, a):
+        return x * torch.sigmoid(a * x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return act(x + 1, self.a) * 2
+
+    x = torch.randn(3, 6)
+    fused = run(ogt.fuse(Model()), x)
+    ones = torch.ones(6)
+    torch.testing.assert_close(fused[0], (x + 1) * torch.sigmoid(ones * (x + 1)) * 2)
+    assert fused[2].abs().sum() > 0
+
+
+def test_rounding_each_is_eager_bit_for_bit_where_the_ops_are_exact():
+    class Model(nn.Module):
+        def forward(self, x):
+            return (x * 1.1 + x) * x - 0.3
+
+    x = torch.randn(4096).to(torch.bfloat16)
+    assert torch.equal(ogt.fuse(Model(), rounding="each")(x), Model()(x))
+    assert not torch.equal(ogt.fuse(Model())(x), Model()(x))
+    with pytest.raises(InvalidArguments, match="unknown rounding"):
+        ogt.fuse(Model(), rounding="never")
+
+
+# Who wants to see the forward as it is
+
+
+def test_tracers_and_transforms_see_the_plain_forward():
+    model = nn.Sequential(nn.Linear(6, 6), ScaledSwish(), nn.Linear(6, 2))
+    x = torch.randn(3, 6)
+    expected = model(x)
+    ogt.fuse(model)
+    exported = torch.export.export(model, (x,))
+    assert not [n for n in exported.graph.nodes if "opgraph" in str(n.target)]
+    torch.testing.assert_close(exported.module()(x), expected)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), expected)
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), expected)
+    parameters = dict(model.named_parameters())
+    grads = torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(parameters)
+    assert grads["1.a"].abs() > 0
+    torch.testing.assert_close(torch.func.vmap(model)(x[:, None])[:, 0], expected)
+
+
+# The report
+
+
+def test_explain_names_units_places_and_reasons():
+    torch.manual_seed(0)
+    report = ogt.explain(Block(), torch.randn(5, 6))
+    assert report.units == {"swiglu": 1, "swish": 1}
+    assert {(e.name, e.why) for e in report.left} >= {
+        ("linear", "a library op"), ("sum", "a reduction: a library op"), ("__bool__", "Python reads the values")
+    }  # fmt: skip
+    assert report.fused[0].calls[:3] == ("mul", "sigmoid", "mul")
+    assert 0 < report.kept < report.kept_by_torch
+    assert report.to_dict()["units"] == report.units
+    for word in ("swiglu", "fused", "left to torch", "linear"):
+        assert word in str(report)
+
+
+def test_explain_counts_what_a_resnet_keeps():
+    report = ogt.explain(zoo.resnet18(Split), torch.randn(2, 3, 32, 32))
+    assert len(report.fused) == 17
+    assert report.kept_by_torch > 3 * report.kept
+
+
+def test_a_dry_run_changes_nothing():
+    model = zoo.efficientnet_b0(ScaledSwish)
+    report = ogt.fuse(model, dry_run=True)
+    assert not any("forward" in m.__dict__ for m in model.modules())
+    assert report.units == {"swish": 49}
+    assert "decided by what its forward calls" in str(report)
+    run_report = ogt.fuse(Block(), dry_run=True, inputs=(torch.randn(2, 6),))
+    assert run_report.units == {"swiglu": 1, "swish": 1}
+
+
+def test_explain_of_a_function():
+    report = ogt.explain(lambda x: x * torch.sigmoid(x), torch.randn(4))
+    assert report.units == {"swish": 1}
+
+
+# Models of a library
+
+
+TRANSFORMERS = """
+import copy, os, sys
+import torch, transformers
+import opgraph.torch as ogt
+torch.manual_seed(0)
+small = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+config = {
+    "llama": lambda: transformers.LlamaConfig(**small, num_key_value_heads=2),
+    "qwen2": lambda: transformers.Qwen2Config(**small, num_key_value_heads=2),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0,
+                                            embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0),
+}[sys.argv[1]]()
+model = transformers.AutoModelForCausalLM.from_config(config)
+ids = torch.randint(0, 64, (2, 9))
+found = []
+for m in (copy.deepcopy(model).double(), copy.deepcopy(model), ogt.fuse(copy.deepcopy(model))):
+    out = m(ids, labels=ids)
+    out.loss.backward()
+    found.append([out.logits, *(p.grad for p in m.parameters())])
+for exact, eager, fused in zip(*found):
+    if exact is not None:
+        size = exact.abs().max()
+        own, theirs = (fused - exact).abs().max() / size, (eager - exact).abs().max() / size
+        assert own <= 2 * max(theirs, 1e-6), (own, theirs)
+print(ogt.explain(model, ids).units)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, units",
+    [("llama", {"swiglu": 2, "swish": 2}), ("qwen2", {"swiglu": 2, "swish": 2}), ("gpt2", {"gelu": 2})],
+)
+def test_transformers_models_are_found_and_right(name, units, tmp_path):
+    if not _has("transformers"):
+        pytest.skip("transformers is not installed")
+    # Away from the checkout's root: transformers would import its folder kernels/ as a package.
+    code = f"import sys; sys.path.insert(0, {str(_package(tmp_path))!r})\n" + TRANSFORMERS
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(code), name], cwd=tmp_path, capture_output=True, text=True,
+        env=_clean_environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip().splitlines()[-1] == str(units)
+
+
+def _has(name):
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def _package(tmp_path):
+    """A folder with opgraph in it and nothing else."""
+    from pathlib import Path
+
+    import opgraph
+    from opgraph.codegen.sources import kernel_folder
+
+    package = tmp_path / "opgraph"
+    package.mkdir()
+    for entry in Path(opgraph.__file__).parent.iterdir():
+        if entry.name not in ("_kernels", "__pycache__"):
+            (package / entry.name).symlink_to(entry)
+    (package / "_kernels").symlink_to(kernel_folder())
+    return tmp_path
+
+
+def _clean_environment():
+    import os
+
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
