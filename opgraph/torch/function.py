@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
-from opgraph.torch import function_library
+from opgraph.ir.parse import parse
 from opgraph.torch.function_autograd import Trained, record
 from opgraph.torch.function_composite import composite
-from opgraph.torch.function_graph import prepared
+from opgraph.torch.function_graph import prepared, with_data, without_data
+from opgraph.torch.function_library import Spelling, call, spelling
 from opgraph.torch.function_program import Program, Run, check_count
 from opgraph.torch.function_shapes import Results
 from opgraph.torch.function_training import Flags, Training
@@ -64,7 +66,7 @@ class FusedOp:
         self._trainings: dict[Flags, Training] = {}
         self._derivations: dict[Any, Any] = {}
         self._lock = threading.RLock()
-        self._spelled = (self.overload, self.text) if traced else None
+        self._spelled = self.spelling if traced else None
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The results.
@@ -91,20 +93,20 @@ class FusedOp:
         if _modes() or _transforms() or forward_ad._current_level >= 0 or _tracing() is not None:
             return self._dispatched(tensors)
         key = tuple(parts)
-        call = self._calls.get(key)
-        if call is None:
+        found = self._calls.get(key)
+        if found is None:
             if not all(t.device.type in DEVICES for t in tensors):
                 return self._dispatched(tensors)
-            call = self._remember(key)
+            found = self._remember(key)
         if needs and _grad_enabled():
-            trained = call.trained
+            trained = found.trained
             if trained is None:
-                trained = call.trained = self._trained(tensors)
+                trained = found.trained = self._trained(tensors)
             results = record(trained, *tensors)
             return (results,) if trained.single else results[: trained.count]
-        run = call.run
+        run = found.run
         if run is None:
-            run = call.run = self._program(self.graph, tensors).plan(tensors)
+            run = found.run = self._program(self.graph, tensors).plan(tensors)
         return tuple(run(tensors))
 
     def saved(self, needs: Flags) -> tuple[Saved, ...]:
@@ -133,20 +135,15 @@ class FusedOp:
 
     def derived(self, graph: Graph) -> FusedOp:
         """The op of a graph derived from this one's, made once."""
-        made: FusedOp = self.cached(id(graph), lambda: FusedOp(graph, rounding=self.rounding, traced=False))
-        return made
+        # The graph stays with its op: its id would otherwise soon be another one's.
+        made = self.cached(id(graph), lambda: (FusedOp(graph, rounding=self.rounding, traced=False), graph))
+        return cast(FusedOp, made[0])
 
     @property
-    def text(self) -> str:
-        """The graph's text, by which torch's dispatcher knows it."""
-        found: str = self.cached("text", lambda: str(self.graph))
+    def spelling(self) -> Spelling:
+        """How torch's dispatcher knows it; see opgraph/torch/function_library.py."""
+        found: Spelling = self.cached("spelling", lambda: spelling(self.graph, self.rounding))
         return found
-
-    @property
-    def overload(self) -> Any:
-        """torch's op that runs it; see opgraph/torch/function_library.py."""
-        ports = len(self.graph.inputs), len(self.graph.outputs)
-        return self.cached("overload", lambda: function_library.overload(*ports))
 
     @property
     def results(self) -> Results:
@@ -157,10 +154,10 @@ class FusedOp:
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results for plain tensors, without autograd."""
         key = tuple([part for t in tensors for part in (t.dtype, t.shape, t.stride(), t.is_cpu or t.device, None)])
-        call = self._calls.get(key) or self._remember(key)
-        if call.run is None:
-            call.run = self._program(self.graph, tensors).plan(tensors)
-        return call.run(tensors)
+        found = self._calls.get(key) or self._remember(key)
+        if found.run is None:
+            found.run = self._program(self.graph, tensors).plan(tensors)
+        return found.run(tensors)
 
     def _trained(self, tensors: Sequence[torch.Tensor]) -> Trained:
         training = self.training(tuple([t.requires_grad for t in tensors]))
@@ -180,8 +177,8 @@ class FusedOp:
     def _remember(self, key: Any) -> _Call:
         if len(self._calls) >= MAX_CALLS:  # shapes that change with every call must not pile up
             self._calls.clear()
-        call = self._calls[key] = _Call()
-        return call
+        made = self._calls[key] = _Call()
+        return made
 
     def _dispatched(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """A call on anything but plain tensors, or under anything but plain autograd."""
@@ -195,17 +192,27 @@ class FusedOp:
         check_count(self.graph, tensors)
         if torch.onnx.is_in_onnx_export() or _tracing() is not None:
             return tuple(composite(self.graph, tensors, self.rounding))
-        return function_library.call(self, tensors)
+        return call(self.spelling, tensors)
 
     def _compiled(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """A call in a program that torch.compile traces, which follows every line of this."""
         assert self._spelled is not None
-        overload, text = self._spelled
-        results = overload(*tensors, function_library.VERSION, text, self.rounding)
+        results = self._spelled(tensors)
         return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+    def __deepcopy__(self, memo: Any) -> FusedOp:
+        return self  # as far as anybody can tell, it does not change
+
+    def __reduce__(self) -> Any:
+        graph, arrays = without_data(self.graph)
+        return _unpickled, (str(graph), arrays, self.rounding)
 
     def __repr__(self) -> str:
         return f"<FusedOp: {self.graph!r}>"
+
+
+def _unpickled(text: str, arrays: list[np.ndarray], rounding: str) -> FusedOp:
+    return FusedOp(with_data(parse(text), arrays), rounding=rounding)
 
 
 def _not_strided(error: RuntimeError) -> InvalidArguments:

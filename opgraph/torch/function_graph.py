@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from opgraph.ir import dtypes
+import numpy as np
+
+from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.ir.text import MAX_PRINTED_ELEMENTS
 
 
 def prepared(graph: Graph) -> Graph:
@@ -31,14 +34,34 @@ def numbered(graph: Graph) -> Graph:
     return _rebuilt(graph, changed, set())
 
 
+def without_data(graph: Graph) -> tuple[Graph, list[np.ndarray]]:
+    """The same graph with inputs, after all others, in place of the constants that its text does not hold; these."""
+    read = {t.id for op in graph.ops for t in op.inputs}
+    large = [t for t in graph.constants if t.id in read and opdef.array_of(t).size > MAX_PRINTED_ELEMENTS]
+    if not large:
+        return graph, []
+    taken = {port_name(t) for t in (*graph.inputs, *graph.outputs)}
+    free = {t.id: t.with_(name=_fresh("const", taken), data=None, property="variable") for t in large}
+    return _rebuilt(graph, free, taken), [opdef.array_of(t) for t in large]
+
+
+def with_data(graph: Graph, arrays: Sequence[np.ndarray]) -> Graph:
+    """The inverse of `without_data`."""
+    last = graph.inputs[len(graph.inputs) - len(arrays) :]
+    bound = {t.id: t.with_(name=None, data=data, property="constant") for t, data in zip(last, arrays, strict=True)}
+    return _rebuilt(graph, bound, set()) if bound else graph
+
+
 def _rebuilt(graph: Graph, changed: Mapping[int, LogicalTensor], taken: set[str]) -> Graph:
-    """The graph with some tensors renamed, and a copy for each result that no op made."""
+    """The graph with some tensors replaced, and a copy for each result that no op made."""
     made = {t.id for op in graph.ops for t in op.outputs}
     result = Graph(graph.engine)
-    for tensor in graph.inputs:
-        result._add_input(changed.get(tensor.id, tensor))
-    for tensor in graph.constants:
-        result._tables.enter_tensor(tensor)
+    for tensor in (*graph.inputs, *graph.constants):
+        own = changed.get(tensor.id, tensor)
+        if own.is_constant:
+            result._tables.enter_tensor(own)
+        else:
+            result._add_input(own)
     for op in graph.ops:
         ins, outs = (tuple(changed.get(t.id, t) for t in side) for side in (op.inputs, op.outputs))
         result._add(op.id, op.kind, ins, outs, op.name, op.attrs)

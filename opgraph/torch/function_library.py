@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,12 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
+from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
+from opgraph.runtime.providers.torch import from_numpy
 from opgraph.torch.function_autograd import Trained
 from opgraph.torch.function_composite import composite
+from opgraph.torch.function_graph import without_data
 from opgraph.torch.function_program import check
 
 if TYPE_CHECKING:
@@ -61,12 +65,40 @@ def overload(inputs: int, outputs: int) -> Any:
     return found
 
 
-def call(op: FusedOp, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+@dataclass(frozen=True)
+class Spelling:
+    """A graph as torch's dispatcher knows it.
+
+    Attributes:
+        overload: torch's op.
+        text: of the graph.
+        rounding: as `opgraph.compile` takes it.
+        constants: what the text does not hold, given as tensors after all others.
+    """
+
+    overload: Any
+    text: str
+    rounding: str
+    constants: tuple[torch.Tensor, ...]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the op gives for the tensors of a call: a tensor, or a tuple. torch.compile follows every line of it."""
+        constants = [c.to(tensors[0].device) for c in self.constants]
+        return self.overload(*tensors, *constants, VERSION, self.text, self.rounding)
+
+
+def spelling(graph: Graph, rounding: str) -> Spelling:
+    """How torch's dispatcher knows a graph."""
+    spelled, arrays = without_data(graph)
+    constants = tuple(from_numpy(a.copy()) for a in arrays)
+    return Spelling(overload(len(spelled.inputs), len(spelled.outputs)), str(spelled), rounding, constants)
+
+
+def call(spelled: Spelling, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """A call by way of torch's dispatcher, whatever the tensors are and whatever is going on."""
-    found = op.overload
     if any(hasattr(t, "device_mesh") for t in tensors):
-        _shard(found)
-    results = found(*tensors, VERSION, op.text, op.rounding)
+        _shard(spelled.overload)
+    results = spelled(tensors)
     return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
 
@@ -113,13 +145,13 @@ def _differentiable(keyset: Any, *args: Any) -> Any:
     needs = tuple([t.requires_grad for t in tensors]) if torch.is_grad_enabled() else (False,) * len(tensors)
     if not any(needs) and forward_ad._current_level < 0:
         with torch._C._AutoDispatchBelowAutograd():
-            return op.overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+            return op.spelling.overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
     training = op.training(needs)
     forward = op if training.forward is op.graph else op.derived(training.forward)
 
     def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
-            return call(forward, tensors)
+            return call(forward.spelling, tensors)
 
     def run_lower(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         # A node's forward runs without recording, but the levels below this one have gradients of their own to record.

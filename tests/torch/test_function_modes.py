@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -65,7 +68,8 @@ def same(got: Any, expected: Any) -> None:
 @pytest.mark.parametrize("needs", [True, False], ids=["trained", "fixed"])
 def test_opcheck_passes(case: Case, needs: bool) -> None:
     given = case.with_gradients() if needs else case.given
-    torch.library.opcheck(case.op.overload, (*given, VERSION, case.op.text, "store"))
+    spelled = case.op.spelling
+    torch.library.opcheck(spelled.overload, (*given, VERSION, spelled.text, "store"))
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -128,6 +132,34 @@ def test_a_saved_program_runs_in_another_process(tmp_path: Path) -> None:
         "torch.testing.assert_close(torch.export.load(sys.argv[1]).module()(x), y)\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "program.pt2", tmp_path / "data.pt"], check=True)
+
+
+def test_constants_too_large_for_a_text_are_given_as_tensors() -> None:
+    graph = og.Graph()
+    x = graph.input("x", "f64", ("n", 100))
+    table = graph.constant("table", np.linspace(0, 1, 100))
+    graph.output(graph.add_op("Tanh", graph.add_op("Multiply", x, table), name="y"))
+    op = FusedOp(graph)
+    eager = lambda x: torch.tanh(x * torch.linspace(0, 1, 100, dtype=torch.float64))  # noqa: E731
+    x = torch.randn(3, 100, dtype=torch.float64)
+    torch._dynamo.reset()
+    same(torch.compile(lambda x: op(x)[0], backend="aot_eager", fullgraph=True)(x), eager(x))
+    same(slopes(op, 1)(x), slopes(lambda x: (eager(x),), 1)(x))
+    copied = pickle.loads(pickle.dumps(op))
+    assert copied.graph == op.graph
+    same(copied(x)[0], eager(x))
+
+
+def test_a_module_that_holds_one_can_be_copied_and_pickled() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.op = FusedOp(COMPOSED["swish"].graph())
+
+    model = Model()
+    assert copy.deepcopy(model).op is model.op
+    op = pickle.loads(pickle.dumps(model.op))
+    assert op.graph == model.op.graph and op.rounding == "store"
 
 
 # -- torch.func --------------------------------------------------------------------------------------------------------
