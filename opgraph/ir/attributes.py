@@ -37,7 +37,7 @@ def checked_attrs(opdef: OpDef, attrs: Mapping[str, Any], where: str) -> dict[st
     """
     if not attrs and not opdef.attrs:
         return {}
-    if opdef.kind == "Wildcard":  # carries whatever the foreign op had
+    if opdef.foreign:  # carries whatever the foreign op had
         return {name: _wildcard_value(name, value, where) for name, value in attrs.items()}
     known = {a.name: a for a in opdef.attrs}
     for name in attrs:

@@ -50,6 +50,14 @@ class Builder(Protocol):
     def __call__(self, kind: str, /, *inputs: LogicalTensor | float, **attrs: Any) -> Any:
         """Adds an op; returns its output, or a tuple of them."""
 
+    def wants(self, tensor: LogicalTensor) -> bool:
+        """Whether the gradient of a tensor is asked for."""
+
+    def like(
+        self, kind: str, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], name: str, attrs: Attrs
+    ) -> tuple[LogicalTensor, ...]:
+        """Adds an op with outputs of the dtypes and shapes of some tensors; returns them."""
+
 
 #: `rule(build, op, d)`: gradients of the inputs of `op` (None: zero), given those of its outputs (None: not used).
 GradientRule: TypeAlias = Callable[[Builder, Op, Sequence[LogicalTensor | None]], Sequence[LogicalTensor | None]]
@@ -98,6 +106,8 @@ class OpDef:
         gradient_from_output: of an op with one input, its gradient over the output and `d` alone, where these suffice.
             As a function it returns "" for attributes with which they do not.
         torch_calls: the torch functions that mean this op, for tracing.
+        reads: which inputs of an op are read, of the others only the shape counts; None: the ports say so.
+        foreign: who runs ops of this kind, which carry an ONNX node and hold attributes of any name.
         source: where the formula comes from.
     """
 
@@ -125,6 +135,8 @@ class OpDef:
     gradient: Mapping[str, Template] | GradientRule | str | None = None
     gradient_from_output: Template | None = None
     torch_calls: tuple[TorchCall, ...] = ()
+    reads: Callable[[Op], Sequence[bool]] | None = None
+    foreign: str = ""
 
     def __post_init__(self) -> None:
         # Mistakes in a record fail at import, not on a user's machine.
@@ -222,6 +234,14 @@ class OpDef:
         template = self.expression if isinstance(self.expression, str) else self.expression(attrs, inputs.keys())
         values = {name: _literal(value, literal) for name, value in attrs.items() if f"{{{name}}}" in template}
         return template.format_map({**values, **inputs})
+
+    def read_inputs(self, op: Op) -> list[LogicalTensor]:
+        """The inputs whose data an op of this kind reads."""
+        if self.reads is None:
+            read: Sequence[bool] = [not port.shape_only for port in self.with_optional(len(op.inputs))]
+        else:
+            read = self.reads(op)
+        return [t for t, is_read in zip(op.inputs, read, strict=True) if is_read]
 
     def input_names(self, count: int) -> list[str]:
         """Names of `count` given inputs, each its own: those of a variadic port are numbered."""

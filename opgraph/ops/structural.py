@@ -1,4 +1,4 @@
-"""Ops that stand for no computation of their own: End and Wildcard."""
+"""An op that stands for no computation: End."""
 
 from __future__ import annotations
 
@@ -24,22 +24,5 @@ END = register(
         infer=_nothing_known,
         onnx="none: an ONNX graph lists its outputs",
         source="oneDNN Graph End",
-    )
-)
-
-WILDCARD = register(
-    OpDef(
-        kind="Wildcard",
-        doc=(
-            "An op that opgraph does not know: any inputs, outputs and attributes, kept exactly. One that an ONNX "
-            "model brought along carries its node in the attributes and runs in onnxruntime."
-        ),
-        family="structural",
-        inputs=(Port(name="src", variadic=True),),
-        outputs=(Port(name="dst", variadic=True),),
-        types=_ANY,
-        infer=_nothing_known,
-        onnx="the node that it was imported from",
-        source="oneDNN Graph Wildcard",
     )
 )

@@ -10,7 +10,7 @@ from opgraph.partition.symbols import Shape, is_scalar_shape
 #: The family of ops whose result is whole only when the loop over their input has ended.
 SUM = "sum"
 
-_OPGRAPH, _ONNXRUNTIME = "opgraph", "onnxruntime"
+_OPGRAPH = "opgraph"
 
 
 def kind_and_provider(op: Op) -> tuple[str, str]:
@@ -18,8 +18,8 @@ def kind_and_provider(op: Op) -> tuple[str, str]:
     record = opdef.get(op.kind, where=op.label)
     if record.is_pointwise or record.family == SUM:
         return FUSED, _OPGRAPH
-    if "onnx_op" in op.attrs:
-        return LIBRARY, _ONNXRUNTIME
+    if record.foreign and "onnx_op" in op.attrs:
+        return LIBRARY, record.foreign
     if record.reference is not None:
         return LIBRARY, NATIVE
     return UNSUPPORTED, ""

@@ -15,6 +15,7 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef, array_of
 from opgraph.partition.partition import Partition
 from opgraph.runtime.engine import Engine
+from opgraph.runtime.foreign import check_foreign
 from opgraph.runtime.reference import by_reference, check_shapes
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ class OpLibrary(Protocol):
     def enter(self, array: np.ndarray) -> Any:
         """An array as the library has it, on the same memory where that is possible."""
 
-    def run(self, op: Op, record: OpDef, values: Sequence[Any]) -> Any:
-        """The result of an op, in the dtype that the op declares; it may be a view of a value."""
+    def run(self, op: Op, record: OpDef, values: Sequence[Any]) -> Sequence[Any]:
+        """The results of an op, in the dtypes that the op declares; they may be views of values."""
 
     def leave(self, value: Any) -> np.ndarray:
         """A value as a dense array, on the same memory where that is possible."""
@@ -38,8 +39,9 @@ def native_runner(partition: Partition, engine: Engine) -> Runner:
     """What runs a partition of library ops on an engine: torch on the caller's memory, or NumPy.
 
     Raises:
-        Unimplemented: an op that has no formula.
+        Unimplemented: the gradient of an ONNX node that torch does not run, or without torch.
     """
+    check_foreign(partition.ops)
     program = Program(partition)
     library: OpLibrary = NumpyOps()
     if importlib.util.find_spec("torch") is not None:
@@ -68,11 +70,7 @@ class _Step:
 
 
 class Program:
-    """The ops of a partition in order, and when each value was read last.
-
-    Args:
-        partition: of ops with one output each.
-    """
+    """The ops of a partition in order, and when each value was read last."""
 
     def __init__(self, partition: Partition) -> None:
         self.inputs = [t.id for t in partition.input_ports]
@@ -106,7 +104,7 @@ class Program:
                 if step.checked != shapes:
                     check_shapes(step.op, step.record, given)
                     step.checked = shapes
-            values[step.op.outputs[0].id] = library.run(step.op, step.record, given)
+            values.update(zip((t.id for t in step.op.outputs), library.run(step.op, step.record, given), strict=True))
             for id in step.frees:
                 del values[id]
         return [values[id] for id in self.outputs]
@@ -179,9 +177,9 @@ class NumpyOps:
         """The array."""
         return array
 
-    def run(self, op: Op, record: OpDef, values: Sequence[np.ndarray]) -> np.ndarray:
+    def run(self, op: Op, record: OpDef, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See OpLibrary."""
-        return by_reference(op, record, values, op.outputs[0].dtype)
+        return [by_reference(op, record, values, op.outputs[0].dtype)]
 
     def leave(self, value: np.ndarray) -> np.ndarray:
         """The array, made dense."""

@@ -14,8 +14,10 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.schema import inferred_dims
 from opgraph.ops.conversion import cast
+from opgraph.partition.partition import NATIVE
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
+from opgraph.runtime.foreign import check_foreign
 
 #: Runs an op that opgraph has no formula for: the op and its inputs in, its outputs out.
 Foreign: TypeAlias = Callable[[Op, tuple[np.ndarray, ...]], Sequence[np.ndarray]]
@@ -42,8 +44,9 @@ def evaluate(
         dtype: "f64": every float tensor is computed in float64, and casts between floats do nothing: the truth. Another
             float dtype: the same in that one. None: every op's result is rounded to its declared dtype; f16 and bf16
             ops compute in f32 and round once.
-        foreign: runs a Wildcard op; it gets arrays in the working dtype, and what it returns is converted to that.
-            When left out, onnx's own evaluator runs those that an ONNX model brought along.
+        foreign: runs ops that carry a foreign one; it gets arrays in the working dtype, and what it returns is
+            converted to that. When left out, onnx's own evaluator runs those that an ONNX model brought along, and
+            torch their gradients.
         watch: called with each tensor that an op makes, and its value, which it must not change.
         named: arrays by name. An input called `dtype`, `foreign` or `watch` goes by dict.
 
@@ -108,20 +111,18 @@ def by_reference(op: Op, record: opdef.OpDef, arrays: Sequence[np.ndarray], dtyp
 def _run_foreign(
     op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None, foreign: Foreign | None
 ) -> Sequence[np.ndarray]:
-    if foreign is None and "onnx_op" in op.attrs:
-        from opgraph.runtime.providers.onnxruntime import reference_foreign  # needs onnx
-
-        made = [np.asarray(a) for a in reference_foreign(op, arrays, dtypes.get(dtype or "f64").numpy)]
+    if foreign is not None:
+        made = [np.asarray(a) for a in foreign(op, arrays)]
+    elif "onnx_op" in op.attrs:
+        made = _by_library(op, arrays, dtype)
         if dtype is None:
             made = [cast(a, t.dtype) if t.dtype in dtypes.FLOATS else a for a, t in zip(made, op.outputs)]
-    elif foreign is None:
+    else:
         raise Unimplemented(
             f"the reference has no formula for {op.kind}",
             where=op.where,
             fix="pass foreign=, a function that runs it",
         )
-    else:
-        made = [np.asarray(a) for a in foreign(op, arrays)]
     if len(made) != len(op.outputs):
         raise InvalidArguments(
             f"foreign returned {len(made)} arrays for {len(op.outputs)} outputs",
@@ -136,6 +137,18 @@ def _in_working_dtype(array: np.ndarray, dtype: str | None) -> np.ndarray:
     if dtype is None or not any(array.dtype == dtypes.BY_NAME[name].numpy for name in dtypes.FLOATS):
         return array
     return cast(array, dtype)
+def _by_library(op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None) -> list[np.ndarray]:
+    """An ONNX node by onnx's own evaluator, its gradient by torch."""
+    if opdef.get(op.kind, where=op.label).foreign == NATIVE:
+        check_foreign([op])
+        from opgraph.runtime.providers.torch_onnx.adjoint import reference_adjoint  # needs torch
+
+        return reference_adjoint(op, arrays)
+    from opgraph.runtime.providers.onnxruntime import reference_foreign  # needs onnx
+
+    return [np.asarray(a) for a in reference_foreign(op, arrays, dtypes.get(dtype or "f64").numpy)]
+
+
 
 
 def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:

@@ -15,6 +15,7 @@ from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.arguments import check_shape
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
+from opgraph.runtime.foreign import check_foreign
 from opgraph.transforms.saved import Saved, training_plan
 from opgraph.transforms.units import freed
 
@@ -29,6 +30,7 @@ class TrainableExecutable(Executable):
         self, graph: Graph, engine: Engine, *, donate: tuple[str, ...], rounding: str, wrt: tuple[str, ...]
     ) -> None:
         plan = training_plan(graph, wrt, units=rounding == "store")
+        check_foreign(plan.backward.ops)
         for entry in plan.saved:
             if entry.name in donate and entry.role == "input":
                 raise InvalidArguments(
@@ -75,7 +77,7 @@ class TrainableExecutable(Executable):
         inputs = dict(zip(self._ins.names, arrays))
         kept = {}
         for entry in self._plan.saved:
-            array = inputs[entry.name] if entry.role in ("input", "shape") else results[entry.name]
+            array = inputs[entry.name] if entry.name in inputs else results[entry.name]
             is_shape = entry.role == "shape"
             kept[entry.name] = self._exchange.zeros(array.shape, array.dtype, array) if is_shape else array
         outputs = {name: results[name] for name in self._outs.names}

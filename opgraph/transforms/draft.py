@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ class Draft:
 
     Attributes:
         ops: every op so far, producers first.
+        active: ids of the tensors that a gradient is wanted of.
     """
 
     def __init__(self, source: Graph) -> None:
@@ -30,6 +31,7 @@ class Draft:
         self.graph._tables.next_tensor = source._next_tensor
         self.graph._tables.next_op = source._next_op
         self.ops: list[Op] = []
+        self.active: set[int] = set()
         self._known: dict[object, Op] = {}
         self._inputs: list[LogicalTensor] = []
 
@@ -55,7 +57,8 @@ class Draft:
         """
         inputs = tuple(tensors[t.id] for t in op.inputs)
         key = _key(op.kind, inputs, op.attrs, op.outputs[0].dtype if op.outputs else None)
-        known = None if op.kind == "Wildcard" else self._known.get(key)
+        foreign = opdef.get(op.kind, where=op.label).foreign  # two of these may draw two random numbers
+        known = None if foreign else self._known.get(key)
         if known is None:
             known = self.graph._add(op.id, op.kind, inputs, op.outputs, op.name, op.attrs)
             self._enter(known)
@@ -75,6 +78,25 @@ class Draft:
         made = self.graph.add_op(kind, *inputs, dtype=dtype, **attrs)
         op = self.graph.producer((made[0] if isinstance(made, tuple) else made).id)
         assert op is not None
+        self._enter(op)
+        return op.outputs
+
+    def wants(self, tensor: LogicalTensor) -> bool:
+        """Whether the gradient of a tensor is asked for."""
+        return tensor.id in self.active
+
+    def like(
+        self,
+        kind: str,
+        inputs: Sequence[LogicalTensor],
+        outputs: Sequence[LogicalTensor],
+        name: str,
+        attrs: opdef.Attrs,
+    ) -> tuple[LogicalTensor, ...]:
+        """Enters an op with outputs of the dtypes and shapes of some tensors; returns them."""
+        first = self.graph._next_tensor
+        made = tuple(LogicalTensor(first + i, t.dtype, t.dims) for i, t in enumerate(outputs))
+        op = self.graph._add(self.graph._next_op, kind, tuple(inputs), made, name, dict(attrs))
         self._enter(op)
         return op.outputs
 

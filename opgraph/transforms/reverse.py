@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from opgraph.errors import InvalidArguments, Unimplemented
-from opgraph.ir import opdef
+from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
@@ -41,7 +41,7 @@ class Reverse:
         self.values: dict[int, LogicalTensor] = {}
         self.parts: dict[int, list[Contribution]] = {}
         #: Tensors of the draft that a gradient is wanted of, because they depend on `wrt`.
-        self.active: set[int] = set()
+        self.active = self.draft.active
         #: Where the gradient of a value goes instead: of an op without a rule to the same value made of smaller ops, of
         #: a given value to the op that made it.
         self.stands_in: dict[int, int] = {}
@@ -90,7 +90,8 @@ class Reverse:
         is_active = any(t.id in self.active for t in copied.inputs)
         record = opdef.get(op.kind, where=op.label)
         if is_active:
-            self.active.update(t.id for t in copied.outputs if is_float(t))
+            # What has no dtype here (a sequence) may hold floats; where its gradient counts, the rule says what of it.
+            self.active.update(t.id for t in copied.outputs if is_float(t) or t.dtype == dtypes.UNDEF)
             if record.gradient is None and record.decomposition is not None and record.is_pointwise:
                 self._decompose(copied, record)
         for tensor, made in zip(op.outputs, copied.outputs, strict=True):

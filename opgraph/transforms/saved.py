@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.ir.op import Op
 from opgraph.transforms.gradient import differentiated, prepared
 from opgraph.transforms.masks import masks_of_outputs
 from opgraph.transforms.reverse import kept_name
@@ -34,7 +34,7 @@ class Saved:
 
     Attributes:
         name: of an input or output of the graph, or kept_<id> for a value in between.
-        role: "input", "output" or "value"; or "shape": an input of which only the shape is kept.
+        role: "input", "output" or "value"; or "shape": only the shape is kept, of an input or of what a library made.
         dtype, shape: as far as known before running.
         bytes: what it takes; None where the shape is not known yet, 0 for a mere shape.
     """
@@ -102,6 +102,10 @@ def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Tr
     masks = {i: told[i] for i in cut if i in told}
     given = {i for i in cut if i not in inputs and i not in masks}
     backward = differentiated(ready, wrt, given=given, from_outputs=from_outputs, masks=masks)
+    shapes = _costly_shapes(backward, {t.id for op in ready.ops for t in op.outputs} - given)
+    if shapes:
+        given |= shapes
+        backward = differentiated(ready, wrt, given=given, from_outputs=from_outputs, masks=masks)
     made = [ready.tensor(i) for i in sorted(given | {t.id for t in masks.values()})]
     extra = [t for t in made if all(t.id != o.id for o in ready.outputs)]
     forward = _with_outputs(ready, extra) if extra else ready
@@ -114,9 +118,34 @@ def read_tensors(graph: Graph) -> set[int]:
     return {t.id for op in graph.ops for t in _read(op)}
 
 
-def _read(op: Any) -> list[LogicalTensor]:
-    ports = opdef.get(op.kind, where=op.label).with_optional(len(op.inputs))
-    return [t for t, port in zip(op.inputs, ports, strict=True) if not port.shape_only]
+def _read(op: Op) -> list[LogicalTensor]:
+    return opdef.get(op.kind, where=op.label).read_inputs(op)
+
+
+def _costly_shapes(backward: Graph, forward: set[int]) -> set[int]:
+    """Forward values of which backward reads the shape alone, and that would be made a second time only for that.
+
+    That is where a library makes them, or reads them: it takes tensors, where a kernel takes the shape.
+
+    Args:
+        forward: ids of the values that the forward graph makes and that are not kept.
+    """
+    costly: set[int] = set()
+    for op in backward.ops:
+        if _by_library(op) or any(t.id in costly for t in op.inputs):
+            costly.update(t.id for t in op.outputs if t.id in forward)
+    read = {t.id for t in backward.outputs}
+    found: set[int] = set()
+    for op in reversed(backward.ops):
+        if any(t.id in read for t in op.outputs):  # else only the shape of what it makes counts
+            read.update(t.id for t in _read(op))
+            found.update({t.id for t in op.inputs} & (forward if _by_library(op) else costly))
+    return found - read
+
+
+def _by_library(op: Op) -> bool:
+    record = opdef.get(op.kind, where=op.label)
+    return not record.is_pointwise and record.family != "sum"
 
 
 def _from_outputs(graph: Graph) -> tuple[int, ...]:
@@ -241,12 +270,14 @@ def _described(graph: Graph, backward: Graph, made: Sequence[LogicalTensor]) -> 
     saved = []
     for tensor in backward.inputs:
         name = port_name(tensor)
-        if name in inputs:
-            role = "input" if tensor.id in read else "shape"
-        elif name in between:
-            role = "output" if between[name].id in outputs else "value"
-        else:
+        if name not in inputs and name not in between:
             continue
+        if tensor.id not in read:
+            role = "shape"
+        elif name in inputs:
+            role = "input"
+        else:
+            role = "output" if between[name].id in outputs else "value"
         size = 0 if role == "shape" else tensor.mem_size if tensor.has_known_shape else None
         saved.append(Saved(name, role, tensor.dtype, tensor.dims, size))
     return tuple(saved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,18 +13,32 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef
 from opgraph.runtime.providers.torch import from_numpy, to_numpy, torch_dtype
 
+if TYPE_CHECKING:
+    from opgraph.runtime.providers.torch_onnx.adjoint import Adjoint
+
 
 class TorchOps:
     """Ops on the CPU."""
+
+    def __init__(self) -> None:
+        self._adjoints: dict[int, Adjoint] = {}
 
     def enter(self, array: np.ndarray) -> torch.Tensor:
         """A tensor on the same memory; of an array with negative strides, which torch does not have, a copy."""
         return from_numpy(_writable(array))
 
-    def run(self, op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    def run(self, op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See OpLibrary."""
         with plain(values[0].device.type):
-            return run_op(op, record, values)
+            return [run_op(op, record, values)] if record.torch is not None else self._adjoint(op)(values)
+
+    def _adjoint(self, op: Op) -> Adjoint:
+        """The gradient of an ONNX node."""
+        if op.id not in self._adjoints:
+            from opgraph.runtime.providers.torch_onnx.adjoint import Adjoint  # needs onnx
+
+            self._adjoints[op.id] = Adjoint(op)
+        return self._adjoints[op.id]
 
     def leave(self, value: torch.Tensor) -> np.ndarray:
         """A dense array on the same memory."""

@@ -88,6 +88,9 @@ def _in_training_form(c: Call) -> str | None:
 @torch_form("BatchNormalization", weights=(1, 2), refuses=_in_training_form)
 def batch_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     """As torch.nn.BatchNorm: in training with the batch's statistics, which move the stored ones."""
+    if not c.training and (mean.requires_grad or var.requires_grad):  # torch has no gradients of the statistics
+        mean, var, scale, bias = (t.reshape(-1, *[1] * (x.dim() - 2)) for t in (mean, var, scale, bias))
+        return (x - mean) * torch.rsqrt(var + c.attr("epsilon", 1e-5)) * scale + bias
     # ONNX's momentum is what stays, torch's is what comes.
     moving = 1.0 - c.attr("momentum", 0.9)
     return F.batch_norm(x, mean, var, scale, bias, bool(c.training), moving, c.attr("epsilon", 1e-5))

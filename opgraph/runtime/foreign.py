@@ -1,0 +1,32 @@
+"""Whether the gradients of ONNX nodes that a graph needs can be had: torch gives them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+
+from opgraph.errors import Unimplemented
+from opgraph.ir import opdef
+from opgraph.ir.op import Op
+from opgraph.partition.partition import NATIVE
+
+
+def check_foreign(ops: Iterable[Op]) -> None:
+    """Whether torch gives the gradients of ONNX nodes that are among some ops.
+
+    Raises:
+        Unimplemented: torch is missing, or has no form for a node; all such nodes are named.
+    """
+    foreign = [op for op in ops if opdef.get(op.kind, where=op.label).foreign == NATIVE]
+    if not foreign:
+        return
+    if importlib.util.find_spec("torch") is None:
+        names = ", ".join(f'{op.attrs["onnx_op"]} "{op.name}"' for op in foreign[:5])
+        raise Unimplemented(
+            f"the gradient of an ONNX node ({names}) needs torch, which is not installed",
+            where="training",
+            fix='pip install "opgraph[torch]"',
+        )
+    from opgraph.runtime.providers.torch_onnx.adjoint import check  # needs torch
+
+    check(foreign)
