@@ -1,0 +1,60 @@
+"""A CNN and a Llama-like model train to the same losses fused as in eager torch: as near to a run in float64 as that.
+
+The whole curves, and how far they are apart at which step: tests/benchmarks/curves.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import torch
+from digits_training import BATCH, CASES, EAGER, EXACT, FUSED, Curve, digits, trained
+
+import opgraph.torch as ogt
+
+STEPS = 6
+#: A loss is an f32 number: so far from the truth is every one that is rounded to it.
+RESOLUTION = 2.0**-24
+
+
+@pytest.fixture(scope="module", params=CASES)
+def curves(request: pytest.FixtureRequest) -> dict[str, Curve]:
+    """One run in each way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the models are small, and other tests run beside this one
+    try:
+        return {way: trained(CASES[request.param], way, STEPS) for way in (EXACT, EAGER, FUSED)}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_every_loss_is_within_twice_eagers_distance_from_float64(curves: dict[str, Curve]) -> None:
+    def farthest(way: str) -> float:
+        pairs = zip(curves[way].losses, curves[EXACT].losses, strict=True)
+        return max(abs(loss - exact) / exact for loss, exact in pairs)
+
+    assert len(curves[FUSED].losses) == STEPS
+    assert farthest(FUSED) <= 2 * farthest(EAGER) + 2 * RESOLUTION
+
+
+def test_the_trained_parameters_are_within_twice_eagers_distance_from_float64(curves: dict[str, Curve]) -> None:
+    def distance(way: str) -> float:
+        return float((curves[way].end - curves[EXACT].end).norm())
+
+    moved = float((curves[EXACT].end - curves[EXACT].start).norm())
+    assert 0 < distance(FUSED) <= 2 * distance(EAGER) < 1e-3 * moved
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"), [("CNN, swish trained per channel", "swish"), ("Llama-like, SwiGLU", "swiglu")]
+)
+def test_what_trains_is_fused(name: str, unit: str) -> None:
+    case = CASES[name]
+    pixels, labels = digits()
+    model = ogt.fuse(case.make(False))
+    report = ogt.explain(model, case.inputs(pixels[:BATCH], labels[:BATCH])[0])
+    assert report.units[unit] == (3 if unit == "swish" else 2)
+    assert report.kept < report.kept_by_torch
