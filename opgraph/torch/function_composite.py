@@ -31,9 +31,9 @@ def composite(graph: Graph, tensors: Sequence[torch.Tensor], rounding: str) -> l
         values[constant.id] = torch.tensor(plain, dtype=torch_dtype(constant.dtype), device=device)
     wide = {name: torch.float32 if rounding == "store" and _is_narrow(name) else torch_dtype(name) for name in _NAMES}
     for op in graph.ops:
-        if op.kind != "End":
-            given = [_cast(values[t.id], wide[t.dtype]) for t in op.inputs]
-            values[op.outputs[0].id] = _cast(_result(op, given), wide[op.outputs[0].dtype])
+        for part in opdef.get(op.kind, where=op.label).parts(op) if op.kind != "End" else ():
+            given = [_cast(values[t.id], wide[t.dtype]) for t in part.inputs]
+            values[part.outputs[0].id] = _cast(_result(part, given), wide[part.outputs[0].dtype])
     return [_cast(values[t.id], torch_dtype(t.dtype)) for t in graph.outputs]
 
 

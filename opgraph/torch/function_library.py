@@ -136,7 +136,10 @@ def _fake(*args: Any) -> Any:
     op, tensors = _given(args)
     check(op.graph, tensors)
     results = op.results
-    return _unpacked(results.empty(tensors) if results.known else composite(op.graph, tensors, op.rounding))
+    if results.known:
+        return _unpacked(results.empty(tensors))
+    made = composite(op.graph, tensors, op.rounding)
+    return _unpacked([torch.empty_like(t, memory_format=torch.contiguous_format) for t in made])
 
 
 def _differentiable(keyset: Any, *args: Any) -> Any:

@@ -11,6 +11,7 @@ from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.arguments import check_shape
+from opgraph.runtime.compiled import Runner
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
 from opgraph.runtime.fused import HostKernel
@@ -55,7 +56,19 @@ class Program:
         alone = self._executable.alone()
         if alone is not None and isinstance(alone[0], HostKernel):
             return self._launched(alone[0], alone[1], alone[2], tensors)
+        if alone is not None and tensors[0].is_cuda:
+            return self._on_device(*alone)
         return self._run_into
+
+    def _on_device(self, runner: Runner, reads: Sequence[int], writes: Sequence[int]) -> Run:
+        """One partition on a GPU: its runner takes torch's tensors as they are, and the stream current at each call."""
+
+        def run(tensors: Tensors) -> list[torch.Tensor]:
+            made = self.results.empty(tensors)
+            runner([tensors[i].detach() for i in reads], [made[i] for i in writes])
+            return made
+
+        return run
 
     def _launched(self, kernel: HostKernel, reads: Sequence[int], writes: Sequence[int], tensors: Tensors) -> Run:
         """One kernel on the CPU, by address."""
@@ -93,7 +106,7 @@ class Program:
         return run
 
     def _run_into(self, tensors: Tensors) -> list[torch.Tensor]:
-        """Several partitions, or a GPU: torch allocates the results."""
+        """Several partitions, or no compiler: torch allocates the results."""
         outs = self.results.empty(tensors)
         self._executable(self._fed(tensors), out=dict(zip(self._outputs, outs)))
         return outs

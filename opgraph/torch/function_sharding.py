@@ -67,7 +67,7 @@ def _along(graph: Graph, shapes: list[tuple[int, ...]], axis: int) -> tuple[list
         given = [states[t.id] for t in op.inputs]
         ranks = [t.ndim for t in op.inputs]
         along = any(record.lies_along_channel(i, ranks, op.attrs) for i in record.channel_inputs if i < len(ranks))
-        if along or record.index_of or _PART in given or None in ranks:
+        if along or record.index_of or record.by_position or _PART in given or None in ranks:
             return None
         if record.family == "sum":
             state = given[0] if given[1] == _PIECE or given[0] == _WHOLE else _PART

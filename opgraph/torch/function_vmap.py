@@ -63,6 +63,8 @@ def batched(graph: Graph) -> Graph | None:
         ranks = [t.ndim for t in op.inputs]
         along = any(record.lies_along_channel(i, ranks, op.attrs) for i in record.channel_inputs if i < len(ranks))
         is_sum = record.family == "sum"
+        if record.by_position or len(op.outputs) > 1:  # each call alone would stand elsewhere in the batch
+            return None
         if not (record.is_pointwise or is_sum) or along or (is_sum and op.inputs[1].is_constant):
             return None
         attrs: dict[str, Any] = dict(op.attrs)

@@ -218,6 +218,12 @@ def test_integers_and_booleans_have_no_gradient() -> None:
     assert torch.equal(grad, (x > 0).double())
 
 
+def test_a_result_of_fixed_inputs_alone_needs_no_gradient() -> None:
+    op = FusedOp(og.parse("graph(x: f64[n], b: f64[n]) -> (y, z)\n  y = Exp(x)\n  z = Exp(b)"))
+    y, z = op(torch.ones(3, dtype=torch.float64, requires_grad=True), torch.ones(3, dtype=torch.float64))
+    assert y.requires_grad and not z.requires_grad
+
+
 def test_an_output_that_is_an_input_is_a_copy() -> None:
     graph = og.Graph()
     x = graph.input("x", "f64", ("n",))

@@ -72,6 +72,12 @@ def test_opcheck_passes(case: Case, needs: bool) -> None:
     torch.library.opcheck(spelled.overload, (*given, VERSION, spelled.text, "store"))
 
 
+def test_opcheck_passes_with_library_ops() -> None:
+    op = FusedOp(og.parse("graph(x: f64[n,k], w: f64[k,m]) -> (y)\n  %0 = MatMul(x, w)\n  y = Tanh(%0)"))
+    x, w = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3), (4, 3)))
+    torch.library.opcheck(op.spelling.overload, (x, w.t(), VERSION, op.spelling.text, "store"))
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compiles_into_one_graph(case: Case, dynamic: bool) -> None:
     torch._dynamo.reset()
