@@ -113,14 +113,26 @@ def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequ
     else:
         of_a = build("MatMul", grad, b, transpose_b=not flip_b)
     if flip_b:
-        of_b = build("MatMul", grad, a, transpose_a=True, transpose_b=flip_a)
+        rows, columns = _rows(build, a, grad) if b.ndim == 2 and not flip_a else (a, grad)
+        of_b = build("MatMul", columns, rows, transpose_a=True, transpose_b=flip_a)
     else:
-        of_b = build("MatMul", a, grad, transpose_a=not flip_a)
+        rows, columns = _rows(build, a, grad) if b.ndim == 2 and not flip_a else (a, grad)
+        of_b = build("MatMul", rows, columns, transpose_a=not flip_a)
     if op.inputs[0].ndim == 1:
         of_a = build("Squeeze", of_a, axes=[-2])
     if op.inputs[1].ndim == 1:
         of_b = build("Squeeze", of_b, axes=[-1])
     return [of_a, of_b, *biases]
+
+
+def _rows(build: Builder, a: LogicalTensor, grad: LogicalTensor) -> tuple[LogicalTensor, LogicalTensor]:
+    """Batches as further rows, where the other operand has none: one product instead of one for each, summed after."""
+    if a.dims is None or grad.dims is None or not isinstance(a.dims[-1], int) or not isinstance(grad.dims[-1], int):
+        return a, grad
+    if len(a.dims) == 2 or 0 in (a.dims[-1], grad.dims[-1]):
+        return a, grad
+    flat = [build("StaticReshape", t, shape=[-1, t.dims[-1]], special_zero=False) for t in (a, grad) if t.dims]
+    return flat[0], flat[1]
 
 
 def _in_dtype(build: Builder, tensor: LogicalTensor, dtype: str) -> LogicalTensor:
