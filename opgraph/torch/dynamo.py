@@ -5,15 +5,18 @@ Found by name through the entry point `torch_dynamo_backends`; nothing needs to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from opgraph.errors import InvalidArguments
 from opgraph.torch.lazy_mode import run_lazily
 
 
-def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+def backend(
+    graph: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """What runs a graph that torch.compile captured, in training and in inference.
 
     Args:
@@ -22,10 +25,12 @@ def backend(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **option
         options: none are known.
 
     Raises:
-        TypeError: an option is given.
+        InvalidArguments: an option is given.
     """
     if options:
-        raise TypeError(f'the backend "opgraph" has no option {next(iter(options))!r}')
+        raise InvalidArguments(
+            f"there is no option {next(iter(options))!r}", where='torch.compile(backend="opgraph")', fix="leave it out"
+        )
     forward = graph.forward
 
     def run(*args: Any) -> Any:

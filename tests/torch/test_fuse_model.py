@@ -12,15 +12,17 @@ import threading
 import weakref
 
 import pytest
-import torch
-import torch.nn.functional as F  # noqa: N812
-from random_forward import RandomForward
-from torch import nn
 
-import opgraph.torch as ogt
-from opgraph.errors import InvalidArguments
-from opgraph.torch import zoo
-from opgraph.torch.lazy import Lazy
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from random_forward import RandomForward  # noqa: E402
+from torch import nn  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.errors import InvalidArguments  # noqa: E402
+from opgraph.torch import zoo  # noqa: E402
+from opgraph.torch.lazy import Lazy  # noqa: E402
 
 
 class ScaledSwish(nn.Module):
@@ -70,23 +72,28 @@ def run(model, x):
     return [y.detach(), x.grad, *grads]
 
 
-def assert_as_exact(fused, eager, exact, slack=2.0):
-    """No farther from float64 than `slack` times eager, and the same dtypes."""
+def assert_as_exact(fused, eager, exact):
+    """On the whole at most twice as far from float64 as eager, no tensor farther than twice its worst; dtypes alike.
+
+    The gradient of a scalar is one sum that may nearly cancel: there, tensor by tensor, either of them may be lucky.
+    """
+    own, theirs = [], []
     for f, e, truth in zip(fused, eager, exact, strict=True):
         assert f.dtype == e.dtype
-        size = truth.abs().max()
-        own, theirs = (f - truth).abs().max() / size, (e - truth).abs().max() / size
-        assert own <= slack * max(theirs, torch.finfo(e.dtype).eps), (own, theirs)
+        own.append(((f - truth).norm() / truth.norm()).item())
+        theirs.append(((e - truth).norm() / truth.norm()).item())
+    assert sum(own) <= 2 * max(sum(theirs), len(theirs) * torch.finfo(torch.float32).eps)
+    assert max(own) <= 2 * max(*theirs, torch.finfo(torch.float32).eps)
 
 
 MODELS = {
     "block": (Block, (5, 6)),
-    "resnet18": (lambda: zoo.resnet18(Split), (2, 3, 8 * 4, 32)),
+    "resnet18": (lambda: zoo.resnet18(Split), (2, 3, 32, 32)),
     "efficientnet": (lambda: zoo.efficientnet_b0(ScaledSwish).eval(), (2, 3, 32, 32)),
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["block", "resnet18", pytest.param("efficientnet", marks=pytest.mark.slow)])
 def test_outputs_and_gradients_are_within_rounding_of_eager(name):
     torch.manual_seed(0)
     make, shape = MODELS[name]
@@ -94,8 +101,7 @@ def test_outputs_and_gradients_are_within_rounding_of_eager(name):
     exact = run(copy.deepcopy(model).double(), x.double())
     eager = run(copy.deepcopy(model), x)
     fused = run(ogt.fuse(model), x)
-    slack = 2.0 if name == "block" else 8.0  # 50 layers deep, rounding in another place is as large as rounding
-    assert_as_exact(fused, eager, exact, slack)
+    assert_as_exact(fused, eager, exact)
 
 
 @pytest.mark.parametrize("seed", range(40))

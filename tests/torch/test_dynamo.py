@@ -1,0 +1,100 @@
+"""torch.compile(backend="opgraph"): found by name, right in training and in inference."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+
+from opgraph.torch.dynamo import backend  # noqa: E402
+from opgraph.torch.lazy_run import Kernel  # noqa: E402
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.alpha = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x):
+        h = self.a(x)
+        h = h * torch.sigmoid(self.alpha * h) + 0.5
+        h += F.relu(h)
+        return self.b(h)
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_other_tests():
+    torch._dynamo.reset()
+
+
+def gradients(model, function, x):
+    model.zero_grad()
+    function(x).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_training_and_inference_agree_with_eager(monkeypatch):
+    calls = []
+    run = Kernel.__call__
+    monkeypatch.setattr(Kernel, "__call__", lambda self, tensors: calls.append(1) or run(self, tensors))
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(5, 6)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+    torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(calls) == 3  # the whole of the arithmetic between two linears is one fused op
+
+
+def test_sizes_may_change():
+    model = Net()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for size in (2, 3, 7):
+        x = torch.randn(size, 6)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_graph_breaks_are_no_obstacle():
+    def broken(x):
+        y = torch.tanh(x) * 2
+        torch._dynamo.graph_break()
+        return y.relu() + y
+
+    x = torch.randn(4)
+    torch.testing.assert_close(torch.compile(broken, backend=backend)(x), broken(x))
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(Exception, match="no option 'fast'"):
+        torch.compile(lambda x: x * 2 + 1, backend=backend, options={"fast": True})(torch.randn(3))
+
+
+ALONE = """
+import sys, torch
+assert not [m for m in sys.modules if m.startswith("opgraph")]
+def f(x, a):
+    return x * torch.sigmoid(a * x)
+x, a = torch.randn(7, requires_grad=True), torch.tensor(1.3, requires_grad=True)
+y = torch.compile(f, backend="opgraph", fullgraph=True)(x, a)
+y.sum().backward()
+torch.testing.assert_close(y, f(x, a))
+assert "opgraph.torch.lazy_run" in sys.modules
+print(type(y.grad_fn).__name__)
+"""
+
+
+def test_the_entry_point_is_found_without_an_import(tmp_path):
+    if "opgraph" not in [e.name for e in entry_points(group="torch_dynamo_backends")]:
+        pytest.skip("opgraph is not installed here, only on the path: no entry points")
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "FusedBackward"
