@@ -21,6 +21,7 @@ from fused_graphs import COMPOSED, Composed  # noqa: E402
 import opgraph as og  # noqa: E402
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape, OpGraphError, Unimplemented  # noqa: E402
 from opgraph.ir.opdef import all_ops  # noqa: E402
+from opgraph.runtime.providers.torch import torch_dtype  # noqa: E402
 from opgraph.torch.function import FusedOp  # noqa: E402
 from opgraph.torch.function_composite import composite  # noqa: E402
 
@@ -64,6 +65,33 @@ def test_second_derivatives_are_the_differences_of_gradients(composed: Composed)
     assert torch.autograd.gradgradcheck(
         op, tuple(inputs(composed)), fast_mode=fast, check_undefined_grad=not fast, atol=1e-4 if fast else 1e-5
     )
+
+
+def test_a_kept_value_in_between_passes_second_gradients_on() -> None:
+    composed = COMPOSED["rational"]
+    op, given = FusedOp(composed.graph()), inputs(composed)
+    given[0].requires_grad_(False)  # then a product of several inputs is all that has to be kept of them
+    assert any(s.role == "value" for s in op.saved(tuple(t.requires_grad for t in given)))
+    found = []
+    for results in (op(*given), by_torch(op.graph, given)):
+        first = torch.autograd.grad(results[0].sum(), given[1:], create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), given[1:], retain_graph=True))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_rounding_after_each_op_is_that_of_eager_torch(dtype: str) -> None:
+    graph = og.parse(
+        f"graph(x: {dtype}[n], a: {dtype}[n]) -> (y)\n  t = Multiply(x, a)\n  s = Add(t, x)\n  y = Multiply(s, a)"
+    )
+    op = FusedOp(graph, rounding="each")
+    torch.manual_seed(0)
+    x, a = (torch.randn(1000).to(torch_dtype(dtype)).requires_grad_() for _ in range(2))
+    assert torch.equal(op(x, a)[0], (x * a + x) * a)
+    grads = torch.autograd.grad(op(x, a)[0].sum(), (x, a))
+    wanted = torch.autograd.grad(((x * a + x) * a).sum(), (x, a))
+    eps = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(grads, wanted, rtol=4 * eps, atol=4 * eps)
 
 
 def test_a_gradient_penalty_trains_as_in_eager_torch(composed: Composed) -> None:
