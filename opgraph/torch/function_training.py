@@ -215,22 +215,24 @@ def _wanted(ctx: Any, may: Flags) -> Flags:
     """Of the inputs whose gradients this node may compute, those that the running backward pass asks for.
 
     The node runs because one of them is, so the last one left need not be asked about. The engine does not say so of a
-    leaf that autograd.grad was given: it raises, which takes 15 us, so that it is asked twice at most.
+    leaf that autograd.grad was given: it raises, which takes 15 us, so that the other leaves are then not asked about.
     """
     nodes = ctx.next_functions[-len(may) :]
     wanted = list(may)
-    left, raised, found = sum(may), 0, False
+    left, raised, found = sum(may), False, False
     for i in reversed(range(len(may))):
         node = nodes[i][0]
         if not may[i] or node is None:
             continue
-        if (left == 1 and not found) or raised == 2:
+        if left == 1 and not found:
             break
         left -= 1
+        if raised and not node.next_functions:
+            continue
         try:
             wanted[i] = _will_execute(node)
         except RuntimeError:
-            raised += 1
+            raised = True
         found = found or wanted[i]
     return tuple(wanted)
 

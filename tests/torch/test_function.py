@@ -216,12 +216,22 @@ def test_changing_what_is_not_kept_is_none() -> None:
     assert torch.equal(given[1].grad, torch.full((4,), 3.0, dtype=torch.float64))
 
 
-def test_gradients_not_asked_for_are_not_computed() -> None:
+@pytest.mark.parametrize("asked", [("x",), ("a",), ("x", "a")], ids=" ".join)
+def test_gradients_not_asked_for_are_not_computed(asked: tuple[str, ...]) -> None:
+    op, (leaf, a) = FusedOp(SWISH.graph()), inputs(SWISH)
+    x = leaf * 1
+    (y,) = op(x, a)
+    got = torch.autograd.grad(y.sum(), [{"x": x, "a": a}[name] for name in asked], retain_graph=True)
+    ran = [b for b in op.training((True, True))._backwards.values() if b is not None]
+    assert [tuple(t.name for t in b.op.graph.outputs) for b in ran] == [tuple(f"d_{name}" for name in asked)]
+    expected = by_torch(op.graph, [x, a])[0].sum()
+    torch.testing.assert_close(got, torch.autograd.grad(expected, [{"x": x, "a": a}[name] for name in asked]))
+
+
+def test_a_gradient_of_the_input_alone_computes_no_parameter_gradient() -> None:
     op, given = FusedOp(SWISH.graph()), inputs(SWISH)
-    (y,) = op(*given)
-    torch.autograd.grad(y.sum(), given[:1])
-    training = op.training((True, True))
-    ran = [b for b in training._backwards.values() if b is not None]
+    torch.autograd.grad(op(*given)[0].sum(), given[:1])  # leaves, as in a gradient penalty
+    ran = [b for b in op.training((True, True))._backwards.values() if b is not None]
     assert [len(b.op.graph.outputs) for b in ran] == [1]
 
 
