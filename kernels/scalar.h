@@ -10,6 +10,7 @@
 #include "integer.h"
 #include "inverse.h"
 #include "log.h"
+#include "philox.h"
 #include "power.h"
 #include "special.h"
 #include "trig32.h"

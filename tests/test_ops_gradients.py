@@ -28,7 +28,14 @@ FLOATS = set(dtypes.FLOATS)
 
 def float_ports(record: OpDef) -> list[Port]:
     """The inputs that gradients flow to."""
-    return [p for p in record.inputs if FLOATS & set(record.types.get(p.type, (p.type,))) and not p.shape_only]
+    floats = [p for p in record.inputs if FLOATS & set(record.types.get(p.type, (p.type,))) and not p.shape_only]
+    return [p for p in floats if not has_reason(record, p.name)]
+
+
+def has_reason(record: OpDef, name: str) -> bool:
+    """Whether the record says why one of its inputs has no gradient, though others have."""
+    said = record.gradient.get(name) if isinstance(record.gradient, Mapping) else None
+    return isinstance(said, str) and said.startswith("none: ") and len(said) > 20
 
 
 def has_float_result(record: OpDef) -> bool:

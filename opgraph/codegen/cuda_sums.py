@@ -104,7 +104,7 @@ def _unroll(loop: Loop, layout: Layout, vector: int) -> int:
     loaded = sum(
         vector * dtypes.BY_NAME[x.dtype].itemsize
         for x, kind in zip(loop.loads, kinds)
-        if x.name in read and kind in (CONTIGUOUS, STRIDED)
+        if x.name in read and not x.is_position and kind in (CONTIGUOUS, STRIDED)
     )
     return max(min(_IN_FLIGHT // loaded, 4), 1) if loaded else 1
 

@@ -52,6 +52,8 @@ class _Emitter:
         #: Loads that nothing reads still shape the iteration space, but are not touched.
         self.loads = [(x, k) for x, k in zip(loop.loads, variant.operands) if x.name in used]
         self.positions = {x.name: i for i, x in enumerate(loop.loads)}
+        #: Loads without memory: their offset is their value.
+        self.virtual = {x.name for x in loop.loads if x.is_position}
         self.store_kinds = variant.operands[len(loop.loads) :]
         self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
         self.levels: dict[str, int] = {x.name: _LEVEL[k] for x, k in self.loads}
@@ -92,7 +94,7 @@ class _Emitter:
             places = "".join(f"k == {k} ? {len(self.loop.loads) + i} : " for k, i in enumerate(self.sums))
             self.put(f"  static constexpr int sum_operand(int k) {{ return {places}-1; }}")
         for load, kind in self.loads:
-            self.put(f"  const {_storage(load.dtype)}* {load.name};")
+            self.put(f"  {'og::i64' if load.is_position else f'const {_storage(load.dtype)}*'} {load.name};")
             if kind == STRIDED:
                 self.put(f"  og::i64 {load.name}_step;")
         for i, store in self.elementwise():
@@ -107,7 +109,8 @@ class _Emitter:
         """Pointers at the start of a row: base pointer plus an offset in elements."""
         self.put("  OG_FN void move(void* const* base, const og::i64* offset) {")
         for position, name, dtype, const in self.pointers():
-            self.put(f"    {name} = ({const}{_storage(dtype)}*)base[{position}] + offset[{position}];")
+            base = f"({const}{_storage(dtype)}*)base[{position}] + " if name not in self.virtual else ""
+            self.put(f"    {name} = {base}offset[{position}];")
         self.put("  }")
         self.put("  OG_FN void steps(const og::i64* step) {")
         for position, name, _, _ in self.pointers():
@@ -141,7 +144,7 @@ class _Emitter:
         self.put(f"  OG_FN void {method}() {{")
         for load, _ in self.loads:
             if self.levels[load.name] == level:
-                self.put(f"    {self.value(load.name)} = og::load({load.name}[0]);")
+                self.put(f"    {self.value(load.name)} = {self.read(load, UNIFORM)};")
         for s in self.loop.statements:
             if self.levels[s.result] == level:
                 self.put(f"    {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag)
@@ -164,33 +167,41 @@ class _Emitter:
     def expression(self, s: Statement) -> str:
         record = opdef.get(s.kind, where="emit")
         compute = _compute(s.literal_dtype(self.dtypes))
-        names = [self.argument(a, compute) for a in s.args]
-        ports = record.with_optional(len(s.args))
+        names = [self.argument(s, place) for place in range(len(s.args))]
         attrs = dict(s.attrs)
         if record.is_cast:
             text = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype)
         else:
-            text = record.cxx(
-                {p.name: n for p, n in zip(ports, names, strict=True)}, attrs, lambda v: literal(v, compute)
-            )
+            position = {"position": names.pop()} if record.by_position else {}
+            ports = record.with_optional(len(names))
+            inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
+            text = record.cxx({**inputs, **position}, attrs, lambda v: literal(v, compute))
         return f"og::round_{s.dtype}({text})" if s.rounds else text
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:
         return self.dtypes[arg] if isinstance(arg, str) else fallback
 
-    def argument(self, arg: Arg, compute: str) -> str:
-        return self.value(arg) if isinstance(arg, str) else literal(arg, compute)
+    def argument(self, s: Statement, place: int) -> str:
+        arg = s.args[place]
+        return self.value(arg) if isinstance(arg, str) else literal(arg, _compute(s.literal_dtype(self.dtypes, place)))
 
     # -- memory -------------------------------------------------------------------------------------------------
 
     def element_loads(self) -> list[Load]:
         return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
 
+    def read(self, load: Load, kind: str, counter: str = "i") -> str:
+        """The value of a load at an element of the row."""
+        index = _index(counter, load.name, kind)
+        if load.is_position:
+            return f"{load.name} + {index}"
+        return f"og::load({load.name}[{index}])"
+
     def element(self) -> None:
         """Element i of the row; what it adds to sum k goes to s[k * og::strip]."""
         self.put(f"  OG_FN void element(og::i64 i{', Addend* s' if self.sums else ''}) const {{")
         kinds = {x.name: k for x, k in self.loads}
-        args = [f"og::load({x.name}[{_index('i', x.name, kinds[x.name])}])" for x in self.element_loads()]
+        args = [self.read(x, kinds[x.name]) for x in self.element_loads()]
         self.results(args, "    ")
         for i, store in self.elementwise():
             index = _index("i", f"y{i}", self.store_kinds[i])
@@ -222,11 +233,12 @@ class _Emitter:
         kinds = {x.name: k for x, k in self.loads}
         loads = self.element_loads()
         self.put("  template <int V> struct Packs {")
-        for x in loads:
+        packed = [x for x in loads if not x.is_position]
+        for x in packed:
             self.put(f"    og::Pack<{_storage(x.dtype)}, V> {x.name};")
         self.put("  };")
         self.put("  template <int V> OG_FN void fetch(Packs<V>& in, og::i64 i) const {")
-        for x in loads:
+        for x in packed:
             if kinds[x.name] == CONTIGUOUS:
                 self.put(f"    in.{x.name} = og::load_pack<V>({x.name} + i);")
             else:
@@ -238,7 +250,10 @@ class _Emitter:
         )
         for i, store in enumerate(self.loop.stores):
             self.put(f"    {_compute(store.dtype)} r{i}[V];")
-        args = [f"og::load(in.{x.name}.item[k])" for x in loads] + [f"r{i}[k]" for i in range(len(self.loop.stores))]
+        args = [
+            self.read(x, kinds[x.name], "(i + k)") if x.is_position else f"og::load(in.{x.name}.item[k])" for x in loads
+        ]
+        args += [f"r{i}[k]" for i in range(len(self.loop.stores))]
         self.put(f"    OG_UNROLL for (int k = 0; k < V; ++k) apply({', '.join(args)});")
         for i, _ in self.elementwise():
             if self.store_kinds[i] == STRIDED:

@@ -97,7 +97,7 @@ def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCE
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
     kinds = layout.variant.operands
-    sizes = [dtypes.BY_NAME[x.dtype].itemsize for x in loop.loads]
+    sizes = [0 if x.is_position else dtypes.BY_NAME[x.dtype].itemsize for x in loop.loads]
     vector = packed_vector(loop, layout, alignment)
     loaded = sum(vector * s for s, k in zip(sizes, kinds) if k in (CONTIGUOUS, STRIDED))
     unroll = max(min(_BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
@@ -111,17 +111,18 @@ def packed_vector(loop: Loop, layout: Layout, alignment: int, *, whole_rows: boo
     Args:
         whole_rows: whether rows must consist of whole packs.
     """
-    kinds = layout.variant.operands
     operands = [x.dtype for x in loop.loads] + [s.dtype for s in loop.stores]
     sizes = [dtypes.BY_NAME[d].itemsize for d in operands]
-    moving = [size for size, kind in zip(sizes, kinds, strict=True) if kind == CONTIGUOUS]
+    in_memory = [not x.is_position for x in loop.loads] + [True] * len(loop.stores)
+    runs = [kind == CONTIGUOUS and m for kind, m in zip(layout.variant.operands, in_memory, strict=True)]
+    moving = [size for size, runs_on in zip(sizes, runs, strict=True) if runs_on]
     if not moving:
         return 1
     # Twice 16 bytes of the widest type: f64 next to booleans would fill 128 bytes of registers for each operand.
     vector = min(_BYTES_PER_ACCESS // min(moving), max(2 * _BYTES_PER_ACCESS // max(moving), 1))
     rows = [layout.dims[-1]] if whole_rows and not layout.variant.flat else []
-    for strides, kind in zip(layout.strides, kinds, strict=True):
-        rows.extend(strides[:-1] if kind == CONTIGUOUS else ())
+    for strides, runs_on in zip(layout.strides, runs, strict=True):
+        rows.extend(strides[:-1] if runs_on else ())
     while vector > 1 and (
         any(r % vector for r in rows) or any(min(_BYTES_PER_ACCESS, vector * m) > alignment for m in moving)
     ):

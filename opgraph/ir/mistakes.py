@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from opgraph.ir import dtypes
-from opgraph.ir.expression import Call, Expr, Param, Var
+from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
 
 if TYPE_CHECKING:
     from opgraph.ir.opdef import Onnx, OpDef
@@ -38,6 +38,8 @@ def find_mistake(record: OpDef) -> str | None:
         return "channel_inputs need the attribute data_format"
     if record.index_of is not None and record.index_of not in attrs:
         return f"index_of names {record.index_of!r}, which is no attribute"
+    if record.family == "pointwise" and (mistake := _mistake_in_outputs(record, inputs)):
+        return mistake
     if record.commutative and len(inputs) < 2:
         return "a commutative op has two inputs"
     if isinstance(record.gradient, Mapping) and not set(record.gradient) <= set(inputs):
@@ -58,6 +60,17 @@ def find_mistake(record: OpDef) -> str | None:
             return f"its onnx form names unknown inputs: {form.inputs or ()} {form.scalars}"
         if not set(form.dtypes or ()) <= {*dtypes.BY_NAME}:
             return f"its onnx form has unknown dtypes: {form.dtypes}"
+    return None
+
+
+def _mistake_in_outputs(record: OpDef, inputs: Collection[str]) -> str | None:
+    further = [p.name for p in record.outputs[1:]]
+    if list(record.also) != further:
+        return f"its outputs after the first are {further}, `also` makes {list(record.also)}"
+    for name, text in record.also.items():
+        call = parse_expression(text)
+        if not isinstance(call, Call) or any(not isinstance(a, Var) or a.name not in inputs for a in call.args):
+            return f"its output {name} is not one op over its inputs: {text}"
     return None
 
 

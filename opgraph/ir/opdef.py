@@ -7,13 +7,13 @@ command line, ONNX and torch all walk this registry.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from opgraph.errors import InvalidGraphOp
-from opgraph.ir.expression import Expr, parse_expression
+from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.mistakes import find_mistake, unknown_name
 from opgraph.ir.op import AttrValue, Op
@@ -98,11 +98,17 @@ class OpDef:
             reference and torch are the identity, and who calls them converts.
         index_of: the attribute that names an axis: the expression is over the element's index along it instead of the
             element, so the input that it names is an s32 iota, and the data of the input is never read.
+        by_position: the expression is also over `{position}`, the row-major index of the element in the result, an s64;
+            reference and torch take it as the keyword `position`, and find it from the shapes where it is left out.
+        also: of an op with several outputs, what makes those after the first: name -> one op over the inputs, in the
+            notation of `opgraph.ir.expression`. Each output is then computed by itself, if anybody asks for it; what
+            the formulas have in common is left to the compiler.
         gradient: input name -> its gradient, in the notation of `opgraph.ir.expression`, over the names of the inputs,
             `d`, the gradient of the (first) output, and the names of the outputs, with "0" where the derivative is
-            zero everywhere; or a function, where it takes more than a formula. It is linear in `d`. Sums over
-            broadcast axes and casts to the input's dtype are added by who applies it. A text is the reason why no
-            gradient exists; None means that nobody wrote it. Outputs of integers and booleans need none.
+            zero everywhere, and "none: " and the reason where this input has none; or a function, where it takes more
+            than a formula. It is linear in `d`. Sums over broadcast axes and casts to the input's dtype are added by
+            who applies it. A text is the reason why no gradient exists; None means that nobody wrote it. Outputs of
+            integers and booleans need none.
         gradient_from_output: of an op with one input, its gradient over the output and `d` alone, where these suffice.
             As a function it returns "" for attributes with which they do not.
         torch_calls: the torch functions that mean this op, for tracing.
@@ -132,6 +138,8 @@ class OpDef:
     channel_inputs: tuple[int, ...] = ()
     is_cast: bool = False
     index_of: str | None = None
+    by_position: bool = False
+    also: Mapping[str, str] = field(default_factory=dict)
     gradient: Mapping[str, Template] | GradientRule | str | None = None
     gradient_from_output: Template | None = None
     torch_calls: tuple[TorchCall, ...] = ()
@@ -185,7 +193,22 @@ class OpDef:
         if name is not None:
             template = self.gradient.get(name) if isinstance(self.gradient, Mapping) else None
         text = template(attrs, given) if callable(template) else template
-        return parse_expression(text) if text else None
+        return parse_expression(text) if text and not text.startswith("none: ") else None
+
+    def parts(self, op: Op) -> tuple[Op, ...]:
+        """An op as ops of one output each, where the record says how; else the op itself."""
+        if len(op.outputs) < 2 or not self.also:
+            return (op,)
+        names = dict(zip(self.input_names(len(op.inputs)), op.inputs, strict=True))
+        found = [Op.locked(op.id, op.kind, op.inputs, op.outputs[:1], op.name, op.attrs)]
+        for port, tensor in zip(self.outputs[1:], op.outputs[1:], strict=False):
+            call = parse_expression(self.also[port.name])
+            assert isinstance(call, Call)
+            inputs = tuple(names[a.name] for a in call.args if isinstance(a, Var))
+            attrs = get(call.kind, where=op.label).default_attrs()
+            attrs.update((n, op.attrs[v.name] if isinstance(v, Param) else v) for n, v in call.attrs)
+            found.append(Op.locked(op.id, call.kind, inputs, (tensor,), op.name, attrs))
+        return tuple(found)
 
     def _check_gradient(self, tree: Expr | None, names: Collection[str]) -> None:
         unknown = unknown_name(tree, names, [a.name for a in self.attrs])
@@ -223,7 +246,8 @@ class OpDef:
         """The C++ expression with its inputs and attributes filled in.
 
         Args:
-            inputs: input name -> C++ identifier. Optional inputs that are absent are left out.
+            inputs: input name -> C++ identifier. Optional inputs that are absent are left out. "position" too, if
+                the op goes by it.
             attrs: attribute values.
             literal: how a number is written, exactly, in the compute type at hand.
 
@@ -233,6 +257,8 @@ class OpDef:
         assert self.expression is not None
         template = self.expression if isinstance(self.expression, str) else self.expression(attrs, inputs.keys())
         values = {name: _literal(value, literal) for name, value in attrs.items() if f"{{{name}}}" in template}
+        if self.by_position:
+            values["position"] = "position"
         return template.format_map({**values, **inputs})
 
     def read_inputs(self, op: Op) -> list[LogicalTensor]:

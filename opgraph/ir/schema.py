@@ -136,12 +136,13 @@ def promote(names: Sequence[str], where: Place) -> str:
 def inferred_dims(
     opdef: OpDef, inputs: tuple[LogicalTensor, ...], attrs: Mapping[str, AttrValue], where: Place
 ) -> tuple[Dims, ...]:
-    """Output dimensions by the op's shape rule.
+    """Output dimensions by the op's shape rule; all outputs of a pointwise op have the same, optional ones included.
 
     Raises:
         InvalidShape: the inputs do not fit together.
     """
     try:
-        return opdef.infer(inputs, attrs)
+        found = opdef.infer(inputs, attrs)
     except ShapeMismatch as error:
         raise InvalidShape(error.what, where=_text(where), fix=error.fix) from None
+    return found[:1] * len(opdef.outputs) if opdef.is_pointwise else found

@@ -147,10 +147,10 @@ def _needs_types(op: Op) -> bool:
         dims = schema.inferred_dims(record, op.inputs, op.attrs, op)
     except OpGraphError:
         return True
-    if len(dims) != len(op.outputs):
+    if len(dims) < len(op.outputs):
         return True
     plain = all(t.layout == "strided" and t.property == "variable" and t.odd_strides is None for t in op.outputs)
-    return not plain or [(t.dtype, t.dims) for t in op.outputs] != list(zip(types, dims, strict=True))
+    return not plain or [(t.dtype, t.dims) for t in op.outputs] != list(zip(types, dims, strict=False))
 
 
 def _unread_constants(graph: Graph) -> set[int]:

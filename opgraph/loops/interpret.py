@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     """The results of a loop.
 
     Args:
-        arrays: one for each load, in its dtype; None for an index.
+        arrays: one for each load, in its dtype; None for an index or a position.
 
     Returns: one array for each store, in its dtype. f16 and bf16 are computed in f32 and rounded where the loop says.
     """
@@ -43,6 +44,8 @@ def compute_dtype(dtype: str) -> np.dtype[Any]:
 
 def _loaded(load: Load, array: np.ndarray | None, space: tuple[int, ...]) -> np.ndarray:
     rank = len(space)
+    if load.is_position:
+        return np.arange(prod(space)).reshape(space)
     if array is None:
         axis = load.axis % rank
         array = np.arange(space[axis])
@@ -64,8 +67,10 @@ def _summed(loop: Loop, to: Sequence[str], value: np.ndarray, shapes: Sequence[S
 def _result(s: Statement, values: dict[str, np.ndarray], types: dict[str, str]) -> np.ndarray:
     record = opdef.get(s.kind, where="a loop")
     assert record.reference is not None
-    literal_type = compute_dtype(s.literal_dtype(types))
-    args = [values[a] if isinstance(a, str) else np.asarray(a, literal_type) for a in s.args]
+    args = [
+        values[a] if isinstance(a, str) else np.asarray(a, compute_dtype(s.literal_dtype(types, i)))
+        for i, a in enumerate(s.args)
+    ]
     with np.errstate(all="ignore"):
         if record.is_cast:
             # f64 to f16 or bf16 is one rounding; from f32, the value stays as it is until something rounds it.
@@ -73,6 +78,8 @@ def _result(s: Statement, values: dict[str, np.ndarray], types: dict[str, str]) 
             result = cast(args[0], s.dtype if narrow else _compute_name(s.dtype))
         elif record.index_of:
             result = args[0]
+        elif record.by_position:
+            result = np.asarray(record.reference(*args[:-1], position=args[-1], **dict(s.attrs)))
         else:
             result = np.asarray(record.reference(*args, **dict(s.attrs)))
         if s.rounds:

@@ -95,16 +95,21 @@ def bind(
     """The layout of one call.
 
     Args:
-        shapes, strides: of each load, strides in elements; for an index load its extent along its axis and (1,).
+        shapes, strides: of each load, strides in elements; for an index load its extent along its axis and (1,); those
+            of a position do not count.
         out_strides: of each store; row-major where left out.
     """
     shape = iteration_shape(loop.loads, shapes)
     rank = len(shape)
     read = loop.reads()  # what only lends its shape must not keep axes apart
-    aligned = [
-        _aligned(load, s, st, rank) if load.name in read else (0,) * rank
-        for load, s, st in zip(loop.loads, shapes, strides, strict=True)
-    ]
+    aligned = []
+    for load, s, st in zip(loop.loads, shapes, strides, strict=True):
+        if load.name not in read:
+            aligned.append((0,) * rank)
+        elif load.is_position:  # as if it lay in memory in order: where an operand is, is then where the element stands
+            aligned.append(row_major(shape))
+        else:
+            aligned.append(_aligned(load, s, st, rank))
     results = []
     for store, given in zip(loop.stores, out_strides or [None] * len(loop.stores), strict=True):
         result, like = (shape, _PLAIN) if store.to is None else summed_to(loop, store.to, shapes)

@@ -26,7 +26,7 @@ from opgraph.ir.op import AttrValue
 #: An argument of a statement: the name of a load or of an earlier statement, or a literal.
 Arg: TypeAlias = str | bool | int | float
 
-ALIGNMENTS = ("right", "channel", "index")
+ALIGNMENTS = ("right", "channel", "index", "position")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,8 @@ class Load:
         name: its identifier, x0, x1, ...
         dtype: as stored; it is computed in the dtype's compute type.
         align: how its dimensions meet the iteration space: "right" (NumPy broadcasting), "channel" (one dimension,
-            along axis 1), or "index" (no memory of the caller's: the index along `axis`).
+            along axis 1), "index" (no memory of the caller's: the index along `axis`), or "position" (no memory at all:
+            the row-major index of the element in the iteration space, an s64).
         axis: for "index".
     """
 
@@ -58,6 +59,11 @@ class Load:
     dtype: str
     align: str = "right"
     axis: int = 0
+
+    @property
+    def is_position(self) -> bool:
+        """Whether its value is where the element stands, which is computed instead of being read."""
+        return self.align == "position"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +86,20 @@ class Statement:
     rounds: bool = False
     tag: int = 0
 
-    def literal_dtype(self, types: Mapping[str, str]) -> str:
-        """The dtype that its literals take: that of its operands, conditions aside.
+    def literal_dtype(self, types: Mapping[str, str], place: int | None = None) -> str:
+        """The dtype that a literal takes: that of its port, else that of the operands, conditions aside.
 
         Args:
             types: dtype of every load and earlier statement, by name.
+            place: of an argument; None for attributes.
         """
-        values = [types[a] for a in self.args if isinstance(a, str) and types[a] != "boolean"]
+        record = opdef.get(self.kind, where="a loop")
+        args = self.args[:-1] if record.by_position else self.args
+        ports = record.with_optional(len(args))
+        if place is not None and ports[place].type not in record.types:
+            return ports[place].type
+        named = [types[a] for a, p in zip(args, ports) if isinstance(a, str) and p.type in record.types]
+        values = [dtype for dtype in named if dtype != "boolean"]
         if not values and self.dtype == "boolean" and any(isinstance(a, float) for a in self.args):
             return "f64"  # a comparison of literals alone
         return values[0] if values else self.dtype
@@ -145,6 +158,7 @@ def verify_loop(loop: Loop) -> Loop:
     known: dict[str, str] = {}
     for load in loop.loads:
         assert load.align in ALIGNMENTS and load.name not in known, load
+        assert load.dtype == "s64" or not load.is_position, load
         known[load.name] = dtypes.get(load.dtype).name
     for statement in loop.statements:
         record = opdef.find(statement.kind)
@@ -155,7 +169,8 @@ def verify_loop(loop: Loop) -> Loop:
     loads = {load.name: load for load in loop.loads}
     for store in loop.stores:
         assert store.value in known, f"{store} stores nothing"
-        assert all(name in loads and loads[name].align != "index" for name in store.to or ()), f"{store} has no shape"
+        shaped = all(name in loads and loads[name].align in ("right", "channel") for name in store.to or ())
+        assert shaped, f"{store} has no shape"
         assert store.to is None or store.dtype in dtypes.FLOATS, f"{store} adds what is no float"
     assert loop.stores, "a loop without a result"
     return loop

@@ -22,7 +22,7 @@ class Lowered:
 
     Attributes:
         loop: the loop.
-        loads: the tensor behind each load (inputs of the partition, constants); None for an index.
+        loads: the tensor behind each load (inputs of the partition, constants); None for an index or a position.
         stores: the tensor behind each store, the partition's output ports.
         labels: label of each op of the partition, by the tag of a statement.
     """
@@ -92,6 +92,12 @@ class _Operands:
             self.known[axis, "index"] = self._add(load, None)
         return self.known[axis, "index"]
 
+    def position(self) -> str:
+        if (0, "position") not in self.known:
+            load = Load(name=f"x{len(self.loads)}", dtype="s64", align="position")
+            self.known[0, "position"] = self._add(load, None)
+        return self.known[0, "position"]
+
     def _add(self, load: Load, tensor: LogicalTensor | None) -> str:
         self.loads.append(load)
         self.tensors.append(tensor)
@@ -141,6 +147,8 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             continue
         if record.index_of:  # its value is a position; the source gives the iteration space its shape
             args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
+        if record.by_position:
+            args.append(operands.position())
         result = values[step.output.id] = f"t{len(statements)}"
         dtype = step.output.dtype
         narrow = dtype in ("f16", "bf16")
@@ -184,7 +192,8 @@ def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:
     for tag, op in enumerate(partition.ops):
         unit = replaced.get(op.id)
         if unit is None:
-            steps.append(_Step(op.kind, op.inputs, op.attrs, op.outputs[0], tag))
+            parts = opdef.get(op.kind, where="lower").parts(op)
+            steps += [_Step(part.kind, part.inputs, part.attrs, part.outputs[0], tag) for part in parts]
         else:
             record = opdef.get(unit.kind, where="lower")
             steps.append(

@@ -6,7 +6,8 @@ op writes none of them; `library(...)` supplies that frame to ops that a library
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,8 @@ def pointwise(
     channel_inputs: tuple[int, ...] = (),
     is_cast: bool = False,
     index_of: str | None = None,
+    by_position: bool = False,
+    also: Mapping[str, str] | None = None,
     gradient: Mapping[str, Template] | GradientRule | str | None = None,
     gradient_from_output: Template | None = None,
     torch_calls: tuple[TorchCall, ...] = (),
@@ -93,21 +96,24 @@ def pointwise(
 
     `types` may be the dtypes of the one symbol T, which ports given by name alone have. `reference` and `torch` are
     formulas: what they are registered as fills in default attributes, aligns channel operands, and (NumPy) computes
-    f16 and bf16 in f32 with one rounding and without warnings.
+    f16 and bf16 in f32 with one rounding and without warnings. Those of an op that goes by position get `position`.
     """
+    ports = tuple(Port(name=p) if isinstance(p, str) else p for p in inputs)
+    symbols = types if isinstance(types, Mapping) else {"T": types}
+    typed = frozenset(i for i, p in enumerate(ports) if p.type not in symbols)
     return register(
         OpDef(
             kind=kind,
             doc=doc,
             family="pointwise",
-            inputs=tuple(Port(name=p) if isinstance(p, str) else p for p in inputs),
+            inputs=ports,
             outputs=tuple(Port(name=p) if isinstance(p, str) else p for p in outputs),
-            types=types if isinstance(types, Mapping) else {"T": types},
+            types=symbols,
             attrs=tuple(attrs),
             infer=infer,
-            reference=_numpy_form(reference, _defaults(attrs), channel_inputs),
+            reference=_numpy_form(reference, _defaults(attrs), channel_inputs, typed, by_position),
             expression=expression,
-            torch=_torch_form(torch, _defaults(attrs), channel_inputs),
+            torch=_torch_form(torch, _defaults(attrs), channel_inputs, by_position),
             onnx=onnx,
             decomposition=decomposition,
             cost=cost,
@@ -118,6 +124,8 @@ def pointwise(
             channel_inputs=channel_inputs,
             is_cast=is_cast,
             index_of=index_of,
+            by_position=by_position,
+            also=also or {},
             gradient=gradient,
             gradient_from_output=gradient_from_output,
             torch_calls=torch_calls,
@@ -189,13 +197,25 @@ def _defaults(attrs: Sequence[Attr]) -> dict[str, Any]:
     return {name: f32(value) if isinstance(value, float) else value for name, value in values.items()}
 
 
-def _numpy_form(formula: Callable[..., Any], defaults: Attrs, channel_inputs: tuple[int, ...]) -> Callable[..., Any]:
+def _numpy_form(
+    formula: Callable[..., Any],
+    defaults: Attrs,
+    channel_inputs: tuple[int, ...],
+    typed: Collection[int],
+    by_position: bool,
+) -> Callable[..., Any]:
+    """The NumPy form; inputs at the places `typed` have one dtype for good, which says nothing of the result's."""
+
     def reference(*arrays: Any, **attrs: Any) -> np.ndarray:
         given = [np.asarray(a) for a in arrays]
-        narrow = {a.dtype for a in given if a.dtype.itemsize == 2}
+        met = [a.dtype for i, a in enumerate(given) if i not in typed]
+        narrow = {d for d in met if d.itemsize == 2}
         # One narrow dtype alone is rounded back to; a mix of float dtypes meets in f32.
-        mixed = len(narrow) > 1 or any(a.dtype == np.float32 for a in given)
+        mixed = len(narrow) > 1 or any(d == np.float32 for d in met)
         values = {**defaults, **attrs}
+        if by_position and "position" not in values:
+            shape = np.broadcast_shapes(*[a.shape for a in given])
+            values["position"] = np.arange(prod(shape)).reshape(shape)
         with np.errstate(all="ignore"):
             wide = [a.astype(np.float32) if a.dtype in narrow else a for a in given]
             result = np.asarray(formula(*_aligned(wide, channel_inputs, values), **_formula_attrs(values)))
@@ -206,9 +226,14 @@ def _numpy_form(formula: Callable[..., Any], defaults: Attrs, channel_inputs: tu
     return reference
 
 
-def _torch_form(formula: Callable[..., Any], defaults: Attrs, channel_inputs: tuple[int, ...]) -> Callable[..., Any]:
+def _torch_form(
+    formula: Callable[..., Any], defaults: Attrs, channel_inputs: tuple[int, ...], by_position: bool
+) -> Callable[..., Any]:
     def torch_form(t: Any, *tensors: Any, **attrs: Any) -> Any:
         values = {**defaults, **attrs}
+        if by_position and "position" not in values:
+            shape = t.broadcast_shapes(*[x.shape for x in tensors])
+            values["position"] = t.arange(prod(shape), device=tensors[0].device).reshape(shape)
         return formula(t, *_aligned(tensors, channel_inputs, values), **_formula_attrs(values))
 
     return torch_form

@@ -158,6 +158,8 @@ def _expression(record: OpDef) -> Iterator[str]:
         yield f"`{{src}}`, where the input is not the element but its index along `{record.index_of}`, an s32."
     else:
         yield _code(found)
+    if record.by_position:
+        yield "`{position}` is the row-major index of the element in the result, an s64."
 
 
 def _onnx(record: OpDef) -> Iterator[str]:

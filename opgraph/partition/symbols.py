@@ -53,7 +53,7 @@ def _output_shapes(op: Op, shapes: dict[int, Shape], namer: _Namer) -> list[Shap
 def _by_rule(op: Op, record: opdef.OpDef, inputs: list[Shape]) -> tuple[Dims, ...]:
     named = tuple(t.with_(dims=s, strides=None) for t, s in zip(op.inputs, inputs, strict=True))
     try:
-        return record.infer(named, op.attrs)
+        return record.infer(named, op.attrs)[:1] * len(op.outputs)
     except ShapeMismatch:  # a rule that demands equal dimensions: with names of their own they look different
         return tuple(t.dims for t in op.outputs)
 

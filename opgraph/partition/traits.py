@@ -54,7 +54,7 @@ def values_read(op: Op, shapes: dict[int, Shape], shape: Shape) -> list[int]:
 def bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:
     """Why an op cannot be computed in a loop over a larger shape than its own; "" where it can."""
     record = opdef.get(op.kind, where=op.label)
-    if record.index_of is not None:
+    if record.index_of is not None or record.by_position:
         return "its value depends on the place in its own shape"
     if record.family == SUM:
         return "its sum runs over its own shape"

@@ -182,6 +182,7 @@ class HostKernel:
         check_outputs(layout, [None if o is None else o.shape for o in outs or ()])
         own = self._operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
+        fixed += tuple((position, 0) for position in self._operands.virtual)
         wide, boxed = boxed_rows(self.lowered.loop, layout)
         numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
         operands, boxes, work = len(wide.strides), 0, 0

@@ -22,6 +22,7 @@ class Operands:
 
     Attributes:
         given: (load, input) for each load that reads an input.
+        virtual: the loads without memory.
         store_dtypes: NumPy dtype of each result.
     """
 
@@ -29,6 +30,7 @@ class Operands:
         self.loop = lowered.loop
         order = {t.id: i for i, t in enumerate(inputs)}
         self.given = tuple((i, order[t.id]) for i, t in enumerate(lowered.loads) if t is not None and t.id in order)
+        self.virtual = tuple(i for i, x in enumerate(lowered.loop.loads) if x.is_position)
         self.store_dtypes = tuple(dtypes.get(s.dtype).numpy for s in lowered.loop.stores)
         self._constants = {
             i: np.asarray(t.data, order="C")

@@ -97,8 +97,13 @@ def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: F
         return [] if not op.outputs else _run_foreign(op, arrays, dtype, foreign)
     if not all(t.has_known_shape for t in op.inputs):
         check_shapes(op, record, arrays)
-    target = op.outputs[0].dtype
-    return [by_reference(op, record, arrays, dtype if dtype is not None and target in dtypes.FLOATS else target)]
+    results = []
+    for part in record.parts(op):
+        declared = part.outputs[0].dtype
+        working = dtype if dtype is not None and declared in dtypes.FLOATS else declared
+        given = tuple(values[t.id] for t in part.inputs)
+        results.append(by_reference(part, opdef.get(part.kind, where=op.label), given, working))
+    return results
 
 
 def by_reference(op: Op, record: opdef.OpDef, arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
@@ -132,11 +137,6 @@ def _run_foreign(
     return [_in_working_dtype(a, dtype) for a in made]
 
 
-def _in_working_dtype(array: np.ndarray, dtype: str | None) -> np.ndarray:
-    # An ONNX model may bring along dtypes that opgraph has no word for; they pass as they are.
-    if dtype is None or not any(array.dtype == dtypes.BY_NAME[name].numpy for name in dtypes.FLOATS):
-        return array
-    return cast(array, dtype)
 def _by_library(op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None) -> list[np.ndarray]:
     """An ONNX node by onnx's own evaluator, its gradient by torch."""
     if opdef.get(op.kind, where=op.label).foreign == NATIVE:
@@ -149,6 +149,11 @@ def _by_library(op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None) -> li
     return [np.asarray(a) for a in reference_foreign(op, arrays, dtypes.get(dtype or "f64").numpy)]
 
 
+def _in_working_dtype(array: np.ndarray, dtype: str | None) -> np.ndarray:
+    # An ONNX model may bring along dtypes that opgraph has no word for; they pass as they are.
+    if dtype is None or not any(array.dtype == dtypes.BY_NAME[name].numpy for name in dtypes.FLOATS):
+        return array
+    return cast(array, dtype)
 
 
 def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
@@ -164,7 +169,7 @@ def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
         t.with_(dims=tuple(a.shape), strides=None) for t, a in zip(op.inputs, arrays, strict=True)
     )
     where = f"{op.label} (shapes: {', '.join(str(list(a.shape)) for a in arrays)})"
-    for tensor, dims in zip(op.outputs, inferred_dims(record, actual, op.attrs, where), strict=True):
+    for tensor, dims in zip(op.outputs, inferred_dims(record, actual, op.attrs, where), strict=False):
         declared = tensor.dims
         # Of an op whose attributes come as data the shape shows only in its result.
         fits = (

@@ -56,7 +56,7 @@ class Draft:
         Returns: the op, or an equal one that is here already.
         """
         inputs = tuple(tensors[t.id] for t in op.inputs)
-        key = _key(op.kind, inputs, op.attrs, op.outputs[0].dtype if op.outputs else None)
+        key = _key(op.kind, inputs, op.attrs, op.outputs[0].dtype if op.outputs else None, len(op.outputs))
         foreign = opdef.get(op.kind, where=op.label).foreign  # two of these may draw two random numbers
         known = None if foreign else self._known.get(key)
         if known is None:
@@ -67,7 +67,8 @@ class Draft:
     def __call__(self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any) -> Any:
         """As `Graph.add_op`, short way: the output, or a tuple of them."""
         record = opdef.get(kind, where="a derived graph")
-        key = _key(kind, inputs, {**record.default_attrs(), **attrs}, dtype)
+        count = sum(not p.optional for p in record.outputs)
+        key = _key(kind, inputs, {**record.default_attrs(), **attrs}, dtype, count)
         outputs = self._known[key].outputs if key in self._known else self.fresh(kind, *inputs, dtype=dtype, **attrs)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -104,7 +105,7 @@ class Draft:
         self.ops.append(op)
         # Asked for with the dtype of its output, or without one, which then follows from the operands.
         for dtype in (op.outputs[0].dtype, None) if op.outputs else ():
-            self._known.setdefault(_key(op.kind, op.inputs, op.attrs, dtype), op)
+            self._known.setdefault(_key(op.kind, op.inputs, op.attrs, dtype, len(op.outputs)), op)
 
     def expression(self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs) -> LogicalTensor | float:
         """Enters an expression in the one-line notation.
@@ -165,8 +166,9 @@ class Draft:
         return graph.finalize()
 
 
-def _key(kind: str, inputs: Iterable[LogicalTensor | float], attrs: opdef.Attrs, dtype: object) -> object:
-    return kind, tuple(map(_operand_key, inputs)), tuple(sorted((n, repr(v)) for n, v in attrs.items())), dtype
+def _key(kind: str, inputs: Iterable[LogicalTensor | float], attrs: opdef.Attrs, dtype: object, outputs: int) -> object:
+    operands = tuple(map(_operand_key, inputs))
+    return kind, operands, tuple(sorted((n, repr(v)) for n, v in attrs.items())), dtype, outputs
 
 
 def _operand_key(value: LogicalTensor | float) -> object:

@@ -230,10 +230,12 @@ def _is_zero(tree: Expr) -> bool:
 
 
 def _refused(op: Op, record: opdef.OpDef, name: str = "") -> Unimplemented:
-    if isinstance(record.gradient, str):
-        what, fix = f"{op.kind} has no gradient: {record.gradient}", "leave what depends on it out of wrt"
+    of = f" with respect to {name}" if name else ""
+    said = record.gradient.get(name) if isinstance(record.gradient, Mapping) else record.gradient
+    if isinstance(said, str):
+        what = f"{op.kind} has no gradient{of}: {said.removeprefix('none: ')}"
+        fix = "leave what depends on it out of wrt"
     else:
-        of = f" with respect to {name}" if name else ""
         what = f"nobody has written the gradient of {op.kind}{of}"
         fix = "compose it of ops that have one (`opgraph ops` says which), or leave what depends on it out of wrt"
     return Unimplemented(what, where=op.where, fix=fix)

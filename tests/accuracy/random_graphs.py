@@ -50,11 +50,15 @@ def _is_continuous(record: OpDef) -> bool:
 
 @functools.cache
 def usable_ops() -> tuple[OpDef, ...]:
-    """Pointwise ops over floats, index and layout aside."""
+    """Pointwise ops over floats, index, position and layout aside."""
     return tuple(
         r
         for r in all_ops()
-        if r.is_pointwise and r.index_of is None and not r.channel_inputs and "f64" in samples.dtypes_of(r)
+        if r.is_pointwise
+        and r.index_of is None
+        and not r.by_position
+        and not r.channel_inputs
+        and "f64" in samples.dtypes_of(r)
     )
 
 

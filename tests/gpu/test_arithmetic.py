@@ -42,7 +42,7 @@ def differing(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
 def test_every_op_gives_the_bits_of_the_cpu(any_memory: Any, flush: Any, record: OpDef) -> None:
     for call in calls(record):
-        if record.channel_inputs or record.index_of:
+        if record.channel_inputs or record.index_of or record.by_position:
             continue  # they differ from plain operands by where they lie, not in arithmetic
         given = columns(call)
         shapes: list[tuple[int | None, ...]] = [(None,)] * len(given)
@@ -60,7 +60,11 @@ def test_every_op_gives_the_bits_of_the_cpu(any_memory: Any, flush: Any, record:
         assert wrong.size == 0, f"{call}: {wrong.size} of {got.size} differ, (arguments, GPU, CPU): {shown}"
 
 
-@pytest.mark.parametrize("record", [r for r in POINTWISE if r.index_of or r.channel_inputs], ids=lambda r: r.kind)
+#: Ops that go by where an element stands, or an operand lies.
+PLACED = [r for r in POINTWISE if r.index_of or r.channel_inputs or r.by_position]
+
+
+@pytest.mark.parametrize("record", PLACED, ids=lambda r: r.kind)
 def test_channels_and_positions_give_the_bits_of_the_cpu(any_memory: Any, record: OpDef) -> None:
     from opgraph.ops import samples
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,9 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     space = iteration_shape(loop.loads, shapes)
     values: dict[str, Any] = {}
     for load, array in zip(loop.loads, arrays, strict=True):
+        if load.is_position:
+            values[load.name] = torch.arange(math.prod(space)).reshape(space)
+            continue
         tensor = torch.arange(space[load.axis]) if array is None else from_numpy(np.require(array, requirements="W"))
         if array is None or not broadcasts(load, array.shape):
             axis = min(1, len(space) - 1) if load.align == "channel" else load.axis % len(space)
@@ -60,12 +64,16 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     for s in loop.statements:
         record = opdef.get(s.kind, where="a loop")
         assert record.torch is not None
-        literal_type = _compute(s.literal_dtype(types))
-        args = [values[a] if isinstance(a, str) else torch.tensor(a, dtype=literal_type) for a in s.args]
+        args = [
+            values[a] if isinstance(a, str) else torch.tensor(a, dtype=_compute(s.literal_dtype(types, i)))
+            for i, a in enumerate(s.args)
+        ]
         if record.is_cast and dtypes.get(s.dtype).category == "int":
             result = from_numpy(cast(to_numpy(args[0]), s.dtype))  # torch leaves what does not fit undefined
         elif record.is_cast or record.index_of:
             result = args[0]
+        elif record.by_position:
+            result = record.torch(torch, *args[:-1], position=args[-1], **dict(s.attrs))
         else:
             result = record.torch(torch, *args, **dict(s.attrs))
         if s.rounds:
