@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -18,6 +19,7 @@ from opgraph.onnx.rewrite import rewritten
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
 from opgraph.onnx.target import Target, checked_form, target_of
+from opgraph.onnx.weights import with_weights
 from opgraph.onnx.write import write
 
 DEFAULT_TARGET = "onnxruntime==1.31"
@@ -34,6 +36,7 @@ def save(
     target: str = DEFAULT_TARGET,
     functions: bool = False,
     opset: int | None = None,
+    weights: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a graph as an ONNX model.
 
@@ -50,13 +53,17 @@ def save(
         target: the reader: "onnxruntime==1.31". Newer versions of format and opset than it reads are not written.
         functions: whether every other fused partition becomes a function, too.
         opset: of ai.onnx; as the source has it, or 22, when left out.
+        weights: other values for constants, by name: arrays of their dtypes and shapes (NumPy, torch, DLPack). With
+            form="decomposed" nothing else changes in a model that was loaded.
 
     Raises:
         Unimplemented: an op or type has no ONNX form, or none that the target reads; names it.
         ModelError: the file cannot be written. Then nothing has changed on the disk.
-        InvalidArguments: unknown form or target.
+        InvalidArguments: unknown form or target; weights of a name that no constant has.
+        InvalidDataType, InvalidShape: weights of another dtype or shape.
     """
-    written(graph, path, form, target, functions, opset)
+    changed = with_weights(graph, weights) if weights and isinstance(graph, Graph) else graph
+    written(changed, path, form, target, functions, opset)
 
 
 def written(

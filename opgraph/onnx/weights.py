@@ -1,21 +1,30 @@
-"""A model with other weights: everything else stays as it was."""
+"""A model, or a graph, with other weights: everything else stays as it was."""
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 from onnx import ModelProto
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import port_name
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.origin import Origin
+from opgraph.onnx.source import Source
 from opgraph.onnx.write import write
+from opgraph.runtime import exchange
+from opgraph.runtime.arguments import Ports
 from opgraph.runtime.providers.onnx_region import tensor_proto
+from opgraph.transforms.units import with_constants
 
 
 def save_with_weights(origin: Origin, weights: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> None:
@@ -36,14 +45,56 @@ def save_with_weights(origin: Origin, weights: Mapping[str, np.ndarray], path: s
     """
     for name, array in weights.items():
         _check(origin, name, array)
+    changed = _reweighted(origin, weights)
+    summary = Summary("decomposed", "")
+    draft = Draft(changed.skeleton, list(origin.inputs), summary, origin=changed, kept=list(origin.tensors))
+    write(draft, Path(os.fsdecode(path)))
+
+
+def _reweighted(origin: Origin, weights: Mapping[str, np.ndarray]) -> Origin:
+    """A model with other values for initializers, and for values that Constant nodes make."""
     skeleton = ModelProto()
     skeleton.CopyFrom(origin.skeleton)
     for tensor in skeleton.graph.initializer:
         if tensor.name in weights:
             tensor.CopyFrom(tensor_proto(tensor.name, weights[tensor.name]))
-    changed = replace(origin, skeleton=skeleton, replaced=dict(weights))
-    draft = Draft(skeleton, list(origin.inputs), Summary("decomposed", ""), origin=changed, kept=list(origin.tensors))
-    write(draft, Path(os.fsdecode(path)))
+    for node in skeleton.graph.node:
+        if node.op_type == "Constant" and node.domain == "" and node.output[0] in weights:
+            del node.attribute[:]
+            name = node.output[0]
+            node.attribute.append(onnx.helper.make_attribute("value", tensor_proto(name, weights[name])))
+    initializers = {n: a for n, a in weights.items() if n in origin.tensors}
+    return replace(origin, skeleton=skeleton, replaced={**origin.replaced, **initializers})
+
+
+def with_weights(graph: Graph, weights: Mapping[str, Any]) -> Graph:
+    """A graph with other values for some of its constants, and so has the model that it was loaded from.
+
+    Args:
+        graph: finalized by this call if need be.
+        weights: constant name -> array (NumPy, torch, anything with DLPack) of its dtype and shape.
+
+    Raises:
+        InvalidArguments: no such constant, or no array.
+        InvalidDataType, InvalidShape: an array of another dtype or shape.
+    """
+    graph.finalize()
+    known = {port_name(t): t for t in graph.constants if t.name}
+    for name in weights:
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(str(name), known, n=3, cutoff=0) or ["none"])
+            raise InvalidArguments(
+                f"there is no constant {name!r} in the graph", where="save, weights", fix=f"the nearest names: {near}"
+            )
+    chosen = [known[name] for name in weights]
+    given = exchange.imported(weights, {})[0]
+    arrays = Ports(chosen, "weight").bind(given, {})
+    result = with_constants(graph, {t.id: a for t, a in zip(chosen, arrays, strict=True)})
+    result.source = graph.source
+    if isinstance(graph.source, Source):
+        names = [graph.source.value_of[t.id] for t in chosen]
+        result.source = replace(graph.source, origin=_reweighted(graph.source.origin, dict(zip(names, arrays))))
+    return result
 
 
 def _check(origin: Origin, name: str, array: np.ndarray) -> None:

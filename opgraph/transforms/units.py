@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
+
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
@@ -19,6 +21,15 @@ def freed(graph: Graph, names: Collection[str]) -> Graph:
     """The same graph with the constants of these names as inputs, after the others."""
     free = {t.id: t.with_(data=None, property="variable") for t in graph.constants if t.name in names}
     return _rebuilt(graph, graph.ops, free) if free else graph
+
+
+def with_constants(graph: Graph, arrays: Mapping[int, np.ndarray]) -> Graph:
+    """The same graph with other values for some constants.
+
+    Args:
+        arrays: by tensor id, of the dtypes and shapes that the constants have.
+    """
+    return _rebuilt(graph, graph.ops, {id: graph.tensor(id).with_(data=array) for id, array in arrays.items()})
 
 
 def named(graph: Graph) -> Graph:
@@ -50,15 +61,16 @@ def with_symbols(graph: Graph) -> Graph:
 
 
 def _rebuilt(graph: Graph, ops: Iterable[Op], changed: Mapping[int, LogicalTensor]) -> Graph:
-    """A graph of these ops, some tensors changed; changed constants that have no data any more become inputs."""
+    """A graph of these ops, some tensors changed; constants that have no data any more become inputs."""
     result = Graph(graph.engine)
     for tensor in graph.inputs:
         result._add_input(changed.get(tensor.id, tensor))
     for tensor in graph.constants:
-        if tensor.id not in changed:
-            result._tables.enter_tensor(tensor)
+        now = changed.get(tensor.id, tensor)
+        if now.is_constant:
+            result._tables.enter_tensor(now)
         else:
-            result._add_input(changed[tensor.id])
+            result._add_input(now)
     for op in ops:
         ins, outs = (tuple(changed.get(t.id, t) for t in side) for side in (op.inputs, op.outputs))
         result._add(op.id, op.kind, ins, outs, op.name, op.attrs)

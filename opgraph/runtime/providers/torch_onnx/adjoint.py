@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgraph.errors import DeviceError, Unimplemented
+from opgraph.errors import DeviceError, OpGraphError, Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
@@ -52,7 +52,9 @@ class Adjoint:
             try:
                 made = run_node(self._node, self._form, self._call(values[-1].device), operands)
                 found = self._differentiated(made, leaves, values[count:])
-            except RuntimeError as error:
+            except OpGraphError:
+                raise
+            except Exception as error:  # torch raises whatever Python has
                 raise DeviceError(
                     f"torch cannot differentiate it: {one_line(error)}",
                     where=f'{kind_of(self._node)} "{self._node.name}"',
@@ -96,8 +98,9 @@ def taken_apart(op: Op) -> tuple[Op, tuple[bool, ...], tuple[bool, ...]]:
     """The Wildcard that a WildcardBackward differentiates; which inputs it makes gradients of, given which outputs'."""
     wanted, given = (_flags(op, name) for name in ("onnx_wanted_gradients", "onnx_given_gradients"))
     gradients = iter(op.inputs[len(wanted) :])
+    free = 1 + max(t.id for t in (*op.inputs, *op.outputs))
     outputs = tuple(
-        next(gradients) if is_given else LogicalTensor(-1 - i, dtypes.UNDEF, None) for i, is_given in enumerate(given)
+        next(gradients) if is_given else LogicalTensor(free + i, dtypes.UNDEF, None) for i, is_given in enumerate(given)
     )
     return Op.locked(op.id, "Wildcard", op.inputs[: len(wanted)], outputs, op.name, op.attrs), wanted, given
 

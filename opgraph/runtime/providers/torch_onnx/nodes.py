@@ -55,7 +55,7 @@ def call_of(op: Op, device: torch.device, training: bool | None) -> Call:
         dtype=known_dtype(op.outputs[0].dtype),
         device=device,
         training=training,
-        where=op.label,
+        where=f'{kind_of(op)} "{op.name}"',
     )
 
 
