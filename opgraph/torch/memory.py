@@ -74,7 +74,8 @@ def saved_tensors(
         if gpu is not None:
             torch.cuda.reset_peak_memory_stats(gpu)
             cuda_before = torch.cuda.memory_allocated(gpu) - roles.input_bytes
-        watch = Watch(roles.existing, recorder.module_now, dry_run=dry_run)
+        on_meta = any(tensor.is_meta for tensor in parameters + given)
+        watch = Watch(roles.existing, recorder.module_now, dry_run=dry_run, meta=on_meta)
         watch.bytes = roles.input_bytes
         stack.enter_context(watch)
         with recorder.recording(watch.paused), _values_needed(dry_run, label):

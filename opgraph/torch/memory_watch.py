@@ -50,6 +50,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         before: keys (`storage_key`) of storages that existed already; they count nothing.
         where: the module that is running, by its qualified name.
         dry_run: ops on tensors that have values run as they are, all others are left to the fake mode around this one.
+        meta: whether tensors on the meta device count: where the model is there itself. Otherwise they only serve to
+            find shapes, and take no memory.
 
     Attributes:
         bytes, peak: now, and at most.
@@ -57,7 +59,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         births: storage key -> the op that made it; of living storages only.
     """
 
-    def __init__(self, before: Mapping[int, object], where: Callable[[], str], *, dry_run: bool) -> None:
+    def __init__(self, before: Mapping[int, object], where: Callable[[], str], *, dry_run: bool, meta: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.samples: list[Sample] = []
@@ -66,6 +68,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self._before = before
         self._where = where
         self._dry_run = dry_run
+        self._meta = meta
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._paused = False
         self._changed = False
@@ -106,7 +109,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
     def _touch(self, tensor: torch.Tensor, birth: Birth) -> None:
         storage = storage_of(tensor)
-        if storage is None:
+        if storage is None or (tensor.is_meta and not self._meta):
             return
         key, size = storage._cdata, storage.nbytes()
         known = self._alive.get(key)

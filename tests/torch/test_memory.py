@@ -421,3 +421,15 @@ def test_a_checkpointed_region_is_recomputed_once_for_its_names_and_once_by_back
 
     ogt.saved_tensors(lambda x: checkpoint(region, x, use_reentrant=False), torch.randn(8, requires_grad=True))
     assert len(runs) == 3
+
+
+def test_tensors_that_only_serve_to_find_shapes_count_nothing() -> None:
+    """The first call of a fused function traces it on the meta device."""
+
+    def mish(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tanh(torch.nn.functional.softplus(x))
+
+    x = torch.zeros(64, 64)
+    peaks = {dry: ogt.saved_tensors(ogt.fuse(mish), x, dry_run=dry).peak.bytes for dry in (True, False)}
+    native = ogt.saved_tensors(functional.silu, x).peak.bytes
+    assert peaks == {True: native, False: native}
