@@ -286,6 +286,31 @@ def test_a_weight_that_two_nodes_read_gets_the_sum() -> None:
     assert off(vjp(y)["w"], expected["w"]) <= SLACK
 
 
+def test_ranks_that_nobody_knows_are_no_obstacle() -> None:
+    """A Reshape to a shape that is an input: all after it has an unknown number of axes."""
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["a"]),
+        helper.make_node("Reshape", ["a", "shape"], ["r"]),
+        helper.make_node("Softmax", ["r"], ["q"]),
+        helper.make_node("MatMul", ["q", "m"], ["y"]),
+    ]
+    random = np.random.default_rng(9)
+    tensors = {"w": random.standard_normal(6).astype(np.float32), "m": random.standard_normal((3, 3)).astype("f4")}
+    model = model_of(nodes, {"x": [2, 6]}, {"y": ["a", "b", 3]}, tensors)
+    model.graph.input.append(helper.make_tensor_value_info("shape", TensorProto.INT64, ["n"]))
+    x = random.standard_normal((2, 6)).astype(np.float32)
+    y, vjp = og.compile(og.onnx.load(model), wrt=("w", "m")).vjp(x=x, shape=np.array([2, 2, 3]), **tensors)
+    d = random.standard_normal(y.shape).astype(np.float32)
+    expected = truth_of(lambda t, a: torch.softmax((a * t["w"]).reshape(2, 2, 3), -1) @ t["m"], tensors, x, d)
+    assert all(off(g, expected[n]) <= SLACK for n, g in vjp(d).items())
+
+
+def test_explain_says_who_runs_what() -> None:
+    h = og.gradient(og.onnx.load(cnn()), ("conv2.weight",))
+    whys = {row.why for row in h.explain().ops if row.kind == "WildcardBackward"}
+    assert "gradient of the ONNX node Conv: runs in torch" in whys
+
+
 def onnx_cases() -> list[Any]:
     """onnx's own tests of single nodes."""
     from onnx.backend.test.loader import load_model_tests

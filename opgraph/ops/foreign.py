@@ -18,17 +18,15 @@ _ANY = {"T": (*dtypes.BY_NAME, dtypes.UNDEF)}
 _READERS: dict[str, Mapping[int, Collection[int]]] = {
     "Conv": {0: (1,), 1: (0,), 2: ()},
     "ConvTranspose": {0: (1,), 1: (0,), 2: ()},
-    "Gemm": {0: (1,), 1: (0,), 2: ()},
-    "MatMul": {0: (1,), 1: (0,)},
     "BatchNormalization": {0: (1, 4), 1: (0, 3, 4), 2: (), 3: (1, 4)},
 }
 _READERS.update((norm, {2: ()}) for norm in ("GroupNormalization", "InstanceNormalization", "LayerNormalization"))
 _READERS.update(
     (linear, {0: ()})
     for linear in (
-        "AveragePool", "CumSum", "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND",
-        "GlobalAveragePool", "Identity", "Pad", "ReduceMean", "ReduceSum", "Reshape", "Resize", "Slice", "SpaceToDepth",
-        "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
+        "AveragePool", "CumSum", "DepthToSpace", "Dropout", "Expand", "Gather", "GatherElements", "GatherND",
+        "GlobalAveragePool", "Pad", "ReduceMean", "ReduceSum", "Resize", "Slice", "SpaceToDepth", "Split", "Tile",
+        "Trilu",
     )
 )  # fmt: skip
 #: ONNX ops of any number of inputs none of whose data their gradient reads.

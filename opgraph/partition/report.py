@@ -102,6 +102,8 @@ def _units_of(part: Partition) -> dict[int, list[str]]:
 
 
 def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], policy: str) -> str:
+    if part.provider == NATIVE and "onnx_op" in op.attrs:
+        return f"gradient of the ONNX node {op.attrs['onnx_op']}: runs in torch"
     if part.provider == NATIVE:
         return f"library op {op.kind}: runs in torch, or in NumPy where torch is not installed"
     if part.kind == LIBRARY:
