@@ -22,7 +22,7 @@ from opgraph.codegen.cuda_sums import sum_launches
 from opgraph.codegen.kernel import cuda_source, cuda_variant, packed_vector
 from opgraph.codegen.sources import spliced
 from opgraph.errors import Unimplemented
-from opgraph.ir import dtypes
+from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import bind
@@ -157,6 +157,22 @@ def test_a_word_is_kept_as_onednn_compares_it(compiled: ctypes.CDLL, p: float) -
     assert [compiled.keeps(at, 5, p) for at in range(64)] == expected
     _, m = both(og.evaluate(dropped((64,)), x=random((64,)), seed=np.array([5]), offset=0, p=np.float32(p), dtype=None))
     assert m.tolist() == expected
+
+
+def test_a_word_at_the_bound_is_dropped(compiled: ctypes.CDLL) -> None:
+    torch = pytest.importorskip("torch")
+    record = opdef.get("DropoutMask", where="test")
+    assert record.reference is not None and record.torch is not None
+    # Below 2^24 an f32 probability tells one word from the next.
+    small = [(at, w) for at in range(4096) if (w := word(at, 5, 0)) < 2**24]
+    assert small
+    for at, w in small:
+        for p, kept in [(np.float32((w + 0.5) / (2**32 - 1)), 0), (np.float32((w - 0.5) / (2**32 - 1)), 1)]:
+            assert compiled.keeps(at, 5, p) == kept
+            given = (np.array([5]), np.array([0]), np.array([p]))
+            assert record.reference(*given, position=np.array([at])).tolist() == [kept]
+            tensors = [torch.from_numpy(a) for a in given]
+            assert record.torch(torch, *tensors, position=torch.tensor([at])).tolist() == [kept]
 
 
 def test_a_kernel_keeps_what_the_description_keeps() -> None:
@@ -519,9 +535,7 @@ def test_torch_functions_draw_the_same() -> None:
 
 
 def test_records_with_several_outputs_say_how_each_is_made() -> None:
-    from opgraph.ir.opdef import get
-
-    record = get("Dropout", where="test")
+    record = opdef.get("Dropout", where="test")
     fields = {name: getattr(record, name) for name in record.__slots__}
     for also, message in [
         ({}, re.escape("its outputs after the first are ['mask']")),
