@@ -1,7 +1,11 @@
 """`fuse` for modules: the module's own Python runs, and its pointwise arithmetic in fused kernels.
 
 Only the instance's `forward` is wrapped: class, parameters, buffers and state_dict keys stay, and `unfuse` takes the
-wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before.
+wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before. Under activation
+checkpointing, modules inside of the region are fused, plain functions are not. torch.jit.script wants it unfused.
+
+One thing may be refused that eager torch takes: a fused op may keep its result for backward where eager keeps a mask,
+or an input where eager keeps neither. Who then writes into that tensor through a view gets autograd's error.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import weakref
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,10 @@ from torch import nn  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
-from opgraph.torch.lazy import Lazy  # noqa: E402
+from opgraph.torch.calls import table  # noqa: E402
+from opgraph.torch.lazy import Lazy, Node, Spec, lazy  # noqa: E402
+from opgraph.torch.lazy_call import TENSOR, Specs  # noqa: E402
+from opgraph.torch.lazy_session import LazySession  # noqa: E402
 
 
 class ScaledSwish(nn.Module):
@@ -300,9 +304,10 @@ def test_gradients_flow_through_autograd_functions_bound_long_before():
     torch.testing.assert_close(fused, eager)
 
 
+@pytest.mark.parametrize("region", ["module", "function"])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:.*use_reentrant")
-def test_activation_checkpointing_recomputes_what_it_should(reentrant):
+def test_activation_checkpointing_recomputes_what_it_should(reentrant, region):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -310,7 +315,8 @@ def test_activation_checkpointing_recomputes_what_it_should(reentrant):
 
         def forward(self, x):
             for part in self.parts:
-                x = torch.utils.checkpoint.checkpoint(part, x * 1.5 + 0.1, use_reentrant=reentrant) * torch.tanh(x)
+                call = part if region == "module" else lambda t, part=part: torch.tanh(part(t) + t) * t + 1
+                x = torch.utils.checkpoint.checkpoint(call, x * 1.5 + 0.1, use_reentrant=reentrant) * torch.tanh(x)
             return x
 
     torch.manual_seed(0)
@@ -330,6 +336,43 @@ def test_no_grad_inference_mode_and_detach_mean_what_they_mean():
     with torch.inference_mode():
         y = ogt.fuse(Model())(x)
         assert y.is_inference() and not y.requires_grad
+
+
+def test_values_of_inference_mode_inside_a_forward_stay_inference_tensors():
+    class Model(nn.Module):
+        def forward(self, x):
+            with torch.inference_mode():
+                self.scale = torch.sigmoid(x) * 2
+            return x * self.scale + 1
+
+    for model in (Model(), ogt.fuse(Model())):
+        y = model(torch.ones(3))
+        assert model.scale.is_inference() and not y.is_inference()
+
+
+def test_what_autocast_converts_is_converted_inside_the_kernel():
+    # The ops that autocast runs in f32 on a GPU; on the CPU its list has no pointwise one.
+    exp = Spec("exp", torch.exp, ((True, None),), (), torch.float32, torch.float32)
+    x = torch.randn(1000).to(torch.bfloat16)
+    session = LazySession()
+    state = (True, False, None)
+    inner = Node(session, exp, (x,), x.shape, x.device, state)
+    outer = lazy(Node(session, exp, (inner,), x.shape, x.device, state))
+    session.compute([outer.node])
+    torch.testing.assert_close(outer, x.float().exp().exp())
+
+
+def test_what_autocast_converts_shows_in_the_dtype_of_a_result():
+    def function(x):
+        return torch.exp(x.float() if torch.is_autocast_enabled("cpu") else x)
+
+    found = replace(table()[torch.exp], functional=function)
+    arguments = (found, function, (TENSOR,), {}, ((TENSOR, torch.bfloat16, 1),), torch.device("cpu"))
+    with torch.autocast("cpu", torch.bfloat16):
+        spec = Specs().find(*arguments)
+    assert (spec.dtype, spec.cast) == (torch.float32, torch.float32)
+    spec = Specs().find(*arguments)
+    assert (spec.dtype, spec.cast) == (torch.bfloat16, None)
 
 
 def test_errors_of_torch_come_from_the_line_that_makes_them_and_leave_nothing_behind():
@@ -449,6 +492,56 @@ def test_rounding_each_is_eager_bit_for_bit_where_the_ops_are_exact():
         ogt.fuse(Model(), rounding="never")
 
 
+@pytest.fixture
+def one_rank(tmp_path):
+    """A process group of this process alone."""
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("torch was built without gloo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fused_first", [True, False])
+def test_sharded_training_frees_parameters_that_nothing_waits_for(one_rank, fused_first):
+    from torch.distributed.fsdp import fully_shard
+
+    class PerChannel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.full((6,), 1.3))
+
+        def forward(self, x):
+            return x * torch.sigmoid(self.a * x)
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), PerChannel()) for _ in range(3)])
+    model, x = copy.deepcopy(plain), torch.randn(4, 6)
+    if fused_first:
+        ogt.fuse(model)
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    ogt.fuse(model)
+    for _ in range(2):
+        expected = run(plain, x)
+        y = model(x)
+        y.square().mean().backward()
+        torch.testing.assert_close(y, expected[0])
+        torch.testing.assert_close([p.grad.full_tensor() for p in model.parameters()], expected[2:])
+        model.zero_grad()
+
+
+def test_distributed_data_parallel_averages_the_gradients(one_rank):
+    torch.manual_seed(0)
+    plain, x = Block(), torch.randn(4, 6)
+    model = nn.parallel.DistributedDataParallel(ogt.fuse(copy.deepcopy(plain)))
+    expected = run(plain, x)
+    model(x).square().mean().backward()
+    torch.testing.assert_close([p.grad for p in model.module.parameters()], expected[2:])
+
+
 # Who wants to see the forward as it is
 
 
@@ -489,6 +582,10 @@ def test_explain_counts_what_a_resnet_keeps():
     report = ogt.explain(zoo.resnet18(Split), torch.randn(2, 3, 32, 32))
     assert len(report.fused) == 17
     assert report.kept_by_torch > 3 * report.kept
+    swish = ogt.explain(zoo.resnet18(ScaledSwish), torch.randn(2, 3, 32, 32))
+    # Of 17 activations one input each, 2 * 64 channels * 32 * 32 in the first five and half as much in each next stage.
+    assert swish.kept == 2 * 64 * 32 * 32 * 4 * (5 + 4 / 2 + 4 / 4 + 4 / 8)
+    assert swish.kept_by_torch == 2 * swish.kept
 
 
 def test_a_dry_run_changes_nothing():

@@ -31,12 +31,31 @@ def known_dtype(name: str) -> torch.dtype | None:
     return _TORCH.get(name)
 
 
+class _Memory:
+    """What NumPy needs to look at a tensor's memory; keeps the tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        size, dtype = tensor.element_size(), tensor.dtype
+        kind = "b" if dtype is torch.bool else "f" if dtype.is_floating_point else "i" if dtype.is_signed else "u"
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * s for s in tensor.stride()),
+            "typestr": f"{'|' if size == 1 else '<'}{kind}{size}",
+        }
+
+
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A NumPy array on the same memory."""
     plain = tensor.detach()
     if plain.dtype is torch.bfloat16:
-        return plain.view(torch.uint16).numpy().view(_BF16)
-    return plain.numpy()
+        return to_numpy(plain.view(torch.uint16)).view(_BF16)
+    if plain.numel() == 0 or plain.is_neg() or plain.device.type != "cpu" or plain.dtype.is_complex:
+        return plain.numpy()
+    # `.numpy()` makes the storage one that cannot be resized for ever, which sharded training does with parameters.
+    return np.asarray(_Memory(plain))
 
 
 def from_numpy(array: np.ndarray) -> torch.Tensor:
