@@ -427,6 +427,7 @@ def test_exp_and_dropout_are_one_partition_as_in_onednn() -> None:
 def test_both_outputs_print_and_parse_back() -> None:
     g = dropped(("n", 5))
     assert og.parse(str(g)) == g and len(g.outputs) == 2
+    assert ": u8" not in str(g)  # the reader infers the types of both
     assert [(t.dtype, t.dims) for t in g.outputs] == [("f32", ("n", 5)), ("u8", ("n", 5))]
     loop = lowered(g).loop
     assert "x4 = load s64 align=position" in str(loop)
@@ -521,8 +522,8 @@ def test_a_probability_has_no_gradient_and_the_reason_is_told() -> None:
 
 def test_torch_functions_draw_the_same() -> None:
     torch = pytest.importorskip("torch")
-    from opgraph.torch.function import FusedOp
-    from opgraph.torch.function_composite import composite
+    from opgraph.torch.fused.composite import composite
+    from opgraph.torch.fused.op import FusedOp
 
     g, x = dropped((None, None)), torch.tensor(random((9, 33)), requires_grad=True)
     given = [x, torch.tensor([SEED]), torch.tensor(OFFSET), torch.tensor(0.4)]
