@@ -48,6 +48,12 @@ def test_the_trained_parameters_are_within_twice_eagers_distance_from_float64(cu
     assert 0 < distance(FUSED) <= 2 * distance(EAGER) < 1e-3 * moved
 
 
+def test_fusing_moves_the_trained_parameters_less_than_f32_itself_does(curves: dict[str, Curve]) -> None:
+    by_fusing = float((curves[FUSED].end - curves[EAGER].end).norm())
+    by_rounding = float((curves[EAGER].end - curves[EXACT].end).norm())
+    assert by_fusing <= by_rounding
+
+
 @pytest.mark.parametrize(
     ("name", "unit"), [("CNN, swish trained per channel", "swish"), ("Llama-like, SwiGLU", "swiglu")]
 )

@@ -1,0 +1,41 @@
+"""specs/torch.md: its example runs, its figures name what exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import opgraph.torch as ogt
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = (ROOT / "specs" / "torch.md").read_text()
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert "in 1 fused op" in done.stdout and "a library op" in done.stdout
+
+
+def test_every_name_and_file_exists() -> None:
+    for name in set(re.findall(r"\bogt\.(\w+)", PAGE)):
+        assert hasattr(ogt, name), name
+    for path in set(re.findall(r"`(?:python )?((?:tests|opgraph|specs)/[\w./]+)`", PAGE)):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_reason_quoted_for_naf1_is_the_one_given() -> None:
+    import torch
+
+    from opgraph.torch.naf1 import NAF1
+
+    fused = ogt.fuse(NAF1().forward)
+    fused(torch.ones(3))
+    assert f"`{fused.why_rerun}`" in PAGE
