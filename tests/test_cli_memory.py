@@ -103,7 +103,8 @@ def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixtu
 
 
 def test_the_choices_are_the_networks_there_are() -> None:
-    from opgraph.torch import memory_subject, zoo
+    from opgraph.torch import zoo
+    from opgraph.torch.memory import subject as memory_subject
 
     assert tuple(zoo.MODELS) == MODELS
     assert tuple(memory_subject.DTYPES) == ("f32", "f64", "f16", "bf16")

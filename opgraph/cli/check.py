@@ -20,8 +20,8 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.partition.partition import FUSED, LIBRARY, Partition
 from opgraph.partition.partitioner import partition
-from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.compiling import compile
+from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.reference import evaluate
 
 #: Rows of the table: the tensors farthest from the truth.

@@ -16,7 +16,7 @@ from opgraph.cli.terminal import console, note, printable, progress, table
 from opgraph.errors import DeviceError, InvalidArguments, OpGraphError, Unimplemented
 
 if TYPE_CHECKING:
-    from opgraph.torch.memory_report import MemoryReport
+    from opgraph.torch.memory.report import MemoryReport
 
 #: What the networks of `opgraph.torch.zoo` take for one image.
 IMAGE = (3, 32, 32)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             report.plot(args.plot)
         if args.graph:
             step("fusing and drawing")
-            from opgraph.torch.memory_subject import plan_of
+            from opgraph.torch.memory.subject import plan_of
 
             plan, extents = plan_of(subject, shapes, args.dtype)
             draw_plan(plan, args.graph, f"{printable(name, 60)}, forward and backward", extents)
@@ -137,7 +137,7 @@ def _require_torch() -> None:
 
 def _subject(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
     """What is to be measured, and the name that the arguments gave it."""
-    from opgraph.torch import memory_subject
+    from opgraph.torch.memory import subject as memory_subject
 
     thing, name = (None, "") if args.target is None else named_thing(args.target)
     try:
@@ -153,7 +153,7 @@ def _subject(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
 def _measured(
     args: argparse.Namespace, subject: Callable[..., Any], name: str, shapes: list[tuple[int, ...]]
 ) -> MemoryReport:
-    from opgraph.torch import memory_subject
+    from opgraph.torch.memory import subject as memory_subject
 
     try:
         report = memory_subject.measured(
@@ -176,7 +176,7 @@ def _beside_fused(
     report: MemoryReport,
 ) -> MemoryReport:
     """The report with one on the fused subject beside it, where fusing changes what is kept."""
-    from opgraph.torch import memory_subject
+    from opgraph.torch.memory import subject as memory_subject
 
     try:
         after = _measured(args, memory_subject.fused(subject), name, shapes)
@@ -187,7 +187,7 @@ def _beside_fused(
 
 
 def _failed(error: Exception, target: str) -> OpGraphError:
-    from opgraph.torch.memory import line_raising
+    from opgraph.torch.memory.measure import line_raising
 
     return OpGraphError(
         f"{target} raised {type(error).__name__}: {error}".splitlines()[0],
@@ -197,7 +197,7 @@ def _failed(error: Exception, target: str) -> OpGraphError:
 
 
 def _print(report: MemoryReport, limit: int | None) -> None:
-    from opgraph.torch.memory_text import summary, tables
+    from opgraph.torch.memory.text import summary, tables
 
     out = console()
     for line in summary(report):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from opgraph.torch.explain import explain
 from opgraph.torch.explain_report import FusionReport
-from opgraph.torch.from_onnx import from_onnx, to_onnx
 from opgraph.torch.fuse import fuse
 from opgraph.torch.fuse_module import unfuse
-from opgraph.torch.inplace_check import check_inplace
-from opgraph.torch.inplace_report import InplaceFinding, InplaceReport
-from opgraph.torch.memory import saved_tensors
-from opgraph.torch.memory_report import MemoryReport
+from opgraph.torch.inplace.check import check_inplace
+from opgraph.torch.inplace.report import InplaceFinding, InplaceReport
+from opgraph.torch.memory.measure import saved_tensors
+from opgraph.torch.memory.report import MemoryReport
 from opgraph.torch.nn import Activation, SwiGLU, Swish
+from opgraph.torch.onnx.load import from_onnx, to_onnx
 
 __all__ = [
     "Activation",

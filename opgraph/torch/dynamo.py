@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from opgraph.errors import InvalidArguments
-from opgraph.torch.lazy_mode import run_lazily
+from opgraph.torch.lazy.mode import run_lazily
 
 
 def backend(

@@ -15,12 +15,12 @@ from opgraph.torch.explain_kept import kept_by_op, kept_by_torch
 from opgraph.torch.explain_reasons import reads_values, reason
 from opgraph.torch.explain_report import FusedCalls, FusionReport, Guess, LeftCall, LeftKey, merged
 from opgraph.torch.fuse_module import FusedForward
-from opgraph.torch.lazy import Node
-from opgraph.torch.lazy_mode import run_lazily
-from opgraph.torch.lazy_session import Observer
-from opgraph.torch.lazy_shape import NO_DIMENSION
-from opgraph.torch.record import function_name
-from opgraph.torch.trace import trace
+from opgraph.torch.lazy.mode import run_lazily
+from opgraph.torch.lazy.session import Observer
+from opgraph.torch.lazy.shape import NO_DIMENSION
+from opgraph.torch.lazy.value import Node
+from opgraph.torch.tracing.record import function_name
+from opgraph.torch.tracing.trace import trace
 
 
 def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> FusionReport:

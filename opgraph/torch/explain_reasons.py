@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opgraph.torch import refusals
-from opgraph.torch.expansions import is_view
+from opgraph.torch.tracing import refusals
+from opgraph.torch.tracing.expansions import is_view
 
 #: Functions whose results are new, or copies: nothing is computed from data.
 _MAKES = frozenset(

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from opgraph.errors import InvalidArguments
-from opgraph.torch.function import FusedOp
 from opgraph.torch.fuse_module import fuse_module
-from opgraph.torch.lazy import compute, lazies
-from opgraph.torch.plan import Plan, make_plan
-from opgraph.torch.proxy import proxies
-from opgraph.torch.reads import NotKnown, OddArgument
-from opgraph.torch.results import Output
-from opgraph.torch.trace import Run, Tracer
-from opgraph.torch.watch import Watch
+from opgraph.torch.fused.op import FusedOp
+from opgraph.torch.lazy.value import compute, lazies
+from opgraph.torch.tracing.plan import Plan, make_plan
+from opgraph.torch.tracing.proxy import proxies
+from opgraph.torch.tracing.reads import NotKnown, OddArgument
+from opgraph.torch.tracing.results import Output
+from opgraph.torch.tracing.trace import Run, Tracer
+from opgraph.torch.tracing.watch import Watch
 
 if TYPE_CHECKING:
     from opgraph.torch.explain_report import FusionReport

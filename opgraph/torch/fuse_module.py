@@ -17,7 +17,7 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments
 from opgraph.loops.lower import ROUNDINGS
-from opgraph.torch.lazy_mode import current, plain_forward, run_lazily
+from opgraph.torch.lazy.mode import current, plain_forward, run_lazily
 
 
 class FusedForward:

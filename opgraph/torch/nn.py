@@ -10,8 +10,8 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.fuse import fuse
-from opgraph.torch.lazy import Lazy, compute
-from opgraph.torch.lazy_mode import current, plain_forward
+from opgraph.torch.lazy.mode import current, plain_forward
+from opgraph.torch.lazy.value import Lazy, compute
 from opgraph.torch.overwrite import overwrite
 
 

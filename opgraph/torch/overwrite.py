@@ -17,9 +17,9 @@ import torch
 from opgraph.errors import InvalidArguments
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.compiling import compile
-from opgraph.torch.function import FusedOp
-from opgraph.torch.function_training import Training
-from opgraph.torch.results import Output
+from opgraph.torch.fused.op import FusedOp
+from opgraph.torch.fused.training import Training
+from opgraph.torch.tracing.results import Output
 
 
 def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from opgraph.torch.fuse import fuse
-from opgraph.torch.memory import saved_tensors
+from opgraph.torch.memory.measure import saved_tensors
 
 #: Of the tensor, and of the images for the network.
 TENSOR, IMAGES = (16, 32, 32, 32), (16, 3, 32, 32)

@@ -10,7 +10,7 @@ import torch
 
 import opgraph as og
 from opgraph.runtime.providers.torch import from_numpy, to_numpy
-from opgraph.torch.trace import Run, Tracer
+from opgraph.torch.tracing.trace import Run, Tracer
 
 
 def evaluated(run: Run, dtype: str | None = None) -> Any:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import opgraph as og
-from opgraph.torch.function import FusedOp
+from opgraph.torch.fused.op import FusedOp
 
 SWISH = "graph(x: f32[n,c,k], a: f32[c,1]) -> (y)\n  %0 = Multiply(a, x)\n  %1 = Sigmoid(%0)\n  y = Multiply(x, %1)"
 ROW_SUMS = "graph(x: f32[n,c,k], a: f32[c,1]) -> (y)\n  %0 = Multiply(x, a)\n  y = SumTo(%0, a)"

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
 
 from opgraph.torch.dynamo import backend  # noqa: E402
-from opgraph.torch.lazy_run import Kernel  # noqa: E402
+from opgraph.torch.lazy.run import Kernel  # noqa: E402
 
 
 class Net(nn.Module):
@@ -87,7 +87,7 @@ x, a = torch.randn(7, requires_grad=True), torch.tensor(1.3, requires_grad=True)
 y = torch.compile(f, backend="opgraph", fullgraph=True)(x, a)
 y.sum().backward()
 torch.testing.assert_close(y, f(x, a))
-assert "opgraph.torch.lazy_run" in sys.modules
+assert "opgraph.torch.lazy.run" in sys.modules
 print(type(y.grad_fn).__name__)
 """
 

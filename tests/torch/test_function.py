@@ -22,8 +22,8 @@ import opgraph as og  # noqa: E402
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape, OpGraphError, Unimplemented  # noqa: E402
 from opgraph.ir.opdef import all_ops  # noqa: E402
 from opgraph.runtime.providers.torch import torch_dtype  # noqa: E402
-from opgraph.torch.function import FusedOp  # noqa: E402
-from opgraph.torch.function_composite import composite  # noqa: E402
+from opgraph.torch.fused.composite import composite  # noqa: E402
+from opgraph.torch.fused.op import FusedOp  # noqa: E402
 
 SWISH = COMPOSED["swish"]
 

@@ -19,9 +19,9 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import opgraph as og  # noqa: E402
-from opgraph.torch.function import FusedOp  # noqa: E402
-from opgraph.torch.function_composite import composite  # noqa: E402
-from opgraph.torch.function_library import VERSION  # noqa: E402
+from opgraph.torch.fused.composite import composite  # noqa: E402
+from opgraph.torch.fused.library import VERSION  # noqa: E402
+from opgraph.torch.fused.op import FusedOp  # noqa: E402
 
 # torch's own, of its compiler and exporters
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")

@@ -23,10 +23,10 @@ from torch import nn  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
-from opgraph.torch.calls import table  # noqa: E402
-from opgraph.torch.lazy import Lazy, Node, Spec, lazy  # noqa: E402
-from opgraph.torch.lazy_call import TENSOR, Specs  # noqa: E402
-from opgraph.torch.lazy_session import LazySession  # noqa: E402
+from opgraph.torch.lazy.call import TENSOR, Specs  # noqa: E402
+from opgraph.torch.lazy.session import LazySession  # noqa: E402
+from opgraph.torch.lazy.value import Lazy, Node, Spec, lazy  # noqa: E402
+from opgraph.torch.tracing.calls import table  # noqa: E402
 
 
 class ScaledSwish(nn.Module):

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
-from opgraph.torch.memory_watch import resident_peak  # noqa: E402
+from opgraph.torch.memory.watch import resident_peak  # noqa: E402
 
 MIB = 2**20
 

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from opgraph.torch.function import FusedOp  # noqa: E402
 from opgraph.torch.fuse import MOST_PLANS, fuse, fuse_function  # noqa: E402
+from opgraph.torch.fused.op import FusedOp  # noqa: E402
 
 F = torch.nn.functional
 X = torch.linspace(-3, 3, 24).reshape(4, 6)

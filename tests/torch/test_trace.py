@@ -16,7 +16,7 @@ from traced import evaluated, traced  # noqa: E402
 import opgraph as og  # noqa: E402
 from opgraph.errors import InvalidArguments, InvalidDataType, OpGraphError, Unimplemented  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
-from opgraph.torch.trace import Tracer, trace  # noqa: E402
+from opgraph.torch.tracing.trace import Tracer, trace  # noqa: E402
 
 F = torch.nn.functional
 SPEC = importlib.util.spec_from_file_location("naf1", Path(__file__).parent / "naf1.py")

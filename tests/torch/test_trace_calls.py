@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from traced import relative_error, traced  # noqa: E402
 
 from opgraph.errors import Unimplemented  # noqa: E402
-from opgraph.torch.calls import _REQUIRED, Found, table  # noqa: E402
-from opgraph.torch.emit import TORCH_DTYPES  # noqa: E402
+from opgraph.torch.tracing.calls import _REQUIRED, Found, table  # noqa: E402
+from opgraph.torch.tracing.emit import TORCH_DTYPES  # noqa: E402
 
 CALLS = sorted(table().items(), key=lambda item: (item[1].call.signature, str(item[0])))
 INTEGERS = ("bitwise", "__and__", "__or__", "__xor__", "__lshift__", "__rshift__")

@@ -1,0 +1,1 @@
+"""FusedOp: a graph as one differentiable torch op, under autograd and everything around it."""

@@ -1,0 +1,192 @@
+"""The same functions as ops of torch's dispatcher: under torch.compile, torch.export, torch.func and other modes.
+
+An op is named after how many tensors it takes and gives, `opgraph::fused_2_1`; which graph it runs is an argument, the
+graph's text, so that a traced program can be saved and run in another process once `opgraph.torch` is imported there
+(and, for more than 8 tensors in or 2 out, `overload` was called there).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+
+from opgraph.ir.graph import Graph
+from opgraph.ir.parse import parse
+from opgraph.runtime.providers.torch import from_numpy
+from opgraph.torch.fused.autograd import Trained
+from opgraph.torch.fused.composite import composite
+from opgraph.torch.fused.graph import without_data
+from opgraph.torch.fused.program import check
+
+if TYPE_CHECKING:
+    from opgraph.torch.fused.op import FusedOp
+
+#: Of the arguments' meaning. An int also has DTensor tell apart what follows it, where it remembers shardings.
+VERSION = 1
+
+_NAMESPACE = "opgraph"
+_open: Any = torch.library.Library  # untyped
+_LIBRARY: Any = _open(_NAMESPACE, "FRAGMENT")
+#: Tensors in and out of the ops that exist from the start; of more, an op is defined when it is first called.
+_USUAL = ((i, o) for o in (1, 2) for i in range(1, 9))
+
+_lock = threading.Lock()
+_defined: dict[tuple[int, int], Any] = {}
+_sharded: set[Any] = set()
+
+
+@lru_cache(maxsize=4096)
+def op_of(graph: str, rounding: str) -> FusedOp:
+    """The op of a graph's text.
+
+    Raises:
+        ModelError: the text is none.
+    """
+    from opgraph.torch.fused.op import FusedOp  # which builds on this module
+
+    return FusedOp(parse(graph), rounding=rounding)
+
+
+def overload(inputs: int, outputs: int) -> Any:
+    """torch's op for this many tensors in and out, defined when it is first asked for."""
+    found = _defined.get((inputs, outputs))
+    if found is None:
+        with _lock:
+            if (inputs, outputs) not in _defined:
+                _define(inputs, outputs)
+            found = _defined[inputs, outputs]
+    return found
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A graph as torch's dispatcher knows it.
+
+    Attributes:
+        overload: torch's op.
+        text: of the graph.
+        rounding: as `opgraph.compile` takes it.
+        constants: what the text does not hold, given as tensors after all others.
+    """
+
+    overload: Any
+    text: str
+    rounding: str
+    constants: tuple[torch.Tensor, ...]
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the op gives for the tensors of a call: a tensor, or a tuple. torch.compile follows every line of it."""
+        constants = [c.to(tensors[0].device) for c in self.constants]
+        return self.overload(*tensors, *constants, VERSION, self.text, self.rounding)
+
+
+def spelling(graph: Graph, rounding: str) -> Spelling:
+    """How torch's dispatcher knows a graph."""
+    spelled, arrays = without_data(graph)
+    constants = tuple(from_numpy(a.copy()) for a in arrays)
+    return Spelling(overload(len(spelled.inputs), len(spelled.outputs)), str(spelled), rounding, constants)
+
+
+def call(spelled: Spelling, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """A call by way of torch's dispatcher, whatever the tensors are and whatever is going on."""
+    if any(hasattr(t, "device_mesh") for t in tensors):
+        _shard(spelled.overload)
+    results = spelled(tensors)
+    return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+
+def _define(inputs: int, outputs: int) -> None:
+    name = f"fused_{inputs}_{outputs}"
+    given = "".join(f"Tensor x{i}, " for i in range(inputs))
+    made = "Tensor" if outputs == 1 else f"({', '.join(['Tensor'] * outputs)})"
+    _LIBRARY.define(
+        f"{name}({given}int version, str graph, str rounding) -> {made}", tags=(torch.Tag.pt2_compliant_tag,)
+    )
+    for device in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, _run, device)
+    _LIBRARY.impl(name, _differentiable, "Autograd", with_keyset=True)
+    torch.library.register_fake(f"{_NAMESPACE}::{name}", _fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"{_NAMESPACE}::{name}", _vmap, lib=_LIBRARY)
+    _defined[inputs, outputs] = getattr(getattr(torch.ops, _NAMESPACE), name).default
+
+
+def _given(args: tuple[Any, ...]) -> tuple[FusedOp, tuple[torch.Tensor, ...]]:
+    *tensors, _, graph, rounding = args
+    return op_of(graph, rounding), tuple(tensors)
+
+
+def _unpacked(results: Sequence[torch.Tensor]) -> Any:
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _run(*args: Any) -> Any:
+    op, tensors = _given(args)
+    return _unpacked(op.run(tensors))
+
+
+def _fake(*args: Any) -> Any:
+    """Results without data: shapes, dtypes and strides."""
+    op, tensors = _given(args)
+    check(op.graph, tensors)
+    results = op.results
+    if results.known:
+        return _unpacked(results.empty(tensors))
+    made = composite(op.graph, tensors, op.rounding)
+    return _unpacked([torch.empty_like(t, memory_format=torch.contiguous_format) for t in made])
+
+
+def _differentiable(keyset: Any, *args: Any) -> Any:
+    """What autograd sees: nothing where no gradient is needed, else one node (autograd.py)."""
+    op, tensors = _given(args)
+    needs = tuple([t.requires_grad for t in tensors]) if torch.is_grad_enabled() else (False,) * len(tensors)
+    if not any(needs) and forward_ad._current_level < 0:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.spelling.overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+    training = op.training(needs)
+    forward = op if training.forward is op.graph else op.derived(training.forward)
+
+    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd():
+            return call(forward.spelling, tensors)
+
+    def run_lower(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        # A node's forward runs without recording, but the levels below this one have gradients of their own to record.
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            return run(tensors)
+
+    if not torch._C._are_functorch_transforms_active():
+        return _unpacked(Trained(training, run, len(op.graph.outputs))(*tensors))
+    # Here torch.func runs one level of its transforms, in which plain autograd is what records.
+    with enable_single_level_autograd_function():
+        return _unpacked(Trained(training, run_lower, len(op.graph.outputs))(*tensors))
+
+
+def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
+    from opgraph.torch.fused.vmap import batched_call
+
+    op, tensors = _given(args)
+    results = batched_call(op, tensors, in_dims[: len(tensors)], info.batch_size)
+    return (results[0], 0) if len(results) == 1 else (results, (0,) * len(results))
+
+
+def _shard(found: Any) -> None:
+    """Says once how an op's tensors may be sharded."""
+    if found not in _sharded:
+        from torch.distributed.tensor.experimental import register_sharding
+
+        from opgraph.torch.fused.sharding import placements
+
+        register: Callable[..., Any] = register_sharding(found)
+        register(placements)
+        _sharded.add(found)
+
+
+for _ports in _USUAL:
+    overload(*_ports)

@@ -1,0 +1,240 @@
+"""Training: what a fused call keeps for backward, and the call that its backward pass is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import port_name
+from opgraph.torch.fused.graph import reached, reaching
+from opgraph.torch.fused.tangents import Tangents, tangents
+from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
+
+if TYPE_CHECKING:
+    from opgraph.torch.fused.op import FusedOp
+
+Flags = tuple[bool, ...]
+
+#: Kernels made for one call's backward pass, for inputs that are wanted and gradients that are given. Where there would
+#: be more of them, all gradients are computed, and those that are not given are zeros.
+MAX_BACKWARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """The backward pass for some of the inputs, given gradients of some of the results.
+
+    Attributes:
+        op: from what is kept and gradients of results to gradients of inputs.
+        order: where its inputs are among what is kept, then shapes, then gradients of all results.
+        places: for each input of the forward call, which result of `op` is its gradient; None: none of them.
+        fills: whether gradients that are None are read as zeros.
+    """
+
+    op: FusedOp
+    order: tuple[int, ...]
+    places: tuple[int | None, ...]
+    fills: bool = False
+
+
+class Training:
+    """A graph made ready for gradients with respect to some of its inputs.
+
+    Args:
+        graph: finalized, every result a tensor of its own.
+        needs: for each input, whether its gradient is wanted.
+        make: makes the op of a derived graph.
+        units: whether named units are differentiated as single ops.
+
+    Attributes:
+        forward: the graph that a forward call runs; its further results are kept, not given to the caller.
+        saved: what is kept, described.
+        kept: where it is, among inputs and then results.
+        shapes: inputs of which at most the shape is needed.
+        fixed: results without a gradient: integers, booleans, and what depends on no input that needs one.
+
+    Raises:
+        Unimplemented: an op on the way has no gradient.
+    """
+
+    def __init__(self, graph: Graph, needs: Flags, make: Callable[[Graph], FusedOp], *, units: bool) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._backwards: dict[tuple[Flags, Flags], Backward | None] = {}
+        self._fulls: dict[tuple[Flags, Flags], Backward | None] = {}
+        self._tangents: dict[Flags, tuple[Tangents, FusedOp] | None] = {}
+        asked = {t.id for t, need in zip(graph.inputs, needs, strict=True) if need}
+        floats = {t.id for t in graph.outputs if t.dtype in dtypes.FLOATS}
+        active = reached(graph, asked) & floats
+        used = reaching(graph, active)
+        self._wrt = [port_name(t) if t.id in asked & used else None for t in graph.inputs]
+        names = [name for name in self._wrt if name is not None]
+        self._wanted = tuple([name is not None for name in self._wrt])
+        self._is_one = len(names) < 2
+        self._plan: TrainingPlan | None = training_plan(graph, names, units=units) if names and active else None
+        self.forward = graph if self._plan is None else self._plan.forward
+        self.saved: tuple[Saved, ...] = () if self._plan is None else self._plan.saved
+        self._outputs = [port_name(t) for t in self.forward.outputs]
+        inputs = {port_name(t): i for i, t in enumerate(graph.inputs)}
+        results = {name: len(inputs) + i for i, name in enumerate(self._outputs)}
+        kept = [s.name for s in self.saved if s.role != "shape"]
+        # Those that the plan lists, and those that only some choices of gradients need.
+        shapes = [name for name in inputs if self._plan is not None and name not in kept]
+        found = {**results, **inputs}
+        self.kept = tuple(found[name] for name in kept)
+        self.shapes = tuple(inputs[name] for name in shapes)
+        self.shape_dtypes = tuple(graph.inputs[i].dtype for i in self.shapes)
+        # What the backward graph reads, by name: what is kept, then shapes, then gradients of results.
+        self._pool = [*kept, *shapes, *(f"d_{name}" for name in self._outputs)]
+        active = reached(self.forward, {t.id for t, name in zip(self.forward.inputs, self._wrt, strict=True) if name})
+        is_float = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
+        self.fixed = tuple(i for i, t in enumerate(self.forward.outputs) if t.id not in active or not is_float[i])
+
+    def backward(self, wanted: Flags, grads: Sequence[torch.Tensor | None]) -> Backward | None:
+        """The backward pass for the inputs that are wanted, given gradients that may be None; None: nothing is left."""
+        key = (wanted, tuple([g is not None for g in grads]))
+        try:
+            return self._backwards[key]
+        except KeyError:
+            with self._lock:
+                if key not in self._backwards:
+                    self._backwards[key] = self._backward(*key) if self._room else self._full(key[1])
+                return self._backwards[key]
+
+    @property
+    def _room(self) -> bool:
+        return len({id(b) for b in self._backwards.values() if b is not None}) < MAX_BACKWARDS
+
+    def _full(self, given: Flags) -> Backward | None:
+        """The backward pass for all inputs; only what is kept may be without a gradient."""
+        if not any(given):
+            return None
+        own = len(self._outputs) - sum(s.role == "value" for s in self.saved)
+        key = (self._wanted, tuple([i < own or g for i, g in enumerate(given)]))
+        if self._fulls.get(key) is None:
+            made = self._backward(*key)
+            self._fulls[key] = None if made is None else replace(made, fills=True)
+        return self._fulls[key]
+
+    def _backward(self, wanted: Flags, given: Flags) -> Backward | None:
+        outputs = [n for i, (n, g) in enumerate(zip(self._outputs, given, strict=True)) if g and i not in self.fixed]
+        names = [name for name, want in zip(self._wrt, wanted, strict=True) if want and name is not None]
+        if self._plan is None or not outputs or not names:
+            return None
+        graph = self._plan.backward_of(names, outputs)
+        where = {name: i for i, name in enumerate(self._pool)}
+        made = {port_name(t): i for i, t in enumerate(graph.outputs)}
+        return Backward(
+            self._make(graph),
+            tuple(where[port_name(t)] for t in graph.inputs),
+            tuple(made.get(f"d_{name}") if name in names else None for name in self._wrt),
+        )
+
+    def gradients(self, ctx: Any, grads: Sequence[Any]) -> list[torch.Tensor | None]:
+        """The gradients of the forward call's inputs: one fused call, itself differentiable.
+
+        Args:
+            ctx: of the autograd node; has `saved_tensors`, `shapes` of the inputs of which only the shape was kept, if
+                there are any, and `result_shapes` if there are several results.
+            grads: of all results of `forward`, None where there is none.
+        """
+        backward = self.backward(self._wanted if self._is_one else _wanted(ctx, self._wanted), grads)
+        if backward is None:
+            return [None] * len(self._wrt)
+        if self.shapes:
+            pool = [*ctx.saved_tensors, *self._stand_ins(backward.order, ctx.shapes, grads), *grads]
+        else:
+            pool = [*ctx.saved_tensors, *grads]
+        if backward.fills:
+            pool[-len(grads) :] = self._filled(ctx.result_shapes, grads)
+        results = backward.op(*[pool[i] for i in backward.order])
+        return [None if place is None else results[place] for place in backward.places]
+
+    def tangents(
+        self, tensors: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None], shapes: Sequence[Any]
+    ) -> Any:
+        """The tangents of the results of `forward`, a tuple where there are several; itself differentiable.
+
+        Args:
+            tensors: the inputs.
+            given: their tangents; None where there is none.
+            shapes: of the results.
+        """
+        moving = tuple([t is not None for t in given])
+        with self._lock:
+            if moving not in self._tangents:
+                may = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
+                found = tangents(self.forward, moving, may)
+                self._tangents[moving] = None if found is None else (found, self._make(found.graph))
+        made = self._tangents[moving]
+        if made is None:
+            results: list[torch.Tensor | None] = [None] * len(shapes)
+        else:
+            like = next(t for t in given if t is not None)
+            stand_ins = [like.new_zeros(()).expand(s) for s in shapes]
+            pool: list[Any] = [*tensors, *given, *stand_ins]
+            values = made[1](*[pool[i] for i in made[0].order])
+            results = [None if place is None else values[place] for place in made[0].places]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _filled(self, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor]:
+        """Gradients, with zeros that take no memory in place of None."""
+        like = next(g for g in grads if g is not None)
+        types = [_TYPES[t.dtype] for t in self.forward.outputs]
+        return [
+            like.new_zeros((), dtype=t).expand(s) if g is None else g
+            for g, s, t in zip(grads, shapes, types, strict=True)
+        ]
+
+    def _stand_ins(self, order: tuple[int, ...], shapes: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+        """Tensors of these shapes whose data nobody reads, one element each; None for those not asked for."""
+        like = next(g for g in grads if g is not None)
+        first = len(self.kept)
+        return [
+            like.new_zeros((), dtype=_TYPES[dtype]).expand(shape) if first + i in order else None
+            for i, (shape, dtype) in enumerate(zip(shapes, self.shape_dtypes, strict=True))
+        ]
+
+
+def _types() -> dict[str, torch.dtype]:
+    from opgraph.runtime.providers.torch import torch_dtype
+
+    return {name: torch_dtype(name) for name in dtypes.ARITHMETIC}
+
+
+_TYPES = _types()
+
+
+def _wanted(ctx: Any, may: Flags) -> Flags:
+    """Of the inputs whose gradients this node may compute, those that the running backward pass asks for.
+
+    The node runs because one of them is, so the last one left need not be asked about. The engine does not say so of a
+    leaf that autograd.grad was given: it raises, which takes 15 us, so that the other leaves are then not asked about.
+    """
+    nodes = ctx.next_functions[-len(may) :]
+    wanted = list(may)
+    left, raised, found = sum(may), False, False
+    for i in reversed(range(len(may))):
+        node = nodes[i][0]
+        if not may[i] or node is None:
+            continue
+        if left == 1 and not found:
+            break
+        left -= 1
+        if raised and not node.next_functions:
+            continue
+        try:
+            wanted[i] = _will_execute(node)
+        except RuntimeError:
+            raised = True
+        found = found or wanted[i]
+    return tuple(wanted)
+
+
+_will_execute = torch._C._will_engine_execute_node

@@ -1,0 +1,1 @@
+"""In-place mistakes that raise no error, found by running."""

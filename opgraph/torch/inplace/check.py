@@ -1,0 +1,154 @@
+"""`check_inplace`: finds in-place mistakes in a torch function that raise no error."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from opgraph.errors import InvalidArguments
+from opgraph.torch.inplace import wording
+from opgraph.torch.inplace.record import Overwrite, digest, memory_of, plain
+from opgraph.torch.inplace.report import InplaceReport
+from opgraph.torch.inplace.watch import Watch
+
+
+def check_inplace(
+    fn: Callable[..., Any], *inputs: Any, may_change: Collection[int] = (), **kwargs: Any
+) -> InplaceReport:
+    """Runs a function forward and backward twice and reports in-place ops that make its results wrong silently.
+
+    Found are: an expression that reads a value which it overwrites (`x * torch.sigmoid_(x)` is sigmoid squared) or
+    reads one value under two names after overwriting it; a value kept for backward and then changed, through `.data`,
+    `.detach()`, under `no_grad` or by another backward; a change that autograd does not see; a custom
+    autograd.Function that writes in place what its backward needs; a backward that overwrites what a second one needs;
+    and an argument changed under the caller's eyes. A run tells only of what it executes.
+
+    Args:
+        fn: a function of tensors, or a module. Buffers and parameters of a module are put back afterwards, and so is
+            the random state of the CPU.
+        inputs, kwargs: its arguments, of any shape and device; they are copied and never changed. Floating-point
+            tensors get a gradient.
+        may_change: positions of inputs that `fn` is meant to overwrite. A function whose name ends with "_", one that
+            returns nothing, and a module with `inplace=True` may change all of them.
+
+    Returns: what was found; `report.ok`, iteration over findings, and `print(report)`.
+
+    Raises:
+        InvalidArguments: `fn` is not callable.
+        Whatever `fn` raises.
+    """
+    if not callable(fn):
+        raise InvalidArguments(
+            f"a {type(fn).__name__} is no function", where="check_inplace", fix="pass a function or a module"
+        )
+    with _state_kept(fn), torch.random.fork_rng(devices=[]):
+        seed = torch.initial_seed()
+        try:
+            watch, changed, result = _watched(fn, inputs, kwargs, differentiable=True)
+        except RuntimeError:
+            # An op without a derivative (out=, an integer result kept) may refuse inputs that have a gradient.
+            torch.manual_seed(seed)
+            watch, changed, result = _watched(fn, inputs, kwargs, differentiable=False)
+        unequal = _backwards(watch, result)
+    named_so = getattr(fn, "__name__", "").endswith("_") or getattr(fn, "inplace", False) is True
+    allowed = set(range(len(inputs))) if named_so or result is None else set(may_change)
+    findings = [
+        *(wording.operand(m) for m in watch.misreads),
+        *(wording.saved(s) for s in watch.spoilt),
+        *wording.functions(watch),
+        *(wording.hidden(m) for m in watch.hidden_reads),
+        *wording.second_backward(watch, unequal),
+        *(wording.argument(name, o) for index, name, o in changed if index not in allowed),
+    ]
+    return InplaceReport(wording.distinct(findings))
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def _watched(
+    fn: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any], *, differentiable: bool
+) -> tuple[Watch, list[tuple[int | None, str, Overwrite | None]], Any]:
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        real = tensor.is_floating_point() or tensor.is_complex()
+        leaf = tensor.detach().clone().requires_grad_(real and (differentiable or tensor.requires_grad))
+        # In-place ops refuse leaves; inside a network the argument is none.
+        return leaf.clone() if leaf.requires_grad else leaf
+
+    args, named = tree_map_only(torch.Tensor, own, (inputs, kwargs))
+    given: list[tuple[int | None, str, torch.Tensor]] = [
+        (i, f"argument {i}", t) for i, a in enumerate(args) for t in tree_iter(a) if plain(t)
+    ]
+    given += [(None, f"argument {k!r}", t) for k, a in named.items() for t in tree_iter(a) if plain(t)]
+    before = [digest(t) for _, _, t in given]
+    watch = Watch(__file__)
+    with watch, watch.hooks():
+        result = fn(*args, **named)
+    changed: list[tuple[int | None, str, Overwrite | None]] = []
+    for (index, name, tensor), old in zip(given, before):
+        if digest(tensor) != old:
+            writes = watch.overwrites.get(memory_of(tensor))
+            changed.append((index, name, writes[0] if writes else None))
+    return watch, changed, result
+
+
+def _backwards(watch: Watch, result: Any) -> bool:
+    """Two backward passes over what a function returned; whether they disagree."""
+    outputs = [t for t in tree_iter(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not outputs or watch.unpacked:  # a function that ran its own backward has been seen in it
+        return False
+    leaves = _leaves(outputs)
+    if not leaves:
+        return False
+    random = torch.Generator().manual_seed(0)
+    weights = [torch.randn(t.shape, generator=random).to(t) for t in outputs]
+    passes = []
+    watch.in_backward = True
+    for _ in range(2):
+        with watch:
+            given = [w.clone() for w in weights]
+            passes.append(torch.autograd.grad(outputs, leaves, given, retain_graph=True, allow_unused=True))
+    return any(
+        a is not None and b is not None and not torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
+        for a, b in zip(*passes)
+    )
+
+
+def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Every leaf that some outputs depend on."""
+    waiting = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    seen = set(waiting)
+    found = [t for t in outputs if t.grad_fn is None]
+    while waiting:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.append(variable)
+        new = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= new
+        waiting += new
+    return found
+
+
+@contextlib.contextmanager
+def _state_kept(fn: Any) -> Iterator[None]:
+    """Puts parameters and buffers of a module back."""
+    if not isinstance(fn, torch.nn.Module):
+        yield
+        return
+    held = [*fn.parameters(), *fn.buffers()]
+    copies = [t.detach().clone() for t in held]
+    grads = [t.grad for t in fn.parameters()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy in zip(held, copies):
+                if digest(tensor) != digest(copy):
+                    tensor.copy_(copy)
+        for parameter, grad in zip(fn.parameters(), grads):
+            parameter.grad = grad

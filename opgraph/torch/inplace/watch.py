@@ -1,0 +1,241 @@
+"""A run under observation: what is overwritten, which values were kept for backward, who reads what afterwards.
+
+Values are followed by their memory (storage): views, `.data` and `.detach()` of a tensor are the same value here, so
+that a change which bypasses autograd's version counter is seen like any other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from opgraph.torch.inplace.record import FunctionCall, Kept, Misread, Overwrite, Spoilt, digest, memory_of, plain
+from opgraph.torch.inplace.source_position import (
+    Position,
+    assigned_names,
+    frames_of,
+    inside,
+    operand_names,
+    siblings,
+    user_stack,
+)
+
+#: Values up to this many bytes are copied before they change, so that what a reader would have got can be computed.
+COPY_BYTES = 64 << 20
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
+    """Observes every op of a run; `hooks()` observes what autograd keeps.
+
+    Args:
+        until: the file whose frames end the stacks that are noted: that of whoever starts the run.
+    """
+
+    def __init__(self, until: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.until = until
+        self.number = 0
+        self.overwrites: dict[int, list[Overwrite]] = {}
+        self.misreads: list[Misread] = []
+        self.spoilt: list[Spoilt] = []
+        self.hidden_reads: list[Misread] = []
+        self.calls: dict[int, FunctionCall] = {}
+        self.unpacked = 0
+        self.in_backward = False
+        self._made: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        self._alive: list[Any] = []  # storages that carry findings: their address must not be used again
+        self._seen: set[tuple[int, object]] = set()
+
+    # -- ops ----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one op, with what it reads and writes noted."""
+        kwargs = kwargs or {}
+        self.number += 1
+        written = _written(func, args, kwargs)
+        tensors = [t for t in tree_iter((args, kwargs)) if plain(t)]
+        if self.overwrites and not _is_view(func):
+            self._note_reads(func, args, kwargs, tensors, written)
+        for tensor in written:
+            self._note_write(func, tensor, tensors)
+        result = func(*args, **kwargs)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            # Whether these get a history, autograd decides when this op has returned.
+            for tensor in (t for t in tree_iter(result) if plain(t)):
+                self._made.setdefault(memory_of(tensor), []).append(weakref.ref(tensor))
+        return result
+
+    def _has_history(self, key: int) -> bool:
+        made = (ref() for ref in self._made.get(key, ()))
+        return any(t is not None and t.grad_fn is not None and memory_of(t) == key for t in made)
+
+    def _note_write(self, func: Any, tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        key = memory_of(tensor)
+        stack = user_stack(self.until)
+        traced = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        applying = next(frames_of(_APPLY), None)
+        overwrite = Overwrite(
+            self.number,
+            str(func.overloadpacket).removeprefix("aten."),
+            stack,
+            tensor.detach().clone() if tensor.nbytes <= COPY_BYTES else None,
+            tensor.detach(),
+            hidden=not traced and applying is None and not self.in_backward and self._has_history(key),
+            in_backward=self.in_backward,
+        )
+
+        def is_value(value: object) -> bool:
+            return plain(value) and memory_of(value) == key  # type: ignore[arg-type]  # plain: it is a tensor
+
+        if not self.in_backward:
+            for position in stack:
+                overwrite.beside += [(position.frame, s) for s in siblings(position, is_value)]
+                local = position.frame.f_locals
+                overwrite.names[position.frame] = {n for n, v in local.items() if is_value(v)}
+                overwrite.targets |= assigned_names(position)
+        if applying is not None:
+            self._note_call(applying, key, overwrite)
+        self.overwrites.setdefault(key, []).append(overwrite)
+        self._alive.append(tensor.untyped_storage())
+
+    def _note_call(self, frame: FrameType, key: int, overwrite: Overwrite) -> None:
+        args = frame.f_locals.get("args", ())
+        if id(frame) in self.calls or not any(plain(a) and memory_of(a) == key for a in args):
+            return
+        copies = tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), list(args))
+        self.calls[id(frame)] = FunctionCall(frame.f_locals["cls"], copies, overwrite)
+        self._alive.append(frame)
+
+    # -- reads --------------------------------------------------------------------------------------------------
+
+    def _note_reads(
+        self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
+    ) -> None:
+        shared: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if memory_of(tensor) in self.overwrites:
+                shared.setdefault(memory_of(tensor), []).append(tensor)
+        for key, operands in shared.items():
+            for overwrite in self.overwrites[key]:
+                if overwrite.hidden and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                    self._misread(self.hidden_reads, overwrite, user_stack(self.until), aliased=False)
+            if self.in_backward:
+                continue
+            stack = user_stack(self.until)
+            for overwrite in self.overwrites[key]:
+                aliased = self._misreads(overwrite, operands, stack)
+                if aliased is not None and self._differs(func, args, kwargs, operands, overwrite):
+                    self._misread(self.misreads, overwrite, stack, aliased=aliased)
+
+    def _misread(self, found: list[Misread], overwrite: Overwrite, stack: list[Position], *, aliased: bool) -> None:
+        if stack and (id(found), overwrite) not in self._seen:
+            self._seen.add((id(found), overwrite))
+            found.append(Misread(overwrite, stack[0], aliased))
+
+    def _misreads(self, overwrite: Overwrite, operands: Sequence[torch.Tensor], stack: list[Position]) -> bool | None:
+        """Whether an op reads a value that the same expression overwrote (False), or another name's (True)."""
+        at = {p.frame: p.span for p in stack}
+        for frame, sibling in overwrite.beside:
+            span = at.get(frame)
+            if span is None:
+                continue
+            if span == sibling.whole and len(operands) > 1:
+                return False
+            if sibling.later and inside(span, sibling.span):
+                return False
+        if len(operands) < 2 or not stack or stack[0].frame not in overwrite.names:
+            return None
+        known = overwrite.names[stack[0].frame]
+        read = set(operand_names(stack[0]))
+        # One object under two names, of which one was overwritten while the other one lived, or made by overwriting.
+        if len(read & known) > 1 or (read & known and (read - known) & overwrite.targets):
+            return True
+        return None
+
+    def _differs(
+        self, func: Any, args: Any, kwargs: Any, operands: Sequence[torch.Tensor], overwrite: Overwrite
+    ) -> bool:
+        """Whether an op would give something else if one of its operands had not been overwritten."""
+        before, like = overwrite.before, overwrite.like
+        if before is None:
+            return True
+        count = len(operands)
+
+        def run(old: int) -> Any:
+            place = iter(range(count))
+
+            def replaced(tensor: torch.Tensor) -> torch.Tensor:
+                if not any(tensor is o for o in operands):
+                    return tensor
+                same = (tensor.shape, tensor.stride(), tensor.storage_offset()) == (
+                    like.shape, like.stride(), like.storage_offset(),
+                )  # fmt: skip
+                return (before if next(place) == old and same else tensor).detach().clone()
+
+            a, k = tree_map_only(torch.Tensor, replaced, (args, kwargs))
+            with torch.no_grad():
+                return [t for t in tree_iter(func(*a, **k)) if isinstance(t, torch.Tensor)]
+
+        actual = run(-1)
+        return any(
+            not all(torch.allclose(x, y, equal_nan=True) for x, y in zip(actual, run(i))) for i in range(count)
+        )  # fmt: skip
+
+    # -- what autograd keeps --------------------------------------------------------------------------------------
+
+    def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """A context in which everything that autograd keeps is noted."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        if not plain(tensor):
+            return tensor
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+            alias = tensor.detach()
+            return Kept(alias, self.number, alias._version, digest(alias), user_stack(self.until))
+
+    def _unpack(self, kept: Any) -> Any:
+        if not isinstance(kept, Kept):
+            return kept
+        self.unpacked += 1
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+            if digest(kept.tensor) != kept.digest:
+                key = memory_of(kept.tensor)
+                later = [o for o in self.overwrites.get(key, ()) if o.number > kept.number and not _own(o, kept)]
+                # Statistics that an op updates by itself (batch norm) are kept, too, and nobody reads them.
+                if later or (self._has_history(key) and not self.overwrites.get(key)):
+                    raises = kept.tensor._version != kept.version
+                    self.spoilt.append(Spoilt(kept, later[0] if later else None, raises))
+        return kept.tensor
+
+
+def _own(overwrite: Overwrite, kept: Kept) -> bool:
+    """Whether the op that keeps a tensor is the one that fills it (the noise of rrelu)."""
+    here = [(p.frame, p.span) for p in overwrite.stack[:1]]
+    return overwrite.number == kept.number + 1 and here == [(p.frame, p.span) for p in kept.stack[:1]]
+
+
+def _is_view(func: Any) -> bool:
+    arguments = func._schema.arguments
+    return any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    if not func._schema.is_mutable:
+        return []
+    result: list[torch.Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[index] if index < len(args) else None)
+            result += [t for t in tree_iter(value) if plain(t)]
+    return result

@@ -1,0 +1,139 @@
+"""The checker's observations, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from opgraph.torch.inplace.function import forgets_mark_dirty, overwrites_its_own_input
+from opgraph.torch.inplace.record import Misread, Overwrite, Spoilt
+from opgraph.torch.inplace.report import InplaceFinding
+from opgraph.torch.inplace.source_position import Position
+from opgraph.torch.inplace.watch import Watch
+
+
+def _found(kind: str, at: Overwrite | Position | None, **text: Any) -> InplaceFinding:
+    position = at.stack[0] if isinstance(at, Overwrite) and at.stack else at
+    if not isinstance(position, Position):
+        return InplaceFinding(kind=kind, file="?", line=0, code="(written outside torch's ops)", **text)
+    return InplaceFinding(kind=kind, file=position.file, line=position.line, code=position.code, **text)
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _out_of_place(op: str) -> str:
+    return op[:-1] if op.endswith("_") and not op.startswith("_") else op
+
+
+def operand(misread: Misread) -> InplaceFinding:
+    """An expression that reads what it overwrites, or one value under two names."""
+    overwrite = misread.overwrite
+    plain_op = _out_of_place(overwrite.op)
+    if misread.aliased:
+        what = f"{overwrite.op} overwrites a value that {misread.reader.where} reads under another name"
+    else:
+        what = f"{overwrite.op} overwrites a value that the same expression reads: it sees the new value in both places"
+    return _found(
+        "operand",
+        overwrite,
+        value=f"{_shape(overwrite.like)}, read at {misread.reader.where}: {misread.reader.code}",
+        what=what,
+        fix=f"use {plain_op} instead of {overwrite.op} here" if plain_op != overwrite.op else "write into a clone",
+    )
+
+
+def saved(spoilt: Spoilt) -> InplaceFinding:
+    """A value kept for backward that changed."""
+    kept, overwrite = spoilt.kept, spoilt.overwrite
+    maker = (
+        f", kept for backward at {kept.stack[0].where}: {kept.stack[0].code}" if kept.stack else ", kept for backward"
+    )
+    if overwrite is not None and overwrite.in_backward:
+        return _found(
+            "backward",
+            overwrite,
+            value=_shape(kept.tensor) + maker,
+            what="this backward overwrites a saved tensor: whoever else keeps it, and a second backward, get a wrong "
+            "gradient",
+            fix="allocate the gradient: torch.empty_like(saved), or clone what is saved",
+        )
+    how = "torch raises in backward" if spoilt.raises else "the gradient is wrong, and no error says so"
+    name = overwrite.op if overwrite is not None else "something"
+    return _found(
+        "saved",
+        overwrite,
+        value=_shape(kept.tensor) + maker,
+        what=f"{name} overwrites a value that backward needs: {how}",
+        fix=f"use {_out_of_place(name)} on the tensor itself, without .data or no_grad, or on a clone"
+        if overwrite is not None
+        else "do not write into this tensor's memory before backward",
+        silent=not spoilt.raises,
+    )
+
+
+def hidden(misread: Misread) -> InplaceFinding:
+    """A change that autograd does not see."""
+    overwrite = misread.overwrite
+    return _found(
+        "hidden",
+        overwrite,
+        value=f"{_shape(overwrite.like)}, read at {misread.reader.where}: {misread.reader.code}",
+        what=f"autograd does not see {overwrite.op} on a value that has a gradient: the gradient is that of the value "
+        "before",
+        fix=f"use {_out_of_place(overwrite.op)} on the tensor itself, without .data, .detach() or no_grad",
+    )
+
+
+def functions(watch: Watch) -> Iterator[InplaceFinding]:
+    """Custom autograd.Functions that write into their arguments and are wrong."""
+    for call in watch.calls.values():
+        name = call.cls.__name__
+        if overwrites_its_own_input(call):
+            what = f"{name} writes into its input and keeps it: its backward gets the overwritten value"
+            fix = "keep a clone taken before the write, or derive the gradient from the result"
+        elif forgets_mark_dirty(call):
+            what = f"{name} writes into its input and does not tell autograd"
+            fix = "call ctx.mark_dirty(x) and return x, or write into a clone"
+        else:
+            continue
+        yield _found("function", call.overwrite, value=_shape(call.overwrite.like), what=what, fix=fix)
+
+
+def second_backward(watch: Watch, unequal: bool) -> Iterator[InplaceFinding]:
+    """Two backward passes that disagree, where no overwritten tensor says why."""
+    if not unequal or any(s.overwrite is not None and s.overwrite.in_backward for s in watch.spoilt):
+        return
+    writes = [o for found in watch.overwrites.values() for o in found if o.in_backward and o.stack]
+    yield _found(
+        "backward",
+        min(writes, key=lambda o: o.number) if writes else None,
+        value="what backward keeps between two passes",
+        what="a second backward gives another gradient than the first",
+        fix="do not write into what forward saved; allocate the gradient",
+    )
+
+
+def argument(name: str, overwrite: Overwrite | None) -> InplaceFinding:
+    """An argument that changed."""
+    return _found(
+        "argument",
+        overwrite,
+        value=f"{name}, {_shape(overwrite.like)}" if overwrite is not None else name,
+        what=f"{overwrite.op if overwrite is not None else 'something'} changes {name}, which the caller still holds",
+        fix="work on a copy (x = x.clone()) or out of place; or, where that is meant, say may_change=",
+    )
+
+
+def distinct(findings: list[InplaceFinding]) -> tuple[InplaceFinding, ...]:
+    """One finding per statement and kind, by line; a change seen as a worse thing is not told as hidden, too."""
+    result: dict[tuple[str, str, int], InplaceFinding] = {}
+    for finding in findings:
+        place = (finding.file, finding.line)
+        if finding.kind == "hidden" and ("saved", *place) in result:
+            continue
+        result.setdefault((finding.kind, *place), finding)
+    return tuple(sorted(result.values(), key=lambda f: (f.file, f.line)))

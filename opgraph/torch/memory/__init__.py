@@ -1,0 +1,1 @@
+"""What is kept for backward and the peak: measured, told and drawn."""

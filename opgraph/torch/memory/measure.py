@@ -1,0 +1,165 @@
+"""`saved_tensors`: what a model or a function keeps for backward, measured by running it once."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from opgraph.errors import Unimplemented
+from opgraph.torch.memory.entries import Roles, kept_entries
+from opgraph.torch.memory.record import Recorder
+from opgraph.torch.memory.report import MemoryReport, Peak, totals_of
+from opgraph.torch.memory.watch import BACKWARD, Sample, Watch, existing_storages
+
+#: torch's own files, and ours.
+_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
+
+
+def saved_tensors(
+    model_or_fn: Callable[..., Any],
+    /,
+    *inputs: Any,
+    dry_run: bool = False,
+    after: MemoryReport | None = None,
+    **kwargs: Any,
+) -> MemoryReport:
+    """What is kept for backward, tensor by tensor, and the memory over one forward and one backward pass.
+
+    The model runs once in each direction. Afterwards its buffers, the gradients of its parameters and the state of
+    the random number generators are what they were.
+
+    Args:
+        model_or_fn: a module, or any function of tensors.
+        inputs, kwargs: what it is called with; tensors of any shape, dtype and device. Where neither they nor the
+            model's parameters require a gradient, every floating input is made to.
+        dry_run: run on shapes alone: nothing large is allocated or computed, so that a batch may be larger than the
+            memory. What is computed from parameters and scalars alone keeps its values, and may steer branches.
+            What a library decides only when it runs is not known: the workspace of oneDNN's LSTM, for one.
+        after: a report on the same model after a change, to be shown beside this one.
+
+    Returns: the report; `print` shows it as tables, `.to_dict()` gives it as data, `.plot(path)` draws it.
+
+    Raises:
+        Unimplemented: in a dry run, the forward pass asks for the value of a tensor that has none.
+
+    Source: `torch.autograd.graph.saved_tensors_hooks` for what is kept, a dispatch mode for the memory over time.
+    """
+    label = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
+    recorder = Recorder(model_or_fn, label, __file__)
+    notes: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(_unchanged(model_or_fn))
+        if dry_run:
+            # Torch looks at the .grad of every real tensor that meets a fake one, and warns of what it finds.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
+            fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            inputs, kwargs = tree_map(lambda v: _map_tensor(v, fakes.from_tensor), (inputs, kwargs))
+        parameters = list(model_or_fn.parameters()) if isinstance(model_or_fn, torch.nn.Module) else []
+        force = not any(tensor.requires_grad for tensor in parameters + _tensors((inputs, kwargs)))
+        if force:
+            notes.append("nothing required a gradient: the floating inputs were made to")
+        inputs, kwargs = tree_map(lambda v: _map_tensor(v, lambda t: _leaf(t, force)), (inputs, kwargs))
+        given = _tensors((inputs, kwargs))
+        roles = Roles(model_or_fn, given, existing_storages())
+        gpu = None if dry_run else next((tensor.device for tensor in parameters + given if tensor.is_cuda), None)
+        cuda_before = 0
+        if gpu is not None:
+            torch.cuda.reset_peak_memory_stats(gpu)
+            cuda_before = torch.cuda.memory_allocated(gpu) - roles.input_bytes
+        on_meta = any(tensor.is_meta for tensor in parameters + given)
+        watch = Watch(roles.existing, recorder.module_now, dry_run=dry_run, meta=on_meta)
+        watch.bytes = roles.input_bytes
+        stack.enter_context(watch)
+        with recorder.recording(watch.paused), _values_needed(dry_run, label):
+            outputs = model_or_fn(*inputs, **kwargs)
+        after_forward = watch.bytes
+        with watch.paused():
+            leaves = recorder.name_ops(outputs)
+        kept, unexplained = kept_entries(recorder, roles, watch, outputs)
+        watch.phase = BACKWARD
+        gradients, problem = _backward(_tensors(outputs), leaves)
+        notes += problem
+        after_backward = watch.bytes
+        del gradients
+        peak = max(watch.samples, key=lambda sample: sample.bytes, default=Sample("forward", "", "", watch.bytes))
+        timeline = tuple((s.phase, s.module, s.op, s.bytes) for s in watch.samples)
+        peak_told = Peak(
+            bytes=peak.bytes, phase=peak.phase, module=peak.module, op=peak.op, after_forward=after_forward,
+            after_backward=after_backward, unexplained=unexplained,
+            cuda=None if gpu is None else torch.cuda.max_memory_allocated(gpu) - cuda_before,
+        )  # fmt: skip
+    return MemoryReport(
+        subject=label, kept=kept, totals=totals_of(kept), peak=peak_told, timeline=timeline, notes=tuple(notes),
+        after=after,
+    )  # fmt: skip
+
+
+def _backward(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[object, list[str]]:
+    """Runs the backward pass: the gradients, and what prevented them, for people."""
+    outputs = [output for output in outputs if output.requires_grad]
+    if not leaves:
+        return None, ["no output requires a gradient: nothing is kept for backward"]
+    try:
+        ones = [torch.ones_like(output) for output in outputs]
+        return torch.autograd.grad(outputs, leaves, ones, allow_unused=True), []
+    except (RuntimeError, NotImplementedError) as error:
+        return None, [f"the backward pass failed, so the peak is that of what ran: {error}".splitlines()[0]]
+
+
+def line_raising(error: BaseException) -> str:
+    """The innermost line outside torch and opgraph that an exception passed, as `file:line: text`; else empty."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARY)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _map_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return change(value) if isinstance(value, torch.Tensor) else value
+
+
+def _leaf(tensor: torch.Tensor, force: bool) -> torch.Tensor:
+    """The same memory, cut off from the graph that the caller's tensor may belong to."""
+    able = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.detach().requires_grad_(tensor.requires_grad or (force and able))
+
+
+@contextmanager
+def _unchanged(model: object) -> Iterator[None]:
+    """Buffers and random number generators are afterwards what they were."""
+    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
+    saved = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    devices = sorted({buffer.device.index for buffer in buffers if buffer.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for buffer, copy in saved:
+                # By `data`: a graph of the caller's that has saved the buffer must not find a newer version of it.
+                buffer.data.copy_(copy)
+
+
+@contextmanager
+def _values_needed(dry_run: bool, label: str) -> Iterator[None]:
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        if not dry_run:
+            raise
+        raise Unimplemented(
+            f"a dry run knows shapes, not values, and {label} asks for one ({error.func})",
+            where=line_raising(error) or label,
+            fix="measure it on real tensors: saved_tensors(..., dry_run=False), `opgraph memory --run`",
+        ) from error

@@ -1,0 +1,192 @@
+"""What autograd keeps, seen three ways: saved-tensor hooks, the graph they belong to, and attributes of its nodes.
+
+The hooks see every tensor that an op saves, but not the op; the graph's nodes know their names, and reading a node's
+saved tensor calls the hook again with what it returned the first time. Together they tell which op keeps what. Tensors
+that a custom `autograd.Function` puts on its `ctx` pass no hook; they are read from the node.
+"""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_iter
+
+from opgraph.torch.inplace.source_position import user_stack
+from opgraph.torch.memory.watch import storage_of
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A call of a module: its qualified name ("" for the whole), its class, and the how-manieth call it is."""
+
+    module: str
+    module_class: str
+    call: int
+
+
+class Packed:
+    """What the hooks give autograd for a saved tensor. While it lives, the tensor is kept."""
+
+    def __init__(self, tensor: torch.Tensor, place: Place, line: tuple[str, str]) -> None:
+        # Detached: an op's own result would otherwise hold the node that holds this, and neither would ever end.
+        self.tensor = tensor.detach()
+        self.place = place
+        self.line = line
+        self.op = ""
+        self.slot = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A tensor on a node of a custom Function, kept without a hook."""
+
+    tensor: torch.Tensor
+    place: Place
+    op: str
+    slot: str
+    line: tuple[str, str] = ("", "")
+
+
+class Recorder:
+    """Records what is kept for backward of what runs inside `recording`.
+
+    Args:
+        model: a module, whose submodules are told apart, or a function.
+        label: what a function is called.
+        until: the file that calls it; lines of source are looked for in what that leads to.
+
+    Attributes:
+        attributes: tensors found on nodes by `name_ops`.
+    """
+
+    def __init__(self, model: object, label: str, until: str) -> None:
+        modules = dict(model.named_modules(remove_duplicate=True)) if isinstance(model, torch.nn.Module) else {}
+        self._names = {id(module): name for name, module in modules.items()}
+        self._modules = list(modules.values())
+        self._calls: Counter[int] = Counter()
+        self._stack = [Place("", type(model).__name__ if modules else label, 1)]
+        self._marks: list[tuple[int, Place]] = [(-1, self._stack[0])]
+        self._until = until
+        self._packed: list[weakref.ref[Packed]] = []
+        self._unpacked: list[Packed] | None = None
+        self.attributes: list[Attribute] = []
+
+    @property
+    def place(self) -> Place:
+        """The module call that is running."""
+        return self._stack[-1]
+
+    def _line(self) -> tuple[str, str]:
+        """The innermost line of the user's source that runs, as `file:line` and its text."""
+        stack = user_stack(self._until)
+        return (stack[0].where, stack[0].code) if stack else ("", "")
+
+    def module_now(self) -> str:
+        """The module whose forward is running, or whose ops are being differentiated."""
+        node = torch._C._current_autograd_node()
+        # Gradients are accumulated by nodes of the largest possible number; they belong to no module.
+        return (self.place if node is None else self.place_of_node(node._sequence_nr())).module
+
+    def place_of_node(self, sequence: int) -> Place:
+        """The module call in which a node of the graph was made, by its sequence number."""
+        return self._marks[bisect.bisect_right(self._marks, sequence, key=lambda mark: mark[0]) - 1][1]
+
+    def kept(self) -> list[Packed]:
+        """What passed the hooks and is still held, in the order of saving."""
+        return [packed for ref in self._packed if (packed := ref()) is not None]
+
+    @contextmanager
+    def recording(self, paused: Callable[[], Any]) -> Iterator[None]:
+        """Everything inside is recorded; `paused` encloses the recording's own work."""
+
+        def pack(tensor: torch.Tensor) -> Packed:
+            with paused():
+                packed = Packed(tensor, self.place, self._line())
+            self._packed.append(weakref.ref(packed))
+            return packed
+
+        def unpack(packed: Packed) -> torch.Tensor:
+            if self._unpacked is not None:
+                self._unpacked.append(packed)
+            return packed.tensor
+
+        with ExitStack() as stack:
+            for module in self._modules:
+                stack.callback(module.register_forward_pre_hook(self._enter).remove)
+                stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
+            yield
+
+    def _enter(self, module: torch.nn.Module, _: object) -> None:
+        self._calls[id(module)] += 1
+        self._stack.append(Place(self._names[id(module)], type(module).__name__, self._calls[id(module)]))
+        self._mark()
+
+    def _leave(self, *_: object) -> None:
+        if len(self._stack) > 1:
+            self._stack.pop()
+            self._mark()
+
+    def _mark(self) -> None:
+        self._marks.append((torch.autograd._get_sequence_nr(), self.place))  # type: ignore[attr-defined]
+
+    def name_ops(self, outputs: Any) -> list[torch.Tensor]:
+        """Finds the op and the name of every kept tensor, by walking the graph of the outputs.
+
+        Returns: the leaves of the graph: what gradients can be taken of.
+        """
+        tensors = [value for value in tree_iter(outputs) if isinstance(value, torch.Tensor)]
+        todo = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+        seen = set(todo)
+        leaves = [tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad]
+        with _recomputing_once():
+            for node in todo:
+                if hasattr(node, "variable"):
+                    leaves.append(node.variable)
+                self._name_saved(node)
+                for following, _ in node.next_functions:
+                    if following is not None and following not in seen:
+                        seen.add(following)
+                        todo.append(following)
+        return leaves
+
+    def _name_saved(self, node: Any) -> None:
+        for raw in dir(node):
+            if raw.startswith("_raw_saved_"):
+                slot = raw.removeprefix("_raw_")
+                unpacked: list[Packed] = []
+                self._unpacked = unpacked
+                try:
+                    # A node written in C++ has `_saved_self` and the like, one in Python `saved_tensors`.
+                    getattr(node, f"_{slot}" if hasattr(type(node), f"_{slot}") else slot)
+                except (RuntimeError, AttributeError):
+                    continue  # freed by a backward pass of the model's own, or changed in place since
+                finally:
+                    self._unpacked = None  # backward unpacks too, and must not be kept from freeing
+                many = len(unpacked) > 1
+                for index, packed in enumerate(unpacked):
+                    packed.op = node.name()
+                    packed.slot = slot.removeprefix("saved_") + (f"[{index}]" if many else "")
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            op, place = type(node).__name__, self.place_of_node(node._sequence_nr())
+            for name, value in vars(node).items():
+                for tensor in tree_iter(value):
+                    if isinstance(tensor, torch.Tensor) and storage_of(tensor) is not None:
+                        self.attributes.append(Attribute(tensor, place, op, f"ctx.{name}"))
+
+
+def _recomputing_once() -> AbstractContextManager[object]:
+    """What is read of a region under `torch.utils.checkpoint` recomputes it once, not for each tensor."""
+    group = getattr(checkpoint, "GraphExecGroup", None)  # not in old versions of torch
+    if group is None or group._get_current_group() is not None:
+        return nullcontext()
+    made: AbstractContextManager[object] = group()
+    return made

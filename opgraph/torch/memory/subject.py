@@ -1,0 +1,139 @@
+"""What `opgraph memory` measures, made from what a Python file names: an activation alone, or inside a network."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opgraph.errors import InvalidArguments
+from opgraph.torch import zoo
+from opgraph.torch.fuse import fuse
+from opgraph.torch.memory.measure import saved_tensors
+from opgraph.torch.memory.report import MemoryReport
+from opgraph.torch.tracing.names import parameter_names
+from opgraph.torch.tracing.trace import trace
+from opgraph.transforms.saved import TrainingPlan, training_plan
+
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def measured(
+    subject: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: str, *, needs_grad: bool, dry_run: bool
+) -> MemoryReport:
+    """The report on a module or function called with random inputs.
+
+    Args:
+        shapes: of the inputs.
+        dtype: of the inputs and of the module's parameters, by opgraph's name.
+        needs_grad: whether the inputs require a gradient, as they do inside a network.
+    """
+    if isinstance(subject, torch.nn.Module):
+        subject = subject.to(DTYPES[dtype])
+    # A dry run reads no value: empty pages cost no memory until they are written.
+    make = torch.empty if dry_run else torch.randn
+    inputs = [make(tuple(shape), dtype=DTYPES[dtype], requires_grad=needs_grad) for shape in shapes]
+    return saved_tensors(subject, *inputs, dry_run=dry_run)
+
+
+def plan_of(
+    subject: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: str
+) -> tuple[TrainingPlan, dict[str, int]]:
+    """What opgraph would keep if it fused a function or a module's forward; and its symbolic dimensions.
+
+    Raises:
+        OpGraphError: it cannot be traced, or an op has no gradient; the message says what stands where.
+    """
+    if isinstance(subject, torch.nn.Module):
+        subject = subject.to(DTYPES[dtype]).forward
+    inputs = [torch.empty(tuple(shape), dtype=DTYPES[dtype]) for shape in shapes]
+    graph = trace(subject, *inputs).graph
+    floats = [t.name for t in graph.inputs if t.name is not None and t.dtype in DTYPES]
+    names = dict(zip(parameter_names(subject), shapes, strict=False))
+    extents = {
+        dim: size
+        for tensor in graph.inputs
+        for dim, size in zip(tensor.dims or (), names.get(tensor.name or "", ()), strict=False)
+        if isinstance(dim, str)
+    }
+    return training_plan(graph, floats), extents
+
+
+def fused(subject: Callable[..., Any]) -> Callable[..., Any]:
+    """A fused function, or a copy of a module in which the forwards of the innermost modules are fused.
+
+    torch's own modules stay as they are.
+    """
+    if not isinstance(subject, torch.nn.Module):
+        made: Callable[..., Any] = fuse(subject)
+        return made
+    copied = copy.deepcopy(subject)
+    for module in copied.modules():
+        if not type(module).__module__.startswith("torch.") and not any(True for _ in module.children()):
+            module.forward = fuse(module.forward)
+    return copied
+
+
+def instance(thing: object, name: str) -> Callable[..., Any]:
+    """A class of modules made into a module; a module or function is returned as it is.
+
+    Raises:
+        InvalidArguments: neither, or a class whose constructor wants arguments.
+    """
+    if not isinstance(thing, type):
+        if callable(thing):
+            return thing
+        raise InvalidArguments(
+            f"{name} is a {type(thing).__name__}", where=name, fix="name a module, a class of modules or a function"
+        )
+    if not issubclass(thing, torch.nn.Module):
+        raise InvalidArguments(
+            f"{name} is a class, but not of modules",
+            where=name,
+            fix="derive it from torch.nn.Module, or name a function",
+        )
+    wanted = [
+        p.name
+        for p in inspect.signature(thing).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if wanted:
+        raise InvalidArguments(
+            f"the constructor of {name} takes arguments: {', '.join(wanted)}",
+            where=name,
+            fix=f"give them defaults, or write `made = {thing.__name__}(...)` into the file and name `made`",
+        )
+    made: Callable[..., Any] = thing()
+    return made
+
+
+def network(model: str, activation: object | None, name: str) -> torch.nn.Module:
+    """A network of `zoo` with an activation at every place where it has one.
+
+    Args:
+        model: a key of `zoo.MODELS`.
+        activation: what `instance` takes; the network's own where None.
+
+    Raises:
+        InvalidArguments: as `instance`.
+    """
+    if activation is None:
+        return zoo.MODELS[model]()
+    first = instance(activation, name)
+    if isinstance(activation, type):
+        return zoo.MODELS[model](lambda: instance(activation, name))
+    if isinstance(first, torch.nn.Module):
+        return zoo.MODELS[model](lambda: copy.deepcopy(first))
+    return zoo.MODELS[model](_module_class(first))
+
+
+def _module_class(function: Callable[..., Any]) -> type[torch.nn.Module]:
+    """A class of modules that call a function; its name is the function's, for the report."""
+
+    def forward(self: torch.nn.Module, *args: Any) -> Any:
+        return function(*args)
+
+    return type(getattr(function, "__name__", "Function"), (torch.nn.Module,), {"forward": forward})

@@ -1,0 +1,215 @@
+"""An ONNX model as a torch module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.onnx.load import load
+from opgraph.onnx.origin import ModelLike, Origin, taken_apart
+from opgraph.onnx.source import Source
+from opgraph.onnx.weights import save_with_weights
+from opgraph.runtime.providers.torch import from_numpy, known_dtype, to_numpy
+from opgraph.torch.onnx.steps import Step, steps_of
+from opgraph.torch.onnx.trainable import Trainable, trained
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a module shares with its copies: nothing here changes."""
+
+    graph: Graph
+    origin: Origin
+    steps: list[Step]
+    host: Mapping[int, torch.Tensor]
+
+    def __deepcopy__(self, memo: object) -> _Plan:
+        return self
+
+
+class OnnxModule(torch.nn.Module):
+    """An ONNX model that runs in torch, with gradients. Made by `from_onnx`.
+
+    Call it with the model's inputs, in order or by name; it returns the output, or a tuple of them in order.
+
+    Attributes:
+        onnx_names: key of the state_dict -> name of the initializer. They only differ where torch cannot take the name.
+        input_names, output_names: as in the model.
+    """
+
+    def __init__(self, model: ModelLike, trainable: Trainable) -> None:
+        super().__init__()
+        graph = load(model)
+        source = graph.source
+        assert isinstance(source, Source)
+        # Read again: loading unfolds functions, and what is saved must be the model as it was.
+        origin = taken_apart(model)
+        weights = trained(graph, trainable)
+        steps = steps_of(graph, weights)
+        self.onnx_names: dict[str, str] = {}
+        self.input_names = [t.name or str(t.id) for t in graph.inputs]
+        self.output_names = [source.value_of[t.id] for t in graph.outputs]
+        self._slots: list[tuple[int, torch.nn.Module, str]] = []
+        host: dict[int, torch.Tensor] = {}
+        self._plan = _Plan(graph, origin, steps, host)
+        used = {i for step in steps for i in step.reads} | {t.id for t in graph.outputs}
+        steering = {i for step in steps for i, n in zip(step.reads, step.numbers) if n or step.on_host}
+        for constant in graph.constants:
+            if constant.id in used:
+                value = _own(constant)
+                self._enter(constant, value, source, constant.id in weights)
+                if constant.id in steering:
+                    host[constant.id] = value.detach().clone()
+
+    def _enter(self, constant: LogicalTensor, value: torch.Tensor, source: Source, is_weight: bool) -> None:
+        name = source.value_of.get(constant.id, f"constant_{constant.id}")
+        stored = name in source.origin.tensors
+        owner, leaf, key = self._place(name)
+        if is_weight:
+            owner.register_parameter(leaf, torch.nn.Parameter(value))
+        else:
+            owner.register_buffer(leaf, value, persistent=stored)
+        if stored:
+            self.onnx_names[key] = name
+        self._slots.append((constant.id, owner, leaf))
+
+    def _place(self, name: str) -> tuple[torch.nn.Module, str, str]:
+        """Where a name with dots belongs: the modules on the way there are made, as the exporter had them."""
+        *path, leaf = name.split(".")
+        owner: torch.nn.Module = self
+        key = []
+        for part in path:
+            word = part or "_"
+            while not isinstance(found := owner._modules.get(word), torch.nn.Module) and hasattr(owner, word):
+                word += "_"
+            if found is None:
+                found = torch.nn.Module()
+                owner.add_module(word, found)
+            owner = found
+            key.append(word)
+        word = leaf or "_"
+        while hasattr(owner, word):
+            word += "_"
+        return owner, word, ".".join([*key, word])
+
+    @property
+    def graph(self) -> Graph:
+        """The graph as `opgraph.onnx.load` reads it."""
+        return self._plan.graph
+
+    def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
+        """Runs the model.
+
+        In training mode, BatchNormalization uses the statistics of the batch and moves the stored ones, and Dropout
+        drops, as in torch; in eval mode both do what the file says.
+
+        Raises:
+            InvalidArguments: an input is missing, or one too many.
+            InvalidShape: an input does not have the declared number of axes, or sizes.
+        """
+        plan = self._plan
+        values: dict[int, torch.Tensor] = dict(zip((t.id for t in plan.graph.inputs), self._bound(inputs, named)))
+        constants = {i: getattr(owner, leaf) for i, owner, leaf in self._slots}
+        device = next((v.device for v in (*values.values(), *constants.values())), torch.device("cpu"))
+        values.update(constants)
+        for step in plan.steps:
+            read = [self._operand(step, place, values, device) for place in range(len(step.reads))]
+            values.update(
+                zip(step.makes, step.run(read, torch.device("cpu") if step.on_host else device, self.training))
+            )
+            for i in step.frees:
+                del values[i]
+        made = tuple(values[t.id].to(device) for t in plan.graph.outputs)
+        return made[0] if len(made) == 1 else made
+
+    def _operand(self, step: Step, place: int, values: Mapping[int, torch.Tensor], device: torch.device) -> Any:
+        key = step.reads[place]
+        value = values[key]
+        if step.numbers[place] or step.on_host:
+            # A constant on a GPU is read from its copy: asking for it would wait for everything before.
+            near = self._plan.host.get(key, value) if value.device.type != "cpu" else value
+            return near.tolist() if step.numbers[place] else near
+        return value.to(device)
+
+    def _bound(self, inputs: tuple[torch.Tensor, ...], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        names = self.input_names
+        given = dict(zip(names, inputs))
+        twice = [n for n in named if n in given or n not in names]
+        if len(inputs) > len(names) or twice or len(given) + len(named) < len(names):
+            missing = [n for n in names if n not in given and n not in named]
+            raise InvalidArguments(
+                f"{len(inputs)} inputs by position and {list(named)} by name"
+                + (f"; {', '.join(missing)} is missing" if missing else ""),
+                where="a module from ONNX",
+                fix=f"give {', '.join(names)}, in this order or by name",
+            )
+        given.update(named)
+        for tensor, name in zip(self._plan.graph.inputs, names):
+            _check(tensor, given[name], name)
+        return [given[name] for name in names]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model with its present weights and statistics; everything else stays as it was in the file.
+
+        Nodes, names, functions, metadata, opset imports and symbolic dimensions are those of the source, and tensors
+        that lay in a data file lie in one again.
+
+        Args:
+            path: the file; it may be the one that the model came from.
+
+        Raises:
+            ModelError: it cannot be written. Then nothing has changed on the disk.
+            InvalidArguments: a weight does not have its shape any more.
+        """
+        plan = self._plan
+        state = self.state_dict(keep_vars=True)
+        changed = {}
+        for key, name in self.onnx_names.items():
+            old = plan.origin.array(name)
+            new = _array(state[key], old)
+            if new.shape != old.shape or new.tobytes() != old.tobytes():
+                changed[name] = new
+        save_with_weights(plan.origin, changed, path)
+
+    def extra_repr(self) -> str:
+        """The inputs and outputs, and how many initializers train."""
+        weights = sum(1 for _ in self.parameters())
+        return (
+            f"{', '.join(self.input_names)} -> {', '.join(self.output_names)}; {weights} of "
+            f"{len(self.onnx_names)} initializers are parameters"
+        )
+
+
+def _own(constant: LogicalTensor) -> torch.Tensor:
+    if known_dtype(constant.dtype) is None:
+        raise Unimplemented(
+            f"from_onnx: torch has no dtype for {constant.type_text}", where=constant.label, fix="convert the model"
+        )
+    assert constant.data is not None
+    return from_numpy(np.array(constant.data))  # a copy: the file's pages are read-only
+
+
+def _array(tensor: torch.Tensor, old: np.ndarray) -> np.ndarray:
+    wanted = from_numpy(np.empty(0, old.dtype)).dtype
+    return to_numpy(tensor.detach().to("cpu", wanted).contiguous())
+
+
+def _check(declared: LogicalTensor, given: torch.Tensor, name: str) -> None:
+    dims = declared.dims
+    fits = dims is None or (
+        given.dim() == len(dims) and all(not isinstance(d, int) or d == s for d, s in zip(dims, given.shape))
+    )
+    if not fits:
+        raise InvalidShape(
+            f"{name} has shape {list(given.shape)}, the model declares {declared.type_text}",
+            where="a module from ONNX",
+            fix="give a tensor that fits",
+        )

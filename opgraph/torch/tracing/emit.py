@@ -1,0 +1,206 @@
+"""One torch call as ops: torch's type promotion becomes casts, its numbers constants.
+
+Which dtype and shape a call has is torch's own answer, from the same call on tensors of the meta device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.expression import Call, Expr, Num, Param, parse_expression
+from opgraph.torch.tracing import places
+from opgraph.torch.tracing.calls import Found
+from opgraph.torch.tracing.proxy import Proxy, Ref
+from opgraph.torch.tracing.session import Number, Session, Step
+
+#: torch's dtypes that have arithmetic in opgraph, by opgraph's name; both call them as NumPy does.
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, str(dtypes.get(name).numpy)) for name in dtypes.ARITHMETIC}
+NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_parsed = lru_cache(maxsize=512)(parse_expression)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """An operand: dtype None for a number; `single`: a real tensor of no dimension; `host`: in host memory."""
+
+    operand: Ref | Number
+    dtype: str | None
+    single: bool = False
+    host: bool = True
+
+
+def name_of(dtype: torch.dtype, what: str) -> str:
+    """opgraph's name of a dtype.
+
+    Raises:
+        InvalidDataType: it has none.
+    """
+    if dtype not in NAMES:
+        raise places.wrong_dtype(what, dtype)
+    return NAMES[dtype]
+
+
+def on_meta(func: Callable[..., Any], args: Any, kwargs: Any = {}) -> Any:  # noqa: B006 - it is not changed
+    """The result of a call on tensors without data: its dtype and shape, or torch's own error."""
+    return func(*_meta(args), **_meta(kwargs))
+
+
+def _meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, dict):
+        return {name: _meta(v) for name, v in value.items()}
+    return type(value)(_meta(v) for v in value) if type(value) in (list, tuple) else value
+
+
+class Emitter:
+    """Collects the ops of one call.
+
+    Args:
+        session: the run; results get their names from it.
+        what: the function's name, for messages.
+    """
+
+    def __init__(self, session: Session, what: str) -> None:
+        self.steps: list[Step] = []
+        self.session = session
+        self.what = what
+        self._label = places.label()
+        self._found: Found | None = None
+
+    def step(
+        self, kind: str, operands: tuple[Ref | Number, ...], dtype: str, attrs: dict[str, Any] | None = None
+    ) -> Ref:
+        """Adds one op; returns its result's name."""
+        result = self.session.new_ref()
+        self.steps.append(Step(kind, operands, result, dtype, tuple((attrs or {}).items()), self._label))
+        return result
+
+    def call(self, found: Found, bound: dict[str, Any], result: torch.dtype, compute: torch.dtype) -> Ref:
+        """The ops that a function means; returns its result's name.
+
+        Args:
+            bound: the values of its parameters.
+            result: the dtype that torch gives the result.
+            compute: the dtype in which torch computes it.
+        """
+        self._found = found
+        dtype = name_of(compute, self.what)
+        numbers = [v for v in bound.values() if type(v) is float]
+        exact = dtype == "f64" and any(float(np.float32(v)) != v and not math.isnan(v) for v in numbers)
+        text = found.form(bound, dtype, exact)
+        if not text:
+            raise places.unknown(self.what, "opgraph has no op for these arguments", "call it outside")
+        value = self._expr(_parsed(text), bound, dtype)
+        made = self._as(value, name_of(result, self.what))
+        assert isinstance(made, Ref)
+        return made
+
+    def _expr(self, tree: Expr, bound: dict[str, Any], compute: str) -> _Value:
+        if isinstance(tree, Call):
+            return self._op(tree, bound, compute)
+        if isinstance(tree, Num):
+            return _Value(Number(tree.value), None)
+        value = bound[tree.name]
+        if isinstance(value, Proxy):
+            return _Value(value.ref, name_of(value.dtype, self.what))
+        if isinstance(value, torch.Tensor):
+            name = name_of(value.dtype, self.what)
+            return _Value(self.session.capture(value), name, value.dim() == 0, value.device.type == "cpu")
+        return _Value(Number(self._number(value, tree.name)), None)
+
+    def _number(self, value: Any, name: str) -> float:
+        if not isinstance(value, (bool, int, float, np.number)):
+            raise places.unknown(
+                self.what, f"{name} is {type(value).__name__}", "give a tensor or a Python number for it"
+            )
+        return value  # type: ignore[return-value]
+
+    def _op(self, tree: Call, bound: dict[str, Any], compute: str) -> _Value:
+        record = opdef.get(tree.kind, where=self.what)
+        values = [self._expr(arg, bound, compute) for arg in tree.args]
+        ports = record.with_optional(len(values))
+        mixes = len(ports) == 2 and ports[0].type != ports[1].type and compute in ("f16", "bf16")
+        operands, met = [], {}
+        for port, value in zip(ports, values, strict=True):
+            target = met[port.type] = self._port_dtype(port.type, record, compute)
+            wide = mixes and (value.dtype is None or value.single) and self._stays_wide(value)
+            operands.append(self._as(value, "f32" if wide and value.dtype != target else target))
+        out = record.outputs[0].type
+        dtype = met.get(out) or self._port_dtype(out, record, compute)
+        attrs = {name: self._attribute(value, bound) for name, value in tree.attrs}
+        for name, value in attrs.items():
+            attr = record.attr(name)
+            if attr is not None and attr.type == "f32":
+                attrs[name] = float(value)
+        return _Value(self.step(tree.kind, tuple(operands), dtype, attrs), dtype)
+
+    def _stays_wide(self, value: _Value) -> bool:
+        """Whether arithmetic of f16 or bf16 takes a number, or a tensor of one, in f32: it is nearer to what was meant.
+
+        In a session that computes as eager torch does: as torch's kernels on this device do.
+        """
+        if not self.session.as_eager:
+            return True
+        on_host = self.session.device.type == "cpu"
+        return value.host and not (on_host and self._found is not None and self._found.call.rounds_numbers)
+
+    def _attribute(self, value: Any, bound: dict[str, Any]) -> Any:
+        if not isinstance(value, Param):
+            return value
+        given = bound[value.name]
+        return given if isinstance(given, str) else self._number(given, value.name)
+
+    def _port_dtype(self, symbol: str, record: opdef.OpDef, compute: str) -> str:
+        allowed = record.types.get(symbol, (symbol,))
+        # Truth values where the op has no others; arithmetic of truth values in u8, of small integers in wide ones.
+        others = {"boolean": ("u8",), "u8": ("s64", "f32"), "s8": ("s64", "f32")}.get(compute, ("f32",))
+        for dtype in (compute, *(("boolean",) if allowed == ("boolean",) else others)):
+            if dtype in allowed:
+                return dtype
+        raise places.wrong_dtype(self.what, TORCH_DTYPES[compute])
+
+    def _as(self, value: _Value, dtype: str) -> Ref | Number:
+        if isinstance(value.operand, Number):
+            return Number(_fitted(value.operand.value, dtype), dtype)
+        return value.operand if value.dtype == dtype else self.cast(value.operand, dtype)
+
+    def cast(self, ref: Ref, dtype: str) -> Ref:
+        """A TypeCast; the same value is cast once per call."""
+        for step in self.steps:
+            if step.kind == "TypeCast" and step.operands == (ref,) and step.dtype == dtype:
+                return step.result
+        return self.step("TypeCast", (ref,), dtype)
+
+
+def _fitted(value: float, dtype: str) -> float:
+    """A number as a value of a dtype: integers wrap, as in torch."""
+    category = dtypes.get(dtype).category
+    if category == "bool":
+        return bool(value)
+    if category == "int":
+        info: Any = np.iinfo(dtypes.get(dtype).numpy)
+        low, bits = int(info.min), int(info.bits)
+        return (int(value) - low) % (1 << bits) + low
+    return float(value)
+
+
+def compute_dtype(result: torch.Tensor, bound: dict[str, Any]) -> torch.dtype:
+    """The dtype that torch computes in: the result's, or for truth values the one that the operands meet in."""
+    if result.dtype is not torch.bool:
+        return result.dtype
+    operands = [
+        v for name, v in bound.items()
+        if name not in ("condition", "mask") and isinstance(v, (torch.Tensor, bool, int, float))
+    ]  # fmt: skip
+    if len(operands) < 2:
+        return operands[0].dtype if isinstance(operands[0], torch.Tensor) else torch.bool
+    return torch.result_type(*_meta(operands[:2]))

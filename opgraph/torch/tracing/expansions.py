@@ -1,0 +1,176 @@
+"""Calls that are no arithmetic of their own: questions about a tensor, casts, fills, views, calls made of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opgraph.torch.tracing import places
+from opgraph.torch.tracing.proxy import Proxy
+from opgraph.torch.tracing.session import Session
+
+_DTYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int": torch.int32,
+    "long": torch.int64,
+    "bool": torch.bool,
+    "char": torch.int8,
+    "byte": torch.uint8,
+}
+_VIEWS = frozenset(
+    (
+        "__getitem__", "chunk", "split", "split_with_sizes", "tensor_split", "narrow", "select", "unbind", "transpose",
+        "permute", "t", "T", "mT", "swapaxes", "swapdims", "movedim", "reshape", "view", "flatten", "unflatten",
+        "unsqueeze", "squeeze", "expand", "broadcast_to", "detach", "data", "ravel", "diagonal",
+    )
+)  # fmt: skip
+_FILLS = {"zeros_like": 0, "ones_like": 1, "full_like": None}
+
+
+def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+    """(True, the answer) where a call only asks for what is known of a tensor without its data."""
+    x = args[0] if args else None
+    if not isinstance(x, Proxy):
+        return False, None
+    known: dict[str, Callable[[], Any]] = {
+        "is_floating_point": lambda: x.dtype.is_floating_point,
+        "is_complex": lambda: False,
+        "is_tensor": lambda: True,
+        "numel": lambda: x.shape.numel(),
+        "nelement": lambda: x.shape.numel(),
+        "ndimension": x.dim,
+        "dim": x.dim,
+        "size": lambda: x.size(*args[1:], **kwargs),
+        "element_size": lambda: x.dtype.itemsize,
+        "itemsize": lambda: x.dtype.itemsize,
+        "is_cuda": lambda: x.device.type == "cuda",
+        "is_cpu": lambda: x.device.type == "cpu",
+        "is_meta": lambda: x.device.type == "meta",
+        "is_sparse": lambda: False,
+        "is_quantized": lambda: False,
+        "is_nested": lambda: False,
+        "is_mkldnn": lambda: False,
+        "is_contiguous": lambda: x.real is None or x.real.is_contiguous(*args[1:], **kwargs),
+        "get_device": lambda: x.device.index if x.device.index is not None else -1,
+        "layout": lambda: torch.strided,
+        "is_same_size": lambda: x.shape == args[1].shape,
+        "result_type": lambda: torch.result_type(*(_empty(a) for a in args)),
+        "_is_param": lambda: False,
+    }
+    return (True, known[name]()) if name in known else (False, None)
+
+
+def _empty(value: Any) -> Any:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value
+
+
+def is_view(name: str) -> bool:
+    """Whether a function only looks at the same elements in another way."""
+    return name in _VIEWS
+
+
+def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """The dtype that a call converts its argument to; None where it is no conversion."""
+    x = args[0] if args else None
+    if not isinstance(x, Proxy):
+        return None
+    if name in _DTYPES:
+        return _DTYPES[name]
+    if name in ("cpu", "cuda"):
+        _same_device(x, torch.device(name))
+        return x.dtype
+    if name == "type" and (len(args) > 1 or kwargs):
+        dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        raise places.unknown("type", f"{dtype!r} is no dtype", "give a torch.dtype")
+    if name == "type_as":
+        _same_device(x, args[1].device)
+        return args[1].dtype  # type: ignore[no-any-return]
+    if name != "to":
+        return None
+    if len(args) > 1 and isinstance(args[1], torch.Tensor):
+        device, dtype = args[1].device, args[1].dtype
+    else:
+        device, dtype, *_ = torch._C._nn._parse_to(
+            *args[1:], **{k: v for k, v in kwargs.items() if k not in ("copy", "memory_format")}
+        )
+    if device is not None:
+        _same_device(x, device)
+    return dtype or x.dtype
+
+
+def _same_device(x: Proxy, device: torch.device) -> None:
+    if device.type != x.device.type or device.index not in (None, x.device.index):
+        raise places.unknown("to", f"it moves data from {x.device} to {device}", "move tensors outside of it")
+
+
+def fill_value(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, torch.dtype] | None:
+    """The number and dtype of a call such as ones_like(x); None where it is none."""
+    if name not in _FILLS or not isinstance(args[0], Proxy):
+        return None
+    value = _FILLS[name]
+    if value is None:
+        value = args[1] if len(args) > 1 else kwargs.get("fill_value")
+    if not isinstance(value, (bool, int, float)):
+        raise places.unknown(name, "its value is no Python number", "multiply ones_like(x) by it")
+    return value, kwargs.get("dtype") or args[0].dtype
+
+
+def _first(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0]
+
+
+def _glu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+    a, b = args[0].chunk(2, dim)
+    return a * b.sigmoid()
+
+
+def _prelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, weight = args if len(args) == 2 else (args[0], kwargs["weight"])
+    session.asks = True
+    if weight.dim() == 1 and x.dim() > 1:
+        # One slope per channel, along axis 1.
+        weight = session.eager(torch.Tensor.view, (weight, (-1, *[1] * (x.dim() - 2))), {})
+    return torch.where(x > 0, x, weight * x)
+
+
+def _like_real(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`parameter.expand_as(x)`, `parameter.to(x)`: of x only what is known without its data is needed."""
+    name, t, x = func.__name__, args[0], args[1]
+    session.asks = session.asks or name not in ("to", "type_as")
+    if isinstance(t, Proxy):
+        if name in ("view_as", "reshape_as", "expand_as"):
+            return getattr(t, name.removesuffix("_as"))(x.shape)
+        raise places.unknown(name, "it moves data", "call it outside")
+    if name in ("to", "type_as"):
+        return session.eager(torch.Tensor.to, (t, x.device, x.dtype), {})
+    return session.eager(getattr(torch.Tensor, name.removesuffix("_as")), (t, x.shape), {})
+
+
+def _new(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.new_tensor(...)` and the like: a real tensor of the dtype and device of x."""
+    of = session.eager(torch.empty, (0,), {"dtype": args[0].dtype, "device": args[0].device})
+    return session.eager(func, (of, *args[1:]), kwargs)
+
+
+#: Calls that are made of others, or of real tensors: they add no node of their own.
+EXPANSIONS: dict[str, Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
+    "contiguous": _first,
+    "positive": _first,
+    "glu": _glu,
+    "prelu": _prelu,
+    "expand_as": _like_real,
+    "view_as": _like_real,
+    "reshape_as": _like_real,
+    "new_tensor": _new,
+    "new_full": _new,
+    "new_zeros": _new,
+    "new_ones": _new,
+}

@@ -1,0 +1,68 @@
+"""What a traced function must not do, said with the line of the user's code that does it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from opgraph.errors import InvalidArguments, InvalidDataType, Unimplemented
+
+_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent.parent) + os.sep, "<frozen", "<string>")
+
+
+def place() -> str:
+    """The innermost line outside torch and opgraph that led here: "file.py:12 in act"."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    if frame is None:
+        return "a fused function"
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def label() -> str:
+    """The same, short, as the name of an op: "file.py:12"."""
+    return os.path.basename(place().split(" in ")[0])
+
+
+def branch_on_data(what: str) -> InvalidArguments:
+    """Python asked for the value of data."""
+    return InvalidArguments(
+        f"a fused function cannot read the values of its data: {what} needs them",
+        where=place(),
+        fix="choose between values with torch.where(condition, a, b), or leave this function unfused",
+    )
+
+
+def writes(what: str, target: str) -> InvalidArguments:
+    """In-place arithmetic on something that is not the function's own."""
+    return InvalidArguments(
+        f"{what} writes into {target}",
+        where=place(),
+        fix="use the function without the underscore (y = x + 1), or x.clone() first",
+    )
+
+
+def unknown(name: str, why: str, fix: str) -> Unimplemented:
+    """A torch function that cannot be part of a fused function."""
+    return Unimplemented(f"torch's {name} cannot be fused: {why}", where=place(), fix=fix)
+
+
+def wrong_dtype(name: str, dtype: object) -> InvalidDataType:
+    """A function of a dtype that opgraph does not compute it in."""
+    return InvalidDataType(
+        f"{name} of {str(dtype).removeprefix('torch.')} cannot be fused", where=place(), fix="cast its operands first"
+    )
+
+
+def leaked() -> InvalidArguments:
+    """A value of one run was used in another."""
+    return InvalidArguments(
+        "a value of an earlier call of a fused function is used in this one",
+        where=place(),
+        fix="return it instead of keeping it in a variable outside the function",
+    )

@@ -1,0 +1,120 @@
+"""A call that no earlier run made: what kind of call it is, and the node of the tree that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from opgraph.torch.tracing import places
+from opgraph.torch.tracing.calls import Found, table
+from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, on_meta
+from opgraph.torch.tracing.expansions import EXPANSIONS, answer, cast_target, fill_value, is_view
+from opgraph.torch.tracing.proxy import Proxy
+from opgraph.torch.tracing.refusals import refuse
+from opgraph.torch.tracing.session import CHANGES, MAKES, RUNS, Node, Number, Session
+
+
+def function_name(func: Callable[..., Any]) -> str:
+    """How messages call a torch function; the attribute's name for a getter."""
+    name = getattr(func, "__name__", "")
+    return getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name or str(func)
+
+
+def record(
+    session: Session,
+    key: Hashable,
+    before: int,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The result of a call; adds a node to the tree unless the call only asks something or is made of other calls.
+
+    Args:
+        before: how many names of values there were before the call's key took some.
+
+    Raises:
+        OpGraphError: the call cannot be part of a fused function; the message names the user's line.
+    """
+    name = function_name(func)
+    answered, result = answer(name, args, kwargs)
+    if answered:
+        session.asks = True
+        session.forget(before)
+        return result
+    if kwargs.get("out") is not None:
+        raise places.writes(f"{name}(out=...)", "a tensor that was there before")
+    if name in EXPANSIONS or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
+        session.forget(before)
+        return EXPANSIONS.get(name, EXPANSIONS["view_as"])(session, func, args, kwargs)
+    if torch.is_grad_enabled() is not session.with_gradients:
+        raise places.unknown(name, "it stands under no_grad, in a function that has gradients", "use x.detach()")
+    node = Node(session.node, session.count)
+    emitter = Emitter(session, name)
+    if is_view(name) and isinstance(args[0], Proxy) and args[0].actual is not None:
+        node.action = RUNS
+    elif is_view(name) and func not in table():
+        refuse(name, args)
+    elif (target := cast_target(name, args, kwargs)) is not None:
+        x = args[0]
+        if target is not x.dtype:
+            _made(node, emitter.cast(x.ref, name_of(target, name)), target)
+    elif (fill := fill_value(name, args, kwargs)) is not None:
+        value, dtype = fill
+        own = name_of(dtype, name)
+        _made(node, emitter.step("BroadcastTo", (Number(value, own), args[0].ref), own), dtype)
+    elif name == "clone":
+        _made(node, emitter.step("Identity", (args[0].ref,), name_of(args[0].dtype, name)), args[0].dtype)
+    else:
+        found = table().get(func)
+        if found is None:
+            refuse(name, args)
+        _compute(node, emitter, found, name, args, kwargs)
+    node.refs = session.count
+    node.steps = tuple(emitter.steps)
+    session.node.after[key] = node
+    return session.replay(node, func, args, kwargs)
+
+
+def _made(node: Node, ref: Any, dtype: torch.dtype) -> None:
+    node.action, node.ref, node.dtype = MAKES, ref, dtype
+
+
+def _compute(
+    node: Node, emitter: Emitter, found: Found, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    bound = found.bind(args, kwargs)
+    changes = found.inplace or bool(bound.get("inplace"))
+    plain = {k: v for k, v in kwargs.items() if k != "inplace"}
+    positional = args[: [n for n, _ in found.parameters].index("inplace")] if "inplace" in bound else args
+    _check_devices(emitter.session, name, bound)
+    result = on_meta(found.functional, positional, plain)
+    ref = emitter.call(found, bound, result.dtype, compute_dtype(result, bound))
+    if not changes:
+        _made(node, ref, result.dtype)
+        return
+    target = args[0]
+    if not isinstance(target, Proxy):
+        raise places.writes(name, "a tensor that the function did not make")
+    if target.actual is not None:
+        raise places.writes(name, "an argument of the fused function")
+    if not torch.can_cast(result.dtype, target.dtype):
+        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
+    if result.shape != target.shape:
+        raise RuntimeError(
+            f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"
+        )
+    if result.dtype is not target.dtype:
+        ref = emitter.cast(ref, name_of(target.dtype, name))
+    node.action, node.ref, node.dtype = CHANGES, ref, target.dtype
+
+
+def _check_devices(session: Session, name: str, bound: dict[str, Any]) -> None:
+    for value in bound.values():
+        if isinstance(value, torch.Tensor) and value.dim() > 0 and value.device != session.device:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but got {name} of {session.device} and {value.device} "
+                f"({places.place()})"
+            )

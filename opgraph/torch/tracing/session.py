@@ -1,0 +1,244 @@
+"""One run of a function on proxies: which calls it makes, compared with those of earlier runs as they happen.
+
+The calls of all runs of a function form a tree: a node is one call, its children the calls that came next. A run walks
+down the tree; where it does what an earlier run did, nothing is computed but the key of each call (a few microseconds
+per call). Where it does something new, the call is translated once into ops, which the new node keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from opgraph.torch.tracing import places
+from opgraph.torch.tracing.proxy import Proxy, Ref, proxy
+from opgraph.torch.tracing.watch import Watch
+
+_REFS = [Ref(i) for i in range(64)]
+_TRUE, _FALSE = Ref(-1), Ref(-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A scalar constant among the operands of a Step; dtype None: that of what it meets."""
+
+    value: float
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One op of a trace.
+
+    Attributes:
+        operands: refs of values and numbers.
+        dtype: of the result.
+        label: the line of the user's code.
+    """
+
+    kind: str
+    operands: tuple[Ref | Number, ...]
+    result: Ref
+    dtype: str
+    attrs: tuple[tuple[str, Any], ...] = ()
+    label: str = ""
+
+
+#: What a call does on every run: makes a value, changes its first argument's, gives that back, runs on real tensors.
+MAKES, CHANGES, GIVES_BACK, RUNS = range(4)
+
+
+class Node:
+    """One call in the tree of calls.
+
+    Attributes:
+        after: the calls that came next, by key.
+        action: MAKES, CHANGES, GIVES_BACK or RUNS.
+        ref, dtype: of the value made.
+        refs: how many refs there are after the call.
+        steps: the ops that it means.
+        leaf: what the run was, at the node for the function's result.
+    """
+
+    __slots__ = ("action", "after", "dtype", "leaf", "parent", "ref", "refs", "steps")
+
+    def __init__(self, parent: Node | None, refs: int) -> None:
+        self.parent = parent
+        self.refs = refs
+        self.after: dict[Hashable, Node] = {}
+        self.action = GIVES_BACK
+        self.ref: Ref | None = None
+        self.dtype: torch.dtype | None = None
+        self.steps: tuple[Step, ...] = ()
+        self.leaf: Any = None
+
+    def path(self) -> list[Step]:
+        """The steps of all calls that lead here, in order."""
+        parts = []
+        node: Node | None = self
+        while node is not None:
+            parts.append(node.steps)
+            node = node.parent
+        return [step for steps in reversed(parts) for step in steps]
+
+
+@dataclass(slots=True)
+class Input:
+    """A real tensor that the run reads: an argument, a view of one, or what the function brought along."""
+
+    ref: Ref
+    tensor: torch.Tensor
+    name: str
+    captured: bool = False
+
+
+class Session:
+    """A run.
+
+    Args:
+        root: the tree's root for arguments of these dtypes.
+        device: where the data are.
+        watch: told of what is done on real tensors.
+        as_eager: numbers are rounded where eager torch's kernels round them.
+
+    Attributes:
+        inputs: the real tensors that the run reads, arguments first.
+        arguments: what the function was called with, by name.
+        asks: whether the function asked for the shape of data, or whether they require a gradient.
+    """
+
+    def __init__(self, root: Node, device: torch.device, watch: Watch | None = None, *, as_eager: bool = False) -> None:
+        self.node = root
+        self.as_eager = as_eager
+        self.watch = watch
+        self.asks = False
+        self.device = device
+        self.inputs: list[Input] = []
+        self.captured: dict[int, Ref] = {}
+        self.arguments: dict[str, Any] = {}
+        self.count = 0
+        self.finished = False
+        self.with_gradients = torch.is_grad_enabled()
+
+    def asked(self) -> None:
+        """Somebody asks about data: the function, unless opgraph is translating a call of it."""
+        if self.watch is not None and not self.watch.paused:
+            self.asks = True
+
+    def new_ref(self) -> Ref:
+        """The next name of a value."""
+        if self.count == len(_REFS):
+            _REFS.append(Ref(self.count))
+        self.count += 1
+        return _REFS[self.count - 1]
+
+    def argument(self, tensor: torch.Tensor, name: str) -> Proxy:
+        """The proxy of a data tensor: an argument, or a view of one."""
+        ref = self.new_ref()
+        self.inputs.append(Input(ref, tensor, name))
+        return proxy(self, ref, tensor.dtype, tensor, ())
+
+    def capture(self, tensor: torch.Tensor) -> Ref:
+        """The name of a real tensor that meets a proxy."""
+        ref = self.captured.get(id(tensor))
+        if ref is None:
+            ref = self.captured[id(tensor)] = self.new_ref()
+            self.inputs.append(Input(ref, tensor, "", True))
+        return ref
+
+    def forget(self, count: int) -> None:
+        """Takes back the names that a call's key gave, of a call that is no node."""
+        for known in [k for k, ref in self.captured.items() if ref.index >= count]:
+            del self.captured[known]
+        self.inputs = [i for i in self.inputs if i.ref.index < count]
+        self.count = count
+
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One torch function on arguments among which there are proxies."""
+        if self.watch is not None and not self.watch.paused:
+            with self.watch.pause():
+                return self.call(func, args, kwargs)
+        before = self.count
+        parts: list[Hashable] = [func, *map(self._key, args)]
+        for name, value in kwargs.items():
+            parts += (name, self._key(value))
+        if torch.is_grad_enabled() is not self.with_gradients:
+            parts.append(torch.no_grad)
+        key = tuple(parts)
+        node = self.node.after.get(key)
+        if node is None:
+            if self.finished:
+                raise places.leaked()
+            from opgraph.torch.tracing.record import record  # which builds on this module
+
+            return record(self, key, before, func, args, kwargs)
+        return self.replay(node, func, args, kwargs)
+
+    def replay(self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Does what a node of the tree says, and goes there."""
+        self.node = node
+        action = node.action
+        if action == MAKES:
+            self.count = node.refs
+            return proxy(self, node.ref, node.dtype, None, (*args, *kwargs.values()))  # type: ignore[arg-type]
+        if action == RUNS:
+            return self.run(func, args, kwargs)
+        if action == CHANGES:
+            self.count = node.refs
+            args[0].ref = node.ref
+            args[0].origin += args[1:]
+        return args[0]
+
+    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A view (or the like) of arguments, on the tensors themselves; its results are arguments again."""
+        return self._wrapped(self.eager(func, self.real(args), self.real(kwargs)))
+
+    def eager(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call on real tensors, on behalf of the function."""
+        result = func(*args, **kwargs)
+        if self.watch is not None:
+            self.watch.note(func, args, kwargs, result)
+        return result
+
+    def real(self, values: Any) -> Any:
+        """Arguments with the real tensors in place of proxies."""
+        if type(values) is Proxy:
+            return values.actual
+        if isinstance(values, dict):
+            return {name: self.real(value) for name, value in values.items()}
+        if type(values) in (list, tuple):
+            return type(values)(self.real(value) for value in values)
+        return values
+
+    def _wrapped(self, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            return self.argument(result, "") if result.dim() else result
+        if isinstance(result, (list, tuple)):
+            return tuple(self._wrapped(part) for part in result)
+        return result
+
+    def _key(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Proxy:
+            if value.session is not self:
+                raise places.leaked()
+            return value.ref
+        if kind is float:
+            return value.hex()  # 0.0 and -0.0, 1 and 1.0 are different constants
+        if kind is bool:
+            return _TRUE if value else _FALSE
+        if kind is int or kind is str or value is None:
+            return value
+        if isinstance(value, torch.Tensor):
+            return (self.capture(value), value.dtype, value.dim() > 0, value.device)
+        if kind in (tuple, list, torch.Size):
+            return (kind, *map(self._key, value))
+        if kind is slice:
+            return (kind, self._key(value.start), self._key(value.stop), self._key(value.step))
+        if isinstance(value, np.generic):
+            return (kind, value.item())
+        return value  # a dtype, a device, Ellipsis

@@ -1,0 +1,237 @@
+"""Tracing: a Python function of torch ops as og.Graphs, one for each way through the function.
+
+`Tracer(fn)(args, kwargs)` runs the function once, on proxies instead of data tensors, and gives back a `Run`: the
+graph of what was done to data, the tensors that the graph reads, in the order of its inputs, and how the function's
+result is made of the graph's. Whatever does not meet data runs in torch as it stands: arithmetic of parameters of no
+dimension, Python branches on them, views of arguments; autograd sees it.
+
+What counts as data: tensor arguments of one dimension or more (in lists, tuples and dicts too). Tensors of no
+dimension stay real, as arguments too. Parameters, buffers and other tensors that meet data are captured: they become
+inputs of the graph, in the order in which they are first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opgraph.errors import InvalidArguments
+from opgraph.ir.graph import Graph
+from opgraph.torch.tracing.build import build, needed, pattern
+from opgraph.torch.tracing.emit import name_of
+from opgraph.torch.tracing.names import parameter_names, tensor_names
+from opgraph.torch.tracing.proxy import Ref
+from opgraph.torch.tracing.results import filled, hashable, structure_of
+from opgraph.torch.tracing.session import Input, Node, Session, Step
+from opgraph.torch.tracing.watch import Watch
+
+#: Shapes remembered for one way through a function.
+MOST_SHAPES = 256
+
+
+@dataclass(slots=True, eq=False)
+class Traced:
+    """One way through a function, for one pattern of shapes.
+
+    Attributes:
+        graph: finalized; its inputs are the tensors of a Run, its outputs the results that are computed.
+        inputs: the names of its inputs: an argument's, an attribute's, or "captured_<n>".
+        outputs: the function's result with Output and Kept in place of tensors: an Output, a Kept, or tuples, lists
+            and dicts of such.
+        op: what runs the graph; put here by `fuse`.
+    """
+
+    graph: Graph
+    inputs: tuple[str, ...]
+    outputs: Any
+    op: Any = None
+
+    def result(self, results: Sequence[torch.Tensor], kept: Sequence[Any]) -> Any:
+        """The function's result from those of the graph, in the order of its outputs, and a Run's `kept`."""
+        return filled(self.outputs, results, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of a function.
+
+    Attributes:
+        traced: None where no data were touched; the result is `kept[0]` then.
+        tensors: the inputs of the graph, in order.
+        kept: what the function returned as it was.
+        leaf: where the graphs for other shapes are.
+        asks: whether the function asked for the shape of data, or whether they require a gradient.
+    """
+
+    traced: Traced | None
+    tensors: tuple[torch.Tensor, ...]
+    kept: tuple[Any, ...]
+    leaf: Leaf | None = None
+    asks: bool = False
+
+
+@dataclass(slots=True)
+class Leaf:
+    """The end of one way through the function.
+
+    Attributes:
+        structure, outputs: the function's result, and the values in it with their names.
+        steps: the ops that the outputs depend on.
+        reads: which of a run's inputs these read.
+        by_shapes: the graphs, by the shapes of their tensors; by_pattern: fewer, by the pattern of shapes.
+    """
+
+    structure: Any
+    outputs: tuple[tuple[Ref, str], ...]
+    steps: list[Step]
+    reads: tuple[int, ...]
+    by_shapes: dict[Any, Traced] = field(default_factory=dict)
+    by_pattern: dict[Any, Traced] = field(default_factory=dict)
+
+
+class Tracer:
+    """Traces a function, call by call.
+
+    Args:
+        fn: a function of torch ops, or any callable.
+        names: of its positional parameters, for the graph's inputs.
+        as_eager: a number that meets f16 or bf16 is rounded where eager torch's kernels round it, for graphs that run
+            with rounding="each"; else it is an f32.
+
+    Each call runs `fn`; only calls that do something new build a graph.
+    """
+
+    def __init__(self, fn: Callable[..., Any], names: Sequence[str] = (), *, as_eager: bool = False) -> None:
+        self.fn = fn
+        self._names = tuple(names) or parameter_names(fn)
+        self._as_eager = as_eager
+        self._roots: dict[Any, Node] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None = None) -> Run:
+        """Runs the function, noting in `watch` what it does on real tensors.
+
+        Raises:
+            OpGraphError: it does something that cannot be fused; the message names the line.
+            Exception: whatever the function raises itself.
+        """
+        session = Session(Node(None, 0), torch.device("cpu"), watch, as_eager=self._as_eager)
+        given = [self._given(session, a, self._name(i)) for i, a in enumerate(args)]
+        named = {k: self._given(session, v, k) for k, v in kwargs.items()}
+        session.arguments = {**{self._name(i): a for i, a in enumerate(args)}, **kwargs}
+        if not session.inputs:
+            return Run(None, (), (self.fn(*args, **kwargs),))
+        session.device = session.inputs[0].tensor.device
+        key = (torch.get_default_dtype(), *[i.tensor.dtype for i in session.inputs])
+        session.node = self._roots.setdefault(key, Node(None, session.count))
+        if watch is None:
+            result = self.fn(*given, **named)
+        else:
+            with watch:
+                result = self.fn(*given, **named)
+        return self._ended(session, result)
+
+    def _name(self, index: int) -> str:
+        return self._names[index] if index < len(self._names) else f"argument_{index}"
+
+    def _given(self, session: Session, value: Any, name: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            return session.argument(value, name) if value.dim() else value
+        if type(value) in (list, tuple):
+            return type(value)(self._given(session, v, f"{name}_{i}") for i, v in enumerate(value))
+        if type(value) is dict:
+            return {k: self._given(session, v, f"{name}_{k}") for k, v in value.items()}
+        return value
+
+    def _ended(self, session: Session, result: Any) -> Run:
+        outputs: dict[Ref, int] = {}
+        kept: list[Any] = []
+        structure = structure_of(session, result, outputs, kept)
+        session.finished = True
+        if not outputs:
+            return Run(None, (), (filled(structure, (), kept),))
+        key = ("returns", *outputs, hashable(structure))
+        node = session.node.after.get(key)
+        if node is None:
+            node = session.node.after[key] = Node(session.node, session.count)
+            node.leaf = _leaf(node, structure, tuple(outputs), session.inputs)
+        leaf: Leaf = node.leaf
+        tensors = tuple([_on(session.inputs[i].tensor, session.device) for i in leaf.reads])
+        shapes = tuple([t.shape for t in tensors])
+        traced = leaf.by_shapes.get(shapes)
+        if traced is None:
+            traced = self._traced(session, leaf)
+            if len(leaf.by_shapes) > MOST_SHAPES:
+                leaf.by_shapes.clear()
+            leaf.by_shapes[shapes] = traced
+        return Run(traced, tensors, tuple(kept), leaf, session.asks)
+
+    def _traced(self, session: Session, leaf: Leaf) -> Traced:
+        inputs = [session.inputs[i] for i in leaf.reads]
+        dims = pattern(entry.tensor.shape for entry in inputs)
+        found = leaf.by_pattern.get(dims)
+        if found is None:
+            known = tensor_names(self.fn, session.arguments)
+            names = _unique(
+                [
+                    entry.name or known.get(id(entry.tensor)) or f"{'captured' if entry.captured else 'view'}_{i}"
+                    for i, entry in enumerate(inputs)
+                ],
+                {name for _, name in leaf.outputs},
+            )
+            declared = [
+                (entry.ref, name, name_of(entry.tensor.dtype, "an input"), d)
+                for entry, name, d in zip(inputs, names, dims, strict=True)
+            ]
+            graph = build(leaf.steps, declared, leaf.outputs)
+            found = leaf.by_pattern[dims] = Traced(graph, tuple(names), leaf.structure)
+        return found
+
+
+def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A captured tensor of no dimension may be in host memory."""
+    return tensor if tensor.device == device else tensor.to(device)
+
+
+def _leaf(node: Node, structure: Any, outputs: tuple[Ref, ...], inputs: Sequence[Input]) -> Leaf:
+    names = [f"out_{i}" for i in range(len(outputs))] if len(outputs) > 1 else ["out"]
+    steps, wanted = needed(node.path(), outputs)
+    reads = tuple(i for i, entry in enumerate(inputs) if entry.ref in wanted)
+    return Leaf(structure, tuple(zip(outputs, names)), steps, reads)
+
+
+def _unique(names: Sequence[str], taken: set[str]) -> list[str]:
+    result: list[str] = []
+    for base in names:
+        name, count = base, 2
+        while name in taken:
+            name, count = f"{base}_{count}", count + 1
+        taken.add(name)
+        result.append(name)
+    return result
+
+
+def trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
+    """Traces one call.
+
+    Args:
+        fn: a function of torch ops.
+        args, kwargs: what to call it with; only dtypes and shapes of data count.
+
+    Returns: its graph. Sizes are symbols in it, so that it serves all tensors of the same pattern: the same ranks,
+        the same axes of size 1, the same axes equal.
+
+    Raises:
+        InvalidArguments: the result does not depend on data.
+        OpGraphError: `fn` does something that cannot be fused.
+    """
+    run = Tracer(fn)(args, kwargs)
+    if run.traced is None:
+        raise InvalidArguments(
+            "the function computes nothing from its tensor arguments",
+            where=getattr(fn, "__qualname__", repr(fn)),
+            fix="pass tensors of one dimension or more, and return what is computed from them",
+        )
+    return run.traced
