@@ -26,11 +26,29 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_example_runs(tmp_path: Path) -> None:
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 partition" in done.stdout and "struct Fused" in done.stdout
     assert done.stderr == ""
+
+
+def test_the_training_example_runs_and_keeps_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    _, code = blocks("python")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert "8.0 MiB kept for backward" in done.stdout and "in 1 fused op" in done.stdout
+
+
+def test_the_memory_shown_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    (shown,) = blocks("console")
+    for run in shown.split("$ opgraph ")[1:]:
+        command, *lines = (line for line in run.splitlines() if line.strip() != "...")
+        assert main(command.split()) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line not in printed] == []
 
 
 def test_every_command_shown_exists_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
