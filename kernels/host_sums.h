@@ -168,7 +168,7 @@ template <class F> OG_FN void row(const F f, i64 width, double* const* cell, con
 }
 
 // Writes the results of one box (or of all boxes that stand at these places along the axes that the sum keeps).
-template <class F, int k> void deliver(const Boxes& boxes, const i64* chunk, const double* cells) {
+template <class F> void deliver(const Boxes& boxes, int k, const i64* chunk, const double* cells) {
   const Sum sum = boxes.sum(k);
   const i64 rank = boxes.space.rank, last = rank - 1;
   const i64* strides = boxes.space.strides + sum.operand * rank;
@@ -195,7 +195,7 @@ template <class F, int k> void deliver(const Boxes& boxes, const i64* chunk, con
       } else {
         for (i64 j = 1; j < folded; ++j) total += value[j * apart];
       }
-      F::template total<k>(boxes.space.base[sum.operand], to + i * strides[last], total);
+      F::total(k, boxes.space.base[sum.operand], to + i * strides[last], total);
     }
     i64 d = last - 1;
     for (; d >= 0; --d) {
@@ -278,13 +278,16 @@ template <class F> void one_box(const Boxes& boxes, i64 number, double* scratch)
       at[d] = 0;
     }
   }
-  each<m>([&](auto k) {
-    const Sum sum = boxes.sum(k.value);
+  for (int k = 0; k < m; ++k) {
+    const Sum sum = boxes.sum(k);
     const double* cells = scratch + sum.scratch;
-    if (sum.left < 0) return deliver<F, k.value>(boxes, chunk, cells);
+    if (sum.left < 0) {
+      deliver<F>(boxes, k, chunk, cells);
+      continue;
+    }
     double* left = boxes.work + number * boxes.leaves + sum.left;
     for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) left[i] = cells[i];
-  });
+  }
 }
 
 template <class F> void boxes_between(const Boxes& boxes, i64 begin, i64 end) {
@@ -295,7 +298,7 @@ template <class F> void boxes_between(const Boxes& boxes, i64 begin, i64 end) {
 // ---- the second stage ------------------------------------------------------------------------------------------------
 
 // The totals of what several boxes contributed to, in the order of the boxes.
-template <class F, int k> void totals(const Boxes& boxes) {
+template <class F> void totals(const Boxes& boxes, int k) {
   const Sum sum = boxes.sum(k);
   if (sum.left < 0) return;
   const i64 rank = boxes.space.rank;
@@ -315,7 +318,7 @@ template <class F, int k> void totals(const Boxes& boxes) {
         chunk[d] = 0;
       }
     }
-    deliver<F, k>(boxes, chunk, cells);
+    deliver<F>(boxes, k, chunk, cells);
     i64 d = rank - 1;
     for (; d >= 0; --d) {
       if (strides[d] == 0) continue;
@@ -333,6 +336,7 @@ template <class F> struct Plain : F {
   using Addend = float;
   static constexpr bool adds_row(int) { return false; }
   OG_FN void element(i64 i, Addend*) const { F::element(i); }
+  OG_FN static void total(int, void*, i64, double) {}
 };
 
 // ---- threads ---------------------------------------------------------------------------------------------------------
@@ -370,7 +374,9 @@ OG_FN void launch_boxes(void* const* base, const i64* layout, i64 begin, i64 end
   } else if (begin >= 0) {
     boxes_between<F>(boxes, begin, end);
   }
-  if (begin < 0 || (begin == 0 && end == boxes.count)) each<F::sums>([&](auto k) { totals<F, k.value>(boxes); });
+  if (begin < 0 || (begin == 0 && end == boxes.count)) {
+    for (int k = 0; k < F::sums; ++k) totals<F>(boxes, k);
+  }
 }
 
 }  // namespace og

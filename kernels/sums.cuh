@@ -145,7 +145,7 @@ OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles
         __syncthreads();
       }
       if (tx == 0 && tm == 0 && inside) {
-        if (part < 0) F::template total<k.value>(base[operand], offset[operand], meet[thread]);
+        if (part < 0) F::total(k.value, base[operand], offset[operand], meet[thread]);
         else work[part + ((i64)group * tiles.row_chunks + row_chunk) * tiles.column_chunks + column_chunk] = meet[thread];
       }
       __syncthreads();
@@ -160,7 +160,7 @@ OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles
         }
         if (tm == 0 && inside && column < end) {
           const i64 at = offset[operand] + column * tiles.strides[operand][rank - 1];
-          if (part < 0) F::template total<k.value>(base[operand], at, meet[thread]);
+          if (part < 0) F::total(k.value, base[operand], at, meet[thread]);
           else work[part + ((i64)group * tiles.row_chunks + row_chunk) * tiles.columns + column] = meet[thread];
         }
         __syncthreads();
@@ -213,7 +213,7 @@ OG_FN void total_of(void* y, const Left<axes>& left, const typename F::Addend* w
     if (lane < half) meet[thread] += meet[thread + half * wide];
     __syncthreads();
   }
-  if (lane == 0 && column < left.columns) F::template total<k>(y, to, meet[thread]);
+  if (lane == 0 && column < left.columns) F::total(k, y, to, meet[thread]);
 }
 
 template <int axes, int sums> struct AllLeft { Left<axes> of[sums]; };

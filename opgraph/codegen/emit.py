@@ -216,7 +216,7 @@ class _Emitter:
 
     def total(self) -> None:
         """Element `at` of the result of sum k."""
-        self.put("  template <int k, class T> static OG_FN void total(void* y, og::i64 at, T value) {")
+        self.put("  template <class T> static OG_FN void total(int k, void* y, og::i64 at, T value) {")
         for k, i in enumerate(self.sums):
             dtype = self.loop.stores[i].dtype
             value = "value" if dtype in ("f16", "bf16") else f"({_compute(dtype)})value"
