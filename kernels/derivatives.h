@@ -258,9 +258,9 @@ template <class T> OG_FN T falling_factorial(T b, int order) {
 /// What |x|^(b - order) is multiplied by to become x^(b - order): parity and wholeness are those of b, as b - order is rounded.
 template <class T> OG_FN T power_sign(T x, T b, int order) {
   const bool negative = (bits(x) >> (8 * sizeof(T) - 1)) != 0, finite = abs(b) < infinity<T>();
-  const bool odd = is_integer(b) && finite && is_odd(b) != ((order & 1) != 0);
-  const bool fraction = !is_integer(b) && x < 0 && x > -infinity<T>();
-  const T sign = negative && odd ? (T)-1 : (T)1;
+  const bool odd = is_integer(b) & finite & (is_odd(b) != ((order & 1) != 0));
+  const bool fraction = !is_integer(b) & (x < 0) & (x > -infinity<T>());
+  const T sign = negative & odd ? (T)-1 : (T)1;
   return fraction ? quiet_nan<T>() : sign;
 }
 
@@ -270,8 +270,8 @@ OG_FN float pow_backward(float x, float d, float b, int order) {
   const double y = (double)b - order, c = falling_factorial((double)b, order);
   const float a = abs(x);
   const double size = exp(y * log((double)a));
-  const double bounded = size < 1e-200 ? 1e-200 : (size > 1e200 ? 1e200 : size);
-  const bool regular = a > 0 && a < infinity<float>() && abs(b) < infinity<float>();
+  const double bounded = at_most(at_least(size, 1e-200), 1e200);
+  const bool regular = (a > 0) & (a < infinity<float>()) & (abs(b) < infinity<float>());
   const double power = pow_signed((double)a, y, regular ? bounded : size) * power_sign(x, b, order);
   return c == 0 ? 0.0f : (float)(d * (c * power));
 }
@@ -280,7 +280,7 @@ OG_FN double pow_backward(double x, double d, double b, int order) {
   const double y_low = (b - back) + ((back - y) - order);
   const double c = falling_factorial(b, order);
   const power64 p = power_parts(x, y, y_low, 2100.0);
-  const bool regular = a > 0 && a < infinity<double>() && abs(b) < infinity<double>();
+  const bool regular = (a > 0) & (a < infinity<double>()) & (abs(b) < infinity<double>());
   const double irregular = p.exponent < 0 ? 0.0 : infinity<double>();
   const bool bounded = regular && (abs(p.exponent) <= 2100.0 || d == 0 || abs(d) == infinity<double>());
   const double size = pow_signed(a, y, keep_nan(p.exponent, bounded ? 1 + p.t : irregular));

@@ -51,15 +51,15 @@ OG_FN pair64 log_pair(double x) {
 template <class T> OG_FN bool is_integer(T y) { return trunc(y) == y; }
 template <class T> OG_FN bool is_odd(T y) {
   const T half = y * (T)0.5;
-  return is_integer(y) && trunc(half) != half;
+  return is_integer(y) & (trunc(half) != half);
 }
 
 /// The sign and the cases C99 lists, given |x|^y (Annex F.10.4.4): x^0 = 1 and 1^y = 1 even for NaN.
 template <class T> OG_FN T pow_signed(T x, T y, T magnitude) {
   const bool negative = (bits(x) >> (8 * sizeof(T) - 1)) != 0;
-  const T with_sign = negative && is_odd(y) ? -magnitude : magnitude;
-  const T real = x < 0 && x > -infinity<T>() && !is_integer(y) ? quiet_nan<T>() : with_sign;
-  const bool one = y == 0 || x == 1 || (x == -1 && abs(y) == infinity<T>());
+  const T with_sign = negative & is_odd(y) ? -magnitude : magnitude;
+  const T real = (x < 0) & (x > -infinity<T>()) & !is_integer(y) ? quiet_nan<T>() : with_sign;
+  const bool one = (y == 0) | (x == 1) | ((x == -1) & (abs(y) == infinity<T>()));
   return one ? (T)1 : real;
 }
 
