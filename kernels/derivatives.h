@@ -270,7 +270,7 @@ OG_FN float pow_backward(float x, float d, float b, int order) {
   const double y = (double)b - order, c = falling_factorial((double)b, order);
   const float a = abs(x);
   const double size = exp(y * log((double)a));
-  const double bounded = at_most(at_least(size, 1e-200), 1e200);
+  const double bounded = size < 1e-200 ? 1e-200 : (size > 1e200 ? 1e200 : size);
   const bool regular = (a > 0) & (a < infinity<float>()) & (abs(b) < infinity<float>());
   const double power = pow_signed((double)a, y, regular ? bounded : size) * power_sign(x, b, order);
   return c == 0 ? 0.0f : (float)(d * (c * power));
