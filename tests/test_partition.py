@@ -109,6 +109,27 @@ def test_fan_out_and_several_outputs_fuse():
     assert [t.name for t in part.output_ports] == ["a", "b", "c"]
 
 
+#: Graphs with Backward kinds and Dropout of which oneDNN makes one to three partitions.
+ONE_PASS = {
+    "a gradient and a product": "%0 = SigmoidBackward(x, d, use_dst=false)\n  y = Multiply(%0, z)",
+    "a product and a gradient": "%0 = Multiply(d, z)\n  y = SigmoidBackward(x, %0, use_dst=false)",
+    "the gradient of swish": (
+        "%0 = Multiply(d, x)\n  %1 = SigmoidBackward(z, %0)\n  %2 = Multiply(d, z)\n  y = Add(%1, %2)"
+    ),
+    "a comparison and a choice": "%0 = GreaterEqual(x, z)\n  y = Select(%0, x, d)",
+    "dropout after an activation": "%0 = Exp(x)\n  y = Dropout(%0, seed, offset, p)",
+}
+
+
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_gradients_and_dropout_are_one_pass(name):
+    inputs = dict.fromkeys("dxz", "f32[64]") | {"seed": "s64[1]", "offset": "s64[1]", "p": "f32[1]"}
+    read = {n: t for n, t in inputs.items() if n in ONE_PASS[name]}
+    declared = ", ".join(f"{n}: {t}" for n, t in read.items())
+    graph = og.parse(f"graph({declared}) -> (y)\n  {ONE_PASS[name]}").finalize()
+    assert len(graph.get_partitions()) == 1
+
+
 def test_what_reads_one_value_is_one_pass_over_it():
     assert len(cut_text("graph(x: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(x)")) == 1
     gated = "graph(g: f32[n,8], u: f32[n,8], d: f32[n,8]) -> (dg, du)\n %0 = Sigmoid(g)\n dg = Multiply(d, u)\n"
