@@ -75,6 +75,18 @@ def test_sums_agree_with_float64_and_do_not_depend_on_order(cupy: FakeCupy, name
         assert got[key].tobytes() == again[key].tobytes()
 
 
+def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    g = graph(*CASES["two kinds of columns"])
+    feeds = {t.name: random(t.shape, "f32", i) for i, t in enumerate(g.inputs)}
+    narrow = run(cupy, g, feeds)  # type: ignore[arg-type]
+    monkeypatch.setattr("opgraph.codegen.cuda_sums.NARROW", 1)
+    f = og.compile(g, device="cuda")
+    wide = f({k: cupy.asarray(v) for k, v in feeds.items()})  # type: ignore[misc]
+    assert all("og::i64, " in text.rsplit("sum_tiles<", 1)[1] for text in f.kernels.values())
+    for key, value in narrow.items():
+        assert value.tobytes() == wide[key].host.tobytes()
+
+
 def test_views_and_odd_addresses(cupy: FakeCupy) -> None:  # noqa: F811
     g = graph((40, 30), [(30,), (40, 1)])
     base = random((41, 64), "f32", 0)

@@ -285,7 +285,7 @@ def test_rows_found_in_64_bits_draw_the_same(
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opgraph.codegen.kernel._NARROW", 1)
+    monkeypatch.setattr("opgraph.codegen.kernel.NARROW", 1)
     x, a = case.views(*(cupy.asarray(random(s)) for s in (case.x, case.a)))
     rest = {name: cupy.asarray(v) for name, v in drawn().items()}
     _, m = both(og.compile(chain("f32", x.shape, a.shape), device="cuda")(x=x, a=a, **rest))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from opgraph.codegen.kernel import BLOCK_SIZE, KernelSource, packed_vector, source_of
+from opgraph.codegen.kernel import BYTES_IN_FLIGHT, NARROW, KernelSource, packed_vector, source_of
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, KEPT, STRIDED, Layout
 from opgraph.loops.loop import Loop
-from opgraph.loops.tiles import Tiling, passes, sums_of, tiled
+from opgraph.loops.tiles import BLOCK_SIZE, Tiling, passes, sums_of, tiled
 
-_IN_FLIGHT = 32  # bytes that one thread loads before it computes
 _COLUMNS = 32  # that a block of the second stage takes where each column has its sum
-_NARROW = 2**31 - 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,7 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     tiling = tiled(layout, vector)
     sums = sums_of(layout)
     rank, operands, count = len(layout.dims), len(layout.strides), len(sums)
-    narrow = layout.size < _NARROW and tiling.blocks < _NARROW
+    narrow = layout.size < NARROW and tiling.blocks < NARROW
     index = "og::u32" if narrow else "og::i64"
     tx, tm = tiling.threads
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
@@ -106,7 +104,7 @@ def _unroll(loop: Loop, layout: Layout, vector: int) -> int:
         for x, kind in zip(loop.loads, kinds)
         if x.name in read and not x.is_position and kind in (CONTIGUOUS, STRIDED)
     )
-    return max(min(_IN_FLIGHT // loaded, 4), 1) if loaded else 1
+    return max(min(BYTES_IN_FLIGHT // loaded, 4), 1) if loaded else 1
 
 
 def _tiles(layout: Layout, tiling: Tiling) -> tuple[int, ...]:

@@ -11,12 +11,12 @@ from opgraph.codegen.sources import spliced
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, Variant
 from opgraph.loops.loop import Loop
+from opgraph.loops.tiles import BLOCK_SIZE
 
-BLOCK_SIZE = 256  # kernels/pointwise.cuh
 _BYTES_PER_ACCESS = 16
-_BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
+BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
 _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
-_NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
+NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _HOST_SUMS, _CUDA = "host.h", "host_sums.h", "pointwise.cuh"
 
 
@@ -100,8 +100,8 @@ def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCE
     sizes = [0 if x.is_position else dtypes.BY_NAME[x.dtype].itemsize for x in loop.loads]
     vector = packed_vector(loop, layout, alignment)
     loaded = sum(vector * s for s, k in zip(sizes, kinds) if k in (CONTIGUOUS, STRIDED))
-    unroll = max(min(_BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
-    narrow = layout.size < _NARROW and all(abs(s) < _NARROW for strides in layout.strides for s in strides)
+    unroll = max(min(BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
+    narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
     return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow and not layout.variant.flat)
 
 

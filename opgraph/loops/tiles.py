@@ -14,9 +14,10 @@ from math import prod
 from opgraph.loops.layout import ADDED, KEPT, Layout, Variant
 from opgraph.loops.loop import Loop
 
-BLOCK = 256
+#: Threads of a block (kernels/pointwise.cuh).
+BLOCK_SIZE = 256
 #: Elements of a tile: 32 for each thread.
-_TILE = 32 * BLOCK
+_TILE = 32 * BLOCK_SIZE
 #: Rows that a sum for each column adds up in one tile, at least: what tiles leave is then 1/64 of the data.
 _ROWS = 64
 #: Threads side by side where each column has its own sum: 512 bytes of f32.
@@ -63,7 +64,7 @@ class Tiling:
     @property
     def blocks(self) -> int:
         """Number of tiles."""
-        groups = BLOCK // (self.threads[0] * self.threads[1])
+        groups = BLOCK_SIZE // (self.threads[0] * self.threads[1])
         return -(-self.groups // groups) * self.row_chunks * self.column_chunks
 
 
@@ -86,9 +87,9 @@ def tiled(layout: Layout, vector: int) -> Tiling:
     columns = layout.dims[-1]
     for_each_column = KEPT in layout.variant.operands
     packs = -(-columns // vector)
-    tx = min(_NARROW if for_each_column else BLOCK, _power_of_two(packs))
-    tm = min(BLOCK // tx, _power_of_two(rows))
-    tg = BLOCK // (tx * tm)
+    tx = min(_NARROW if for_each_column else BLOCK_SIZE, _power_of_two(packs))
+    tm = min(BLOCK_SIZE // tx, _power_of_two(rows))
+    tg = BLOCK_SIZE // (tx * tm)
     if for_each_column:
         column_chunk = tx * vector
         row_chunk = max(_ROWS, _TILE // column_chunk, -(-rows // _TERMS))

@@ -121,6 +121,17 @@ def _read_from_outside(ops: Iterable[Op]) -> tuple[tuple[LogicalTensor, ...], tu
     return tuple(inputs.values()), tuple(constants.values())
 
 
+def needed_for(partitions: Sequence[Partition], values: Iterable[int]) -> tuple[Partition, ...]:
+    """Those that these values (by id) depend on: a graph may hold ops that no output of it needs."""
+    wanted = set(values)
+    kept = []
+    for part in reversed(partitions):
+        if any(t.id in wanted for t in part.output_ports):
+            wanted.update(t.id for t in part.input_ports)
+            kept.append(part)
+    return tuple(reversed(kept))
+
+
 def _needed_outside(graph: Graph, outputs: set[int], ops: Sequence[Op]) -> tuple[LogicalTensor, ...]:
     inside = {op.id for op in ops}
     made = [t for op in ops for t in op.outputs]

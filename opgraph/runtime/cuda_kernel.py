@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from opgraph.codegen.cuda_sums import sum_launches
-from opgraph.codegen.kernel import BLOCK_SIZE, KernelSource, cuda_layout, cuda_source, cuda_variant
+from opgraph.codegen.kernel import KernelSource, cuda_layout, cuda_source, cuda_variant
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout
 from opgraph.loops.lower import Lowered
+from opgraph.loops.tiles import BLOCK_SIZE
 from opgraph.runtime import cuda
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.cuda_plan import Launch, Plan

@@ -11,7 +11,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.loops.lower import ROUNDINGS
-from opgraph.partition.partition import Partition
+from opgraph.partition.partition import Partition, needed_for
 from opgraph.partition.partitioner import partition
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
@@ -46,7 +46,7 @@ class Executable:
         self.graph = graph
         self.engine = engine
         self._exchange = _exchange(engine)
-        self.partitions = _needed(partition(graph).partitions, {t.id for t in graph.outputs})
+        self.partitions = needed_for(partition(graph).partitions, {t.id for t in graph.outputs})
         self._ins = Ports(graph.inputs, "input")
         self._outs = Ports(graph.outputs, "output")
         unknown = [name for name in donate if name not in self._ins.names]
@@ -221,17 +221,6 @@ def _exchange(engine: Engine) -> Any:
     from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
 
     return CudaExchange(engine.index)
-
-
-def _needed(partitions: Sequence[Partition], outputs: set[int]) -> tuple[Partition, ...]:
-    """Those whose results are used: a graph may hold ops that no output of it depends on."""
-    wanted = set(outputs)
-    kept = []
-    for part in reversed(partitions):
-        if any(t.id in wanted for t in part.output_ports):
-            wanted.update(t.id for t in part.input_ports)
-            kept.append(part)
-    return tuple(reversed(kept))
 
 
 def _reusable(out: LogicalTensor, donated: list[LogicalTensor]) -> int | None:

@@ -11,21 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from opgraph.errors import Unimplemented
-from opgraph.ir import dtypes, opdef
+from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
+from opgraph.transforms.cut import Cut, read_inputs
 from opgraph.transforms.gradient import differentiated, prepared
 from opgraph.transforms.masks import masks_of_outputs
 from opgraph.transforms.reverse import kept_name
-
-#: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
-UNKNOWN_EXTENT = 4096
-#: An input exists anyway, so it is kept rather than a value of the same size, which would have to be written first.
-_INPUT_SHARE = 0.9
-#: An output is kept by whoever reads it: it counts only to choose between equal cuts.
-_OUTPUT_SHARE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +108,7 @@ def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Tr
 
 def read_tensors(graph: Graph) -> set[int]:
     """Ids of the tensors whose data some op reads; of the others only the shape counts."""
-    return {t.id for op in graph.ops for t in _read(op)}
-
-
-def _read(op: Op) -> list[LogicalTensor]:
-    return opdef.get(op.kind, where=op.label).read_inputs(op)
+    return {t.id for op in graph.ops for t in read_inputs(op)}
 
 
 def _costly_shapes(backward: Graph, forward: set[int]) -> set[int]:
@@ -138,7 +127,7 @@ def _costly_shapes(backward: Graph, forward: set[int]) -> set[int]:
     found: set[int] = set()
     for op in reversed(backward.ops):
         if any(t.id in read for t in op.outputs):  # else only the shape of what it makes counts
-            read.update(t.id for t in _read(op))
+            read.update(t.id for t in read_inputs(op))
             found.update({t.id for t in op.inputs} & (forward if _by_library(op) else costly))
     return found - read
 
@@ -164,89 +153,8 @@ def _cheapest(
 ) -> tuple[float, set[int], Collection[int]]:
     """The cheapest values to keep: their weight, their ids, and `from_outputs`."""
     joint = differentiated(graph, wrt, from_outputs=from_outputs)
-    cut = _Cut(graph, joint, told)
-    weight, ids = cut.solved()
+    weight, ids = Cut(graph, joint, told).solved()
     return weight, ids, from_outputs
-
-
-class _Cut:
-    """The problem: which forward values separate the inputs of the forward graph from the backward ops."""
-
-    def __init__(self, graph: Graph, joint: Graph, told: Collection[int]) -> None:
-        self.inputs = {t.id for t in graph.inputs}
-        #: Outputs, and what an output tells: they cost no memory that is not taken anyway.
-        self.outputs = {t.id for t in graph.outputs} | set(told)
-        # What depends on the gradients of the outputs is backward; all else is forward, recomputed or kept.
-        backward = {t.id for t in joint.inputs} - self.inputs
-        self.needed: set[int] = set()
-        self.made_from: dict[int, list[int]] = {}
-        self.fixed: set[int] = set()
-        for op in joint.ops:
-            read = [t.id for t in _read(op) if not t.is_constant]
-            outs = [t.id for t in op.outputs]
-            if any(t.id in backward for t in op.inputs):
-                backward.update(outs)
-                self.needed.update(i for i in read if i not in backward)
-            else:
-                self.made_from.update((o, read) for o in outs)
-                if not opdef.get(op.kind, where=op.label).is_pointwise:
-                    self.fixed.update(outs)
-        # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
-        self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
-        known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
-        self.fixed &= known  # what only backward makes cannot be kept from forward, whatever makes it
-        self.slice = self._slice()
-        self.weights = {i: self._weight(joint.tensor(i)) for i in self.slice if i in known}
-
-    def _slice(self) -> set[int]:
-        """Forward values that the needed ones are made of, themselves included."""
-        seen: set[int] = set()
-        waiting = list(self.needed)
-        while waiting:
-            id = waiting.pop()
-            if id not in seen:
-                seen.add(id)
-                waiting.extend(() if id in self.fixed else self.made_from.get(id, ()))
-        return seen
-
-    def _weight(self, tensor: LogicalTensor) -> float:
-        size = float(dtypes.get(tensor.dtype).itemsize)
-        for extent in tensor.dims or (UNKNOWN_EXTENT,):
-            size *= extent if isinstance(extent, int) else UNKNOWN_EXTENT
-        share = _INPUT_SHARE if tensor.id in self.inputs else _OUTPUT_SHARE if tensor.id in self.outputs else 1.0
-        return size * share
-
-    def solved(self) -> tuple[float, set[int]]:
-        """The weight of the cheapest cut, and what it keeps."""
-        sources = {i for i in self.slice if i in self.fixed or i not in self.made_from}
-        total = sum(self.weights[i] for i in sources)
-        others = [w for i, w in self.weights.items() if i not in sources]
-        if all(w >= total for w in others):  # anything else costs as much by itself
-            return total, sources
-        return self._minimum_cut(sources)
-
-    def _minimum_cut(self, sources: set[int]) -> tuple[float, set[int]]:
-        try:
-            import networkx  # only where there is a choice
-        except ImportError:
-            raise Unimplemented(
-                "choosing what to keep for backward needs networkx, which is not installed",
-                where="training",
-                fix='pip install "opgraph[train]"',
-            ) from None
-        network = networkx.DiGraph()
-        for id in sorted(self.slice):
-            capacity = {"capacity": self.weights[id]} if id in self.weights else {}
-            network.add_edge((id, "in"), (id, "out"), **capacity)
-            if id in sources:
-                network.add_edge("source", (id, "in"))
-            else:
-                for operand in self.made_from[id]:
-                    network.add_edge((operand, "out"), (id, "in"))
-            if id in self.needed:
-                network.add_edge((id, "out"), "sink")
-        weight, (near, far) = networkx.minimum_cut(network, "source", "sink")
-        return weight, {i for i in self.slice if (i, "in") in near and (i, "out") in far}
 
 
 def _with_outputs(graph: Graph, extra: Sequence[LogicalTensor]) -> Graph:

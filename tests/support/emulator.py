@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.codegen.kernel import BLOCK_SIZE
+from opgraph.loops.tiles import BLOCK_SIZE
 from opgraph.runtime.host import find_compiler
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")

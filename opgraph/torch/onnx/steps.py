@@ -9,7 +9,7 @@ from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.partition.partition import Partition
+from opgraph.partition.partition import needed_for
 from opgraph.partition.partitioner import partition
 from opgraph.runtime.providers.torch_onnx.nodes import kind_of
 from opgraph.torch.onnx.calls import Run, pieces, unable
@@ -45,7 +45,7 @@ def steps_of(graph: Graph, weights: Collection[int]) -> list[Step]:
     """
     _refuse_unknown(graph)
     kept = {t.id for t in graph.outputs}
-    needed = _needed(partition(graph).partitions, kept)
+    needed = needed_for(partition(graph).partitions, kept)
     runs = [piece for part in needed for piece in pieces(part, weights)]
     last = {i: place for place, (_, reads, _, _, _) in enumerate(runs) for i in reads}
     kept |= {t.id for t in (*graph.inputs, *graph.constants)}
@@ -88,13 +88,3 @@ def _refuse_unknown(graph: Graph) -> None:
         where=f"{len(reasons)} nodes: {names}" if len(reasons) > 1 else names,
         fix="replace these nodes in the model, or export it with an opset or options that avoid them",
     )
-
-
-def _needed(parts: Sequence[Partition], wanted: Collection[int]) -> list[Partition]:
-    """The partitions that some values depend on."""
-    needed, kept = set(wanted), []
-    for part in reversed(parts):
-        if any(t.id in needed for t in part.output_ports):
-            needed.update(t.id for t in part.input_ports)
-            kept.append(part)
-    return kept[::-1]

@@ -1,0 +1,103 @@
+"""The minimum cut between a forward and a backward graph: which values to keep so that the fewest bytes are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+
+#: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
+UNKNOWN_EXTENT = 4096
+#: An input exists anyway, so it is kept rather than a value of the same size, which would have to be written first.
+_INPUT_SHARE = 0.9
+#: An output is kept by whoever reads it: it counts only to choose between equal cuts.
+_OUTPUT_SHARE = 1e-6
+
+
+def read_inputs(op: Op) -> list[LogicalTensor]:
+    """The inputs whose data an op reads; of the others only the shape counts."""
+    return opdef.get(op.kind, where=op.label).read_inputs(op)
+
+
+class Cut:
+    """The problem: which forward values separate the inputs of the forward graph from the backward ops."""
+
+    def __init__(self, graph: Graph, joint: Graph, told: Collection[int]) -> None:
+        self.inputs = {t.id for t in graph.inputs}
+        #: Outputs, and what an output tells: they cost no memory that is not taken anyway.
+        self.outputs = {t.id for t in graph.outputs} | set(told)
+        # What depends on the gradients of the outputs is backward; all else is forward, recomputed or kept.
+        backward = {t.id for t in joint.inputs} - self.inputs
+        self.needed: set[int] = set()
+        self.made_from: dict[int, list[int]] = {}
+        self.fixed: set[int] = set()
+        for op in joint.ops:
+            read = [t.id for t in read_inputs(op) if not t.is_constant]
+            outs = [t.id for t in op.outputs]
+            if any(t.id in backward for t in op.inputs):
+                backward.update(outs)
+                self.needed.update(i for i in read if i not in backward)
+            else:
+                self.made_from.update((o, read) for o in outs)
+                if not opdef.get(op.kind, where=op.label).is_pointwise:
+                    self.fixed.update(outs)
+        # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
+        self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
+        known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
+        self.fixed &= known  # what only backward makes cannot be kept from forward, whatever makes it
+        self.slice = self._slice()
+        self.weights = {i: self._weight(joint.tensor(i)) for i in self.slice if i in known}
+
+    def _slice(self) -> set[int]:
+        """Forward values that the needed ones are made of, themselves included."""
+        seen: set[int] = set()
+        waiting = list(self.needed)
+        while waiting:
+            id = waiting.pop()
+            if id not in seen:
+                seen.add(id)
+                waiting.extend(() if id in self.fixed else self.made_from.get(id, ()))
+        return seen
+
+    def _weight(self, tensor: LogicalTensor) -> float:
+        size = float(dtypes.get(tensor.dtype).itemsize)
+        for extent in tensor.dims or (UNKNOWN_EXTENT,):
+            size *= extent if isinstance(extent, int) else UNKNOWN_EXTENT
+        share = _INPUT_SHARE if tensor.id in self.inputs else _OUTPUT_SHARE if tensor.id in self.outputs else 1.0
+        return size * share
+
+    def solved(self) -> tuple[float, set[int]]:
+        """The weight of the cheapest cut, and what it keeps."""
+        sources = {i for i in self.slice if i in self.fixed or i not in self.made_from}
+        total = sum(self.weights[i] for i in sources)
+        others = [w for i, w in self.weights.items() if i not in sources]
+        if all(w >= total for w in others):  # anything else costs as much by itself
+            return total, sources
+        return self._minimum_cut(sources)
+
+    def _minimum_cut(self, sources: set[int]) -> tuple[float, set[int]]:
+        try:
+            import networkx  # only where there is a choice
+        except ImportError:
+            raise Unimplemented(
+                "choosing what to keep for backward needs networkx, which is not installed",
+                where="training",
+                fix='pip install "opgraph[train]"',
+            ) from None
+        network = networkx.DiGraph()
+        for id in sorted(self.slice):
+            capacity = {"capacity": self.weights[id]} if id in self.weights else {}
+            network.add_edge((id, "in"), (id, "out"), **capacity)
+            if id in sources:
+                network.add_edge("source", (id, "in"))
+            else:
+                for operand in self.made_from[id]:
+                    network.add_edge((operand, "out"), (id, "in"))
+            if id in self.needed:
+                network.add_edge((id, "out"), "sink")
+        weight, (near, far) = networkx.minimum_cut(network, "source", "sink")
+        return weight, {i for i in self.slice if (i, "in") in near and (i, "out") in far}
