@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 
 import numpy as np
@@ -189,3 +190,22 @@ def test_torch_tensors_come_back_as_torch_tensors() -> None:
     y, vjp = f.vjp(x=x, a=a)
     made = vjp(torch.ones(5, 8))
     assert isinstance(y, torch.Tensor) and all(isinstance(v, torch.Tensor) for v in made.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["where the output suffices, the output", "a branch by another tensor: its mask of one byte"]
+)
+def test_one_cheapest_value_needs_no_search(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "networkx", None)  # as where it is not installed
+    test_what_is_kept(name)
+
+
+def test_where_there_is_a_choice_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    g = og.parse(
+        "graph(x: f32[64,64], z: f32[64,64], u: f32[64,64]) -> (y)\n  %0 = Add(x, z)\n  %1 = Sin(%0)\n"
+        "  %2 = Sin(u)\n  y = Multiply(%1, %2)"
+    )
+    with pytest.raises(og.errors.Unimplemented, match="networkx") as error:
+        og.compile(g, wrt=("x", "u"))
+    assert 'pip install "opgraph[train]"' in str(error.value)

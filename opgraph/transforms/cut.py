@@ -77,6 +77,11 @@ class Cut:
         others = [w for i, w in self.weights.items() if i not in sources]
         if all(w >= total for w in others):  # anything else costs as much by itself
             return total, sources
+        if len(self.needed) == 1:
+            (one,) = self.needed
+            alone = self.weights.get(one, float("inf"))
+            if all(w > alone for i, w in self.weights.items() if i != one):  # it suffices, and no cut is cheaper
+                return alone, {one}
         return self._minimum_cut(sources)
 
     def _minimum_cut(self, sources: set[int]) -> tuple[float, set[int]]:
