@@ -28,9 +28,7 @@ class Ports:
         self.names = tuple(port_name(t) for t in tensors)
         self.what = what
         self._by_id = {t.id: n for t, n in zip(self.tensors, self.names)}
-        self._checks = tuple(
-            (name, dtypes.get(t.dtype, where=t.label).numpy, t.dims, t) for name, t in zip(self.names, self.tensors)
-        )
+        self._checks = tuple((name, _numpy_dtype(t), t.dims, t) for name, t in zip(self.names, self.tensors))
         self._has_symbols = any(isinstance(d, str) for t in tensors for d in t.dims or ())
 
     def bind(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[Any]:
@@ -53,6 +51,9 @@ class Ports:
                 array = given[name]
             except KeyError:
                 self._refuse_names(given)
+            if dtype is None:
+                arrays.append(array)
+                continue
             if type(array) is not np.ndarray:
                 array = self._array(array, tensor)
             if array.dtype is not dtype and array.dtype != dtype:
@@ -112,8 +113,8 @@ class Ports:
 
     def _check_symbols(self, arrays: Sequence[Any]) -> None:
         seen: dict[str, tuple[int, str]] = {}
-        for array, (name, _, dims, _) in zip(arrays, self._checks):
-            for extent, dim in zip(array.shape, dims or ()):
+        for array, (name, dtype, dims, _) in zip(arrays, self._checks):
+            for extent, dim in zip(array.shape, dims or ()) if dtype is not None else ():
                 if isinstance(dim, str):
                     known, first = seen.setdefault(dim, (extent, name))
                     if known != extent:
@@ -122,6 +123,11 @@ class Ports:
                             where=f'{self.what}s "{first}" and "{name}"',
                             fix="equal symbols must have equal sizes",
                         )
+
+
+def _numpy_dtype(tensor: LogicalTensor) -> np.dtype[Any] | None:
+    """The dtype that arrays must have; None for what only ONNX has a word for (text, sequences, u16), and checks."""
+    return None if tensor.dtype == dtypes.UNDEF else dtypes.get(tensor.dtype, where=tensor.label).numpy
 
 
 def check_shape(shape: tuple[int, ...], dims: Dims, where: str) -> None:

@@ -92,6 +92,11 @@ class Hosted:
         self._run = run
         self._exchange = CudaExchange(device)
 
+    @property
+    def runs_in(self) -> str:
+        """What the provider runs in."""
+        return str(getattr(self._run, "runs_in", "opgraph"))
+
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None
     ) -> list[Any]:

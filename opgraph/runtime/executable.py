@@ -97,6 +97,14 @@ class Executable:
             found.update((name, source.code) for name, source in getattr(step.run, "sources", {}).items())
         return found
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """What runs each of `partitions`: "opgraph" (a generated kernel), or the name of a library.
+
+        onnxruntime may refuse a region only when it runs, so this is final after the first call.
+        """
+        return tuple(getattr(step.run, "runs_in", "opgraph") for step in self._steps)
+
     def alone(self) -> tuple[Runner, tuple[int, ...], tuple[int, ...]] | None:
         """The runner of the only partition, which inputs it reads and which outputs it makes, by position in its order.
 

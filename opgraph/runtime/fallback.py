@@ -47,6 +47,11 @@ class InterpretedKernel:
         self._with_torch = importlib.util.find_spec("torch") is not None
         _notice("torch" if self._with_torch else "NumPy")
 
+    @property
+    def runs_in(self) -> str:
+        """The library whose ops run: "torch" or "NumPy"."""
+        return "torch" if self._with_torch else "NumPy"
+
     def __call__(
         self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray | None] | None = None
     ) -> list[np.ndarray]:

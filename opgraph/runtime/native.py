@@ -122,6 +122,11 @@ class NativePartition:
         self._library = library
         self._constants = {id: library.enter(array) for id, array in program.constants.items()}
 
+    @property
+    def runs_in(self) -> str:
+        """The library whose ops run: "torch" or "NumPy"."""
+        return "NumPy" if isinstance(self._library, NumpyOps) else "torch"
+
     def __call__(self, arrays: Sequence[np.ndarray], outs: Sequence[Any] | None = None) -> list[np.ndarray]:
         """Runs the ops.
 

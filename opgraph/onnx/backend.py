@@ -1,0 +1,207 @@
+"""onnx's own interface of a backend (`onnx.backend.base`): prepare a model or a node, run it, say what ran where.
+
+    import opgraph.onnx.backend as backend
+    rep = backend.prepare(model, device="CPU")
+    outputs = rep.run([x, y])
+    rep.engines                        # {"opgraph": ["Sigmoid \"s\"", ...], "onnxruntime": [...]}
+
+Pointwise ops run natively, in generated kernels. Everything else runs in onnxruntime, and where that refuses a region
+(bf16, ops newer than it) in onnx's own evaluator. What neither takes, and what opgraph cannot carry, is refused by
+name when the model is prepared or, where only the arrays show it, when it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper
+from onnx.backend.base import Backend, BackendRep
+
+from opgraph.errors import DeviceError, InvalidArguments, OpGraphError
+from opgraph.onnx.load import load
+from opgraph.onnx.origin import ModelLike
+from opgraph.runtime.compiling import compile as compiled
+from opgraph.runtime.engine import Engine, engine_of
+from opgraph.runtime.executable import Executable
+
+__all__ = ["OpGraphBackend", "Prepared", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
+
+#: The ir_version and opset of a model around a single node: what stock runtimes read.
+_NODE_IR_VERSION, _NODE_OPSET = 10, 26
+
+
+class Prepared(BackendRep):  # type: ignore[misc]  # onnx's class has no types of its own here
+    """A model, compiled.
+
+    Attributes:
+        executable: the compiled graph.
+        inputs: the names of its inputs, in order.
+    """
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable = executable
+        self.inputs = tuple(t.name or str(t.id) for t in executable.graph.inputs)
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Runs the model.
+
+        Args:
+            inputs: arrays in the order of the model's inputs (fewer, where the last ones have defaults), a dict of
+                them by name, or one array. Sequences are lists, an absent optional is None, text is an array of
+                objects.
+            kwargs: none is known.
+
+        Returns: one value for each output of the model, in order.
+
+        Raises:
+            InvalidArguments, InvalidDataType, InvalidShape: inputs that do not fit the declarations.
+            DeviceError: a region failed; the message is the runtime's.
+        """
+        if kwargs:
+            raise InvalidArguments(
+                f"unknown option {next(iter(kwargs))!r}", where="BackendRep.run", fix="give the inputs alone"
+            )
+        results = self.executable(self._by_name(inputs))
+        return tuple(results.values()) if isinstance(results, dict) else (results,)
+
+    def _by_name(self, inputs: Any) -> dict[str, Any]:
+        if isinstance(inputs, Mapping):
+            return {name: _array(value) for name, value in inputs.items()}
+        given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        if len(given) > len(self.inputs):
+            raise InvalidArguments(
+                f"got {len(given)} inputs, the model has {len(self.inputs)}",
+                where="BackendRep.run",
+                fix=f"give {', '.join(self.inputs) or 'none'}",
+            )
+        return {name: _array(value) for name, value in zip(self.inputs, given, strict=False)}
+
+    @property
+    def engines(self) -> dict[str, list[str]]:
+        """Which engine runs which ops: its name -> the ops, in order.
+
+        "opgraph": generated kernels; "onnxruntime"; "onnx": its evaluator in NumPy. onnxruntime may refuse a region
+        only when it runs, so this is final after the first run.
+        """
+        found: dict[str, list[str]] = {}
+        for partition, engine in zip(self.executable.partitions, self.executable.engines, strict=True):
+            found.setdefault(engine, []).extend(op.label for op in partition.ops)
+        return found
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+class OpGraphBackend(Backend):  # type: ignore[misc]  # as above
+    """opgraph as a class that onnx's test runner takes: `onnx.backend.test.BackendTest(OpGraphBackend, __name__)`."""
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether models can be prepared for "CPU", "CUDA" or "CUDA:n" on this machine."""
+        try:
+            _engine(device)
+        except OpGraphError:
+            return False
+        return True
+
+    @classmethod
+    def is_compatible(cls, model: ModelLike, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether the model can be read and compiled; nothing is run."""
+        try:
+            cls.prepare(model, device, **kwargs)
+        except OpGraphError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: ModelLike, device: str = "CPU", **kwargs: Any) -> Prepared:
+        """A model, compiled for a device.
+
+        Args:
+            model: a ModelProto; a path or an onnx_ir.Model is taken, too.
+            device: "CPU", "CUDA" or "CUDA:n".
+            kwargs: ignored, as onnx's test runner passes its tolerances here.
+
+        Raises:
+            ModelError: the model is malformed.
+            Unimplemented: it has something that opgraph cannot carry.
+            DeviceError: nothing runs one of its nodes, or there is no such device.
+        """
+        return Prepared(compiled(load(model), device=_engine(device)))
+
+    @classmethod
+    def run_model(cls, model: ModelLike, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
+        """Prepares a model and runs it once; see `prepare` and `Prepared.run`."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Runs one node of ai.onnx.
+
+        Args:
+            node: its inputs are fed in order, those that it leaves out ("") excepted.
+            inputs: arrays, one for each different name among them.
+            device: "CPU", "CUDA" or "CUDA:n".
+            outputs_info: dtype and shape of each output, where onnx cannot infer them.
+            kwargs: `opset_version`, the opset that the node belongs to: 26, or the newest that onnx knows.
+
+        Raises:
+            as `prepare` and `Prepared.run`.
+        """
+        arrays = [_array(v) for v in (inputs if isinstance(inputs, (list, tuple)) else [inputs])]
+        opset = int(kwargs.get("opset_version", min(_NODE_OPSET, onnx.defs.onnx_opset_version())))
+        return cls.run_model(_node_model(node, arrays, outputs_info, opset), arrays, device)
+
+
+def _node_model(node: NodeProto, arrays: Sequence[Any], outputs_info: Any, opset: int) -> ModelProto:
+    names = list(dict.fromkeys(name for name in node.input if name))
+    if len(names) != len(arrays):
+        raise InvalidArguments(
+            f"got {len(arrays)} inputs, the node reads {len(names)}",
+            where=f'{node.op_type} "{node.name}"',
+            fix=f"give {', '.join(names) or 'none'}",
+        )
+    made = [name for name in node.output if name]
+    outputs = [ValueInfoProto(name=name) for name in made]
+    if outputs_info is not None:
+        outputs = [_info(name, np.dtype(dtype), shape) for name, (dtype, shape) in zip(made, outputs_info, strict=True)]
+    ins = [_info(name, np.asarray(a).dtype, np.shape(a)) for name, a in zip(names, arrays, strict=True)]
+    graph = helper.make_graph([node], "node", ins, outputs)
+    imports = [helper.make_opsetid(node.domain, opset if not node.domain else 1)]
+    if node.domain:
+        imports.append(helper.make_opsetid("", opset))
+    model = helper.make_model(graph, opset_imports=imports, ir_version=_NODE_IR_VERSION)
+    return model if outputs_info is not None else onnx.shape_inference.infer_shapes(model)
+
+
+def _info(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), list(shape))
+
+
+def _engine(device: str) -> Engine:
+    """The engine that onnx's word for a device means.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    if device.partition(":")[0] not in ("CPU", "CUDA"):
+        raise DeviceError(f"there is no device {device!r}", where="opgraph.onnx.backend", fix="use CPU, CUDA or CUDA:n")
+    return engine_of(device.lower())
+
+
+prepare = OpGraphBackend.prepare
+run_model = OpGraphBackend.run_model
+run_node = OpGraphBackend.run_node
+supports_device = OpGraphBackend.supports_device
+is_compatible = OpGraphBackend.is_compatible
