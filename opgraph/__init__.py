@@ -24,6 +24,7 @@ from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.executable import Executable
 
 if TYPE_CHECKING:
+    from opgraph import onednn as onednn
     from opgraph import onnx as onnx
     from opgraph.runtime.reference import evaluate
     from opgraph.transforms.gradient import gradient
@@ -47,7 +48,7 @@ __all__ = [  # noqa: RUF022 - grouped by stage
     "evaluate",
     # train
     "gradient",
-    # the rest; og.onnx loads on first use and needs its extra, so a star import leaves it alone
+    # the rest; og.onnx (which needs its extra) and og.onednn load on first use, so a star import leaves them alone
     "errors",
     "ops",
 ]
@@ -56,8 +57,8 @@ __all__ = [  # noqa: RUF022 - grouped by stage
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "onnx":  # needs its extra, and loads slowly
-        return importlib.import_module("opgraph.onnx")
+    if name in ("onnx", "onednn"):  # the first needs its extra, and loads slowly
+        return importlib.import_module(f"opgraph.{name}")
     if name == "evaluate":  # for tests and checks
         return importlib.import_module("opgraph.runtime.reference").evaluate
     if name == "gradient":  # for training
@@ -66,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "evaluate", "gradient", "onnx"})
+    return sorted({*globals(), "evaluate", "gradient", "onednn", "onnx"})

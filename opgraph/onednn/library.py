@@ -1,0 +1,101 @@
+"""oneDNN's own library, driven on a graph of opgraph: what it fuses, what it computes, how long it takes.
+
+    library = opgraph.onednn.library.load()      # needs pip install "opgraph[onednn]"
+    real = library.build(graph)                  # a finalized og.Graph of oneDNN's kinds, engine "cpu"
+    real.partitions                              # op ids, ports, supported
+    real({"t0": x})                              # {"t2": y}: NumPy arrays in and out, by name or tensor id
+    call = real.bind({"t0": x}, {"t2": y}); call()          # checked once, for timing
+    real.close()                                 # or: with library.build(graph) as real
+
+It runs in the process's own OpenMP runtime: the wheel asks for libgomp.so.1 by that name, and so do torch's and
+opgraph's kernels, so that there is one pool of threads, whoever loads it first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from opgraph.errors import DeviceError
+from opgraph.ir.graph import Graph
+from opgraph.onednn import capi
+from opgraph.onednn.real_graph import RealGraph
+
+_WHEEL = "onednn-cpu-gomp"
+_FIX = 'pip install "opgraph[onednn]" (x86-64 Linux)'
+
+
+class Library:
+    """The loaded library. Made by `load`.
+
+    Attributes:
+        path: of the shared object.
+        version: as "3.2.0".
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._dll = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise DeviceError(f"the library does not load: {error}", where=str(path), fix=_FIX) from None
+        for name, types in capi.SIGNATURES.items():
+            function = getattr(self._dll, f"dnnl_{name}")
+            function.argtypes, function.restype = types, ctypes.c_int
+        self._dll.dnnl_version.restype = ctypes.POINTER(capi.Version)
+        found = self._dll.dnnl_version().contents
+        self.version = f"{found.major}.{found.minor}.{found.patch}"
+        self.engine = self.created("engine_create", capi.CPU, 0)
+        self.stream = self.created("stream_create", self.engine, 1)
+
+    def call(self, name: str, *args: Any, where: str = "") -> None:
+        """Calls `dnnl_<name>`.
+
+        Raises:
+            OpGraphError: the subclass that its status names.
+        """
+        capi.checked(getattr(self._dll, f"dnnl_{name}")(*args), f"dnnl_{name}", where or "-")
+
+    def created(self, name: str, *args: Any, where: str = "") -> ctypes.c_void_p:
+        """The handle that `dnnl_<name>` makes."""
+        handle = ctypes.c_void_p()
+        self.call(name, ctypes.byref(handle), *args, where=where)
+        return handle
+
+    def set_threads(self, count: int) -> None:
+        """How many threads its parallel regions take from now on, for the calling thread: omp_set_num_threads."""
+        ctypes.CDLL("libgomp.so.1").omp_set_num_threads(count)
+
+    def build(self, graph: Graph, policy: str = "fusion") -> RealGraph:
+        """The same graph in the library, cut into partitions.
+
+        Args:
+            graph: finalized by this call if need be; every kind is oneDNN's, every shape known, engine "cpu".
+            policy: "fusion" or "debug".
+
+        Raises:
+            Unimplemented: a kind, dtype or attribute that this version of the library does not have.
+            OpGraphError: what the library says, as the error of the same name.
+        """
+        return RealGraph(self, graph.finalize(), policy)
+
+
+@cache
+def load() -> Library:
+    """The library of the wheel `onednn-cpu-gomp`.
+
+    Raises:
+        DeviceError: it is not installed, or does not load on this machine.
+    """
+    try:
+        files = importlib.metadata.distribution(_WHEEL).files or ()
+    except importlib.metadata.PackageNotFoundError:
+        raise DeviceError("oneDNN's library is not installed", where=_WHEEL, fix=_FIX) from None
+    found = [Path(os.path.normpath(str(f.locate()))) for f in files if f.name == "libdnnl.so.3"]
+    if not found or not found[0].is_file():
+        raise DeviceError("the wheel has no libdnnl.so.3", where=_WHEEL, fix=_FIX)
+    return Library(found[0])
