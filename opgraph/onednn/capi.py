@@ -34,9 +34,9 @@ _KINDS = (
     "reduce_mean reduce_min reduce_prod reduce_sum relu relu_backward reorder round sigmoid sigmoid_backward softmax "
     "softmax_backward softplus softplus_backward sqrt sqrt_backward square squared_difference static_reshape "
     "static_transpose subtract tanh tanh_backward type_cast wildcard hard_sigmoid hard_sigmoid_backward"
-).split()  # noqa: SIM905 - as the header lists them
+)
 #: A kind's number, by its name in lower case: the header writes `soft_max` as `softmax`, the op is called SoftMax.
-KIND = {name.replace("_", ""): number for number, name in enumerate(_KINDS)}
+KIND = {name.replace("_", ""): number for number, name in enumerate(_KINDS.split())}
 
 #: dnnl_graph_op_attr_t: each type of attribute has a range of numbers.
 _ATTRS = {
