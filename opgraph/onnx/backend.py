@@ -64,8 +64,18 @@ class Prepared(BackendRep):  # type: ignore[misc]  # onnx's class has no types o
             raise InvalidArguments(
                 f"unknown option {next(iter(kwargs))!r}", where="BackendRep.run", fix="give the inputs alone"
             )
-        results = self.executable(self._by_name(inputs))
-        return tuple(results.values()) if isinstance(results, dict) else (results,)
+        feeds = self._by_name(inputs)
+        if self.executable.engine.kind == "cuda":
+            return self._on_gpu(feeds)
+        return _in_order(self.executable(feeds))
+
+    def _on_gpu(self, feeds: dict[str, Any]) -> tuple[Any, ...]:
+        from opgraph.runtime import cuda  # needs CuPy
+
+        index = self.executable.engine.index
+        with cuda.OnDevice(index):
+            there = {name: cuda.CUPY.from_host(np.asarray(value), index) for name, value in feeds.items()}
+            return tuple(cuda.CUPY.to_host(value) for value in _in_order(self.executable(there)))
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
@@ -90,6 +100,10 @@ class Prepared(BackendRep):  # type: ignore[misc]  # onnx's class has no types o
         for partition, engine in zip(self.executable.partitions, self.executable.engines, strict=True):
             found.setdefault(engine, []).extend(op.label for op in partition.ops)
         return found
+
+
+def _in_order(results: Any) -> tuple[Any, ...]:
+    return tuple(results.values()) if isinstance(results, dict) else (results,)
 
 
 def _array(value: Any) -> Any:
@@ -131,7 +145,8 @@ class OpGraphBackend(Backend):  # type: ignore[misc]  # as above
             Unimplemented: it has something that opgraph cannot carry.
             DeviceError: nothing runs one of its nodes, or there is no such device.
         """
-        return Prepared(compiled(load(model), device=_engine(device)))
+        # ONNX says of each op what it returns in its own type.
+        return Prepared(compiled(load(model), device=_engine(device), rounding="each"))
 
     @classmethod
     def run_model(cls, model: ModelLike, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from opgraph.onnx.origin import ModelLike, Origin, taken_apart
 from opgraph.onnx.source import Source
 from opgraph.onnx.spellings import plain_nodes
 from opgraph.onnx.to_ops import Native, constant_value, native_candidates, wildcard_attrs
-from opgraph.onnx.validate import opsets, validate
+from opgraph.onnx.validate import is_unchanged, opsets, validate
 from opgraph.onnx.value_types import dtype_and_dims, element_only, value_types
 from opgraph.runtime.providers.onnx_types import type_text
 
@@ -89,6 +89,8 @@ class _Reader:
             dtype, dims = dtype_and_dims(self.types.get(name))
             self.values[name] = self.graph.input(name, dtype, dims)
             self.source.value_of[self.values[name].id] = name
+            if name in self.origin.tensors:
+                self.graph.defaults[name] = self.origin.array(name)
         for index, node in enumerate(self.model.graph.node):
             first = self.graph._next_op
             self.node(node)
@@ -171,7 +173,7 @@ class _Reader:
         return [self.value(name, where) if name else None for name in node.input]
 
     def _native(self, node: NodeProto, opset: int) -> bool:
-        if node.domain != "" or len(node.output) != 1:
+        if node.domain != "" or len(node.output) != 1 or not is_unchanged(node.op_type, opset):
             return False
         candidates = native_candidates(node, opset, self._operands(node), self.library)
         return any(self._added(node, candidate) for candidate in candidates)

@@ -21,9 +21,11 @@ class Ports:
     Args:
         tensors: in declaration order.
         what: "input" or "output", for messages.
+        defaults: what a port has where a call gives nothing, by name.
     """
 
-    def __init__(self, tensors: Sequence[LogicalTensor], what: str) -> None:
+    def __init__(self, tensors: Sequence[LogicalTensor], what: str, defaults: Mapping[str, Any] | None = None) -> None:
+        self._defaults = defaults or {}
         self.tensors = tuple(tensors)
         self.names = tuple(port_name(t) for t in tensors)
         self.what = what
@@ -43,6 +45,8 @@ class Ports:
             InvalidDataType, InvalidShape: an array that does not fit its declaration.
         """
         given = named if feeds is None else self._merged(feeds, named)
+        if self._defaults:
+            given = {**self._defaults, **given}
         if len(given) != len(self.names):
             self._refuse_names(given)
         arrays = []

@@ -47,7 +47,7 @@ class Executable:
         self.engine = engine
         self._exchange = _exchange(engine)
         self.partitions = needed_for(partition(graph).partitions, {t.id for t in graph.outputs})
-        self._ins = Ports(graph.inputs, "input")
+        self._ins = Ports(graph.inputs, "input", _defaults(graph, engine, self._exchange))
         self._outs = Ports(graph.outputs, "output")
         unknown = [name for name in donate if name not in self._ins.names]
         if unknown:
@@ -229,6 +229,18 @@ def _exchange(engine: Engine) -> Any:
     from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
 
     return CudaExchange(engine.index)
+
+
+def _defaults(graph: Graph, engine: Engine, exchange: Any) -> Mapping[str, Any]:
+    """The defaults of inputs, where the engine works."""
+    if not graph.defaults or engine.kind == "cpu":
+        return graph.defaults
+    from opgraph.runtime import cuda  # needs CuPy
+
+    with cuda.OnDevice(engine.index):
+        there = {n: cuda.CUPY.from_host(a, engine.index) for n, a in graph.defaults.items()}
+    found: Mapping[str, Any] = exchange.imported(there, {})[0]
+    return found
 
 
 def _reusable(out: LogicalTensor, donated: list[LogicalTensor]) -> int | None:

@@ -62,7 +62,7 @@ def evaluate(
         )
     graph.finalize()
     feeds, named, kind = exchange.imported(feeds, named)
-    arrays = Ports(graph.inputs, "input").bind(feeds, named)
+    arrays = Ports(graph.inputs, "input", graph.defaults).bind(feeds, named)
     with np.errstate(all="ignore"):  # overflow and NaN are results like others
         values = {t.id: _in_working_dtype(a, dtype) for t, a in zip(graph.inputs, arrays, strict=True)}
         values.update((t.id, _in_working_dtype(opdef.array_of(t), dtype)) for t in graph.constants)

@@ -75,7 +75,7 @@ def _rebuilt(graph: Graph, ops: Iterable[Op], changed: Mapping[int, LogicalTenso
         ins, outs = (tuple(changed.get(t.id, t) for t in side) for side in (op.inputs, op.outputs))
         result._add(op.id, op.kind, ins, outs, op.name, op.attrs)
     result.set_outputs(changed.get(t.id, t) for t in graph.outputs)
-    result.notes = list(graph.notes)
+    result.notes, result.defaults = list(graph.notes), dict(graph.defaults)
     return result.finalize()
 
 

@@ -56,13 +56,13 @@ def reference_foreign(op: Op, arrays: Sequence[Any], dtype: np.dtype[Any] | type
 
 
 def _evaluated(model: RegionModel, op: Op, arrays: Sequence[Any]) -> list[Any]:
-    from onnx.reference import ReferenceEvaluator
+    from opgraph.runtime.providers.onnx_loop import evaluator
 
     by_id = {t.id: a for t, a in zip(op.inputs, arrays, strict=True)}
     feeds = dict(zip(model.inputs, [by_id[t.id] for t in _distinct(op.inputs)], strict=True))
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return list(ReferenceEvaluator(model.proto).run(None, feeds))
+        return list(evaluator(model.with_data()).run(None, feeds))
 
 
 def _distinct(tensors: Sequence[LogicalTensor]) -> list[LogicalTensor]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
@@ -20,6 +21,8 @@ from opgraph.runtime.providers.onnx_types import type_proto
 SHARED_ABOVE = 1024
 #: Readable by every onnxruntime since 1.19, whatever the opset.
 _IR_VERSION = 10
+#: A region is not stamped with an older opset than this, unless its model was.
+_OLDEST_STAMP = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class RegionModel:
         """The model with all its constants inside."""
         result = ModelProto()
         result.CopyFrom(self.proto)
+        if all(entry.domain for entry in result.opset_import):  # bodies of ops of other domains are made of ai.onnx ops
+            result.opset_import.append(onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version()))
         del result.graph.initializer[:]
         for tensor in self.proto.graph.initializer:
             data = self.shared.get(tensor.name)
@@ -80,12 +85,12 @@ def region_model(
     for tensor in outputs:
         graph.output.append(_value(names[tensor.id], tensor, texts, shape=False, typed=typed))
     proto = ModelProto(ir_version=_IR_VERSION, graph=graph, producer_name="opgraph")
-    for domain, version in _opsets(ops).items():
+    for domain, version in _opsets(ops, graph.node).items():
         proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
     return RegionModel(proto, tuple(names[t.id] for t in inputs), tuple(names[t.id] for t in outputs), shared)
 
 
-def _opsets(ops: Iterable[Op]) -> dict[str, int]:
+def _opsets(ops: Iterable[Op], nodes: Iterable[NodeProto]) -> dict[str, int]:
     found: dict[str, int] = {}
     for op in ops:
         domain, version = opset_of(op)
@@ -95,7 +100,28 @@ def _opsets(ops: Iterable[Op]) -> dict[str, int]:
                 where=op.label,
                 fix="convert the models to one opset before joining their graphs",
             )
+    if "" in found:
+        found[""] = _oldest_of_the_same_meaning(nodes, found[""])
     return found or {"": 20}
+
+
+def _oldest_of_the_same_meaning(nodes: Iterable[NodeProto], opset: int) -> int:
+    """The oldest opset in which all nodes are defined as in this one: so runtimes older than the model run them."""
+    oldest, waiting = 1, list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node.domain in ("", "ai.onnx"):
+            oldest = max(oldest, _since(node.op_type, opset))
+        waiting += [inner for a in node.attribute for g in (a.g, *a.graphs) for inner in g.node]
+    return max(oldest, min(opset, _OLDEST_STAMP))
+
+
+@cache
+def _since(op_type: str, opset: int) -> int:
+    try:
+        return int(onnx.defs.get_schema(op_type, opset, "").since_version)
+    except onnx.defs.SchemaError:
+        return opset
 
 
 def type_texts(ops: Iterable[Op]) -> dict[int, str]:

@@ -133,10 +133,10 @@ class OnnxRuntimeRegion:
         Raises:
             DeviceError: it refuses, too.
         """
-        import onnx.reference
+        from opgraph.runtime.providers.onnx_loop import evaluator
 
         try:
-            return onnx.reference.ReferenceEvaluator(self._model.with_data())
+            return evaluator(self._model.with_data())
         except Exception as error:  # the evaluator refuses with several classes
             raise DeviceError(
                 f"onnxruntime refuses it: {one_line(refusal)}; onnx's evaluator too: {one_line(error)}",
