@@ -1,3 +1,13 @@
-"""oneDNN Graph's own files in and out, and its real library as a peer; loaded on first use."""
+"""oneDNN Graph's own files in and out, and its real library as a peer; loaded on first use.
+
+g = og.onednn.load("graph-100.json"); og.onednn.dump(g, "again.json")     # equal as JSON
+real = og.onednn.library.load().build(g)                                  # needs pip install "opgraph[onednn]"
+"""
 
 from __future__ import annotations
+
+from opgraph.onednn import library
+from opgraph.onednn.dump import dump
+from opgraph.onednn.load import load
+
+__all__ = ["dump", "library", "load"]

@@ -1,0 +1,138 @@
+"""From a graph file of oneDNN to a finalized Graph, and what the graph cannot hold into the record beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from opgraph.errors import ModelError, OpGraphError, Unimplemented
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
+from opgraph.onednn.document import UNKNOWN, Entry, read_document
+from opgraph.onednn.entries import ENGINE_OF, op_entry
+from opgraph.onednn.record import FileRecord
+
+_FPMATH = ("strict", "bf16", "f16", "tf32", "any")
+#: What oneDNN's dump of a partitioned graph adds to ops; the record keeps it, nothing else reads it.
+_MARKS = frozenset(("partition_id", "backend"))
+
+
+def load(path: str | os.PathLike[str], *, engine: str | None = None) -> Graph:
+    """Reads a graph file as oneDNN writes it (ONEDNN_GRAPH_DUMP=graph) and benchdnn's inputs have it.
+
+    Tensors keep their ids and are named t<id>; so are inputs and outputs for binding. `dump` gives an equal file back:
+    what a Graph does not hold (version, ports as listed, attributes left at defaults ...) is kept in `Graph.source`.
+
+    Args:
+        path: of the file.
+        engine: the engine kind of the graph, "cpu" or "cuda"; None: the file's, where oneDNN's "gpu" is "cuda".
+
+    Returns: a finalized graph. `explain` notes what was not taken literally: a fpmath mode other than strict, which
+        allows less precision than opgraph computes with.
+
+    Raises:
+        ModelError: the file cannot be read, or is not of oneDNN's form.
+        InvalidGraphOp, InvalidDataType, InvalidShape, InvalidGraph: its graph is wrong: an unknown kind or attribute, a
+            tensor with two shapes, a cycle; `where` names file and op.
+        InvalidArguments: an unknown engine kind.
+
+    Source: oneDNN src/graph/interface/graph.cpp, serialize.
+    """
+    label = os.fspath(path)
+    document = read_document(path)
+    kind = document["engine_kind"]
+    if kind not in ENGINE_OF:
+        raise ModelError(f"unknown engine kind {_line(kind)!r}", where=label, fix="use cpu or gpu")
+    mode = document.get("fpmath_mode", "strict")
+    if mode not in _FPMATH:
+        raise ModelError(f"unknown fpmath mode {_line(mode)!r}", where=label, fix=f"use one of {', '.join(_FPMATH)}")
+    try:
+        graph = Graph(engine or ENGINE_OF[kind])
+        _fill(graph, document["graph"])
+        graph.finalize()
+    except OpGraphError as error:
+        raise type(error)(
+            _line(error.what), where=f"{_line(label)}: {_line(error.where)}", fix=_line(error.fix)
+        ) from None
+    if mode != "strict":
+        graph.notes.append(
+            f"fpmath mode {mode} allows less precision than the dtypes of the file; every op is computed as strict"
+        )
+    graph.source = _record(graph, document)
+    return graph
+
+
+def _fill(graph: Graph, ops: Sequence[Entry]) -> None:
+    known: dict[int, tuple[Entry, LogicalTensor]] = {}
+    for entry in ops:
+        attrs = {n: _attr_value(a) for n, a in entry.get("attrs", {}).items() if n not in _MARKS}
+        inputs = tuple([_tensor(t, known) for t in entry["inputs"]])
+        outputs = tuple([_tensor(t, known) for t in entry["outputs"]])
+        graph._add(entry["id"], entry["kind"], inputs, outputs, _line(entry["name"]), attrs)
+
+
+def _tensor(entry: Entry, known: dict[int, tuple[Entry, LogicalTensor]]) -> LogicalTensor:
+    """The logical tensor of a mention; the same object for equal mentions."""
+    seen = known.get(entry["id"])
+    if seen is not None and seen[0] == entry:
+        return seen[1]
+    dims, strides, layout = _dims(entry["shape"]), None, entry["layout_type"]
+    if layout == "strided" and UNKNOWN not in entry["stride"]:
+        strides = tuple(entry["stride"])
+        if dims is not None and None not in dims and strides == row_major(dims):  # type: ignore[arg-type]
+            strides = None
+    tensor = LogicalTensor(
+        entry["id"],
+        entry["dtype"],
+        dims,
+        layout=layout,
+        property=entry["property_type"],
+        strides=strides,
+        name=f"t{entry['id']}",
+    )
+    known[entry["id"]] = (entry, tensor)
+    return tensor
+
+
+def _dims(shape: Sequence[int]) -> Dims:
+    if list(shape) == [UNKNOWN]:
+        return None
+    return tuple([None if d == UNKNOWN else d for d in shape])
+
+
+def _attr_value(attr: Entry) -> Any:
+    value = attr["value"]
+    if attr["type"] == "bool":
+        return bool(value)
+    if attr["type"] == "f32":
+        return float(value)
+    if attr["type"] == "f32[]":
+        return tuple([float(v) for v in value])
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _record(graph: Graph, document: Entry) -> FileRecord:
+    ops = document["graph"]
+    entries = {}
+    by_id = {op.id: op for op in graph.ops}
+    for entry in ops:
+        try:
+            same = op_entry(by_id[entry["id"]]) == entry
+        except Unimplemented:  # a kind beyond oneDNN's, which another writer put in
+            same = False
+        if not same:
+            entries[entry["id"]] = entry
+    order = tuple([entry["id"] for entry in ops])
+    return FileRecord(
+        head={name: value for name, value in document.items() if name != "graph"},
+        entries=entries,
+        order=order if order != tuple([op.id for op in graph.ops]) else None,
+    )
+
+
+def _line(text: str) -> str:
+    """Text of a file on one line of at most 300 characters: a name must not draw over its surroundings."""
+    if not text.isprintable():
+        text = "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in text])
+    return text if len(text) <= 300 else f"{text[:200]} ... {text[-90:]}"
