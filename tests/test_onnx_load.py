@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.errors import ModelError, Unimplemented
+from opgraph.errors import ModelError
 from opgraph.ir import dtypes
 from opgraph.ir.opdef import all_ops
 from opgraph.ops import samples
@@ -169,9 +169,22 @@ def test_clip_loads_with_bounds_of_every_sort(low: str, high: str) -> None:
     feeds = {"x": np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)}
     feeds.update({n: np.float32(v) for n, v in (("i_low", -0.25), ("i_high", 0.75)) if n in inputs})
     expected = reference.ReferenceEvaluator(made).run(None, feeds)[0]
-    if (low, high) != ("none", "none"):
-        assert all(op.kind in ("Clamp", "Minimum") for op in graph.ops)
-        np.testing.assert_array_equal(og.evaluate(graph, feeds, dtype=None), expected)
+    assert all(op.kind in ("Clamp", "Minimum", "Identity") for op in graph.ops)
+    np.testing.assert_array_equal(og.evaluate(graph, feeds, dtype=None), expected)
+
+
+@pytest.mark.parametrize(("base", "exponent"), [(T.FLOAT, T.INT64), (T.INT32, T.FLOAT), (T.FLOAT16, T.INT8)])
+def test_powers_of_mixed_types_are_computed_in_f64(base: int, exponent: int) -> None:
+    kinds = [dtypes.BY_ONNX[t] for t in (base, exponent)]
+    made = model(
+        [helper.make_node("Pow", ["x", "n"], ["y"])], {"x": (base, [3]), "n": (exponent, [3])}, {"y": (base, [3])}
+    )
+    graph = og.onnx.load(made)
+    assert [op.kind for op in graph.ops] == ["TypeCast", "TypeCast", "Pow", "TypeCast"]
+    feeds = {"x": np.asarray([-2, 3, 5]).astype(kinds[0].numpy), "n": np.asarray([3, 2, 0]).astype(kinds[1].numpy)}
+    got = og.compile(graph)(feeds)
+    assert (got.dtype, got.tolist()) == (kinds[0].numpy, [-8, 9, 1])
+    assert og.onnx.load(onnx.load_from_string(_saved(graph))) == graph
 
 
 def test_cast_like_is_a_cast_to_the_type_of_the_other() -> None:
@@ -420,10 +433,13 @@ def test_path_proto_and_ir_model_load_alike(tmp_path: Path) -> None:
         np.testing.assert_array_equal(g.constants[0].data, weights["w"])
 
 
-def test_old_opsets_load_where_their_ops_have_not_changed_and_are_refused_by_name_otherwise() -> None:
+def test_ops_of_old_opsets_load_natively_if_they_have_not_changed_and_are_carried_otherwise() -> None:
     assert only(og.onnx.load(one_node("Elu", opset=11))).kind == "Elu"
-    with pytest.raises(Unimplemented, match=r"opset is 12, where Relu had another[\s\S]*fix: .*version_converter"):
-        og.onnx.load(one_node("Relu", opset=12))
+    old = og.onnx.load(one_node("Clip", opset=6, min=-0.5, max=0.5))
+    assert only(old).attrs["onnx_opset"] == 6
+    x = np.float32([[-1, 0, 0.25, 1]])
+    assert og.compile(old)(x0=x).tolist() == [[-0.5, 0, 0.25, 0.5]]
+    assert og.onnx.load(onnx.load_from_string(_saved(old))) == old
 
 
 @pytest.mark.parametrize("opset", range(13, 27))
@@ -451,3 +467,28 @@ def outside_of_nowhere() -> Any:
     constant.data_location = T.EXTERNAL
     constant.external_data.add(key="location", value="data")
     return made
+
+
+# -- defaults of inputs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [4, 4000])
+def test_an_initializer_that_is_an_input_is_its_default(size: int) -> None:
+    value = np.arange(size, dtype=np.float32)
+    made = model([helper.make_node("Add", ["x", "c"], ["y"])], {"x": (T.FLOAT, ["n", size]), "c": (T.FLOAT, [size])},
+                 {"y": (T.FLOAT, ["n", size])}, {"c": value})  # fmt: skip
+    graph = og.onnx.load(made)
+    assert [t.name for t in graph.inputs] == ["x", "c"]
+    x = np.ones((1, size), np.float32)
+    for run in (og.compile(graph), lambda *a, **k: og.evaluate(graph, *a, **k)):
+        np.testing.assert_array_equal(run(x=x), x + value)
+        np.testing.assert_array_equal(run(x=x, c=2 * value), x + 2 * value)
+    with pytest.raises(og.errors.InvalidArguments, match="missing inputs: x"):
+        og.compile(graph)(c=value)
+    back = onnx.load_from_string(_saved(graph))
+    assert [v.name for v in back.graph.input] == ["x", "c"]
+    assert back.graph.initializer[0] == made.graph.initializer[0]
+    assert og.onnx.load(back).defaults.keys() == {"c"}
+    twin = og.onnx.fuse(ir.from_proto(made))
+    assert [v.name for v in twin.graph.inputs] == ["x", "c"]
+    np.testing.assert_array_equal(twin.graph.initializers["c"].const_value.numpy(), value)

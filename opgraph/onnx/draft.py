@@ -115,7 +115,8 @@ class Draft:
             if name in model.graph.initializers:
                 continue
             value = values[name]
-            model.graph.inputs.remove(value)
+            if name not in self.inputs:  # a default of a true input stays one
+                model.graph.inputs.remove(value)
             value.const_value = self._ir_tensor(name)
             model.graph.register_initializer(value)
         return model

@@ -205,8 +205,8 @@ class _Reader:
                     return False
                 self.values[simple.output[0]] = self.graph.constant("", array)
                 continue
-            if simple.output[0] != node.output[0] and node.output[0] in self.types:
-                self.types[simple.output[0]] = element_only(self.types[node.output[0]])
+            if simple.output[0] != node.output[0]:
+                self.types[simple.output[0]] = self._between(simple)
             # A disguise may be older than what it stands for.
             if not self._native(simple, onnx.defs.onnx_opset_version()):
                 if index:
@@ -217,6 +217,14 @@ class _Reader:
                     )
                 return False
         return True
+
+    def _between(self, node: NodeProto) -> onnx.TypeProto:
+        """The type of a value inside a disguise: what a cast says, else that of the first operand."""
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to":
+                return element_only(attribute.i)
+        first = self.value(node.input[0], node.op_type)
+        return element_only(0 if first.dtype == dtypes.UNDEF else dtypes.BY_NAME[first.dtype].onnx)
 
     def _call(self, node: NodeProto) -> None:
         operands = [t for t in self._operands(node) if t is not None]

@@ -2,6 +2,7 @@
 
 Sum(a, b, c)        Add(Add(a, b), c)            and so Mean, Max and Min of any number of inputs
 CastLike(x, y)      Cast(x, to=dtype of y)
+Pow(x, n)           Cast(Pow(Cast(x), Cast(n)))  of different types, in f64
 QuickGelu(x)        Swish(x, alpha=1.702)        com.microsoft
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import onnx
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
+
+from opgraph.ir import dtypes
 
 #: Name of a value -> its ONNX element type, as far as known.
 Elements = Mapping[str, int]
@@ -67,9 +70,30 @@ def _cast_like(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
 
 
 def _clip(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
-    """With an upper bound alone, known at run time only: our inputs are positional."""
+    """Without a bound; or with an upper bound alone, known at run time only: our inputs are positional."""
+    if not any(node.input[1:]) and not node.attribute:
+        return [_node("Identity", [node.input[0]], node.output[0], node.name)]
     only_upper = len(node.input) == 3 and not node.input[1]
     return [_node("Min", [node.input[0], node.input[2]], node.output[0], node.name)] if only_upper else None
+
+
+def _pow(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
+    """Of two types, one of them integers: in f64, which holds both; the result has the type of the base."""
+    base, exponent = (elements.get(name) for name in node.input)
+    known = {t.onnx for t in dtypes.BY_NAME.values() if t.category in ("float", "int")}
+    if base == exponent or not {base, exponent} <= known:
+        return None
+    names = [f"{node.output[0]} {part}" for part in ("base", "exponent", "power")]
+    parts = [
+        _node("Cast", [node.input[0]], names[0], node.name),
+        _node("Cast", [node.input[1]], names[1], node.name),
+        _node("Pow", names[:2], names[2], node.name),
+        _node("Cast", [names[2]], node.output[0], node.name),
+    ]
+    for part, element in zip(parts, (TensorProto.DOUBLE, TensorProto.DOUBLE, None, base), strict=True):
+        if element is not None:
+            part.attribute.append(onnx.helper.make_attribute("to", element))
+    return parts
 
 
 def _quick_gelu(node: NodeProto, elements: Elements) -> list[NodeProto]:
@@ -91,5 +115,6 @@ _REWRITES: dict[tuple[str, str], Callable[[NodeProto, Elements], list[NodeProto]
     ("", "Mean"): _mean,
     ("", "Clip"): _clip,
     ("", "CastLike"): _cast_like,
+    ("", "Pow"): _pow,
     ("com.microsoft", "QuickGelu"): _quick_gelu,
 }

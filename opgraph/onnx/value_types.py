@@ -33,10 +33,10 @@ def _without_made_up_symbols(proto: TypeProto) -> TypeProto:
     return proto
 
 
-def element_only(proto: TypeProto) -> TypeProto:
-    """The tensor type without its shape."""
+def element_only(element: int) -> TypeProto:
+    """A tensor type that says nothing of the shape."""
     result = TypeProto()
-    set_tensor_type(result, proto.tensor_type.elem_type, None)
+    set_tensor_type(result, element, None)
     return result
 
 
