@@ -117,7 +117,7 @@ def test_the_key_holds_source_flags_compiler_and_cpu(monkeypatch: pytest.MonkeyP
 def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     from opgraph.codegen import emit
 
-    monkeypatch.setattr(emit._Emitter, "expression", lambda self, s: "og::no_such_function()")
+    monkeypatch.setattr(emit.Emitter, "expression", lambda self, s: "og::no_such_function()")
     monkeypatch.setattr(host, "_loaded", {})
     g = og.Graph()
     g.add_op("Sinh", g.input("x", shape=(4,)), name="the culprit")

@@ -84,6 +84,28 @@ def boxes_of(layout: Layout, *, longest: int = _ANY, unit: int = 1) -> Boxes:
     return Boxes(box, counts, tuple(sums))
 
 
+def boxes_of_rows(layout: Layout) -> Boxes:
+    """The cut of a layout whose rows are reduced: boxes of whole rows."""
+    dims, outer = layout.dims, len(layout.dims) - layout.row_rank
+    places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
+    keeps = [tuple(s != 0 for s in layout.strides[i]) for i in places]
+    size, length = prod(dims), prod(dims[outer:])
+    wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
+    box = [*[1] * outer, *dims[outer:]]
+    for axis in reversed(range(outer)):
+        box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
+    # Fewer and larger boxes where sums, one for each column say, would leave too many cells.
+    for kept in keeps:
+        for axis in reversed(range(outer)):
+            left = prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
+            if not kept[axis] and left * ELEMENTS_PER_CELL > max(size, ONE_BOX):
+                box[axis] = _even(dims[axis], box[axis] * -(-left * ELEMENTS_PER_CELL // max(size, 1)), 1)
+    counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
+    sums = [BoxedSum(place, *_cell_strides(tuple(box), kept), False) for place, kept in zip(places, keeps, strict=True)]
+    assert all(b == d for b, d in zip(box[outer:], dims[outer:], strict=True)) and length
+    return Boxes(tuple(box), counts, tuple(sums))
+
+
 def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:
     size, last = prod(dims), len(dims) - 1
     wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)

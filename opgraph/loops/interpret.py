@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import Shape, broadcasts, iteration_shape, summed_axes, summed_to
+from opgraph.loops.layout import Shape, broadcasts, iteration_shape, row_shape, summed_axes, summed_to
 from opgraph.loops.loop import Load, Loop, Statement
 from opgraph.ops.conversion import cast
 
@@ -29,9 +29,18 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
         values[load.name] = _loaded(load, array, space)
     types = loop.dtype_of()
     for s in loop.statements:
-        values[s.result] = _result(s, values, types)
+        if s.reduces:
+            values[s.result] = _reduced(s, values, space, loop.row_axes)
+        else:
+            values[s.result] = _result(s, values, types)
     results = []
     for store in loop.stores:
+        if store.per_row:
+            rows = tuple(a + len(space) for a in loop.row_axes)
+            kept = tuple(1 if a in rows else d for a, d in enumerate(space))
+            value = np.broadcast_to(values[store.value], kept).reshape(row_shape(store, space, rows))
+            results.append(cast(value, store.dtype))
+            continue
         value = np.broadcast_to(values[store.value], space)
         results.append(cast(value if store.to is None else _summed(loop, store.to, value, shapes), store.dtype))
     return results
@@ -62,6 +71,18 @@ def _summed(loop: Loop, to: Sequence[str], value: np.ndarray, shapes: Sequence[S
     axes = summed_axes(like, shape, value.shape)
     with np.errstate(all="ignore"):
         return np.asarray(value.sum(axis=axes, dtype=np.float64)).reshape(shape)
+
+
+def _reduced(s: Statement, values: dict[str, np.ndarray], space: Shape, axes: tuple[int, ...]) -> np.ndarray:
+    """One value for each row; added up and multiplied in f64, as the kernel does it."""
+    record = opdef.get(s.kind, where="a loop")
+    assert record.reference is not None
+    arg = values[s.args[0]] if isinstance(s.args[0], str) else np.asarray(s.args[0])
+    wide = np.broadcast_to(arg, space).astype(np.float64)
+    result = np.asarray(record.reference(wide, axes=axes, keep_dims=True))
+    with np.errstate(all="ignore"):
+        result = result.astype(compute_dtype(s.dtype))
+    return cast(result, s.dtype).astype(result.dtype) if s.rounds else result
 
 
 def _result(s: Statement, values: dict[str, np.ndarray], types: dict[str, str]) -> np.ndarray:

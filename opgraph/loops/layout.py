@@ -9,7 +9,7 @@ from typing import TypeAlias
 from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import row_major
 from opgraph.ir.shapes import ShapeMismatch, broadcast
-from opgraph.loops.loop import Load, Loop
+from opgraph.loops.loop import Load, Loop, Store
 
 Shape: TypeAlias = tuple[int, ...]
 Strides: TypeAlias = tuple[int, ...]
@@ -17,6 +17,7 @@ Strides: TypeAlias = tuple[int, ...]
 #: How an operand moves along the innermost axis.
 UNIFORM = "u"  # one value for the whole call
 ROW = "r"  # one value for each row
+RUN = "b"  # one value for each run of a row that is several
 CONTIGUOUS = "c"  # the next element in memory
 STRIDED = "s"  # a stride known at run time
 #: How a sum does: a sum that reduces nothing at these shapes is an ordinary store.
@@ -29,7 +30,7 @@ class Variant:
     """What the emitted text depends on besides the loop.
 
     Attributes:
-        operands: one of u, r, c, s for each load, then for each store; a or k for a sum.
+        operands: one of u, r, b, c, s for each load, then for each store; a or k for a sum.
         flat: the whole space is one row.
     """
 
@@ -53,6 +54,7 @@ class Layout:
         strides: for each load, then each store: its stride, in elements, along each of `dims`; of a sum 0 along
             those that it adds up.
         variant: which kernel serves it.
+        row_rank: where rows are reduced, how many of the last `dims` make a row; else 0, and the last one is the row.
     """
 
     shape: Shape
@@ -60,6 +62,7 @@ class Layout:
     dims: Shape
     strides: tuple[Strides, ...]
     variant: Variant
+    row_rank: int = 0
 
     @property
     def size(self) -> int:
@@ -111,8 +114,11 @@ def bind(
         else:
             aligned.append(_aligned(load, s, st, rank))
     results = []
+    row_axes = tuple(a + rank for a in loop.row_axes)
     for store, given in zip(loop.stores, out_strides or [None] * len(loop.stores), strict=True):
         result, like = (shape, _PLAIN) if store.to is None else summed_to(loop, store.to, shapes)
+        if store.per_row:
+            result = row_shape(store, shape, row_axes)
         results.append(result)
         if given is not None and len(given) != len(result):
             raise InvalidShape(
@@ -120,14 +126,26 @@ def bind(
                 where="out",
                 fix="give an array of the result's shape",
             )
-        aligned.append(_aligned(like, result, row_major(result) if given is None else given, rank))
-    dims, collapsed = _collapse(shape, aligned)
+        steps = row_major(result) if given is None else given
+        if store.per_row == "dropped":
+            kept_steps = iter(steps)
+            aligned.append(tuple(0 if a in row_axes else next(kept_steps) for a in range(rank)))
+        else:
+            aligned.append(_aligned(like, result, steps, rank))
+    dims, collapsed, row_rank = _collapsed_rows(shape, aligned, row_axes)
     flat = len(dims) == 1
-    kinds = [_operand_kind(s, flat) for s in collapsed]
+    kinds = [_operand_kind(s, flat, row_rank) for s in collapsed]
     for i, store in enumerate(loop.stores, start=len(loop.loads)):
         if store.to is not None and any(s == 0 and d > 1 for s, d in zip(collapsed[i], dims, strict=True)):
             kinds[i] = ADDED if collapsed[i][-1] == 0 else KEPT
-    return Layout(shape, tuple(results), dims, collapsed, Variant("".join(kinds), flat))
+    return Layout(shape, tuple(results), dims, collapsed, Variant("".join(kinds), flat), row_rank)
+
+
+def row_shape(store: Store, shape: Shape, row_axes: Sequence[int]) -> Shape:
+    """The shape of a store of one value for each row."""
+    if store.per_row == "dropped":
+        return tuple(d for a, d in enumerate(shape) if a not in row_axes)
+    return tuple(1 if a in row_axes else d for a, d in enumerate(shape))
 
 
 _PLAIN = Load(name="", dtype="")
@@ -162,7 +180,7 @@ def _aligned(load: Load, shape: Shape, strides: Strides, rank: int) -> Strides:
     return tuple(0 if i != axis or shape[0] == 1 else strides[0] for i in range(rank))
 
 
-def _collapse(shape: Shape, strides: Sequence[Strides]) -> tuple[Shape, tuple[Strides, ...]]:
+def _collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shape, tuple[Strides, ...]]:
     """Drops axes of extent 1 and merges neighbours that every operand walks as one."""
     dims: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
@@ -182,9 +200,25 @@ def _collapse(shape: Shape, strides: Sequence[Strides]) -> tuple[Shape, tuple[St
     return tuple(dims), tuple(tuple(k) for k in kept)
 
 
-def _operand_kind(strides: Strides, flat: bool) -> str:
+def _collapsed_rows(
+    shape: Shape, strides: Sequence[Strides], row_axes: Sequence[int]
+) -> tuple[Shape, tuple[Strides, ...], int]:
+    """Collapsed extents and strides, the axes of a row moved to the end, and how many of these are left."""
+    if not row_axes:
+        return *_collapse(shape, strides), 0
+    groups = [[a for a in range(len(shape)) if a not in row_axes], list(row_axes)]
+    parts = [_collapse([shape[a] for a in axes], [[s[a] for a in axes] for s in strides]) for axes in groups]
+    (outer, outer_strides), (row, row_strides) = parts
+    if outer == (1,):  # one row
+        return row, row_strides, len(row)
+    return (*outer, *row), tuple((*a, *b) for a, b in zip(outer_strides, row_strides)), len(row)
+
+
+def _operand_kind(strides: Strides, flat: bool, row_rank: int = 0) -> str:
     if not any(strides):
         return UNIFORM
+    if row_rank and any(strides[-row_rank:]) and strides[-1] == 0:
+        return RUN
     if strides[-1] == 0:
         return ROW
     return CONTIGUOUS if strides[-1] == 1 else STRIDED

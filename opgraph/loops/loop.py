@@ -12,6 +12,22 @@ It says nothing about sizes: extents and strides are bound when a kernel is call
 loop serves every shape. `parallel *` stands for any number of axes, in each of which every element is computed by
 itself. A store may be a sum: over the axes along which the loads that it names were broadcast to the iteration space.
 Such a result is whole only when the loop has ended, so no statement reads it.
+
+With `reduce -1` (the last axis; `reduce -2,-1` the last two) the elements along these axes are a row, and statements may
+reduce it:
+
+    loop(parallel *, reduce -1)
+      x0 = load f32
+      t0: f32 = ReduceMax(x0)  # 0
+      t1: f32 = Subtract(x0, t0)  # 1
+      t2: f32 = Exp(t1)  # 2
+      t3: f32 = ReduceSum(t2)  # 3
+      t4: f32 = Divide(t2, t3)  # 4
+      store f32 t4
+      store f32 t3 per row
+
+What depends on rows and numbers alone has one value for each row, stored `per row` (with size 1 along the row's axes) or
+`per row dropped` (without these axes). A row is walked in passes: one for each reduction that waits for another.
 """
 
 from __future__ import annotations
@@ -27,6 +43,8 @@ from opgraph.ir.op import AttrValue
 Arg: TypeAlias = str | bool | int | float
 
 ALIGNMENTS = ("right", "channel", "index", "position")
+#: How a store of one value for each row may name its shape.
+PER_ROW = ("", "kept", "dropped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +53,7 @@ class Axes:
 
     Attributes:
         kind: "parallel" or "reduce".
-        which: "*" for all that the operands have.
+        which: "*" for all that the operands have and that are not named; else axes counted from the last, as "-2,-1".
     """
 
     kind: str
@@ -86,6 +104,11 @@ class Statement:
     rounds: bool = False
     tag: int = 0
 
+    @property
+    def reduces(self) -> bool:
+        """Whether it makes one value of a whole row."""
+        return opdef.get(self.kind, where="a loop").row is not None
+
     def literal_dtype(self, types: Mapping[str, str], place: int | None = None) -> str:
         """The dtype that a literal takes: that of its port, else that of the operands, conditions aside.
 
@@ -113,11 +136,14 @@ class Store:
         value: a load or a statement.
         to: for a sum: the loads whose common shape is that of the result; none of them: no dimensions. None: every
             element is stored.
+        per_row: one value for each row: "kept" with size 1 along the axes of the row, "dropped" without them; "" where
+            every element is stored.
     """
 
     value: str
     dtype: str
     to: tuple[str, ...] | None = None
+    per_row: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +168,19 @@ class Loop:
         """Whether a store is a sum."""
         return any(store.to is not None for store in self.stores)
 
+    @property
+    def row_axes(self) -> tuple[int, ...]:
+        """The axes of a row, counted from the last (-1), in ascending order; none where nothing is reduced."""
+        return tuple(int(axis) for a in self.axes if a.kind == "reduce" for axis in a.which.split(","))
+
+    def depths(self) -> dict[str, int]:
+        """For each load and statement, how many reductions wait for each other on the way to it."""
+        found = {load.name: 0 for load in self.loads}
+        for s in self.statements:
+            below = max((found[a] for a in s.args if isinstance(a, str)), default=0)
+            found[s.result] = below + s.reduces
+        return found
+
     def __str__(self) -> str:
         from opgraph.loops.text import loop_text  # prints this class, so it comes after it
 
@@ -156,13 +195,17 @@ def verify_loop(loop: Loop) -> Loop:
         AssertionError: the loop was put together wrongly, which is a bug of opgraph.
     """
     known: dict[str, str] = {}
+    rows = loop.row_axes
+    assert all(a < 0 for a in rows) and list(rows) == sorted(set(rows)), f"axes {rows}"
     for load in loop.loads:
         assert load.align in ALIGNMENTS and load.name not in known, load
         assert load.dtype == "s64" or not load.is_position, load
         known[load.name] = dtypes.get(load.dtype).name
     for statement in loop.statements:
         record = opdef.find(statement.kind)
-        assert record is not None and record.is_pointwise, f"{statement.kind} is not pointwise"
+        assert record is not None, f"{statement.kind} is no op"
+        assert record.is_pointwise or statement.reduces, f"{statement.kind} is neither pointwise nor a reduction"
+        assert not statement.reduces or (rows and statement.dtype in dtypes.FLOATS), f"{statement} has no row of floats"
         assert all(a in known for a in statement.args if isinstance(a, str)), f"{statement} uses what is not there yet"
         assert statement.result not in known, f"{statement.result} is defined twice"
         known[statement.result] = dtypes.get(statement.dtype).name
@@ -172,5 +215,6 @@ def verify_loop(loop: Loop) -> Loop:
         shaped = all(name in loads and loads[name].align in ("right", "channel") for name in store.to or ())
         assert shaped, f"{store} has no shape"
         assert store.to is None or store.dtype in dtypes.FLOATS, f"{store} adds what is no float"
+        assert store.per_row in PER_ROW and not (store.per_row and (store.to or not rows)), f"{store} has no rows"
     assert loop.stores, "a loop without a result"
     return loop

@@ -13,7 +13,9 @@ _LOAD = re.compile(r"(?P<name>x\d+) = load (?P<dtype>\w+)(?: align=(?P<align>\w+
 _STATEMENT = re.compile(
     r"(?P<result>t\d+): (?P<dtype>\w+) = (?P<kind>\w+)\((?P<args>.*)\)(?P<rounds> rounded)?  # (?P<tag>\d+)$"
 )
-_STORE = re.compile(r"store (?P<dtype>\w+) (?P<value>\w+)(?: summed to (?P<to>\(\)|x\d+(?:, x\d+)*))?$")
+_STORE = re.compile(
+    r"store (?P<dtype>\w+) (?P<value>\w+)(?: summed to (?P<to>\(\)|x\d+(?:, x\d+)*)|(?P<row> per row)(?P<dropped> dropped)?)?$"
+)
 _ITEM = re.compile(r'\s*(?:(?P<key>\w+)=)?(?P<value>"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,]+?)\s*(?:,|$)')
 
 
@@ -32,7 +34,8 @@ def loop_text(loop: Loop) -> str:
         lines.append(f"  {s.result}: {s.dtype} = {s.kind}({', '.join(args)}){rounds}  # {s.tag}")
     for store in loop.stores:
         summed = "" if store.to is None else f" summed to {', '.join(store.to) or '()'}"
-        lines.append(f"  store {store.dtype} {store.value}{summed}")
+        per_row = {"": "", "kept": " per row", "dropped": " per row dropped"}[store.per_row]
+        lines.append(f"  store {store.dtype} {store.value}{summed}{per_row}")
     return "\n".join(lines)
 
 
@@ -67,7 +70,8 @@ def parse_loop(text: str) -> Loop:
             )
         elif m := _STORE.match(line):
             to = None if m["to"] is None else tuple(re.findall(r"x\d+", m["to"]))
-            stores.append(Store(value=m["value"], dtype=m["dtype"], to=to))
+            per_row = "" if not m["row"] else "dropped" if m["dropped"] else "kept"
+            stores.append(Store(value=m["value"], dtype=m["dtype"], to=to, per_row=per_row))
         else:
             raise _unreadable(line)
     groups = tuple(Axes(kind=k, which=w) for k, w in (part.split() for part in axes["axes"].split(", ")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opgraph.ir import dtypes
-from opgraph.loops.boxes import Boxes, boxes_of
+from opgraph.loops.boxes import Boxes, boxes_of, boxes_of_rows
 from opgraph.loops.layout import ADDED, KEPT, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.short_rows import STRETCH, LongRows, long_rows
@@ -50,12 +50,30 @@ class Boxed:
         return head + spread + sums, boxes.count * leaves
 
 
+def row_numbers(loop: Loop, layout: Layout) -> tuple[Boxes, list[int], int]:
+    """How rows that are reduced are cut into boxes, the numbers that follow the layout (kernels/host_rows.h), and how
+    many doubles the boxes leave for the second stage of sums."""
+    boxes, planes = boxes_of_rows(layout), _planes(loop, layout, any(s.dtype == "f64" for s in loop.statements))
+    leaves = 0
+    sums: list[int] = []
+    for one in boxes.sums:
+        sums += [one.operand, one.cells, 0, leaves, 1, 0, *one.strides]
+        leaves += planes * one.cells
+    leaves = -(-leaves // 8) * 8
+    return boxes, [boxes.count, leaves, layout.row_rank, *boxes.box, *boxes.counts, *sums], boxes.count * leaves
+
+
+def _planes(loop: Loop, layout: Layout, wide: bool = False) -> int:
+    """Doubles for each cell: where addends are doubles, one more for what additions round off."""
+    summed = zip(loop.stores, layout.variant.operands[len(loop.loads) :], strict=True)
+    return 2 if wide or any(store.dtype == "f64" and kind in (ADDED, KEPT) for store, kind in summed) else 1
+
+
 def boxed_rows(loop: Loop, layout: Layout) -> tuple[Layout, Boxed | None]:
     """The layout to run, its rows made long, and how it is cut; None where it need not be, and any piece will do."""
     if not layout.size:
         return layout, None
-    summed = zip(loop.stores, layout.variant.operands[len(loop.loads) :], strict=True)
-    planes = 2 if any(store.dtype == "f64" and kind in (ADDED, KEPT) for store, kind in summed) else 1
+    planes = _planes(loop, layout)
     long = long_rows(layout, len(loop.loads))
     if long is not None:
         sizes = tuple(dtypes.get(loop.loads[s.operand].dtype).itemsize for s in long.spread)

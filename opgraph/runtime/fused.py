@@ -15,7 +15,7 @@ from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.loops.layout import Variant
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host, threads
-from opgraph.runtime.boxed import boxed_rows
+from opgraph.runtime.boxed import boxed_rows, row_numbers
 from opgraph.runtime.operands import Operands, check_outputs
 
 Array: TypeAlias = np.ndarray
@@ -99,8 +99,11 @@ class HostKernel:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
         layout = self._operands.probable_layout(dims)
         if layout is not None and layout.size:
-            wide, boxed = boxed_rows(self.lowered.loop, layout)
-            self._entry(wide.variant, boxed is not None)
+            if layout.row_rank:
+                self._entry(layout.variant, False)
+            else:
+                wide, boxed = boxed_rows(self.lowered.loop, layout)
+                self._entry(wide.variant, boxed is not None)
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None) -> list[Array]:
         """Runs the kernel.
@@ -183,9 +186,13 @@ class HostKernel:
         own = self._operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         fixed += tuple((position, 0) for position in self._operands.virtual)
-        wide, boxed = boxed_rows(self.lowered.loop, layout)
+        has_rows = layout.row_rank > 0
+        wide, boxed = (layout, None) if has_rows else boxed_rows(self.lowered.loop, layout)
         numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
         operands, boxes, work = len(wide.strides), 0, 0
+        if has_rows and layout.size:
+            cut, more, work = row_numbers(self.lowered.loop, layout)
+            boxes, operands, numbers = cut.count, operands + 1, numbers + more
         if boxed is not None:
             # An output that the caller brings may lie over an input that other boxes still read.
             more, work = boxed.numbers(at_once=apart or outs is None)

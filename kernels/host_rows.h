@@ -1,0 +1,352 @@
+#pragma once
+#include "host_sums.h"
+
+// The CPU skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. It is walked
+// once for each reduction that waits for another; what the last pass needs is then known, and results are written. Boxes
+// (kernels/host_sums.h) hold whole rows; any thread may do any box, so the bits never depend on the number of threads.
+//
+// Sums of floats are added up in doubles, those of doubles carry what each addition rounded off; the largest and the
+// smallest element are exact, and NaN if one is.
+
+namespace og {
+
+enum { keep_bytes = 256 * 1024 };
+enum class How { add, multiply, largest, smallest };
+
+// ---- one reduction of one row ----------------------------------------------------------------------------------------
+
+template <How how, class T> struct Reduction;
+
+template <class T> struct Reduction<How::add, T> {
+  static constexpr bool exact = sizeof(T) == sizeof(double);
+  double lane[lanes], rests[exact ? lanes : 1];
+  static OG_FN T nothing() { return 0; }
+  OG_FN void start() {
+    for (int l = 0; l < lanes; ++l) lane[l] = 0;
+    if constexpr (exact)
+      for (int l = 0; l < lanes; ++l) rests[l] = 0;
+  }
+  // Whole lanes.
+  OG_FN void add(const T* x, i64 n) {
+    if constexpr (exact) {
+      for (i64 i = 0; i < n; i += lanes)
+        for (int l = 0; l < lanes; ++l) add_exactly(lane[l], rests[l], x[i + l]);
+    } else {
+      double own[lanes];
+      for (int l = 0; l < lanes; ++l) own[l] = lane[l];
+      for (i64 i = 0; i < n; i += lanes)
+        for (int l = 0; l < lanes; ++l) own[l] += (double)x[i + l];
+      for (int l = 0; l < lanes; ++l) lane[l] = own[l];
+    }
+  }
+  OG_FN double result() {
+    for (int half = lanes / 2; half > 0; half /= 2) {
+      for (int l = 0; l < half; ++l) {
+        if constexpr (exact) {
+          add_exactly(lane[l], rests[l], lane[l + half]);
+          rests[l] += rests[l + half];
+        } else {
+          lane[l] += lane[l + half];
+        }
+      }
+    }
+    return exact ? whole(lane[0], rests[0]) : lane[0];
+  }
+};
+
+template <class T> struct Reduction<How::multiply, T> {
+  double lane[lanes];
+  static OG_FN T nothing() { return 1; }
+  OG_FN void start() {
+    for (int l = 0; l < lanes; ++l) lane[l] = 1;
+  }
+  OG_FN void add(const T* x, i64 n) {
+    for (i64 i = 0; i < n; i += lanes)
+      for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[i + l];
+  }
+  OG_FN double result() {
+    for (int half = lanes / 2; half > 0; half /= 2)
+      for (int l = 0; l < half; ++l) lane[l] *= lane[l + half];
+    return lane[0];
+  }
+};
+
+// What is not smaller: NaN is taken, and nothing is taken instead of it.
+template <class T, int sign> struct Extreme {
+  T lane[lanes];
+  static OG_FN T nothing() { return sign * -infinity<T>(); }
+  static OG_FN T chosen(T a, T b) {
+    const bool beyond = sign > 0 ? b > a : b < a;
+    return beyond | (b != b) ? b : a;
+  }
+  OG_FN void start() {
+    for (int l = 0; l < lanes; ++l) lane[l] = nothing();
+  }
+  OG_FN void add(const T* x, i64 n) {
+    T own[lanes];
+    for (int l = 0; l < lanes; ++l) own[l] = lane[l];
+    for (i64 i = 0; i < n; i += lanes)
+      for (int l = 0; l < lanes; ++l) own[l] = chosen(own[l], x[i + l]);
+    for (int l = 0; l < lanes; ++l) lane[l] = own[l];
+  }
+  OG_FN double result() {
+    for (int half = lanes / 2; half > 0; half /= 2)
+      for (int l = 0; l < half; ++l) lane[l] = chosen(lane[l], lane[l + half]);
+    return lane[0];
+  }
+};
+template <class T> struct Reduction<How::largest, T> : Extreme<T, 1> {};
+template <class T> struct Reduction<How::smallest, T> : Extreme<T, -1> {};
+
+// ---- one row ---------------------------------------------------------------------------------------------------------
+
+// The reductions of a pass.
+template <class F, int pass, int k = 0> struct Reductions {
+  static constexpr bool some = k < F::reductions(pass);
+  Reduction<F::how(pass, k), typename F::Addend> own;
+  Reductions<F, pass, k + 1> others;
+  OG_FN void start() {
+    own.start();
+    others.start();
+  }
+  // Addends of n elements, in strips that are filled up here to whole lanes.
+  OG_FN void add(typename F::Addend* x, i64 n, i64 filled) {
+    for (i64 i = n; i < filled; ++i) x[i] = own.nothing();
+    own.add(x, filled);
+    others.add(x + strip, n, filled);
+  }
+  OG_FN void results(double* to) {
+    *to = own.result();
+    others.results(to + 1);
+  }
+};
+template <class F, int pass> struct Reductions<F, pass, F::reductions(pass)> {
+  OG_FN void start() {}
+  OG_FN void add(typename F::Addend*, i64, i64) {}
+  OG_FN void results(double*) {}
+};
+
+struct Totals {
+  const double* value;
+  OG_FN double operator()(int k) const { return value[k]; }
+};
+
+// One run of a pass. `cell` and `rests` are those of the sums, in the last pass.
+template <class F, int pass, bool keep>
+OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double* const* cell, const i64* rests) {
+  using Addend = typename F::Addend;
+  constexpr bool writes = pass + 1 == F::passes && F::stores;
+  constexpr int n_reductions = F::reductions(pass), n_sums = writes ? F::sums : 0;
+  if constexpr (n_reductions + n_sums == 0) {
+    OG_VECTORIZE
+    for (i64 i = 0; i < width; ++i) f.template element<pass, keep>(i, nullptr);
+  } else {
+    alignas(64) Addend addend[n_reductions + n_sums][strip];
+    Row<Addend> total[n_sums + 1];
+    for (i64 first = 0; first < width; first += strip) {
+      const i64 n = width - first < strip ? width - first : strip;
+      const i64 filled = (n + lanes - 1) / lanes * lanes;
+      OG_VECTORIZE
+      for (i64 i = 0; i < n; ++i) f.template element<pass, keep>(first + i, &addend[0][i]);
+      reductions.add(addend[0], n, filled);
+      each<n_sums>([&](auto k) {
+        Addend* x = addend[n_reductions + k.value];
+        if constexpr (F::adds_row(k.value)) {
+          for (i64 i = n; i < filled; ++i) x[i] = 0;
+          if (n <= few) {
+            total[k.value].add_few(x, n);
+          } else {
+            total[k.value].add(x, filled);
+          }
+        } else {
+          add_each(cell[k.value] + first, rests[k.value], x, n);
+        }
+      });
+    }
+    each<n_sums>([&](auto k) {
+      if constexpr (F::adds_row(k.value)) total[k.value].into(cell[k.value], rests[k.value]);
+    });
+  }
+}
+
+struct RowWalk {
+  void* const* base;
+  const Boxes* boxes;
+  i64 row_rank, length;  // axes of a row, its elements
+};
+
+// Moves to the next run of a row. Offsets and cells come back to the start of the row after the last one.
+template <class F> OG_FN bool next_run(const RowWalk& walk, i64* at, i64* offset, double** cell) {
+  const Space& space = walk.boxes->space;
+  const i64 rank = space.rank;
+  for (i64 d = rank - 2; d >= rank - walk.row_rank; --d) {
+    const bool inside = ++at[d] < space.dims[d];
+    const i64 moved = inside ? 1 : 1 - space.dims[d];
+    for (int k = 0; k < F::operands; ++k) offset[k] += moved * space.strides[k * rank + d];
+    for (int k = 0; k < F::sums; ++k) cell[k] += moved * walk.boxes->sum(k).strides[d];
+    if (inside) return true;
+    at[d] = 0;
+  }
+  return false;
+}
+
+template <class F, bool keep, int pass = 0>
+OG_FN void passes(F& f, const RowWalk& walk, i64* at, i64* offset, double** cell, const i64* rests, char* memory) {
+  if constexpr (pass < F::passes) {
+    const i64 width = walk.boxes->space.inner;
+    constexpr i64 room = F::kept_bytes ? keep_bytes / (F::kept_bytes ? F::kept_bytes : 1) / 8 * 8 : 0;
+    Reductions<F, pass> reductions;
+    reductions.start();
+    i64 first = 0;
+    do {
+      f.move(walk.base, offset);
+      f.run();
+      if constexpr (keep) f.keep(memory, room, first);
+      one_run<F, pass, keep>(f, width, reductions, cell, rests);
+      first += width;
+    } while (next_run<F>(walk, at, offset, cell));
+    double totals[F::most + 1];
+    reductions.results(totals);
+    f.template reduced<pass>(Totals{totals}, (double)walk.length);
+    passes<F, keep, pass + 1>(f, walk, at, offset, cell, rests, memory);
+  }
+}
+
+// ---- boxes of whole rows ---------------------------------------------------------------------------------------------
+
+template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
+  constexpr int n = F::operands, m = F::sums;
+  const Space& space = boxes.space;
+  const i64 rank = space.rank, outer = rank - row_rank;
+  i64 chunk[max_rank], extent[max_rank], at[max_rank], step[n], offset[n], rests[m + 1];
+  double* cell[m + 1];
+  i64 rows = 1, length = 1;
+  for (int k = 0; k < n; ++k) {
+    offset[k] = 0;
+    step[k] = space.strides[k * rank + rank - 1];
+  }
+  for (i64 d = rank - 1, rest = number; d >= 0; --d) {
+    chunk[d] = rest % boxes.counts[d];
+    rest /= boxes.counts[d];
+    extent[d] = boxes.extent(d, chunk[d]);
+    at[d] = 0;
+    (d < outer ? rows : length) *= extent[d];
+    for (int k = 0; k < n; ++k) offset[k] += chunk[d] * boxes.box[d] * space.strides[k * rank + d];
+  }
+  double* const left = boxes.work + number * boxes.leaves;
+  for (int k = 0; k < m; ++k) {
+    const Sum sum = boxes.sum(k);
+    cell[k] = left + sum.left;
+    rests[k] = sum.cells;
+    for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cell[k][i] = 0;
+  }
+  alignas(64) char memory[keep ? keep_bytes : 1];
+  const RowWalk walk = {space.base, &boxes, row_rank, length};
+  F f;
+  f.steps(step);
+  f.move(space.base, offset);
+  f.call();
+  for (;;) {
+    f.move(space.base, offset);
+    f.row();
+    passes<F, keep>(f, walk, at, offset, cell, rests, memory);
+    f.finish();
+    if (--rows == 0) return;
+    for (i64 d = outer - 1; d >= 0; --d) {  // the next row, like an odometer
+      const bool inside = ++at[d] < extent[d];
+      const i64 moved = inside ? 1 : 1 - extent[d];
+      for (int k = 0; k < n; ++k) offset[k] += moved * space.strides[k * rank + d];
+      for (int k = 0; k < m; ++k) cell[k] += moved * boxes.sum(k).strides[d];
+      if (inside) break;
+      at[d] = 0;
+    }
+  }
+}
+
+struct RowTeam {
+  const Boxes* boxes;
+  i64 row_rank, next, end;
+};
+
+template <class F> void take_rows(void* data) {
+  RowTeam* team = (RowTeam*)data;
+  const Space& space = team->boxes->space;
+  i64 length = 1;
+  for (i64 d = space.rank - team->row_rank; d < space.rank; ++d) length *= space.dims[d];
+  for (;;) {
+    const i64 number = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
+    if (number >= team->end) return;
+    if constexpr (F::kept_bytes > 0) {
+      if (length <= keep_bytes / F::kept_bytes / 8 * 8) {
+        box_of_rows<F, true>(*team->boxes, team->row_rank, number);
+        continue;
+      }
+    }
+    box_of_rows<F, false>(*team->boxes, team->row_rank, number);
+  }
+}
+
+// ---- the second stage of sums ----------------------------------------------------------------------------------------
+
+// The totals of what boxes contributed to, in the order of the boxes, added up in the memory of the first of them.
+template <class F> void row_totals(const Boxes& boxes, int k) {
+  const Sum sum = boxes.sum(k);
+  const i64 rank = boxes.space.rank;
+  const i64* strides = boxes.space.strides + sum.operand * rank;
+  i64 chunk[max_rank];
+  for (i64 d = 0; d < rank; ++d) chunk[d] = 0;
+  for (;;) {
+    double* cells = nullptr;
+    for (i64 d = 0; d >= 0;) {
+      i64 number = 0;
+      for (i64 axis = 0; axis < rank; ++axis) number = number * boxes.counts[axis] + chunk[axis];
+      double* more = boxes.work + number * boxes.leaves + sum.left;
+      if (cells == nullptr) {
+        cells = more;
+      } else {
+        add_cells(cells, more, sum.cells, typename F::Addend(0));
+      }
+      for (d = rank - 1; d >= 0; --d) {
+        if (strides[d] != 0) continue;
+        if (++chunk[d] < boxes.counts[d]) break;
+        chunk[d] = 0;
+      }
+    }
+    deliver<F>(boxes, k, chunk, cells);
+    i64 d = rank - 1;
+    for (; d >= 0; --d) {
+      if (strides[d] == 0) continue;
+      if (++chunk[d] < boxes.counts[d]) break;
+      chunk[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+// layout: that of og::launch; then number of boxes, doubles that each leaves for the second stage, axes of a row, extents of
+// a box, boxes along each axis, and sums as og::Sum has them. base has one entry more than there are operands: memory for
+// what the boxes leave, null where `small_work` doubles suffice. begin and end: the boxes to do; all of them mean the second
+// stage too, and begin < 0 means that alone.
+template <class F>
+OG_FN void launch_rows(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  const i64 rank = layout[0];
+  const Space space = {base, rank, layout[1], layout[1 + rank], layout + 2, layout + 2 + rank};
+  const i64* more = layout + 2 + rank + F::operands * rank;
+  double small[small_work];
+  double* work = (double*)base[F::operands];
+  const i64 *box = more + 3, *counts = box + rank, *sums = counts + rank;
+  const Boxes boxes = {space, more[0], more[1], 0, box, counts, sums, sums, work ? work : small};
+  if (begin >= 0) {
+    RowTeam team = {&boxes, more[2], begin, end};
+    if (threads > 1 && parallel != nullptr && end - begin > 1) {
+      parallel(take_rows<F>, &team, (unsigned)threads, 0);
+    } else {
+      take_rows<F>(&team);
+    }
+  }
+  if (begin < 0 || (begin == 0 && end == boxes.count)) {
+    for (int k = 0; k < F::sums; ++k) row_totals<F>(boxes, k);
+  }
+}
+
+}  // namespace og

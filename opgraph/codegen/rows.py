@@ -1,0 +1,178 @@
+"""Emitting a loop over rows for the CPU: as `opgraph.codegen.emit`, with passes. `kernels/host_rows.h` walks them."""
+
+from __future__ import annotations
+
+from opgraph.codegen.emit import CALL, ELEMENT, PER_ROW, Emitter, Functor, compute_type, index_text, storage_type
+from opgraph.ir import dtypes, opdef
+from opgraph.loops.layout import RUN, UNIFORM, Variant
+from opgraph.loops.loop import Loop, Statement, Store
+from opgraph.loops.passes import Pass, kept_values, passes_of, row_stores
+
+_HOW = {"add": "og::How::add", "multiply": "og::How::multiply", "largest": "og::How::largest",
+        "smallest": "og::How::smallest"}  # fmt: skip
+
+
+def emit_rows(loop: Loop, variant: Variant) -> Functor:
+    """The functor of one variant of a loop over rows."""
+    return _RowEmitter(loop, variant).rows()
+
+
+class _RowEmitter(Emitter):
+    def __init__(self, loop: Loop, variant: Variant) -> None:
+        super().__init__(loop, variant, frozenset())
+        self.kinds = {x.name: k for x, k in self.loads}
+        self.depth = loop.depths()
+        is_element = {name: level == ELEMENT for name, level in self.levels.items()}
+        self.passes = passes_of(loop, is_element, keep=True)
+        self.again = passes_of(loop, is_element, keep=False)
+        self.kept = kept_values(self.passes)
+        self.per_row = row_stores(loop)
+
+    def rows(self) -> Functor:
+        self.put("struct Fused {")
+        self.members()
+        self.row_members()
+        self.bind()
+        self.buffers()
+        self.hoisted("call", CALL)
+        self.hoisted("row", PER_ROW)
+        self.run()
+        self.put("  template <int pass, bool keep> OG_FN void element(og::i64 i, Addend* s) const {")
+        for number, (one, again) in enumerate(zip(self.passes, self.again, strict=True)):
+            if not self.kept:
+                self.one_pass(one, f"pass == {number}")
+            else:
+                self.one_pass(one, f"pass == {number} && keep")
+                self.one_pass(again, f"pass == {number} && !keep")
+        self.put("  }")
+        self.reduced()
+        self.finish()
+        self.total()
+        self.put("};")
+        return Functor("\n".join(self.lines), self.tags)
+
+    def members(self) -> None:
+        super().members()
+        if not self.sums:
+            self.put("  static constexpr int sums = 0;")
+            self.put(f"  using Addend = {self.addend()};")
+            self.put("  static constexpr bool adds_row(int) { return false; }")
+
+    def row_members(self) -> None:
+        counts = [len(p.reductions) for p in self.passes]
+        self.put(f"  static constexpr int passes = {len(self.passes)}, most = {max(counts)};")
+        self.put(f"  static constexpr bool stores = {'true' if self.passes[-1].stores else 'false'};")
+        chosen = "".join(f"pass == {number} ? {count} : " for number, count in enumerate(counts))
+        self.put(f"  static constexpr int reductions(int pass) {{ return {chosen}0; }}")
+        chosen = "".join(
+            f"pass == {number} && k == {k} ? {_HOW[_row(s).how]} : "
+            for number, p in enumerate(self.passes)
+            for k, s in enumerate(p.reductions)
+            if _row(s).how != "add"
+        )
+        self.put(f"  static constexpr og::How how(int pass, int k) {{ return {chosen}og::How::add; }}")
+        for load, kind in self.loads:
+            if kind == RUN:
+                self.put(f"  {compute_type(load.dtype)} {self.value(load.name)};")
+        for i, store in self.per_row:
+            self.put(f"  {storage_type(store.dtype)}* y{i};")
+
+    def buffers(self) -> None:
+        sizes = [dtypes.BY_NAME[self.dtypes[name]].compute for name in self.kept]
+        self.put(f"  static constexpr og::i64 kept_bytes = {' + '.join(f'sizeof({t})' for t in sizes) or '0'};")
+        for name, compute in zip(self.kept, sizes, strict=True):
+            self.put(f"  {compute}* b_{name};")
+        self.put("  OG_FN void keep(char* memory, og::i64 room, og::i64 at) {")
+        for k, (name, compute) in enumerate(zip(self.kept, sizes, strict=True)):
+            before = " + ".join(f"sizeof({t})" for t in sizes[:k]) or "0"
+            self.put(f"    b_{name} = ({compute}*)(memory + room * ({before})) + at;")
+        self.put("  }")
+
+    def run(self) -> None:
+        """What changes with the runs of a row."""
+        self.put("  OG_FN void run() {")
+        for load, kind in self.loads:
+            if kind == RUN:
+                self.put(f"    {self.value(load.name)} = {self.read(load, UNIFORM)};")
+        self.put("  }")
+
+    def one_pass(self, one: Pass, condition: str) -> None:
+        """Element i of the row: what it adds to reduction k goes to s[k * og::strip]; the sums' addends follow."""
+        self.put(f"    if constexpr ({condition}) {{")
+        wanted = [s.value for s in self.loop.stores if not s.per_row] if one.stores else []
+        used = {a for s in (*one.statements, *one.reductions) for a in s.args if isinstance(a, str)} | set(wanted)
+        for load, kind in self.loads:
+            if load.name in used and self.levels[load.name] == ELEMENT and kind != RUN:
+                compute = compute_type(load.dtype)
+                self.put(f"      const {compute} {self.value(load.name)} = {self.read(load, kind)};")
+        for name in one.read:
+            self.put(f"      const {compute_type(self.dtypes[name])} {name} = b_{name}[i];")
+        for s in one.statements:
+            self.put(
+                f"      const {compute_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag
+            )
+        for name in one.kept:
+            self.put(f"      b_{name}[i] = {name};")
+        for k, s in enumerate(one.reductions):
+            each = _row(s).each.format(src=self.argument(s, 0))
+            self.put(f"      s[{k} * og::strip] = {each};  // {s.kind} #{s.tag}", s.tag)
+        if one.stores:
+            for i, store in self.elementwise():
+                index = index_text("i", f"y{i}", self.store_kinds[i])
+                value = self.value(store.value)
+                self.put(f"      y{i}[{index}] = og::store<{storage_type(store.dtype)}>({value});")
+            for k, i in enumerate(self.sums):
+                value = self.value(self.loop.stores[i].value)
+                self.put(f"      s[{len(one.reductions) + k} * og::strip] = {value};")
+        self.put("    }")
+
+    def reduced(self) -> None:
+        """What the reductions of a pass make of a row, and what follows from that for the row."""
+        self.put("  template <int pass, class Totals> OG_FN void reduced(const Totals& total, double count) {")
+        for number, one in enumerate(self.passes):
+            self.put(f"    if constexpr (pass == {number}) {{")
+            for k, s in enumerate(one.reductions):
+                text = _row(s).total.format(total=f"total({k})", count="count")
+                compute = compute_type(s.dtype)
+                narrow = text if s.dtype in ("f16", "bf16") and s.rounds else f"({compute}){_in_brackets(text)}"
+                rounded = f"og::round_{s.dtype}({narrow})" if s.rounds else narrow
+                self.put(f"      {s.result} = {rounded};  // {s.kind} #{s.tag}", s.tag)
+            for s in self.loop.statements:
+                is_here = self.levels[s.result] == PER_ROW and self.depth[s.result] == number + 1
+                if is_here and not s.reduces:
+                    self.put(f"      {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag)
+            self.put("    }")
+        self.put("  }")
+
+    def is_hoisted(self, s: Statement) -> bool:
+        return self.depth[s.result] == 0
+
+    def finish(self) -> None:
+        """The results of the row."""
+        self.put("  OG_FN void finish() const {")
+        for i, store in self.per_row:
+            storage = storage_type(store.dtype)
+            self.put(f"    y{i}[0] = og::store<{storage}>({self.value(store.value)});")
+        self.put("  }")
+
+    def elementwise(self) -> list[tuple[int, Store]]:
+        return [(i, s) for i, s in super().elementwise() if not s.per_row]
+
+    def pointers(self) -> list[tuple[int, str, str, str]]:
+        n = len(self.loop.loads)
+        return super().pointers() + [(n + i, f"y{i}", s.dtype, "") for i, s in self.per_row]
+
+    def addend(self) -> str:
+        reduced = [s.dtype for p in self.passes for s in p.reductions]
+        summed = [self.loop.stores[i].dtype for i in self.sums]
+        return "double" if any(compute_type(d) == "double" for d in (*reduced, *summed)) else "float"
+
+
+def _row(s: Statement) -> opdef.Row:
+    row = opdef.get(s.kind, where="emit").row
+    assert row is not None
+    return row
+
+
+def _in_brackets(text: str) -> str:
+    return f"({text})" if " " in text else text

@@ -1,0 +1,111 @@
+"""The passes over a row: which statements each computes, and which values are kept for a later one.
+
+What a reduction makes is there when its pass over the row has ended, so a value that waits for k reductions in a row is
+computed in pass k at the earliest. A later pass that needs a value of an earlier one computes it again from the operands,
+which are in the cache by then, or reads it from a buffer where that is cheaper: `Exp` in a softmax is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from opgraph.ir import opdef
+from opgraph.loops.loop import Loop, Statement, Store
+
+#: A value that costs so many instructions is kept rather than computed again: a store and a load cost some four.
+KEEP_COST = 8
+#: Values of an element that are kept, at most.
+MAX_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One walk along the row.
+
+    Attributes:
+        statements: computed for each element, in order.
+        reductions: what is reduced, in order.
+        kept: values of `statements` that a later pass reads from the buffer.
+        read: values that this one reads from there.
+        stores: whether elementwise results and sums are written; the last pass does that.
+    """
+
+    statements: tuple[Statement, ...]
+    reductions: tuple[Statement, ...]
+    kept: tuple[str, ...]
+    read: tuple[str, ...]
+    stores: bool
+
+
+def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool) -> tuple[Pass, ...]:
+    """The passes of a loop over rows.
+
+    Args:
+        is_element: for each load and statement, whether it has a value for each element.
+        keep: whether there is a buffer for a row.
+    """
+    depth = loop.depths()
+    reductions = [s for s in loop.statements if s.reduces]
+    most = max(depth[s.result] for s in reductions)
+    written = [s.value for s in loop.stores if not s.per_row]
+    # Results may lie over operands, so all of them are written in the last pass that reads any.
+    last = max([most - 1, *(depth[v] for v in written)])
+    made: dict[str, int] = {}
+    kept: dict[str, int] = {}
+    needed: list[set[str]] = []
+    read: list[set[str]] = []
+    by_name = {s.result: s for s in loop.statements if is_element[s.result]}
+    for number in range(last + 1):
+        cost = _costs(by_name, kept)
+        own: set[str] = set()
+        taken: set[str] = set()
+        waiting = [a for s in reductions if depth[s.result] == number + 1 for a in s.args if isinstance(a, str)]
+        waiting += written if number == last else []
+        while waiting:
+            name = waiting.pop()
+            if name in own or name not in by_name:
+                continue
+            if keep and made.get(name, number) < number and _is_kept(name, cost, kept):
+                kept.setdefault(name, made[name])
+                taken.add(name)
+                continue
+            own.add(name)
+            waiting.extend(a for a in by_name[name].args if isinstance(a, str))
+        for name in own:
+            made.setdefault(name, number)
+        needed.append(own)
+        read.append(taken)
+    return tuple(
+        Pass(
+            statements=tuple(s for s in by_name.values() if s.result in needed[number]),
+            reductions=tuple(s for s in reductions if depth[s.result] == number + 1),
+            kept=tuple(name for name in by_name if kept.get(name) == number),
+            read=tuple(name for name in by_name if name in read[number]),
+            stores=number == last and bool(written),
+        )
+        for number in range(last + 1)
+    )
+
+
+def kept_values(passes: tuple[Pass, ...]) -> tuple[str, ...]:
+    """All values that are kept, in the order of their places in the buffer."""
+    return tuple(name for p in passes for name in p.kept)
+
+
+def row_stores(loop: Loop) -> list[tuple[int, Store]]:
+    """The stores of one value for each row, with their places."""
+    return [(i, s) for i, s in enumerate(loop.stores) if s.per_row]
+
+
+def _is_kept(name: str, cost: Mapping[str, int], kept: Mapping[str, int]) -> bool:
+    return name in kept or (cost[name] >= KEEP_COST and len(kept) < MAX_KEPT)
+
+
+def _costs(by_name: Mapping[str, Statement], kept: Mapping[str, int]) -> dict[str, int]:
+    """Instructions for each value, made from the operands and from what is kept already."""
+    found: dict[str, int] = {}
+    for name, s in by_name.items():
+        below = sum(found.get(a, 0) for a in s.args if isinstance(a, str))
+        found[name] = 0 if name in kept else min(opdef.get(s.kind, where="a loop").cost + below, KEEP_COST)
+    return found
