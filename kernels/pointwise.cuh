@@ -1,4 +1,6 @@
 #pragma once
+#include "fast.h"
+#include "fast_derivatives.h"
 #include "scalar.h"
 
 // The CUDA skeletons of pointwise kernels. One tile per block, 64-bit positions, no shared memory.

@@ -33,20 +33,22 @@ class Functor:
     tags: Mapping[int, int]
 
 
-def emit_functor(loop: Loop, variant: Variant, *, packs: bool) -> Functor:
+def emit_functor(loop: Loop, variant: Variant, *, packs: bool, approximate: frozenset[str] = frozenset()) -> Functor:
     """The functor of one kernel variant: its operands, its arithmetic, and how an element is loaded and stored.
 
     Args:
         packs: with `fetch` and `finish`, which move packs (CUDA); the CPU's compiler vectorises `element`.
+        approximate: results of the statements that are computed by og::fast.
     """
-    return _Emitter(loop, variant).functor(packs)
+    return _Emitter(loop, variant, approximate).functor(packs)
 
 
 class _Emitter:
     """Collects lines of one functor."""
 
-    def __init__(self, loop: Loop, variant: Variant) -> None:
+    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
         self.loop = loop
+        self.approximate = approximate
         self.dtypes = loop.dtype_of()
         used = loop.reads()
         #: Loads that nothing reads still shape the iteration space, but are not touched.
@@ -176,6 +178,8 @@ class _Emitter:
             ports = record.with_optional(len(names))
             inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
             text = record.cxx({**inputs, **position}, attrs, lambda v: literal(v, compute))
+        if s.result in self.approximate:
+            text = text.replace("og::", "og::fast::")
         return f"og::round_{s.dtype}({text})" if s.rounds else text
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:

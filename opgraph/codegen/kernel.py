@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.sources import spliced
+from opgraph.codegen.tier import approximate
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, Variant
 from opgraph.loops.loop import Loop
@@ -39,7 +40,9 @@ class KernelSource:
 
 def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> KernelSource:
     """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY."""
-    functor = emit_functor(loop, variant, packs=skeleton.endswith(".cuh"))
+    on_gpu = skeleton.endswith(".cuh")
+    chosen = approximate(loop) if on_gpu else frozenset[str]()
+    functor = emit_functor(loop, variant, packs=on_gpu, approximate=chosen)
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     head = spliced(skeleton) + "\n\n"
     code = f"{head}{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
