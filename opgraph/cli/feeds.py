@@ -95,7 +95,8 @@ def sizes_for(ports: Iterable[Port], given: Mapping[str, int]) -> dict[str, int]
 
 
 def random_feeds(ports: Iterable[Port], sizes: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
-    """Seeded inputs: floats from N(0, 1), integers 0 or 1 (valid as index, mask and token alike), booleans.
+    """Seeded inputs: floats from N(0, 1), integers 0 or 1 (valid as index, mask and token alike), booleans; quantized
+    values as the floats or integers that they are.
 
     Args:
         sizes: of symbols, as `sizes_for` gives them.
@@ -106,14 +107,15 @@ def random_feeds(ports: Iterable[Port], sizes: Mapping[str, int], seed: int = 0)
     generator = np.random.default_rng(seed)
     feeds = {}
     for port in ports:
-        if port.dims is None or port.dtype not in dtypes.ARITHMETIC:
+        record = dtypes.BY_NAME.get(port.dtype)
+        if port.dims is None or record is None:
             reason = "an unknown number of dimensions" if port.dims is None else f"dtype {port.dtype}"
             raise InvalidArguments(
                 f"no array can be drawn for {reason}", where=f'input "{port.name}"', fix="give it by --inputs FILE.npz"
             )
         shape = tuple(_size(d, sizes, port.name) for d in port.dims)
-        record = dtypes.get(port.dtype)
-        drawn = generator.standard_normal(shape) if record.is_float else generator.integers(0, 2, shape)
+        is_float = record.is_float or record.name.startswith("f8")
+        drawn = generator.standard_normal(shape) if is_float else generator.integers(0, 2, shape)
         feeds[port.name] = np.asarray(drawn).astype(record.numpy)
     return feeds
 

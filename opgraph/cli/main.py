@@ -45,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser(args: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="opgraph",
-        description="Fuse the pointwise runs of a graph into one kernel each. MODEL: an ONNX file or a graph's text.",
+        description="Fuse the pointwise runs of a graph into one kernel each. MODEL: an ONNX file, a graph file of "
+        "oneDNN, or a graph's text.",
     )
     parser.add_argument("--version", action="version", version=f"opgraph {__version__}")
     _add_traceback(parser, default=False)

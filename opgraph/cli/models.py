@@ -1,41 +1,40 @@
-"""Reading what a command was given: an ONNX file or opgraph's text form."""
+"""Reading what a command was given: an ONNX file, a graph file of oneDNN, or opgraph's text form."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgraph.errors import ModelError, Unimplemented
+from opgraph.errors import ModelError
 
 if TYPE_CHECKING:
     from opgraph.ir.graph import Graph
 
-ONNX, TEXT = "ONNX", "text"
+ONNX, ONEDNN, TEXT = "ONNX", "oneDNN", "text"
 
 #: A text form is read whole; nobody writes a larger one by hand or with `str(graph)`.
 MAX_TEXT_BYTES = 256 << 20
 
 
 def form_of(path: str) -> str:
-    """ONNX or TEXT, by content.
+    """ONNX, ONEDNN or TEXT, by content.
 
     Raises:
         ModelError: no such file, or an empty one.
-        Unimplemented: a oneDNN Graph file.
     """
     file = Path(path)
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "is not there"
-        raise ModelError(f"the model {what}", where=path, fix="give an ONNX file or a file in opgraph's text form")
+        raise ModelError(
+            f"the model {what}", where=path, fix="give an ONNX file, a graph file of oneDNN or opgraph's text form"
+        )
     with file.open("rb") as opened:
         head = opened.read(4096)
     text = _without_remarks(head)
     if not head:
         raise ModelError("the file is empty", where=path, fix="write it again")
     if text.startswith(b"{"):
-        raise Unimplemented(
-            "oneDNN Graph JSON files cannot be read yet", where=path, fix="give an ONNX file or opgraph's text form"
-        )
+        return ONEDNN
     return TEXT if text.startswith(b"graph(") else ONNX
 
 
@@ -53,10 +52,15 @@ def load_model(path: str) -> Graph:
         ModelError: the file cannot be read, or must not be trusted.
         Unimplemented: it holds what opgraph cannot carry.
     """
-    if form_of(path) == ONNX:
+    form = form_of(path)
+    if form == ONNX:
         import opgraph
 
         return opgraph.onnx.load(path)
+    if form == ONEDNN:
+        from opgraph.onednn import load
+
+        return load(path)
     from opgraph.ir.parse import parse
 
     file = Path(path)

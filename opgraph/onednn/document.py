@@ -47,11 +47,9 @@ def read_document(path: str | os.PathLike[str]) -> Entry:
     """
     label = os.fspath(path)
     try:
-        document = _parsed(_text(Path(label), label))
-        check_document(document)
+        return checked_document(_parsed(_text(Path(label), label)))
     except BadFile as bad:
         raise ModelError(bad.what, where=f"{label}: {bad.place}", fix=_FIX) from None
-    return document
 
 
 def _text(path: Path, label: str) -> str:
@@ -98,13 +96,13 @@ def _no_number(token: str) -> NoReturn:
 # -- what each part must be -----------------------------------------------------------------------------------------
 
 
-def check_document(document: Any) -> None:
-    """Checks that a document has oneDNN's form; what the ops mean is checked by the graph.
+def checked_document(found: Any) -> Entry:
+    """A document that has oneDNN's form; what its ops mean is checked by the graph.
 
     Raises:
         BadFile: it has not.
     """
-    _object(document, "the top level")
+    document = _object(found, "the top level")
     for key in document:
         if key not in _HEAD:
             raise BadFile(f"unknown field {key!r}", "the top level")
@@ -119,6 +117,7 @@ def check_document(document: Any) -> None:
         raise BadFile("the field 'graph' is missing", "the top level")
     for index, op in enumerate(_list(document["graph"], "graph")):
         _check_op(op, f"graph[{index}]")
+    return document
 
 
 def _check_op(op: Any, place: str) -> None:

@@ -1,0 +1,293 @@
+"""oneDNN's graph files in and out: what a file says is what the graph is, and what is written again."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onednn_files import NAMES, REFUSED, RUNNABLE, content_of, graph_of, needs_files, path_of
+
+import opgraph as og
+from opgraph.cli import main
+from opgraph.errors import InvalidArguments, InvalidGraphOp, ModelError, Unimplemented
+from opgraph.ir.opdef import all_ops
+from opgraph.onednn.document import UNKNOWN
+from opgraph.onednn.entries import is_onednn
+from opgraph.onednn.record import FileRecord
+
+SCHEMA = path_of("..").resolve() / "onednn-opschema.json"
+
+
+def tensor(id: int, shape: Any = (4, 8), **fields: Any) -> dict[str, Any]:
+    known = UNKNOWN not in shape
+    stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))] if known else [UNKNOWN]
+    entry = {"id": id, "dtype": "f32", "shape": list(shape), "stride": stride}
+    return {**entry, "layout_type": "strided", "property_type": "undef", **fields}
+
+
+def op(id: int, kind: str, inputs: list[Any], outputs: list[Any], **attrs: tuple[str, Any]) -> dict[str, Any]:
+    given = {name: {"type": type_, "value": value} for name, (type_, value) in attrs.items()}
+    return {"id": id, "name": f"op{id}", "kind": kind, "attrs": given, "inputs": inputs, "outputs": outputs}
+
+
+def document(*ops: dict[str, Any], **head: Any) -> dict[str, Any]:
+    return {"version": "3.14.0", "engine_kind": "cpu", "fpmath_mode": "strict", **head, "graph": list(ops)}
+
+
+def written(folder: Path, content: Any) -> Path:
+    path = folder / "graph.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def loaded(folder: Path, *ops: dict[str, Any], **head: Any) -> og.Graph:
+    return og.onednn.load(written(folder, document(*ops, **head)))
+
+
+def dumped(folder: Path, graph: og.Graph) -> Any:
+    og.onednn.dump(graph, folder / "dump.json")
+    return json.loads((folder / "dump.json").read_text())
+
+
+# -- oneDNN's own files ---------------------------------------------------------------------------------------------
+
+
+@needs_files
+def test_there_are_215_files() -> None:
+    assert len(NAMES) == 215 and set(NAMES) >= REFUSED
+
+
+@needs_files
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_dump_gives_back_the_file_that_was_loaded(name: str, tmp_path: Path) -> None:
+    assert dumped(tmp_path, og.onednn.load(path_of(name))) == content_of(name)
+
+
+@needs_files
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_the_graph_is_what_the_file_says(name: str) -> None:
+    """Beside the record: the ops, tensors and attributes that stand in the graph are the file's."""
+    content, graph = content_of(name), graph_of(name)
+    ops = {o.id: o for o in graph.ops}
+    assert len(ops) == len(content["graph"])
+    for entry in content["graph"]:
+        found = ops[entry["id"]]
+        assert found.kind == entry["kind"]
+        for mention, t in zip(entry["inputs"] + entry["outputs"], (*found.inputs, *found.outputs), strict=True):
+            assert (t.id, t.name, t.dtype) == (mention["id"], f"t{mention['id']}", mention["dtype"])
+            assert (t.layout, t.property) == (mention["layout_type"], mention["property_type"])
+            if UNKNOWN not in mention["shape"]:
+                assert list(t.shape) == mention["shape"]
+            if t.layout == "strided" and UNKNOWN not in mention["stride"]:
+                assert list(t.get_strides()) == mention["stride"]
+        for attr, given in entry.get("attrs", {}).items():
+            value = given["value"]
+            np.testing.assert_array_equal(np.asarray(found.attr(attr)), _as_read(given["type"], value))
+
+
+def _as_read(type_: str, value: Any) -> Any:
+    return np.asarray(value, np.float32) if type_.startswith("f32") else np.asarray(value)
+
+
+@needs_files
+def test_the_record_beside_the_graph_is_small() -> None:
+    """Most ops are written from the graph alone: the record is no copy of the file."""
+    kept = sum(len(graph_of(n).source.entries) for n in RUNNABLE)  # type: ignore[union-attr]
+    assert kept < 0.25 * sum(len(graph_of(n)) for n in RUNNABLE)
+
+
+@needs_files
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_negative_pads_are_refused(name: str) -> None:
+    with pytest.raises(InvalidGraphOp, match="pads") as caught:
+        og.onednn.load(path_of(name))
+    assert name in caught.value.where and "AvgPool" in caught.value.where
+
+
+@needs_files
+def test_kinds_of_onednn_are_those_of_its_schemas() -> None:
+    kinds = {schema["kind"] for schema in json.loads(SCHEMA.read_text())}
+    assert {record.kind for record in all_ops() if is_onednn(record)} == kinds
+
+
+# -- what files may say ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_a_graph_of_named_tensors(tmp_path: Path) -> None:
+    sigmoid = op(100, "Sigmoid", [tensor(0)], [tensor(1)])
+    multiply = op(101, "Multiply", [tensor(0), tensor(1)], [tensor(2)], auto_broadcast=("string", "numpy"))
+    g = loaded(tmp_path, sigmoid, multiply, input_ports=[0, 0], output_ports=[2])
+    assert g.is_finalized and g.engine == "cpu" and g.explain().partitions[0].units == ("swish",)
+    assert [t.name for t in g.inputs] == ["t0"] and [t.name for t in g.outputs] == ["t2"]
+    x = np.linspace(-3, 3, 32, dtype=np.float32).reshape(4, 8)
+    np.testing.assert_allclose(og.compile(g)(t0=x), x / (1 + np.exp(-x)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("word", "kind"), [("cpu", "cpu"), ("gpu", "cuda")])
+def test_engine_kinds_have_other_names(word: str, kind: str, tmp_path: Path) -> None:
+    g = loaded(tmp_path, op(0, "Abs", [tensor(0)], [tensor(1)]), engine_kind=word)
+    assert g.engine == kind and dumped(tmp_path, g)["engine_kind"] == word
+    assert og.onednn.load(tmp_path / "graph.json", engine="cpu").engine == "cpu"
+
+
+def test_the_smallest_integer_means_unknown(tmp_path: Path) -> None:
+    entry = op(0, "Abs", [tensor(0, (UNKNOWN,))], [tensor(1, (UNKNOWN,))])
+    g = loaded(tmp_path, entry, op(1, "Exp", [tensor(2, (4, UNKNOWN))], [tensor(3, (4, UNKNOWN))]))
+    assert [t.dims for t in g.inputs] == [None, (4, None)]
+    assert dumped(tmp_path, g)["graph"][0] == entry
+    for shape in ((3,), (2, 5)):
+        assert og.compile(g)({"t0": np.ones(shape, np.float32), "t2": np.ones((4, 2), np.float32)})["t1"].shape == shape
+
+
+def test_shapes_left_unknown_are_inferred_and_written_as_they_were(tmp_path: Path) -> None:
+    entry = op(0, "Abs", [tensor(0)], [tensor(1, (UNKNOWN,))])
+    g = loaded(tmp_path, entry)
+    assert g.outputs[0].dims == (4, 8) and dumped(tmp_path, g)["graph"] == [entry]
+
+
+@pytest.mark.parametrize("layout", ["any", "undef", "opaque"])
+def test_layouts_without_strides_are_kept(layout: str, tmp_path: Path) -> None:
+    entry = op(0, "Abs", [tensor(0)], [tensor(1, layout_type=layout, stride=[UNKNOWN])])
+    g = loaded(tmp_path, entry)
+    assert g.outputs[0].layout == layout and dumped(tmp_path, g)["graph"] == [entry]
+
+
+def test_strides_that_are_not_row_major_are_kept(tmp_path: Path) -> None:
+    entry = op(0, "Abs", [tensor(0, stride=[1, 4])], [tensor(1)])
+    g = loaded(tmp_path, entry)
+    assert g.inputs[0].strides == (1, 4) and dumped(tmp_path, g)["graph"] == [entry]
+
+
+def test_host_scalars_and_constants_are_inputs_with_a_property(tmp_path: Path) -> None:
+    entry = op(0, "Add", [tensor(0), tensor(1, (), property_type="host_scalar")], [tensor(2)])
+    other = op(1, "Add", [tensor(2), tensor(3, property_type="constant")], [tensor(4)])
+    g = loaded(tmp_path, entry, other)
+    assert [t.property for t in g.inputs] == ["undef", "host_scalar", "constant"] and g.constants == ()
+    assert dumped(tmp_path, g)["graph"] == [entry, other]
+
+
+def test_bools_are_zero_and_one(tmp_path: Path) -> None:
+    entry = op(0, "ReLUBackward", [tensor(0), tensor(1)], [tensor(2)], use_dst=("bool", 0))
+    g = loaded(tmp_path, entry)
+    assert g.ops[0].attr("use_dst") is False and dumped(tmp_path, g)["graph"] == [entry]
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1, 1e-7, 16777217.0, 0.123456789, 3.4028235e38, -0.0])
+def test_floats_are_written_exactly(alpha: float, tmp_path: Path) -> None:
+    entry = op(0, "Elu", [tensor(0)], [tensor(1)], alpha=("f32", alpha))
+    g = loaded(tmp_path, entry)
+    assert dumped(tmp_path, g)["graph"] == [entry]
+    g.source = None  # as if it had been built by calls
+    again = dumped(tmp_path, g)["graph"][0]["attrs"]["alpha"]["value"]
+    assert np.float32(again).tobytes() == np.float32(alpha).tobytes()
+    assert len(repr(again)) <= len(repr(float(np.float32(alpha))))
+
+
+def test_ops_in_another_order_than_their_wiring_stay_so(tmp_path: Path) -> None:
+    entries = [op(1, "Exp", [tensor(1)], [tensor(2)]), op(0, "Abs", [tensor(0)], [tensor(1)])]
+    g = loaded(tmp_path, *entries)
+    assert [o.id for o in g.ops] == [0, 1] and dumped(tmp_path, g)["graph"] == entries
+
+
+def test_an_op_without_attrs_stays_so(tmp_path: Path) -> None:
+    entry = op(0, "Abs", [tensor(0)], [tensor(1)])
+    del entry["attrs"]
+    assert dumped(tmp_path, loaded(tmp_path, entry))["graph"] == [entry]
+
+
+def test_marks_of_a_partitioned_dump_are_kept_and_not_read(tmp_path: Path) -> None:
+    entry = op(0, "Abs", [tensor(0)], [tensor(1)], partition_id=("string", "3"), backend=("string", "dnnl_backend"))
+    g = loaded(tmp_path, entry)
+    assert g.ops[0].attrs == {} and dumped(tmp_path, g)["graph"] == [entry]
+
+
+@pytest.mark.parametrize("mode", ["bf16", "f16", "tf32", "any"])
+def test_a_fpmath_mode_is_an_allowance_that_is_not_used(mode: str, tmp_path: Path) -> None:
+    g = loaded(tmp_path, op(0, "Abs", [tensor(0)], [tensor(1)]), fpmath_mode=mode, fpmath_mode_apply_to_int="true")
+    assert f"fpmath mode {mode} " in str(g.explain())
+    assert dumped(tmp_path, g)["fpmath_mode"] == mode
+
+
+@pytest.mark.parametrize("name", ["", "naïve", 'a"b', "two\nlines", "\ud800", "x" * 1000])
+def test_names_of_ops_come_back_and_keep_to_one_line(name: str, tmp_path: Path) -> None:
+    entry = {**op(0, "Abs", [tensor(0)], [tensor(1)]), "name": name}
+    g = loaded(tmp_path, entry)
+    assert len(g.ops[0].label.splitlines()) == 1
+    assert dumped(tmp_path, g)["graph"] == [entry]
+
+
+# -- graphs that come from elsewhere --------------------------------------------------------------------------------
+
+
+def test_a_graph_that_was_built_is_written_and_read_back(tmp_path: Path) -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(None, 8))
+    y = g.add_op("Multiply", x, g.add_op("Sigmoid", x))
+    g.output(y)
+    g.add_op("Elu", y, alpha=0.1)
+    content = dumped(tmp_path, g)
+    assert content["input_ports"] == [0, 0] and content["output_ports"] == [2, 3]
+    assert [entry["kind"] for entry in content["graph"]] == ["Sigmoid", "Multiply", "Elu", "End"]
+    back = og.onednn.load(tmp_path / "dump.json")
+    assert isinstance(back.source, FileRecord) and back.source.entries == {}
+    assert [t.dims for t in back.outputs] == [(None, 8), (None, 8)] and len(back.outputs) == 2
+    x_value = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
+    for ours, theirs in zip(og.compile(g)(x=x_value).values(), og.compile(back)(t0=x_value).values(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def _with(build: Any) -> og.Graph:
+    g = og.Graph()
+    build(g, g.input("x", shape=(4,)))
+    return g
+
+
+@pytest.mark.parametrize(
+    ("build", "what"),
+    [
+        (lambda g, x: g.add_op("Swish", x), "kind Swish"),
+        (lambda g, x: g.add_op("Sigmoid", x, alpha=2.0), "Sigmoid with alpha"),
+        (lambda g, x: g.add_op("Add", x, 1.5), "data of constants"),
+        (lambda g, x: g.add_op("Abs", g.input("z", dtype="f64", shape=(2,))), "dtype f64"),
+        (lambda g, x: g.add_op("Clamp", x, min=0.0, max=math.inf), "number inf"),
+        (lambda g, x: g.set_outputs([g.add_op("Abs", x), g.add_op("Exp", x)][:1]), "nobody reads"),
+    ],
+    ids=("kind", "attribute", "constant", "dtype", "infinity", "dropped value"),
+)
+def test_what_onednn_has_no_word_for_is_refused_and_nothing_written(build: Any, what: str, tmp_path: Path) -> None:
+    (tmp_path / "dump.json").write_text("as it was")
+    with pytest.raises(Unimplemented, match=what):
+        og.onednn.dump(_with(build), tmp_path / "dump.json")
+    assert [p.name for p in tmp_path.iterdir()] == ["dump.json"]
+    assert (tmp_path / "dump.json").read_text() == "as it was"
+
+
+@pytest.mark.parametrize("name", ["no_such_folder/x.json", ".", "a\0b"], ids=("folder", "is a folder", "null byte"))
+def test_a_path_that_cannot_be_written_is_an_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArguments, match="cannot be written"):
+        og.onednn.dump(_with(lambda g, x: g.add_op("Abs", x)), f"{tmp_path}/{name}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["missing.json", ".", "a\0b"], ids=("missing", "folder", "null byte"))
+def test_a_path_that_cannot_be_read_is_an_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        og.onednn.load(f"{tmp_path}/{name}")
+
+
+# -- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_show_and_check_take_graph_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sigmoid = op(100, "Sigmoid", [tensor(0)], [tensor(1)])
+    multiply = op(101, "Multiply", [tensor(0), tensor(1)], [tensor(2)])
+    path = written(tmp_path, document(sigmoid, multiply, fpmath_mode="bf16"))
+    assert main(["show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 fused; units: 1 swish" in shown and "in   t0: f32[4,8]" in shown and "note: fpmath mode bf16" in shown
+    assert main(["check", str(path), "--device", "cpu"]) == 0
+    assert "agrees with the float64 reference" in capsys.readouterr().out
