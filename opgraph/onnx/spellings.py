@@ -118,3 +118,8 @@ _REWRITES: dict[tuple[str, str], Callable[[NodeProto, Elements], list[NodeProto]
     ("", "Pow"): _pow,
     ("com.microsoft", "QuickGelu"): _quick_gelu,
 }
+
+
+def disguises() -> tuple[tuple[str, str], ...]:
+    """(domain, op type) of every node that may be rewritten."""
+    return tuple(_REWRITES)
