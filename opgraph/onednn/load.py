@@ -57,6 +57,7 @@ def _load(path: str | os.PathLike[str], engine: str | None) -> Graph:
     graph = Graph(engine or ENGINE_OF[kind])
     try:
         _fill(graph, document["graph"])
+        _order_outputs(graph, document.get("output_ports", ()))
         graph.finalize()
     except OpGraphError as error:
         where = f"{_line(label)}: {_line(error.where)}"
@@ -91,6 +92,14 @@ def _fill(graph: Graph, ops: Sequence[Entry]) -> None:
         inputs = tuple([_tensor(t, known) for t in entry["inputs"]])
         outputs = tuple([_tensor(t, known) for t in entry["outputs"]])
         graph._add(entry["id"], entry["kind"], inputs, outputs, _line(entry["name"]), attrs)
+
+
+def _order_outputs(graph: Graph, ports: Sequence[int]) -> None:
+    """Outputs in the order of the file's list; a dumped partition names values there that are read inside as well."""
+    graph.output(*[graph.tensor(id) for id in ports if graph.producer(id) is not None])
+    astray = [id for id in ports if graph.producer(id) is None]
+    if astray:
+        graph.notes.append(f"output_ports lists tensors that no op makes: {', '.join(map(str, astray))}")
 
 
 def _tensor(entry: Entry, known: dict[int, tuple[Entry, LogicalTensor]]) -> LogicalTensor:
