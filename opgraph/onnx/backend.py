@@ -33,7 +33,7 @@ __all__ = ["OpGraphBackend", "Prepared", "is_compatible", "prepare", "run_model"
 _NODE_IR_VERSION, _NODE_OPSET = 10, 26
 
 
-class Prepared(BackendRep):  # type: ignore[misc]  # onnx's class has no types of its own here
+class Prepared(BackendRep):
     """A model, compiled.
 
     Attributes:
@@ -110,7 +110,7 @@ def _array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-class OpGraphBackend(Backend):  # type: ignore[misc]  # as above
+class OpGraphBackend(Backend):
     """opgraph as a class that onnx's test runner takes: `onnx.backend.test.BackendTest(OpGraphBackend, __name__)`."""
 
     @classmethod

@@ -67,7 +67,7 @@ def _write_defaults(model: ModelProto) -> bool:
         if node.domain == "" and onnx.defs.has(node.op_type):
             with contextlib.suppress(onnx.defs.SchemaError):
                 schema = onnx.defs.get_schema(node.op_type, version, "")
-        if schema is None or not schema.has_function:
+        if schema is None or not getattr(schema, "has_function", False):  # onnx's stubs do not know it
             continue
         given = {a.name for a in node.attribute}
         for name, attribute in schema.attributes.items():

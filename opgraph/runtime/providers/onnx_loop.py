@@ -10,31 +10,32 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.ops.op_loop import Loop as _Loop
 
 
-class Loop(_Loop):  # type: ignore[misc]  # onnx's class has no types of its own here
+class Loop(_Loop):
     """Loop, whose scan outputs get an axis of their own: onnx 1.23 joins matrices along their rows, and numbers too."""
 
     op_domain = ""
 
     def _run(
         self,
-        trips: Any,
+        M: Any,  # noqa: N803  # the evaluator's own name
         cond: Any,
         *args: Any,
         context: Any = None,
+        body: Any = None,
         attributes: Any = None,
         bindings: Any = None,
-        **_: Any,
     ) -> tuple[Any, ...]:
-        names = self.body.input_names
+        node: Any = self  # its graph attribute becomes an attribute when it is made
+        names = node.body.input_names
         inputs = {**(context or {}), **dict(zip(names[2:], args, strict=False))}
         scanned: list[list[Any]] = [[] for _ in range(self.K)]
         state = [inputs.get(name) for name in names[2:]]
         going, step = cond is None or bool(np.asarray(cond).all()), 0
-        while going and (trips is None or step < int(np.asarray(trips).item())):
+        while going and (M is None or step < int(np.asarray(M).item())):
             inputs.update(zip(names[2:], state, strict=True))
             inputs[names[0]] = np.asarray(step, np.int64)
             inputs[names[1]] = np.asarray(True)
-            made = self._run_body(inputs, attributes=attributes, bindings=bindings)
+            made = node._run_body(inputs, attributes=attributes, bindings=bindings)
             going = bool(np.asarray(made[0]).all())
             state = list(made[1 : 1 + self.N])
             for values, value in zip(scanned, made[1 + self.N :], strict=True):
