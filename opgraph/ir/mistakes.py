@@ -17,8 +17,9 @@ def find_mistake(record: OpDef) -> str | None:
     names = [p.name for p in (*record.inputs, *record.outputs)] + [a.name for a in record.attrs]
     attrs = {a.name for a in record.attrs}
     inputs = [p.name for p in record.inputs]
-    if record.family == "reduction":  # oneDNN calls both ways to give the axes `axes`; no formula names either
-        names = names[: len(inputs) + len(record.outputs)]
+    if record.family != "pointwise":  # oneDNN has one name for both ways to give axes or sizes; no formula names either
+        either = {p.name for p in record.inputs if p.optional}
+        names = names[: len(inputs) + len(record.outputs)] + [a.name for a in record.attrs if a.name not in either]
     if len(set(names)) != len(names):
         return f"a name is used twice in {names}"
     for port in (*record.inputs, *record.outputs):
@@ -40,6 +41,8 @@ def find_mistake(record: OpDef) -> str | None:
         return f"index_of names {record.index_of!r}, which is no attribute"
     if record.family == "pointwise" and (mistake := _mistake_in_outputs(record, inputs)):
         return mistake
+    if record.spelled is not None and record.family in ("pointwise", "sum", "structural"):
+        return "only what a library runs is spelled in smaller ops"
     if record.commutative and len(inputs) < 2:
         return "a commutative op has two inputs"
     if isinstance(record.gradient, Mapping) and not set(record.gradient) <= set(inputs):

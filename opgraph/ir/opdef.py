@@ -28,6 +28,7 @@ __all__ = [
     "OpDef",
     "Port",
     "ShapeRule",
+    "Speller",
     "Template",
     "TorchCall",
     "all_ops",
@@ -59,8 +60,26 @@ class Builder(Protocol):
         """Adds an op with outputs of the dtypes and shapes of some tensors; returns them."""
 
 
+#: `spell(build, op)`: the outputs that `op` has, made of smaller ops on its inputs; see `OpDef.spelled`.
+Speller: TypeAlias = Callable[[Builder, Op], Sequence[LogicalTensor]]
+
 #: `rule(build, op, d)`: gradients of the inputs of `op` (None: zero), given those of its outputs (None: not used).
 GradientRule: TypeAlias = Callable[[Builder, Op, Sequence[LogicalTensor | None]], Sequence[LogicalTensor | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How a generated kernel reduces a row.
+
+    Attributes:
+        how: what becomes of the elements: "add", "multiply", "largest" or "smallest".
+        each: C++ for what an element contributes, over `{src}`, in the compute type.
+        total: C++ for the result over `{total}` and `{count}`, the number of elements, in double.
+    """
+
+    how: str
+    each: str = "{src}"
+    total: str = "{total}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +95,7 @@ class OpDef:
         types: dtype symbol -> dtypes it may stand for. One symbol is one dtype within an op.
         infer: output dimensions from inputs and attributes; raises ShapeMismatch.
         reference: NumPy meaning: `reference(*arrays, **attrs) -> array`. It is the definition; in float64 the truth.
+            Of a library op with several outputs (`returns_several`): a tuple with one array for each, wanted or not.
         expression: C++ for one element, over input names and `$attr` names in braces:
             "og::elu({src}, {alpha})". A function of attributes and given inputs where they choose the formula. All
             inputs arrive in the op's compute type (f32 for f16 and bf16), attributes as exact literals of it, except
@@ -84,7 +104,7 @@ class OpDef:
             ONNX where ai.onnx has no such op. As a function it may return "" where there is none.
         onnx: its ai.onnx forms, best first; or the reason why there is none.
         torch: `torch(torch_module, *tensors, **attrs) -> tensor`, the same meaning in torch ops; used where there is
-            no compiler.
+            no compiler. Of a library op with several outputs: an iterable, of which no more is taken than is wanted.
         cost: rough instructions per element, for the fusion cost model.
         commutative: whether the first two inputs may be swapped.
         domain: where tests sample the inputs, one (low, high) for all or one each.
@@ -107,12 +127,23 @@ class OpDef:
             `d`, the gradient of the (first) output, and the names of the outputs, with "0" where the derivative is
             zero everywhere, and "none: " and the reason where this input has none; or a function, where it takes more
             than a formula. It is linear in `d`. Sums over broadcast axes and casts to the input's dtype are added by
-            who applies it. A text is the reason why no gradient exists; None means that nobody wrote it. Outputs of
-            integers and booleans need none.
+            who applies it. A text is the reason why no gradient exists; None means that nobody wrote it, unless the op
+            is `spelled`: then the gradient is that of the smaller ops. Outputs of integers and booleans need none.
         gradient_from_output: of an op with one input, its gradient over the output and `d` alone, where these suffice.
             As a function it returns "" for attributes with which they do not.
+        spelled: the same op in smaller ones, for an op that a library runs: `spelled(build, op)` adds them with the
+            Builder of gradient rules and returns, for each output that `op` has, in order, a tensor of the dtype and
+            shape that `op` declares. It reads op.inputs, op.outputs (dtypes and their number alone) and op.attrs. What
+            it builds with: pointwise kinds (BroadcastTo among them, with data_format for what lies along a channel
+            axis), ReduceSum, ReduceMean and ReduceMax with keep_dims, SumTo, and, where an output or an operand lacks
+            the reduced axes, Squeeze and Unsqueeze; StaticReshape and ReshapeTo only in GroupNorm, which splits the
+            channel axis. f16 and bf16 are cast to f32 first and rounded once, at the end. It is sound in f32: a
+            variance is the mean of squared distances from the mean, and the largest value is subtracted before Exp.
+            Raises Unimplemented where it would need a rank or a size that nobody knows, or an op would need arithmetic
+            on dtypes that have none (f8, s4, u4); the op is then run whole.
         torch_calls: the torch functions that mean this op, for tracing.
         reads: which inputs of an op are read, of the others only the shape counts; None: the ports say so.
+        row: of a reduction: how a kernel reduces a row.
         foreign: who runs ops of this kind, which carry an ONNX node and hold attributes of any name.
         source: where the formula comes from.
     """
@@ -142,9 +173,11 @@ class OpDef:
     also: Mapping[str, str] = field(default_factory=dict)
     gradient: Mapping[str, Template] | GradientRule | str | None = None
     gradient_from_output: Template | None = None
+    spelled: Speller | None = None
     torch_calls: tuple[TorchCall, ...] = ()
     reads: Callable[[Op], Sequence[bool]] | None = None
     foreign: str = ""
+    row: Row | None = None
 
     def __post_init__(self) -> None:
         # Mistakes in a record fail at import, not on a user's machine.
@@ -171,6 +204,11 @@ class OpDef:
     def is_pointwise(self) -> bool:
         """Whether one output element depends on one element of each input."""
         return self.family == "pointwise"
+
+    @property
+    def returns_several(self) -> bool:
+        """Whether `reference` and `torch` return one value for each output, not one alone."""
+        return not self.is_pointwise and len(self.outputs) > 1
 
     @property
     def decomposed(self) -> Expr | None:

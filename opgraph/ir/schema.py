@@ -85,6 +85,8 @@ def bind_dtypes(
             outs.append(bound[port.type])
         elif port.variadic:
             outs.append(dtypes.UNDEF)
+        elif port.wide:
+            outs.append("f64" if "f64" in ins else "f32")
         else:
             outs.append(_inferred_output(opdef, port, ins, where))
     return ins, outs

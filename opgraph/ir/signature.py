@@ -54,6 +54,8 @@ class Port:
         type: its dtype: a symbol of the op's `types`, or a dtype name.
         optional, variadic: whether it may be left out, or given any number of times.
         shape_only: only the shape of this input counts; its data is never read.
+        wide: where nothing else says the dtype of this output, it is the one that inputs are computed in: f64 for f64,
+            else f32.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Port:
     optional: bool = False
     variadic: bool = False
     shape_only: bool = False
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Families own the rules; records only differ.
 
 `pointwise(...)` supplies broadcasting, dtype rules and the frame of the NumPy and torch forms, so that a new pointwise
-op writes none of them; `library(...)` supplies that frame to ops that a library runs.
+op writes none of them. `opgraph.ops.library` does the same for ops that a library runs.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def pointwise(
             types=symbols,
             attrs=tuple(attrs),
             infer=infer,
-            reference=_numpy_form(reference, _defaults(attrs), channel_inputs, typed, by_position),
+            reference=_numpy_form(reference, defaults_of(attrs), channel_inputs, typed, by_position),
             expression=expression,
-            torch=_torch_form(torch, _defaults(attrs), channel_inputs, by_position),
+            torch=_torch_form(torch, defaults_of(attrs), channel_inputs, by_position),
             onnx=onnx,
             decomposition=decomposition,
             cost=cost,
@@ -133,65 +133,7 @@ def pointwise(
     )
 
 
-def library(
-    kind: str,
-    doc: str,
-    *,
-    family: str,
-    inputs: Sequence[str | Port] = ("src",),
-    outputs: Sequence[str | Port] = ("dst",),
-    types: Mapping[str, tuple[str, ...]] | tuple[str, ...] = FLOAT,
-    attrs: Sequence[Attr] = (),
-    infer: ShapeRule,
-    reference: Callable[..., Any],
-    torch: Callable[..., Any],
-    gradient: GradientRule | str,
-    onnx: tuple[Onnx, ...] | str,
-    decomposition: Template | None = None,
-    cost: int = 1,
-    domain: tuple[tuple[float, float], ...] = ((-4.0, 4.0),),
-    source: str,
-    check: Callable[[Op], None] | None = None,
-) -> OpDef:
-    """Registers one op that a library runs; see OpDef for the arguments.
-
-    The result has the dtype of the first input. `reference` is a formula: what it is registered as fills in default
-    attributes, and computes f16 and bf16 in f32 with one rounding. `torch` sees the tensors as they are, and sums f16
-    and bf16 in f32 itself: only the op knows how to without a copy.
-    """
-    defaults = _defaults(attrs)
-
-    def numpy_form(*arrays: Any, **given: Any) -> np.ndarray:
-        own = [np.asarray(a) for a in arrays]
-        wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in own]
-        with np.errstate(all="ignore"):
-            return np.asarray(formula(*wide, **{**defaults, **given})).astype(own[0].dtype, copy=False)
-
-    formula = reference
-    return register(
-        OpDef(
-            kind=kind,
-            doc=doc,
-            family=family,
-            inputs=tuple(Port(name=p) if isinstance(p, str) else p for p in inputs),
-            outputs=tuple(Port(name=p) if isinstance(p, str) else p for p in outputs),
-            types=types if isinstance(types, Mapping) else {"T": types},
-            attrs=tuple(attrs),
-            infer=infer,
-            reference=numpy_form,
-            torch=lambda t, *tensors, **given: torch(t, *tensors, **{**defaults, **given}),
-            onnx=onnx,
-            decomposition=decomposition,
-            cost=cost,
-            domain=domain,
-            source=source,
-            check=check,
-            gradient=gradient,
-        )
-    )
-
-
-def _defaults(attrs: Sequence[Attr]) -> dict[str, Any]:
+def defaults_of(attrs: Sequence[Attr]) -> dict[str, Any]:
     """Defaults as a graph stores them, floats rounded to f32."""
     values = {a.name: a.default for a in attrs if a.default is not None}
     return {name: f32(value) if isinstance(value, float) else value for name, value in values.items()}

@@ -13,7 +13,8 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Onnx, Port
 from opgraph.ir.shapes import ShapeMismatch, normalized_axes, unify
 from opgraph.ops import joining_gradients as gradients
-from opgraph.ops.families import ANY, library
+from opgraph.ops.families import ANY
+from opgraph.ops.library import library
 
 _AXIS = Attr(name="axis", type="s64")
 _ANY_SHAPE = (*dtypes.ARITHMETIC, dtypes.UNDEF)

@@ -12,7 +12,9 @@ from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, Port
 from opgraph.ir.shapes import ShapeMismatch, broadcast
-from opgraph.ops.families import FLOAT, library
+from opgraph.ops.families import FLOAT
+from opgraph.ops.library import library
+from opgraph.ops.spelling import in_dtype
 
 
 def _product_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
@@ -93,7 +95,7 @@ def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequ
     none = [None] * (len(op.inputs) - 2)
     if grad is None:
         return [None, None, *none]
-    a, b = (_in_dtype(build, t, grad.dtype) for t in op.inputs[:2])
+    a, b = (in_dtype(build, t, grad.dtype) for t in op.inputs[:2])
     if a.ndim is None or b.ndim is None:
         raise Unimplemented(
             "MatMul has no gradient where the number of dimensions of an operand is unknown",
@@ -133,11 +135,6 @@ def _rows(build: Builder, a: LogicalTensor, grad: LogicalTensor) -> tuple[Logica
         return a, grad
     flat = [build("StaticReshape", t, shape=[-1, t.dims[-1]], special_zero=False) for t in (a, grad) if t.dims]
     return flat[0], flat[1]
-
-
-def _in_dtype(build: Builder, tensor: LogicalTensor, dtype: str) -> LogicalTensor:
-    result: LogicalTensor = tensor if tensor.dtype == dtype else build("TypeCast", tensor, dtype=dtype)
-    return result
 
 
 def _pieces(attrs: Attrs, given: Collection[str]) -> str:

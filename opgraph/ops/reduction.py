@@ -11,10 +11,11 @@ import numpy as np
 from opgraph.errors import InvalidGraphOp
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port
+from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, Row
 from opgraph.ir.shapes import normalized_axes
 from opgraph.ops import reduction_gradients as gradients
-from opgraph.ops.families import FLOAT, library
+from opgraph.ops.families import FLOAT
+from opgraph.ops.library import library
 
 _AXES = Attr(name="axes", type="s64[]", optional=True)
 _KEEP_DIMS = Attr(name="keep_dims", type="bool", default=False)
@@ -64,6 +65,7 @@ def _reduction(
     numpy: Callable[[Any, tuple[int, ...], bool], Any],
     torch: Callable[[Any, Any, tuple[int, ...], bool], Any],
     gradient: GradientRule,
+    row: Row,
 ) -> OpDef:
     """Registers one reduction.
 
@@ -108,6 +110,7 @@ def _reduction(
         reference=numpy_form,
         torch=torch_form,
         gradient=gradient,
+        row=row,
         onnx=(
             Onnx(
                 op_type=kind,
@@ -162,6 +165,7 @@ REDUCE_SUM = _reduction(
     numpy=lambda src, axes, keep: np.sum(src, axis=axes, keepdims=keep),
     torch=lambda t, src, axes, keep: t.sum(src, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_sum,
+    row=Row(how="add"),
 )
 
 REDUCE_MEAN = _reduction(
@@ -170,6 +174,7 @@ REDUCE_MEAN = _reduction(
     numpy=_mean,
     torch=lambda t, src, axes, keep: t.mean(src, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_mean,
+    row=Row(how="add", total="{total} / {count}"),
 )
 
 REDUCE_MAX = _reduction(
@@ -179,6 +184,7 @@ REDUCE_MAX = _reduction(
     numpy=lambda src, axes, keep: np.max(src, axis=axes, keepdims=keep, initial=-np.inf),
     torch=_torch_extreme("amax", -np.inf),
     gradient=gradients.of_extreme,
+    row=Row(how="largest"),
 )
 
 REDUCE_MIN = _reduction(
@@ -188,6 +194,7 @@ REDUCE_MIN = _reduction(
     numpy=lambda src, axes, keep: np.min(src, axis=axes, keepdims=keep, initial=np.inf),
     torch=_torch_extreme("amin", np.inf),
     gradient=gradients.of_extreme,
+    row=Row(how="smallest"),
 )
 
 REDUCE_PROD = _reduction(
@@ -196,6 +203,7 @@ REDUCE_PROD = _reduction(
     numpy=lambda src, axes, keep: np.prod(src, axis=axes, keepdims=keep),
     torch=_torch_product,
     gradient=gradients.of_product,
+    row=Row(how="multiply"),
 )
 
 REDUCE_L1 = _reduction(
@@ -204,6 +212,7 @@ REDUCE_L1 = _reduction(
     numpy=lambda src, axes, keep: np.sum(np.abs(src), axis=axes, keepdims=keep),
     torch=lambda t, src, axes, keep: t.linalg.vector_norm(src, 1, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_l1,
+    row=Row(how="add", each="og::abs({src})"),
 )
 
 REDUCE_L2 = _reduction(
@@ -212,4 +221,5 @@ REDUCE_L2 = _reduction(
     numpy=lambda src, axes, keep: np.sqrt(np.sum(np.square(src), axis=axes, keepdims=keep)),
     torch=lambda t, src, axes, keep: t.linalg.vector_norm(src, 2, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_l2,
+    row=Row(how="add", each="{src} * {src}", total="og::sqrt({total})"),
 )

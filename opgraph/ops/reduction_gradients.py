@@ -9,6 +9,7 @@ from opgraph.errors import Unimplemented
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attrs, Builder, array_of
+from opgraph.ops.spelling import in_dtype, widened
 
 _Gradients: TypeAlias = Sequence[LogicalTensor | None]
 
@@ -34,7 +35,7 @@ def of_mean(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     if grad is None or _is_identity(op):
         return _first(op, grad)
     kept = _kept(build, op, grad)
-    share = _narrowed(build, build("Divide", _wide(build, kept), _count(build, op, kept)), grad)
+    share = in_dtype(build, build("Divide", widened(build, kept), _count(build, op, kept)), grad.dtype)
     return _first(op, build("BroadcastTo", share, src))
 
 
@@ -47,8 +48,8 @@ def of_extreme(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     is_one = build("Equal", src, _kept(build, op, op.outputs[0]))
     ones = build("Select", is_one, _filled(build, 1.0, src), 0.0)
     # Divided last, so that NaN, which equals nothing, leaves 0 / 0 behind.
-    share = build("Divide", build("Select", is_one, _wide(build, kept), 0.0), build("SumTo", ones, kept))
-    return _first(op, _narrowed(build, share, grad))
+    share = build("Divide", build("Select", is_one, widened(build, kept), 0.0), build("SumTo", ones, kept))
+    return _first(op, in_dtype(build, share, grad.dtype))
 
 
 def of_product(build: Builder, op: Op, d: _Gradients) -> _Gradients:
@@ -126,8 +127,17 @@ def _kept(build: Builder, op: Op, reduced: LogicalTensor) -> LogicalTensor:
 
 
 def _count(build: Builder, op: Op, kept: LogicalTensor) -> Any:
-    """How many elements each result is made of: a number where that is known, else counted from the shape alone."""
-    src, axes = op.inputs[0], static_axes(op.inputs, op.attrs)
+    """How many elements each result is made of."""
+    return element_count(build, op.inputs[0], static_axes(op.inputs, op.attrs), kept)
+
+
+def element_count(build: Builder, src: LogicalTensor, axes: Sequence[int] | None, kept: LogicalTensor) -> Any:
+    """How many elements lie along axes: a number where that is known, else counted from the shape alone.
+
+    Args:
+        axes: None: nobody knows them.
+        kept: a tensor of the shape of src, with size 1 along the axes.
+    """
     sizes = None if src.dims is None or axes is None else [src.dims[axis] for axis in axes]
     if sizes is None or not all(isinstance(size, int) for size in sizes):
         return build("SumTo", _filled(build, 1.0, src), kept)
@@ -139,14 +149,4 @@ def _count(build: Builder, op: Op, kept: LogicalTensor) -> Any:
 
 def _filled(build: Builder, value: float, like: LogicalTensor) -> LogicalTensor:
     """A number in the shape of a tensor; in f32 for f16 and bf16, which cannot count far."""
-    return _wide(build, build("BroadcastTo", value, like))
-
-
-def _wide(build: Builder, tensor: LogicalTensor) -> LogicalTensor:
-    result: LogicalTensor = build("TypeCast", tensor, dtype="f32") if tensor.dtype in ("f16", "bf16") else tensor
-    return result
-
-
-def _narrowed(build: Builder, tensor: LogicalTensor, like: LogicalTensor) -> LogicalTensor:
-    result: LogicalTensor = build("TypeCast", tensor, dtype=like.dtype) if tensor.dtype != like.dtype else tensor
-    return result
+    return widened(build, build("BroadcastTo", value, like))

@@ -13,7 +13,8 @@ from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
 from opgraph.ir.opdef import Attr, Attrs, Onnx, Port
 from opgraph.ir.shapes import ShapeMismatch, normalized_axes
 from opgraph.ops import shape_gradients as gradients
-from opgraph.ops.families import ANY, library
+from opgraph.ops.families import ANY
+from opgraph.ops.library import library
 
 _LIKE = Port(name="like", type="T2", shape_only=True)
 _ANY_SHAPE = (*dtypes.ARITHMETIC, dtypes.UNDEF)

@@ -184,7 +184,7 @@ class NumpyOps:
 
     def run(self, op: Op, record: OpDef, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """See OpLibrary."""
-        return [by_reference(op, record, values, op.outputs[0].dtype)]
+        return by_reference(op, record, values, [t.dtype for t in op.outputs])
 
     def leave(self, value: np.ndarray) -> np.ndarray:
         """The array, made dense."""

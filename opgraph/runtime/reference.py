@@ -97,20 +97,23 @@ def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: F
         return [] if not op.outputs else _run_foreign(op, arrays, dtype, foreign)
     if not all(t.has_known_shape for t in op.inputs):
         check_shapes(op, record, arrays)
-    results = []
+    results: list[np.ndarray] = []
     for part in record.parts(op):
-        declared = part.outputs[0].dtype
-        working = dtype if dtype is not None and declared in dtypes.FLOATS else declared
+        working = [dtype if dtype is not None and t.dtype in dtypes.FLOATS else t.dtype for t in part.outputs]
         given = tuple(values[t.id] for t in part.inputs)
-        results.append(by_reference(part, opdef.get(part.kind, where=op.label), given, working))
+        results += by_reference(part, opdef.get(part.kind, where=op.label), given, working)
     return results
 
 
-def by_reference(op: Op, record: opdef.OpDef, arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    """The result of one op by its definition, in a dtype: f16 and bf16 compute in f32 and round once."""
+def by_reference(
+    op: Op, record: opdef.OpDef, arrays: Sequence[np.ndarray], result_dtypes: Sequence[str]
+) -> list[np.ndarray]:
+    """The results of one op by its definition, each in a dtype: f16 and bf16 compute in f32 and round once."""
     assert record.reference is not None
     wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in arrays]
-    return cast(record.reference(*wide, **op.attrs), dtype)
+    made = record.reference(*wide, **op.attrs)
+    results = made if record.returns_several else (made,)
+    return [cast(r, d) for r, d in zip(results, result_dtypes, strict=False)]
 
 
 def _run_foreign(

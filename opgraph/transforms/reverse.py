@@ -94,6 +94,8 @@ class Reverse:
             self.active.update(t.id for t in copied.outputs if is_float(t) or t.dtype == dtypes.UNDEF)
             if record.gradient is None and record.decomposition is not None and record.is_pointwise:
                 self._decompose(copied, record)
+            elif record.gradient is None and record.spelled is not None:
+                self._spell(copied, record.spelled)
         for tensor, made in zip(op.outputs, copied.outputs, strict=True):
             if tensor.id in self.masks:
                 self.given[made.id] = self.masks[tensor.id]
@@ -115,10 +117,21 @@ class Reverse:
         assert isinstance(tree, Call)
         before = len(self.draft.ops)
         root = self.draft.call(tree, dict(zip(names, self._aligned(record, op), strict=True)), op.attrs)
+        self._activate(before)
+        self.stands_in[op.outputs[0].id] = root.id
+
+    def _spell(self, op: Op, speller: opdef.Speller) -> None:
+        """Enters the same op in smaller ones, through which its gradient goes."""
+        before = len(self.draft.ops)
+        for tensor, made in zip(op.outputs, speller(self.draft, op), strict=True):
+            self.stands_in[tensor.id] = made.id
+        self._activate(before)
+
+    def _activate(self, before: int) -> None:
+        """Marks what the ops entered since make, where it depends on `wrt`."""
         for added in self.draft.ops[before:]:
             if any(t.id in self.active for t in added.inputs):
                 self.active.update(t.id for t in added.outputs if is_float(t))
-        self.stands_in[op.outputs[0].id] = root.id
 
     def _aligned(self, record: opdef.OpDef, op: Op) -> list[LogicalTensor]:
         """Operands of an op here, those along a channel axis spread out so that formulas may use them as they are."""

@@ -10,18 +10,20 @@ import numpy as np
 
 import opgraph as og
 from opgraph.ir import dtypes
-from opgraph.ir.opdef import OpDef, all_ops
+from opgraph.ir.opdef import OpDef, Port, all_ops
 
-LIBRARY = tuple(r for r in all_ops() if r.family in ("reduction", "linear", "shape"))
+#: What a library runs: every native kind that is no loop over elements.
+LIBRARY = tuple(r for r in all_ops() if r.family not in ("pointwise", "sum", "structural"))
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the shapes of its inputs, and its attributes."""
+    """One call: the shapes of its inputs, its attributes, and how many outputs are asked for."""
 
     shapes: Sequence[Shape]
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: int = 1
 
     def __str__(self) -> str:
         return f"{list(self.shapes)} {dict(self.attrs)}"
@@ -70,7 +72,98 @@ def _sliced(shape: Shape, attrs: Mapping[str, Any]) -> Shape:
     return tuple(record.reference(np.zeros(shape), **attrs).shape)
 
 
+_STATS = {"keep_stats": True}
+_NO_STATS = {"keep_stats": False}
+_PLAIN = {**_NO_STATS, "use_affine": False}
+_NCX = {"data_format": "NCX"}
+_SOFTMAXES: list[tuple[Shape, dict[str, Any]]] = [
+    ((3, 4), {"axis": 1}),
+    ((3, 4, 5), {"axis": -3}),
+    ((3, 4, 5), {"axis": 1}),
+    ((2, 0), {"axis": 1}),
+    ((0, 3), {"axis": 1}),
+]
+_LAYER_NORMS: list[tuple[Shape, int, dict[str, Any]]] = [
+    ((3, 4, 5), 1, {}),
+    ((3, 4, 5), 2, {"begin_norm_axis": -2, "epsilon": 0.25}),
+    ((3, 4, 5), 3, {"begin_norm_axis": 0}),
+    ((3, 4, 5), 2, {"begin_norm_axis": 1}),
+    ((6,), 1, {}),
+]
+_CHANNELS: list[tuple[Shape, int, dict[str, Any]]] = [
+    ((3, 4, 5), 5, {"epsilon": 2.0**-17}),
+    ((3, 4, 5), 4, {"epsilon": 0.25, **_NCX}),
+    ((4, 3), 3, {"epsilon": 2.0**-17, **_NCX}),
+    ((2, 3, 2, 2), 3, {"epsilon": 2.0**-10, **_NCX}),
+]
+_GROUPS: list[tuple[Shape, int, dict[str, Any]]] = [
+    ((2, 3, 6), 6, {"groups": 2}),
+    ((2, 6, 3), 6, {"groups": 3, **_NCX}),
+    ((2, 4, 2, 3), 4, {"groups": 1, "epsilon": 0.25, **_NCX}),
+    ((3, 4), 4, {"groups": 2}),
+]
+
+
+def _layer_norms() -> list[Call]:
+    found = []
+    for shape, last, attrs in _LAYER_NORMS:
+        affine = shape[len(shape) - last :]
+        found += [
+            Call([shape], {**attrs, **_PLAIN}),
+            Call([shape, affine, affine], {**attrs, **_NO_STATS}),
+            Call([shape, affine, affine], {**attrs, **_STATS}, 3),
+        ]
+    return [*found, Call([(3, 4)], {"use_affine": False}, 3), Call([(3, 0)], _PLAIN), Call([(0, 3)], _PLAIN)]
+
+
+def _layer_norm_backwards() -> list[Call]:
+    found = []
+    for shape, last, attrs in _LAYER_NORMS:
+        lead, affine = shape[: len(shape) - last], shape[len(shape) - last :]
+        inputs = [shape, shape, lead, lead]
+        found += [
+            Call(inputs, {**attrs, "use_affine": False}),
+            Call([*inputs, affine], attrs, 3),
+            Call([*inputs, affine, affine], attrs, 3),
+        ]
+    return found
+
+
 CALLS: dict[str, list[Call]] = {
+    "SoftMax": [
+        *[
+            Call([shape], {**attrs, "mode": m}, n)
+            for shape, attrs in _SOFTMAXES
+            for m in ("none", "inf_as_zero")
+            for n in (1, 2)
+        ]
+    ],
+    "SoftMaxBackward": [Call([shape, shape], attrs) for shape, attrs in _SOFTMAXES],
+    "LogSoftmax": [Call([shape], attrs) for shape, attrs in _SOFTMAXES],
+    "LogSoftmaxBackward": [Call([shape, shape], attrs) for shape, attrs in _SOFTMAXES],
+    "LayerNorm": _layer_norms(),
+    "LayerNormBackward": _layer_norm_backwards(),
+    "RMSNorm": [call for s, k, attrs in _LAYER_NORMS for call in (Call([s], attrs), Call([s, s[len(s) - k :]], attrs))],
+    "GroupNorm": [
+        call
+        for s, c, attrs in _GROUPS
+        for call in (
+            Call([s, (c,), (c,)], {**attrs, **_NO_STATS}),
+            Call([s, (c,), (c,)], attrs, 3),
+            Call([s], {**attrs, **_PLAIN}),
+        )
+    ],
+    "BatchNormInference": [Call([s, *[(c,)] * 4], attrs) for s, c, attrs in _CHANNELS],
+    "BatchNormForwardTraining": [
+        Call([s, *[(c,)] * n], {**attrs, **more}, 5)
+        for s, c, attrs in _CHANNELS
+        for n, more in ((2, {}), (3, {"momentum": 0.75}), (4, {"momentum": 0.25}))
+    ],
+    "BatchNormTrainingBackward": [
+        Call([s, s, *[(c,)] * n], attrs, outputs)
+        for s, c, attrs in _CHANNELS
+        for n, outputs in ((2, 1), (3, 3), (3, 2), (2, 3))
+    ],
     **{r.kind: _REDUCTIONS for r in LIBRARY if r.family == "reduction"},
     "MatMul": _MATMULS,
     "StaticReshape": [
@@ -119,18 +212,49 @@ def graph_of(record: OpDef, call: Call, dtype: str, unknown: str = "") -> og.Gra
                 "symbols": tuple(f"n{s}" if s > 1 else s for s in shape),
                 "rank": None,
             }[unknown]
-        inputs.append(g.input(f"x{number}", dtype if port.type in record.types else port.type, dims))
-    g.add_op(record.kind, *inputs, name="y", **call.attrs)
+        inputs.append(g.input(f"x{number}", _dtype_of(record, port, dtype), dims))
+    g.add_op(record.kind, *inputs, name="y", outputs=call.outputs, **call.attrs)
     return g.finalize()
 
 
-def arrays_of(call: Call, dtype: str, seed: int = 0) -> list[np.ndarray]:
-    """Arrays with ties, zeros and numbers of either sign, exact in every dtype; products of them stay small."""
+def _dtype_of(record: OpDef, port: Port, dtype: str) -> str:
+    """The dtype of an input where the first one has some dtype; those that cannot have it have their own first."""
+    allowed = record.types.get(port.type, (port.type,))
+    return dtype if dtype in allowed else "f64" if dtype == "f64" and "f64" in allowed else allowed[0]
+
+
+def arrays_of(call: Call, dtype: str, record: OpDef | None = None, seed: int = 0) -> list[np.ndarray]:
+    """Arrays with ties, zeros and numbers of either sign, exact in every dtype; products of them stay small.
+
+    Args:
+        record: whose dtypes and domain they have, where the inputs differ in them.
+    """
     rng = np.random.default_rng(seed)
-    target = dtypes.get(dtype)
-    low = 0 if dtype in ("u8", "boolean") else -4
-    steps = [np.asarray(rng.integers(low, 5, shape)) for shape in call.shapes]
-    return [np.asarray(s / 2 if target.is_float else s).astype(target.numpy) for s in steps]
+    made = []
+    ports = (None,) * len(call.shapes) if record is None else record.with_optional(len(call.shapes))
+    for index, (port, shape) in enumerate(zip(ports, call.shapes, strict=True)):
+        name = dtype if record is None or port is None else _dtype_of(record, port, dtype)
+        target = dtypes.get(name)
+        low, high = (0 if name in ("u8", "boolean") else -4), 4
+        step = 2
+        if record is not None and len(record.domain) > 1:
+            step = 8
+            low, high = (int(bound * step) for bound in record.domain[index])
+        steps = np.asarray(rng.integers(low, high + 1, shape))
+        made.append(np.asarray(steps / step if target.is_float else steps).astype(target.numpy))
+    return made
+
+
+def reference_of(record: OpDef, call: Call, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the record's reference makes of arrays: one for each output that the call asks for."""
+    assert record.reference is not None
+    made = record.reference(*arrays, **call.attrs)
+    return list(made[: call.outputs]) if record.returns_several else [made]
+
+
+def listed(results: Any) -> list[np.ndarray]:
+    """Results of a graph as a list, whether it has one output or several."""
+    return list(results.values()) if isinstance(results, dict) else [results]
 
 
 def feeds(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:

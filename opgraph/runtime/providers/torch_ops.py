@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class TorchOps:
     def run(self, op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """See OpLibrary."""
         with plain(values[0].device.type):
-            return [run_op(op, record, values)] if record.torch is not None else self._adjoint(op)(values)
+            return run_op(op, record, values) if record.torch is not None else self._adjoint(op)(values)
 
     def _adjoint(self, op: Op) -> Adjoint:
         """The gradient of an ONNX node."""
@@ -45,15 +45,20 @@ class TorchOps:
         return to_numpy(value.contiguous())
 
 
-def run_op(op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The result of one op, in the dtype that it declares."""
+def run_op(op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of one op, in the dtypes that it declares."""
     assert record.torch is not None
-    dtype = torch_dtype(op.outputs[0].dtype)
-    if dtype.is_floating_point and dtype.itemsize > values[0].dtype.itemsize:
+    wanted = [torch_dtype(t.dtype) for t in op.outputs]
+    if wanted[0].is_floating_point and wanted[0].itemsize > values[0].dtype.itemsize:
         # Widened before, so that nothing is rounded to the operands' dtype on the way.
-        values = [v.to(dtype) if v.is_floating_point() else v for v in values]
-    result: torch.Tensor = record.torch(torch, *values, **op.attrs)
-    return result.to(dtype)
+        values = [v.to(wanted[0]) if v.is_floating_point() else v for v in values]
+    made = record.torch(torch, *values, **op.attrs)
+    # Of several outputs none is made that nobody asked for: they may come from a generator.
+    return [value.to(dtype) for dtype, value in zip(wanted, _each(record, made))]
+
+
+def _each(record: OpDef, made: Any) -> Iterable[torch.Tensor]:
+    return made if record.returns_several else (made,)
 
 
 @contextmanager

@@ -1,0 +1,119 @@
+"""GroupNorm: every group of channels of every sample has a mean and a variance of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from opgraph.errors import Unimplemented
+from opgraph.ir.logical_tensor import Dims, LogicalTensor, dims_text
+from opgraph.ir.op import Op
+from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, Port
+from opgraph.ir.shapes import ShapeMismatch
+from opgraph.ops import statistics
+from opgraph.ops.batch_normalization import channel_axis
+from opgraph.ops.families import DATA_FORMAT
+from opgraph.ops.library import in_numpy, in_torch, library, mean_of
+from opgraph.ops.spelling import as_declared, attr_of, inverse_deviation, rank_of, widened
+from opgraph.ops.statistics import AFFINE, EPSILON, KEEP_STATS, KEPT, TYPES, USE_AFFINE
+
+
+def _shapes(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
+    """That of src; mean and variance have one element for each group of a sample, gamma and beta for each channel."""
+    dims, groups = inputs[0].dims, attrs["groups"]
+    if dims is None:
+        return (None, None, None)
+    if len(dims) < 2:
+        raise ShapeMismatch(f"src has {len(dims)} dimensions, no channel axis", "give src two dimensions or more")
+    channels = dims[channel_axis(len(dims), attrs)]
+    if groups < 1 or (isinstance(channels, int) and channels % groups):
+        raise ShapeMismatch(f"{channels} channels do not make {groups} groups", "let groups divide the channels")
+    for tensor in inputs[1:]:
+        if tensor.dims is not None and not statistics.agree(tensor.dims, (channels,)):
+            raise ShapeMismatch(
+                f"src has {channels} channels and {tensor.label} is {dims_text(tensor.dims)}",
+                "give one element for each channel, or set data_format",
+            )
+    return dims, (dims[0], groups), (dims[0], groups)
+
+
+def _group_norm(
+    xp: Any,
+    src: Any,
+    gamma: Any = None,
+    beta: Any = None,
+    *,
+    groups: int,
+    epsilon: float,
+    data_format: str,
+    **_: Any,
+) -> Iterator[Any]:
+    samples = src.shape[0]
+    channels = src.shape[1 if data_format == "NCX" else -1]
+    if data_format == "NCX":
+        split, axes = (samples, groups, channels // groups, prod(src.shape[2:])), (2, 3)
+    else:
+        split, axes = (samples, prod(src.shape[1:-1]), groups, channels // groups), (1, 3)
+    grouped = src.reshape(split)
+    center = mean_of(grouped, axes)
+    variance = mean_of((grouped - center) ** 2, axes)
+    made = ((grouped - center) / xp.sqrt(variance + epsilon)).reshape(src.shape)
+    if gamma is not None:
+        along = (-1, *[1] * (src.ndim - 2)) if data_format == "NCX" else (-1,)
+        made = made * gamma.reshape(along) + beta.reshape(along)
+    yield made
+    yield center.reshape((samples, groups))
+    yield variance.reshape((samples, groups))
+
+
+def _spell(build: Builder, op: Op) -> list[LogicalTensor]:
+    source, groups, by_rows = op.inputs[0], attr_of(op, "groups"), op.attrs["data_format"] == "NCX"
+    rank_of(op, source)
+    src, *affine = (widened(build, t) for t in op.inputs)
+    channels = source.dims[-1] if source.dims else None
+    if not by_rows and not isinstance(channels, int):
+        raise Unimplemented(
+            "GroupNorm cannot be made of smaller ops where nobody knows how many channels there are",
+            where=op.where,
+            fix="declare the size of the last axis",
+        )
+    shape = (0, groups, -1) if by_rows else (0, -1, groups, int(channels or 0) // groups)
+    axes = (2,) if by_rows else (1, 3)
+    grouped = build("StaticReshape", src, shape=shape, special_zero=True)
+    center, distance, variance = statistics.moments(build, grouped, axes)
+    made = build("Multiply", distance, inverse_deviation(build, op, variance))
+    made = build("ReshapeTo", made, source)
+    for kind, vector in zip(("Multiply", "Add"), affine, strict=False):
+        made = build(kind, made, build("BroadcastTo", vector, source, data_format="NCX") if by_rows else vector)
+    kept = [build("Squeeze", t, axes=axes) for t in (center, variance)] if len(op.outputs) > 1 else []
+    return as_declared(build, op, [made, *kept])
+
+
+GROUP_NORM = library(
+    "GroupNorm",
+    "y = (src - mean) / sqrt(variance + epsilon) gamma + beta, mean and variance (that of the population) over one "
+    "group of neighbouring channels of one sample, gamma and beta with one element for each channel. f16 and bf16 are "
+    "computed in f32.",
+    family="norm",
+    inputs=(Port(name="src", type="T1"), *AFFINE),
+    outputs=(Port(name="dst", type="T1"), *KEPT),
+    types=TYPES,
+    attrs=(KEEP_STATS, Attr(name="groups", type="s64"), USE_AFFINE, EPSILON, DATA_FORMAT),
+    infer=_shapes,
+    reference=in_numpy(_group_norm),
+    torch=in_torch(_group_norm),
+    spelled=_spell,
+    onnx=(
+        Onnx(
+            op_type="GroupNormalization",
+            since=21,
+            inputs=("src", "gamma", "beta"),
+            attrs={"groups": "num_groups", "epsilon": "epsilon"},
+            when={"keep_stats": False, "use_affine": True, "data_format": "NCX"},
+            applies=lambda attrs, ndims: ndims.get("gamma") is not None,
+        ),
+    ),
+    source="oneDNN Graph GroupNorm",
+    check=statistics.fits_forward,
+)

@@ -1,0 +1,122 @@
+"""The family of ops that a library runs: the frame of their NumPy and torch forms, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from opgraph.ir.op import Op
+from opgraph.ir.opdef import Attr, GradientRule, Onnx, OpDef, Port, Row, ShapeRule, Speller, Template, register
+from opgraph.ops.families import FLOAT, defaults_of
+
+
+def library(
+    kind: str,
+    doc: str,
+    *,
+    family: str,
+    inputs: Sequence[str | Port] = ("src",),
+    outputs: Sequence[str | Port] = ("dst",),
+    types: Mapping[str, tuple[str, ...]] | tuple[str, ...] = FLOAT,
+    attrs: Sequence[Attr] = (),
+    infer: ShapeRule,
+    reference: Callable[..., Any],
+    torch: Callable[..., Any],
+    onnx: tuple[Onnx, ...] | str,
+    gradient: Mapping[str, Template] | GradientRule | str | None = None,
+    spelled: Speller | None = None,
+    decomposition: Template | None = None,
+    cost: int = 1,
+    domain: tuple[tuple[float, float], ...] = ((-4.0, 4.0),),
+    source: str,
+    check: Callable[[Op], None] | None = None,
+    is_cast: bool = False,
+    row: Row | None = None,
+) -> OpDef:
+    """Registers one op that a library runs; see OpDef for the arguments.
+
+    A result has the dtype of the first input of its dtype symbol, the first result else that of the first input.
+    `reference` is a formula: what it is registered as fills in default attributes, and computes f16 and bf16 in f32
+    with one rounding. `torch` sees the tensors as they are, and sums f16 and bf16 in f32 itself: only the op knows how
+    to without a copy. Of an op with several outputs both return an iterable, in the order of the outputs; what is not
+    asked for is not taken from it.
+    """
+    defaults = defaults_of(attrs)
+    in_ports = tuple(Port(name=p) if isinstance(p, str) else p for p in inputs)
+    out_ports = tuple(Port(name=p) if isinstance(p, str) else p for p in outputs)
+
+    def numpy_form(*arrays: Any, **given: Any) -> Any:
+        own = [np.asarray(a) for a in arrays]
+        wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in own]
+        with np.errstate(all="ignore"):
+            made = formula(*wide, **{**defaults, **given})
+            if len(out_ports) == 1:
+                return made if is_cast else np.asarray(made).astype(own[0].dtype, copy=False)
+            return tuple(_rounded(np.asarray(r), port, own) for r, port in zip(made, out_ports, strict=True))
+
+    def _rounded(result: np.ndarray, port: Port, own: list[np.ndarray]) -> np.ndarray:
+        same = [a.dtype for a, p in zip(own, in_ports, strict=False) if p.type == port.type]
+        if not same and port is out_ports[0]:
+            same = [own[0].dtype]
+        return result.astype(same[0], copy=False) if same else result
+
+    formula = reference
+    return register(
+        OpDef(
+            kind=kind,
+            doc=doc,
+            family=family,
+            inputs=in_ports,
+            outputs=out_ports,
+            types=types if isinstance(types, Mapping) else {"T": types},
+            attrs=tuple(attrs),
+            infer=infer,
+            reference=numpy_form,
+            torch=lambda t, *tensors, **given: torch(t, *tensors, **{**defaults, **given}),
+            onnx=onnx,
+            decomposition=decomposition,
+            cost=cost,
+            domain=domain,
+            source=source,
+            check=check,
+            gradient=gradient,
+            spelled=spelled,
+            is_cast=is_cast,
+            row=row,
+        )
+    )
+
+
+def wide(tensor: Any) -> Any:
+    """A torch tensor in the dtype in which it is computed: f32 for f16 and bf16."""
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
+
+
+def in_torch(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The torch form of a formula that is written for NumPy and torch alike, their module being its first argument."""
+
+    def torch_form(t: Any, *tensors: Any, **attrs: Any) -> Any:
+        return formula(t, *map(wide, tensors), **attrs)
+
+    return torch_form
+
+
+def in_numpy(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """The NumPy form of such a formula."""
+
+    def numpy_form(*arrays: Any, **attrs: Any) -> Any:
+        return formula(np, *arrays, **attrs)
+
+    return numpy_form
+
+
+def mean_of(values: Any, axes: Iterable[int]) -> Any:
+    """The mean over axes, which stay with size 1; NaN over no elements, without numpy.mean's warning."""
+    over = tuple(axes)
+    count = 1
+    for axis in over:
+        count *= values.shape[axis]
+    total = values.sum(axis=over, keepdims=True)
+    return total / count if count else total / (total * 0)
