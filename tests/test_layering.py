@@ -22,6 +22,7 @@ ORDER = (
     "onnx",
     "torch",
     "onednn",
+    "bench",
     "cli",
     "__main__",
 )
@@ -30,6 +31,7 @@ FRONT_DOORS = {
     ("ir/graph.py", "get_partitions"),
     ("ir/graph.py", "explain"),
     ("partition/partition.py", "compile"),
+    ("runtime/providers/onnx_native.py", "_emitter"),
 }
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent != PACKAGE)
 

@@ -1,0 +1,108 @@
+"""The machine, the versions and the commit that a result belongs to."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import opgraph as og
+
+#: Packages whose versions are told.
+PACKAGES = (
+    "numpy",
+    "torch",
+    "onnxruntime",
+    "onnx",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "triton",
+    "numexpr",
+    "liger-kernel",
+)
+
+
+def machine() -> dict[str, object]:
+    """CPU, threads, GPU where there is one in use, versions, commit and date."""
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": threads(),
+        **_gpu(),
+        "python": platform.python_version(),
+        **{name: version for name in PACKAGES if (version := installed(name))},
+        "opgraph": og.__version__,
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def installed(package: str) -> str:
+    """The version of an installed distribution; empty where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def cpu_name() -> str:
+    """As the machine calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+def threads() -> int:
+    """Of torch, where it is loaded, and of opgraph with it."""
+    torch = sys.modules.get("torch")
+    return int(torch.get_num_threads()) if torch is not None else len(os.sched_getaffinity(0))
+
+
+def _gpu() -> dict[str, object]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30, 1)}
+
+
+def commit() -> str:
+    """Of the checkout that opgraph was loaded from, "+" where files were changed since; empty for an installed one."""
+    package = Path(og.__file__).parent
+    if not _git(package, "ls-files", "__init__.py"):  # a repository that only happens to lie around the environment
+        return ""
+    return _git(package, "describe", "--always", "--dirty=+")
+
+
+def _git(folder: Path, *args: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def fresh_process(code: str, cache: str, more: Mapping[str, str] | None = None) -> list[float]:
+    """The seconds that a new process prints, as milliseconds.
+
+    Args:
+        code: Python that prints numbers.
+        cache: the folder for caches, opgraph's among them.
+        more: environment variables on top.
+
+    Raises:
+        RuntimeError: it failed; the message is the end of what it said.
+    """
+    env = {**os.environ, "XDG_CACHE_HOME": cache, **(more or {})}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-400:])
+    return [float(word) * 1e3 for word in done.stdout.split()]

@@ -1,0 +1,79 @@
+"""All peers, and which of them are on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgraph.bench.peers import (
+    cupy,
+    jiterator,
+    liger,
+    numexpr,
+    numpy,
+    onednn,
+    onnxruntime,
+    ours,
+    torch_compiled,
+    torch_eager,
+    torch_native,
+    triton,
+)
+from opgraph.bench.peers.peer import Absent, Peer
+from opgraph.errors import InvalidArguments
+
+OURS = ours.PEER
+#: In the order of tables. Importing a module of these imports no library; `find` does.
+PEERS: tuple[Peer, ...] = (
+    torch_native.PEER,
+    torch_eager.PEER,
+    torch_compiled.PEER,
+    onnxruntime.PEER,
+    onednn.PEER,
+    numexpr.PEER,
+    numpy.PEER,
+    triton.PEER,
+    liger.PEER,
+    jiterator.PEER,
+    cupy.PEER,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A peer, and whether it is here.
+
+    Attributes:
+        version: empty where it is absent.
+        reason: why it is absent.
+    """
+
+    peer: Peer
+    version: str = ""
+    reason: str = ""
+
+
+def look(device: str, only: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> tuple[Found, ...]:
+    """Every peer for a device, found or not.
+
+    Args:
+        only: names; all where empty.
+        without: names left out.
+
+    Raises:
+        InvalidArguments: a name that no peer has.
+    """
+    names = [p.name for p in PEERS]
+    for name in (*only, *without):
+        if name not in names:
+            raise InvalidArguments(
+                f"there is no peer {name!r}", where="--peers", fix=f"the peers are {', '.join(names)}"
+            )
+    found = []
+    for peer in PEERS:
+        if device not in peer.devices or (only and peer.name not in only) or peer.name in without:
+            continue
+        try:
+            found.append(Found(peer=peer, version=peer.find(device)))
+        except Absent as error:
+            found.append(Found(peer=peer, reason=str(error).splitlines()[0] if str(error) else "not installed"))
+    return tuple(found)
