@@ -36,9 +36,11 @@ float64, and for f64 mpmath with 50 digits; the references themselves are within
 - f16 and bf16 are computed in f32 and rounded once, which is why they are next to 0.5. Half an ulp is right rounding.
 - {scaled} in f64, next to zeros that are no special arguments, are measured in ulp of max(|f|, |x f'(x)|):
   there the last bit of the argument is worth more than the result. In f32 they are not excused.
-- Derivatives (the Backward kinds: f'(x) d) are measured in ulp of max(|f'(x)|, |x f''(x)|) |d|, in every dtype: next to
-  a zero of f' the last bit of x is worth more than the result. In f16 and bf16 all 65,536 x, with d = 1 and with other
-  d; where f(x) is taken instead of x (use_dst), at the f(x) that exist. In f64 d is 0, infinite or of ordinary size.
+- Derivatives (the Backward kinds: f'(x) d) are measured in ulp of max(|f'(x)|, |x f''(x)|) |d|: next to a zero of f'
+  the last bit of x is worth more than the result. In f32 the ulp is that of f', and the rounding of its product with d
+  is aside. In f16, bf16 and f32 so is 2^-149 |d|: f' is an f32. In f16 and bf16 all 65,536 x, with d = 1 and with
+  other d; where f(x) is taken instead of x (use_dst), at the f(x) that exist. In f64 d is 0, infinite or of ordinary
+  size.
 - Named units that are spelled out (every row of the table of units) have the bounds of the op that they mean. A gated
   unit (SwiGLU, GeGLU) rounds a product besides, {gated:g} ulp in f32, where the activation inside is a normal f32.
 - Runs of ops have no number: they are at most twice as far from the truth as NumPy is in the same dtype, or within the

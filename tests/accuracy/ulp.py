@@ -20,13 +20,21 @@ def spacing(magnitude: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return np.ldexp(1.0, np.clip(exponent, info.minexp, info.maxexp - 1) - info.nmant)
 
 
-def errors(got: np.ndarray, truth: np.ndarray, low: np.ndarray | float = 0.0, scale: Any = 0.0) -> np.ndarray:
+def errors(
+    got: np.ndarray,
+    truth: np.ndarray,
+    low: np.ndarray | float = 0.0,
+    scale: Any = 0.0,
+    factor: np.ndarray | None = None,
+) -> np.ndarray:
     """How far results are from the truth, in ulp of their dtype at the truth (or at `scale`, where that is larger).
 
     Args:
         got: results in a float dtype.
         truth, low: the truth in float64, as an unevaluated sum.
         scale: a magnitude to measure against where it exceeds that of the truth.
+        factor: of a truth that is f'(x) d, this d, where f' was computed in f32: measured is f'(x). The smallest number
+            of f32 times d is aside; in f32 so is the rounding of the product, and the ulp is that of f'.
 
     The distance is infinite where one of the two alone is NaN or an infinite truth is missed, where a zero has the
     wrong sign (`scale` aside), and where the truth is zero and the result is not. An infinite result for a finite truth
@@ -38,7 +46,16 @@ def errors(got: np.ndarray, truth: np.ndarray, low: np.ndarray | float = 0.0, sc
         limit = np.ldexp(1.0, info.maxexp)  # infinite for f64: no finite truth reaches it
         past = np.isinf(wide) & np.isfinite(truth)
         reached = np.where(past & (np.abs(truth) >= limit), truth, np.where(past, np.copysign(limit, wide), wide))
-        distance = np.abs((reached - truth) - low) / spacing(np.maximum(np.abs(truth), scale), got.dtype)
+        distance, magnitude = np.abs((reached - truth) - low), np.maximum(np.abs(truth), scale)
+        unit = spacing(magnitude, got.dtype)
+        if factor is not None:
+            by = np.where(np.isfinite(factor) & (factor != 0), np.abs(factor), 1.0)
+            aside = np.ldexp(by, -149)
+            if got.dtype == np.float32:
+                aside = np.where(by == 1, 0.0, aside + spacing(np.abs(truth), got.dtype) / 2)
+                unit = np.maximum(spacing(magnitude / by, got.dtype) * by, unit / 2)
+            distance = np.maximum(distance - aside, 0.0)
+        distance = distance / unit
     wrong = (np.isnan(wide) != np.isnan(truth)) | (np.isinf(truth) & (wide != truth)) | ((truth == 0) & (wide != 0))
     zero_sign = (wide == 0) & (np.signbit(wide) != np.signbit(truth)) & (np.abs(truth) >= scale)
     distance = np.where(np.isnan(truth) | np.isinf(truth), 0.0, distance)
