@@ -1,0 +1,36 @@
+"""Whether a GPU's results are the CPU's: the same bits, but for f16 and bf16, which a GPU computes by instructions that
+may be a little off (kernels/fast.h), so that now and then a result is rounded to the neighbour."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from accuracy.ulp import spacing
+
+NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def differing(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Where results are not the CPU's; NaN is NaN, whatever its bits.
+
+    A f16 or bf16 may be the next one, counted at no less than 2^-10: what larger numbers leave when they cancel keeps
+    their errors. How far results are from the truth is tested apart.
+    """
+    if got.dtype != expected.dtype or got.shape != expected.shape:
+        return np.ones(got.shape, bool)
+    if expected.dtype.kind in "biu":
+        return got != expected
+    both_nan = (got != got) & (expected != expected)
+    if got.dtype in NARROW:
+        a, b = got.astype(np.float64), expected.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            near = np.abs(a - b) <= spacing(np.maximum(np.abs(b), 2.0**-10), got.dtype)
+        return ~(near | (a == b) | both_nan)
+    unsigned = np.dtype(f"u{got.dtype.itemsize}")
+    a, b = (np.ascontiguousarray(np.atleast_1d(x)).view(unsigned).reshape(x.shape) for x in (got, expected))
+    return (a != b) & ~both_nan
+
+
+def agree(got: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether no element differs, nor dtype and shape."""
+    return got.dtype == expected.dtype and got.shape == expected.shape and not differing(got, expected).any()
