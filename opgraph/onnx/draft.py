@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto, TensorProto
 
 from opgraph.errors import ModelError
+from opgraph.onnx.checker import run_checker
 from opgraph.onnx.origin import SMALL, Origin, add_stand_in
 from opgraph.runtime.providers.onnx_region import tensor_proto
 
@@ -71,7 +72,7 @@ class Draft:
             ModelError: the checker refuses it; then opgraph wrote something wrong, or kept something wrong.
         """
         try:
-            onnx.checker.check_model(self.skeleton, full_check=True)
+            run_checker(self.skeleton)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, TypeError) as error:
             raise ModelError(
                 f"onnx's checker refuses the model to be written: {' '.join(str(error).split())[:400]}",

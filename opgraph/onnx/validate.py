@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto
 
 from opgraph.errors import ModelError, Unimplemented
+from opgraph.onnx.checker import run_checker
 from opgraph.onnx.function_check import MAX_NODES, check_functions
 from opgraph.onnx.nodes import subgraphs
 from opgraph.onnx.origin import Origin
@@ -37,7 +37,7 @@ def validate(origin: Origin) -> None:
     _forget_listed_constants(origin)
     check_functions(skeleton, origin.label)
     try:
-        _run_checker(skeleton)
+        run_checker(skeleton)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(
             f"onnx's checker refuses it: {_first_lines(error)}", where=origin.label, fix="repair or export it again"
@@ -45,36 +45,6 @@ def validate(origin: Origin) -> None:
     for name in origin.tensors:
         if origin.extent(name) is not None:
             origin.raw(name)  # maps the file and checks the range; reads nothing
-
-
-def _run_checker(model: ModelProto) -> None:
-    try:
-        onnx.checker.check_model(model, full_check=True)
-    except onnx.shape_inference.InferenceError:
-        # onnx 1.23 forgets the defaults of attributes where it looks into an op's body (MeanVarianceNormalization).
-        plain = ModelProto()
-        plain.CopyFrom(model)
-        if not _write_defaults(plain):
-            raise
-        onnx.checker.check_model(plain, full_check=True)
-
-
-def _write_defaults(model: ModelProto) -> bool:
-    """Writes attributes that nodes leave out, for ops with a body; says whether there were any."""
-    version, found = opsets(model).get("", 0), False
-    for node in model.graph.node:
-        schema = None
-        if node.domain == "" and onnx.defs.has(node.op_type):
-            with contextlib.suppress(onnx.defs.SchemaError):
-                schema = onnx.defs.get_schema(node.op_type, version, "")
-        if schema is None or not getattr(schema, "has_function", False):  # onnx's stubs do not know it
-            continue
-        given = {a.name for a in node.attribute}
-        for name, attribute in schema.attributes.items():
-            if name not in given and attribute.default_value.type:
-                node.attribute.append(attribute.default_value)
-                found = True
-    return found
 
 
 def _first_lines(error: Exception) -> str:

@@ -1,0 +1,67 @@
+"""onnx's checker, and two things that it refuses and that mean what they say."""
+
+from __future__ import annotations
+
+import contextlib
+
+import onnx
+from onnx import ModelProto
+
+#: From here on ai.onnx allows bf16 nearly everywhere.
+_BF16_SINCE = 22
+_BF16 = "unsupported type: tensor(bfloat16)"
+
+
+def run_checker(model: ModelProto) -> None:
+    """Runs onnx's checker with full shape inference.
+
+    Two sorts of models pass that it refuses as they stand:
+    - onnx 1.23 forgets the defaults of attributes where it looks into an op's body (MeanVarianceNormalization): they
+      are written out for it.
+    - Exporters write ops in bf16 below the opset that allows it (torch: Mish, Elu and others at 18): such a model is
+      checked as one of opset 22, whose ops mean the same.
+
+    Raises:
+        onnx.checker.ValidationError, onnx.shape_inference.InferenceError, TypeError: it refuses the model.
+    """
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except onnx.shape_inference.InferenceError as error:
+        other = ModelProto()
+        other.CopyFrom(model)
+        changed = _write_defaults(other)
+        if _BF16 in str(error):
+            changed |= _stamp(other, _BF16_SINCE)
+        if not changed:
+            raise
+        try:
+            onnx.checker.check_model(other, full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+            raise error from None  # what is said of the model itself
+
+
+def _write_defaults(model: ModelProto) -> bool:
+    """Writes attributes that nodes leave out, for ops with a body; says whether there were any."""
+    version, found = next((e.version for e in model.opset_import if e.domain == ""), 0), False
+    for node in model.graph.node:
+        schema = None
+        if node.domain == "":
+            with contextlib.suppress(onnx.defs.SchemaError):
+                schema = onnx.defs.get_schema(node.op_type, version, "")
+        if schema is None or not getattr(schema, "has_function", False):  # onnx's stubs do not know it
+            continue
+        given = {a.name for a in node.attribute}
+        for name, attribute in schema.attributes.items():
+            if name not in given and attribute.default_value.type:
+                node.attribute.append(attribute.default_value)
+                found = True
+    return found
+
+
+def _stamp(model: ModelProto, opset: int) -> bool:
+    """Stamps the model and its functions with an opset of ai.onnx, if theirs is older; says whether it was."""
+    older = False
+    for entry in (*model.opset_import, *(e for f in model.functions for e in f.opset_import)):
+        if entry.domain == "" and entry.version < opset:
+            entry.version, older = opset, True
+    return older
