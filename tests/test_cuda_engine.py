@@ -16,6 +16,7 @@ from layouts import CASES, Case
 import opgraph as og
 from opgraph.errors import DeviceError, InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir import dtypes
+from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY
 
 _MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange")
 
@@ -29,6 +30,8 @@ def cupy() -> Iterator[FakeCupy]:
         for name in _MODULES:
             sys.modules.pop(f"opgraph.runtime.{name}", None)
             package.__dict__.pop(name, None)
+        CACHE.set_capacity(0)  # a partition compiled for one GPU would launch on it
+        CACHE.set_capacity(DEFAULT_CAPACITY)
 
     before = sys.modules.get("cupy")
     forget()

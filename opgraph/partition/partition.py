@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from opgraph.errors import InvalidGraph
@@ -21,7 +21,28 @@ FUSED, LIBRARY, UNSUPPORTED = "fused", "library", "unsupported"
 NATIVE = "native"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowForms:
+    """Rows that one kernel reduces.
+
+    Attributes:
+        axes: those of a row, counted from the last (-1), in ascending order; none where no row is reduced.
+        forms: of each value that there is one of for each row, by tensor id, whether the axes of the row stay, with size
+            1 ("kept"), or not ("dropped").
+        sums: of these, the ones that SumTo makes.
+        inside: for each op that its record spells in smaller ones and that runs as these, by op id, these.
+    """
+
+    axes: tuple[int, ...] = ()
+    forms: Mapping[int, str] = field(default_factory=dict)
+    sums: frozenset[int] = frozenset()
+    inside: Mapping[int, tuple[Op, ...]] = field(default_factory=dict)
+
+
+NO_ROWS = RowForms()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Partition:
     """One piece of a graph.
 
@@ -35,6 +56,7 @@ class Partition:
         unit_matches: the named units that lie inside, in topological order of their roots.
         provider: who runs it: "opgraph", "native", "onnxruntime", or "".
         engine: the engine kind of its graph.
+        rows: what of it is one value for each row.
 
     Source: oneDNN Graph `partition`.
     """
@@ -48,6 +70,7 @@ class Partition:
     unit_matches: tuple[Unit, ...]
     provider: str
     engine: str
+    rows: RowForms = NO_ROWS
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -85,7 +108,14 @@ class Partition:
 
 
 def make_partition(
-    graph: Graph, outputs: set[int], id: int, kind: str, ops: Sequence[Op], units: Sequence[Unit], provider: str
+    graph: Graph,
+    outputs: set[int],
+    id: int,
+    kind: str,
+    ops: Sequence[Op],
+    units: Sequence[Unit],
+    provider: str,
+    rows: RowForms = NO_ROWS,
 ) -> Partition:
     """A partition of these ops, its ports found from the graph.
 
@@ -104,6 +134,7 @@ def make_partition(
         unit_matches=tuple(units),
         provider=provider,
         engine=graph.engine,
+        rows=rows,
     )
 
 

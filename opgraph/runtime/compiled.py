@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from opgraph.errors import InvalidArguments, Unimplemented
-from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, port_name
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import NATIVE, Partition
 from opgraph.runtime import exchange as exchange_module
+from opgraph.runtime.binding import bound
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.matching import matched
+from opgraph.runtime.partition_cache import CACHE, key_of
 
 if TYPE_CHECKING:
     from opgraph.codegen.kernel import KernelSource
@@ -70,22 +70,36 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """What compiling made, whatever the ids: the runner, and logical tensors in the order of the ports."""
+
+    run: Runner
+    inputs: tuple[LogicalTensor, ...]
+    outputs: tuple[LogicalTensor, ...]
+
+
 class CompiledPartition:
     """A partition compiled for an engine and for logical tensors; made by `Partition.compile`.
 
     Source: oneDNN Graph `compiled_partition`.
     """
 
-    def __init__(
-        self, partition: Partition, engine: Engine, inputs: dict[int, LogicalTensor], outputs: dict[int, LogicalTensor]
-    ) -> None:
+    __slots__ = ("_compiled", "_ports", "engine", "partition")
+
+    def __init__(self, partition: Partition, engine: Engine, compiled: Compiled) -> None:
         self.partition = partition
         self.engine = engine
-        self._inputs = inputs
-        self._outputs = outputs
-        self._run = runner(partition, engine)
-        if isinstance(self._run, PreparedRunner):
-            self._run.prepare([inputs[t.id].dims for t in partition.input_ports])
+        self._compiled = compiled
+        self._ports: tuple[dict[int, LogicalTensor], dict[int, LogicalTensor]] | None = None
+
+    def _tensors(self) -> tuple[dict[int, LogicalTensor], dict[int, LogicalTensor]]:
+        """Inputs and outputs by id, named as the partition's ports; made when first asked for."""
+        if self._ports is None:
+            part, made = self.partition, self._compiled
+            ins = {p.id: _as_port(t, p) for p, t in zip(part.input_ports, made.inputs, strict=True)}
+            self._ports = ins, {p.id: _as_port(t, p) for p, t in zip(part.output_ports, made.outputs, strict=True)}
+        return self._ports
 
     def query_logical_tensor(self, id: int) -> LogicalTensor:
         """The input or output with this id, its dimensions inferred and its layout chosen.
@@ -93,9 +107,10 @@ class CompiledPartition:
         Raises:
             InvalidArguments: no port has this id.
         """
-        found = self._inputs.get(id) or self._outputs.get(id)
+        inputs, outputs = self._tensors()
+        found = inputs.get(id) or outputs.get(id)
         if found is None:
-            ports = ", ".join(map(str, [*self._inputs, *self._outputs]))
+            ports = ", ".join(map(str, [*inputs, *outputs]))
             raise InvalidArguments(f"no port has id {id}", where="query_logical_tensor", fix=f"the ports are {ports}")
         return found
 
@@ -103,9 +118,10 @@ class CompiledPartition:
         """Pairs (input id, output id) that may share memory: same shape, strides and dtype, element by element."""
         if self.partition.kind != "fused":
             return []
-        free = [t for t in self._inputs.values() if 0 not in t.get_strides() or t.ndim == 0]
+        inputs, outputs = self._tensors()
+        free = [t for t in inputs.values() if 0 not in t.get_strides() or t.ndim == 0]
         pairs = []
-        for out in self._outputs.values():
+        for out in outputs.values():
             match = next((t for t in free if _memory(t) == _memory(out)), None)
             if match is not None:
                 free.remove(match)
@@ -115,7 +131,7 @@ class CompiledPartition:
     @property
     def kernels(self) -> dict[str, str]:
         """The generated kernels so far: name -> source."""
-        sources: Mapping[str, KernelSource] = getattr(self._run, "sources", {})
+        sources: Mapping[str, KernelSource] = getattr(self._compiled.run, "sources", {})
         return {name: source.code for name, source in sources.items()}
 
     def execute(self, stream: Stream, inputs: Mapping[int, Any], outputs: Mapping[int, Any]) -> None:
@@ -139,13 +155,14 @@ class CompiledPartition:
                 fix=f'pass og.Stream(og.Engine("{self.engine.kind}", {self.engine.index}))',
             )
         exchange = self._exchange()
-        ins = self._bound(inputs, self._inputs, "inputs")
-        outs = self._bound(outputs, self._outputs, "outputs")
-        for position, (tensor, array) in enumerate(zip(self._outputs.values(), outs, strict=True)):
+        wanted_in, wanted_out = self._tensors()
+        ins = bound(inputs, wanted_in, "inputs", self.engine)
+        outs = bound(outputs, wanted_out, "outputs", self.engine)
+        for position, (tensor, array) in enumerate(zip(wanted_out.values(), outs, strict=True)):
             exchange.check_out(port_name(tensor), array, ins, single_step=self.partition.kind == "fused")
             exchange.check_out(port_name(tensor), array, outs[:position], single_step=False)
         # Runners of the cuda engine take the stream as well.
-        results = self._run(ins, outs, *([stream] if self.engine.kind == "cuda" else []))
+        results = self._compiled.run(ins, outs, *([stream] if self.engine.kind == "cuda" else []))
         for out, result in zip(outs, results, strict=True):
             exchange.assign(out, result)  # a library may have allocated its results itself
 
@@ -156,69 +173,19 @@ class CompiledPartition:
             return CudaExchange(self.engine.index)
         return exchange_module
 
-    def _bound(self, given: Mapping[int, Any], wanted: dict[int, LogicalTensor], what: str) -> list[Any]:
-        if not isinstance(given, Mapping):
-            raise InvalidArguments(
-                f"got {type(given).__name__} where a dict is expected",
-                where=f"execute {what}",
-                fix="bind arrays by tensor id: {0: array}",
-            )
-        for id in given:
-            if id not in wanted:
-                raise InvalidArguments(
-                    f"no port has id {id}", where=f"execute {what}", fix=f"bind {', '.join(map(str, wanted))}"
-                )
-        arrays = []
-        for id, tensor in wanted.items():
-            if id not in given:
-                raise InvalidArguments(
-                    f"tensor {id} is not bound",
-                    where=f"execute {what}",
-                    fix=f"give an array for id {id} ({tensor.type_text})",
-                )
-            if self.engine.kind == "cuda":
-                from opgraph.runtime.cuda_arrays import seen
 
-                array = seen(given[id], self.engine.index, f"{tensor.label} in {what}")
-            else:
-                array = _seen_on_host(given[id], tensor)
-            arrays.append(_checked(array, tensor, what))
-        return arrays
+def _as_port(tensor: LogicalTensor, port: LogicalTensor) -> LogicalTensor:
+    return tensor if (tensor.id, tensor.name) == (port.id, port.name) else tensor.with_(id=port.id, name=port.name)
 
 
 def _memory(tensor: LogicalTensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return tensor.dtype, tensor.shape, tensor.get_strides()
 
 
-def _seen_on_host(array: Any, tensor: LogicalTensor) -> Any:
-    seen = exchange_module.imported({tensor.id: array}, {})[0]
-    return array if seen is None else seen[tensor.id]
-
-
-def _checked(array: Any, tensor: LogicalTensor, what: str) -> Any:
-    dtype = dtypes.get(tensor.dtype).numpy
-    is_array = hasattr(array, "dtype") and hasattr(array, "shape") and not isinstance(array, np.generic)
-    if not is_array or array.dtype != dtype or not _has_shape(array.shape, tensor.dims):
-        got = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
-        raise InvalidArguments(
-            f"got {got} for {tensor.type_text}",
-            where=f"{tensor.label} in {what}",
-            fix="give an array of this dtype and shape",
-        )
-    return array
-
-
-def _has_shape(shape: Sequence[int], dims: Dims) -> bool:
-    """Whether a shape is one of these dimensions; what only a library infers may be unknown until it has run."""
-    if dims is None:
-        return True
-    return len(shape) == len(dims) and all(not isinstance(d, int) or d == s for s, d in zip(shape, dims, strict=True))
-
-
 def compile_partition(
     partition: Partition, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], engine: Engine
 ) -> CompiledPartition:
-    """What `Partition.compile` does.
+    """What `Partition.compile` does; what was compiled before, under any ids and names, comes from the cache.
 
     Args:
         inputs, outputs: logical tensors, matched to the ports by id, in any order; others are ignored. Inputs need
@@ -229,6 +196,18 @@ def compile_partition(
             tensor, an input of unknown shape or layout.
         InvalidShape: a given shape disagrees with the declared or the inferred one.
     """
+    key = key_of(partition, inputs, outputs, engine) if CACHE.capacity else None
+    compiled = CACHE.find(key) if key is not None else None
+    if compiled is None:
+        compiled = _compiled(partition, inputs, outputs, engine)
+        if key is not None:
+            CACHE.store(key, compiled)
+    return CompiledPartition(partition, engine, compiled)
+
+
+def _compiled(
+    partition: Partition, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], engine: Engine
+) -> Compiled:
     where = f"partition {partition.id}"
     if not partition.supported:
         raise InvalidArguments("the partition is not supported", where=where, fix="`graph.explain()` says why")
@@ -240,4 +219,8 @@ def compile_partition(
             where=where,
             fix=f'build Graph(engine="{engine.kind}")',
         )
-    return CompiledPartition(partition, engine, *matched(partition, inputs, outputs, where))
+    ins, outs = matched(partition, inputs, outputs, where)
+    run = runner(partition, engine)
+    if isinstance(run, PreparedRunner):
+        run.prepare([ins[t.id].dims for t in partition.input_ports])
+    return Compiled(run, tuple(ins.values()), tuple(outs.values()))

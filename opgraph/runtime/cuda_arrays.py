@@ -81,22 +81,10 @@ def synchronize(stream: Stream) -> None:
 
 
 def raw_stream(stream: Stream) -> Any:
-    """The stream that a handle stands for, as an object with `ptr`; None without a handle.
-
-    Raises:
-        InvalidArguments: the handle is no stream.
-    """
-    handle = stream.handle
+    """The stream that a handle stands for, as an object with `ptr`; None without a handle."""
+    handle: Any = stream.handle
     if handle is None or hasattr(handle, "ptr"):
         return handle
     if hasattr(handle, "cuda_stream"):
         return RawStream(handle.cuda_stream)
-    if hasattr(handle, "__cuda_stream__"):
-        return RawStream(handle.__cuda_stream__()[1])
-    if type(handle) is int:
-        return RawStream(handle)
-    raise InvalidArguments(
-        f"{type(handle).__name__} is no stream",
-        where="Stream",
-        fix="pass a torch or CuPy stream, or the address of one as an int",
-    )
+    return RawStream(handle if type(handle) is int else handle.__cuda_stream__()[1])

@@ -60,15 +60,22 @@ def engine_of(device: str | Engine) -> Engine:
     return Engine(kind, int(index or 0))
 
 
+#: Where streams of other libraries keep their address: CuPy's, torch's, and the protocol of CUDA Python.
+STREAM_ADDRESSES = ("ptr", "cuda_stream", "__cuda_stream__")
+
+
 class Stream:
     """A queue of work on an engine.
 
     Args:
         engine: the device.
-        handle: for "cuda": a torch or CuPy stream, or a raw stream address; None: the caller's current stream, looked
-            up at every execution.
+        handle: for "cuda": a torch or CuPy stream, anything with `__cuda_stream__`, or a raw stream address; None: the
+            caller's current stream, looked up at every execution.
 
     On the CPU work is done when a call returns; `wait` does nothing there.
+
+    Raises:
+        InvalidArguments: no engine, a handle on the CPU, a handle that is no stream.
 
     Source: oneDNN `stream`.
     """
@@ -78,6 +85,12 @@ class Stream:
             raise InvalidArguments(f"{engine!r} is no Engine", where="Stream", fix='pass og.Engine("cpu")')
         if engine.kind == "cpu" and handle is not None:
             raise InvalidArguments("a CPU stream has no handle", where="Stream", fix="leave handle out")
+        if handle is not None and type(handle) is not int and not any(hasattr(handle, a) for a in STREAM_ADDRESSES):
+            raise InvalidArguments(
+                f"{type(handle).__name__} is no stream",
+                where="Stream",
+                fix="pass a torch or CuPy stream, or the address of one as an int",
+            )
         self.engine = engine
         self.handle = handle
 
