@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto
 
 from opgraph.errors import ModelError, Unimplemented
 from opgraph.onnx.checker import run_checker
@@ -68,7 +68,7 @@ def _check_header(model: ModelProto, where: str) -> None:
     seen: set[str] = set()
     for entry in model.opset_import:
         _check_text(where, entry.domain)
-        entry.domain = _plain(entry.domain)
+        _write_plainly(entry)
         if entry.domain in seen:
             raise ModelError(
                 f"it imports domain {entry.domain!r} twice", where=where, fix="keep one opset_import for each domain"
@@ -85,13 +85,15 @@ def _check_header(model: ModelProto, where: str) -> None:
 
 def _write_plain_domains(model: ModelProto) -> None:
     for function in model.functions:
-        function.domain = _plain(function.domain)
+        _write_plainly(function)
         for entry in function.opset_import:
-            entry.domain = _plain(entry.domain)
+            _write_plainly(entry)
 
 
-def _plain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
+def _write_plainly(named: NodeProto | FunctionProto | OperatorSetIdProto) -> None:
+    """Writes the domain ai.onnx as ""; a field that was not set stays so."""
+    if named.domain == "ai.onnx":
+        named.domain = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ def _check_text(where: str, *texts: object) -> None:
 def _check_node(node: NodeProto, scope: _Scope) -> None:
     _check_text(scope.place, node.op_type, node.domain, node.name, node.overload, *node.input, *node.output)
     _check_text(scope.place, *(a.name for a in node.attribute), *(a.ref_attr_name for a in node.attribute))
-    node.domain = _plain(node.domain)
+    _write_plainly(node)
     where = f'{node.op_type} "{node.name}" of {scope.place}'
     for attribute in node.attribute:
         if attribute.ref_attr_name and not scope.in_function:
