@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from opgraph.codegen.literals import literal
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Variant
+from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, RUN, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Arg, Load, Loop, Statement, Store
 
 #: When a value changes: once a call, once a row, with every element.
 CALL, PER_ROW, ELEMENT = 0, 1, 2
-_LEVEL = {UNIFORM: CALL, ROW: PER_ROW, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
+_LEVEL = {UNIFORM: CALL, ROW: PER_ROW, RUN: ELEMENT, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ def emit_functor(loop: Loop, variant: Variant, *, packs: bool, approximate: froz
         packs: with `fetch` and `finish`, which move packs (CUDA); the CPU's compiler vectorises `element`.
         approximate: results of the statements that are computed by og::fast.
     """
-    return _Emitter(loop, variant, approximate).functor(packs)
+    return Emitter(loop, variant, approximate).functor(packs)
 
 
-class _Emitter:
+class Emitter:
     """Collects lines of one functor."""
 
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
@@ -60,7 +60,8 @@ class _Emitter:
         self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
         self.levels: dict[str, int] = {x.name: _LEVEL[k] for x, k in self.loads}
         for s in loop.statements:
-            self.levels[s.result] = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
+            level = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
+            self.levels[s.result] = PER_ROW if s.reduces else level
         self.lines: list[str] = []
         self.tags: dict[int, int] = {}
 
@@ -96,22 +97,22 @@ class _Emitter:
             places = "".join(f"k == {k} ? {len(self.loop.loads) + i} : " for k, i in enumerate(self.sums))
             self.put(f"  static constexpr int sum_operand(int k) {{ return {places}-1; }}")
         for load, kind in self.loads:
-            self.put(f"  {'og::i64' if load.is_position else f'const {_storage(load.dtype)}*'} {load.name};")
+            self.put(f"  {'og::i64' if load.is_position else f'const {storage_type(load.dtype)}*'} {load.name};")
             if kind == STRIDED:
                 self.put(f"  og::i64 {load.name}_step;")
         for i, store in self.elementwise():
-            self.put(f"  {_storage(store.dtype)}* y{i};")
+            self.put(f"  {storage_type(store.dtype)}* y{i};")
             if self.store_kinds[i] == STRIDED:
                 self.put(f"  og::i64 y{i}_step;")
         for name, level in self.levels.items():
             if level < ELEMENT:
-                self.put(f"  {_compute(self.dtypes[name])} {self.value(name)};")
+                self.put(f"  {compute_type(self.dtypes[name])} {self.value(name)};")
 
     def bind(self) -> None:
         """Pointers at the start of a row: base pointer plus an offset in elements."""
         self.put("  OG_FN void move(void* const* base, const og::i64* offset) {")
         for position, name, dtype, const in self.pointers():
-            base = f"({const}{_storage(dtype)}*)base[{position}] + " if name not in self.virtual else ""
+            base = f"({const}{storage_type(dtype)}*)base[{position}] + " if name not in self.virtual else ""
             self.put(f"    {name} = {base}offset[{position}];")
         self.put("  }")
         self.put("  OG_FN void steps(const og::i64* step) {")
@@ -148,19 +149,23 @@ class _Emitter:
             if self.levels[load.name] == level:
                 self.put(f"    {self.value(load.name)} = {self.read(load, UNIFORM)};")
         for s in self.loop.statements:
-            if self.levels[s.result] == level:
+            if self.levels[s.result] == level and self.is_hoisted(s):
                 self.put(f"    {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag)
         self.put("  }")
 
+    def is_hoisted(self, s: Statement) -> bool:
+        """Whether a value that is none of an element's is known before the row is walked."""
+        return True
+
     def apply(self) -> None:
         """One element: what the CPU and the GPU have in common."""
-        params = [f"const {_compute(x.dtype)} {self.value(x.name)}" for x in self.element_loads()]
-        params += [f"{_compute(s.dtype)}& r{i}" for i, s in enumerate(self.loop.stores)]
+        params = [f"const {compute_type(x.dtype)} {self.value(x.name)}" for x in self.element_loads()]
+        params += [f"{compute_type(s.dtype)}& r{i}" for i, s in enumerate(self.loop.stores)]
         self.put(f"  OG_FN void apply({', '.join(params)}) const {{")
         for s in self.loop.statements:
             if self.levels[s.result] == ELEMENT:
                 self.put(
-                    f"    const {_compute(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag
+                    f"    const {compute_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag
                 )
         for i, store in enumerate(self.loop.stores):
             self.put(f"    r{i} = {self.value(store.value)};")
@@ -168,7 +173,7 @@ class _Emitter:
 
     def expression(self, s: Statement) -> str:
         record = opdef.get(s.kind, where="emit")
-        compute = _compute(s.literal_dtype(self.dtypes))
+        compute = compute_type(s.literal_dtype(self.dtypes))
         names = [self.argument(s, place) for place in range(len(s.args))]
         attrs = dict(s.attrs)
         if record.is_cast:
@@ -187,7 +192,9 @@ class _Emitter:
 
     def argument(self, s: Statement, place: int) -> str:
         arg = s.args[place]
-        return self.value(arg) if isinstance(arg, str) else literal(arg, _compute(s.literal_dtype(self.dtypes, place)))
+        return (
+            self.value(arg) if isinstance(arg, str) else literal(arg, compute_type(s.literal_dtype(self.dtypes, place)))
+        )
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -196,7 +203,7 @@ class _Emitter:
 
     def read(self, load: Load, kind: str, counter: str = "i") -> str:
         """The value of a load at an element of the row."""
-        index = _index(counter, load.name, kind)
+        index = index_text(counter, load.name, kind)
         if load.is_position:
             return f"{load.name} + {index}"
         return f"og::load({load.name}[{index}])"
@@ -208,28 +215,28 @@ class _Emitter:
         args = [self.read(x, kinds[x.name]) for x in self.element_loads()]
         self.results(args, "    ")
         for i, store in self.elementwise():
-            index = _index("i", f"y{i}", self.store_kinds[i])
-            self.put(f"    y{i}[{index}] = og::store<{_storage(store.dtype)}>(r{i});")
+            index = index_text("i", f"y{i}", self.store_kinds[i])
+            self.put(f"    y{i}[{index}] = og::store<{storage_type(store.dtype)}>(r{i});")
         for k, i in enumerate(self.sums):
             self.put(f"    s[{k} * og::strip] = r{i};")
         self.put("  }")
 
     def addend(self) -> str:
         """The type that addends of all sums have."""
-        return "double" if any(_compute(self.loop.stores[i].dtype) == "double" for i in self.sums) else "float"
+        return "double" if any(compute_type(self.loop.stores[i].dtype) == "double" for i in self.sums) else "float"
 
     def total(self) -> None:
         """Element `at` of the result of sum k."""
         self.put("  template <class T> static OG_FN void total(int k, void* y, og::i64 at, T value) {")
         for k, i in enumerate(self.sums):
             dtype = self.loop.stores[i].dtype
-            value = "value" if dtype in ("f16", "bf16") else f"({_compute(dtype)})value"
-            self.put(f"    if (k == {k}) (({_storage(dtype)}*)y)[at] = og::store<{_storage(dtype)}>({value});")
+            value = "value" if dtype in ("f16", "bf16") else f"({compute_type(dtype)})value"
+            self.put(f"    if (k == {k}) (({storage_type(dtype)}*)y)[at] = og::store<{storage_type(dtype)}>({value});")
         self.put("  }")
 
     def results(self, args: list[str], indent: str) -> None:
         for i, store in enumerate(self.loop.stores):
-            self.put(f"{indent}{_compute(store.dtype)} r{i};")
+            self.put(f"{indent}{compute_type(store.dtype)} r{i};")
         self.put(f"{indent}apply({', '.join([*args, *[f'r{i}' for i in range(len(self.loop.stores))]])});")
 
     def packs(self) -> None:
@@ -239,7 +246,7 @@ class _Emitter:
         self.put("  template <int V> struct Packs {")
         packed = [x for x in loads if not x.is_position]
         for x in packed:
-            self.put(f"    og::Pack<{_storage(x.dtype)}, V> {x.name};")
+            self.put(f"    og::Pack<{storage_type(x.dtype)}, V> {x.name};")
         self.put("  };")
         self.put("  template <int V> OG_FN void fetch(Packs<V>& in, og::i64 i) const {")
         for x in packed:
@@ -253,7 +260,7 @@ class _Emitter:
             f"{', Addend* s' if self.sums else ''}) const {{"
         )
         for i, store in enumerate(self.loop.stores):
-            self.put(f"    {_compute(store.dtype)} r{i}[V];")
+            self.put(f"    {compute_type(store.dtype)} r{i}[V];")
         args = [
             self.read(x, kinds[x.name], "(i + k)") if x.is_position else f"og::load(in.{x.name}.item[k])" for x in loads
         ]
@@ -271,22 +278,22 @@ class _Emitter:
 
 def _cast(value: str, source: str, target: str) -> str:
     """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts."""
-    if _compute(source) == _compute(target):
+    if compute_type(source) == compute_type(target):
         return value
-    if _compute(source) == "double" and target in ("f16", "bf16"):
+    if compute_type(source) == "double" and target in ("f16", "bf16"):
         return f"og::round_{target}({value})"  # once: not through f32
-    return f"og::cast<{_compute(target)}>({value})"
+    return f"og::cast<{compute_type(target)}>({value})"
 
 
-def _index(counter: str, name: str, kind: str) -> str:
+def index_text(counter: str, name: str, kind: str) -> str:
     if kind == UNIFORM:
         return "0"
     return f"{counter} * {name}_step" if kind == STRIDED else counter
 
 
-def _storage(dtype: str) -> str:
+def storage_type(dtype: str) -> str:
     return dtypes.BY_NAME[dtype].storage
 
 
-def _compute(dtype: str) -> str:
+def compute_type(dtype: str) -> str:
     return dtypes.BY_NAME[dtype].compute

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from opgraph.codegen.emit import emit_functor
+from opgraph.codegen.rows import emit_rows
 from opgraph.codegen.sources import spliced
 from opgraph.codegen.tier import approximate
 from opgraph.ir import dtypes
@@ -18,7 +19,7 @@ _BYTES_PER_ACCESS = 16
 BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
 _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
-_HOST, _HOST_SUMS, _CUDA = "host.h", "host_sums.h", "pointwise.cuh"
+_HOST, _HOST_SUMS, _HOST_ROWS, _CUDA = "host.h", "host_sums.h", "host_rows.h", "pointwise.cuh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,11 @@ class KernelSource:
 def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> KernelSource:
     """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY."""
     on_gpu = skeleton.endswith(".cuh")
-    chosen = approximate(loop) if on_gpu else frozenset[str]()
-    functor = emit_functor(loop, variant, packs=on_gpu, approximate=chosen)
+    chosen = approximate(loop, variant) if on_gpu else frozenset[str]()
+    if loop.row_axes:
+        functor = emit_rows(loop, variant)
+    else:
+        functor = emit_functor(loop, variant, packs=on_gpu, approximate=chosen)
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     head = spliced(skeleton) + "\n\n"
     code = f"{head}{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
@@ -54,9 +58,12 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> K
 
 def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelSource:
     """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
-    GOMP_parallel)`; layout as kernels/host.h says; as kernels/host_sums.h where there are sums, or where `boxed`."""
+    GOMP_parallel)`; layout as kernels/host.h says; as kernels/host_sums.h where there are sums, or where `boxed`; as
+    kernels/host_rows.h where rows are reduced."""
     skeleton, launch = _HOST, "launch<Fused>"
-    if variant.has_sums:
+    if loop.row_axes:
+        skeleton, launch = _HOST_ROWS, "launch_rows<Fused>"
+    elif variant.has_sums:
         skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"
     elif boxed:
         skeleton, launch = _HOST_SUMS, "launch_boxes<og::Plain<Fused>>"

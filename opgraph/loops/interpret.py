@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import Shape, broadcasts, iteration_shape, row_shape, summed_axes, summed_to
+from opgraph.loops.layout import Shape, broadcasts, iteration_shape, row_shape, spread, summed_axes, summed_to
 from opgraph.loops.loop import Load, Loop, Statement
 from opgraph.ops.conversion import cast
 
@@ -59,7 +59,7 @@ def _loaded(load: Load, array: np.ndarray | None, space: tuple[int, ...]) -> np.
         axis = load.axis % rank
         array = np.arange(space[axis])
     elif broadcasts(load, array.shape):
-        return array.astype(compute_dtype(load.dtype))
+        return array.reshape(spread(load, array.shape)).astype(compute_dtype(load.dtype))
     else:
         axis = min(1, rank - 1)
     return array.reshape([-1 if i == axis else 1 for i in range(rank)]).astype(compute_dtype(load.dtype))

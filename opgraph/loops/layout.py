@@ -75,7 +75,16 @@ class Layout:
 
 def broadcasts(load: Load, shape: Shape) -> bool:
     """Whether an operand broadcasts as in NumPy; one along the channel axis is 1-d."""
-    return load.align == "right" or (load.align == "channel" and len(shape) != 1)
+    return load.align in ("right", "rows") or (load.align == "channel" and len(shape) != 1)
+
+
+def spread(load: Load, shape: Shape, fill: int = 1) -> Shape:
+    """The shape (or, with 0 to fill, the strides) of an operand with the axes of a row in their places, if it has none
+    of these."""
+    if not load.rows:
+        return shape
+    rank, rest = len(shape) + len(load.rows), iter(shape)
+    return tuple(fill if i - rank in load.rows else next(rest) for i in range(rank))
 
 
 def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
@@ -84,7 +93,7 @@ def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
     Raises:
         InvalidShape: they do not.
     """
-    plain = [s for load, s in zip(loads, shapes, strict=True) if broadcasts(load, s)]
+    plain = [spread(load, s) for load, s in zip(loads, shapes, strict=True) if broadcasts(load, s)]
     try:
         dims = broadcast(plain) if plain else ()
     except ShapeMismatch as error:
@@ -174,6 +183,7 @@ def summed_axes(like: Load, shape: Shape, space: Shape) -> tuple[int, ...]:
 def _aligned(load: Load, shape: Shape, strides: Strides, rank: int) -> Strides:
     """Strides along the whole iteration space; 0 where the operand is broadcast."""
     if broadcasts(load, shape):
+        shape, strides = spread(load, shape), spread(load, strides, 0)
         moved = [0 if d == 1 else s for d, s in zip(shape, strides, strict=True)]
         return (*[0] * (rank - len(shape)), *moved)
     axis = min(1, rank - 1) if load.align == "channel" else load.axis % rank

@@ -42,7 +42,7 @@ from opgraph.ir.op import AttrValue
 #: An argument of a statement: the name of a load or of an earlier statement, or a literal.
 Arg: TypeAlias = str | bool | int | float
 
-ALIGNMENTS = ("right", "channel", "index", "position")
+ALIGNMENTS = ("right", "channel", "index", "position", "rows")
 #: How a store of one value for each row may name its shape.
 PER_ROW = ("", "kept", "dropped")
 
@@ -68,15 +68,17 @@ class Load:
         name: its identifier, x0, x1, ...
         dtype: as stored; it is computed in the dtype's compute type.
         align: how its dimensions meet the iteration space: "right" (NumPy broadcasting), "channel" (one dimension,
-            along axis 1), "index" (no memory of the caller's: the index along `axis`), or "position" (no memory at all:
+            along axis 1), "rows" (NumPy broadcasting, once the axes of a row are put in), "index" (no memory of the caller's: the index along `axis`), or "position" (no memory at all:
             the row-major index of the element in the iteration space, an s64).
         axis: for "index".
+        rows: for "rows": the axes of a row, counted from the last.
     """
 
     name: str
     dtype: str
     align: str = "right"
     axis: int = 0
+    rows: tuple[int, ...] = ()
 
     @property
     def is_position(self) -> bool:
@@ -199,6 +201,7 @@ def verify_loop(loop: Loop) -> Loop:
     assert all(a < 0 for a in rows) and list(rows) == sorted(set(rows)), f"axes {rows}"
     for load in loop.loads:
         assert load.align in ALIGNMENTS and load.name not in known, load
+        assert load.rows == (rows if load.align == "rows" else ()), load
         assert load.dtype == "s64" or not load.is_position, load
         known[load.name] = dtypes.get(load.dtype).name
     for statement in loop.statements:

@@ -42,6 +42,7 @@ class _Step:
     attrs: dict[str, AttrValue]
     output: LogicalTensor
     tag: int
+    per_row: bool = False  # a SumTo that is a reduction of rows
 
     @property
     def record(self) -> opdef.OpDef:
@@ -53,14 +54,19 @@ class _Step:
 
     @property
     def is_sum(self) -> bool:
-        return self.record.family == "sum"
+        return self.record.family == "sum" and not self.per_row
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it makes one value of a row."""
+        return self.per_row or self.record.row is not None
 
     @property
     def is_relay(self) -> bool:
         """Whether its value is that of its first input, in another shape: a loop has nothing to do for it."""
         record = self.record
         moves = record.expression == f"{{{record.inputs[0].name}}}" and any(p.shape_only for p in record.inputs)
-        return moves or self.is_sum
+        return moves or self.is_sum or record.family == "shape"
 
     def alignment(self, port: int) -> str:
         """How an input lies in the iteration space."""
@@ -74,15 +80,17 @@ _Leaf: TypeAlias = tuple[LogicalTensor, str]
 class _Operands:
     """The loads so far, one for each tensor and alignment."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_axes: tuple[int, ...]) -> None:
+        self.row_axes = row_axes
         self.loads: list[Load] = []
         self.tensors: list[LogicalTensor | None] = []
         self.known: dict[tuple[int, str], str] = {}
 
     def load(self, tensor: LogicalTensor, align: str) -> str:
         if (tensor.id, align) not in self.known:
+            rows = self.row_axes if align == "rows" else ()
             self.known[tensor.id, align] = self._add(
-                Load(name=f"x{len(self.loads)}", dtype=tensor.dtype, align=align), tensor
+                Load(name=f"x{len(self.loads)}", dtype=tensor.dtype, align=align, rows=rows), tensor
             )
         return self.known[tensor.id, align]
 
@@ -120,7 +128,8 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     steps = _steps(partition, units)
     shapes = _Shapes(steps)
     live = _live(steps, {t.id for t in outputs})
-    operands = _Operands()
+    rows = partition.rows
+    operands = _Operands(rows.axes)
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
     statements: list[Statement] = []
@@ -128,7 +137,10 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     for step in live:
         record = step.record
         args: list[Arg] = []
+        dropped = rows.forms.get(step.output.id) == "dropped"
         for index, (port, tensor) in enumerate(zip(step.ports, step.inputs, strict=True)):
+            if step.reduces and index:
+                break  # the axes of the rows, or a shape that has them
             if port.shape_only:
                 for leaf, align in shapes.leaves(step, index):
                     operands.load(leaf, align)
@@ -137,7 +149,8 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and not step.is_relay:
                 args.append(opdef.array_of(tensor).item())
             else:
-                args.append(operands.load(tensor, step.alignment(index)))
+                is_row = tensor.ndim != 0 and not step.reduces and (dropped != (step.record.family == "shape"))
+                args.append(operands.load(tensor, "rows" if is_row else step.alignment(index)))
         if step.is_sum:
             loads = tuple(operands.load(leaf, align) for leaf, align in shapes.leaves(step, 1))
             sums[step.output.id] = str(args[0]), loads
@@ -152,13 +165,14 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         result = values[step.output.id] = f"t{len(statements)}"
         dtype = step.output.dtype
         narrow = dtype in ("f16", "bf16")
+        kind = "ReduceSum" if step.per_row else step.kind
         statements.append(
             Statement(
                 result=result,
                 dtype=dtype,
-                kind=step.kind,
+                kind=kind,
                 args=tuple(args),
-                attrs=tuple(sorted(step.attrs.items())),
+                attrs=() if step.reduces else tuple(sorted(step.attrs.items())),
                 rounds=narrow
                 and step.output.id not in stored_only
                 and (rounding == "each" or (record.is_cast and step.inputs[0].dtype != dtype)),
@@ -166,10 +180,10 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             )
         )
     loop = Loop(
-        axes=(Axes(kind="parallel"),),
+        axes=_axes(rows.axes),
         loads=tuple(operands.loads),
         statements=tuple(statements),
-        stores=tuple(_store(t, values, sums) for t in outputs),
+        stores=tuple(_store(t, values, sums, rows.forms) for t in outputs),
     )
     return Lowered(
         loop=verify_loop(loop),
@@ -179,21 +193,34 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     )
 
 
-def _store(tensor: LogicalTensor, values: Mapping[int, str], sums: Mapping[int, tuple[str, tuple[str, ...]]]) -> Store:
+def _axes(rows: tuple[int, ...]) -> tuple[Axes, ...]:
+    outer = Axes(kind="parallel")
+    return (outer, Axes(kind="reduce", which=",".join(map(str, rows)))) if rows else (outer,)
+
+
+def _store(
+    tensor: LogicalTensor,
+    values: Mapping[int, str],
+    sums: Mapping[int, tuple[str, tuple[str, ...]]],
+    forms: Mapping[int, str],
+) -> Store:
     if tensor.id in sums:
         value, to = sums[tensor.id]
         return Store(value=value, dtype=tensor.dtype, to=to)
-    return Store(value=values[tensor.id], dtype=tensor.dtype)
+    return Store(value=values[tensor.id], dtype=tensor.dtype, per_row=forms.get(tensor.id, ""))
 
 
 def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:
     replaced: dict[int, Unit] = {u.root.id: u for u in units if u.kind}
+    rows = partition.rows
     steps = []
     for tag, op in enumerate(partition.ops):
         unit = replaced.get(op.id)
         if unit is None:
-            parts = opdef.get(op.kind, where="lower").parts(op)
-            steps += [_Step(part.kind, part.inputs, part.attrs, part.outputs[0], tag) for part in parts]
+            parts = rows.inside.get(op.id) or opdef.get(op.kind, where="lower").parts(op)
+            for part in parts:
+                output = part.outputs[0]
+                steps.append(_Step(part.kind, part.inputs, part.attrs, output, tag, output.id in rows.sums))
         else:
             record = opdef.get(unit.kind, where="lower")
             steps.append(

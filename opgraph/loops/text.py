@@ -49,12 +49,16 @@ def parse_loop(text: str) -> Loop:
     axes = re.fullmatch(r"loop\((?P<axes>.*)\)", head)
     if axes is None:
         raise _unreadable(head)
+    groups = tuple(Axes(kind=k, which=w) for k, w in (part.split() for part in axes["axes"].split(", ")))
+    rows = Loop(axes=groups, loads=(), statements=(), stores=()).row_axes
     loads: list[Load] = []
     statements: list[Statement] = []
     stores: list[Store] = []
     for line in body:
         if m := _LOAD.match(line):
-            loads.append(Load(name=m["name"], dtype=m["dtype"], align=m["align"] or "right", axis=int(m["axis"] or 0)))
+            align = m["align"] or "right"
+            own = rows if align == "rows" else ()
+            loads.append(Load(name=m["name"], dtype=m["dtype"], align=align, axis=int(m["axis"] or 0), rows=own))
         elif m := _STATEMENT.match(line):
             args, attrs = _items(m["args"])
             statements.append(
@@ -74,7 +78,6 @@ def parse_loop(text: str) -> Loop:
             stores.append(Store(value=m["value"], dtype=m["dtype"], to=to, per_row=per_row))
         else:
             raise _unreadable(line)
-    groups = tuple(Axes(kind=k, which=w) for k, w in (part.split() for part in axes["axes"].split(", ")))
     return verify_loop(Loop(axes=groups, loads=tuple(loads), statements=tuple(statements), stores=tuple(stores)))
 
 

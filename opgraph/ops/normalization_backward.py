@@ -116,7 +116,7 @@ def _batch_norm_backward(
 def _spell_batch_norm_backward(build: Builder, op: Op) -> list[LogicalTensor]:
     axes = other_axes(rank_of(op, op.inputs[0]), op.attrs)
     src, grad, center, variance, *affine = (widened(build, t) for t in op.inputs)
-    inverse = spread(build, inverse_deviation(build, op, variance), op)
+    inverse = inverse_deviation(build, op, spread(build, variance, op))  # along the channel: hoisted from the loop
     normal = build("Multiply", build("Subtract", src, spread(build, center, op)), inverse)
     scaled = build("Multiply", grad, spread(build, affine[0], op)) if affine else grad
     made = [statistics.backward(build, scaled, normal, inverse, lambda t: mean(build, t, axes))]

@@ -109,6 +109,10 @@ class Clusters:
                     joins.append((first[key], cluster))
         return self._joined(joins, level)
 
+    def join_all(self, joins: list[tuple[int, int]], level: dict[int, int]) -> list[tuple[int, int]]:
+        """Joins these pairs, legal or not; `level` of every cluster is its place in a topological order afterwards."""
+        return self._joined(joins, level)
+
     def _joined(self, joins: list[tuple[int, int]], level: dict[int, int]) -> list[tuple[int, int]]:
         made = []
         for a, b in joins:

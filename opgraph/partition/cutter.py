@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
 from opgraph.partition.clusters import Blocked, Clusters
+from opgraph.partition.opened import opened
 from opgraph.partition.partition import FUSED, LIBRARY
-from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, size_ratio, symbolic_shapes
+from opgraph.partition.rows import Rows
+from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, shapes_of, size_ratio
 from opgraph.partition.traits import (
+    OPGRAPH,
     aligned_operands,
     bound_to_its_shape,
     cost_of,
@@ -28,6 +32,8 @@ FREE_RATIO = 2.0
 #: What is constant along a row is computed once for a row on the CPU, once for a pack of so many elements on CUDA.
 PACK = 4
 
+_ROWS = "its rows are those of its own shape"
+
 #: Parts are joined for what they both read as long as the whole reads at most so many values of the loop's shape.
 MAX_READS = 16
 
@@ -42,14 +48,30 @@ class Refusal:
 
 
 class Cutter:
-    """The state of one partitioning. A node is the place of an op (End left out) in topological order."""
+    """The state of one partitioning. A node is the place of an op (End left out) in topological order.
 
-    def __init__(self, graph: Graph) -> None:
-        self.ops = [op for op in graph.ops if op.kind != "End"]
+    An op that its record spells in smaller ones, all of which fit into one loop, is a node for each of these.
+
+    Args:
+        with_rows: whether kernels may reduce rows; else libraries do.
+    """
+
+    def __init__(self, graph: Graph, *, with_rows: bool) -> None:
+        whole = [op for op in graph.ops if op.kind != "End"]
+        self.ops, shapes = whole, shapes_of(whole)
+        self.inside: dict[int, tuple[Op, ...]] = {}
+        if with_rows:
+            self.inside = opened(whole)
+            if self.inside:
+                self.ops = [inner for op in whole for inner in self.inside.get(op.id, (op,))]
+                shapes = shapes_of(self.ops)
+        #: The op of the graph that a node belongs to.
+        self.owners = [op for op in whole for _ in self.inside.get(op.id, (op,))]
+        self.rows = Rows(self.ops if with_rows else (), shapes)
         made = {t.id: node for node, op in enumerate(self.ops) for t in op.outputs}
-        shapes = symbolic_shapes(graph)
         outputs = {t.id for t in graph.outputs}
-        self.kinds = [kind_and_provider(op) for op in self.ops]
+        tags = [self.rows.of(op) for op in self.ops]
+        self.kinds = [(FUSED, OPGRAPH) if tag else kind_and_provider(op) for op, tag in zip(self.ops, tags)]
         self.sources = [list(dict.fromkeys(made[t.id] for t in op.inputs if t.id in made)) for op in self.ops]
         self.targets: list[list[int]] = [[] for _ in self.ops]
         for node, sources in enumerate(self.sources):
@@ -58,18 +80,25 @@ class Cutter:
         self.clusters = Clusters(self.sources, SEARCH_BUDGET * len(self.ops) + 1000)
         self.refusals: dict[tuple[int, int], str] = {}
         # What is known of each cluster, at the node that stands for it: its nodes, its largest shape (of a sum, the one
-        # that it runs over), instructions per element (0-d parts leave the loop, so they do not count), whether it
-        # makes an output of the graph, why it cannot be computed inside a larger shape, and edges that must not lie
-        # inside any cluster.
+        # that it runs over; of one value for each row, that of all rows), the axes of its rows if it has any,
+        # instructions per element (0-d parts leave the loop, so they do not count), whether it makes an output of the
+        # graph, why it cannot be computed inside a larger shape, and edges that must not lie inside any cluster.
         self.members = [[node] for node in range(len(self.ops))]
-        self.sums = [is_sum(op) for op in self.ops]
+        self.sums = [is_sum(op) and tag is None for op, tag in zip(self.ops, tags)]
+        self.axes = [tag.axes if tag else None for tag in tags]
         self.shape: list[Shape] = [
-            shapes[op.inputs[0].id] if summed else shapes[op.outputs[0].id] if op.outputs else ()
-            for op, summed in zip(self.ops, self.sums, strict=True)
+            tag.space if tag else shapes[op.inputs[0].id] if summed else shapes[op.outputs[0].id] if op.outputs else ()
+            for op, summed, tag in zip(self.ops, self.sums, tags, strict=True)
         ]
+        several: dict[Shape, set[tuple[int, ...]]] = {}
+        for tag in tags:
+            if tag:
+                several.setdefault(tag.space, set()).add(tag.axes)
+        #: Shapes of which rows run along different axes: joins are then looked at one by one.
+        self.mixed = {shape for shape, axes in several.items() if len(axes) > 1}
         self.cost = [0 if is_scalar_shape(s) else cost_of(op) for op, s in zip(self.ops, self.shape, strict=True)]
         self.makes_output = [any(t.id in outputs for t in op.outputs) for op in self.ops]
-        self.placed = [bound_to_its_shape(op, shapes) for op in self.ops]
+        self.placed = [_ROWS if tag else bound_to_its_shape(op, shapes) for op, tag in zip(self.ops, tags)]
         self.reads = [
             values_read(op, shapes, shape) if kind == FUSED else []
             for op, shape, (kind, _) in zip(self.ops, self.shape, self.kinds, strict=True)
@@ -79,19 +108,38 @@ class Cutter:
             for tensor_id in aligned_operands(op, shapes):
                 if tensor_id in made:
                     self._keep_apart(made[tensor_id], node)
+            for tensor_id in self.rows.misread(op):
+                self._keep_apart(made[tensor_id], node)
             for source in self.sources[node]:
                 if self.sums[source]:
                     self._keep_apart(source, node)
+        self._join_opened()
 
     def _keep_apart(self, source: int, node: int) -> None:
         self.apart[source].add((source, node))
         self.apart[node].add((source, node))
 
+    def _join_opened(self) -> None:
+        """Makes one cluster of what is inside each op that was opened: a path that leaves it does not come back."""
+        if not self.inside:
+            return
+        place: dict[int, int] = {}
+        joins = []
+        for node, owner in enumerate(self.owners):
+            first = place.setdefault(owner.id, node)
+            if first != node:
+                joins.append((first, node))
+        # An op is about one shape, that of its rows, whatever else its parts are made of.
+        shape = {place[self.owners[n].id]: self.shape[n] for n in range(len(self.ops)) if self.axes[n] is not None}
+        self._keep_books(self.clusters.join_all(joins, {n: place[o.id] for n, o in enumerate(self.owners)}))
+        for node, own in shape.items():
+            self.shape[self.clusters.find(node)] = own
+
     # -- steps --------------------------------------------------------------------------------------------------
 
     def fuse_equal_shapes(self) -> None:
         """Joins pointwise neighbours of one shape: first where levels show it to be legal, then by searching."""
-        self._keep_books(self.clusters.join_by_level(self._alike))
+        self._keep_books(self.clusters.join_by_level(self._simply_alike))
         for node, sources in enumerate(self.sources):
             for source in sources:
                 a, b = self.clusters.find(source), self.clusters.find(node)
@@ -116,7 +164,7 @@ class Cutter:
                 latest[value] = node
 
     def _join_readers(self, a: int, b: int, reads: dict[int, set[int]]) -> None:
-        if self._apart_between(a, b):
+        if self._apart_between(a, b) or self._rows_differ(a, b):
             return
         result = self.clusters.join(*self.clusters.ordered(a, b))
         if not isinstance(result, Blocked):
@@ -165,7 +213,17 @@ class Cutter:
     def _alike(self, a: int, b: int) -> bool:
         """Whether two ops, one feeding the other, are pointwise over one shape."""
         both = self.kinds[a][0] == FUSED and self.kinds[b][0] == FUSED
-        return both and self.shape[a] == self.shape[b] and (a, b) not in self.apart[b]
+        return both and self.shape[self.clusters.find(a)] == self.shape[self.clusters.find(b)]
+
+    def _simply_alike(self, a: int, b: int) -> bool:
+        """Whether clusters may be joined, however many of their like are joined at once."""
+        if not self._alike(a, b) or self._apart_between(a, b):
+            return False
+        return self.shape[a] not in self.mixed or (self.axes[a] is None and self.axes[b] is None)
+
+    def _rows_differ(self, a: int, b: int) -> bool:
+        """Whether both clusters have rows, along different axes."""
+        return None not in (self.axes[a], self.axes[b]) and self.axes[a] != self.axes[b]
 
     def _one_library(self, a: int, b: int) -> bool:
         return self.kinds[a][0] == LIBRARY and self.kinds[a] == self.kinds[b]
@@ -195,6 +253,10 @@ class Cutter:
         if between:
             self.refusals[producer, consumer] = self._why_apart(min(between))
             return
+        if self._rows_differ(a, b):
+            axes = [list(self.axes[c] or ()) for c in (a, b)]
+            self.refusals[producer, consumer] = f"rows over axes {axes[0]} and over axes {axes[1]} are two loops"
+            return
         shape = self.shape[b]  # values only grow on their way through pointwise ops
         result = self.clusters.join(a, b)
         if isinstance(result, Blocked):
@@ -211,6 +273,8 @@ class Cutter:
     def _why_apart(self, producer: int) -> str:
         if self.sums[producer]:
             return "a sum is whole only when its loop has ended; what uses it is another kernel"
+        if self.rows.of(self.ops[producer]) is not None:
+            return "one value for each row, used along another axis"
         return "an operand along the channel axis is read from memory"
 
     def _in_the_way(self, blocked: Blocked) -> str:
@@ -222,6 +286,7 @@ class Cutter:
     def _keep_books(self, joins: list[tuple[int, int]]) -> None:
         for kept, gone in joins:
             self.cost[kept] += self.cost[gone]
+            self.axes[kept] = self.axes[kept] or self.axes[gone]
             self.makes_output[kept] |= self.makes_output[gone]
             self.placed[kept] = self.placed[kept] or self.placed[gone]
             # The shorter goes into the longer, so that all joins together stay linear (but for a logarithm).
@@ -243,4 +308,18 @@ class Cutter:
     def told(self) -> list[Refusal]:
         """The refusals between ops that indeed ended apart."""
         find = self.clusters.find
-        return [Refusal(self.ops[p], self.ops[c], r) for (p, c), r in self.refusals.items() if find(p) != find(c)]
+        told = [(p, c, r) for (p, c), r in self.refusals.items() if find(p) != find(c)]
+        return [Refusal(self.owners[p], self.owners[c], r) for p, c, r in told]
+
+    def row_forms(self, cluster: int) -> tuple[tuple[int, ...], dict[int, str], frozenset[int]]:
+        """The axes of a cluster's rows, which of its values are one for each row, in which form, and which of these are
+        sums; nothing of all that where the cluster neither reduces rows nor holds more than their values."""
+        axes = self.axes[cluster]
+        if axes is None:
+            return (), {}, frozenset()
+        ops = [self.ops[node] for node in self.members[cluster]]
+        forms = {t.id: self.rows.values[t.id].form for op in ops for t in op.outputs[:1] if t.id in self.rows.values}
+        reduces = any(opdef.get(op.kind, where=op.label).row is not None for op in ops)
+        sums = self.rows.sums & forms.keys()
+        is_plain = not reduces and not sums and len(forms) == len(ops) and set(forms.values()) == {"kept"}
+        return ((), {}, frozenset()) if is_plain else (axes, forms, frozenset(sums))

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir.graph import Graph
 from opgraph.partition.cutter import Cutter, Refusal
-from opgraph.partition.partition import Partition, make_partition, verify_partitions
+from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, make_partition, verify_partitions
 from opgraph.partition.rules import RULES, find_units
+from opgraph.partition.traits import reduces_rows
 from opgraph.partition.units import Rule, Unit
 
 if TYPE_CHECKING:
@@ -44,12 +45,15 @@ class Partitioning:
         return make_report(self.graph, self.partitions, self.refusals, self.policy)
 
 
-def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = RULES) -> Partitioning:
+def partition(
+    graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = RULES, engine: str | None = None
+) -> Partitioning:
     """Cuts a finalized graph into partitions.
 
     Args:
         policy: "fusion", or "debug": every op alone.
         rules: of the named units to look for.
+        engine: the engine kind that it is cut for; that of the graph where None.
 
     Returns: the partitions in topological order, verified, and the report that says why.
 
@@ -63,7 +67,7 @@ def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = R
         raise InvalidArguments(f"unknown policy {policy!r}", where="partition", fix=f"use one of {', '.join(POLICIES)}")
     if not graph.is_finalized:
         raise InvalidGraph("the graph is not finalized", where="partition", fix="call graph.finalize() first")
-    cutter = Cutter(graph)
+    cutter = Cutter(graph, with_rows=reduces_rows(graph.engine if engine is None else engine))
     if policy == "fusion":
         cutter.fuse_equal_shapes()
         cutter.fuse_readers()
@@ -99,23 +103,22 @@ def _in_order(graph: Graph, cutter: Cutter, units: Sequence[Unit]) -> tuple[Part
                 heapq.heappush(ready, (members[after][0], after))
     inside = _units_inside(cutter, cluster, units)
     outputs = {t.id for t in graph.outputs}
-    return tuple(
-        make_partition(
-            graph,
-            outputs,
-            index,
-            cutter.kinds[c][0],
-            [cutter.ops[node] for node in members[c]],
-            inside.get(c, ()),
-            cutter.kinds[c][1],
-        )
-        for index, c in enumerate(order)
-    )
+    parts = []
+    for index, c in enumerate(order):
+        ops = list({cutter.owners[node].id: cutter.owners[node] for node in members[c]}.values())
+        kind, provider = cutter.kinds[c]
+        rows = NO_ROWS
+        if kind == FUSED:
+            opened = {op.id: cutter.inside[op.id] for op in ops if op.id in cutter.inside}
+            axes, forms, sums = cutter.row_forms(c)
+            rows = RowForms(axes=axes, forms=forms, sums=sums, inside=opened) if axes or opened else NO_ROWS
+        parts.append(make_partition(graph, outputs, index, kind, ops, inside.get(c, ()), provider, rows))
+    return tuple(parts)
 
 
 def _units_inside(cutter: Cutter, cluster: list[int], units: Sequence[Unit]) -> dict[int, list[Unit]]:
     """The units that lie in one cluster each, by cluster."""
-    node_of = {op.id: node for node, op in enumerate(cutter.ops)}
+    node_of = {op.id: node for node, op in enumerate(cutter.owners)}
     inside: dict[int, list[Unit]] = {}
     for unit in units:
         touched = {cluster[node_of[op.id]] for op in unit.ops}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from opgraph.ir import opdef
@@ -23,9 +24,14 @@ def symbolic_shapes(graph: Graph) -> dict[int, Shape]:
     Two inputs declared [?,8] are not known to be equal, a ReLU and its input are. Where two different unknowns meet in
     a broadcast, the result is a new unknown.
     """
+    return shapes_of(graph.ops)
+
+
+def shapes_of(ops: Iterable[Op]) -> dict[int, Shape]:
+    """The same for ops in topological order."""
     namer = _Namer()
     shapes: dict[int, Shape] = {}
-    for op in graph.ops:
+    for op in ops:
         for tensor in op.inputs:
             if tensor.id not in shapes:  # an input or a constant
                 shapes[tensor.id] = namer.named(tensor.dims)
@@ -37,6 +43,11 @@ def _output_shapes(op: Op, shapes: dict[int, Shape], namer: _Namer) -> list[Shap
     record = opdef.get(op.kind, where=op.label)
     if record.family == "sum":  # the shape of what it is summed to, whatever that is
         return [namer.unified(op.outputs[0], shapes[op.inputs[1].id])]
+    if record.family in ("reduction", "shape") and not any(isinstance(shapes[t.id], str) for t in op.inputs):
+        return [
+            namer.unified(t, s)
+            for t, s in zip(op.outputs, _by_rule(op, record, [shapes[t.id] for t in op.inputs]), strict=True)
+        ]
     if not record.is_pointwise or all(t.dims is not None and None not in t.dims for t in op.outputs):
         return [namer.named(t.dims) for t in op.outputs]
     inputs = [shapes[t.id] for t in op.inputs]

@@ -10,14 +10,20 @@ from opgraph.partition.symbols import Shape, is_scalar_shape
 #: The family of ops whose result is whole only when the loop over their input has ended.
 SUM = "sum"
 
-_OPGRAPH = "opgraph"
+#: Who runs fused partitions.
+OPGRAPH = "opgraph"
+
+
+def reduces_rows(engine: str) -> bool:
+    """Whether kernels of an engine kind reduce rows; elsewhere reductions, softmax and norms go to a library."""
+    return engine == "cpu"
 
 
 def kind_and_provider(op: Op) -> tuple[str, str]:
     """The kind of partition an op goes to, and who runs it; by its record, or by the ONNX node that it came from."""
     record = opdef.get(op.kind, where=op.label)
     if record.is_pointwise or record.family == SUM:
-        return FUSED, _OPGRAPH
+        return FUSED, OPGRAPH
     if record.foreign and "onnx_op" in op.attrs:
         return LIBRARY, record.foreign
     if record.reference is not None:

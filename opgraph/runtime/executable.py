@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.loops.lower import ROUNDINGS
-from opgraph.partition.partition import Partition, needed_for
+from opgraph.partition.partition import FUSED, Partition, needed_for
 from opgraph.partition.partitioner import partition
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
-from opgraph.runtime.compiled import PreparedRunner, Runner, runner
+from opgraph.runtime.assembly import assembled, chained
+from opgraph.runtime.compiled import Runner
 from opgraph.runtime.engine import Engine
+from opgraph.runtime.memory_plan import MemoryPlan
 
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One partition: which values it reads and makes, and which nobody reads afterwards."""
-
-    run: Runner
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-    frees: tuple[int, ...]
-    donated: tuple[int | None, ...]
+if TYPE_CHECKING:
+    from opgraph.partition.report import Report
 
 
 class Executable:
@@ -38,7 +29,9 @@ class Executable:
     several as a dict by name. dtypes and shapes must be those declared: nothing is converted or broadcast silently.
     """
 
-    def __init__(self, graph: Graph, engine: Engine, *, donate: tuple[str, ...], rounding: str) -> None:
+    def __init__(
+        self, graph: Graph, engine: Engine, *, donate: tuple[str, ...], rounding: str, regroup: bool = True
+    ) -> None:
         if rounding not in ROUNDINGS:
             raise InvalidArguments(
                 f"unknown rounding {rounding!r}", where="compile", fix=f"use one of {', '.join(ROUNDINGS)}"
@@ -46,7 +39,6 @@ class Executable:
         self.graph = graph
         self.engine = engine
         self._exchange = _exchange(engine)
-        self.partitions = needed_for(partition(graph).partitions, {t.id for t in graph.outputs})
         self._ins = Ports(graph.inputs, "input", _defaults(graph, engine, self._exchange))
         self._outs = Ports(graph.outputs, "output")
         unknown = [name for name in donate if name not in self._ins.names]
@@ -56,8 +48,12 @@ class Executable:
                 where="donate",
                 fix=f"the inputs are {', '.join(self._ins.names)}",
             )
-        self._steps = self._wired(set(donate), rounding)
-        self._constants = {t.id: t.data for t in graph.outputs if t.is_constant}
+        self._partitioning = partition(graph, engine=engine.kind)
+        found = needed_for(self._partitioning.partitions, {t.id for t in graph.outputs})
+        self._wiring, runs = assembled(graph, found, engine, rounding, regroup=regroup)
+        donated = {t.id: t for t, name in zip(self._ins.tensors, self._ins.names) if name in donate}
+        self._chain = chained(graph, self._wiring, runs, donated, self._exchange, plans=engine.kind == "cpu")
+        self._steps = self._chain.steps
         # One kernel whose operands are the graph's inputs and outputs, in the same order: arrays go straight to it.
         self._direct = (
             len(self._steps) == 1
@@ -65,29 +61,30 @@ class Executable:
             and self._steps[0].makes == tuple(t.id for t in graph.outputs)
             and not donate
         )
+        self._is_kernel = len(self.partitions) == 1 and self.partitions[0].kind == FUSED
         self._single = len(self._outs.names) == 1
 
-    def _wired(self, donate: set[str], rounding: str) -> list[_Step]:
-        last_use: dict[int, int] = {}
-        for index, part in enumerate(self.partitions):
-            last_use.update((t.id, index) for t in part.input_ports)
-        kept = {t.id for t in (*self.graph.inputs, *self.graph.outputs, *self.graph.constants)}
-        donated = {t.id: t for t, name in zip(self._ins.tensors, self._ins.names) if name in donate}
-        runs = [runner(part, self.engine, rounding=rounding) for part in self.partitions]
-        _prepare(runs, self.partitions)
-        steps = []
-        for index, (part, run) in enumerate(zip(self.partitions, runs, strict=True)):
-            usable = [donated[t.id] for t in part.input_ports if t.id in donated and last_use[t.id] == index]
-            steps.append(
-                _Step(
-                    run=run,
-                    reads=tuple(t.id for t in part.input_ports),
-                    makes=tuple(t.id for t in part.output_ports),
-                    frees=tuple(t.id for t in part.input_ports if last_use[t.id] == index and t.id not in kept),
-                    donated=tuple(_reusable(t, usable) if part.kind == "fused" else None for t in part.output_ports),
-                )
-            )
-        return steps
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """What runs, in order. Next to onnxruntime they are not all those of the graph: see `explain`."""
+        return self._wiring.partitions
+
+    def explain(self) -> Report:
+        """Why each op runs where it does on this device: as `Graph.explain`, after regrouping; prints as a table."""
+        from opgraph.partition.report import make_report  # rarely asked for
+
+        found = self._partitioning
+        return make_report(self.graph, self.partitions, found.refusals, found.policy, self._wiring.reasons)
+
+    def memory_plan(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> MemoryPlan:
+        """Where the values between the partitions lie, for arrays of these shapes; runs the graph once to find out.
+
+        A plan without buffers where nothing is planned: one partition, a GPU, a library that allocates by itself, or
+        shapes that depend on data. Arguments and errors are those of a call.
+        """
+        feeds, named, _ = self._exchange.imported(feeds, named)
+        known = self._chain.shape_set(self._ins.bind(feeds, named))
+        return MemoryPlan((), 0) if known is None or known.plan is None else known.plan
 
     @property
     def kernels(self) -> dict[str, str]:
@@ -153,22 +150,18 @@ class Executable:
         feeds, named, _ = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = self._out_arrays(out, arrays)
-        bound = getattr(self._steps[0].run, "bound", None) if self._direct else None
-        if bound is not None:
-            launch = bound(arrays, outs)
+        prepared = self._chain.bound(arrays, outs)
+        launch = (lambda: self._again(arrays, outs)) if prepared is None else prepared[0]
 
-            def call() -> Any:
-                launch()
-                return out
-
-            return call
-
-        def run() -> Any:
-            for target, result in zip(outs, self._run(arrays, outs)):
-                self._exchange.assign(target, result)
+        def call(keep: Any = (arrays, outs, prepared)) -> Any:  # a launch holds addresses only
+            launch()
             return out
 
-        return run
+        return call
+
+    def _again(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        for target, result in zip(outs, self._chain(arrays, outs)):
+            self._exchange.assign(target, result)
 
     def _out_arrays(self, out: Any, arrays: Sequence[Any]) -> list[Any]:
         if isinstance(out, Mapping):
@@ -180,46 +173,15 @@ class Executable:
                 "the graph has several outputs", where="out", fix=f"pass a dict with {', '.join(self._outs.names)}"
             )
         for name, array in zip(self._outs.names, bound):
-            self._exchange.check_out(name, array, arrays, single_step=len(self._steps) == 1)
+            self._exchange.check_out(name, array, arrays, single_step=self._is_kernel)
         return bound
 
     def _results(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
         """The outputs for checked arrays, both in declaration order."""
-        return self._steps[0].run(arrays, outs) if self._direct else self._run(arrays, outs)
-
-    def _run(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> list[Any]:
-        values: dict[int, Any] = dict(self._constants)
-        values.update(zip((t.id for t in self._ins.tensors), arrays))
-        targets = {} if outs is None else dict(zip((t.id for t in self._outs.tensors), outs))
-        for step in self._steps:
-            wanted = [targets.get(i) for i in step.makes]
-            for j, source in enumerate(step.donated):
-                if source is not None and wanted[j] is None:
-                    wanted[j] = self._exchange.donation(values[source], [values[i] for i in step.reads if i != source])
-            given = wanted if any(w is not None for w in wanted) else None
-            made = step.run([values[i] for i in step.reads], given)
-            values.update(zip(step.makes, made))
-            for i in step.frees:
-                del values[i]
-        return [values[t.id] for t in self._outs.tensors]
+        return self._steps[0].run(arrays, outs) if self._direct and self._is_kernel else self._chain(arrays, outs)
 
     def __repr__(self) -> str:
         return f"<Executable on {self.engine}: {len(self._steps)} partitions>"
-
-
-def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
-    """Compiles the kernels that dense arrays will need, several at once: the compiler is a process of its own."""
-    waiting = [
-        (run, [t.dims for t in p.input_ports]) for run, p in zip(runs, partitions) if isinstance(run, PreparedRunner)
-    ]
-    if len(waiting) == 1:
-        waiting[0][0].prepare(waiting[0][1])
-    elif waiting:
-        from concurrent.futures import ThreadPoolExecutor  # costs milliseconds of `import opgraph`
-
-        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(waiting))) as pool:
-            for done in [pool.submit(run.prepare, dims) for run, dims in waiting]:
-                done.result()
 
 
 def _exchange(engine: Engine) -> Any:
@@ -241,12 +203,3 @@ def _defaults(graph: Graph, engine: Engine, exchange: Any) -> Mapping[str, Any]:
         there = {n: cuda.CUPY.from_host(a, engine.index) for n, a in graph.defaults.items()}
     found: Mapping[str, Any] = exchange.imported(there, {})[0]
     return found
-
-
-def _reusable(out: LogicalTensor, donated: list[LogicalTensor]) -> int | None:
-    """The donated input whose memory fits an output, taken off the list."""
-    for tensor in donated:
-        if (tensor.dtype, tensor.dims) == (out.dtype, out.dims) and tensor.dims is not None and None not in tensor.dims:
-            donated.remove(tensor)
-            return tensor.id
-    return None

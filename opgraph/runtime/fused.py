@@ -6,15 +6,17 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
-from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.loops.layout import Variant
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host, threads
+from opgraph.runtime.bound import BoundKernel
 from opgraph.runtime.boxed import boxed_rows, row_numbers
 from opgraph.runtime.operands import Operands, check_outputs
 
@@ -53,6 +55,12 @@ class Plan:
     fixed: tuple[tuple[int, int], ...]
     keep: tuple[Array, ...]
 
+    def launch_on(self, base: Any) -> Callable[[], None]:
+        """What runs the kernel on the operands whose addresses stand in `base`; they may be changed between runs."""
+        if self.size < threads.SINGLE_THREADED and self.work <= _SMALL_WORK:
+            return partial(self.entry, base, self.layout_address, 0, self.boxes or self.size, 1, None)
+        return partial(_launch, self, base)
+
     def launcher(self) -> Callable[..., None]:
         """What runs the kernel, given the addresses of the arrays that it reads and then of those that it writes.
 
@@ -90,7 +98,7 @@ class HostKernel:
     def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor]) -> None:
         self.lowered = lowered
         self._operands = Operands(lowered, inputs)
-        self._given = self._operands.given
+        self.given = self._operands.given
         self._dtypes = self._operands.store_dtypes
         self._plans: dict[Any, Plan] = {}
         self.sources: dict[str, KernelSource] = {}
@@ -129,25 +137,30 @@ class HostKernel:
         else:
             results = [np.empty(*made) if o is None else o for o, made in zip(outs, plan.results)]
         if plan.size:
-            _launch(plan, self._pointers(plan, arrays, results))
+            _launch(plan, self.pointers(plan, arrays, results))
         else:
             _clear(results)
         return results
 
-    def bound(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+    def bound(self, arrays: Sequence[Array], outs: Sequence[Array]) -> BoundKernel:
         """The same call, with everything worked out: nothing but the launch is left to do."""
-        plan = self._plan(arrays, outs)
-        base = self._pointers(plan, arrays, outs)
-        keep = (plan, arrays, outs)  # the launch holds addresses only
+        return BoundKernel(self, self._plan(arrays, outs), arrays, outs)
 
-        def launch(keep: Any = keep) -> None:
-            _launch(plan, base)
+    def may_write_over(
+        self, arrays: Sequence[tuple[tuple[int, ...], Any]], outs: Sequence[tuple[tuple[int, ...], Any]]
+    ) -> list[list[int]]:
+        """For each output, the inputs in whose place it may be written, were they row-major arrays of these looks.
 
-        return launch if plan.size else lambda: _clear(outs)
+        That is where each element is read before it is written, and by the same turn of the loop.
+        """
+        layout = self._operands.layout([shape for shape, _ in arrays], [row_major(shape) for shape, _ in arrays])
+        if self.lowered.loop.has_sums or layout.row_rank or boxed_rows(self.lowered.loop, layout)[1] is not None:
+            return [[] for _ in outs]
+        return [[k for k, looks in enumerate(arrays) if looks == out and out[0] == layout.shape] for out in outs]
 
-    def _pointers(self, plan: Plan, arrays: Sequence[Array], results: Sequence[Array]) -> Any:
+    def pointers(self, plan: Plan, arrays: Sequence[Array], results: Sequence[Array]) -> Any:
         base = plan.pointers()
-        for position, source in self._given:
+        for position, source in self.given:
             base[position] = arrays[source].__array_interface__["data"][0]
         for position, address in plan.fixed:
             base[position] = address
@@ -166,7 +179,7 @@ class HostKernel:
     @property
     def reads(self) -> tuple[int, ...]:
         """Which of the inputs the kernel reads, as often as it does, in the order that a plan's launcher takes them."""
-        return tuple(source for _, source in self._given)
+        return tuple(source for _, source in self.given)
 
     def plan(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Plan:
         """What a call needs on arrays laid out like these, `outs` sharing no memory with `arrays`.

@@ -181,6 +181,11 @@ def _structure(partition: Partition) -> Structure | None:
             parts += (tensor.dtype, tensor.dims)
     parts += [number[t.id] for t in partition.output_ports]
     parts += [(unit.name, unit.kind, number.get(unit.root.outputs[0].id)) for unit in partition.unit_matches]
+    rows = partition.rows
+    if rows.axes or rows.inside:
+        forms = sorted((number[i], form) for i, form in rows.forms.items() if i in number)
+        opened = [place for place, op in enumerate(partition.ops) if op.id in rows.inside]
+        parts += [rows.axes, *forms, *sorted(number[i] for i in rows.sums if i in number), *opened]
     return Structure(tuple(parts))
 
 

@@ -1,0 +1,54 @@
+"""Which ops are opened: those that their records spell in smaller ones, all of which fit into one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from opgraph.ir import opdef
+from opgraph.ir.op import Op
+from opgraph.partition.rows import Rows
+from opgraph.partition.spelled import spelled_ops
+from opgraph.partition.symbols import Shape, shapes_of
+from opgraph.partition.traits import aligned_operands
+
+
+def opened(ops: Iterable[Op]) -> dict[int, tuple[Op, ...]]:
+    """The smaller ops of each op that is opened, by its id."""
+    found: dict[int, tuple[Op, ...]] = {}
+    for op in ops:
+        if opdef.get(op.kind, where=op.label).spelled is not None:
+            inner = spelled_ops(op)
+            if inner and is_one_loop(inner, {t.id for t in op.outputs}):
+                found[op.id] = inner
+    return found
+
+
+def is_one_loop(ops: Sequence[Op], outputs: set[int]) -> bool:
+    """Whether one loop does all of these ops: over one shape, with rows along the same axes.
+
+    Args:
+        outputs: ids of what is needed outside.
+    """
+    shapes = shapes_of(ops)
+    rows = Rows(ops, shapes)
+    spaces = {(tag.space, tag.axes) for tag in rows.values.values()}
+    if len(spaces) > 1:
+        return False
+    space: Shape = next(iter(spaces))[0] if spaces else shapes[ops[-1].outputs[0].id]
+    made: set[int] = set()
+    ended: set[int] = set()  # sums, which nothing inside may read
+    for op in ops:
+        record = opdef.get(op.kind, where=op.label)
+        read = {t.id for t in op.inputs}
+        if read & ended or set(aligned_operands(op, shapes)) & made or rows.misread(op):
+            return False
+        if record.family == "sum" and rows.of(op) is None:
+            if shapes[op.inputs[0].id] != space:
+                return False
+            ended.update(t.id for t in op.outputs)
+        elif rows.of(op) is None and not (record.is_pointwise and len(op.outputs) == 1):
+            return False
+        elif rows.of(op) is None and shapes[op.outputs[0].id] != space and op.outputs[0].id in outputs:
+            return False  # smaller: as part of the loop it would be written in the larger shape
+        made.update(t.id for t in op.outputs)
+    return True

@@ -1,0 +1,199 @@
+"""Rows: which values are one for each row of a larger shape, so that one loop over that shape makes them and reads them.
+
+The mean of x[N,C] over its last axis is [N,1] or [N]; what is computed from it in that shape, and what brings it back to
+[N,C], belongs into the loop over x. Each such value is known here by the shape that its loop runs over, the axes that
+were reduced, and whether it still has these axes ("kept", with size 1) or not ("dropped").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.op import Op
+from opgraph.ops.reduction_gradients import static_axes
+from opgraph.partition.symbols import Shape, is_scalar_shape
+from opgraph.partition.traits import aligned_operands
+
+
+@dataclass(frozen=True, slots=True)
+class RowValue:
+    """One value for each row.
+
+    Attributes:
+        space: the shape that the loop runs over.
+        axes: those of a row, counted from the last (-1), in ascending order.
+        form: "kept" or "dropped".
+    """
+
+    space: tuple[int | str, ...]
+    axes: tuple[int, ...]
+    form: str
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """Its own shape."""
+        rows = {a + len(self.space) for a in self.axes}
+        if self.form == "kept":
+            return tuple(1 if i in rows else d for i, d in enumerate(self.space))
+        return tuple(d for i, d in enumerate(self.space) if i not in rows)
+
+    def in_form(self, form: str) -> RowValue:
+        """The same value with or without its axes."""
+        return RowValue(self.space, self.axes, form)
+
+
+class Rows:
+    """What is known of the rows of a graph.
+
+    Args:
+        ops: in topological order.
+        shapes: of every tensor.
+
+    Attributes:
+        values: the values that there is one of for each row, by tensor id.
+        sums: of these, the ones that SumTo makes; every other SumTo ends its loop.
+    """
+
+    def __init__(self, ops: Sequence[Op], shapes: dict[int, Shape]) -> None:
+        self.ops, self.shapes = ops, shapes
+        self.values: dict[int, RowValue] = {}
+        self.sums: set[int] = set()
+        self._wanted: dict[int, RowValue] = {}
+        reductions = {op.outputs[0].id: made for op in ops if (made := self._reduction(op)) is not None}
+        sums = {op.outputs[0].id: made for op in ops if (made := self._row_sum(op)) is not None}
+        if not reductions and not sums:
+            return
+        self._forward({**reductions, **sums})
+        self.sums = self._leading_back(sums)
+        made = {**reductions, **{i: sums[i] for i in self.sums}}
+        self._forward(made)
+        self._want(made)
+        self._forward(made)
+
+    def of(self, op: Op) -> RowValue | None:
+        """The row value that an op makes, if it does."""
+        return self.values.get(op.outputs[0].id) if op.outputs else None
+
+    def misread(self, op: Op) -> list[int]:
+        """Operands that an op must read from memory, since inside the loop they would lie along other axes: those
+        without rows' axes that it takes for something else, and those of which it alone knows that they are such."""
+        if not self.values:
+            return []
+        own, is_view = self.of(op), opdef.get(op.kind, where=op.label).family == "shape"
+        found = []
+        for tensor in op.inputs:
+            tag = self.values.get(tensor.id)
+            if tag is None:
+                is_row = own is not None and (is_view or own.form == "dropped") and opdef.get(op.kind, where=op.label).row is None
+                if is_row and not is_scalar_shape(self.shapes[tensor.id]):
+                    found.append(tensor.id)
+            elif tag.form == "dropped" and own != tag and own != tag.in_form("kept"):
+                found.append(tensor.id)
+        return found
+
+    # -- where rows begin ---------------------------------------------------------------------------------------
+
+    def _reduction(self, op: Op) -> RowValue | None:
+        record = opdef.get(op.kind, where=op.label)
+        if record.row is None:
+            return None
+        src, axes = self.shapes[op.inputs[0].id], static_axes(op.inputs, op.attrs)
+        if isinstance(src, str) or not axes or {op.inputs[0].dtype, op.outputs[0].dtype} - set(dtypes.FLOATS):
+            return None
+        rows = tuple(sorted({a if a < 0 else a - len(src) for a in axes}))
+        return RowValue(src, rows, "kept" if op.attrs["keep_dims"] else "dropped") if _runs_along(rows) else None
+
+    def _row_sum(self, op: Op) -> RowValue | None:
+        """A SumTo that keeps its axes, as one value for each row."""
+        if opdef.get(op.kind, where=op.label).family != "sum" or aligned_operands(op, self.shapes):
+            return None
+        src, like = self.shapes[op.inputs[0].id], self.shapes[op.inputs[1].id]
+        if isinstance(src, str) or isinstance(like, str) or len(src) != len(like):
+            return None
+        gone = [i for i, (a, b) in enumerate(zip(src, like, strict=True)) if a != b]
+        if not gone or any(like[i] != 1 for i in gone):
+            return None
+        rows = tuple(i - len(src) for i in gone)
+        return RowValue(src, rows, "kept") if _runs_along(rows) else None
+
+    # -- where they lead ----------------------------------------------------------------------------------------
+
+    def _forward(self, made: dict[int, RowValue]) -> None:
+        self.values = {}
+        for op in self.ops:
+            for tensor in op.outputs[:1]:
+                found = made.get(tensor.id) or self._follows(op)
+                if found is not None:
+                    self.values[tensor.id] = found
+
+    def _follows(self, op: Op) -> RowValue | None:
+        """The row value that an op makes of others."""
+        record = opdef.get(op.kind, where=op.label)
+        shape = self.shapes[op.outputs[0].id]
+        if record.family == "shape":
+            source = self.values.get(op.inputs[0].id) or self._wanted.get(op.inputs[0].id)
+            other = source and source.in_form("kept" if source.form == "dropped" else "dropped")
+            return other if other is not None and other.shape == shape else None
+        if not record.is_pointwise or len(op.outputs) > 1 or record.index_of is not None or record.by_position:
+            return None
+        tags = {self.values[t.id] for t in op.inputs if t.id in self.values}
+        wanted = self._wanted.get(op.outputs[0].id)
+        tags |= {wanted} if wanted is not None else set()
+        if len(tags) != 1:
+            return None
+        (tag,) = tags
+        if tag.shape != shape or (tag.form == "dropped" and not self._fits_dropped(op, tag)):
+            return None
+        return tag
+
+    def _fits_dropped(self, op: Op, tag: RowValue) -> bool:
+        """Whether every operand has the shape without the rows' axes, or is one number."""
+        if aligned_operands(op, self.shapes):
+            return False
+        return all(self.shapes[t.id] in (tag.shape, ()) for t in op.inputs)
+
+    def _leading_back(self, sums: dict[int, RowValue]) -> set[int]:
+        """The sums that come back to the shape that they run over: there they are needed before the loop has ended."""
+        back: set[int] = set()  # row values that do
+        for op in reversed(self.ops):
+            own = self.of(op)
+            for tensor in op.inputs:
+                tag = self.values.get(tensor.id)
+                if tag is None:
+                    continue
+                if own == tag or (own is not None and own == tag.in_form("kept")):
+                    leads = op.outputs[0].id in back
+                else:
+                    pointwise = opdef.get(op.kind, where=op.label).is_pointwise
+                    leads = pointwise and any(self.shapes[t.id] == tag.space for t in op.outputs)
+                if leads:
+                    back.add(tensor.id)
+        return back & sums.keys()
+
+    def _want(self, made: dict[int, RowValue]) -> None:
+        """Values without rows' axes that get them only to meet the rows: computed in the loop, too."""
+        known: dict[tuple[int | str, ...], RowValue] = {}
+        for tag in made.values():
+            known.setdefault(tag.in_form("kept").shape, tag.in_form("dropped"))
+        for op in reversed(self.ops):
+            record = opdef.get(op.kind, where=op.label)
+            wanted = self._wanted.get(op.outputs[0].id) if len(op.outputs) == 1 else None
+            if record.family == "shape":
+                shape = self.shapes[op.outputs[0].id]
+                tag = None if isinstance(shape, str) else known.get(shape)
+                if tag is not None and self.shapes[op.inputs[0].id] == tag.shape and op.inputs[0].id not in self.values:
+                    self._wanted.setdefault(op.inputs[0].id, tag)
+                continue
+            own = self.of(op)
+            wanted = own if own is not None and own.form == "dropped" else wanted
+            if wanted is not None and record.is_pointwise and self._fits_dropped(op, wanted):
+                for tensor in op.inputs:
+                    if not is_scalar_shape(self.shapes[tensor.id]) and tensor.id not in self.values:
+                        self._wanted.setdefault(tensor.id, wanted)
+
+
+def _runs_along(rows: tuple[int, ...]) -> bool:
+    """Whether kernels walk such rows: the last axis is one of theirs, so that neighbours in memory are neighbours."""
+    return -1 in rows

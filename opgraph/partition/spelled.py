@@ -1,0 +1,78 @@
+"""Ops that their records spell in smaller ones, opened, so that kernels are generated for what is inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from opgraph.errors import OpGraphError
+from opgraph.ir import opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+
+#: Ids of tensors and ops inside start here, so many for each op: above all that a graph is likely to use.
+_FIRST, _EACH = 1 << 48, 1 << 12
+
+
+def spelled_ops(op: Op) -> tuple[Op, ...]:
+    """The smaller ops that make the outputs of an op, in order; none where its record does not spell it.
+
+    Inputs and outputs are the tensors of the op itself; what lies between has ids of its own, the same on each call.
+    """
+    record = opdef.get(op.kind, where=op.label)
+    if record.spelled is None:
+        return ()
+    builder = _Builder(op)
+    try:
+        made = record.spelled(builder, op)
+    except OpGraphError:  # no rank, say: the op runs as one
+        return ()
+    outputs = {inner.id: outer for inner, outer in zip(made, op.outputs, strict=True)}
+    if len(outputs) < len(op.outputs):
+        return ()
+    ops, found = [], set()
+    for inner in builder.ops:
+        outs = tuple(outputs.get(t.id, t) for t in inner.outputs)
+        ins = tuple(outputs.get(t.id, t) for t in inner.inputs)
+        found.update(t.id for t in outs)
+        ops.append(Op.locked(inner.id, inner.kind, ins, outs, op.name, inner.attrs))
+    return tuple(ops) if all(t.id in found for t in op.outputs) else ()
+
+
+class _Builder:
+    """The Builder that records spell with: equal calls are one op."""
+
+    def __init__(self, op: Op) -> None:
+        self.graph = Graph()
+        for tensor in op.inputs:
+            self.graph._tables.enter_tensor(replace(tensor, strides=None, layout="strided"))
+        self.graph._tables.next_tensor = _FIRST + _EACH * op.id
+        self.graph._tables.next_op = _FIRST + _EACH * op.id
+        self.ops: list[Op] = []
+        self._known: dict[object, Any] = {}
+
+    def __call__(self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any) -> Any:
+        operands = tuple(t.id if isinstance(t, LogicalTensor) else repr(t) for t in inputs)
+        key = kind, operands, dtype, tuple(sorted((n, repr(v)) for n, v in attrs.items()))
+        if key not in self._known:
+            made = self.graph.add_op(kind, *inputs, dtype=dtype, **attrs)
+            op = self.graph.producer((made[0] if isinstance(made, tuple) else made).id)
+            assert op is not None
+            self.ops.append(op)
+            self._known[key] = made
+        return self._known[key]
+
+    def wants(self, tensor: LogicalTensor) -> bool:
+        """Everything is wanted."""
+        return True
+
+    def like(
+        self, kind: str, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], name: str, attrs: opdef.Attrs
+    ) -> tuple[LogicalTensor, ...]:
+        """Adds an op with outputs of the dtypes and shapes of some tensors; returns them."""
+        first = self.graph._next_tensor
+        made = tuple(LogicalTensor(first + i, t.dtype, t.dims) for i, t in enumerate(outputs))
+        self.ops.append(self.graph._add(self.graph._next_op, kind, tuple(inputs), made, name, dict(attrs)))
+        return made
