@@ -17,7 +17,8 @@ from opgraph.partition.rules import find_units
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-from opgraph.onnx.save import written  # noqa: E402  # needs onnx
+from opgraph.onnx.request import Request  # noqa: E402  # needs onnx
+from opgraph.onnx.save import written  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "onnx-models"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the exported models are not beside this checkout")
@@ -83,7 +84,7 @@ def test_every_form_is_accepted_agrees_and_is_a_fixed_point(
     name: str, form: str, functions: bool, tmp_path: Path
 ) -> None:
     graph = og.onnx.load(path(name))
-    summary = written(graph, tmp_path / "m.onnx", form=form, functions=functions)
+    summary = written(graph, tmp_path / "m.onnx", Request(form=form, functions=functions))
     onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
     again = og.onnx.load(tmp_path / "m.onnx")
     if form != "decomposed":

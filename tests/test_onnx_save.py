@@ -23,7 +23,8 @@ ir = pytest.importorskip("onnx_ir")
 ort = pytest.importorskip("onnxruntime")
 evaluator = pytest.importorskip("onnx.reference")
 
-from opgraph.onnx.save import to_model, written  # noqa: E402  # needs onnx
+from opgraph.onnx.request import Request  # noqa: E402  # needs onnx
+from opgraph.onnx.save import to_model, written  # noqa: E402
 
 helper, T = onnx.helper, onnx.TensorProto
 POINTWISE = [r for r in all_ops() if r.is_pointwise]
@@ -270,7 +271,7 @@ def exported(folder: Path, opset: int = 20) -> Path:
 def test_names_metadata_initializers_opsets_and_symbols_survive(tmp_path: Path, form: str) -> None:
     path = exported(tmp_path)
     before = onnx.load(path, load_external_data=False)
-    summary = written(og.onnx.load(path), tmp_path / "out.onnx", form=form)
+    summary = written(og.onnx.load(path), tmp_path / "out.onnx", Request(form=form))
     after = onnx.load(tmp_path / "out.onnx", load_external_data=False)
     onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
     for name in ("producer_name", "doc_string", "metadata_props"):

@@ -52,10 +52,11 @@ def run(args: argparse.Namespace) -> int:
     with progress() as step:
         step("reading the model")
         graph = opgraph.onnx.load(source)
+        from opgraph.onnx.request import Request
         from opgraph.onnx.save import written
 
         def write(path: Path) -> Summary:
-            return written(graph, path, form=args.form, target=args.target, functions=args.functions)
+            return written(graph, path, Request(form=args.form, target=args.target, functions=args.functions))
 
         trial = target.with_name(f".{target.name[:80]}.{secrets.token_hex(4)}.onnx")
         try:

@@ -13,6 +13,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.functions import FunctionTable
+from opgraph.onnx.request import Request
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target
 from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
@@ -24,14 +25,15 @@ DEFAULT_OPSET = 22
 IR_VERSION = 10
 
 
-def composed(graph: Graph, form: str, target: Target, opset: int | None, summary: Summary) -> Draft:
+def composed(graph: Graph, request: Request, target: Target, summary: Summary) -> Draft:
     """The model of a finalized graph.
 
     Raises:
         Unimplemented: an op has no ONNX form, or its nodes belong to different opsets.
         InvalidArguments: the opset is newer than the target reads.
     """
-    imports = _imports(graph, form, target, opset)
+    form = "function" if request.form == "auto" else request.form
+    imports = _imports(graph, form, target, request.opset)
     names = _value_names(graph)
     emitter = Emitter(imports[""], form, target, set(names.values()), FunctionTable(imports[""]))
     skeleton = ModelProto(ir_version=IR_VERSION, producer_name="opgraph", graph=GraphProto(name="graph"))
@@ -45,6 +47,12 @@ def composed(graph: Graph, form: str, target: Target, opset: int | None, summary
             made = [node_of(op, names)]
         elif op.kind == "Wildcard":
             raise Unimplemented("a Wildcard carries no ONNX node", where=op.label, fix="replace it by known ops")
+        elif len(op.outputs) > 1:
+            raise Unimplemented(
+                f"{op.kind} with {len(op.outputs)} outputs cannot be written to ONNX",
+                where=op.label,
+                fix="ask for its first output alone (keep_stats=False, outputs=1), or compute it outside the graph",
+            )
         else:
             inputs = [(t, names[t.id]) for t in op.inputs]
             output = op.outputs[0]
@@ -72,8 +80,8 @@ def finish(skeleton: ModelProto, emitter: Emitter, imports: dict[str, int]) -> N
         imports.setdefault(DOMAIN, 1)
     for domain in emitter.domains:
         imports.setdefault(domain, 1)
-    del skeleton.opset_import[:]
-    skeleton.opset_import.extend(helper.make_opsetid(d, v) for d, v in imports.items())
+    stated = {entry.domain for entry in skeleton.opset_import}  # as the source wrote them, to the letter
+    skeleton.opset_import.extend(helper.make_opsetid(d, v) for d, v in imports.items() if d not in stated)
 
 
 def _imports(graph: Graph, form: str, target: Target, opset: int | None) -> dict[str, int]:

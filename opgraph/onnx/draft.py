@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto
 
 from opgraph.errors import ModelError
 from opgraph.onnx.checker import run_checker
+from opgraph.onnx.library.ops import LibraryOp
 from opgraph.onnx.origin import SMALL, Origin, add_stand_in
 from opgraph.runtime.providers.onnx_region import tensor_proto
 
@@ -47,6 +48,7 @@ class Draft:
         arrays: initializers that the graph holds; by name, in order.
         origin: where the other initializers come from.
         kept: names of the origin's initializers that stay, in order.
+        library: the ops of an onnxruntime library that the nodes call.
     """
 
     skeleton: ModelProto
@@ -55,6 +57,20 @@ class Draft:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     origin: Origin | None = None
     kept: list[str] = field(default_factory=list)
+    library: list[LibraryOp] = field(default_factory=list)
+
+    def as_origin(self) -> Origin:
+        """This model, as if it had been read."""
+        skeleton = ModelProto()
+        skeleton.CopyFrom(self.skeleton)
+        tensors: dict[str, ir.TensorProtocol] = {}
+        if self.origin is not None:
+            tensors = {name: self.origin.tensors[name] for name in self.kept}
+        tensors.update((name, ir.serde.deserialize_tensor(self.tensor(name))) for name in self.arrays)
+        if self.origin is None:
+            return Origin("the model", None, skeleton, tensors, list(self.inputs))
+        replaced = {n: a for n, a in self.origin.replaced.items() if n in tensors}
+        return replace(self.origin, skeleton=skeleton, tensors=tensors, inputs=list(self.inputs), replaced=replaced)
 
     def add_array(self, name: str, data: np.ndarray) -> None:
         """Adds an initializer."""

@@ -68,9 +68,7 @@ class Emitter:
         if record.kind != CHOSEN:
             form = plain_form(record, attrs, {n: t for n, (t, _) in given.items()}, output[0].dtype, self.opset)
         if form is None:
-            return [
-                self.functions.call(record, _signature(given, attrs, output, self.opset), _names(inputs), output[1])
-            ]
+            return [self.called(record, attrs, inputs, output)]
 
         def scalar(attr: str) -> str:
             return self.scalar(attrs[attr], inputs[0][0].dtype, f"{output[1]}.{attr}")
@@ -80,6 +78,22 @@ class Emitter:
         if op is not None:
             mark_operands(node, op, record, form)
         return [node]
+
+    def called(
+        self, record: OpDef, attrs: Mapping[str, AttrValue], inputs: Sequence[Value], output: Value
+    ) -> NodeProto:
+        """A call of the op's function, whether or not ai.onnx has the op.
+
+        Raises:
+            Unimplemented: ai.onnx cannot compute it.
+        """
+        given = dict(zip(record.input_names(len(inputs)), inputs))
+        return self.functions.call(record, _signature(given, attrs, output, self.opset), _names(inputs), output[1])
+
+    def contributed(self, op_type: str, inputs: Sequence[Value], output: Value) -> NodeProto:
+        """A node of onnxruntime's own domain."""
+        self.domains.add(CONTRIB[0])
+        return NodeProto(op_type=op_type, domain=CONTRIB[0], input=_names(inputs), output=[output[1]])
 
     def _chosen(
         self, record: OpDef, attrs: Mapping[str, AttrValue], inputs: Sequence[Value], output: Value

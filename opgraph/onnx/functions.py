@@ -43,7 +43,7 @@ def trusted_call(
     record = opdef.find(node.op_type)
     if node.domain != DOMAIN or record is None or record.family == "structural" or not all(node.input):
         return None
-    attrs = _attributes(record, node)
+    attrs = attributes_of(record, node)
     if attrs is None or not len(function.input) == len(operands) <= len(record.inputs):
         return None
     names = [p.name for p in record.inputs][: len(operands)]
@@ -72,7 +72,8 @@ def _same_meaning(
     return [tuple((n, dtype, ndim) for n, _, ndim in inputs) for dtype in dtypes.FLOATS]
 
 
-def _attributes(record: OpDef, node: NodeProto) -> dict[str, AttrValue] | None:
+def attributes_of(record: OpDef, node: NodeProto) -> dict[str, AttrValue] | None:
+    """The attributes of a call of an op's function, as the op has them; None where they are not the op's."""
     attrs = {a.name: a.default for a in record.attrs if a.default is not None}
     result: dict[str, AttrValue] = {n: v for n, v in attrs.items() if v is not None}
     for attribute in node.attribute:

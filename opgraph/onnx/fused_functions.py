@@ -4,76 +4,209 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+import numpy as np
+from onnx import FunctionProto, NodeProto, helper
 
+from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.onnx.draft import Summary
+from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.functions import canonical
+from opgraph.onnx.library.ops import LibraryOp, fused_op, swish_ops
 from opgraph.onnx.nodes import reads
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
-
-if TYPE_CHECKING:
-    from opgraph.onnx.draft import Summary
-    from opgraph.onnx.emit import Emitter
+from opgraph.onnx.to_ops import constant_value
+from opgraph.onnx.wide_bodies import widened
+from opgraph.partition.partition import FUSED, Partition
+from opgraph.partition.rules import Unit
+from opgraph.runtime.providers.onnx_region import tensor_proto
 
 #: A function of one node would say nothing.
 _FEWEST = 2
+#: What a fused partition counts as in a summary, and in `keep`.
+FUSED_UNIT = "fused"
+
+#: Nodes with the index that they had, or that the node had which they replace.
+Numbered = list[tuple[int, NodeProto]]
 
 
-def fold_partitions(
-    graph: Graph,
-    source: Source,
-    nodes: list[tuple[int, NodeProto]],
-    model: ModelProto,
-    emitter: Emitter,
-    summary: Summary,
-) -> list[tuple[int, NodeProto]]:
-    """The nodes with each fused partition of several nodes replaced by a call of a function.
+@dataclass(slots=True)
+class Folding:
+    """What becomes of the fused partitions of a model.
 
-    Equal bodies share one function, called after the units inside and a hash of the body.
+    Attributes:
+        library: whether an onnxruntime library is to run them; then a partition that it cannot run stays as it is.
+        ops: what that library holds.
     """
-    by_index: dict[int, list[NodeProto]] = {}
-    for index, node in nodes:
-        by_index.setdefault(index, []).append(node)
-    outputs = {o.name for o in model.graph.output}
-    uses = Counter(name for _, node in nodes for name in reads(node))
-    calls: dict[int, NodeProto] = {}
-    folded: set[int] = set()
-    for part in graph.get_partitions():
-        indices = sorted({source.node_of[op.id] for op in part.ops if op.id in source.node_of} & by_index.keys())
-        inside = [node for index in indices for node in by_index[index]]
-        if part.kind != "fused" or len(inside) < _FEWEST or folded & set(indices):
-            continue
-        call = _call("_".join(dict.fromkeys(part.units)) or "fused", inside, uses, outputs, emitter)
-        calls[indices[-1]] = call
-        folded |= set(indices)
-        summary.units["fused"] = summary.units.get("fused", 0) + 1
-    return [
-        (index, node)
-        for index, group in by_index.items()
-        for node in ([calls[index]] if index in calls else [] if index in folded else group)
-    ]
+
+    library: bool
+    ops: list[LibraryOp] = field(default_factory=list)
+
+    def fold(
+        self,
+        graph: Graph,
+        source: Source,
+        nodes: Numbered,
+        outputs: Collection[str],
+        emitter: Emitter,
+        summary: Summary,
+    ) -> Numbered:
+        """The nodes with each fused partition of several nodes replaced by a call of a function.
+
+        Equal bodies share one function, called after the units inside and a hash of the body.
+
+        Args:
+            outputs: the names of the model's outputs.
+        """
+        by_index: dict[int, list[NodeProto]] = {}
+        for index, node in nodes:
+            by_index.setdefault(index, []).append(node)
+        uses = Counter(name for _, node in nodes for name in reads(node))
+        ops_of_node = Counter(source.node_of.values())
+        numbers = _Numbers(source, emitter)
+        calls: dict[int, NodeProto] = {}
+        folded: set[int] = set()
+        for part in graph.get_partitions():
+            indices = _whole_nodes(part, source, ops_of_node, by_index)
+            inside = [node for index in indices for node in by_index[index]]
+            if not self._is_worth_it(part, inside) or folded & set(indices):
+                continue
+            call = self._call(part, source, inside, numbers, uses, outputs, emitter)
+            if call is None:
+                continue
+            calls[indices[-1]] = call
+            folded |= set(indices)
+            summary.units[FUSED_UNIT] = summary.units.get(FUSED_UNIT, 0) + 1
+        if self.library and any(n.domain == DOMAIN and n.op_type == CHOSEN for _, n in nodes):
+            # A registered op wins over a function of its name, and so has to serve every dtype of it.
+            self.ops.extend(swish_ops())
+        return [
+            (index, node)
+            for index, group in by_index.items()
+            for node in ([calls[index]] if index in calls else [] if index in folded else group)
+        ]
+
+    def _is_worth_it(self, part: Partition, inside: list[NodeProto]) -> bool:
+        if part.kind != FUSED or not inside:
+            return False
+        if not self.library:
+            return len(inside) >= _FEWEST
+        # Integers and booleans alone are the shapes and masks of a model, which onnxruntime folds where it can.
+        ports = (*part.input_ports, *part.output_ports)
+        unit = part.unit_matches[-1] if part.unit_matches else None
+        if unit is not None and len(unit.ops) == len(part.ops) and is_onnxruntimes_own(unit):
+            return False
+        alone = len(inside) == 1 and (inside[0].domain != DOMAIN or inside[0].op_type == CHOSEN)
+        return not alone and bool(part.input_ports) and any(t.dtype in dtypes.FLOATS for t in ports)
+
+    def _call(
+        self,
+        part: Partition,
+        source: Source,
+        inside: list[NodeProto],
+        numbers: _Numbers,
+        uses: Counter[str],
+        outputs: Collection[str],
+        emitter: Emitter,
+    ) -> NodeProto | None:
+        """A function of these nodes, and the node that calls it; None where the library cannot run it."""
+        body = [*numbers.of(inside), *inside]
+        made = {n for node in body for n in node.output if n}
+        within = Counter(n for node in inside for n in node.input)
+        inputs = list(dict.fromkeys(n for node in body for n in node.input if n and n not in made))
+        results = [n for node in inside for n in node.output if n and (uses[n] > within[n] or n in outputs)]
+        results = results or [inside[-1].output[0]]
+        dtype_of = {source.value_of[t.id]: t.dtype for t in _tensors(part.ops) if t.id in source.value_of}
+        for node in body[: len(body) - len(inside)]:
+            dtype_of[node.output[0]] = dtypes.BY_ONNX[node.attribute[0].t.data_type].name
+        nodes = widened(body, inputs, results, dtype_of, emitter)
+        function = FunctionProto(domain=DOMAIN, doc_string="One fused partition.")
+        function.input.extend(inputs)
+        function.output.extend(results)
+        function.node.extend(nodes)
+        function.opset_import.append(helper.make_opsetid("", emitter.opset))
+        for domain in sorted({node.domain for node in nodes} - {""}):
+            function.opset_import.append(helper.make_opsetid(domain, 1))
+        stem = "_".join(dict.fromkeys(part.units)) or "fused"
+        types = "_".join(dict.fromkeys(dtype_of.get(n, "") for n in (*inputs, *results)))
+        named = canonical(function) + types.encode()
+        function.name = f"{stem}_{hashlib.sha256(named).hexdigest()[:8]}"
+        if self.library:
+            ids = {
+                source.value_of[t.id]: t.id for t in (*_tensors(part.ops), *part.constants) if t.id in source.value_of
+            }
+            if any(name not in ids for name in (*inputs, *results)):
+                return None
+            places = {ids[name]: place for place, name in enumerate(inputs)}
+            op = fused_op(function.name, part, places, [ids[name] for name in results])
+            if op is None:
+                return None
+            self.ops.append(op)
+        overload = emitter.functions.add(function, "other")
+        return NodeProto(
+            op_type=function.name, domain=DOMAIN, overload=overload, input=inputs, output=results, name=inside[-1].name
+        )
 
 
-def _call(name: str, inside: list[NodeProto], uses: Counter[str], outputs: set[str], emitter: Emitter) -> NodeProto:
-    """A function of these nodes, and the node that calls it."""
-    made = [n for node in inside for n in node.output if n]
-    within = Counter(n for node in inside for n in node.input)
-    reads = list(dict.fromkeys(n for node in inside for n in node.input if n and n not in set(made)))
-    results = [n for n in made if uses[n] > within[n] or n in outputs or not uses[n]]
-    function = FunctionProto(domain=DOMAIN, doc_string="One fused partition.")
-    function.input.extend(reads)
-    function.output.extend(results)
-    for node in inside:
-        copy = function.node.add()
-        copy.CopyFrom(node)
-    function.opset_import.append(helper.make_opsetid("", emitter.opset))
-    for domain in sorted({node.domain for node in inside} - {""}):
-        function.opset_import.append(helper.make_opsetid(domain, 1))
-    function.name = f"{name}_{hashlib.sha256(canonical(function)).hexdigest()[:8]}"
-    overload = emitter.functions.add(function, "other")
-    return NodeProto(
-        op_type=function.name, domain=DOMAIN, overload=overload, input=reads, output=results, name=inside[-1].name
-    )
+def is_onnxruntimes_own(unit: Unit) -> bool:
+    """Whether a unit by itself is one that onnxruntime has a faster kernel for: x sigmoid(x) in f32 (AVX-512)."""
+    plain = unit.kind == CHOSEN and len(unit.inputs) == 1 and unit.attrs.get("alpha") == 1
+    return plain and unit.root.outputs[0].dtype == "f32"
+
+
+def _whole_nodes(
+    part: Partition, source: Source, ops_of_node: Mapping[int, int], by_index: Mapping[int, object]
+) -> list[int]:
+    """Indices of a partition's nodes, in order; none where it has a part of a node only."""
+    inside = Counter(source.node_of[op.id] for op in part.ops if op.id in source.node_of)
+    whole = all(count == ops_of_node[index] for index, count in inside.items())
+    return sorted(inside.keys() & by_index.keys()) if whole else []
+
+
+def _tensors(ops: Iterable[Op]) -> list[LogicalTensor]:
+    return [t for op in ops for t in (*op.inputs, *op.outputs)]
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """The constants of one element of a model, by name: in a function they are part of the body.
+
+    A kernel has them built in, so they must count in the function's name.
+    """
+
+    source: Source
+    emitter: Emitter
+    nodes: dict[str, NodeProto] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in self.source.origin.skeleton.graph.node:
+            if node.op_type == "Constant" and node.domain == "":
+                self.nodes[node.output[0]] = node
+
+    def of(self, inside: list[NodeProto]) -> list[NodeProto]:
+        """A Constant node for each that these nodes read."""
+        names = dict.fromkeys(n for node in inside for n in node.input if n)
+        found = [(name, self._value(name)) for name in names]
+        return [
+            helper.make_node("Constant", [], [name], value=tensor_proto("", data))
+            for name, data in found
+            if data is not None and data.size == 1
+        ]
+
+    def _value(self, name: str) -> np.ndarray | None:
+        origin = self.source.origin
+        if name in self.emitter.scalars:
+            return self.emitter.scalars[name]
+        if name in self.nodes:
+            return constant_value(self.nodes[name])
+        if name not in origin.tensors or name in origin.inputs:  # a default may be another number at run time
+            return None
+        tensor = origin.tensors[name]
+        small = int(np.prod(tensor.shape.numpy(), dtype=np.int64)) == 1 and int(tensor.dtype) in dtypes.BY_ONNX
+        return origin.array(name) if small else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,9 @@ from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir.graph import Graph
 from opgraph.onnx.compose import composed
 from opgraph.onnx.draft import Draft, Summary
-from opgraph.onnx.load import load
+from opgraph.onnx.library.build import NATIVE, PendingLibrary, compiled
+from opgraph.onnx.load import imported, load
+from opgraph.onnx.request import DEFAULT_TARGET, Request
 from opgraph.onnx.rewrite import rewritten
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
@@ -22,21 +24,27 @@ from opgraph.onnx.target import Target, checked_form, target_of
 from opgraph.onnx.weights import with_weights
 from opgraph.onnx.write import write
 
-DEFAULT_TARGET = "onnxruntime==1.31"
+__all__ = ["DEFAULT_TARGET", "fuse", "save", "to_model", "written"]
+
 #: Defaults of function attributes exist from IR 9 on, overloads and metadata of nodes from IR 10.
 _IR_OF_DEFAULTS, _IR_OF_OVERLOADS = 9, 10
 
+AnyPath = str | os.PathLike[str]
 AnyModel = TypeVar("AnyModel", str, os.PathLike[str], onnx.ModelProto, ir.Model)
 
 
 def save(
     graph: Graph,
-    path: str | os.PathLike[str],
+    path: AnyPath,
     form: str = "auto",
     target: str = DEFAULT_TARGET,
     functions: bool = False,
     opset: int | None = None,
     weights: Mapping[str, Any] | None = None,
+    *,
+    ort_library: AnyPath | None = None,
+    march: str = NATIVE,
+    keep: Collection[str] = (),
 ) -> None:
     """Writes a graph as an ONNX model.
 
@@ -47,37 +55,56 @@ def save(
         graph: finalized by this call if need be.
         path: the file. Tensors that lay in data files stay in one: the same, if `path` is in its folder, otherwise
             `<path>.data`.
-        form: how Swish is written. "decomposed": as Mul and Sigmoid. "function": as node Swish of domain opgraph with
-            its body beside it, so that a stock runtime runs it. "standard": as ai.onnx Swish (opset 24). "contrib": as
-            com.microsoft QuickGelu. "auto": what `target` runs fastest.
+        form: how units are written. "decomposed": as they are, Swish ops as Mul and Sigmoid. "function": Swish as a
+            node of domain opgraph with its body beside it, so that a stock runtime runs it; other units as for "auto".
+            "standard": as ai.onnx ops (Swish: opset 24). "contrib": as com.microsoft ops. "auto": what `target` runs
+            fastest, or as they are.
         target: the reader: "onnxruntime==1.31". Newer versions of format and opset than it reads are not written.
         functions: whether every other fused partition becomes a function, too.
         opset: of ai.onnx; as the source has it, or 22, when left out.
         weights: other values for constants, by name: arrays of their dtypes and shapes (NumPy, torch, DLPack). With
             form="decomposed" nothing else changes in a model that was loaded.
+        ort_library: a shared library to be written beside the model: with it registered
+            (`SessionOptions.register_custom_ops_library`), onnxruntime 1.17 or newer runs every fused partition and
+            every swish as one compiled op. Without it, the functions in the model run instead.
+        march: the processors that the library is for, as the C++ compiler calls them.
+        keep: names of units that stay as they are spelled: "swish", "gelu", "rms_norm" ..., "fused" for partitions.
 
     Raises:
         Unimplemented: an op or type has no ONNX form, or none that the target reads; names it.
         ModelError: the file cannot be written. Then nothing has changed on the disk.
-        InvalidArguments: unknown form or target; weights of a name that no constant has.
+        InvalidArguments: unknown form or target; weights of a name that no constant has; nothing for a library to run.
         InvalidDataType, InvalidShape: weights of another dtype or shape.
+        DeviceError: there is no C++ compiler for the library.
     """
     changed = with_weights(graph, weights) if weights and isinstance(graph, Graph) else graph
-    written(changed, path, form, target, functions, opset)
+    request = _request(form, target, functions, opset, ort_library, keep)
+    written(changed, path, request, ort_library=ort_library, march=march)
 
 
 def written(
     graph: Graph,
-    path: str | os.PathLike[str],
-    form: str = "auto",
-    target: str = DEFAULT_TARGET,
-    functions: bool = False,
-    opset: int | None = None,
+    path: AnyPath,
+    request: Request | None = None,
+    *,
+    ort_library: AnyPath | None = None,
+    march: str = NATIVE,
 ) -> Summary:
     """`save`, telling what was done."""
-    draft = drafted(graph, form, target, functions, opset)
-    write(draft, Path(os.fsdecode(path)))
+    draft = drafted(graph, request or Request())
+    put(draft, path, ort_library, march)
     return draft.summary
+
+
+def put(draft: Draft, path: AnyPath, ort_library: AnyPath | None = None, march: str = NATIVE) -> None:
+    """Writes a model and its library: both, or neither."""
+    final = Path(os.fsdecode(path))
+    if ort_library is None:
+        write(draft, final)
+        return
+    with PendingLibrary(Path(os.fsdecode(ort_library)), compiled(draft.library, march)) as library:
+        write(draft, final)
+        library.take_name()
 
 
 def to_model(
@@ -86,57 +113,81 @@ def to_model(
     target: str = DEFAULT_TARGET,
     functions: bool = False,
     opset: int | None = None,
+    *,
+    keep: Collection[str] = (),
 ) -> onnx.ModelProto:
     """The model that `save` would write, in memory with all its data."""
-    return drafted(graph, form, target, functions, opset).proto()
+    return drafted(graph, _request(form, target, functions, opset, None, keep)).proto()
 
 
 def fuse(
     model: AnyModel,
-    output: str | os.PathLike[str] | None = None,
+    output: AnyPath | None = None,
     *,
     form: str = "auto",
     target: str = DEFAULT_TARGET,
     functions: bool = False,
     opset: int | None = None,
+    ort_library: AnyPath | None = None,
+    march: str = NATIVE,
+    keep: Collection[str] = (),
 ) -> AnyModel:
     """Loads a model, replaces its units, and gives back the same kind of thing.
 
     Args:
         model: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed.
         output: for a path: where to write. `name.fused.onnx` beside `name.onnx` when left out.
-        form, target, functions, opset: as for `save`.
+        form, target, functions, opset, ort_library, march, keep: as for `save`.
 
     Returns: the path written, or a new model.
 
     Raises:
         OpGraphError: as `load` and `save`.
     """
-    draft = drafted(load(model), form, target, functions, opset)
-    if isinstance(model, onnx.ModelProto):
-        return draft.proto()
-    if isinstance(model, ir.Model):
-        return draft.ir_model()  # type: ignore[return-value]  # one of the constrained types
+    request = _request(form, target, functions, opset, ort_library, keep)
+    draft = drafted(load(model), request)
+    if isinstance(model, (onnx.ModelProto, ir.Model)):
+        result = draft.proto() if isinstance(model, onnx.ModelProto) else draft.ir_model()
+        if ort_library is not None:
+            with PendingLibrary(Path(os.fsdecode(ort_library)), compiled(draft.library, march)) as library:
+                library.take_name()
+        return result
     source = Path(os.fsdecode(model))
     path = Path(os.fsdecode(output)) if output is not None else source.with_suffix(".fused" + source.suffix)
-    write(draft, path)
+    put(draft, path, ort_library, march)
     return str(path) if isinstance(model, str) else path  # type: ignore[return-value]  # the path kind that was given
 
 
-def drafted(graph: Graph, form: str, target: str, functions: bool, opset: int | None) -> Draft:
+def _request(
+    form: str, target: str, functions: bool, opset: int | None, library: object | None, keep: Collection[str]
+) -> Request:
+    if isinstance(keep, str):
+        raise InvalidArguments(f"keep={keep!r} is one text", where="save", fix=f"give a list: keep=[{keep!r}]")
+    return Request(
+        form=form,
+        target=target,
+        functions=functions,
+        opset=opset,
+        library=library is not None,
+        keep=frozenset(keep),
+    )
+
+
+def drafted(graph: Graph, request: Request) -> Draft:
     """The model of a graph, checked, with nothing written yet."""
-    reader = target_of(target)
-    summary = Summary(checked_form(form), target)
+    reader = target_of(request.target)
+    summary = Summary(checked_form(request.form), request.target)
     if not isinstance(graph, Graph):
         raise InvalidArguments(f"a {type(graph).__name__} is no Graph", where="save", fix="pass a graph")
     graph.finalize()
-    if functions and not isinstance(graph.source, Source):
+    if not isinstance(graph.source, Source) and (request.functions or request.library):
         # Partitions are folded in a model, so it takes one first.
-        graph = load(drafted(graph, form, target, False, opset).proto())
+        graph = imported(composed(graph, request, reader, summary).as_origin())
+        summary = Summary(request.form, request.target)
     if isinstance(graph.source, Source):
-        draft = rewritten(graph, graph.source, form, reader, opset, functions, summary)
+        draft = rewritten(graph, graph.source, request, reader, summary)
     else:
-        draft = composed(graph, "function" if form == "auto" else form, reader, opset, summary)
+        draft = composed(graph, request, reader, summary)
     _stamp(draft, reader)
     draft.check()
     summary.nodes_after = len(draft.skeleton.graph.node)
@@ -147,6 +198,7 @@ def _stamp(draft: Draft, target: Target) -> None:
     """Sets ir_version: as the source has it, as new as what was written needs, as old as the target reads."""
     model, summary = draft.skeleton, draft.summary
     calls = [node for node in model.graph.node if node.domain == DOMAIN]
+    calls += [node for function in model.functions for node in function.node if node.domain == DOMAIN]
     needed = 4
     if any(function.attribute_proto for function in model.functions):
         needed = _IR_OF_DEFAULTS

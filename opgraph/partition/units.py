@@ -26,7 +26,7 @@ class Unit:
         ops: all ops matched, those of nested units included, in topological order; `root` is the last.
         kind: the kind of the single op that means the same; "" if the unit is a name only.
         inputs, attrs: of that single op; for a mere name, the values that the pattern names.
-        numbers: the scalar constants that the pattern captures.
+        captured: what the pattern's names stand for, scalar constants included.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Unit:
     kind: str
     inputs: tuple[LogicalTensor, ...]
     attrs: dict[str, AttrValue] = field(default_factory=dict)
-    numbers: Mapping[str, LogicalTensor] = field(default_factory=dict)
+    captured: Mapping[str, LogicalTensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,8 @@ def _applied(row: _Row, op: Op, view: View, position: Mapping[int, int]) -> Unit
         return None
     ops = tuple(sorted(match.ops.values(), key=lambda o: position[o.id]))
     inputs, attrs = built[-1]
-    return Unit(row.rule.name, op, ops, row.call.kind if row.call else "", inputs, attrs, dict(match.scalars))
+    captured = {**match.tensors, **match.scalars}
+    return Unit(row.rule.name, op, ops, row.call.kind if row.call else "", inputs, attrs, captured)
 
 
 def _single_op(row: _Row, match: Match) -> tuple[tuple[LogicalTensor, ...], dict[str, AttrValue]] | None:

@@ -33,7 +33,7 @@ class Form:
         inputs: how many a node gives.
         loop: what is computed.
         reads: for each load, the input that it reads, or ALPHA.
-        kinds: operand kinds of each kernel, as in `opgraph.loops.layout.Variant`; the first that serves a call is taken.
+        kinds: operand kinds of each kernel, as in `opgraph.loops.layout.Variant`; the first that serves a call wins.
         moderate: a functor of kernels/ort_swish.h for the usual alphas; "" for none.
     """
 

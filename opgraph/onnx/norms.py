@@ -1,0 +1,132 @@
+"""Norms spelled out in a model, and the single nodes that they become."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from onnx import NodeProto, helper
+
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.ir.schema import f32
+from opgraph.onnx.emit import Emitter
+from opgraph.onnx.load import imported
+from opgraph.onnx.norm_bodies import RMS_NORM
+from opgraph.onnx.source import Source
+from opgraph.partition.rules import NORMS
+from opgraph.partition.search import scalar
+from opgraph.partition.units import RuleTable, Unit, match_units
+
+_LAYER_SINCE, _RMS_SINCE = 17, 23
+#: f64 is left alone: onnxruntime 1.31 takes twice the time of the spelling for its own f64 norms.
+_LAYER_DTYPES, _RMS_DTYPES = ("f32", "f16", "bf16"), ("f32", "f16")
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """One norm.
+
+    Attributes:
+        name: of the unit.
+        root: index of the node that makes the result.
+        nodes: indices of all nodes of it.
+        inputs: the tensors x, gamma and, of a layer norm, beta.
+        names: of these values in the model.
+        output: of the result.
+    """
+
+    name: str
+    root: int
+    nodes: frozenset[int]
+    inputs: tuple[LogicalTensor, ...]
+    names: tuple[str, ...]
+    output: tuple[LogicalTensor, str]
+    epsilon: float
+
+    def written(self, emitter: Emitter) -> list[NodeProto]:
+        """The node that computes it."""
+        dtype = self.output[0].dtype
+        made = [self.output[1]]
+        if self.name == "layer_norm":
+            kind = "LayerNormalization"
+        elif emitter.opset >= _RMS_SINCE and dtype in _RMS_DTYPES:
+            kind = "RMSNormalization"
+        else:
+            record = opdef.get(RMS_NORM, where="save")
+            attrs = {**record.default_attrs(), "begin_norm_axis": -1, "epsilon": self.epsilon}
+            values = list(zip(self.inputs, self.names, strict=True))
+            return [emitter.called(record, attrs, values, self.output)]
+        return [helper.make_node(kind, list(self.names), made, axis=-1, epsilon=self.epsilon)]
+
+
+def norms_of(graph: Graph, source: Source, opset: int) -> list[Norm]:
+    """The norms of a model that are faster as one node, in order, none inside another.
+
+    Args:
+        opset: of ai.onnx, for the model to be written.
+    """
+    if not any(node.op_type == "ReduceMean" and node.domain == "" for node in source.origin.skeleton.graph.node):
+        return []
+    if all(op.kind != "ReduceMean" for op in graph.ops):
+        graph = imported(replace(source.origin), library=True)
+        assert isinstance(graph.source, Source)
+        source = graph.source
+    found: list[Norm] = []
+    taken: set[int] = set()
+    for unit in reversed(match_units(graph, RuleTable(NORMS))):
+        if unit.root.id in taken:
+            continue
+        norm = _norm(unit, graph, source, opset)
+        if norm is not None:
+            found.append(norm)
+            taken.update(op.id for op in unit.ops)
+    return found[::-1]
+
+
+def _norm(unit: Unit, graph: Graph, source: Source, opset: int) -> Norm | None:
+    values = dict(unit.captured)
+    root, ops, x = unit.root, list(unit.ops), values["x"]
+    if unit.name == "rms_norm_core":
+        outer = _cast_and_scaled(root, x, graph)
+        if outer is None:
+            return None
+        root, x, values["w"], more = outer
+        ops += more
+    dtype = root.outputs[0].dtype
+    layer = unit.name == "layer_norm"
+    allowed = _LAYER_DTYPES if layer else (*_RMS_DTYPES, "bf16")
+    if dtype not in allowed or (layer and opset < _LAYER_SINCE):
+        return None
+    inputs = (x, values["w"], *([values["b"]] if layer else []))
+    if any(t.id not in source.value_of or t.dtype != dtype for t in inputs) or root.id not in source.node_of:
+        return None
+    return Norm(
+        name="layer_norm" if layer else "rms_norm",
+        root=source.node_of[root.id],
+        nodes=frozenset(source.node_of[op.id] for op in ops if op.id in source.node_of),
+        inputs=inputs,
+        names=tuple(source.value_of[t.id] for t in inputs),
+        output=(root.outputs[0], source.value_of[root.outputs[0].id]),
+        epsilon=f32(scalar(unit.captured["e"])),
+    )
+
+
+def _cast_and_scaled(
+    core: Op, wide: LogicalTensor, graph: Graph
+) -> tuple[Op, LogicalTensor, LogicalTensor, list[Op]] | None:
+    """What surrounds an f32 core in an f16 model: a cast before it, one after it, and the product with the weight."""
+    before = graph.producer(wide.id)
+    after = graph.consumers(core.outputs[0].id)
+    if before is None or before.kind != "TypeCast" or [op.kind for op in after] != ["TypeCast"]:
+        return None
+    x, rounded = before.inputs[0], after[0].outputs[0]
+    scaled = graph.consumers(rounded.id)
+    if rounded.dtype != x.dtype or x.dtype not in dtypes.FLOATS or [op.kind for op in scaled] != ["Multiply"]:
+        return None
+    weight = next((t for t in scaled[0].inputs if t.id != rounded.id), None)
+    dims = x.dims
+    if weight is None or not dims or not isinstance(dims[-1], int) or weight.dims != (dims[-1],):
+        return None
+    return scaled[0], x, weight, [before, *after, *scaled]

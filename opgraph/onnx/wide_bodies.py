@@ -1,0 +1,129 @@
+"""The body of a fused f16 or bf16 partition: computed in f32 and rounded once, as opgraph's kernels do.
+
+That is the definition of a fused partition, and for bf16 the only thing that onnxruntime has kernels for. A TypeCast
+between two values of the body rounds where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from opgraph.ir import dtypes, opdef
+from opgraph.onnx.emit import Emitter
+from opgraph.onnx.functions import attributes_of
+from opgraph.onnx.signature import DOMAIN, Signature
+
+_NARROW = ("f16", "bf16")
+_CASTS = ("Cast", "CastLike")
+
+
+def widened(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[str],
+    results: Sequence[str],
+    dtype_of: Mapping[str, str],
+    emitter: Emitter,
+) -> list[NodeProto]:
+    """The nodes, or nodes that compute the same in f32 where they compute in f16 or bf16.
+
+    Args:
+        inputs, results: of the function that they are the body of.
+        dtype_of: of every value; where one is unknown, the nodes stay as they are.
+    """
+    known = all(name in dtype_of for node in nodes if node.op_type != "Constant" for name in node.output)
+    if not known or not any(dtype_of.get(n) in _NARROW for node in nodes for n in (*node.input, *node.output)):
+        return list(nodes)
+    return _Wide(dtype_of, emitter).run(nodes, inputs, results)
+
+
+@dataclass(slots=True)
+class _Wide:
+    """Writes a body; `wide` holds the f32 stand-in of each narrow value that has one."""
+
+    dtype_of: Mapping[str, str]
+    emitter: Emitter
+    made: list[NodeProto] = field(default_factory=list)
+    wide: dict[str, str] = field(default_factory=dict)
+    narrow: set[str] = field(default_factory=set)
+
+    def run(self, nodes: Sequence[NodeProto], inputs: Sequence[str], results: Sequence[str]) -> list[NodeProto]:
+        self.narrow.update(inputs)
+        for node in nodes:
+            if node.op_type == "Constant" and node.domain == "":
+                self.constant(node)
+            elif node.op_type in _CASTS and node.domain == "":
+                self.cast(node)
+            else:
+                self.compute(node)
+        for name in results:
+            if name not in self.narrow:
+                self.made.append(_cast(self.wide[name], name, self.dtype_of[name]))
+        return self.made
+
+    def is_narrow(self, name: str) -> bool:
+        return self.dtype_of.get(name) in _NARROW
+
+    def stand_in(self, name: str) -> str:
+        """The f32 value that stands for a narrow one; other values stand for themselves."""
+        if not self.is_narrow(name):
+            return name
+        if name not in self.wide:
+            self.wide[name] = f"{name} wide"
+            self.made.append(_cast(name, self.wide[name], "f32"))
+        return self.wide[name]
+
+    def constant(self, node: NodeProto) -> None:
+        name = node.output[0]
+        if not self.is_narrow(name):
+            self.made.append(node)
+            self.narrow.add(name)
+            return
+        value = next(a.t for a in node.attribute if a.name == "value")
+        array = numpy_helper.to_array(value).astype("float32")
+        self.wide[name] = f"{name} wide"
+        self.made.append(helper.make_node("Constant", [], [self.wide[name]], value=numpy_helper.from_array(array)))
+
+    def cast(self, node: NodeProto) -> None:
+        source, target = node.input[0], node.output[0]
+        # What is there in its own dtype is cast from that, so that a body made of a body is the same body.
+        given = source if source in self.narrow else self.stand_in(source)
+        self.made.append(_cast(given, target, self.dtype_of[target]))
+        self.narrow.add(target)
+
+    def compute(self, node: NodeProto) -> None:
+        names = [self.stand_in(n) if n else "" for n in node.input]
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        if node.domain == DOMAIN:
+            copy = self._called(node, names)
+        del copy.input[:]
+        copy.input.extend(names)
+        for place, name in enumerate(node.output):
+            if self.is_narrow(name):
+                self.wide[name] = copy.output[place] = f"{name} wide"
+            else:
+                self.narrow.add(name)
+        self.made.append(copy)
+
+    def _called(self, node: NodeProto, names: Sequence[str]) -> NodeProto:
+        """A call of the function's f32 body."""
+        record = opdef.get(node.op_type, where="a fused partition")
+        attrs = attributes_of(record, node)
+        assert attrs is not None, node.op_type
+        types = [self._work(n) for n in node.input]
+        inputs = tuple((port, dtype, None) for port, dtype in zip(record.input_names(len(names)), types))
+        signature = Signature(inputs, self._work(node.output[0]), attrs, self.emitter.opset)
+        call = self.emitter.functions.call(record, signature, names, node.output[0])
+        call.name = node.name
+        return call
+
+    def _work(self, name: str) -> str:
+        return "f32" if self.is_narrow(name) else self.dtype_of.get(name, "f32")
+
+
+def _cast(source: str, target: str, dtype: str) -> NodeProto:
+    element = int(dtypes.get(dtype).onnx) if dtype in dtypes.BY_NAME else TensorProto.UNDEFINED
+    return helper.make_node("Cast", [source], [target], to=element)
