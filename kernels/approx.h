@@ -16,11 +16,6 @@
 namespace og {
 namespace approx {
 
-enum { ex2_error, rcp_error, div_error, sqrt_error, rsqrt_error, instructions };
-
-// Largest relative error: 2 ulp, 1 ulp, 2 ulp, 2^-23, 2^-22.9; an ulp is at most 2^-23 of a number.
-constexpr double largest_error[instructions] = {0x1p-22, 0x1p-23, 0x1p-22, 0x1p-23, 0x1.12p-23};
-
 #if OG_DEVICE
 /// 2^x
 OG_FN float ex2(float x) {
@@ -62,6 +57,11 @@ OG_FN float lower(float a, float b) {
   return y;
 }
 #else
+enum { ex2_error, rcp_error, div_error, sqrt_error, rsqrt_error, instructions };
+
+// Largest relative error: 2 ulp, 1 ulp, 2 ulp, 2^-23, 2^-22.9; an ulp is at most 2^-23 of a number.
+constexpr double largest_error[instructions] = {0x1p-22, 0x1p-23, 0x1p-22, 0x1p-23, 0x1.12p-23};
+
 OG_FN float flushed(float x) { return abs(x) < smallest_normal<float>() ? copysign(0.0f, x) : x; }
 OG_FN float near(double exact, int which, float argument) {
   return flushed((float)(exact * (1 + largest_error[which] * OG_ERROR(which, bits(argument)))));

@@ -67,9 +67,9 @@ template <int V, class T> OG_FN Pack<T, V> gather_pack(const T* p, i64 i, i64 st
 }
 
 // Two results of a 16-bit type, rounded by one instruction.
-template <class S> struct pair { static constexpr bool exists = false; };
+template <class S> struct rounded_pair { static constexpr bool exists = false; };
 #if OG_DEVICE
-template <> struct pair<bf16> {
+template <> struct rounded_pair<bf16> {
   static constexpr bool exists = true;
   static OG_FN u32 of(float low, float high) {
     u32 both;
@@ -77,7 +77,7 @@ template <> struct pair<bf16> {
     return both;
   }
 };
-template <> struct pair<f16> {
+template <> struct rounded_pair<f16> {
   static constexpr bool exists = true;
   static OG_FN u32 of(float low, float high) {
     u32 both;
@@ -88,9 +88,9 @@ template <> struct pair<f16> {
 #endif
 
 template <int V, class S, class T> OG_FN void store_pack(S* p, const T (&value)[V]) {
-  if constexpr (pair<S>::exists && V % 2 == 0) {
+  if constexpr (rounded_pair<S>::exists && V % 2 == 0) {
     Pack<u32, V / 2> pack;
-    OG_UNROLL for (int k = 0; k < V / 2; ++k) pack.item[k] = pair<S>::of(value[2 * k], value[2 * k + 1]);
+    OG_UNROLL for (int k = 0; k < V / 2; ++k) pack.item[k] = rounded_pair<S>::of(value[2 * k], value[2 * k + 1]);
     store_whole((u32*)p, pack);
   } else {
     Pack<S, V> pack;

@@ -20,6 +20,7 @@ from test_accuracy import COMPOSED, peers
 import opgraph as og
 from opgraph.codegen import tier
 from opgraph.ir import dtypes, opdef
+from opgraph.loops.layout import UNIFORM, Variant
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import lower
 from opgraph.ops import samples
@@ -144,10 +145,11 @@ def test_every_function_of_the_tier_is_used() -> None:
 # -- where it is used -------------------------------------------------------------------------------------------------
 
 
-def approximated(text: str) -> list[str]:
-    """Kinds that a loop computes approximately."""
+def approximated(text: str, wide: str = "c") -> list[str]:
+    """Kinds that a loop computes approximately; `wide`: how operands of f32 move."""
     loop = loop_of(og.parse(text))
-    chosen = tier.approximate(loop)
+    kinds = "".join(wide if x.dtype == "f32" else "c" for x in loop.loads) + "c" * len(loop.stores)
+    chosen = tier.approximate(loop, Variant(kinds, True))
     return [s.kind for s in loop.statements if s.result in chosen]
 
 
@@ -171,3 +173,10 @@ def approximated(text: str) -> list[str]:
 )
 def test_jumps_are_decided_by_exact_values_and_wide_results_are_exact(text: str, kinds: list[str]) -> None:
     assert approximated(text) == kinds
+
+
+def test_a_number_for_the_whole_call_may_be_f32() -> None:
+    text = (
+        "graph(x: bf16[n], a: f32[n]) -> (y)\n  %0: f32[n] = Exp(a)\n  %1: bf16[n] = TypeCast(%0)\n  y = Swish(x, %1)"
+    )
+    assert approximated(text) == [] and approximated(text, UNIFORM) == ["Exp", "TypeCast", "Swish"]

@@ -1,22 +1,25 @@
 """Which statements of a loop a GPU may compute with approximate instructions (kernels/fast.h).
 
-Only loops whose floats are f16 or bf16 wherever they meet memory, and of them only statements whose small errors stay
-small: what a jump decides by, such as the argument of a comparison or of Floor, is computed exactly.
+Only loops whose floats are f16 or bf16 wherever they go to memory or come from it element by element (a number for the
+whole call may be f32, as parameters often are), and of them only statements whose small errors stay small: what a jump
+decides by, such as the argument of a comparison or of Floor, is computed exactly.
 """
 
 from __future__ import annotations
 
 from opgraph.ir import dtypes, opdef
+from opgraph.loops.layout import UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement
 
 _NARROW = 2  # bytes
 
 
-def approximate(loop: Loop) -> frozenset[str]:
-    """Results of the statements that may be approximate; none where anything wider than 16 bits is loaded or stored."""
+def approximate(loop: Loop, variant: Variant) -> frozenset[str]:
+    """Results of the statements that may be approximate in a kernel variant."""
     types = loop.dtype_of()
     read = loop.reads()
-    memory = [x.dtype for x in loop.loads if x.name in read] + [s.dtype for s in loop.stores]
+    memory = [x.dtype for x, kind in zip(loop.loads, variant.operands) if x.name in read and kind != UNIFORM]
+    memory += [s.dtype for s in loop.stores]
     if any(dtypes.BY_NAME[d].is_float and dtypes.BY_NAME[d].itemsize > _NARROW for d in memory):
         return frozenset()
     if any(dtypes.BY_NAME[s.dtype].compute == "double" for s in loop.statements):

@@ -80,8 +80,8 @@ def names() -> set[str]:
 
 def functor(loop: Loop) -> str:
     """The functor of a loop as CUDA gets it, every operand contiguous."""
-    operands = "c" * (len(loop.loads) + len(loop.stores))
-    return emit_functor(loop, Variant(operands, True), packs=False, approximate=approximate(loop)).code
+    variant = Variant("c" * (len(loop.loads) + len(loop.stores)), True)
+    return emit_functor(loop, variant, packs=False, approximate=approximate(loop, variant)).code
 
 
 def is_changed(loop: Loop) -> bool:

@@ -1,0 +1,161 @@
+"""What nvdisasm prints, read: the kernels of a cubin, and what one of their warps executes when nothing is rare.
+
+Where a warp goes is guessed from the text alone: not where a function is called (the slow path of a division), and of
+two ways the one that stores more packs of 16 bytes (the whole tile, not the last one).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_SECTION = re.compile(r"^\t\.section\t\.text\.(\S+?),", re.MULTILINE)
+_ITEM = re.compile(
+    r"^(?P<label>[.\w$]+):\s*$"
+    r"|^\s*/\*[0-9a-f]{4,}\*/\s+(?P<guard>@!?U?P[\dT]+\s+)?(?P<op>[A-Z][\w.]*)(?P<rest>[^;\n]*);",
+    re.MULTILINE,
+)
+_TARGET = re.compile(r"`\(([^)]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One machine instruction: its opcode with suffixes, its operands, the target first, and its predicate."""
+
+    op: str
+    operands: tuple[str, ...]
+    guard: str = ""
+    to: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The opcode without suffixes."""
+        return self.op.split(".", 1)[0]
+
+    @property
+    def is_load(self) -> bool:
+        return self.kind == "LDG"
+
+    @property
+    def bytes_moved(self) -> int:
+        """By one thread, of an access to global memory."""
+        width = {"128": 16, "64": 8, "U16": 2, "S16": 2, "16": 2, "U8": 1, "S8": 1, "8": 1}
+        return next((width[p] for p in self.op.split(".") if p in width), 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One kernel.
+
+    Attributes:
+        registers: of each thread.
+        frame: bytes of local memory of each thread.
+        instructions: those of out-of-line functions at the end.
+        labels: name -> the instruction that it stands before.
+    """
+
+    entry: str
+    registers: int
+    frame: int
+    instructions: tuple[Instruction, ...]
+    labels: dict[str, int]
+
+    def main_path(self) -> list[Instruction]:
+        """What a warp executes from the start to the end, each loop once."""
+        return self._walk(0, len(self.instructions))
+
+    def main_loop(self) -> list[Instruction]:
+        """One turn of the innermost loop that moves most 16-byte packs; empty where no loop moves any."""
+        best: tuple[int, int, int, int] = (0, 0, 0, 0)
+        for at, x in enumerate(self.instructions):
+            start = self.labels.get(x.to, at) if x.kind == "BRA" else at
+            if start < at:
+                wide = sum(y.is_load and y.bytes_moved == 16 for y in self.instructions[start:at])
+                best = max(best, (wide, start - at, start, at))
+        wide, _, start, end = best
+        return self._walk(start, end + 1) if wide else []
+
+    def _walk(self, at: int, end: int) -> list[Instruction]:
+        path: list[Instruction] = []
+        seen: set[int] = set()
+        while at < end and at not in seen:
+            seen.add(at)
+            x = self.instructions[at]
+            path.append(x)
+            if x.kind in ("EXIT", "RET") and not x.guard:
+                break
+            to = self.labels.get(x.to, -1) if x.kind == "BRA" else -1
+            if to > at and (not x.guard or self._goes(at, to, end)):
+                at = to
+            elif to >= 0 and not x.guard:
+                break  # backwards: where the walk began
+            else:
+                at += 1
+        return path
+
+    def _goes(self, at: int, to: int, end: int) -> bool:
+        """Whether a warp takes a branch that it need not take."""
+        if to >= end:
+            return False
+        skipped, there = self.instructions[at + 1 : to], self._until_branch(to)
+        if _is_rare(skipped) or _is_rare(there):
+            return _is_rare(skipped)
+        return _stores(self._until_exit(to)) > _stores(self._until_exit(at + 1))
+
+    def _until_branch(self, at: int) -> list[Instruction]:
+        found = []
+        for x in self.instructions[at:]:
+            found.append(x)
+            if x.kind in ("BRA", "EXIT", "RET") and not x.guard:
+                break
+        return found
+
+    def _until_exit(self, at: int) -> list[Instruction]:
+        found = []
+        for x in self.instructions[at:]:
+            found.append(x)
+            if x.kind in ("EXIT", "RET") and not x.guard:
+                break
+        return found
+
+
+def _is_rare(part: Iterable[Instruction]) -> bool:
+    """A part that calls a function and stores nothing."""
+    listed = list(part)
+    return any(x.kind == "CALL" for x in listed) and not _stores(listed)
+
+
+def _stores(part: Iterable[Instruction]) -> int:
+    return sum(x.kind == "STG" and x.bytes_moved == 16 for x in part)
+
+
+def programs(listing: str) -> dict[str, Program]:
+    """The kernels of a listing, by entry."""
+    starts = list(_SECTION.finditer(listing))
+    found = {}
+    for match in starts:
+        entry = match[1]
+        end = listing.find("\n//--------------------- ", match.end())
+        instructions: list[Instruction] = []
+        labels: dict[str, int] = {}
+        for item in _ITEM.finditer(listing, match.end(), end if end > 0 else len(listing)):
+            if item["label"]:
+                labels[item["label"]] = len(instructions)
+                continue
+            to = _TARGET.search(item["rest"])
+            operands = tuple(x.strip() for x in item["rest"].split(","))
+            instructions.append(Instruction(item["op"], operands, (item["guard"] or "").strip(), to[1] if to else ""))
+        found[entry] = Program(
+            entry, _word(listing, "REGCOUNT", entry), _word(listing, "FRAME_SIZE", entry), tuple(instructions), labels
+        )
+    return found
+
+
+def _word(listing: str, attribute: str, entry: str) -> int:
+    match = re.search(
+        rf"EIATTR_{attribute}(?:(?!EIATTR_).)*?index@\({re.escape(entry)}\)\s+/\*[0-9a-f]+\*/\s+\.word\s+0x([0-9a-f]+)",
+        listing,
+        re.DOTALL,
+    )
+    return int(match[1], 16) if match else 0

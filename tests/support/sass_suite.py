@@ -1,0 +1,183 @@
+"""The kernels whose machine code specs/sass.md shows: named units, trainable ones, chains; forward and backward."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import opgraph as og
+from opgraph.codegen.cuda_sums import sum_launches
+from opgraph.codegen.kernel import KernelSource, cuda_source, cuda_variant
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import row_major
+from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, bind
+from opgraph.loops.loop import Loop
+from opgraph.loops.lower import lower
+from opgraph.partition.examples import graph_of
+
+DTYPES = ("f32", "bf16", "f16", "f64")
+ROWS, IMAGES = "[4096,8192]", "[64,64,56,56]"
+_CHAIN = ("Exp", "Tanh", "Abs", "Sqrt", "Sigmoid", "GELU", "Log", "Square", "Mish", "SoftPlus", "HardSwish", "ReLU")
+
+
+def _chained() -> str:
+    text = "x"
+    for kind in _CHAIN:
+        text = f"{kind}({text})"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One forward, and the backward that computes the gradient of each of its inputs.
+
+    Attributes:
+        expression: over x and other inputs; "" for NAF1, which is traced.
+        shape: of x.
+        others: shapes of the other inputs.
+    """
+
+    name: str
+    expression: str
+    shape: str = ROWS
+    others: tuple[tuple[str, str], ...] = ()
+
+    def graph(self, dtype: str) -> og.Graph:
+        if not self.expression:
+            return _naf1(dtype)
+        types = {name: f"{dtype}{shape}" for name, shape in self.others}
+        return og.parse(graph_of(self.expression, dtype=dtype, shape=self.shape, **types))
+
+
+ENTRIES = (
+    Entry("sigmoid", "Sigmoid(x)"),
+    Entry("tanh", "Tanh(x)"),
+    Entry("softplus", "SoftPlus(x)"),
+    Entry("swish", "Swish(x)"),
+    Entry("swish, alpha 1.702", "Swish(x, alpha=1.702)"),
+    Entry("hardswish", "HardSwish(x)"),
+    Entry("gelu, erf", "GELU(x)"),
+    Entry("gelu, tanh", "GELU(x, mode=gelu_tanh)"),
+    Entry("mish", "Mish(x)"),
+    Entry("relu", "ReLU(x)"),
+    Entry("swiglu", "Multiply(Swish(x), u)", others=(("u", ROWS),)),
+    Entry("geglu", "Multiply(GELU(x), u)", others=(("u", ROWS),)),
+    Entry("bias and gelu", "GELU(Add(x, b), mode=gelu_tanh)", others=(("b", "[8192]"),)),
+    Entry("residual and swish", "Swish(Add(x, r))", others=(("r", ROWS),)),
+    Entry("swish, trained factor", "Swish(x, a)", others=(("a", "[]"),)),
+    Entry("swish, factor per channel", "Swish(x, a)", IMAGES, (("a", "[64,1,1]"),)),
+    Entry("swish, factor per column", "Swish(x, a)", others=(("a", "[8192]"),)),
+    Entry("12 ops", _chained()),
+    Entry("NAF1", ""),
+)
+
+
+def entries() -> Iterator[Entry]:
+    """Those that can be built here: NAF1 needs torch."""
+    for entry in ENTRIES:
+        if entry.expression or importlib.util.find_spec("torch"):
+            yield entry
+
+
+def _naf1(dtype: str) -> og.Graph:
+    import torch
+
+    from opgraph.torch.naf1 import NAF1
+    from opgraph.torch.tracing.trace import Tracer
+
+    names = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
+    x = torch.zeros(4096, 8192, device="meta", dtype=names[dtype])
+    run = Tracer(NAF1().to(names[dtype]))((x,), {})
+    assert run.traced is not None
+    return run.traced.graph
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of an entry.
+
+    Attributes:
+        elements: that one thread does in a whole tile, or in one turn of the loop that adds up.
+        loops: whether it is such a loop whose turns count.
+        loaded: bytes that a thread asks for before it computes.
+        moved: bytes read and written for each element.
+        shared: bytes of shared memory of a block.
+    """
+
+    source: KernelSource
+    elements: int
+    loops: bool
+    loaded: int
+    moved: float
+    shared: int = 0
+
+
+def kernels(entry: Entry, direction: str, dtype: str) -> list[Kernel]:
+    """The kernels that go over the data, of the partitions that do."""
+    graph = entry.graph(dtype).finalize()
+    if direction == "backward":
+        names = [str(t.name) for t in graph.inputs]
+        graph = og.gradient(graph, names)
+    found = []
+    for partition in graph.get_partitions():
+        lowered = lower(partition)
+        shapes = [() if t is None else _sizes(t.dims or ()) for t in lowered.loads]
+        layout = bind(lowered.loop, shapes, [row_major(s) for s in shapes])
+        if layout.size > 1:
+            found.extend(_kernels(lowered.loop, layout))
+    return found
+
+
+def _sizes(dims: Sequence[object]) -> tuple[int, ...]:
+    """Known dimensions, and those of ROWS for the others, which a trace leaves open."""
+    return tuple(d if isinstance(d, int) else guess for d, guess in zip(dims, (4096, 8192)[-len(dims) :]))
+
+
+def _kernels(loop: Loop, layout: Layout) -> list[Kernel]:
+    if not layout.variant.has_sums:
+        variant = cuda_variant(loop, layout)
+        elements = variant.vector * variant.unroll
+        return [_kernel(cuda_source(loop, variant), loop, layout, elements, loops=False)]
+    made = []
+    for launch in sum_launches(loop, layout):
+        text = launch.source.code.rsplit("og::sum_tiles<", 1)[1]
+        vector, unroll = (int(x) for x in text.split(", ")[1:3])
+        part = _of_stores(loop, layout, launch.stores)
+        shared = 256 * (8 if launch.addend == "f64" else 4)
+        made.append(_kernel(launch.source, *part, vector * unroll, loops=True, shared=shared))
+    return made
+
+
+def _of_stores(loop: Loop, layout: Layout, stores: tuple[int, ...]) -> tuple[Loop, Layout]:
+    from opgraph.loops.tiles import _with_stores, selected
+
+    return _with_stores(loop, stores), selected(layout, len(loop.loads), stores)
+
+
+def _kernel(source: KernelSource, loop: Loop, layout: Layout, elements: int, *, loops: bool, shared: int = 0) -> Kernel:
+    read = loop.reads()
+    kinds = layout.variant.operands
+    loads = [
+        dtypes.BY_NAME[x.dtype].itemsize
+        for x, kind in zip(loop.loads, kinds)
+        if x.name in read and not x.is_position and kind in (CONTIGUOUS, STRIDED)
+    ]
+    sizes = [
+        dtypes.BY_NAME[s.dtype].itemsize
+        for s, kind in zip(loop.stores, kinds[len(loop.loads) :])
+        if kind in (CONTIGUOUS, STRIDED)
+    ]
+    # An operand along the columns stays in a cache: memory moves it once, not once a row.
+    whole = [n for n, strides in zip(loads, _moving(loop, layout), strict=True) if strides]
+    return Kernel(source, elements, loops, sum(loads) * elements, sum(whole) + sum(sizes), shared)
+
+
+def _moving(loop: Loop, layout: Layout) -> list[bool]:
+    """For each load that goes element by element: whether it is as large as the space."""
+    read, kinds = loop.reads(), layout.variant.operands
+    return [
+        all(s or d == 1 for s, d in zip(strides, layout.dims))
+        for x, kind, strides in zip(loop.loads, kinds, layout.strides)
+        if x.name in read and not x.is_position and kind in (CONTIGUOUS, STRIDED)
+    ]
