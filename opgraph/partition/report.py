@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -70,8 +70,19 @@ class Report:
         return "\n".join(lines)
 
 
-def make_report(graph: Graph, partitions: Sequence[Partition], refusals: Iterable[Refusal], policy: str) -> Report:
-    """The report on a finished partitioning."""
+def make_report(
+    graph: Graph,
+    partitions: Sequence[Partition],
+    refusals: Iterable[Refusal],
+    policy: str,
+    placed: Mapping[int, str] | None = None,
+) -> Report:
+    """The report on a finished partitioning.
+
+    Args:
+        placed: why ops run where a device put them, by op id; see `opgraph.runtime.hybrid`.
+    """
+    placed = placed or {}
     told: dict[int, list[str]] = {}
     for refusal in refusals:
         told.setdefault(refusal.producer.id, []).append(f"apart from {described(refusal.consumer)}: {refusal.reason}")
@@ -81,6 +92,9 @@ def make_report(graph: Graph, partitions: Sequence[Partition], refusals: Iterabl
         units = _units_of(part)
         for op in part.ops:
             why = _why(part, op, units.get(op.id, ()), told.get(op.id, ()), policy)
+            if op.id in placed:
+                native = part.kind == LIBRARY and "onnx_op" not in op.attrs
+                why = placed[op.id] if native else f"{why}; {placed[op.id]}"
             rows[op.id] = OpRow(
                 id=op.id, name=op.name, kind=op.kind, partition=part.id, units=tuple(units.get(op.id, ())), why=why
             )

@@ -159,6 +159,7 @@ class HostKernel:
         return [[k for k, looks in enumerate(arrays) if looks == out and out[0] == layout.shape] for out in outs]
 
     def pointers(self, plan: Plan, arrays: Sequence[Array], results: Sequence[Array]) -> Any:
+        """The addresses of all operands, as the entry point takes them."""
         base = plan.pointers()
         for position, source in self.given:
             base[position] = arrays[source].__array_interface__["data"][0]

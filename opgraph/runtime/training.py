@@ -38,14 +38,14 @@ class TrainableExecutable(Executable):
                     where="donate",
                     fix="leave it out, or compile without wrt",
                 )
-        super().__init__(freed(graph, wrt).finalize(), engine, donate=donate, rounding=rounding)
+        super().__init__(freed(graph, wrt).finalize(), engine, donate=donate, rounding=rounding, regroup=False)
         self.wrt = wrt
         self._plan = plan
         self._rounding = rounding
         self._lock = threading.Lock()
         keeps_more = len(plan.forward.outputs) > len(graph.outputs)
         self._forward: Executable = (
-            Executable(plan.forward, engine, donate=donate, rounding=rounding) if keeps_more else self
+            Executable(plan.forward, engine, donate=donate, rounding=rounding, regroup=False) if keeps_more else self
         )
         self._backward: Executable | None = None
 
@@ -90,7 +90,9 @@ class TrainableExecutable(Executable):
         """The executable of the backward graph, compiled when it is first needed."""
         with self._lock:
             if self._backward is None:
-                self._backward = Executable(self._plan.backward, self.engine, donate=(), rounding=self._rounding)
+                self._backward = Executable(
+                    self._plan.backward, self.engine, donate=(), rounding=self._rounding, regroup=False
+                )
             return self._backward
 
 

@@ -14,7 +14,7 @@ from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.runtime.providers.onnx_node import node_of, opset_of
+from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
 from opgraph.runtime.providers.onnx_types import type_proto
 
 #: Constants above this many bytes are not copied into the model.
@@ -59,7 +59,7 @@ def region_model(
     """The model of some ops.
 
     Args:
-        ops: Wildcards with an ONNX node, producers first.
+        ops: Wildcards with an ONNX node, and native ops that have a form in ONNX's ops; producers first.
         inputs, outputs: what crosses the border of the region.
         typed: whether to declare types; an evaluator that reads none takes values of any type then.
 
@@ -78,7 +78,7 @@ def region_model(
             if tensor.data is not None and tensor.id not in given and tensor.id not in done:
                 done.add(tensor.id)
                 graph.initializer.append(_constant(names[tensor.id], tensor.data, shared))
-        graph.node.append(node_of(op, names))
+    _write_nodes(graph, ops, names, shared)
     texts = type_texts(ops) if typed else {}
     for tensor in inputs:
         graph.input.append(_value(names[tensor.id], tensor, texts, shape=True, typed=typed))
@@ -90,9 +90,35 @@ def region_model(
     return RegionModel(proto, tuple(names[t.id] for t in inputs), tuple(names[t.id] for t in outputs), shared)
 
 
+def _write_nodes(graph: GraphProto, ops: Sequence[Op], names: Mapping[int, str], shared: dict[str, np.ndarray]) -> None:
+    """Adds the nodes of the ops, and the constants that those of native ops need.
+
+    Raises:
+        Unimplemented: a native op that has no form in ONNX's ops.
+    """
+    if all(is_onnx_node(op) for op in ops):
+        graph.node.extend(node_of(op, names) for op in ops)
+        return
+    from opgraph.runtime.providers.onnx_native import NodeWriter, opset_of_region  # few regions need it
+
+    writer = NodeWriter(opset_of_region(ops), names)
+    for op in ops:
+        made = writer.nodes(op)
+        if made is None:
+            raise Unimplemented(
+                "onnxruntime cannot take it into a region: it has no form in ONNX's ops",
+                where=op.label,
+                fix="leave it to a kernel",
+            )
+        graph.node.extend(made)
+    graph.initializer.extend(_constant(name, data, shared) for name, data in writer.scalars.items())
+
+
 def _opsets(ops: Iterable[Op], nodes: Iterable[NodeProto]) -> dict[str, int]:
     found: dict[str, int] = {}
     for op in ops:
+        if not is_onnx_node(op):
+            continue
         domain, version = opset_of(op)
         if found.setdefault(domain, version) != version:
             raise Unimplemented(

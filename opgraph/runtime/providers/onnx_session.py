@@ -35,7 +35,9 @@ def onnxruntime_module() -> Any:
     return onnxruntime
 
 
-def session_of(ort: Any, model: RegionModel, threads: int | None = None, device: str = "cpu") -> Any:
+def session_of(
+    ort: Any, model: RegionModel, threads: int | None = None, device: str = "cpu", *, spins: bool = False
+) -> Any:
     """An onnxruntime session. Large constants are handed over as memory, past protobuf's 2 GiB; it copies them once.
 
     Raises:
@@ -43,9 +45,11 @@ def session_of(ort: Any, model: RegionModel, threads: int | None = None, device:
     """
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions
-    # A graph has many regions, each with threads of its own: those that wait must not spin on the cores of the one
-    # that runs (measured, 33 regions of an EfficientNet on 2 busy cores: 890 ms a run spinning, 12 ms not).
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Where a graph has many regions, each has threads of its own: those that wait must not spin on the cores of the one
+    # that runs (measured, 33 regions of an EfficientNet on 2 busy cores: 890 ms a run spinning, 12 ms not). A lone one
+    # may (the same network as one region: 1.0 ms a run spinning, 1.6 ms not).
+    if not spins:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if threads is not None:
         options.intra_op_num_threads = threads
     if model.shared:

@@ -11,6 +11,8 @@ import numpy as np
 from opgraph.errors import DeviceError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.runtime.bound import UnboundError
+from opgraph.runtime.providers.onnx_bound import BoundRegion
 from opgraph.runtime.providers.onnx_evaluator import reference_foreign
 from opgraph.runtime.providers.onnx_region import region_model
 from opgraph.runtime.providers.onnx_session import (
@@ -36,6 +38,7 @@ class OnnxRuntimeRegion:
         partition: a library partition whose ops all carry an ONNX node.
         threads: how many threads one run may use; None: onnxruntime decides.
         device: "cpu" or "cuda", as onnxruntime is asked for it.
+        lone: whether nothing else of the graph runs in turns with it: its threads may spin then.
 
     Raises:
         DeviceError: onnxruntime is not installed, or neither it nor onnx's evaluator takes the region.
@@ -44,7 +47,9 @@ class OnnxRuntimeRegion:
     region instead; a RuntimeWarning says so once.
     """
 
-    def __init__(self, partition: Partition, threads: int | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, partition: Partition, threads: int | None = None, device: str = "cpu", *, lone: bool = False
+    ) -> None:
         self._inputs = tuple(partition.input_ports)
         self._outputs = tuple(partition.output_ports)
         self._where = f"region of {len(partition.ops)} ONNX nodes, first {partition.ops[0].label}"
@@ -53,7 +58,7 @@ class OnnxRuntimeRegion:
         self._session: Any = None
         ort = onnxruntime_module()
         try:
-            self._session = session_of(ort, self._model, threads, device)
+            self._session = session_of(ort, self._model, threads, device, spins=lone)
         except Exception as error:  # onnxruntime's classes share no base of their own
             self._evaluator = self._evaluator_for(error)
             self._notice(error)
@@ -71,6 +76,26 @@ class OnnxRuntimeRegion:
         for out, result in zip(outs, results, strict=True):
             out[...] = result
         return list(outs)
+
+    def bound(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> BoundRegion:
+        """The region on these arrays, which the caller keeps alive.
+
+        Raises:
+            UnboundError: onnx's evaluator runs it, which allocates its results itself.
+        """
+        if self._session is None:
+            raise UnboundError(self._where)
+        inputs, outputs = zip(self._model.inputs, self._inputs), zip(self._model.outputs, self._outputs)
+        bound = BoundRegion(onnxruntime_module(), self._session, list(inputs), list(outputs))
+        for index, array in enumerate(arrays):
+            bound.read(index, array)
+        for index, array in enumerate(outs):
+            bound.write(index, array)
+        return bound
+
+    def may_write_over(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[list[int]]:
+        """See BoundRunner: nobody says what onnxruntime reads after it has written."""
+        return [[] for _ in outs]
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """Runs the region.

@@ -1,0 +1,122 @@
+"""Putting an executable together: the runner of each partition, and which values go from one to the next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.partition.partition import Partition
+from opgraph.runtime.chain import Chain, Step
+from opgraph.runtime.compiled import PreparedRunner, Runner, runner
+from opgraph.runtime.engine import Engine
+from opgraph.runtime.hybrid import ONNXRUNTIME, Wiring, wired
+
+
+def assembled(
+    graph: Graph, partitions: Sequence[Partition], engine: Engine, rounding: str, *, regroup: bool
+) -> tuple[Wiring, list[Runner]]:
+    """The partitions as they run on an engine, and what runs each; kernels for dense arrays are compiled.
+
+    Args:
+        regroup: whether what stands between two regions of onnxruntime may be regrouped, on a CPU.
+
+    Raises:
+        Unimplemented: nothing runs one.
+        DeviceError: a kernel does not compile, a library is missing or refuses its part.
+    """
+    plain = Wiring(partitions=tuple(partitions), first=0, reasons={})
+    if regroup and engine.kind == "cpu":
+        wiring = wired(graph, partitions)
+        runs = _runners(wiring, engine, rounding)
+        if all(p.provider != ONNXRUNTIME or run.runs_in == ONNXRUNTIME for p, run in zip(wiring.partitions, runs)):
+            return wiring, runs
+    # A region of which onnxruntime refuses one node falls to a slow evaluator as a whole: then small ones are better.
+    return plain, _runners(plain, engine, rounding)
+
+
+def _runners(wiring: Wiring, engine: Engine, rounding: str) -> list[Any]:
+    lone = sum(p.provider == ONNXRUNTIME for p in wiring.partitions[wiring.first :]) == 1
+    runs: list[Runner] = []
+    for place, part in enumerate(wiring.partitions):
+        if lone and place >= wiring.first and part.provider == ONNXRUNTIME and engine.kind == "cpu":
+            from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion  # needs onnxruntime
+
+            runs.append(OnnxRuntimeRegion(part, lone=True))
+        else:
+            runs.append(runner(part, engine, rounding=rounding))
+    _prepare(runs, wiring.partitions)
+    return runs
+
+
+def chained(
+    graph: Graph,
+    wiring: Wiring,
+    runs: Sequence[Runner],
+    donate: Mapping[int, LogicalTensor],
+    exchange: Any,
+    *,
+    plans: bool,
+) -> Chain:
+    """The steps of an executable.
+
+    Args:
+        donate: inputs whose memory may be reused, by id.
+        exchange: how arrays get in and out.
+        plans: whether memory may be planned.
+    """
+    partitions = wiring.partitions
+    last_use = {t.id: index for index, part in enumerate(partitions) for t in part.input_ports}
+    kept = {t.id for t in (*graph.inputs, *graph.outputs, *graph.constants)}
+    steps = []
+    for index, (part, run) in enumerate(zip(partitions, runs, strict=True)):
+        usable = [donate[t.id] for t in part.input_ports if t.id in donate and last_use[t.id] == index]
+        steps.append(
+            Step(
+                run=run,
+                reads=tuple(t.id for t in part.input_ports),
+                makes=tuple(t.id for t in part.output_ports),
+                frees=_freed(part, index, last_use, kept),
+                donated=tuple(_reusable(t, usable) if part.kind == "fused" else None for t in part.output_ports),
+            )
+        )
+    return Chain(
+        steps,
+        wiring.first,
+        inputs=[t.id for t in graph.inputs],
+        outputs=[t.id for t in graph.outputs],
+        names={t.id: t.label for part in partitions for t in part.output_ports},
+        constants={t.id: t.data for t in graph.outputs if t.is_constant},
+        donation=exchange.donation,
+        plans=plans,
+    )
+
+
+def _freed(part: Partition, index: int, last_use: Mapping[int, int], kept: Collection[int]) -> tuple[int, ...]:
+    return tuple(t.id for t in part.input_ports if last_use[t.id] == index and t.id not in kept)
+
+
+def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
+    """Compiles the kernels that dense arrays will need, several at once: the compiler is a process of its own."""
+    waiting = [
+        (run, [t.dims for t in p.input_ports]) for run, p in zip(runs, partitions) if isinstance(run, PreparedRunner)
+    ]
+    if len(waiting) == 1:
+        waiting[0][0].prepare(waiting[0][1])
+    elif waiting:
+        from concurrent.futures import ThreadPoolExecutor  # costs milliseconds of `import opgraph`
+
+        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(waiting))) as pool:
+            for done in [pool.submit(run.prepare, dims) for run, dims in waiting]:
+                done.result()
+
+
+def _reusable(out: LogicalTensor, donated: list[LogicalTensor]) -> int | None:
+    """The donated input whose memory fits an output, taken off the list."""
+    for tensor in donated:
+        if (tensor.dtype, tensor.dims) == (out.dtype, out.dims) and tensor.dims is not None and None not in tensor.dims:
+            donated.remove(tensor)
+            return tensor.id
+    return None

@@ -1,0 +1,84 @@
+"""A kernel bound to arrays: everything is worked out but the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from opgraph.runtime.fused import HostKernel, Plan
+
+
+class Bound(Protocol):
+    """A partition bound to arrays of fixed shapes and strides, whose addresses may change.
+
+    Attributes:
+        launch: runs it; takes nothing, checks nothing, and holds only addresses of what this object keeps.
+    """
+
+    launch: Callable[[], None]
+
+    def read(self, index: int, array: np.ndarray) -> None:
+        """Makes the partition read an input from here; the caller keeps the array alive."""
+
+    def write(self, index: int, array: np.ndarray) -> None:
+        """Makes the partition write an output here."""
+
+
+#: Shape and dtype of a value.
+Looks: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
+
+
+class UnboundError(Exception):
+    """A step does not run on bound buffers; the steps run one by one then."""
+
+
+@runtime_checkable
+class BoundRunner(Protocol):
+    """A runner that can be bound to arrays."""
+
+    def bound(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> Bound:
+        """The partition on these arrays.
+
+        Raises:
+            UnboundError: it does not run on given memory (any more).
+        """
+
+    def may_write_over(self, arrays: Sequence[Looks], outs: Sequence[Looks]) -> list[list[int]]:
+        """For each output, the inputs in whose place it may be written, were they row-major arrays of these looks."""
+
+
+class BoundKernel:
+    """A kernel of the CPU engine, bound to arrays that the caller keeps alive."""
+
+    def __init__(
+        self, kernel: HostKernel, plan: Plan, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]
+    ) -> None:
+        self._base = kernel.pointers(plan, arrays, outs)
+        self._outs = list(outs)
+        self._inputs: list[list[int]] = [[] for _ in arrays]
+        for position, source in kernel.given:
+            self._inputs[source].append(position)
+        self._first_store = len(kernel.lowered.loads)
+        self._keep = plan  # the launch holds addresses only
+        self.launch: Callable[[], None] = plan.launch_on(self._base) if plan.size else partial(_clear, self._outs)
+
+    def read(self, index: int, array: np.ndarray) -> None:
+        """See Bound."""
+        address = array.__array_interface__["data"][0]
+        for position in self._inputs[index]:
+            self._base[position] = address
+
+    def write(self, index: int, array: np.ndarray) -> None:
+        """See Bound."""
+        self._outs[index] = array
+        self._base[self._first_store + index] = array.__array_interface__["data"][0]
+
+
+def _clear(results: Sequence[Any]) -> None:
+    """A sum of nothing is 0; other results have no elements then."""
+    for result in results:
+        result.fill(0)

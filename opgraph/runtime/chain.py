@@ -1,0 +1,198 @@
+"""Partitions in a row: run one by one on any arrays, or from a list of launches prepared for arrays of known shapes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from opgraph.runtime.bound import Looks, UnboundError
+from opgraph.runtime.compiled import Runner
+from opgraph.runtime.frames import Frame, ShapeSet, key_of
+
+#: Sets of shapes for which memory and launches are kept.
+MAX_SHAPE_SETS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One partition: which values it reads and makes, and which nobody reads afterwards."""
+
+    run: Runner
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    frees: tuple[int, ...]
+    donated: tuple[int | None, ...]
+
+
+class Chain:
+    """The steps of an executable.
+
+    Args:
+        steps: in order; the first `static` of them depend on the shapes of the inputs alone.
+        inputs, outputs: ids of the graph's, in order.
+        names: of every value that a step makes, by id.
+        constants: those that are outputs, by id.
+        donation: as `opgraph.runtime.exchange.donation`.
+        plans: whether values between steps may lie in planned memory (on a CPU).
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        static: int,
+        *,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        names: Mapping[int, str],
+        constants: Mapping[int, Any],
+        donation: Callable[..., Any],
+        plans: bool,
+    ) -> None:
+        self.steps = tuple(steps)
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.names = names
+        self._static, self._main = self.steps[:static], self.steps[static:]
+        self._constants = dict(constants)
+        self._donation = donation
+        self._sets: dict[Any, ShapeSet] = {}
+        self._lock = threading.Lock()
+        donates = any(source is not None for step in self.steps for source in step.donated)
+        self._plans = plans and not donates and (len(self.steps) > 1 or bool(static))
+
+    @property
+    def main(self) -> tuple[Step, ...]:
+        """The steps that run in every call."""
+        return self._main
+
+    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
+        """The outputs for checked arrays, both in declaration order.
+
+        The first call with arrays of new shapes finds out what the shapes between the steps are; later ones run from
+        prepared launches, on memory of their own: calls may overlap.
+        """
+        known = self._known(arrays) if self._plans else None
+        if known is None:
+            return self._one_by_one(arrays, outs, {})
+        frame = self._frame(known, arrays, outs)
+        if frame is None:
+            return self._one_by_one(arrays, outs, known.static, known)
+        try:
+            results = frame.run(arrays, outs)
+        except Exception:  # a library refuses what it is bound to: a node fails, or a shape depends on data after all
+            results = self._one_by_one(arrays, outs, known.static, known)  # raises where it was a node
+            known.is_fixed = False
+        else:
+            known.idle.append(frame)
+        return results
+
+    def bound(self, arrays: Sequence[Any], outs: Sequence[Any]) -> tuple[Callable[[], None], Any] | None:
+        """What repeats a call on the same arrays, and what must be kept for it beside them.
+
+        None where it takes a whole call to do so.
+        """
+        if len(self.steps) == 1 and not self._plans:
+            return self._lone(arrays, outs)
+        if not self._plans:
+            return None
+        self(arrays, outs)  # finds out the shapes
+        known = self._known(arrays)
+        frame = None if known is None else self._frame(known, arrays, outs)
+        return None if frame is None else (frame.fixed(arrays, outs), frame)
+
+    def shape_set(self, arrays: Sequence[Any]) -> ShapeSet | None:
+        """What is known for arrays of these shapes; runs the steps where that is the first time."""
+        known = self._known(arrays) if self._plans else None
+        if known is not None and known.plan is None:
+            self._one_by_one(arrays, None, known.static, known)
+        return known
+
+    def _lone(self, arrays: Sequence[Any], outs: Sequence[Any]) -> tuple[Callable[[], None], Any] | None:
+        """A kernel whose operands are the graph's inputs and outputs: nothing but its launch."""
+        step = self.steps[0]
+        places = {i: p for p, i in enumerate(self.inputs)}
+        prepare = getattr(step.run, "bound", None)
+        if prepare is None or set(step.makes) != set(self.outputs) or not places.keys() >= set(step.reads):
+            return None
+        ordered = dict(zip(self.outputs, outs, strict=True))
+        bound = prepare([arrays[places[i]] for i in step.reads], [ordered[i] for i in step.makes])
+        return getattr(bound, "launch", bound), bound  # on a GPU it is called itself
+
+    # -- one by one -------------------------------------------------------------------------------------------------
+
+    def _one_by_one(
+        self, arrays: Sequence[Any], outs: Sequence[Any] | None, static: dict[int, Any], known: ShapeSet | None = None
+    ) -> list[Any]:
+        values: dict[int, Any] = {**self._constants, **static}
+        values.update(zip(self.inputs, arrays))
+        targets = {} if outs is None else dict(zip(self.outputs, outs))
+        seen: dict[int, Looks | None] | None = None
+        if known is not None and known.plan is None and known.is_fixed:
+            seen = {i: _looks_of(v) for i, v in values.items()}
+        for step in self.steps if known is None else self._main:
+            wanted = [targets.get(i) for i in step.makes]
+            for j, source in enumerate(step.donated):
+                if source is not None and wanted[j] is None:
+                    wanted[j] = self._donation(values[source], [values[i] for i in step.reads if i != source])
+            given = wanted if any(w is not None for w in wanted) else None
+            made = step.run([values[i] for i in step.reads], given)
+            values.update(zip(step.makes, made))
+            if seen is not None:
+                seen.update((i, _looks_of(v)) for i, v in zip(step.makes, made))
+            for i in step.frees:
+                del values[i]
+        if known is not None and seen is not None:
+            known.learn(self._main, seen, self.names, self.outputs)
+        results = [values[i] for i in self.outputs]
+        # What is kept for the next call must not be handed out.
+        return [r.copy() if i in static else r for i, r in zip(self.outputs, results, strict=True)]
+
+    # -- prepared ---------------------------------------------------------------------------------------------------
+
+    def _known(self, arrays: Sequence[Any]) -> ShapeSet | None:
+        try:
+            key = key_of(arrays)
+        except AttributeError:  # a sequence, text: only ONNX has a word for it
+            return None
+        known = self._sets.get(key)
+        if known is None:
+            known = ShapeSet(self._static_values(arrays))
+            with self._lock:
+                while len(self._sets) >= MAX_SHAPE_SETS:  # the oldest one: shapes that change must not pile up
+                    del self._sets[next(iter(self._sets))]
+                self._sets[key] = known
+        return known
+
+    def _static_values(self, arrays: Sequence[Any]) -> dict[int, Any]:
+        values: dict[int, Any] = dict(zip(self.inputs, arrays))
+        kept: dict[int, Any] = {}
+        for step in self._static:
+            made = dict(zip(step.makes, step.run([values[i] for i in step.reads], None)))
+            values.update(made)
+            kept.update(made)
+        return kept
+
+    def _frame(self, known: ShapeSet, arrays: Sequence[Any], outs: Sequence[Any] | None) -> Frame | None:
+        if not known.is_fixed or known.plan is None or (outs is not None and not all(map(_is_dense, outs))):
+            return None
+        try:
+            return known.idle.pop()
+        except IndexError:  # as many calls as ever before run at once
+            pass
+        try:
+            return Frame(self._main, known, self.inputs, self.outputs, self._constants, arrays)
+        except UnboundError:
+            known.is_fixed = False
+            return None
+
+
+def _looks_of(value: Any) -> Looks | None:
+    """Shape and dtype of a value; None for what is no array of numbers."""
+    return (value.shape, value.dtype) if isinstance(value, np.ndarray) and not value.dtype.hasobject else None
+
+
+def _is_dense(array: Any) -> bool:
+    return bool(array.flags.c_contiguous)

@@ -1,0 +1,224 @@
+"""How an imported graph is run on a CPU: which pointwise parts a library's region takes in, what is done once.
+
+The partitions of a graph say what could be one kernel. To run them beside onnxruntime, three more things count:
+
+- A seam costs. Each kernel between two regions adds a run of onnxruntime, a launch, and hides its operands from the
+  optimizer (a bias, an activation after a convolution, blocked layouts). So a fused partition goes into the region
+  where onnxruntime runs it as fast itself: see `_verdict`.
+- What depends on the shapes of inputs alone (masks, positions, the tables of rotary embeddings, target shapes) has one
+  value for each set of shapes. It is split off into partitions that run first, once for each set.
+- Regions grow together where nothing stands between them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.partition.clusters import Clusters
+from opgraph.partition.partition import FUSED, LIBRARY, NO_ROWS, Partition, make_partition
+from opgraph.partition.units import Unit
+
+ONNXRUNTIME = "onnxruntime"
+
+# Microseconds, measured with onnxruntime 1.31 on 2 cores: small transformers of 160 to 240 nodes take 320 to 350 us. An
+# empty session with bound buffers takes 2.2 us and a launch 1 us, but the threads of several sessions must not spin, so
+# they are woken for each: with all that, nine seams in such a transformer take 60 to 90 us.
+NODE_COST, SEAM_COST = 1.5, 10.0
+BYTES_PER_MICROSECOND = 10_000
+#: What an unknown size is taken to be.
+USUAL_SIZE = 8
+USUAL_OPSET = 20
+#: Searches for cycles may visit so many edges for each op.
+_SEARCH_BUDGET = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """Partitions in the order in which they run.
+
+    Attributes:
+        partitions: all of them; each op that an output needs is in exactly one.
+        first: how many of them, from the first on, depend on the shapes of the inputs alone.
+        reasons: why an op runs where it does, by op id, where that is not what the graph's own partitions say.
+    """
+
+    partitions: tuple[Partition, ...]
+    first: int
+    reasons: Mapping[int, str]
+
+
+def wired(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
+    """The partitions of a graph (those that an output needs), regrouped for a CPU with onnxruntime.
+
+    A graph without ONNX nodes keeps its partitions.
+    """
+    regions = [p for p in partitions if p.provider == ONNXRUNTIME]
+    if not regions:
+        return Wiring(partitions=tuple(partitions), first=0, reasons={})
+    from opgraph.runtime.providers.onnx_native import opset_of_region  # needs onnx
+
+    static = _static_ops(graph, partitions)
+    reasons = dict.fromkeys(static, "depends on the shapes of inputs alone: computed once for each set of shapes")
+    border = _Border(
+        opset=opset_of_region(op for part in regions for op in part.ops),
+        reads=frozenset(t.id for part in regions for t in part.input_ports),
+        makes=frozenset(t.id for part in regions for t in part.output_ports),
+    )
+    nodes: list[_Node] = []
+    for part in partitions:
+        nodes += _nodes_of(part, border, static, reasons)
+    return _regrouped(graph, partitions, nodes, reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """What a fused partition must know of the regions: their opset, and the tensors that they read and make."""
+
+    opset: int
+    reads: frozenset[int]
+    makes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What regroups as one: an op of a library, or a fused partition."""
+
+    ops: tuple[Op, ...]
+    kind: str
+    provider: str
+    is_static: bool
+
+
+def _nodes_of(part: Partition, border: _Border, static: set[int], reasons: dict[int, str]) -> list[_Node]:
+    is_static = all(op.id in static for op in part.ops)
+    if part.kind == FUSED:
+        joins, why = _verdict(part, border)
+        if not is_static and why:
+            reasons.update((op.id, why) for op in part.ops)
+        if joins or (is_static and joins is None):
+            return [_Node((op,), LIBRARY, ONNXRUNTIME, is_static) for op in part.ops]
+    elif part.provider == ONNXRUNTIME:
+        return [_Node((op,), part.kind, part.provider, op.id in static) for op in part.ops]
+    return [_Node(part.ops, part.kind, part.provider, is_static)]
+
+
+# -- what depends on shapes alone -----------------------------------------------------------------------------------
+
+
+def _static_ops(graph: Graph, partitions: Iterable[Partition]) -> set[int]:
+    """Ids of the ops whose results follow from the shapes of the graph's inputs. Fused partitions count as a whole."""
+    from opgraph.runtime.providers.onnx_native import is_deterministic, reads_shape_alone  # needs onnx
+
+    shapes = {t.id for t in graph.inputs}  # tensors whose shape is known when the call's shapes are
+    values = {t.id for t in graph.constants}
+    found: set[int] = set()
+    for part in partitions:
+        for ops in [part.ops] if part.provider != ONNXRUNTIME else [(op,) for op in part.ops]:
+            reads = {t.id for op in ops for t in op.inputs} - {t.id for op in ops for t in op.outputs}
+            if part.provider == ONNXRUNTIME:
+                follows = is_deterministic(ops[0]) and (
+                    reads <= values or (reads_shape_alone(ops[0]) and reads <= shapes | values)
+                )
+            else:
+                follows = part.kind == FUSED and bool(reads) and reads <= values
+            if follows:
+                found.update(op.id for op in ops)
+                values.update(t.id for op in ops for t in op.outputs)
+    return found
+
+
+# -- who runs a fused partition ---------------------------------------------------------------------------------------
+
+
+def _verdict(part: Partition, border: _Border) -> tuple[bool | None, str]:
+    """Whether a fused partition goes into a region, and why. None: it may, but a kernel is faster; False: it cannot.
+
+    It stays a kernel where that saves more than the seam costs: the nodes that onnxruntime would run one by one
+    (NODE_COST each), and the bytes that it would move between them. A unit that onnxruntime fuses itself is one node.
+    """
+    from opgraph.runtime.providers.onnx_native import is_writable
+
+    sides = any(t.id in border.makes for t in part.input_ports) + any(t.id in border.reads for t in part.output_ports)
+    if sides == 0:
+        return False, ""
+    # A region of native ops alone says no opset, and gets the usual one.
+    if not all(is_writable(op, opset) for op in part.ops for opset in {border.opset, USUAL_OPSET}):
+        return False, "a kernel of its own: onnxruntime has none for it"
+    passes, theirs = _provider_work(part)
+    own = sum(map(_bytes, (*part.input_ports, *part.output_ports)))
+    saved = (passes - 1) * NODE_COST + max(theirs - own, 0) / BYTES_PER_MICROSECOND
+    nodes = "1 node" if passes == 1 else f"{passes} nodes"
+    if saved > SEAM_COST * sides / 2:
+        return None, f"a kernel of its own: onnxruntime would run {nodes}, some {saved:.0f} us more"
+    return True, f"in onnxruntime's region: {nodes} there, and a kernel would cost a seam"
+
+
+def _provider_work(part: Partition) -> tuple[int, int]:
+    """How many nodes onnxruntime would run for a partition, and how many bytes they would move."""
+    from opgraph.runtime.providers.onnx_native import FUSED_THERE
+
+    root = {op.id: op.id for op in part.ops}  # op -> the op that stands for the unit that is one node there
+    for unit in sorted(part.unit_matches, key=lambda u: len(u.ops)):
+        if unit.name in FUSED_THERE and all(t.dtype == "f32" for op in unit.ops for t in op.outputs):
+            root.update((op.id, unit.root.id) for op in unit.ops)
+    node_of = {t.id: root[op.id] for op in part.ops for t in op.outputs}
+    made = [t for op in part.ops for t in op.outputs if root[op.id] == op.id]
+    read = {(root[op.id], t.id): t for op in part.ops for t in op.inputs if node_of.get(t.id) != root[op.id]}
+    return len(set(root.values())), sum(map(_bytes, made)) + sum(map(_bytes, read.values()))
+
+
+def _bytes(tensor: LogicalTensor) -> int:
+    sizes = [d if isinstance(d, int) else USUAL_SIZE for d in tensor.dims] if tensor.dims is not None else [USUAL_SIZE]
+    return prod(sizes) * dtypes.get(tensor.dtype).itemsize
+
+
+# -- growing together -------------------------------------------------------------------------------------------------
+
+
+def _regrouped(
+    graph: Graph, partitions: Sequence[Partition], nodes: Sequence[_Node], reasons: Mapping[int, str]
+) -> Wiring:
+    maker = {t.id: place for place, node in enumerate(nodes) for op in node.ops for t in op.outputs}
+    sources = [
+        sorted({maker[t.id] for op in node.ops for t in op.inputs if t.id in maker} - {place})
+        for place, node in enumerate(nodes)
+    ]
+    clusters = Clusters(sources, _SEARCH_BUDGET * len(nodes) + 1000)
+
+    def color(place: int) -> str:
+        node = nodes[place]
+        return f"{node.provider} {node.is_static}" if node.kind == LIBRARY else ""
+
+    clusters.join_by_level(lambda a, b: color(a) != "" and color(a) == color(b))
+    for place, around in enumerate(sources):
+        for source in around:
+            a, b = clusters.find(source), clusters.find(place)
+            if a != b and color(a) and color(a) == color(b):
+                clusters.join(a, b)
+    clusters.join_siblings(color)
+    members: dict[int, list[_Node]] = {}
+    for place, node in enumerate(nodes):
+        members.setdefault(clusters.find(place), []).append(node)
+    order = sorted(clusters, key=lambda c: not nodes[c].is_static)  # stable: what is static waits for nothing else
+    place_of = {op.id: place for place, op in enumerate(graph.ops)}
+    cluster_of = {op.id: c for c, around in members.items() for node in around for op in node.ops}
+    units: dict[int, list[Unit]] = {}
+    for unit in (u for part in partitions for u in part.unit_matches):
+        touched = {cluster_of[op.id] for op in unit.ops}
+        if len(touched) == 1:
+            units.setdefault(touched.pop(), []).append(unit)
+    outputs = {t.id for t in graph.outputs}
+    rows = {part.ops[0].id: part.rows for part in partitions if part.kind == FUSED}
+    made: list[Partition] = []
+    for c in order:
+        ops = sorted((op for node in members[c] for op in node.ops), key=lambda op: place_of[op.id])
+        kind, provider = nodes[c].kind, nodes[c].provider
+        forms = rows.get(ops[0].id, NO_ROWS) if kind == FUSED else NO_ROWS
+        made.append(make_partition(graph, outputs, len(made), kind, ops, units.get(c, ()), provider, forms))
+    return Wiring(partitions=tuple(made), first=sum(nodes[c].is_static for c in order), reasons=reasons)

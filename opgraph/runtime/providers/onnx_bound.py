@@ -1,0 +1,55 @@
+"""A region of onnxruntime's bound to buffers: inputs are read and outputs written where they lie, without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.runtime.providers.onnx_session import BITS, contiguous
+
+
+class BoundRegion:
+    """One binding of a session. A session may have many, and they may run at once.
+
+    Attributes:
+        launch: runs the region on what is bound. It raises whatever onnxruntime raises, among other things where an
+            output has another shape than its buffer.
+    """
+
+    def __init__(
+        self,
+        ort: Any,
+        session: Any,
+        inputs: Sequence[tuple[str, LogicalTensor]],
+        outputs: Sequence[tuple[str, LogicalTensor]],
+    ) -> None:
+        self._inputs = [(name, _element_type(t)) for name, t in inputs]
+        self._outputs = [(name, _element_type(t)) for name, t in outputs]
+        # The wrappers around these two look a device up by name at every call, which takes longer than the binding.
+        self._binding = session.io_binding()._iobinding
+        self._device = ort.OrtDevice.make("cpu", 0)._get_c_device()
+        self._copies: dict[int, np.ndarray] = {}
+        self.launch: Callable[[], None] = partial(session._sess.run_with_iobinding, self._binding, None)
+
+    def read(self, index: int, array: np.ndarray) -> None:
+        """Binds an input to an array, which the caller keeps alive; a copy of it where it is not row-major."""
+        if not array.flags.c_contiguous:
+            array = self._copies[index] = contiguous(array)
+        name, kind = self._inputs[index]
+        self._binding.bind_input(name, self._device, kind, array.shape, array.__array_interface__["data"][0])
+
+    def write(self, index: int, array: np.ndarray) -> None:
+        """Binds an output to a row-major array, which the caller keeps alive."""
+        name, kind = self._outputs[index]
+        self._binding.bind_output(name, self._device, kind, array.shape, array.__array_interface__["data"][0])
+
+
+def _element_type(tensor: LogicalTensor) -> Any:
+    """What onnxruntime calls the dtype; where NumPy has none of its own, by number."""
+    dtype = dtypes.get(tensor.dtype)
+    return dtype.onnx if tensor.dtype in BITS else dtype.numpy.type

@@ -1,0 +1,107 @@
+"""Ops that opgraph has kernels for, as ONNX nodes: so that a region of onnxruntime's may take them in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto
+
+from opgraph.errors import OpGraphError
+from opgraph.ir import opdef
+from opgraph.ir.op import Op
+from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
+
+#: ONNX ops that read only the shape of their input.
+_SHAPE_READERS = ("Shape", "Size")
+
+#: dtypes that onnxruntime has pointwise kernels for on the CPU; what it has no kernel for, it refuses as a whole.
+RUNS = frozenset(("f64", "f32", "f16", "s64", "s32", "boolean"))
+
+#: Named units that onnxruntime's optimizer makes one kernel of, in f32.
+FUSED_THERE = frozenset(("swish", "gelu"))
+
+
+class NodeWriter:
+    """Writes ops as nodes of one model, native ones in ONNX's own ops.
+
+    Args:
+        opset: of ai.onnx.
+        names: the names of all values.
+
+    Attributes:
+        scalars: constants that the nodes read beside their operands, by name.
+    """
+
+    def __init__(self, opset: int, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._emitter = _emitter(opset, set(names.values()))
+
+    @property
+    def scalars(self) -> dict[str, np.ndarray]:
+        """See the class."""
+        found: dict[str, np.ndarray] = self._emitter.scalars
+        return found
+
+    def nodes(self, op: Op) -> list[NodeProto] | None:
+        """The nodes of an op; None where ai.onnx has no ops that mean the same.
+
+        Raises:
+            ModelError: a Wildcard whose attributes describe no node.
+        """
+        if is_onnx_node(op):
+            return [node_of(op, self._names)]
+        inputs = [(t, self._names[t.id]) for t in op.inputs]
+        output = (op.outputs[0], self._names[op.outputs[0].id])
+        try:
+            made: list[NodeProto] = self._emitter.nodes(
+                opdef.get(op.kind, where=op.label), op.attrs, inputs, output, op
+            )
+        except OpGraphError:
+            return None
+        return None if self._emitter.functions.functions or self._emitter.domains else made
+
+
+def _emitter(opset: int, taken: set[str]) -> Any:
+    # The writer of ONNX files knows every form; what is read back by onnxruntime at once is written as a file would be.
+    from opgraph.onnx.emit import Emitter  # front door: a later stage
+    from opgraph.onnx.functions import FunctionTable
+    from opgraph.onnx.target import target_of
+
+    return Emitter(opset, "decomposed", target_of("onnxruntime"), taken, FunctionTable(opset))
+
+
+def is_writable(op: Op, opset: int) -> bool:
+    """Whether a native op has a form in ai.onnx ops of that opset that onnxruntime has kernels for."""
+    tensors = (*op.inputs, *op.outputs)
+    if not all(t.dtype in RUNS for t in tensors):
+        return False
+    return NodeWriter(opset, {t.id: f"t{t.id}" for t in tensors}).nodes(op) is not None
+
+
+def opset_of_region(ops: Iterable[Op]) -> int:
+    """The opset of ai.onnx that the nodes carried by some ops belong to; 20 where there are none."""
+    return next((opset_of(op)[1] for op in ops if is_onnx_node(op) and opset_of(op)[0] == ""), 20)
+
+
+def reads_shape_alone(op: Op) -> bool:
+    """Whether a carried node needs no data of its inputs."""
+    return op.attrs.get("onnx_op") in _SHAPE_READERS and opset_of(op)[0] == ""
+
+
+def is_deterministic(op: Op) -> bool:
+    """Whether equal operands give equal results; False, too, for nodes that onnx has no schema of."""
+    domain, version = opset_of(op)
+    return _deterministic(str(op.attrs["onnx_op"]), version, domain)
+
+
+@cache
+def _deterministic(op_type: str, version: int, domain: str) -> bool:
+    try:
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.Deterministic)
