@@ -28,7 +28,7 @@ class DeviceClock:
         self._cuda: Any = torch.cuda
         size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._other: Any = None if warm else torch.empty(max(4 * size, 64 << 20), dtype=torch.uint8, device="cuda")
-        self._events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(CALLS)]
+        self._events = [tuple(self._cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(CALLS)]
 
     def repeats(self, seconds: float) -> int:
         """One run is always CALLS calls."""
@@ -43,4 +43,5 @@ class DeviceClock:
             call()
             after.record()
         self._cuda.synchronize()
-        return statistics.median(before.elapsed_time(after) for before, after in self._events) * 1e-3
+        milliseconds = [float(before.elapsed_time(after)) for before, after in self._events]
+        return statistics.median(milliseconds) * 1e-3

@@ -114,3 +114,19 @@ def _like(array: np.ndarray, target: Any) -> Any:
     from opgraph.runtime.providers.torch import from_numpy
 
     return from_numpy(array).to(target.device)
+
+
+def far_off(
+    results: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarray], types: Mapping[str, str]
+) -> tuple[float, str]:
+    """How far a model's outputs are from the truth, in units in the last place of the largest, and what is wrong."""
+    off, wrong = 0.0, ""
+    for name, true in truth.items():
+        if types[name] not in dtypes.FLOATS:
+            wrong = wrong or ("" if np.array_equal(results[name], true) else f"{name} differs")
+            continue
+        apart = _apart(np.asarray(results[name]).astype(np.float64), true, types[name])
+        if not apart <= half_the_digits(types[name]):
+            wrong = wrong or f"{name} is {apart:.3g} ulp of its largest value away from the truth"
+        off = max(off, apart)
+    return off, wrong

@@ -19,6 +19,7 @@ COMMANDS = {
     "fuse": "fuse an ONNX file, check and time the result against it",
     "check": "compare with the float64 reference, or one file with another",
     "memory": "what PyTorch keeps for backward, and the peak, of an activation or a network",
+    "bench": "this machine, or a model on it, against what you would use instead",
     "ops": "the op set, or one op's page",
     "demo": "an activation in PyTorch and four models: fuse them, run them, print what changed",
 }

@@ -70,7 +70,11 @@ def look(device: str, only: tuple[str, ...] = (), without: tuple[str, ...] = ())
             )
     found = []
     for peer in PEERS:
-        if device not in peer.devices or (only and peer.name not in only) or peer.name in without:
+        if (only and peer.name not in only) or peer.name in without:
+            continue
+        if device not in peer.devices:
+            where = "a GPU (--device cuda)" if peer.devices == ("cuda",) else "the CPU"
+            found.append(Found(peer=peer, reason=f"runs on {where} alone"))
             continue
         try:
             found.append(Found(peer=peer, version=peer.find(device)))

@@ -1,0 +1,244 @@
+"""A whole run: which peers are there, suite after suite, inside its time."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from opgraph.bench.case import require_gpu
+from opgraph.bench.machine import machine
+from opgraph.bench.peers.peer import Peer
+from opgraph.bench.peers.table import look
+from opgraph.bench.peers.torch_compiled import PEER as COMPILER
+from opgraph.bench.plan import Job, jobs, suites_of
+from opgraph.bench.results import COLD, WARM, Results
+from opgraph.errors import InvalidArguments, OpGraphError
+
+#: Seconds of `--quick`, and of a run of the GPU suites, unless told otherwise.
+QUICK, GPU = 150.0, 400.0
+#: The part of a run's time that suites other than those of entries may take.
+_OTHERS = {"host": 0.06, "compile": 0.15, "scale": 0.08, "models": 0.12}
+#: Models of `opgraph.onnx.samples`, and the size of their batch.
+SAMPLES = {"efficientnet": 2, "llama": 2, "own_activation": 512, "gated_f16": 512}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run measures. Empty tuples stand for the plan's own choice (`opgraph.bench.plan.jobs`).
+
+    Attributes:
+        budget: seconds; None: as long as it takes.
+        threads: None: as many as torch, or the machine, has.
+    """
+
+    suites: tuple[str, ...] = ("all",)
+    entries: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    device: str = "cpu"
+    quick: bool = False
+    cache: str = ""
+    peers: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    threads: int | None = None
+    budget: float | None = None
+
+
+def run(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Results:
+    """Measures.
+
+    Args:
+        say: is told what is being done, and how much time is left.
+
+    Raises:
+        InvalidArguments: settings that name what there is not.
+    """
+    suites = suites_of(settings.suites)
+    cache = settings.cache or (COLD if settings.device == "cuda" else WARM)
+    if settings.device == "cuda":
+        require_gpu()
+    planned = jobs(
+        suites,
+        settings.entries,
+        device=settings.device,
+        quick=settings.quick,
+        sizes=settings.sizes,
+        types=settings.dtypes,
+    )
+    say("looking for peers")
+    found = look(settings.device, settings.peers, settings.without)
+    threads = use_threads(settings.threads)
+    results = Results(
+        machine=machine(),
+        settings={
+            "device": settings.device,
+            "suites": list(suites),
+            "entries": list(settings.entries),
+            "quick": settings.quick,
+            "cache": cache,
+            "threads": threads,
+            "budget_s": settings.budget,
+        },
+        peers={f.peer.name: f.version for f in found if f.version},
+        absent={f.peer.name: f"{f.reason}; {f.peer.get}" for f in found if not f.version},
+    )
+    peers = [f.peer for f in found if f.version]
+    _Run(settings, results, peers, threads, cache, say).all(suites, planned)
+    return results
+
+
+def use_threads(count: int | None) -> int:
+    """Gives torch, where it is loaded, and with it opgraph so many threads; returns how many both have.
+
+    Raises:
+        InvalidArguments: more threads than cores, or fewer than one.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if count is not None and not 1 <= count <= cores:
+        raise InvalidArguments(f"{count} threads on {cores} cores", where="--threads", fix=f"use 1 to {cores}")
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return cores if count is None else count
+    if count is not None:
+        torch.set_num_threads(count)
+    return int(torch.get_num_threads())
+
+
+class _Run:
+    """The suites of a run, one method each."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        results: Results,
+        peers: list[Peer],
+        threads: int,
+        cache: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._results = results
+        self._peers = peers
+        self._threads = threads
+        self._cache = cache
+        self._begun = time.perf_counter()
+        self._tell = say
+
+    def _left(self) -> float | None:
+        if self._settings.budget is None:
+            return None
+        return max(self._settings.budget - (time.perf_counter() - self._begun), 0.0)
+
+    def _say(self, what: str) -> None:
+        left = self._left()
+        self._tell(what if left is None else f"{left:3.0f} s left, {what}")
+
+    @property
+    def _compiles(self) -> bool:
+        return any(p is COMPILER for p in self._peers)
+
+    def _share(self, suite: str, otherwise: float) -> float:
+        budget = self._settings.budget
+        return otherwise if budget is None else max(_OTHERS[suite] * budget, 1.0)
+
+    def all(self, suites: tuple[str, ...], planned: list[Job]) -> None:
+        """Every suite. Those with shares of their own run first: entries take what is left."""
+        for suite, measure in (
+            ("host", self._host),
+            ("compile", self._compile),
+            ("scale", self._scale),
+            ("models", self._models),
+        ):
+            if suite in suites:
+                try:
+                    measure()
+                except (OpGraphError, RuntimeError) as error:
+                    self._results.absent[f"suite {suite}"] = " ".join(str(error).split())[:300]
+        if planned:
+            self._entries(planned)
+
+    def _entries(self, planned: list[Job]) -> None:
+        from opgraph.bench.suites.entries import Budget, row_of
+
+        caches = (WARM, COLD) if self._cache == "both" else (self._cache,)
+        budget = Budget(self._left(), len(planned) * len(caches))
+        for index, job in enumerate(planned):
+            for cache in caches:
+                label = f"{index + 1}/{len(planned)} {job.entry.name}, {job.direction}, {job.size:,} {job.dtype}"
+                row = row_of(
+                    job,
+                    self._peers,
+                    self._settings.device,
+                    self._threads,
+                    cache,
+                    budget,
+                    lambda what, label=label: self._say(f"{label}: {what}"),  # type: ignore[misc]
+                )
+                self._results.rows.append(row)
+
+    def _host(self) -> None:
+        from opgraph.bench.suites import host
+
+        peers = [p for p in self._peers if p is not COMPILER or not self._settings.quick]
+        self._results.figures += host.measured(
+            peers, self._settings.device, self._threads, self._share("host", 10.0), lambda w: self._say(f"host: {w}")
+        )
+
+    def _compile(self) -> None:
+        from opgraph.bench.suites import latency
+
+        seconds = None if self._settings.budget is None else self._share("compile", 0.0)
+        self._results.figures += latency.measured(
+            self._settings.device,
+            self._threads,
+            quick=self._settings.quick,
+            with_torch=self._compiles,
+            seconds=seconds,
+            say=lambda w: self._say(f"compile: {w}"),
+        )
+
+    def _scale(self) -> None:
+        from opgraph.bench.suites import scale
+
+        self._results.figures += scale.measured(quick=self._settings.quick, say=lambda w: self._say(f"scale: {w}"))
+
+    def _models(self) -> None:
+        from opgraph.bench.suites import models
+
+        share = self._share("models", 30.0) / (len(SAMPLES) + 2)
+        if "onnxruntime" in self._results.peers:
+            self._samples(share)
+        if "torch eager" in self._results.peers:
+            self._results.rows += models.of_networks(
+                quick=self._settings.quick,
+                compiles=self._compiles and not self._settings.quick,
+                budget=share,
+                say=lambda w: self._say(f"models: {w}"),
+            )
+
+    def _samples(self, share: float) -> None:
+        import opgraph as og
+        from opgraph.bench.suites import models
+        from opgraph.onnx import samples
+
+        with tempfile.TemporaryDirectory(prefix="opgraph-bench-") as folder:
+            for name, batch in SAMPLES.items():
+                path = Path(folder) / f"{name}.onnx"
+                samples.write(getattr(samples, name)(), path)
+                graph = og.onnx.load(path)
+                feeds = {t.name or "": models.drawn(t, {"batch": batch, "seq": 64}) for t in graph.inputs}
+                row = models.of_graph(
+                    name,
+                    graph,
+                    feeds,
+                    model=str(path),
+                    threads=self._threads,
+                    budget=share,
+                    say=lambda what, name=name: self._say(f"models: {name}: {what}"),  # type: ignore[misc]
+                )
+                self._results.rows.append(row)

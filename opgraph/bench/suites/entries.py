@@ -1,0 +1,114 @@
+"""The suites of entries: job after job, inside a budget of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from opgraph.bench.case import make
+from opgraph.bench.peers.peer import Peer
+from opgraph.bench.peers.torch_compiled import PEER as COMPILER
+from opgraph.bench.plan import Job, available_bytes, needed_bytes
+from opgraph.bench.results import COLD, WARM, Cell, Row
+from opgraph.bench.suites.timed import Say, measured
+from opgraph.bench.timing import Clock, HostClock
+from opgraph.errors import OpGraphError
+
+#: Seconds of timing for one row: where time is no matter; and at least.
+ROW, SHORTEST = 2.0, 0.15
+_GIB = 2**30
+
+
+class Budget:
+    """Shares what is left of a run's time among the rows that are left.
+
+    Args:
+        seconds: None: as long as it takes.
+        rows: how many there will be.
+    """
+
+    def __init__(self, seconds: float | None, rows: int) -> None:
+        self._end = None if seconds is None else time.perf_counter() + seconds
+        self._rows = rows
+        self._done = 0
+        self._spent = 0.0
+        self._compiling = 5.0
+
+    def left(self) -> float | None:
+        """Seconds."""
+        return None if self._end is None else max(self._end - time.perf_counter(), 0.0)
+
+    def of_row(self) -> float:
+        """Seconds of timing for the next row: its share, less what building and checking took in rows before."""
+        left = self.left()
+        if left is None:
+            return ROW
+        overhead = self._spent / self._done if self._done else 0.5
+        return min(max(left / max(self._rows - self._done, 1) - overhead, SHORTEST), ROW)
+
+    def may_compile(self) -> bool:
+        """Whether torch.compile's seconds would leave every later row its shortest time."""
+        left = self.left()
+        if left is None:
+            return True
+        overhead = self._spent / self._done if self._done else 0.5
+        return left > self._compiling + (self._rows - self._done) * (overhead + SHORTEST)
+
+    def end_row(self, row: Row, begun: float, timing: float) -> None:
+        """Learns from a row."""
+        compiled = [c.first_ms for c in row.cells if c.peer == COMPILER.name and c.first_ms is not None]
+        if compiled:
+            self._compiling = 0.7 * self._compiling + 0.3 * compiled[0] * 1e-3
+        self._done += 1
+        self._spent += max(time.perf_counter() - begun - timing - sum(compiled) * 1e-3, 0.0)
+
+
+def clock_of(device: str, cache: str) -> Clock:
+    """The clock of a device."""
+    if device == "cuda":
+        from opgraph.bench.device_clock import DeviceClock
+
+        return DeviceClock(warm=cache == WARM)
+    return HostClock(cold=4 * last_level_cache() if cache == COLD else 0)
+
+
+def last_level_cache() -> int:
+    """Bytes of the CPU's largest cache; 32 MiB where the machine does not say."""
+    import os
+
+    return max(os.sysconf(name) for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE")) or 32 << 20
+
+
+def row_of(job: Job, peers: Sequence[Peer], device: str, threads: int, cache: str, budget: Budget, say: Say) -> Row:
+    """Measures one job; a row that says why where it cannot be."""
+    begun = time.perf_counter()
+    size, available = needed_bytes(job), available_bytes(device)
+    missing = job.entry.missing()
+    timing = budget.of_row()
+    if missing:
+        row = _failed(job, cache, f"opgraph has no {missing}")
+    elif size > available:
+        row = _failed(job, cache, f"needs {size / _GIB:.1f} GiB of memory, {available / _GIB:.1f} are free")
+    else:
+        compiles = job.compiles and budget.may_compile()
+        taking = [p for p in peers if compiles or p is not COMPILER]
+        try:
+            say("arrays")
+            case = make(job.entry, job.direction, job.dtype, job.size, device, threads)
+            row = measured(case, taking, clock_of(device, cache), timing, cache, say)
+        except (OpGraphError, MemoryError, RuntimeError) as error:
+            row = _failed(job, cache, " ".join(str(error).split())[:300])
+    budget.end_row(row, begun, timing)
+    return row
+
+
+def _failed(job: Job, cache: str, why: str) -> Row:
+    return Row(
+        suite=job.entry.suite,
+        entry=job.entry.name,
+        direction=job.direction,
+        dtype=job.dtype,
+        elements=job.size,
+        cache=cache,
+        cells=(Cell(peer="opgraph", failed=why),),
+    )

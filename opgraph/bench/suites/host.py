@@ -1,0 +1,139 @@
+"""What a call costs the host at 1,024 elements, where the work itself takes less: microseconds, and Python calls."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import opgraph as og
+from opgraph.bench.case import Case, make
+from opgraph.bench.entries import ENTRIES
+from opgraph.bench.peers.peer import Peer
+from opgraph.bench.results import Figure
+from opgraph.bench.suites.timed import Say
+from opgraph.bench.timing import Call, in_turns, once
+
+SIZE = 1024
+#: Calls in one run; a GPU's queue holds more, so that none of them waits for the device.
+CALLS = 200
+
+
+class LaunchClock:
+    """The host's time of a call, on a GPU without waiting for what it launched."""
+
+    def __init__(self, device: str) -> None:
+        self._wait: Call | None = None
+        if device == "cuda":
+            import torch
+
+            self._wait = torch.cuda.synchronize
+
+    def repeats(self, seconds: float) -> int:
+        """Always CALLS."""
+        return CALLS
+
+    def run(self, call: Call, repeats: int) -> float:
+        """Seconds of one call."""
+        if self._wait is not None:
+            self._wait()
+        found = once(call, repeats)
+        if self._wait is not None:
+            self._wait()
+        return found
+
+
+def measured(peers: Sequence[Peer], device: str, threads: int, budget: float, say: Say) -> list[Figure]:
+    """Microseconds and calls of Python functions, of opgraph and of the peers that are there.
+
+    Args:
+        budget: seconds.
+    """
+    entry = next(e for e in ENTRIES if e.name == "swish")
+    case = make(entry, "forward", "f32", SIZE, device, threads)
+    ways = _ways(case)
+    for peer in peers:
+        say(peer.name)
+        try:
+            ways[f"{peer.name}, into a buffer or new"] = peer.build(case).call
+        except Exception:  # the entries say why; a host's cost is of those that run
+            continue
+    say("timing")
+    for call in ways.values():
+        call(), call()
+    times = in_turns(ways, LaunchClock(device), budget)
+    figures = []
+    for name, call in ways.items():
+        seconds = statistics.median(t for t in times[name] if t is not None)
+        figures.append(Figure(suite="host", subject=name, column="us", value=seconds * 1e6, unit="us"))
+        figures.append(Figure(suite="host", subject=name, column="Python calls", value=python_calls(call)))
+    return figures
+
+
+def _ways(case: Case) -> dict[str, Call]:
+    """Opgraph's ways of a call, and those of a torch user."""
+    f = og.compile(case.graph, device=case.device)
+    x, out = case.arrays["x"], case.out
+    found: dict[str, Call] = {
+        "opgraph, bound": f.bind(x=x, out=out),
+        "opgraph, f(x=x, out=out)": lambda: f(x=x, out=out),
+        "opgraph, f(x=x)": lambda: f(x=x),
+    }
+    try:
+        import torch
+
+        import opgraph.torch as ogt
+        from opgraph.bench.peers.torch_tensors import tensor
+    except ImportError:
+        return found
+    t = tensor(x)
+    leaf = t.detach().clone().requires_grad_()
+    a = torch.ones((), device=leaf.device, requires_grad=True)
+    silu = torch.nn.functional.silu
+
+    @ogt.fuse
+    def swish(x: Any) -> Any:
+        return x * torch.sigmoid(x)
+
+    @ogt.fuse
+    def swish_alpha(x: Any, a: Any) -> Any:
+        return x * torch.sigmoid(a * x)
+
+    found |= {
+        "F.silu": lambda: silu(t),
+        "F.silu, needs grad": lambda: silu(leaf),
+        "@ogt.fuse x*sigmoid(x)": lambda: swish(t),
+        "@ogt.fuse x*sigmoid(x), needs grad": lambda: swish(leaf),
+        "@ogt.fuse x*sigmoid(a*x), needs grad": lambda: swish_alpha(leaf, a),
+        "eager x*sigmoid(a*x), needs grad": lambda: leaf * torch.sigmoid(a * leaf),
+        "F.silu, forward and backward": _both(lambda: silu(leaf), leaf),
+        "@ogt.fuse x*sigmoid(x), forward and backward": _both(lambda: swish(leaf), leaf),
+    }
+    return found
+
+
+def _both(forward: Callable[[], Any], leaf: Any) -> Call:
+    import torch
+
+    d_y = torch.ones_like(leaf)
+    return lambda: torch.autograd.grad(forward(), leaf, d_y)
+
+
+def python_calls(call: Call) -> int:
+    """How many Python functions a call runs, a lambda that only wraps it left out."""
+    count = 0
+
+    def saw(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(saw)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    wrapped = getattr(call, "__name__", "") == "<lambda>"
+    return count - int(wrapped)

@@ -1,0 +1,91 @@
+"""Compile time: from a graph or function to its first result, in new processes; nothing cached, then from the disk."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+
+from opgraph.bench.entries import BACKWARD, FORWARD
+from opgraph.bench.machine import fresh_process
+from opgraph.bench.results import Figure
+from opgraph.bench.suites.timed import Say
+
+#: Entry, direction. The first three for `--quick`.
+SUBJECTS = (
+    ("swish, alpha per channel", FORWARD),
+    ("chain of 12", FORWARD),
+    ("fractional (NAF1)", BACKWARD),
+    ("fractional (NAF1)", FORWARD),
+    ("chain of 12", BACKWARD),
+    ("chain of 60", FORWARD),
+)
+#: Elements: the kernel's own time is nothing.
+SIZE = 1 << 16
+_CODE = """
+import time
+from opgraph.bench.case import make
+from opgraph.bench.entries import ENTRIES
+from opgraph.bench.peers.{module} import PEER
+{device_up}
+entry = next(e for e in ENTRIES if e.name == {name!r})
+case = make(entry, {direction!r}, "f32", {size}, {device!r}, {threads})
+start = time.perf_counter()
+PEER.build(case).call()
+{wait}
+print(time.perf_counter() - start)
+"""
+
+
+def measured(
+    device: str, threads: int, *, quick: bool, with_torch: bool, seconds: float | None, say: Say
+) -> list[Figure]:
+    """Milliseconds of both, cold and warm.
+
+    Args:
+        with_torch: whether torch.compile is measured beside it, which takes some 10 s for each pair.
+        seconds: what is left of the run's time; None: as long as it takes.
+    """
+    import time
+
+    end = None if seconds is None else time.perf_counter() + seconds
+    figures: list[Figure] = []
+    for name, direction in SUBJECTS[:3] if quick else SUBJECTS:
+        subject = name if direction == FORWARD else f"{name}, {direction}"
+        rounds = 1 if quick else 3
+        say(f"{subject}: opgraph")
+        figures += _both(subject, "opgraph", "ours", name, direction, device, threads, rounds)
+        if not with_torch or (end is not None and end - time.perf_counter() < 20):
+            continue
+        say(f"{subject}: torch.compile")
+        figures += _both(subject, "torch.compile", "torch_compiled", name, direction, device, threads, 1)
+    return figures
+
+
+def _both(
+    subject: str, who: str, module: str, name: str, direction: str, device: str, threads: int, rounds: int
+) -> list[Figure]:
+    """Two processes a round share a folder that was empty before."""
+    on_gpu = device == "cuda"
+    code = _CODE.format(
+        module=module,
+        name=name,
+        direction=direction,
+        size=SIZE,
+        device=device,
+        threads=threads,
+        device_up="import torch; torch.ones(1, device='cuda')" if on_gpu else "",
+        wait="import torch; torch.cuda.synchronize()" if on_gpu else "",
+    )
+    cold, warm = [], []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="opgraph-bench-") as cache:
+            # CuPy's and torch's caches have names of their own.
+            more = dict.fromkeys(("CUPY_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), cache)
+            cold.append(fresh_process(code, cache, more)[0])
+            warm.append(fresh_process(code, cache, more)[0])
+    return [_figure(subject, f"{who}, {how}", values) for how, values in (("cold", cold), ("from disk", warm))]
+
+
+def _figure(subject: str, column: str, values: Sequence[float]) -> Figure:
+    return Figure(suite="compile", subject=subject, column=column, value=statistics.median(values), unit="ms")

@@ -1,0 +1,241 @@
+"""Whole models: a graph with its arrays in opgraph, onnxruntime and oneDNN; a network's training step in torch."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+import opgraph as og
+from opgraph.bench.peers.peer import Absent
+from opgraph.bench.peers.table import OURS, PEERS
+from opgraph.bench.results import Cell, Row
+from opgraph.bench.suites.timed import Say, with_times
+from opgraph.bench.timing import Call, HostClock, in_turns
+from opgraph.bench.truth import far_off
+from opgraph.errors import OpGraphError
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import LogicalTensor
+
+#: A made call: runs once, and says where results are then, or returns them.
+Made = tuple[Call, Mapping[str, np.ndarray]]
+
+
+def of_graph(
+    name: str,
+    graph: og.Graph,
+    feeds: Mapping[str, np.ndarray],
+    *,
+    model: str | None = None,
+    threads: int = 1,
+    budget: float = 3.0,
+    say: Say = lambda _: None,
+) -> Row:
+    """Runs one graph on the CPU in every way there is, each into its own buffers.
+
+    Args:
+        graph: finalized.
+        feeds: arrays by input name.
+        model: the ONNX file that it was read from, for onnxruntime to run as it is.
+        budget: seconds of timing.
+
+    The ways: opgraph; onnxruntime on the file, on what opgraph makes of it (`opgraph fuse`), or on the graph as ai.onnx
+    ops where it came from no file; oneDNN's library, for graphs of its kinds.
+    """
+    say("opgraph: compiling")
+    ours, ours_first = _timed(lambda: _ours(graph, feeds))
+    expected = ours[1]
+    say("the truth")
+    truth, types = _true(graph, feeds), _dtypes(graph)
+    off, wrong = far_off(expected, truth, types)
+    cells = {OURS.name: Cell(peer=OURS.name, off=off, first_ms=ours_first, failed=f"wrong: {wrong}" if wrong else "")}
+    if wrong:
+        return _row(name, graph, cells.values())
+    calls: dict[str, Call] = {OURS.name: ours[0]}
+    makers: dict[str, Callable[[], Made]] = {}
+    if _is_here("onnxruntime"):
+        if model is not None:
+            makers["onnxruntime"] = lambda: _session(model, graph, feeds, expected, threads)
+            makers["onnxruntime, fused"] = lambda: _session(_written(graph, "auto"), graph, feeds, expected, threads)
+        else:
+            makers["onnxruntime"] = lambda: _session(_written(graph, "decomposed"), graph, feeds, expected, threads)
+    if _is_here("oneDNN"):
+        makers["oneDNN"] = lambda: _onednn(graph, feeds, expected, threads)
+    for peer, maker in makers.items():
+        say(peer)
+        try:
+            made, first = _timed(maker)
+        except Exception as error:  # whatever a library raises is its answer
+            text = error.what if isinstance(error, OpGraphError) else f"{type(error).__name__}: {error}"
+            cells[peer] = Cell(peer=peer, failed=" ".join(text.split())[:300])
+            continue
+        off, wrong = far_off(made[1], truth, types)
+        cells[peer] = Cell(peer=peer, off=off, first_ms=first, failed=f"wrong: {wrong}" if wrong else "")
+        if not wrong:
+            calls[peer] = made[0]
+    say("timing")
+    times = in_turns(calls, HostClock(), budget)
+    return _row(name, graph, [with_times(cell, times) for cell in cells.values()])
+
+
+def _row(name: str, graph: og.Graph, cells: Iterable[Cell]) -> Row:
+    dtype = graph.outputs[0].dtype if graph.outputs else ""
+    return Row(suite="models", entry=name, dtype=dtype, cells=tuple(cells))
+
+
+def _timed(make: Callable[[], Made]) -> tuple[Made, float]:
+    """What was made, after its first run, and the milliseconds of both."""
+    start = time.perf_counter()
+    made = make()
+    made[0]()
+    return made, (time.perf_counter() - start) * 1e3
+
+
+def _ours(graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> Made:
+    f = og.compile(graph)
+    first = f(dict(feeds))
+    results = first if isinstance(first, dict) else {_names(graph)[0]: first}
+    # Arrays of its own for each: an output may be an input, or an array that a library keeps.
+    outs = {name: np.empty_like(np.asarray(a)) for name, a in results.items()}
+    return f.bind(dict(feeds), out=outs if len(outs) > 1 else next(iter(outs.values()))), outs
+
+
+def _names(graph: og.Graph) -> list[str]:
+    return [t.name or f"t{t.id}" for t in graph.outputs]
+
+
+def _dtypes(graph: og.Graph) -> dict[str, str]:
+    return {name: t.dtype for name, t in zip(_names(graph), graph.outputs, strict=True)}
+
+
+def _true(graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found = og.evaluate(graph, dict(feeds))
+    return found if isinstance(found, dict) else {_names(graph)[0]: found}
+
+
+def _is_here(name: str) -> bool:
+    try:
+        next(p for p in PEERS if p.name == name).find("cpu")
+    except Absent:
+        return False
+    return True
+
+
+def _written(graph: og.Graph, form: str) -> bytes:
+    from opgraph.onnx.save import to_model
+
+    return bytes(to_model(graph, form=form).SerializeToString())
+
+
+def _session(
+    model: str | bytes,
+    graph: og.Graph,
+    feeds: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    threads: int,
+) -> Made:
+    """A session bound to the arrays and to buffers of its own."""
+    import onnxruntime
+
+    from opgraph.bench.peers.onnxruntime import session
+    from opgraph.runtime.providers.onnx_session import ort_value
+
+    made = session(model, threads)
+    binding = made.io_binding()
+    known = {t.name: t for t in graph.inputs}
+    for port in made.get_inputs():
+        binding.bind_ortvalue_input(port.name, ort_value(onnxruntime, feeds[port.name], known[port.name]))
+    outs = {}
+    for tensor, name in zip(graph.outputs, _names(graph), strict=True):
+        outs[name] = np.zeros_like(expected[name])
+        binding.bind_ortvalue_output(name, ort_value(onnxruntime, outs[name], tensor))
+
+    def call(keep: Any = (feeds, outs)) -> None:  # the binding holds addresses only
+        made.run_with_iobinding(binding)
+
+    return call, outs
+
+
+def _onednn(graph: og.Graph, feeds: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], threads: int) -> Made:
+    from opgraph.onednn import library
+
+    loaded = library.load()
+    loaded.set_threads(threads)
+    outs = {name: np.zeros_like(a) for name, a in expected.items()}
+    real = loaded.build(graph)
+    bound = real.bind(dict(feeds), outs)
+    return (lambda real=real: bound()), outs
+
+
+def drawn(tensor: LogicalTensor, sizes: Mapping[str, int]) -> np.ndarray:
+    """A seeded array for an input: floats from N(0, 1); integers 0 or 1, valid as index and token alike.
+
+    Args:
+        sizes: of symbolic dimensions.
+    """
+    rng = np.random.default_rng(0)
+    shape = tuple(sizes[d] if isinstance(d, str) else d or 1 for d in tensor.dims or ())
+    record = dtypes.get(tensor.dtype)
+    values = rng.standard_normal(shape) if record.is_float else rng.integers(0, 2, shape)
+    return np.asarray(values).astype(record.numpy)
+
+
+# -- training steps in torch --
+
+
+def of_networks(*, quick: bool, compiles: bool, budget: float, say: Say) -> list[Row]:
+    """A forward and a backward pass of networks with the fractional activation, several ways.
+
+    Args:
+        quick: the small network alone.
+        compiles: whether torch.compile takes part: half a minute for the small one, minutes for ResNet-18.
+        budget: seconds of timing for each.
+    """
+    from opgraph.torch import naf1, side_by_side
+    from opgraph.torch.zoo import MODELS
+
+    ways = {n: w for n, w in side_by_side.WAYS.items() if compiles or n != side_by_side.COMPILED}
+    ways = {side_by_side.FUSED: ways.pop(side_by_side.FUSED), **ways}  # ours first
+    subjects: dict[str, Callable[[], tuple[Any, Any]]] = {
+        "3 convolutions with NAF1": lambda: side_by_side.network(naf1.NAF1)
+    }
+    if not quick:
+        subjects["ResNet-18 with NAF1, batch 16"] = lambda: (MODELS["resnet18"](naf1.NAF1, 10), _images())
+    rows = []
+    for name, make in subjects.items():
+        model, x = make()
+        calls, cells = {}, {}
+        for way, change in ways.items():
+            say(f"{name}: {way}")
+            step = _step(change(copy.deepcopy(model), naf1.NAF1), x)
+            start = time.perf_counter()
+            step()
+            cells[way] = Cell(peer=way, first_ms=(time.perf_counter() - start) * 1e3)
+            calls[way] = step
+        say(f"{name}: timing")
+        times = in_turns(calls, HostClock(), budget)
+        found = tuple(with_times(cell, times, ours=side_by_side.FUSED) for cell in cells.values())
+        rows.append(Row(suite="models", entry=name, direction="training step", cells=found))
+    return rows
+
+
+def _step(model: Any, x: Any) -> Call:
+    """A forward pass and the gradients of all parameters."""
+    import torch
+
+    wanted = list(model.parameters())
+
+    def step() -> None:
+        y = model(x)
+        torch.autograd.grad(y, wanted, torch.ones_like(y))
+
+    return step
+
+
+def _images() -> Any:
+    import torch
+
+    return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))

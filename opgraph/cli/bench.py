@@ -1,0 +1,212 @@
+"""`opgraph bench [MODEL]`: this machine, or a model on it, against what a user would pick instead."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgraph.cli.feeds import Port, feeding_arguments, feeds_for
+from opgraph.cli.main import UsageError
+from opgraph.cli.terminal import console, note, printable, progress, table
+from opgraph.errors import InvalidArguments
+
+if TYPE_CHECKING:
+    from opgraph.bench.results import Results
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMG]?)", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1_000, "M": 1 << 20, "G": 1 << 30}
+#: Elements: more fit into no memory that this was written for.
+_LARGEST = 1 << 36
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="an ONNX file, a oneDNN graph file or a text form")
+    what = parser.add_argument_group("what is measured")
+    what.add_argument("--suite", action="append", metavar="NAME", help="a suite, repeat as needed (default: all)")
+    what.add_argument("--entries", action="append", metavar="PATTERN", help='entries by name, as in "swish*"; repeat')
+    what.add_argument("--sizes", metavar="LIST", help="elements, as in 1000,1M,32M,2G")
+    what.add_argument("--dtypes", metavar="LIST", help="of f32, bf16, f16")
+    what.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    what.add_argument("--quick", action="store_true", help="one size, f32, few torch.compile: some 2.5 minutes")
+    what.add_argument("--peers", action="append", metavar="NAME", help="only this peer; repeat")
+    what.add_argument("--without", action="append", metavar="NAME", help="not this peer; repeat")
+    feeding_arguments(parser)
+    how = parser.add_argument_group("how")
+    how.add_argument("--budget", type=float, metavar="SECONDS", help="how long it may take, about")
+    how.add_argument("--threads", type=int, metavar="N", help="for every peer (default: torch's, or all cores)")
+    how.add_argument(
+        "--cache", choices=("warm", "cold", "both"), help="data in the caches or not (default: CPU warm, GPU cold)"
+    )
+    out = parser.add_argument_group("what comes out")
+    out.add_argument("--json", metavar="FILE", help="write the results")
+    out.add_argument("--plot", metavar="FOLDER", help="draw them")
+    out.add_argument("--from", metavar="FILE", dest="read", help="measure nothing: show (and draw) results of before")
+    out.add_argument("--list", action="store_true", help="the suites, entries and peers of this machine")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command."""
+    sizes, dtypes = _sizes(args.sizes), _dtypes(args.dtypes)
+    if args.budget is not None and not 0 < args.budget <= 1e6:
+        raise UsageError("no time", where=f"--budget {args.budget:g}", fix="give seconds, as in --budget 150")
+    if args.read and args.model:
+        raise UsageError("--from shows results, a model would be measured", where="--from", fix="give one of them")
+    if args.plot:
+        _check_plot(args.plot)
+    try:
+        if args.list:
+            return _list(args.device)
+        results = _read(args.read) if args.read else _measured(args, sizes, dtypes)
+    except InvalidArguments as error:
+        raise (
+            error if isinstance(error, UsageError) else UsageError(error.what, where=error.where, fix=error.fix)
+        ) from None
+    if args.json:
+        Path(args.json).write_text(results.to_json(), encoding="utf-8")
+    _print(results)
+    if args.plot:
+        from opgraph.bench.plots import draw
+
+        for path in draw(results, args.plot):
+            console().print(f"drawn to {printable(str(path))}")
+    failed = [row.label for row in results.rows if row.cells and row.ours.failed.startswith("wrong")]
+    return 1 if failed else 0
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    found = []
+    for word in (text or "").split(",") if text is not None else ():
+        match = _SIZE.fullmatch(word.strip())
+        size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
+        if not 0 < size <= _LARGEST:
+            raise UsageError(f"{word!r} is no size", where="--sizes", fix="give elements, as in --sizes 1000,1M,32M")
+        found.append(size)
+    return tuple(found)
+
+
+def _dtypes(text: str | None) -> tuple[str, ...]:
+    from opgraph.bench.plan import DTYPES
+
+    found = tuple(word.strip() for word in text.split(",")) if text is not None else ()
+    for word in found:
+        if word not in DTYPES:
+            raise UsageError(f"{word!r} is not measured", where="--dtypes", fix=f"use {', '.join(DTYPES)}")
+    return found
+
+
+def _check_plot(folder: str) -> None:
+    """Before minutes of measuring: that there will be something to draw with, and a place for it."""
+    from opgraph.bench.plots import require
+
+    require()
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise UsageError("the pictures go to a folder", where=f"--plot {folder}", fix="give a folder, not a file")
+
+
+def _read(path: str) -> Results:
+    from opgraph.bench.results import read
+
+    return read(path)
+
+
+def _measured(args: argparse.Namespace, sizes: tuple[int, ...], dtypes: tuple[str, ...]) -> Results:
+    from opgraph.bench import run as bench_run
+
+    if args.model:
+        return _of_model(args)
+    suites = tuple(args.suite or ("all",))
+    budget = args.budget
+    if budget is None and args.quick:
+        budget = bench_run.QUICK
+    if budget is None and args.device == "cuda" and "gpu" in suites:
+        budget = bench_run.GPU
+    settings = bench_run.Settings(
+        suites=suites,
+        entries=tuple(args.entries or ()),
+        sizes=sizes,
+        dtypes=dtypes,
+        device=args.device,
+        quick=args.quick,
+        cache=args.cache or "",
+        peers=tuple(args.peers or ()),
+        without=tuple(args.without or ()),
+        threads=args.threads,
+        budget=budget,
+    )
+    if budget is not None:
+        note(f"this takes some {budget:.0f} s")
+    with progress() as step:
+        return bench_run.run(settings, step)
+
+
+def _of_model(args: argparse.Namespace) -> Results:
+    """One model, on the CPU."""
+    from opgraph.bench import run as bench_run
+    from opgraph.bench.machine import machine
+    from opgraph.bench.peers.table import look
+    from opgraph.bench.results import Results
+    from opgraph.bench.suites import models
+    from opgraph.cli.models import ONNX, form_of, load_model
+
+    if args.device != "cpu":
+        raise UsageError("models are measured on the CPU", where="--device", fix="leave it out")
+    with progress() as step:
+        step("reading the model")
+        graph = load_model(args.model)
+        ports = [Port(t.name or f"t{t.id}", t.dtype, t.dims) for t in graph.inputs]
+        feeds = feeds_for(args, ports)
+        step("looking for peers")
+        found = [f for f in look("cpu") if f.peer.name in ("onnxruntime", "oneDNN")]
+        threads = bench_run.use_threads(args.threads)
+        results = Results(
+            machine=machine(),
+            settings={"model": Path(args.model).name, "threads": threads, "device": "cpu"},
+            peers={f.peer.name: f.version for f in found if f.version},
+            absent={f.peer.name: f"{f.reason}; {f.peer.get}" for f in found if not f.version},
+        )
+        results.rows.append(
+            models.of_graph(
+                Path(args.model).name,
+                graph,
+                feeds,
+                model=args.model if form_of(args.model) == ONNX else None,
+                threads=threads,
+                budget=args.budget or 5.0,
+                say=step,
+            )
+        )
+    return results
+
+
+def _list(device: str) -> int:
+    from opgraph.bench.entries import ENTRIES
+    from opgraph.bench.peers.table import look
+    from opgraph.bench.plan import OTHER_SUITES
+
+    out = console()
+    rows = [(e.suite, e.name, ", ".join(e.directions), (e.formula.__doc__ or "").strip()) for e in ENTRIES]
+    rows += [(suite, "", "", "") for suite in OTHER_SUITES]
+    out.print(table("", ("suite", "entry", "directions", "~what"), rows))
+    found = [(f.peer.name, f.version or f"absent: {f.reason}", "" if f.version else f.peer.get) for f in look(device)]
+    out.print(table("", ("peer", "~version", "~how to get it"), found))
+    return 0
+
+
+def _print(results: Results) -> None:
+    from opgraph.bench import report
+
+    out = console()
+    for line in report.summary(results):
+        out.print(printable(line))
+    made = report.tables(results)
+    # A table of many peers is wider than a terminal; a cut number would be a wrong one.
+    out.width = max(out.width, 230)
+    for one in made:
+        out.print(table("", one.columns, one.rows, right=one.right))
+    if any(row.cells for row in results.rows):
+        out.print(report.LEGEND)
+    for line in report.remarks(results):
+        out.print(printable(line))
