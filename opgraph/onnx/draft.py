@@ -103,7 +103,8 @@ class Draft:
         assert self.origin is not None
         tensor = self.origin.tensors[name]
         if self.origin.extent(name) is None and name not in self.origin.replaced:
-            return ir.to_proto(tensor)
+            # onnx_ir (1.1) writes metadata twice.
+            return tensor.raw if isinstance(tensor, ir.serde.TensorProtoTensor) else ir.to_proto(tensor)
         shape = [int(d) for d in tensor.shape.numpy()]
         return TensorProto(name=name, dims=shape, data_type=int(tensor.dtype), raw_data=self.origin.raw(name).tobytes())
 

@@ -40,6 +40,7 @@ class Origin:
         tensors: the initializers of the main graph, by name.
         inputs: the names of the true inputs.
         replaced: other values for some initializers, of their dtypes and shapes.
+        headers: the initializers that lie in data files, as the model states them.
     """
 
     label: str
@@ -48,6 +49,7 @@ class Origin:
     tensors: dict[str, ir.TensorProtocol]
     inputs: list[str]
     replaced: dict[str, np.ndarray] = field(default_factory=dict)
+    headers: dict[str, onnx.TensorProto] = field(default_factory=dict)
     _folders: dict[str, DataFolder] = field(default_factory=dict)
 
     def extent(self, name: str) -> Extent | None:
@@ -170,6 +172,7 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
     inputs = [i.name for i in proto.graph.input]
     base = os.fspath(path.parent) if path is not None else ""
     tensors: dict[str, ir.TensorProtocol] = {}
+    headers: dict[str, onnx.TensorProto] = {}
     for tensor in proto.graph.initializer:
         if not isinstance(tensor.name, str):  # protobuf hands over what is no UTF-8 as bytes
             raise ModelError(f"{tensor.name!r:.100} is no UTF-8 text", where=label, fix="fetch the model again")
@@ -184,11 +187,13 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
                 fix="pass the model's path, or an onnx_ir.Model",
             )  # fmt: skip
         tensors[tensor.name] = _external(tensor, base, where) if external else ir.from_proto(tensor)
+        if external:
+            headers[tensor.name] = tensor
         if external or tensor.ByteSize() > SMALL:
             add_stand_in(skeleton, tensor.name, tensor.data_type, list(tensor.dims), inputs)
         else:
             skeleton.graph.initializer.append(tensor)
-    return Origin(label, path, skeleton, tensors, inputs)
+    return Origin(label, path, skeleton, tensors, inputs, headers=headers)
 
 
 def _copy_field(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:

@@ -160,6 +160,8 @@ def _spots(graph: Graph, source: Source, request: Request, opset: int) -> list[_
         for unit in find_units(graph):
             if not unit.kind or unit.name in request.keep or unit.root.id not in source.node_of:
                 continue
+            if any(nodes[source.node_of[op.id]].device_configurations for op in unit.ops if op.id in source.node_of):
+                continue  # who says where a node runs does not mean another node
             node = nodes[source.node_of[unit.root.id]]
             composed = unit.root.kind != unit.kind
             if unit.kind == CHOSEN:

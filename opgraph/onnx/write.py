@@ -122,15 +122,27 @@ def _raw(draft: Draft, name: str) -> np.ndarray:
 
 
 def _reference(draft: Draft, name: str, location: str, offset: int, size: int) -> TensorProto:
+    said = {"location": location, "offset": str(offset), "length": str(size)}
     if name in draft.arrays:
         proto = tensor_proto(name, draft.arrays[name])
         proto.ClearField("raw_data")
+    elif draft.origin is not None and name in draft.origin.headers:
+        proto = TensorProto()
+        proto.CopyFrom(draft.origin.headers[name])
+        if _old_place(draft, name) == Extent(location, offset, size):
+            return proto
+        kept = [e for e in proto.external_data if e.key not in said and name not in draft.origin.replaced]
+        del proto.external_data[:]
+        for key, value in said.items():
+            proto.external_data.add(key=key, value=value)
+        proto.external_data.extend(kept)  # a checksum, say
+        return proto
     else:
         assert draft.origin is not None
         tensor = draft.origin.tensors[name]
         proto = TensorProto(name=name, dims=[int(d) for d in tensor.shape.numpy()], data_type=int(tensor.dtype))
     proto.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(size))):
+    for key, value in said.items():
         proto.external_data.add(key=key, value=value)
     return proto
 
