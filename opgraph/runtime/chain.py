@@ -61,7 +61,7 @@ class Chain:
         self._sets: dict[Any, ShapeSet] = {}
         self._lock = threading.Lock()
         donates = any(source is not None for step in self.steps for source in step.donated)
-        self._plans = plans and not donates and (len(self.steps) > 1 or bool(static))
+        self._plans = plans and not donates
 
     @property
     def main(self) -> tuple[Step, ...]:
@@ -94,10 +94,8 @@ class Chain:
 
         None where it takes a whole call to do so.
         """
-        if len(self.steps) == 1 and not self._plans:
-            return self._lone(arrays, outs)
         if not self._plans:
-            return None
+            return self._lone(arrays, outs) if len(self.steps) == 1 else None
         self(arrays, outs)  # finds out the shapes
         known = self._known(arrays)
         frame = None if known is None else self._frame(known, arrays, outs)

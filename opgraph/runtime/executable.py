@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from opgraph.errors import InvalidArguments
@@ -52,7 +53,9 @@ class Executable:
         found = needed_for(self._partitioning.partitions, {t.id for t in graph.outputs})
         self._wiring, runs = assembled(graph, found, engine, rounding, regroup=regroup)
         donated = {t.id: t for t, name in zip(self._ins.tensors, self._ins.names) if name in donate}
-        self._chain = chained(graph, self._wiring, runs, donated, self._exchange, plans=engine.kind == "cpu")
+        self._is_kernel = len(self.partitions) == 1 and self.partitions[0].kind == FUSED
+        plans = engine.kind == "cpu" and not self._is_kernel
+        self._chain = chained(graph, self._wiring, runs, donated, self._exchange, plans=plans)
         self._steps = self._chain.steps
         # One kernel whose operands are the graph's inputs and outputs, in the same order: arrays go straight to it.
         self._direct = (
@@ -61,7 +64,6 @@ class Executable:
             and self._steps[0].makes == tuple(t.id for t in graph.outputs)
             and not donate
         )
-        self._is_kernel = len(self.partitions) == 1 and self.partitions[0].kind == FUSED
         self._single = len(self._outs.names) == 1
 
     @property
@@ -151,7 +153,7 @@ class Executable:
         arrays = self._ins.bind(feeds, named)
         outs = self._out_arrays(out, arrays)
         prepared = self._chain.bound(arrays, outs)
-        launch = (lambda: self._again(arrays, outs)) if prepared is None else prepared[0]
+        launch = partial(self._again, arrays, outs) if prepared is None else prepared[0]
 
         def call(keep: Any = (arrays, outs, prepared)) -> Any:  # a launch holds addresses only
             launch()

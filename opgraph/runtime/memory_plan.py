@@ -90,7 +90,9 @@ class MemoryPlan:
         rows = [("value", "bytes", "offset", "steps", "over")]
         for b in self.buffers:
             steps = f"{b.value.first}-{b.value.last}"
-            rows.append((b.value.name, str(b.value.size), str(b.offset), steps, over[b.over] if b.over else ""))
+            rows.append(
+                (b.value.name, str(b.value.size), str(b.offset), steps, over[b.over] if b.over is not None else "")
+            )
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([head, *lines])

@@ -104,4 +104,5 @@ def _deterministic(op_type: str, version: int, domain: str) -> bool:
         schema = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return False
-    return bool(schema.node_determinism == onnx.defs.OpSchema.NodeDeterminism.Deterministic)
+    said = getattr(schema, "node_determinism", None)  # newer than the oldest onnx that works
+    return bool(said == onnx.defs.OpSchema.NodeDeterminism.Deterministic) if said is not None else False
