@@ -63,7 +63,9 @@ def load(model: ModelLike, *, library: bool = False) -> Graph:
 
 def imported(origin: Origin, *, library: bool = False) -> Graph:
     """The graph of a validated model; see `load` for `library`."""
-    origin.skeleton, notes = unfolded(origin.skeleton, origin.label)
+    model = origin.skeleton
+    origin.skeleton, notes = unfolded(model, origin.label)
+    origin.folded = model if origin.skeleton is not model else None
     reader = _Reader(origin, library)
     reader.graph.notes.extend(notes)
     return reader.read()

@@ -40,6 +40,7 @@ class Origin:
         tensors: the initializers of the main graph, by name.
         inputs: the names of the true inputs.
         replaced: other values for some initializers, of their dtypes and shapes.
+        folded: the model before functions of others were unfolded, if some were.
         headers: the initializers that lie in data files, as the model states them.
     """
 
@@ -49,6 +50,7 @@ class Origin:
     tensors: dict[str, ir.TensorProtocol]
     inputs: list[str]
     replaced: dict[str, np.ndarray] = field(default_factory=dict)
+    folded: onnx.ModelProto | None = None
     headers: dict[str, onnx.TensorProto] = field(default_factory=dict)
     _folders: dict[str, DataFolder] = field(default_factory=dict)
 

@@ -86,6 +86,10 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     emitter = Emitter(opset, "function" if form == "auto" else form, target, names, FunctionTable(opset))
     made = _made(source, spots, norms, emitter)
     _count(spots, norms, summary)
+    if not made and wanted is None and origin.folded is not None:
+        # Nothing changes, so functions of others stay functions.
+        skeleton.CopyFrom(origin.folded)
+        return Draft(skeleton, list(origin.inputs), summary, origin=origin, kept=list(origin.tensors))
     nodes = _replaced(skeleton.graph, made)
     nodes = _without_unused(nodes, skeleton.graph, _may_go(source, spots, norms, skeleton.graph))
     draft = Draft(skeleton, list(origin.inputs), summary, origin=origin)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, SparseTensorProto
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -16,6 +17,8 @@ from opgraph.ir.schema import f32
 from opgraph.onnx.forms import attribute_default, kinds_of, slots
 from opgraph.runtime.providers.onnx_node import KIND_KEY, OPERANDS_KEY, encoded, plain_value
 
+#: Sparse constants of more elements stay sparse: what a file states costs nothing to state.
+_LARGEST_DENSE = 1 << 24
 #: A native op, not yet in a graph: kind, inputs, attributes.
 Native = tuple[str, list[LogicalTensor], dict[str, AttrValue]]
 
@@ -173,8 +176,27 @@ def constant_value(node: NodeProto) -> np.ndarray | None:
     if attribute.name == "value" and attribute.t.data_type in dtypes.BY_ONNX:
         array = np.asarray(ir.from_proto(attribute.t).numpy())
         return array.reshape(tuple(attribute.t.dims))
+    if attribute.name == "sparse_value":
+        return _dense(attribute.sparse_tensor)
     typed: Mapping[str, type] = {"value_float": np.float32, "value_floats": np.float32,
                                  "value_int": np.int64, "value_ints": np.int64}  # fmt: skip
     if attribute.name in typed:
         return np.asarray(plain_value(attribute), typed[attribute.name])
     return None
+
+
+def _dense(tensor: SparseTensorProto) -> np.ndarray | None:
+    """A sparse constant with its zeros; None where opgraph has no word for its type, or where it would be huge.
+
+    The checker has looked at it: indices are in order and in range, one for each value or one row for each.
+    """
+    import onnx_ir as ir
+
+    size = math.prod(tensor.dims)
+    if tensor.values.data_type not in dtypes.BY_ONNX or not 0 <= size <= _LARGEST_DENSE:
+        return None
+    values, places = (np.asarray(ir.from_proto(t).numpy()) for t in (tensor.values, tensor.indices))
+    shape = tuple(tensor.dims)
+    result = np.zeros(size, values.dtype)
+    result[places if places.ndim == 1 else np.ravel_multi_index(tuple(places.T), shape)] = values
+    return result.reshape(shape)

@@ -29,9 +29,16 @@ def validate(origin: Origin) -> None:
     skeleton = origin.skeleton
     _check_header(skeleton, origin.label)
     _write_plain_domains(skeleton)
+    functions = {(f.domain, f.name, f.overload) for f in skeleton.functions}
     for scope in _scopes(skeleton, origin.label):
         for node in scope.nodes:
             _check_node(node, scope)
+            if node.overload and (node.domain, node.op_type, node.overload) not in functions:
+                raise ModelError(
+                    f"no function has the overload {node.overload!r}",
+                    where=f'{node.op_type} "{node.name}" of {scope.place}',
+                    fix="repair or export the model again",
+                )
         if scope.graph is not None:
             _check_graph(scope.graph, scope.place, main=scope.graph is skeleton.graph)
     _forget_listed_constants(origin)

@@ -64,7 +64,8 @@ def _reweighted(origin: Origin, weights: Mapping[str, np.ndarray]) -> Origin:
             name = node.output[0]
             node.attribute.append(onnx.helper.make_attribute("value", tensor_proto(name, weights[name])))
     initializers = {n: a for n, a in weights.items() if n in origin.tensors}
-    return replace(origin, skeleton=skeleton, replaced={**origin.replaced, **initializers})
+    # A function's constants are not known by name, so the model is written unfolded.
+    return replace(origin, skeleton=skeleton, replaced={**origin.replaced, **initializers}, folded=None)
 
 
 def with_weights(graph: Graph, weights: Mapping[str, Any]) -> Graph:

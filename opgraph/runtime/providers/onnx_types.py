@@ -14,31 +14,32 @@ from opgraph.ir.logical_tensor import LogicalTensor
 #: onnxruntime's word for each TensorProto.DataType.
 ELEMENT_NAMES = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
 _BY_ELEMENT = {name: value for value, name in ELEMENT_NAMES.items()}
-_WRAPPED = re.compile(r"(seq|optional|tensor|sparse_tensor)\((.*)\)")
+_WRAPPED = re.compile(r"(seq|optional|tensor|sparse_tensor)\((.*)\)|map\((\w+),(.*)\)")
 
 
 def type_text(proto: TypeProto) -> str:
-    """A type without its dimensions, as onnxruntime writes it: tensor(uint16), seq(tensor(float)); "" if unknown."""
+    """A type without its dimensions, as onnxruntime writes it: tensor(uint16), seq(map(int64,tensor(float))).
+
+    "" where the model does not say.
+    """
     prefix, suffix = "", ""
     while True:
         case = proto.WhichOneof("value")
         if case == "tensor_type":
             return f"{prefix}tensor({ELEMENT_NAMES.get(proto.tensor_type.elem_type, 'undefined')}){suffix}"
         if case == "sparse_tensor_type":
-            return (
-                f"{prefix}sparse_tensor({ELEMENT_NAMES.get(proto.sparse_tensor_type.elem_type, 'undefined')}){suffix}"
-            )
-        if case not in ("sequence_type", "optional_type"):
+            element = ELEMENT_NAMES.get(proto.sparse_tensor_type.elem_type, "undefined")
+            return f"{prefix}sparse_tensor({element}){suffix}"
+        if case == "sequence_type":
+            word, proto = "seq(", proto.sequence_type.elem_type
+        elif case == "optional_type":
+            word, proto = "optional(", proto.optional_type.elem_type
+        elif case == "map_type":
+            word = f"map({ELEMENT_NAMES.get(proto.map_type.key_type, 'undefined')},"
+            proto = proto.map_type.value_type
+        else:
             return ""
-        word, proto = (
-            ("seq", proto.sequence_type.elem_type)
-            if case == "sequence_type"
-            else (
-                "optional",
-                proto.optional_type.elem_type,
-            )
-        )
-        prefix, suffix = f"{prefix}{word}(", f"){suffix}"
+        prefix, suffix = prefix + word, f"){suffix}"
 
 
 def type_proto(tensor: LogicalTensor, text: str, where: str) -> TypeProto:
@@ -56,9 +57,15 @@ def type_proto(tensor: LogicalTensor, text: str, where: str) -> TypeProto:
         return result
     at = result
     while match := _WRAPPED.fullmatch(text):
-        word, text = match.groups()
-        if word in ("seq", "optional"):
+        word, text, key, inner = match.groups()
+        if key in _BY_ELEMENT:
+            at.map_type.key_type, text = _BY_ELEMENT[key], inner
+            at = at.map_type.value_type
+        elif word in ("seq", "optional"):
             at = at.sequence_type.elem_type if word == "seq" else at.optional_type.elem_type
+        elif text in _BY_ELEMENT and word == "sparse_tensor":
+            at.sparse_tensor_type.elem_type = _BY_ELEMENT[text]
+            return result
         elif text in _BY_ELEMENT and word == "tensor":
             set_tensor_type(at, _BY_ELEMENT[text], tensor if at is result else None)
             return result
