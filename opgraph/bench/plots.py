@@ -30,8 +30,9 @@ def draw(results: Results, folder: str) -> list[Path]:
     Args:
         folder: made if need be.
 
-    Returns: the files: `copy.svg` (opgraph's time as a multiple of the copy's, over size), `peers-<size>-<dtype>.svg`
-        (each peer's time as a multiple of opgraph's, entry by entry) for each size and dtype.
+    Returns: the files: `copy-<dtype>.svg` (opgraph's time as a multiple of the copy's, over size) for each dtype of
+        which there are several sizes, and `peers-<size>-<dtype>.svg` (each peer's time, and the copy's, as a multiple
+        of opgraph's, entry by entry) for each size and dtype.
 
     Raises:
         DeviceError: matplotlib is not installed.
@@ -41,12 +42,14 @@ def draw(results: Results, folder: str) -> list[Path]:
     target.mkdir(parents=True, exist_ok=True)
     written = []
     timed = [row for row in results.rows if row.copy is not None and row.copy.ratio is not None]
-    if timed:
-        written.append(_saved(_copy(pyplot, timed), target / "copy.svg"))
+    for dtype in dict.fromkeys(row.dtype for row in timed):
+        rows = [row for row in timed if row.dtype == dtype]
+        if len({row.size for row in rows}) > 1:
+            written.append(_saved(_copy(pyplot, rows), target / f"copy-{dtype}.svg"))
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in results.rows:
         if row.best is not None and row.elements:
-            groups.setdefault((size_text(row.elements), row.dtype), []).append(row)
+            groups.setdefault((size_text(row.size), row.dtype), []).append(row)
     for (size, dtype), rows in groups.items():
         if len(rows) > 1:
             name = f"peers-{size.replace(',', '')}-{dtype}.svg"
@@ -103,7 +106,7 @@ def _copy(pyplot: Any, rows: Sequence[Row]) -> Any:
     panels: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         place = panels.setdefault(f"{row.suite}, {row.direction}", {})
-        place.setdefault(f"{row.entry} {row.dtype}" if row.dtype != "f32" else row.entry, []).append(row)
+        place.setdefault(row.entry, []).append(row)
     columns = min(len(panels), 2)
     lines = -(-len(panels) // columns)
     with pyplot.rc_context(_STYLE):
@@ -112,11 +115,14 @@ def _copy(pyplot: Any, rows: Sequence[Row]) -> Any:
             axis.set_title(title)
             axis.axhline(1.0, color=_COLOURS["faint"][0], linewidth=1, linestyle="--")
             for index, (name, found) in enumerate(entries.items()):
-                _line(axis, index, name, sorted(found, key=lambda row: row.elements))
+                _line(axis, index, name, sorted(found, key=lambda row: row.size))
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.grid(True, linewidth=0.5)
             axis.set_xlabel("elements")
+            sizes = {size_text(row.size): row.size for found in entries.values() for row in found}
+            axis.set_xticks(list(sizes.values()), list(sizes))
+            axis.minorticks_off()
             axis.set_ylabel("time / time of a copy")
             axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
             _plain(axis.yaxis)
@@ -128,7 +134,7 @@ def _copy(pyplot: Any, rows: Sequence[Row]) -> Any:
 
 def _line(axis: Any, index: int, name: str, rows: Sequence[Row]) -> None:
     ratios = [row.copy.ratio for row in rows if row.copy is not None and row.copy.ratio is not None]
-    sizes = [row.elements for row in rows]
+    sizes = [row.size for row in rows]
     colour = _LINES[index % len(_LINES)]
     axis.plot(
         sizes,
@@ -144,20 +150,31 @@ def _line(axis: Any, index: int, name: str, rows: Sequence[Row]) -> None:
 
 def _peers(pyplot: Any, rows: Sequence[Row], title: str) -> Any:
     """One line for each row: a mark for each peer, at its time as a multiple of opgraph's."""
-    names = list(dict.fromkeys(c.peer for row in rows for c in row.cells[1:] if c.ratio is not None))
+    marks = [{c.peer: c.ratio for c in row.cells if c.ratio is not None} for row in rows]
+    for row, found in zip(rows, marks, strict=True):
+        if row.copy is not None and row.copy.ratio is not None:
+            found["copy"] = row.copy.ratio
+    names = sorted(dict.fromkeys(name for found in marks for name in found), key=lambda name: name == "copy")
     with pyplot.rc_context(_STYLE):
         figure, axis = pyplot.subplots(figsize=(8.0, 1.1 + 0.19 * len(rows)))
         axis.set_title(f"{title}: the peer's time / opgraph's")
         axis.axvline(1.0, color=_LINES[0], linewidth=1.4)
         for index, name in enumerate(names):
             colour = _LINES[1 + index % (len(_LINES) - 1)]
-            for line, row in enumerate(rows):
-                found = next((c.ratio for c in row.cells if c.peer == name), None)
-                if found is None:
-                    continue
-                axis.hlines(line, 1 / found.high, 1 / found.low, color=colour, linewidth=1)
-                label = name if not any(line > k and _has(rows[k], name) for k in range(line)) else None
-                axis.plot(1 / found.median, line, color=colour, marker=_MARKS[index], markersize=4, label=label)
+            places = [(line, found[name]) for line, found in enumerate(marks) if name in found]
+            lines = [line for line, _ in places]
+            axis.hlines(
+                lines, [1 / r.high for _, r in places], [1 / r.low for _, r in places], color=colour, linewidth=1
+            )
+            axis.plot(
+                [1 / r.median for _, r in places],
+                lines,
+                color=_COLOURS["ink"][0] if name == "copy" else colour,
+                marker="|" if name == "copy" else _MARKS[index],
+                markersize=4,
+                linestyle="none",
+                label=name,
+            )
         axis.set_yticks(range(len(rows)), [row.label for row in rows])
         axis.set_ylim(len(rows) - 0.5, -0.5)
         axis.set_xscale("log")
@@ -169,15 +186,12 @@ def _peers(pyplot: Any, rows: Sequence[Row], title: str) -> Any:
     return figure
 
 
-def _has(row: Row, name: str) -> bool:
-    return any(c.peer == name and c.ratio is not None for c in row.cells)
-
-
 def _plain(axis: Any) -> None:
     """Numbers as 0.5, 1, 2, 10: no powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 

@@ -32,7 +32,8 @@ class Table:
 def tables(results: Results) -> list[Table]:
     """Every suite's."""
     made = []
-    for suite in dict.fromkeys(row.suite for row in results.rows):
+    # Whole models ran first, and are read last.
+    for suite in sorted(dict.fromkeys(row.suite for row in results.rows), key=lambda name: name == "models"):
         made.append(_entries(suite, [row for row in results.rows if row.suite == suite]))
     for suite in dict.fromkeys(f.suite for f in results.figures):
         made.append(_figures(suite, [f for f in results.figures if f.suite == suite]))

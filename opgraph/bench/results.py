@@ -47,7 +47,8 @@ class Row:
     """One thing that several peers did in turns.
 
     Attributes:
-        elements, bytes: of the entry's arrays, what is read and what is written; 0 for whole models.
+        size: elements that were asked for; 0 for whole models.
+        elements, bytes: of the result, near that; and what is read and written.
         cache: WARM: data may be in the caches; COLD: they were driven out before each run.
         cells: opgraph's first.
         copy: the best copy of as many bytes; None where there is nothing to compare with one.
@@ -57,6 +58,7 @@ class Row:
     entry: str
     direction: str = "forward"
     dtype: str = "f32"
+    size: int = 0
     elements: int = 0
     bytes: int = 0
     cache: str = WARM

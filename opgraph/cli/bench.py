@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--sizes", metavar="LIST", help="elements, as in 1000,1M,32M,2G")
     what.add_argument("--dtypes", metavar="LIST", help="of f32, bf16, f16")
     what.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
-    what.add_argument("--quick", action="store_true", help="one size, f32, few torch.compile: some 2.5 minutes")
+    what.add_argument("--quick", action="store_true", help="one size, f32, few torch.compile: some 3 minutes")
     what.add_argument("--peers", action="append", metavar="NAME", help="only this peer; repeat")
     what.add_argument("--without", action="append", metavar="NAME", help="not this peer; repeat")
     feeding_arguments(parser)

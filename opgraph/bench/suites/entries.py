@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from opgraph.bench.case import make
 from opgraph.bench.peers.peer import Peer
@@ -99,7 +100,7 @@ def row_of(job: Job, peers: Sequence[Peer], device: str, threads: int, cache: st
         except (OpGraphError, MemoryError, RuntimeError) as error:
             row = _failed(job, cache, " ".join(str(error).split())[:300])
     budget.end_row(row, begun, timing)
-    return row
+    return replace(row, size=job.size)
 
 
 def _failed(job: Job, cache: str, why: str) -> Row:

@@ -20,27 +20,33 @@ SUBJECTS = (
     ("chain of 12", BACKWARD),
     ("chain of 60", FORWARD),
 )
+#: Seconds that a pair of processes with torch.compile takes, about.
+_PAIR = 20.0
 #: Elements: the kernel's own time is nothing.
 SIZE = 1 << 16
+#: Compiled before it: what loads the modules that compile.
+FIRST = "hardswish"
 _CODE = """
 import time
 from opgraph.bench.case import make
 from opgraph.bench.entries import ENTRIES
 from opgraph.bench.peers.{module} import PEER
 {device_up}
-entry = next(e for e in ENTRIES if e.name == {name!r})
-case = make(entry, {direction!r}, "f32", {size}, {device!r}, {threads})
-start = time.perf_counter()
-PEER.build(case).call()
-{wait}
-print(time.perf_counter() - start)
+def seconds(name, direction):
+    entry = next(e for e in ENTRIES if e.name == name)
+    case = make(entry, direction, "f32", {size}, {device!r}, {threads})
+    start = time.perf_counter()
+    PEER.build(case).call()
+    {wait}
+    return time.perf_counter() - start
+print(seconds({first!r}, "forward"), seconds({name!r}, {direction!r}))
 """
 
 
 def measured(
     device: str, threads: int, *, quick: bool, with_torch: bool, seconds: float | None, say: Say
 ) -> list[Figure]:
-    """Milliseconds of both, cold and warm.
+    """Milliseconds of both, cold and warm: of a partition alone, and of the first one of a process.
 
     Args:
         with_torch: whether torch.compile is measured beside it, which takes some 10 s for each pair.
@@ -52,14 +58,27 @@ def measured(
     figures: list[Figure] = []
     for name, direction in SUBJECTS[:3] if quick else SUBJECTS:
         subject = name if direction == FORWARD else f"{name}, {direction}"
-        rounds = 1 if quick else 3
+        if end is not None and time.perf_counter() > end:
+            break
+        rounds = 1 if quick or end is not None else 3
         say(f"{subject}: opgraph")
         figures += _both(subject, "opgraph", "ours", name, direction, device, threads, rounds)
-        if not with_torch or (end is not None and end - time.perf_counter() < 20):
+        if not with_torch or (end is not None and end - time.perf_counter() < _PAIR):
             continue
         say(f"{subject}: torch.compile")
         figures += _both(subject, "torch.compile", "torch_compiled", name, direction, device, threads, 1)
-    return figures
+    return _first_ones(figures)
+
+
+def _first_ones(figures: list[Figure]) -> list[Figure]:
+    """The figures, those of the first compilation of each process made one row."""
+    head = f"the first of a process: {FIRST}"
+    firsts = [f for f in figures if f.subject == FIRST]
+    found = [
+        _figure(head, column, [f.value for f in firsts if f.column == column])
+        for column in dict.fromkeys(f.column for f in firsts)
+    ]
+    return [*found, *(f for f in figures if f.subject != FIRST)]
 
 
 def _both(
@@ -75,16 +94,21 @@ def _both(
         device=device,
         threads=threads,
         device_up="import torch; torch.ones(1, device='cuda')" if on_gpu else "",
-        wait="import torch; torch.cuda.synchronize()" if on_gpu else "",
+        wait="torch.cuda.synchronize()" if on_gpu else "",
+        first=FIRST,
     )
     cold, warm = [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="opgraph-bench-") as cache:
             # CuPy's and torch's caches have names of their own.
             more = dict.fromkeys(("CUPY_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), cache)
-            cold.append(fresh_process(code, cache, more)[0])
-            warm.append(fresh_process(code, cache, more)[0])
-    return [_figure(subject, f"{who}, {how}", values) for how, values in (("cold", cold), ("from disk", warm))]
+            cold.append(fresh_process(code, cache, more))
+            warm.append(fresh_process(code, cache, more))
+    return [
+        _figure(what, f"{who}, {how}", [one[index] for one in values])
+        for index, what in enumerate((FIRST, subject))
+        for how, values in (("cold", cold), ("from disk", warm))
+    ]
 
 
 def _figure(subject: str, column: str, values: Sequence[float]) -> Figure:
