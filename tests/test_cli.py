@@ -221,14 +221,13 @@ def test_fuse_leaves_nothing_behind_when_the_files_disagree(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], existing: bool
 ) -> None:
     save = importlib.import_module("opgraph.onnx.save")  # opgraph.onnx.save, the name, is its function
-    honest = save.written
+    honest = save.put
 
-    def wrong(graph: og.Graph, path: Path, *args: object, **options: object) -> object:
-        summary = honest(graph, path, *args, **options)  # type: ignore[arg-type]
+    def wrong(draft: object, path: Path, *args: object) -> None:
+        honest(draft, path, *args)
         write_model(Path(path), scale=1.01)
-        return summary
 
-    monkeypatch.setattr(save, "written", wrong)
+    monkeypatch.setattr(save, "put", wrong)
     out = tmp_path / "out" / "fused.onnx"
     out.parent.mkdir()
     if existing:
@@ -269,10 +268,10 @@ def test_a_model_that_onnxruntime_refuses_is_held_to_numpy_and_float64(
     from opgraph.cli import onnx_file
 
     class Refusing(onnx_file.OnnxFile):
-        def __init__(self, path: str, content: bytes | None = None) -> None:
+        def __init__(self, path: str, content: bytes | None = None, library: str | None = None) -> None:
             if path == str(model):
                 raise og.errors.DeviceError("onnxruntime refuses the model: reasons", where=path, fix="none")
-            super().__init__(path, content)
+            super().__init__(path, content, library)
 
     monkeypatch.setattr(onnx_file, "OnnxFile", Refusing)
     assert run("fuse", model, "-o", tmp_path / "out.onnx") == 0

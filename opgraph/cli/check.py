@@ -33,6 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="A", help="an ONNX file or opgraph's text form")
     parser.add_argument("other", metavar="B", nargs="?", help="an ONNX file to compare with A in onnxruntime")
     feeding_arguments(parser)
+    parser.add_argument("--ort-library", metavar="LIB.so", help="a library of custom ops that B needs or may use")
     parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cpu, and cuda where there is a GPU)")
 
 

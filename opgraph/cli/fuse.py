@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from opgraph.cli.agreement import Judged, judged, numpy_outputs, true_outputs
 from opgraph.cli.compare import number
-from opgraph.cli.feeds import feeding_arguments, feeds_for
+from opgraph.cli.feeds import feeding_arguments
+from opgraph.cli.fuse_trial import Outcome, Trial
 from opgraph.cli.main import UsageError
 from opgraph.cli.models import ONNX, form_of
 from opgraph.cli.show import unit_text
-from opgraph.cli.terminal import Step, console, note, printable, progress, table
-from opgraph.errors import DeviceError, OpGraphError
-from opgraph.ir.graph import Graph
-
-if TYPE_CHECKING:
-    from opgraph.cli.onnx_file import Timing
-    from opgraph.onnx.draft import Summary
+from opgraph.cli.terminal import console, printable, progress, table
+from opgraph.errors import OpGraphError
 
 FORMS = ("auto", "decomposed", "function", "standard", "contrib")
 
@@ -32,10 +24,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="an ONNX file")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX file to write")
     parser.add_argument(
-        "--form", choices=FORMS, default="auto", help="how Swish is written (default: what TARGET runs fastest)"
+        "--form", choices=FORMS, default="auto", help="how units are written (default: what TARGET runs fastest)"
     )
     parser.add_argument("--target", default="onnxruntime==1.31", help="who is to run OUT (default: %(default)s)")
     parser.add_argument("--functions", action="store_true", help="write every other fused partition as a function too")
+    parser.add_argument(
+        "--ort-library",
+        metavar="LIB.so",
+        help="compile the fused partitions into this library of custom ops: one op for each, in stock onnxruntime",
+    )
+    parser.add_argument("--march", default="native", help="the processors that LIB.so is for (default: like this one)")
+    parser.add_argument(
+        "--keep", metavar="UNIT", action="append", default=[], help="leave units of this name as they are; repeat"
+    )
     feeding_arguments(parser)
     parser.add_argument("--unchecked", action="store_true", help="write OUT without running either file")
 
@@ -47,75 +48,39 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("IN is no ONNX file", where=source, fix="`opgraph show` and `check` take the text form")
     if target.exists() and os.path.samefile(source, target):
         raise UsageError("OUT is IN", where=str(target), fix="give another file name")
+    if args.ort_library and os.path.realpath(args.ort_library) in map(os.path.realpath, (source, target)):
+        raise UsageError("LIB.so is IN or OUT", where=args.ort_library, fix="give another file name")
     import opgraph
 
     with progress() as step:
         step("reading the model")
         graph = opgraph.onnx.load(source)
         from opgraph.onnx.request import Request
-        from opgraph.onnx.save import written
+        from opgraph.onnx.save import put
 
-        def write(path: Path) -> Summary:
-            return written(graph, path, Request(form=args.form, target=args.target, functions=args.functions))
-
-        trial = target.with_name(f".{target.name[:80]}.{secrets.token_hex(4)}.onnx")
-        try:
-            step("fusing and writing")
-            summary = write(trial)
-            rows, timing = ([], None) if args.unchecked else _checked(args, graph, trial, step)
-            if all(row.agrees for row in rows):
-                step("giving it its name")
-                _take_name(trial, target, write)
-        finally:
-            for leftover in (trial, _data(trial)):
-                leftover.unlink(missing_ok=True)
-    return _report(source, target, summary, rows, timing)
+        request = Request(
+            form=args.form,
+            target=args.target,
+            functions=args.functions,
+            library=args.ort_library is not None,
+            keep=frozenset(args.keep),
+        )
+        outcome = Trial(args, graph, target, step).best(request)
+        library = args.ort_library if outcome.draft.library else None
+        if outcome.agrees:
+            step("giving it its name")
+            put(outcome.draft, target, library, args.march)
+    return _report(source, target, library, args, outcome)
 
 
-def _checked(args: argparse.Namespace, graph: Graph, trial: Path, step: Step) -> tuple[list[Judged], Timing | None]:
-    """Runs IN and the new file on the same arrays; times them if they agree."""
-    from opgraph.cli.onnx_file import OnnxFile, check_same_ports, timed
-
-    step("checking in onnxruntime")
-    fused = OnnxFile(str(trial))
-    feeds = feeds_for(args, fused.inputs)
-    try:
-        original = OnnxFile(args.model)
-    except DeviceError as error:
-        # onnxruntime before 1.31 refuses f64 models with a swish, for one; what opgraph writes instead it may run.
-        note(f"{error.what}: OUT is compared with the same formulas in NumPy instead")
-        got = fused.run(feeds)
-        return judged(fused.outputs, numpy_outputs(graph, feeds), got, lambda: true_outputs(graph, feeds)), None
-    check_same_ports(original, fused)
-    rows = judged(original.outputs, original.run(feeds), fused.run(feeds), lambda: true_outputs(graph, feeds))
-    if not all(row.agrees for row in rows):
-        return rows, None
-    step("timing in onnxruntime")
-    return rows, timed([original.caller(feeds), fused.caller(feeds)])
-
-
-def _take_name(trial: Path, target: Path, write: Callable[[Path], Summary]) -> None:
-    """The checked file becomes OUT; one with a data file, whose name it holds, is written again under its own."""
-    if _data(trial).exists():
-        _data(trial).unlink()
-        write(target)
-    else:
-        os.replace(trial, target)
-
-
-def _data(path: Path) -> Path:
-    return path.with_name(f"{path.name}.data")
-
-
-def _report(source: str, target: Path, summary: Summary, rows: Sequence[Judged], timing: Timing | None) -> int:
-    out = console()
-    agree = all(row.agrees for row in rows)
+def _report(source: str, target: Path, library: str | None, args: argparse.Namespace, outcome: Outcome) -> int:
+    out, summary, timing = console(), outcome.draft.summary, outcome.timing
     lines: list[tuple[str, str, str]] = [
         ("nodes", str(summary.nodes_before), str(summary.nodes_after)),
-        ("units written as one node", "", unit_text(Counter(summary.units)) or "none"),
+        ("units written as one node", "", unit_text(Counter({n: c for n, c in summary.units.items() if c})) or "none"),
         ("opset, ir_version", "", f"{summary.opset}, {summary.ir_version}"),
     ]
-    for row in rows:
+    for row in outcome.rows:
         name = printable(row.name, 30)
         if row.first is None or row.second is None:
             lines.append((f"{name}: difference", "", "none: the same bits"))
@@ -123,24 +88,28 @@ def _report(source: str, target: Path, summary: Summary, rows: Sequence[Judged],
             lines.append((f"{name}: largest difference", "", str(row.apart)))
             lines.append((f"{name}: farthest from float64", str(row.first), str(row.second)))
     if timing is not None:
-        before, after = (f"{number(s * 1e3)} ms" for s in timing.fastest)
-        lines.append(("time in onnxruntime, fastest", before, after))
-        lines.append((f"time ratio, median of {timing.rounds} pairs", "1", f"{timing.ratios[1]:.2f}"))
+        ways = ["", " without LIB"]
+        for way, fastest, ratio in zip(ways, timing.fastest[1:], timing.ratios[1:], strict=False):
+            before = number(timing.fastest[0] * 1e3)
+            lines.append((f"time in onnxruntime{way}, fastest", f"{before} ms", f"{number(fastest * 1e3)} ms"))
+            lines.append((f"time ratio{way}, median of {timing.rounds} pairs", "1", f"{ratio:.2f}"))
     out.print(table("", ("", "~IN", "~OUT"), lines, right=("IN", "OUT")))
     for remark in summary.notes:
         out.print(f"note: {printable(remark)}")
-    if not agree:
-        worst = next(row for row in rows if not row.agrees)
+    if not outcome.agrees:
+        worst = next(row for row in outcome.rows if not row.agrees)
         raise OpGraphError(
             f"OUT disagrees with IN: {worst.second or worst.apart} from float64, IN is {worst.first or 'nearer'}",
             where=f'output "{printable(worst.name, 60)}"',
             fix="OUT was not written; report the model, or try --form decomposed",
         )
-    unchecked = "" if rows else ", unchecked"
-    out.print(f"done: {printable(source)} -> {printable(str(target))} ({args_form(summary)}{unchecked})")
+    if library is not None:
+        ops = len({op.name for op in outcome.draft.library})
+        out.print(f"library: {printable(library)}, {ops} ops for processors like {printable(args.march)}; with it:")
+        out.print(f"  options.register_custom_ops_library({printable(str(Path(library).absolute()))!r})")
+    elif args.ort_library is not None:
+        out.print("note: there is nothing that a library would run, so none was written")
+    unchecked = "" if outcome.rows else ", unchecked"
+    form = f"form {summary.form} for {summary.target}"
+    out.print(f"done: {printable(source)} -> {printable(str(target))} ({form}{unchecked})")
     return 0
-
-
-def args_form(summary: Summary) -> str:
-    """As in: form auto for onnxruntime==1.31."""
-    return f"form {summary.form} for {summary.target}"

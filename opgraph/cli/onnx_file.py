@@ -17,6 +17,8 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.onnx.probe import DTYPE_OF_TYPE
 from opgraph.runtime.providers.onnxruntime import array_of, onnxruntime_module, ort_value
 
+#: Two runs of one model differ by this much even in turns.
+TOLERATED = 1.02
 #: How a session finds the data files of a model that it gets as bytes.
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -27,12 +29,13 @@ class OnnxFile:
     Args:
         path: the file.
         content: the model, where it is not the file as it is; its data files lie beside `path`.
+        library: a library of custom ops to register.
 
     Raises:
         DeviceError: onnxruntime is not installed or refuses the model.
     """
 
-    def __init__(self, path: str, content: bytes | None = None) -> None:
+    def __init__(self, path: str, content: bytes | None = None, library: str | None = None) -> None:
         self.path = path
         ort = onnxruntime_module()
         options = ort.SessionOptions()
@@ -42,6 +45,8 @@ class OnnxFile:
         if content is not None:
             options.add_session_config_entry(_DATA_FOLDER, os.path.dirname(os.path.abspath(path)))
         try:
+            if library is not None:
+                options.register_custom_ops_library(os.path.abspath(library))
             self._session = ort.InferenceSession(
                 path if content is None else content, options, providers=["CPUExecutionProvider"]
             )
@@ -130,6 +135,13 @@ class Timing:
     fastest: tuple[float, ...]
     ratios: tuple[float, ...]
     rounds: int
+
+    def is_slower(self, which: int) -> bool:
+        """Whether a call takes longer than the first: in the median of rounds, and at its fastest, too.
+
+        Other work on the machine moves one of the two, but rarely both.
+        """
+        return self.ratios[which] > TOLERATED and self.fastest[which] > TOLERATED * self.fastest[0]
 
 
 def timed(calls: Sequence[Callable[[], Any]], budget: float = 2.0, most: int = 200) -> Timing:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from opgraph.errors import DeviceError, InvalidArguments, ModelError
@@ -43,14 +44,19 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
             where="ort_library",
             fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
         )
+    return _built(library_text(ops), march, compiler.command)
+
+
+@lru_cache(maxsize=4)  # a model is tried before it gets its name
+def _built(source: str, march: str, command: tuple[str, ...]) -> bytes:
     flags = [f"-march={march}" if flag.startswith("-march=") else flag for flag in host.FLAGS]
-    flags += ["-fvisibility=hidden", *(["-DOG_NO_RUNTIME"] if "-nostdlib" in compiler.command else [])]
+    flags += ["-fvisibility=hidden", *(["-DOG_NO_RUNTIME"] if "-nostdlib" in command else [])]
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         text, made = os.path.join(folder, "library.cpp"), os.path.join(folder, "library.so")
-        Path(text).write_text(library_text(ops), encoding="utf-8")
+        Path(text).write_text(source, encoding="utf-8")
         environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        command = [*compiler.command, *flags, "-o", made, text]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
+        whole = [*command, *flags, "-o", made, text]
+        done = subprocess.run(whole, capture_output=True, text=True, errors="replace", check=False, env=environment)
         if done.returncode == 0:
             return Path(made).read_bytes()
     log = "\n".join(f"    {line}" for line in done.stderr.strip().splitlines()[:20])

@@ -1,0 +1,94 @@
+"""Where two ONNX files part: the first value that both name and that differs, and the first that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from opgraph.cli.agreement import foreign_of
+from opgraph.cli.compare import Distance, distance, number
+from opgraph.cli.feeds import Port
+from opgraph.cli.models import load_model
+from opgraph.cli.onnx_file import OnnxFile
+from opgraph.cli.terminal import printable
+from opgraph.errors import OpGraphError
+from opgraph.runtime.reference import evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A value of both files: how far B's is from A's."""
+
+    name: str
+    dtype: str
+    off: Distance
+
+    def __str__(self) -> str:
+        at = f"element {list(self.off.index)}: {self.off.values[1]:.9g} in A, {self.off.values[0]:.9g} in B"
+        return f"{printable(self.name, 80)} ({self.dtype}): {number(self.off.ulp)} ulp, {at}"
+
+
+def first_differences(
+    a: str, b: str, feeds: Mapping[str, np.ndarray], library: str | None, *, judge: bool
+) -> tuple[Difference | None, Difference | None]:
+    """The first value that differs, and the first that is at least twice as far from float64 as in A.
+
+    Values of one name are looked at in A's topological order; both files are run with all of them as outputs, which
+    may keep onnxruntime from fusing what lies between.
+
+    Args:
+        library: of custom ops, for B.
+        judge: whether the second is wanted; the float64 reference is run for it.
+
+    Raises:
+        OpGraphError: a value has another dtype or shape in B.
+    """
+    from opgraph.onnx.probe import value_names, with_outputs
+
+    shared = set(value_names(b))
+    names = [name for name in value_names(a) if name in shared]
+    left, right = OnnxFile(a, with_outputs(a, names)), OnnxFile(b, with_outputs(b, names), library)
+    ports: dict[str, Port] = {p.name: p for p in left.outputs}
+    values, others = left.run(feeds), right.run(feeds)
+    truth = _truth(a, feeds) if judge else {}
+    first = None
+    for name in names:
+        value, other, dtype = values[name], others[name], ports[name].dtype
+        if value.shape != other.shape or value.dtype != other.dtype:
+            raise OpGraphError(
+                f"it is {value.dtype}{list(value.shape)} in A and {other.dtype}{list(other.shape)} in B",
+                where=f'value "{printable(name, 60)}"',
+                fix="compare two files of one model",
+            )
+        off = distance(other, value, dtype)
+        if not off.absolute:
+            continue
+        first = first or Difference(name, dtype, off)
+        if not judge:
+            break
+        exact = truth.get(name)
+        if exact is None or exact.shape != value.shape:
+            continue
+        if not distance(other, exact, dtype).is_within(distance(value, exact, dtype)):
+            return first, Difference(name, dtype, off)
+    return first, None
+
+
+def _truth(path: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every value of a model in float64, by name."""
+    from opgraph.onnx.source import Source
+
+    graph = load_model(path)
+    assert isinstance(graph.source, Source)
+    name_of = graph.source.value_of
+    found: dict[str, np.ndarray] = {}
+
+    def watch(tensor: object, array: object) -> None:
+        name = name_of.get(tensor.id)  # type: ignore[attr-defined]
+        if name is not None:
+            found[name] = np.asarray(array)
+
+    evaluate(graph, dict(feeds), foreign=foreign_of(graph), watch=watch)
+    return found
