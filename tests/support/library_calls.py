@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,16 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the shapes of its inputs, its attributes, and how many outputs are asked for."""
+    """One call: the shapes of its inputs, its attributes, and how many outputs are asked for.
+
+    Attributes:
+        given: inputs, by position, whose values are none to choose (shapes).
+    """
 
     shapes: Sequence[Shape]
     attrs: Mapping[str, Any] = field(default_factory=dict)
     outputs: int = 1
+    given: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{list(self.shapes)} {dict(self.attrs)}"
@@ -104,6 +109,101 @@ _GROUPS: list[tuple[Shape, int, dict[str, Any]]] = [
 ]
 
 
+def _window(n: int, strides: int = 1, pads: tuple[int, int] = (0, 0), dilations: int = 1) -> dict[str, Any]:
+    return {
+        "strides": (strides,) * n,
+        "pads_begin": (pads[0],) * n,
+        "pads_end": (pads[1],) * n,
+        "dilations": (dilations,) * n,
+    }
+
+
+#: Data, weights (as OIX), groups and the rest of Convolution.
+_CONVOLUTIONS: list[tuple[Shape, Shape, dict[str, Any]]] = [
+    ((2, 3, 5), (4, 3, 3), _window(1)),
+    ((2, 4, 7), (6, 2, 3), {**_window(1, 2, (1, 1)), "groups": 2}),
+    ((1, 2, 6, 5), (3, 2, 3, 2), _window(2, 2, (1, 0))),
+    ((2, 3, 8, 7), (3, 1, 3, 3), {**_window(2, 2, (2, 1), 2), "groups": 3}),
+    ((1, 2, 5, 6), (2, 2, 2, 3), {**_window(2, 3), "auto_pad": "SAME_LOWER"}),
+    ((1, 2, 5, 6), (2, 2, 2, 3), {**_window(2, 2, (3, 3)), "auto_pad": "SAME_UPPER"}),
+    ((1, 2, 5, 6), (2, 2, 2, 3), {**_window(2, 2, (3, 3)), "auto_pad": "VALID"}),
+    ((1, 2, 4, 3, 3), (2, 2, 2, 2, 1), _window(3, 1, (0, 1))),
+    ((0, 2, 4), (2, 2, 3), _window(1)),
+]
+
+
+def _nxc(shape: Shape) -> Shape:
+    return (shape[0], *shape[2:], shape[1])
+
+
+def _xio(shape: Shape) -> Shape:
+    return (*shape[2:], shape[1], shape[0])
+
+
+def _laid_out(
+    data: Sequence[Shape], weights: Sequence[Shape], attrs: Mapping[str, Any], swapped: bool = False
+) -> Iterator[tuple[list[Shape], list[Shape], dict[str, Any]]]:
+    """A call in both layouts of data and of weights."""
+    names = ("IOX", "XOI") if swapped else ("OIX", "XIO")
+    for i, (data_format, weights_format) in enumerate((("NCX", names[0]), ("NXC", names[1]))):
+        yield (
+            [_nxc(s) if i else s for s in data],
+            [_xio(s) if i else s for s in weights],
+            {**attrs, "data_format": data_format, "weights_format": weights_format},
+        )
+
+
+def _sizes(data: Shape, weights: Shape, attrs: Mapping[str, Any]) -> Shape:
+    """The shape that Convolution makes, as NCX."""
+    record = next(r for r in LIBRARY if r.kind == "Convolution")
+    assert record.reference is not None
+    form = {"data_format": "NCX", "weights_format": "OIX"}
+    return tuple(record.reference(np.zeros(data), np.zeros(weights), **attrs, **form).shape)
+
+
+def _convolutions() -> Iterator[Call]:
+    for data, weights, attrs in _CONVOLUTIONS:
+        for (x,), (w,), more in _laid_out([data], [weights], attrs):
+            yield Call([x, w], more)
+            yield Call([x, w, (weights[0],)], more)
+
+
+def _convolution_data() -> Iterator[Call]:
+    for data, weights, attrs in _CONVOLUTIONS:
+        small = _sizes(data, weights, attrs)
+        for (x, y), (w,), more in _laid_out([data, small], [weights], attrs):
+            yield Call([y, w], {**more, "dst_shape": x})
+            yield Call([y, w, (len(x),)], more, given={2: x})
+    yield Call([(1, 2, 3), (2, 3, 2)], {**_window(1, 2), **_NCX, "weights_format": "OIX"})
+    yield Call([(1, 2, 3), (2, 3, 2)], {**_window(1, 3), **_NCX, "weights_format": "OIX", "output_padding": (2,)})
+
+
+def _convolution_weights(swapped: bool = False) -> Iterator[Call]:
+    for data, weights, attrs in _CONVOLUTIONS:
+        small = _sizes(data, weights, attrs)
+        for (x, y), (w,), more in _laid_out([data, small], [weights], attrs, swapped):
+            given = (y, x) if swapped else (x, y)
+            yield Call(given, {**more, "weights_shape": w})
+            yield Call([*given, (len(w),)], more, given={2: w})
+
+
+def _transposed_data() -> Iterator[Call]:
+    for data, weights, attrs in _CONVOLUTIONS:
+        for (x,), (w,), more in _laid_out([data], [weights], attrs, swapped=True):
+            yield Call([x, w], more)
+
+
+def _transposed() -> Iterator[Call]:
+    for data, weights, attrs in _CONVOLUTIONS:
+        small = _sizes(data, weights, attrs)
+        for (y,), (w,), more in _laid_out([small], [weights], attrs, swapped=True):
+            yield Call([y, w], more)
+            yield Call([y, w, (weights[1] * attrs.get("groups", 1),)], more)
+    for pads in ((1, 1), (0, 1)):
+        more = {**_window(2, 2, pads), **_NCX, "weights_format": "IOX", "output_padding": (1, 0)}
+        yield Call([(1, 2, 3, 4), (2, 3, 3, 3)], more)
+
+
 def _layer_norms() -> list[Call]:
     found = []
     for shape, last, attrs in _LAYER_NORMS:
@@ -166,6 +266,12 @@ CALLS: dict[str, list[Call]] = {
     ],
     **{r.kind: _REDUCTIONS for r in LIBRARY if r.family == "reduction"},
     "MatMul": _MATMULS,
+    "Convolution": list(_convolutions()),
+    "ConvolutionBackwardData": list(_convolution_data()),
+    "ConvolutionBackwardWeights": list(_convolution_weights()),
+    "ConvTranspose": list(_transposed()),
+    "ConvTransposeBackwardData": list(_transposed_data()),
+    "ConvTransposeBackwardWeights": list(_convolution_weights(swapped=True)),
     "StaticReshape": [
         Call([(2, 3, 4)], {"shape": (4, 6), "special_zero": False}),
         Call([(2, 3, 4)], {"shape": (0, -1), "special_zero": True}),
@@ -233,6 +339,9 @@ def arrays_of(call: Call, dtype: str, record: OpDef | None = None, seed: int = 0
     made = []
     ports = (None,) * len(call.shapes) if record is None else record.with_optional(len(call.shapes))
     for index, (port, shape) in enumerate(zip(ports, call.shapes, strict=True)):
+        if index in call.given:
+            made.append(np.array(call.given[index], np.int32))
+            continue
         name = dtype if record is None or port is None else _dtype_of(record, port, dtype)
         target = dtypes.get(name)
         low, high = (0 if name in ("u8", "boolean") else -4), 4
