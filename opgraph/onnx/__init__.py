@@ -1,4 +1,4 @@
-"""ONNX in and out: `load`, `save`, `fuse`. Needs the extra `onnx`."""
+"""ONNX in and out: `load`, `save`, `fuse`, and `FusePass` for onnx_ir. Needs the extra `onnx`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ except ImportError as error:
         f"ONNX files cannot be read or written: {error}", where="opgraph.onnx", fix="pip install 'opgraph[onnx]'"
     ) from None
 
+from opgraph.onnx.ir_pass import FusePass
 from opgraph.onnx.load import load
 from opgraph.onnx.save import fuse, save
 
-__all__ = ["fuse", "load", "save"]
+__all__ = ["FusePass", "fuse", "load", "save"]

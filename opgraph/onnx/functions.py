@@ -229,7 +229,7 @@ class FunctionTable:
             Unimplemented: ai.onnx cannot compute the op.
         """
         overload = self.add(function_of(record, signature), "_".join(dict.fromkeys(d for _, d, _ in signature.inputs)))
-        node = NodeProto(op_type=record.kind, domain=DOMAIN, overload=overload, input=inputs, output=[output])
+        node = NodeProto(op_type=record.kind, domain=DOMAIN, overload=overload or None, input=inputs, output=[output])
         for attr in record.attrs:
             value = signature.attrs.get(attr.name)
             # Stated even where it is the default: onnx's evaluator and inliner (1.23) forget the defaults of functions.

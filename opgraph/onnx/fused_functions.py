@@ -150,7 +150,12 @@ class Folding:
             self.ops.append(op)
         overload = emitter.functions.add(function, "other")
         return NodeProto(
-            op_type=function.name, domain=DOMAIN, overload=overload, input=inputs, output=results, name=inside[-1].name
+            op_type=function.name,
+            domain=DOMAIN,
+            overload=overload or None,
+            input=inputs,
+            output=results,
+            name=inside[-1].name,
         )
 
 

@@ -238,9 +238,11 @@ def _replaced(graph: GraphProto, new: dict[int, list[NodeProto]]) -> Numbered:
         old = graph.node[index]
         for number, node in enumerate(made):
             last = number == len(made) - 1
-            node.name = old.name if last or not old.name else f"{old.name}_{number}"
+            if old.name:
+                node.name = old.name if last else f"{old.name}_{number}"
             if last:
-                node.doc_string = old.doc_string
+                if old.doc_string:  # set to nothing it would be there, and differ
+                    node.doc_string = old.doc_string
                 node.metadata_props.extend(old.metadata_props)
     return [(index, made) for index, node in enumerate(graph.node) for made in new.get(index, [node])]
 

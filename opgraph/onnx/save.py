@@ -107,6 +107,18 @@ def put(draft: Draft, path: AnyPath, ort_library: AnyPath | None = None, march: 
         library.take_name()
 
 
+def library_written(draft: Draft, path: AnyPath, march: str = NATIVE) -> None:
+    """Writes the library of a model alone.
+
+    Raises:
+        InvalidArguments: there is nothing for it to run.
+        DeviceError: there is no C++ compiler.
+        ModelError: it cannot be written.
+    """
+    with PendingLibrary(Path(os.fsdecode(path)), compiled(draft.library, march)) as library:
+        library.take_name()
+
+
 def to_model(
     graph: Graph,
     form: str = "auto",
@@ -149,8 +161,7 @@ def fuse(
     if isinstance(model, (onnx.ModelProto, ir.Model)):
         result = draft.proto() if isinstance(model, onnx.ModelProto) else draft.ir_model()
         if ort_library is not None:
-            with PendingLibrary(Path(os.fsdecode(ort_library)), compiled(draft.library, march)) as library:
-                library.take_name()
+            library_written(draft, ort_library, march)
         return result
     source = Path(os.fsdecode(model))
     path = Path(os.fsdecode(output)) if output is not None else source.with_suffix(".fused" + source.suffix)

@@ -1,0 +1,88 @@
+"""Fusing as a pass of onnx_ir, beside others in its Sequential or PassManager."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes import FunctionalPass, PassResult, PostconditionError, PreconditionError
+
+from opgraph.onnx.library.build import NATIVE
+from opgraph.onnx.load import load
+from opgraph.onnx.request import DEFAULT_TARGET, Request
+from opgraph.onnx.save import drafted, library_written
+from opgraph.onnx.signature import DOMAIN
+from opgraph.onnx.source import Source
+from opgraph.onnx.target import checked_form, target_of
+
+
+class FusePass(FunctionalPass):
+    """`opgraph.onnx.fuse` of an onnx_ir.Model: its named units, or all of its fused partitions, as single nodes.
+
+    The given model is not changed. A model that has nothing (more) to fuse comes back equal, and as not modified.
+
+    Args:
+        form, target, functions, opset, ort_library, march, keep: as for `opgraph.onnx.save`.
+
+    Raises:
+        InvalidArguments: unknown form or target.
+    """
+
+    def __init__(
+        self,
+        *,
+        form: str = "auto",
+        target: str = DEFAULT_TARGET,
+        functions: bool = False,
+        opset: int | None = None,
+        ort_library: str | Path | None = None,
+        march: str = NATIVE,
+        keep: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self.target = target_of(target)
+        self.request = Request(
+            form=checked_form(form),
+            target=target,
+            functions=functions,
+            opset=opset,
+            library=ort_library is not None,
+            keep=frozenset(keep),
+        )
+        self.library = (ort_library, march)
+
+    def requires(self, model: ir.Model) -> None:
+        """The target reads the model's opset, or the one asked for; every initializer has its value."""
+        opset = self.request.opset or model.opset_imports.get("", 0)
+        if opset > self.target.opset:
+            raise PreconditionError(
+                f"the model is of opset {opset}, {self.target.name} reads up to {self.target.opset}"
+            )
+        empty = [name for name, value in model.graph.initializers.items() if value.const_value is None]
+        if empty:
+            raise PreconditionError(f"initializer {empty[0]!r} has no value")
+
+    def call(self, model: ir.Model) -> PassResult:
+        """A new model.
+
+        Raises:
+            OpGraphError: as `opgraph.onnx.load` and `save`.
+        """
+        graph = load(model)
+        assert isinstance(graph.source, Source)
+        before = graph.source.origin.skeleton
+        draft = drafted(graph, self.request)
+        path, march = self.library
+        if path is not None:
+            library_written(draft, path, march)
+        unfolded = len(before.functions) != len(model.functions)
+        return PassResult(draft.ir_model(), modified=unfolded or draft.skeleton != before)
+
+    def ensures(self, model: ir.Model) -> None:
+        """The target reads it, and every call of a function of opgraph's has its function."""
+        if (model.ir_version or 0) > self.target.ir_version or model.opset_imports.get("", 0) > self.target.opset:
+            raise PostconditionError(f"{self.target.name} does not read ir_version {model.ir_version}")
+        for node in model.graph.all_nodes():
+            if node.domain == DOMAIN and node.op_identifier() not in model.functions:
+                raise PostconditionError(f"node {node.name!r} calls {node.op_type}, which is not defined")
