@@ -289,31 +289,22 @@ template <class T> OG_FN T power_sign(T x, T b, int order) {
 
 /// The derivative of x^b of an order, times d: c x^(b - order) d. 0 where c is 0, at x = 0 too. The power of a finite x is
 /// neither 0 nor infinite, as it is not before it is rounded: 0 and infinity times it are 0 and infinity.
-OG_FN float pow_backward(float x, float d, float b, int order) {
-  const double y = (double)b - order, c = falling_factorial((double)b, order);
-  const float a = abs(x);
-  const double size = exp(y * log((double)a));
-  const double bounded = size < 1e-200 ? 1e-200 : (size > 1e200 ? 1e200 : size);
-  const bool regular = (a > 0) & (a < infinity<float>()) & (abs(b) < infinity<float>());
-  const double power = pow_signed((double)a, y, regular ? bounded : size) * power_sign(x, b, order);
-  return c == 0 ? 0.0f : (float)(d * (c * power));
-}
-OG_FN double pow_backward(double x, double d, double b, int order) {
-  const double y = b - order, back = y + order, a = abs(x);
-  const double y_low = (b - back) + ((back - y) - order);
-  const double c = falling_factorial(b, order);
-  const power64 p = power_parts(x, y, y_low, 2100.0);
-  const bool regular = (a > 0) & (a < infinity<double>()) & (abs(b) < infinity<double>());
-  const double irregular = p.exponent < 0 ? 0.0 : infinity<double>();
-  const bool bounded = regular && (abs(p.exponent) <= 2100.0 || d == 0 || abs(d) == infinity<double>());
-  const double size = pow_signed(a, y, keep_nan(p.exponent, bounded ? 1 + p.t : irregular));
-  const double g = c * (0.5 * power_sign(x, b, order) * size);  // c * size may overflow
-  const double n = regular && y != 0 ? p.n + 1 : 1.0;
+template <class T> OG_FN T pow_backward(T x, T d, T b, int order) {
+  const T y = b - order, back = y + order, a = abs(x);
+  const T y_low = (b - back) + ((back - y) - order);
+  const T c = falling_factorial(b, order);
+  const power<T> p = power_parts(x, y, y_low, power_limit<T>::backward);
+  const bool regular = (a > 0) & (a < infinity<T>()) & (abs(b) < infinity<T>());
+  const T irregular = p.exponent < 0 ? (T)0 : infinity<T>();
+  const T size = pow_signed(a, y, keep_nan(p.exponent, select(regular, 1 + p.t, irregular)));
+  const bool small = abs(c) < 1;  // c * size may overflow, or c be subnormal
+  const T g = c * (select(small, (T)0x1p64, (T)0.5) * power_sign(x, b, order) * size);
+  const T n = select(regular, p.n + select(small, (T)-64, (T)1), (T)1);
   // Where d c is a normal number it goes first: neither d 2^n nor c 2^n need be one.
-  const double product = abs(d * g);
-  const bool first = product >= smallest_normal<double>() && product < infinity<double>();
-  const double value = times_power(first ? d * g : d, first ? 1.0 : g, d == 0 ? 0.0 : n);
-  return c == 0 ? 0.0 : value;
+  const T product = d * g;
+  const bool first = (abs(product) >= smallest_normal<T>()) & (abs(product) < infinity<T>());
+  const T value = times_power(select(first, product, d), select(first, (T)1, g) * select(regular, p.excess, (T)1), n);
+  return select(c == 0, (T)0, select(d == d + d, product, value));  // 0 and infinity times a power are what they are
 }
 
 }  // namespace og

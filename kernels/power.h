@@ -1,19 +1,45 @@
 #pragma once
+#include "arith.h"
 #include "config.h"
 #include "exp.h"
 #include "log.h"
 
-// pow(x, y) = e^(y log|x|). An error d in the logarithm becomes y d in the result, up to 745 times as much, so the
-// logarithm is needed to about 64 bits: double does for float, double-double arithmetic for double (Dekker 1971).
+// pow(x, y) = e^(y log|x|). An error d in the logarithm becomes y d in the result, up to 88 times as much in float and 745
+// times in double, so the logarithm is needed to about 32 and 64 bits: in two numbers of the type (Dekker 1971).
 
 namespace og {
 
-struct pair64 {
-  double high, low;
+template <class T> struct pair {
+  T high, low;
 };
 
+/// log x for x > 0 as high + low, relative error about 2^-30.
+OG_FN pair<float> log_pair(float x) {
+  const bool subnormal = x < smallest_normal<float>();
+  const float normal = subnormal ? x * 0x1p24f : x;
+  const float k = binary_exponent(normal);
+  const float f = unscale(normal, k) - 1;
+  const float d = 2 + f, d_low = f - (d - 2);
+  const float w = divide(1.0f, d), s = f * w;
+  const float s_low = fma(-s, d_low, fma(-s, d, f)) * w;
+  const float z = s * s;
+  // log(1 + f) = 2s + s z Q(z); own minimax fit of Q, error 2^-31.
+  float q = 0x1.e29bd4p-3f;
+  q = fma(q, z, 0x1.243b98p-2f);
+  q = fma(q, z, 0x1.999a6ep-2f);
+  q = fma(q, z, 0x1.555556p-1f);
+  const float tail = fma(s, z * q, 2 * s_low);
+  // k ln2: the high part of ln2 has 16 bits, so the product is exact.
+  const float e = k - (subnormal ? 24.0f : 0.0f);
+  const float e_ln2 = e * 0x1.62e4p-1f;
+  const float sum = fma(2.0f, s, e_ln2);
+  const float sum_low = fma(2.0f, s, e_ln2 - sum) + fma(e, 0x1.7f7d1cp-20f, tail);
+  const float high = sum + sum_low;
+  return {high, (sum - high) + sum_low};
+}
+
 /// log x for x > 0 as high + low, relative error about 2^-66.
-OG_FN pair64 log_pair(double x) {
+OG_FN pair<double> log_pair(double x) {
   const bool subnormal = x < smallest_normal<double>();
   const double normal = subnormal ? x * 0x1p54 : x;
   const double k = binary_exponent(normal);
@@ -63,32 +89,35 @@ template <class T> OG_FN T pow_signed(T x, T y, T magnitude) {
   return one ? (T)1 : real;
 }
 
-/// |x|^(y + y_low) = 2^n (1 + t), the exponent kept within +-limit, and y log|x|, which says whether it was.
-struct power64 {
-  double n, t, exponent;
+/// |x|^(y + y_low) = 2^n (1 + t), y log|x|, which is kept within +-limit, and where it is not a power of two, 2^100 at most,
+/// for what is beyond. (Of a bool that tells GCC 12 makes jumps, and no vector code.)
+template <class T> struct power {
+  T n, t, exponent, excess;
 };
-OG_FN power64 power_parts(double x, double y, double y_low, double limit) {
-  const double a = abs(x);
-  const pair64 l = log_pair(a);
-  const bool regular = a > 0 && a < infinity<double>();
-  const double irregular = a == 0 ? -infinity<double>() : a;  // log|x| for 0, infinity and NaN
-  const double high = regular ? l.high : irregular;
-  const double p = y * high;
-  const double p_low = fma(y, high, -p) + (y * l.low + y_low * high);
-  const double bounded = at_most(at_least(p, -limit), limit);
-  double n;
-  const double t = exp_reduce(bounded, bounded == p ? p_low : 0.0, n);
-  return {n, t, p};
+template <class T> OG_FN power<T> power_parts(T x, T y, T y_low, T limit) {
+  const T a = abs(x);
+  const pair<T> l = log_pair(a);
+  const bool regular = a > 0 && a < infinity<T>();
+  const T irregular = a == 0 ? -infinity<T>() : a;  // log|x| for 0, infinity and NaN
+  const T high = regular ? l.high : irregular;
+  const T p = y * high;
+  const T p_low = fma(y, high, -p) + fma(y_low, high, y * l.low);
+  const T bounded = at_most(at_least(p, -limit), limit);
+  T n;
+  const T t = exp_reduce(bounded, bounded == p ? p_low : (T)0, n);
+  const T beyond = at_most(at_least(p - bounded, (T)-100), (T)100);
+  return {n, t, p, pow2((beyond + exp_constants<T>::magic) - exp_constants<T>::magic)};
 }
 
-OG_FN double pow(double x, double y) {
-  const power64 p = power_parts(x, y, 0.0, 746.0);
+template <class T> struct power_limit;
+template <> struct power_limit<float> { static constexpr float pow = 105, backward = 261; };
+template <> struct power_limit<double> { static constexpr double pow = 746, backward = 2100; };
+
+template <class T> OG_FN T pow_any(T x, T y) {
+  const power<T> p = power_parts(x, y, (T)0, power_limit<T>::pow);
   return pow_signed(x, y, keep_nan(p.exponent, scale_exp(p.t, p.n)));
 }
-
-OG_FN float pow(float x, float y) {
-  const double magnitude = exp((double)y * log((double)abs(x)));
-  return pow_signed(x, y, (float)magnitude);
-}
+OG_FN float pow(float x, float y) { return pow_any(x, y); }
+OG_FN double pow(double x, double y) { return pow_any(x, y); }
 
 }  // namespace og
