@@ -1,7 +1,7 @@
 """Every graph file of oneDNN runs on the CPU and agrees with float64 under benchdnn's rule.
 
-Tensors are made smaller first (support/onednn_shrink.py), so that all of them take seconds; `-m slow` runs the sizes of
-the files themselves, up to what fits.
+Tensors are made smaller first (support/onednn_shrink.py), so that all of them take seconds; at_full_size.py runs the
+sizes of the files themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import opgraph as og
 from opgraph.ir.logical_tensor import port_name
 
 #: Elements, and a hundredth of the products, that a file may take.
-SMALL, LARGE = 3e5, 6e7
+SMALL = 3e5
 
 
 def whole(graph: og.Graph, feeds: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
@@ -40,16 +40,6 @@ def test_a_file_runs_and_agrees_with_float64(name: str) -> None:
     for id, array in whole(graph, feeds).items():
         np.testing.assert_array_equal(array, parts[id])
         assert array.size < 16 or (array == 0).mean() < 0.9, "mostly zeros say little"
-
-
-@needs_files
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNNABLE)
-def test_a_file_runs_at_its_own_size(name: str) -> None:
-    graph = prepared(name, None)
-    if work_of(graph) > LARGE:
-        graph = prepared(name, LARGE)
-    assert mistakes(graph, feeds_of(graph)) == []
 
 
 @needs_files
