@@ -10,6 +10,11 @@ Every error of opgraph is three lines::
 # ruff: noqa: N818 - the names are those of oneDNN's statuses
 from __future__ import annotations
 
+import re
+
+#: What ends a line, drives a terminal, turns the direction of text or cannot be printed. Names come from files.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 class OpGraphError(Exception):
     """Base class of all errors of opgraph.
@@ -29,10 +34,17 @@ class OpGraphError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}"
+        return f"{self._first()}\n  where: {_plain(self.where)}\n  fix:   {_plain(self.fix)}"
+
+    def _first(self) -> str:
+        return _plain(self.what)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.what, self.where, self.fix))
+
+
+def _plain(text: str) -> str:
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _rebuild(cls: type[OpGraphError], what: str, where: str, fix: str) -> OpGraphError:
@@ -68,4 +80,7 @@ class ModelError(OpGraphError, ValueError):
 
 
 class DeviceError(OpGraphError, RuntimeError):
-    """No such device, no compiler, or a kernel that did not compile."""
+    """No such device, no compiler, or a kernel that did not compile: then the compiler's log follows the first line."""
+
+    def _first(self) -> str:
+        return "\n".join(_plain(line) for line in self.what.split("\n"))

@@ -156,3 +156,13 @@ def test_the_message_names_what_where_and_fix(
 def test_the_kinds_named_as_near_exist() -> None:
     with pytest.raises(errors.InvalidGraphOp, match="did you mean ReLU"):
         with_x(lambda g, x: g.add_op("Relu", x))()
+
+
+def test_names_from_a_file_break_no_line_and_drive_no_terminal() -> None:
+    error = og.errors.ModelError("a\x1b[2Jb\nc", where='node "\u2028\x85\u202e\ud800"', fix="ü stays")
+    assert str(error).splitlines() == [
+        r"a\x1b[2Jb\nc", r'  where: node "\u2028\x85\u202e\ud800"', "  fix:   ü stays",
+    ]  # fmt: skip
+    assert error.what == "a\x1b[2Jb\nc"
+    log = og.errors.DeviceError("refused:\nline 1\r\nline 2", where="here", fix="there")
+    assert str(log).split("\n")[:3] == ["refused:", r"line 1\r", "line 2"]

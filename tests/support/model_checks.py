@@ -1,0 +1,138 @@
+"""What must hold of any ONNX model: it loads and goes through everything, or one of our errors says why not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+
+import opgraph as og
+from opgraph.codegen.kernel import cuda_source, cuda_variant, host_source
+from opgraph.errors import OpGraphError
+from opgraph.loops.layout import bind
+from opgraph.loops.lower import lower
+from opgraph.onnx.save import to_model
+from opgraph.runtime.providers.onnx_loop import evaluator
+
+#: How far two right implementations of a short chain may be apart, by element type.
+TOLERANCES = {onnx.TensorProto.FLOAT: 2e-4, onnx.TensorProto.DOUBLE: 1e-6, onnx.TensorProto.FLOAT16: 5e-2,
+              onnx.TensorProto.BFLOAT16: 3e-1}  # fmt: skip
+#: Above this many elements a value is not computed: a damaged model states sizes as it likes.
+_LARGEST = 1 << 16
+
+
+def loaded(model: onnx.ModelProto) -> og.Graph | None:
+    """The graph, or None where the model was refused in three lines that say what, where and how to mend it."""
+    try:
+        return og.onnx.load(model)
+    except OpGraphError as error:
+        assert len(str(error).splitlines()) == 3, str(error)
+        return None
+
+
+def goes_back(graph: og.Graph, model: onnx.ModelProto | None = None) -> None:
+    """The graph prints and parses, and every form of it saves as a fixed point, unless it is refused by name.
+
+    Args:
+        model: what it was read from; nothing may change in it where nothing is asked for.
+    """
+    constants = {t.name: t.data for t in graph.constants if t.data is not None and t.data.size > 64}
+    assert og.parse(str(graph), constants=constants) == graph
+    graph.explain()
+    for options in ({"form": "decomposed"}, {}, {"form": "contrib"}, {"functions": True}):
+        try:
+            written = to_model(graph, **options)
+        except OpGraphError as error:
+            assert len(str(error).splitlines()) == 3, str(error)
+            continue
+        again = og.onnx.load(written)
+        if options == {"form": "decomposed"} and not any(op.kind == "Swish" for op in graph.ops):
+            assert again == graph
+            assert model is None or written == model
+        if not options.get("functions"):
+            assert og.onnx.load(to_model(again, **options)) == again
+
+
+def emits(graph: og.Graph) -> None:
+    """Every fused partition has kernels for both targets, whose text holds nothing that the model chose."""
+    for part in graph.get_partitions():
+        if part.kind != "fused":
+            continue
+        lowered = lower(part)
+        shapes = [_shape(t) for t in lowered.loads]
+        try:
+            layout = bind(lowered.loop, shapes, [_strides(s) for s in shapes])
+        except OpGraphError:
+            continue  # sizes that were made up here for unknown ones do not fit together
+        host_source(lowered.loop, layout.variant)
+        if not layout.variant.has_sums:
+            cuda_source(lowered.loop, cuda_variant(lowered.loop, layout))
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    dims = () if tensor is None or tensor.dims is None else tensor.dims
+    return tuple(d if isinstance(d, int) else 2 for d in dims)
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(strides[::-1])
+
+
+def is_small(graph: og.Graph) -> bool:
+    """Whether all values that state their sizes are small."""
+    tensors = [*graph.inputs, *(t for op in graph.ops for t in (*op.inputs, *op.outputs))]
+    return all(np.prod(_shape(t), dtype=object) <= _LARGEST for t in tensors)
+
+
+def computed(graph: og.Graph, feeds: dict[str, Any], *, compiled: bool = False) -> list[np.ndarray] | None:
+    """The outputs in the graph's own types, by kernels or by the definitions; None where it is refused.
+
+    A model without damage is not refused: see `agrees`.
+    """
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            run = og.compile(graph) if compiled else None
+            made = run(feeds) if run is not None else og.evaluate(graph, feeds, dtype=None)
+    except OpGraphError as error:
+        assert len(str(error).splitlines()) == 3, str(error)
+        return None
+    return [np.asarray(v) for v in (made.values() if isinstance(made, dict) else [made])]
+
+
+def expected(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] | None:
+    """The outputs by onnxruntime, else by onnx's evaluator; None where neither takes the model."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+            return [np.asarray(v) for v in session.run(None, feeds)]
+        except Exception:  # onnxruntime's classes share no base
+            pass
+        try:
+            return [np.asarray(v) for v in evaluator(model).run(None, feeds)]
+        except Exception:  # nor do the evaluator's
+            return None
+
+
+def agrees(got: list[np.ndarray], want: list[np.ndarray], model: onnx.ModelProto) -> None:
+    """Fails where results differ by more than the rounding of their type through a short chain."""
+    for value, ours, theirs in zip(model.graph.output, got, want, strict=True):
+        tolerance = TOLERANCES.get(value.type.tensor_type.elem_type, 0.0)
+        assert ours.shape == theirs.shape, value.name
+        if ours.dtype.kind in "fV" or tolerance:
+            ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+            np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=value.name)
+        else:
+            np.testing.assert_array_equal(ours, theirs, err_msg=value.name)
