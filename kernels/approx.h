@@ -35,6 +35,12 @@ OG_FN float div(float a, float b) {
   asm("div.full.ftz.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
+/// log2 x
+OG_FN float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 OG_FN float sqrt(float x) {
   float y;
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -57,10 +63,11 @@ OG_FN float lower(float a, float b) {
   return y;
 }
 #else
-enum { ex2_error, rcp_error, div_error, sqrt_error, rsqrt_error, instructions };
+enum { ex2_error, rcp_error, div_error, sqrt_error, rsqrt_error, lg2_error, instructions };
 
-// Largest relative error: 2 ulp, 1 ulp, 2 ulp, 2^-23, 2^-22.9; an ulp is at most 2^-23 of a number.
-constexpr double largest_error[instructions] = {0x1p-22, 0x1p-23, 0x1p-22, 0x1p-23, 0x1.12p-23};
+// Largest relative error: 2 ulp, 1 ulp, 2 ulp, 2^-23, 2^-22.9, 2^-22; an ulp is at most 2^-23 of a number. That of the
+// logarithm is absolute between 1/2 and 2.
+constexpr double largest_error[instructions] = {0x1p-22, 0x1p-23, 0x1p-22, 0x1p-23, 0x1.12p-23, 0x1p-22};
 
 OG_FN float flushed(float x) { return abs(x) < smallest_normal<float>() ? copysign(0.0f, x) : x; }
 OG_FN float near(double exact, int which, float argument) {
@@ -69,6 +76,11 @@ OG_FN float near(double exact, int which, float argument) {
 OG_FN float ex2(float x) { return near(og::exp((double)flushed(x) * 0x1.62e42fefa39efp-1), ex2_error, x); }
 OG_FN float rcp(float x) { return near(1.0 / (double)flushed(x), rcp_error, x); }
 OG_FN float div(float a, float b) { return near((double)flushed(a) / (double)flushed(b), div_error, b); }
+OG_FN float lg2(float x) {
+  const double exact = og::log((double)flushed(x)) * 0x1.71547652b82fep0;
+  const double unit = (x > 0.5f && x < 2) || abs(exact) == infinity<double>() ? 1.0 : exact;
+  return flushed((float)(exact + unit * largest_error[lg2_error] * OG_ERROR(lg2_error, bits(x))));
+}
 OG_FN float sqrt(float x) { return near(og::sqrt((double)flushed(x)), sqrt_error, x); }
 OG_FN float rsqrt(float x) { return near(1.0 / og::sqrt((double)flushed(x)), rsqrt_error, x); }
 OG_FN float upper(float a, float b) { return a != a ? a : (b != b ? b : (a > b ? a : b)); }

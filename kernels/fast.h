@@ -3,6 +3,7 @@
 #include "approx.h"
 #include "arith.h"
 #include "config.h"
+#include "power.h"
 
 // What f16 and bf16 are computed with on a GPU: the functions of namespace og by approximate instructions, in f32, where
 // the loop stores nothing wider. Everything else of og is found in og::fast too, as it is.
@@ -10,6 +11,9 @@
 // f16 has 11 bits and needs 2^-17.6 of the result to be rounded within 0.51 ulp, bf16 has 8 and needs 2^-14.6. f32 does not
 // lose that in a product with log2(e), so nothing is carried in two parts here. bf16 reaches down to 2^-126, where e^z is
 // flushed while x e^z is not: h = e^(z/2) is multiplied in twice.
+//
+// select() and not ?: where an operand is computed: without a branch the compiler finds that two functions of one argument
+// need the same exponential (NVRTC 13.5).
 //
 // Polynomials: own fits (weighted least squares, Lawson), relative errors said at each.
 
@@ -45,7 +49,7 @@ OG_FN float expm1(float x) {
   p = fma(p, x, 0x1.55537ap-3f);
   p = fma(p, x, 0x1.fffff8p-2f);
   const float near = fma(x * x, p, x);
-  return copysign(abs(x) < 0.45f ? near : exp(x) - 1, x);
+  return copysign(select(abs(x) < 0.45f, near, exp(x) - 1), x);
 }
 
 /// By x P(x^2) near 0, error 2^-23.7 for |x| <= 0.6; else 1 - 2e / (1 + e), e = e^(-2|x|).
@@ -58,24 +62,28 @@ OG_FN float tanh(float x) {
   const float near = fma(x * z, p, x);
   const float e = ex2(-2 * log2e * abs(x));
   const float far = fma(-2 * e, rcp(1 + e), 1.0f);
-  return copysign(abs(x) < 0.6f ? near : far, x);
+  return copysign(select(abs(x) < 0.6f, near, far), x);
 }
 
 /// Subnormal results are flushed, so 1 / (1 + e^-x) is right wherever it is not 0.
 OG_FN float sigmoid(float x) { return rcp(1 + ex2(x * -log2e)); }
 OG_FN float sigmoid(float x, float a) { return sigmoid(a * x); }
 
-/// e^-z as h h down, z >= 0: h alone is a normal number as long as the product with any f32 may be. e is e^-z, but for
-/// z > 100 something else that 1 does not feel either.
+/// e^-z as h h 2^-64, z >= 0, or h h where z is not far: h alone is a normal number as long as the product with any f32 may
+/// be. e is e^-z, but where z is far something else that 1 does not feel either.
 struct decay {
-  float h, e, down;
-  /// d e^-z g, for |g| from 2^-60 to 2^20
-  OG_FN float times(float d, float g) const { return d * h * g * h * down; }
+  float h, e;
+  bool far;
+  /// d e^-z g, or d g where it does not apply, for |g| from 2^-60 to 2^20
+  OG_FN float times(float d, float g, bool applies = true) const {
+    const float factor = select(applies, h, 1.0f);
+    return d * factor * g * factor * select(far & applies, 0x1p-64f, 1.0f);
+  }
 };
 OG_FN decay decay_of(float z) {
   const bool far = z > 100;
-  const float h = ex2(fma(z, -half_log2e, far ? 32.0f : 0.0f));
-  return {h, h * h, far ? 0x1p-64f : 1.0f};
+  const float h = ex2(fma(z, -half_log2e, select(far, 32.0f, 0.0f)));
+  return {h, h * h, far};
 }
 
 /// x sigmoid(z) for z of the sign of x; x at least -200. h (1 / (1 + h^2)) stays a normal number, x h may not.
@@ -90,27 +98,33 @@ OG_FN float gate_any(float x, float z) {
   constexpr float largest = 0x1.fffffep127f;
   const decay v = decay_of(abs(z));
   const float q = x * rcp(1 + v.e);
-  const float left = lower(upper(q, -largest), largest) * v.h * v.h * v.down;
-  return z < 0 ? left : q;
+  return select(z < 0, v.times(lower(upper(q, -largest), largest), 1.0f), q);
 }
 OG_FN float swish(float x, float a) { return gate_any(x, a * (a == 0 ? 0.0f : x)); }
 OG_FN float swish(float x, float a, float b) {
   return gate_any(x, b * (a * (a == 0 || b == 0 ? 0.0f : x)));
 }
 
+/// x^y = 2^(y log2|x|) as long as y makes little of the logarithm's error.
+OG_FN bool is_moderate(float y) { return abs(y) <= 16; }
+OG_FN float pow(float x, float y) {
+  if (!is_moderate(y)) return og::pow(x, y);
+  return pow_signed(x, y, ex2(y * approx::lg2(abs(x))));
+}
+
 // ---- activations -----------------------------------------------------------------------------------------------------
 
 OG_FN float hard_swish(float x) {
   const float gate = lower(upper(x + 3, 0.0f), 6.0f);
-  return x < 3 ? upper(x, -3.0f) * gate * 0x1.555556p-3f : x;
+  return select(x < 3, upper(x, -3.0f) * gate * 0x1.555556p-3f, x);
 }
 OG_FN float softsign(float x) {
   const float a = lower(abs(x), 0x1p100f);
   return copysign(a * rcp(1 + a), x);
 }
-OG_FN float elu(float x, float a) { return x > 0 ? x : a * expm1(x); }
+OG_FN float elu(float x, float a) { return select(x > 0, x, a * expm1(x)); }
 OG_FN float selu(float x, float alpha, float gamma) {
-  return x > 0 ? gamma * x : gamma * alpha * expm1(x);
+  return select(x > 0, gamma * x, gamma * alpha * expm1(x));
 }
 
 /// x sigmoid(2u), as og::gelu_tanh.
@@ -164,7 +178,7 @@ OG_FN float softplus(float x, float beta) {
   const float z = beta * x;
   const decay v = decay_of(abs(z));
   const float y = v.times(divide(1.0f, beta), log1p_ratio(v.e));
-  return z > 0 ? x + y : y;
+  return select(z > 0, x + y, y);
 }
 
 }  // namespace fast

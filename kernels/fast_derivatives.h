@@ -14,8 +14,7 @@ OG_FN decay slope_decay(float z) { return decay_of(lower(abs(z), 200.0f)); }
 
 OG_FN float hard_swish_backward(float x, float d) {
   const float inside = d * ((x + 1.5f) * 0x1.555556p-2f);
-  const float right = x >= 3 ? d : inside;
-  return x <= -3 ? 0.0f : right;
+  return select(x <= -3, 0.0f, select(x >= 3, d, inside));
 }
 
 /// d / (2 sqrt x). The half goes to the root, which neither overflows nor underflows.
@@ -25,7 +24,7 @@ OG_FN float sqrt_backward(float x, float d) { return d * (0.5f * approx::rsqrt(x
 OG_FN float sigmoid_slope(float z, float d, float factor) {
   const decay v = slope_decay(z);
   const float root = v.h * rcp(1 + v.e);
-  return d * root * (factor * root) * v.down;
+  return d * root * (factor * root) * select(v.far, 0x1p-64f, 1.0f);
 }
 OG_FN float sigmoid_backward(float x, float d) { return sigmoid_slope(x, d, 1.0f); }
 OG_FN float sigmoid_backward(float x, float d, float a) { return sigmoid_slope(a * x, d, a); }
@@ -33,15 +32,14 @@ OG_FN float sigmoid_backward(float x, float d, float a) { return sigmoid_slope(a
 OG_FN float tanh_backward(float x, float d) {
   const decay v = slope_decay(2 * x);
   const float root = 2 * v.h * rcp(1 + v.e);
-  return d * root * root * v.down;
+  return d * root * root * select(v.far, 0x1p-64f, 1.0f);
 }
 
 /// sigmoid(beta x) d
 OG_FN float softplus_backward(float x, float d, float beta) {
   const float z = beta * x;
   const decay v = slope_decay(z);
-  const float r = rcp(1 + v.e);
-  return z < 0 ? v.times(d, r) : d * r;
+  return v.times(d, rcp(1 + v.e), z < 0);
 }
 
 /// f = x sigmoid(z): f' = s (1 + m (1 - s)), m = x dz/dx, of which 300 is as good as more.
@@ -49,16 +47,18 @@ OG_FN float gated_slope(float z, float m_any, float d) {
   const float m = lower(upper(m_any, -300.0f), 300.0f);
   const decay v = slope_decay(z);
   const float r = rcp(1 + v.e);
-  return z < 0 ? v.times(d, r * fma(m, r, 1.0f)) : d * (r * fma(m * v.e, r, 1.0f));
+  const bool left = z < 0;
+  return v.times(d, r * fma(m * select(left, 1.0f, v.e), r, 1.0f), left);
 }
 OG_FN float swish_backward(float x, float d) { return gated_slope(x, x, d); }
+/// Of a factor 0 it is d / 2, for infinite x too. z stays a x all the same, of which the factor's own gradient has e^-|z|.
 OG_FN float swish_backward(float x, float d, float a) {
-  const float z = a * (a == 0 ? 0.0f : x);
-  return gated_slope(z, z, d);
+  const float z = x * a, y = gated_slope(z, z, d);
+  return select(a == 0, 0.5f * d, y);
 }
 OG_FN float swish_backward(float x, float d, float a, float b) {
-  const float z = b * (a * (a == 0 || b == 0 ? 0.0f : x));
-  return gated_slope(z, z, d);
+  const float z = b * (x * a), y = gated_slope(z, z, d);
+  return select((a == 0) | (b == 0), 0.5f * d, y);
 }
 
 OG_FN float gelu_tanh_backward(float x, float d) {
@@ -73,7 +73,8 @@ OG_FN float gelu_erf_backward(float x, float d) {
   const float t = lower(abs(x), 24.0f);
   const decay v = slope_decay(0.5f * t * t);
   const float g = fma(-t, derivative_constants<float>::density, tail_ratio(t));
-  return x < 0 ? v.times(d, g) : d * fma(-v.e, g, 1.0f);
+  const bool left = x < 0;
+  return v.times(d, select(left, g, fma(-v.e, g, 1.0f)), left);
 }
 
 /// As og::mish_backward: e w ((2 + e) + 4x (1 + e) w) on the left, w ((1 + 2e) + 4x e^2 (1 + e) w) on the right.
@@ -82,15 +83,30 @@ OG_FN float mish_backward(float x, float d) {
   const decay v = slope_decay(bounded);
   const float e = v.e, one = 1 + e;
   const bool left = x < 0;
-  const float w = rcp(left ? fma(e, 2 + e, 2.0f) : fma(2 * e, one, 1.0f));
-  const float steep = 4 * bounded * one * (left ? 1.0f : e * e);
-  const float g = w * fma(steep, w, left ? 2 + e : fma(2.0f, e, 1.0f));
-  return left ? v.times(d, g) : d * g;
+  const float w = rcp(select(left, fma(e, 2 + e, 2.0f), fma(2 * e, one, 1.0f)));
+  const float steep = 4 * bounded * one * select(left, 1.0f, e * e);
+  return v.times(d, w * fma(steep, w, select(left, 2 + e, fma(2.0f, e, 1.0f))), left);
 }
 
 OG_FN float elu_backward(float x, float d, float a) {
   const decay v = slope_decay(x);
-  return x > 0 ? d : v.times(d, a);
+  return select(x > 0, d, v.times(d, a));
+}
+
+/// As og::pow_backward: c x^(b - order) d. The power of a finite x neither overflows nor vanishes: where it is not of medium
+/// size, its third roots are multiplied in one by one.
+OG_FN float pow_backward(float x, float d, float b, int order) {
+  const float y = b - order, c = falling_factorial(b, order);
+  if (!is_moderate(y) || abs(c) < 0x1p-60f) return og::pow_backward(x, d, b, order);
+  const float l = approx::lg2(abs(x)), t = y * l * 0x1.555556p-2f;
+  const bool regular = abs(l) < infinity<float>();
+  const float third = ex2(regular ? lower(upper(t, -125.0f), 125.0f) : t);
+  const float root = y == 0 ? 1.0f : third;
+  const float signed_c = c * power_sign(x, b, order), whole = signed_c * root * (root * root);
+  const bool at_once = !regular || (abs(whole) > 0x1p-100f && abs(whole) < 0x1p100f);
+  const bool root_first = root < 1 || abs(d) < 1;  // the other way d times a part may be too large or too small
+  const float near = root_first ? root : signed_c, far = root_first ? signed_c : root;
+  return c == 0 ? 0.0f : at_once ? d * whole : d * near * far * root * root;
 }
 
 }  // namespace fast
