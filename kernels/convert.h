@@ -32,12 +32,11 @@ OG_FN float load(f16 x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
   return y;
 #else
-  // Shift the 15 magnitude bits under the f32 exponent and mend the bias by an exact multiplication with 2^112, which
-  // also normalises subnormals; exponent 31 (inf, NaN) becomes 143 + 112 = 255 only if the scale is forced, hence the or.
-  const u32 magnitude = ((u32)x.bits & 0x7fffu) << 13;
-  const u32 special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
-  const u32 scaled = bits(from_bits(magnitude) * 0x1p112f) | special;
-  return from_bits(scaled | (((u32)x.bits & 0x8000u) << 16));
+  // The sign stays on top and the other bits go under the exponent of f32, whose bias is mended by an exact multiplication
+  // with 2^112, which also normalises subnormals; exponent 31 (inf, NaN) has to be made 255.
+  const u32 moved = ((u32)(i32)(i16)x.bits << 13) & 0x8fffe000u;
+  const float scaled = from_bits(moved) * 0x1p112f;
+  return from_bits(bits(scaled) | (abs(scaled) >= 65536.0f ? 0x7f800000u : 0u));
 #endif
 }
 
@@ -62,18 +61,15 @@ OG_FN f16 to_f16(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
   return y;
 #else
-  const u32 b = bits(x);
-  const u32 magnitude = b & 0x7fffffffu;
-  const u32 sign = (b >> 16) & 0x8000u;
-  // Normal results: subtract the bias difference, round at bit 13. From 65520 up the carry or the clamp gives infinity.
-  const u32 even = (magnitude >> 13) & 1u;
-  const u32 carried = (magnitude - 0x38000000u + 0xfffu + even) >> 13;
-  const u32 normal = magnitude >= 0x477ff000u ? 0x7c00u : carried;
-  // Results below 2^-14: adding 0.5 (ulp 2^-24) lets the adder round to the spacing of the f16 subnormals.
-  const u32 subnormal = bits(from_bits(magnitude) + 0.5f) - 0x3f000000u;
-  const u32 finite = magnitude < 0x38800000u ? subnormal : normal;
-  const u32 quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x1ffu);
-  return f16{(u16)(sign | (magnitude > 0x7f800000u ? quiet_nan : finite))};
+  // Adding 2^13 times the power of two below |x| (below 2^-14 that one) lets the adder round at the last bit of the f16, and
+  // leaves the f16's mantissa and a carry in the low bits. 65536 and more is infinity.
+  const u32 b = bits(x), magnitude = b & 0x7fffffffu;
+  const u32 bounded = magnitude < 0x47800000u ? magnitude : 0x47800000u;
+  const u32 own = bounded & 0x7f800000u, exponent = own > 0x38800000u ? own : 0x38800000u;
+  const u32 sum = bits(from_bits(bounded) + from_bits(exponent + (13u << 23)));
+  const u32 rounded = sum - exponent + (exponent >> 13) - ((13u << 23) + (113u << 10));
+  const u32 all = magnitude > 0x7f800000u ? 0x7e00u : rounded;
+  return f16{(u16)(all | ((b >> 16) & 0x8000u))};
 #endif
 }
 
