@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import Shape, broadcasts, iteration_shape, row_shape, spread, summed_axes, summed_to
+from opgraph.loops.layout import Shape, broadcasts, row_shape, space_of, spread, summed_axes, summed_to
 from opgraph.loops.loop import Load, Loop, Statement
 from opgraph.ops.conversion import cast
 
@@ -23,7 +23,7 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     Returns: one array for each store, in its dtype. f16 and bf16 are computed in f32 and rounded where the loop says.
     """
     shapes = [(1,) if a is None else a.shape for a in arrays]
-    space = iteration_shape(loop.loads, shapes)
+    space = space_of(loop, shapes)
     values: dict[str, np.ndarray] = {}
     for load, array in zip(loop.loads, arrays, strict=True):
         values[load.name] = _loaded(load, array, space)

@@ -101,6 +101,17 @@ def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
     return dims  # type: ignore[return-value]  # broadcasting known sizes gives known sizes
 
 
+def space_of(loop: Loop, shapes: Sequence[Shape]) -> Shape:
+    """The iteration space of a loop: what its operands broadcast to, with the axes of its rows.
+
+    Raises:
+        InvalidShape: they do not broadcast.
+    """
+    shape = iteration_shape(loop.loads, shapes)
+    missing = max((-a for a in loop.row_axes), default=0) - len(shape)  # where all operands are single numbers
+    return (*[1] * missing, *shape)
+
+
 def bind(
     loop: Loop, shapes: Sequence[Shape], strides: Sequence[Strides], out_strides: Sequence[Strides | None] | None = None
 ) -> Layout:
@@ -111,7 +122,7 @@ def bind(
             of a position do not count.
         out_strides: of each store; row-major where left out.
     """
-    shape = iteration_shape(loop.loads, shapes)
+    shape = space_of(loop, shapes)
     rank = len(shape)
     read = loop.reads()  # what only lends its shape must not keep axes apart
     aligned = []
@@ -170,7 +181,7 @@ def summed_to(loop: Loop, to: Sequence[str], shapes: Sequence[Shape]) -> tuple[S
     named = [(load, s) for load, s in zip(loop.loads, shapes, strict=True) if load.name in wanted]
     if len(named) == 1:
         load, shape = named[0]
-        return shape, load
+        return (spread(load, shape), _PLAIN) if load.rows else (shape, load)
     return iteration_shape([load for load, _ in named], [s for _, s in named]), _PLAIN
 
 

@@ -215,7 +215,7 @@ def verify_loop(loop: Loop) -> Loop:
     loads = {load.name: load for load in loop.loads}
     for store in loop.stores:
         assert store.value in known, f"{store} stores nothing"
-        shaped = all(name in loads and loads[name].align in ("right", "channel") for name in store.to or ())
+        shaped = all(name in loads and loads[name].align in ("right", "channel", "rows") for name in store.to or ())
         assert shaped, f"{store} has no shape"
         assert store.to is None or store.dtype in dtypes.FLOATS, f"{store} adds what is no float"
         assert store.per_row in PER_ROW and not (store.per_row and (store.to or not rows)), f"{store} has no rows"

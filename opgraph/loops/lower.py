@@ -43,6 +43,7 @@ class _Step:
     output: LogicalTensor
     tag: int
     per_row: bool = False  # a SumTo that is a reduction of rows
+    form: str = ""  # of one value for each row: with or without the rows' axes
 
     @property
     def record(self) -> opdef.OpDef:
@@ -70,6 +71,10 @@ class _Step:
 
     def alignment(self, port: int) -> str:
         """How an input lies in the iteration space."""
+        # A view turns one form into the other; of all else operands have the form of the result.
+        without_rows = (self.form == "dropped") != (self.record.family == "shape" and self.form != "")
+        if without_rows and not self.reduces and self.inputs[port].ndim != 0:
+            return "rows"
         aligned = self.record.lies_along_channel(port, [t.ndim for t in self.inputs], self.attrs)
         return "channel" if aligned else "right"
 
@@ -137,7 +142,6 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     for step in live:
         record = step.record
         args: list[Arg] = []
-        dropped = rows.forms.get(step.output.id) == "dropped"
         for index, (port, tensor) in enumerate(zip(step.ports, step.inputs, strict=True)):
             if step.reduces and index:
                 break  # the axes of the rows, or a shape that has them
@@ -149,8 +153,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and not step.is_relay:
                 args.append(opdef.array_of(tensor).item())
             else:
-                is_row = tensor.ndim != 0 and not step.reduces and (dropped != (step.record.family == "shape"))
-                args.append(operands.load(tensor, "rows" if is_row else step.alignment(index)))
+                args.append(operands.load(tensor, step.alignment(index)))
         if step.is_sum:
             loads = tuple(operands.load(leaf, align) for leaf, align in shapes.leaves(step, 1))
             sums[step.output.id] = str(args[0]), loads
@@ -220,11 +223,19 @@ def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:
             parts = rows.inside.get(op.id) or opdef.get(op.kind, where="lower").parts(op)
             for part in parts:
                 output = part.outputs[0]
-                steps.append(_Step(part.kind, part.inputs, part.attrs, output, tag, output.id in rows.sums))
+                is_row_sum, form = output.id in rows.sums, rows.forms.get(output.id, "")
+                steps.append(_Step(part.kind, part.inputs, part.attrs, output, tag, is_row_sum, form))
         else:
             record = opdef.get(unit.kind, where="lower")
             steps.append(
-                _Step(unit.kind, tuple(unit.inputs), {**record.default_attrs(), **unit.attrs}, op.outputs[0], tag)
+                _Step(
+                    unit.kind,
+                    tuple(unit.inputs),
+                    {**record.default_attrs(), **unit.attrs},
+                    op.outputs[0],
+                    tag,
+                    form=rows.forms.get(op.outputs[0].id, ""),
+                )
             )
     return steps
 

@@ -47,7 +47,7 @@ def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool) -> tupl
     """
     depth = loop.depths()
     reductions = [s for s in loop.statements if s.reduces]
-    most = max(depth[s.result] for s in reductions)
+    most = max((depth[s.result] for s in reductions), default=1)
     written = [s.value for s in loop.stores if not s.per_row]
     # Results may lie over operands, so all of them are written in the last pass that reads any.
     last = max([most - 1, *(depth[v] for v in written)])

@@ -109,7 +109,8 @@ class Cutter:
                 if tensor_id in made:
                     self._keep_apart(made[tensor_id], node)
             for tensor_id in self.rows.misread(op):
-                self._keep_apart(made[tensor_id], node)
+                if tensor_id in made:
+                    self._keep_apart(made[tensor_id], node)
             for source in self.sources[node]:
                 if self.sums[source]:
                     self._keep_apart(source, node)
@@ -319,7 +320,9 @@ class Cutter:
             return (), {}, frozenset()
         ops = [self.ops[node] for node in self.members[cluster]]
         forms = {t.id: self.rows.values[t.id].form for op in ops for t in op.outputs[:1] if t.id in self.rows.values}
-        reduces = any(opdef.get(op.kind, where=op.label).row is not None for op in ops)
+        records = [opdef.get(op.kind, where=op.label) for op in ops]
+        reduces = any(record.row is not None for record in records)
         sums = self.rows.sums & forms.keys()
-        is_plain = not reduces and not sums and len(forms) == len(ops) and set(forms.values()) == {"kept"}
+        moves = any(record.family == "shape" for record in records)
+        is_plain = not (reduces or sums or moves) and len(forms) == len(ops) and set(forms.values()) == {"kept"}
         return ((), {}, frozenset()) if is_plain else (axes, forms, frozenset(sums))

@@ -40,7 +40,7 @@ def is_one_loop(ops: Sequence[Op], outputs: set[int]) -> bool:
     for op in ops:
         record = opdef.get(op.kind, where=op.label)
         read = {t.id for t in op.inputs}
-        if read & ended or set(aligned_operands(op, shapes)) & made or rows.misread(op):
+        if read & ended or {*aligned_operands(op, shapes), *rows.misread(op)} & made:
             return False
         if record.family == "sum" and rows.of(op) is None:
             if shapes[op.inputs[0].id] != space:

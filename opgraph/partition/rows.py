@@ -66,7 +66,7 @@ class Rows:
         if not reductions and not sums:
             return
         self._forward({**reductions, **sums})
-        self.sums = self._leading_back(sums)
+        self.sums = self._leading_back(sums) | self._beside_rows(sums)
         made = {**reductions, **{i: sums[i] for i in self.sums}}
         self._forward(made)
         self._want(made)
@@ -110,7 +110,11 @@ class Rows:
         if opdef.get(op.kind, where=op.label).family != "sum" or aligned_operands(op, self.shapes):
             return None
         src, like = self.shapes[op.inputs[0].id], self.shapes[op.inputs[1].id]
-        if isinstance(src, str) or isinstance(like, str) or len(src) != len(like):
+        if isinstance(src, str) or isinstance(like, str) or not src:
+            return None
+        if like == ():
+            return RowValue(src, tuple(range(-len(src), 0)), "dropped")
+        if len(src) != len(like):
             return None
         gone = [i for i, (a, b) in enumerate(zip(src, like, strict=True)) if a != b]
         if not gone or any(like[i] != 1 for i in gone):
@@ -171,6 +175,14 @@ class Rows:
                 if leads:
                     back.add(tensor.id)
         return back & sums.keys()
+
+    def _beside_rows(self, sums: dict[int, RowValue]) -> set[int]:
+        """The sums to the shape of a row value."""
+        return {
+            op.outputs[0].id
+            for op in self.ops
+            if op.outputs and op.outputs[0].id in sums and self.values.get(op.inputs[1].id) == sums[op.outputs[0].id]
+        }
 
     def _want(self, made: dict[int, RowValue]) -> None:
         """Values without rows' axes that get them only to meet the rows: computed in the loop, too."""

@@ -58,16 +58,18 @@ class BoundKernel:
         self, kernel: HostKernel, plan: Plan, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]
     ) -> None:
         self._base = kernel.pointers(plan, arrays, outs)
-        self._outs = list(outs)
+        self._arrays, self._outs = list(arrays), list(outs)
         self._inputs: list[list[int]] = [[] for _ in arrays]
         for position, source in kernel.given:
             self._inputs[source].append(position)
         self._first_store = len(kernel.lowered.loads)
         self._keep = plan  # the launch holds addresses only
-        self.launch: Callable[[], None] = plan.launch_on(self._base) if plan.size else partial(_clear, self._outs)
+        of_nothing = partial(kernel.of_nothing, self._arrays, self._outs)
+        self.launch: Callable[[], None] = plan.launch_on(self._base) if plan.size else of_nothing
 
     def read(self, index: int, array: np.ndarray) -> None:
         """See Bound."""
+        self._arrays[index] = array
         address = array.__array_interface__["data"][0]
         for position in self._inputs[index]:
             self._base[position] = address
@@ -76,9 +78,3 @@ class BoundKernel:
         """See Bound."""
         self._outs[index] = array
         self._base[self._first_store + index] = array.__array_interface__["data"][0]
-
-
-def _clear(results: Sequence[Any]) -> None:
-    """A sum of nothing is 0; other results have no elements then."""
-    for result in results:
-        result.fill(0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
+from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import Variant
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host, threads
@@ -139,8 +140,20 @@ class HostKernel:
         if plan.size:
             _launch(plan, self.pointers(plan, arrays, results))
         else:
-            _clear(results)
+            self.of_nothing(arrays, results)
         return results
+
+    def of_nothing(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
+        """The results where the space has no elements: a sum of nothing is 0, a mean of nothing NaN."""
+        if not self.lowered.loop.row_axes:
+            for result in results:
+                result.fill(0)
+            return
+        loads: list[Array | None] = [None if t is None else t.data for t in self.lowered.loads]
+        for position, source in self.given:
+            loads[position] = arrays[source]
+        for result, value in zip(results, interpret(self.lowered.loop, loads), strict=True):
+            result[...] = value
 
     def bound(self, arrays: Sequence[Array], outs: Sequence[Array]) -> BoundKernel:
         """The same call, with everything worked out: nothing but the launch is left to do."""
@@ -245,12 +258,6 @@ def _launch(plan: Plan, base: Any) -> None:
             entry(base, layout, -1, 0, 1, None)  # the second stage
     else:
         entry(base, layout, 0, pieces, count, parallel)
-
-
-def _clear(results: Sequence[Array]) -> None:
-    """A sum of nothing is 0; other results have no elements then."""
-    for result in results:
-        result.fill(0)
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 from opgraph.errors import InvalidShape
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
-from opgraph.loops.layout import Layout, Shape, Strides, bind, iteration_shape
+from opgraph.loops.layout import Layout, Shape, Strides, bind, space_of
 from opgraph.loops.lower import Lowered
 
 
@@ -55,7 +55,7 @@ class Operands:
             loads[position], steps[position] = shapes[source], strides[source]
         for position, data in self._constants.items():
             loads[position], steps[position] = data.shape, tuple(s // data.itemsize for s in data.strides)
-        space = iteration_shape(self.loop.loads, loads)
+        space = space_of(self.loop, loads)
         for position, load in enumerate(self.loop.loads):
             if load.align == "index":
                 loads[position] = (space[load.axis],)

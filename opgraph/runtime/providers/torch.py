@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import broadcasts, iteration_shape, summed_axes, summed_to
+from opgraph.loops.layout import broadcasts, row_shape, space_of, spread, summed_axes, summed_to
 from opgraph.loops.loop import Loop
 from opgraph.ops.conversion import cast
 
@@ -68,7 +68,7 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """The results of a loop, each statement one torch op; as `opgraph.loops.interpret.interpret` does in NumPy."""
     shapes = [(1,) if a is None else a.shape for a in arrays]
-    space = iteration_shape(loop.loads, shapes)
+    space = space_of(loop, shapes)
     values: dict[str, Any] = {}
     for load, array in zip(loop.loads, arrays, strict=True):
         if load.is_position:
@@ -78,6 +78,8 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
         if array is None or not broadcasts(load, array.shape):
             axis = min(1, len(space) - 1) if load.align == "channel" else load.axis % len(space)
             tensor = tensor.reshape([-1 if i == axis else 1 for i in range(len(space))])
+        elif load.rows:
+            tensor = tensor.reshape(spread(load, tuple(tensor.shape)))
         values[load.name] = tensor.to(_compute(load.dtype))
     types = loop.dtype_of()
     for s in loop.statements:
@@ -87,7 +89,10 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
             values[a] if isinstance(a, str) else torch.tensor(a, dtype=_compute(s.literal_dtype(types, i)))
             for i, a in enumerate(s.args)
         ]
-        if record.is_cast and dtypes.get(s.dtype).category == "int":
+        if s.reduces:
+            wide = args[0].to(torch.float64).expand(space)  # in f64, as the kernel does it
+            result = record.torch(torch, wide, axes=loop.row_axes, keep_dims=True)
+        elif record.is_cast and dtypes.get(s.dtype).category == "int":
             result = from_numpy(cast(to_numpy(args[0]), s.dtype))  # torch leaves what does not fit undefined
         elif record.is_cast or record.index_of:
             result = args[0]
@@ -100,6 +105,12 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
         values[s.result] = result.to(_compute(s.dtype))
     results = []
     for store in loop.stores:
+        if store.per_row:
+            rows = tuple(a + len(space) for a in loop.row_axes)
+            kept = [1 if a in rows else d for a, d in enumerate(space)]
+            value = values[store.value].expand(kept).reshape(row_shape(store, space, rows))
+            results.append(to_numpy(value.to(_TORCH[store.dtype]).contiguous()))
+            continue
         value = values[store.value].expand(space)
         if store.to is not None:
             shape, like = summed_to(loop, store.to, shapes)
