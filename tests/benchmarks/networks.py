@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import compare, machine
 from torch import nn
 
 import opgraph.torch as ogt
+from opgraph.bench.machine import machine
+from opgraph.bench.timing import compare
 from opgraph.torch.naf1 import NAF1
 from opgraph.torch.side_by_side import COMPILED, EAGER, WAYS
 from opgraph.torch.zoo import MODELS

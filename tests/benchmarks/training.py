@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import compare, fresh_process, machine, once
 
 import opgraph as og
 import opgraph.torch as ogt
+from opgraph.bench.machine import fresh_process, machine
+from opgraph.bench.timing import compare, once
 
 sys.path.append(str(Path(__file__).parent.parent / "torch"))
 from naf1 import gamma, with_order

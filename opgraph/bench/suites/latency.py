@@ -55,7 +55,8 @@ def measured(
     import time
 
     end = None if seconds is None else time.perf_counter() + seconds
-    figures: list[Figure] = []
+    say("import opgraph")
+    figures = _imports(3 if quick else 9)
     for name, direction in SUBJECTS[:3] if quick else SUBJECTS:
         subject = name if direction == FORWARD else f"{name}, {direction}"
         if end is not None and time.perf_counter() > end:
@@ -68,6 +69,18 @@ def measured(
         say(f"{subject}: torch.compile")
         figures += _both(subject, "torch.compile", "torch_compiled", name, direction, device, threads, 1)
     return _first_ones(figures)
+
+
+_IMPORT = "import time; t = time.perf_counter(); import {what}; print(time.perf_counter() - t)"
+
+
+def _imports(rounds: int) -> list[Figure]:
+    """Milliseconds of `import opgraph`, and of the NumPy in it."""
+    found = []
+    for subject, what in (("import opgraph", "opgraph"), ("of which NumPy and ml_dtypes", "numpy, ml_dtypes")):
+        taken = [fresh_process(_IMPORT.format(what=what), tempfile.gettempdir())[0] for _ in range(rounds)]
+        found.append(_figure(subject, "opgraph, from disk", taken))
+    return found
 
 
 def _first_ones(figures: list[Figure]) -> list[Figure]:
