@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import random_models
+from google.protobuf.message import DecodeError
 
 import opgraph as og
 from opgraph.codegen.kernel import cuda_source, cuda_variant, host_source
@@ -16,6 +20,8 @@ from opgraph.loops.lower import lower
 from opgraph.onnx.save import to_model
 from opgraph.runtime.providers.onnx_loop import evaluator
 
+#: Files that once did harm.
+FINDINGS = Path(__file__).resolve().parents[1] / "fuzz" / "findings"
 #: How far two right implementations of a short chain may be apart, by element type.
 TOLERANCES = {onnx.TensorProto.FLOAT: 2e-4, onnx.TensorProto.DOUBLE: 1e-6, onnx.TensorProto.FLOAT16: 5e-2,
               onnx.TensorProto.BFLOAT16: 3e-1}  # fmt: skip
@@ -136,3 +142,45 @@ def agrees(got: list[np.ndarray], want: list[np.ndarray], model: onnx.ModelProto
             np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=value.name)
         else:
             np.testing.assert_array_equal(ours, theirs, err_msg=value.name)
+
+
+def survives(model: onnx.ModelProto, rng: Any) -> str:
+    """Takes a model through everything: loading, text, every form, kernels, running, comparing.
+
+    Returns: "refused", "loaded", or "agreed" where somebody else runs it, too.
+    """
+    graph = loaded(model)
+    if graph is None:
+        return "refused"
+    goes_back(graph)
+    emits(graph)
+    if not is_small(graph):
+        return "loaded"
+    try:
+        feeds = random_models.feeds_of(model, rng)
+    except KeyError:  # an input of a type that no arrays are made for here
+        return "loaded"
+    got = computed(graph, feeds)
+    want = None if got is None else expected(model, feeds)
+    if got is None or want is None:
+        return "loaded"
+    agrees(got, want, model)
+    return "agreed"
+
+
+def survives_bytes(content: bytes, rng: Any) -> str:
+    """The same for the bytes of a file, which may be no model."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.onnx"
+        path.write_bytes(content)
+        try:
+            og.onnx.load(path)
+        except OpGraphError as error:
+            assert len(str(error).splitlines()) == 3, str(error)
+            return "refused"
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError:
+        return "refused"
+    return survives(model, rng)

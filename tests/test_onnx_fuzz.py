@@ -1,0 +1,71 @@
+"""Random models, right ones and damaged ones: round trips, and agreement with others on what loads and runs.
+
+`tests/fuzz/` holds the long runs: structure-aware over many seeds, coverage-guided over bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import model_checks  # noqa: E402  # needs onnx
+import random_models  # noqa: E402
+
+SOURCE = st.randoms(use_true_random=False)
+
+
+def examples(count: int) -> settings:
+    return settings(
+        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+@examples(150)
+@given(SOURCE)
+def test_a_model_comes_back_as_it_was_in_every_form_as_a_fixed_point(rng: Any) -> None:
+    model = random_models.random_model(rng)
+    graph = model_checks.loaded(model)
+    assert graph is not None
+    model_checks.goes_back(graph, model)
+    model_checks.emits(graph)
+
+
+@examples(100)
+@given(SOURCE)
+def test_a_model_computes_what_onnxruntime_computes(rng: Any) -> None:
+    assert_agrees(rng, compiled=False)
+
+
+@examples(12)
+@given(SOURCE)
+def test_a_compiled_model_computes_what_onnxruntime_computes(rng: Any) -> None:
+    assert_agrees(rng, compiled=True)
+
+
+def assert_agrees(rng: Any, *, compiled: bool) -> None:
+    model = random_models.random_model(rng, longest=6)
+    graph = model_checks.loaded(model)
+    feeds = random_models.feeds_of(model, rng)
+    assert graph is not None
+    got, want = model_checks.computed(graph, feeds, compiled=compiled), model_checks.expected(model, feeds)
+    if want is not None:  # a model in bf16 may be one that nobody else takes
+        assert got is not None
+        model_checks.agrees(got, want, model)
+
+
+@examples(300)
+@given(SOURCE)
+def test_a_damaged_model_is_refused_or_means_the_same_to_everybody(rng: Any) -> None:
+    model = random_models.damaged(random_models.random_model(rng, longest=6), rng, rng.choice((1, 1, 2, 4)))
+    model_checks.survives(model, rng)
+
+
+@pytest.mark.parametrize("path", sorted(model_checks.FINDINGS.glob("*.onnx")), ids=lambda p: p.stem)
+def test_findings_of_the_long_runs_stay_mended(path: Any) -> None:
+    model_checks.survives_bytes(path.read_bytes(), random_models.seeded(0))
