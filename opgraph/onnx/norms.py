@@ -19,6 +19,7 @@ from opgraph.partition.rules import NORMS
 from opgraph.partition.search import scalar
 from opgraph.partition.units import RuleTable, Unit, match_units
 
+_LAYER = "layer_norm"
 _LAYER_SINCE, _RMS_SINCE = 17, 23
 #: f64 is left alone: onnxruntime 1.31 takes twice the time of the spelling for its own f64 norms.
 _LAYER_DTYPES, _RMS_DTYPES = ("f32", "f16", "bf16"), ("f32", "f16")
@@ -49,7 +50,7 @@ class Norm:
         """The node that computes it."""
         dtype = self.output[0].dtype
         made = [self.output[1]]
-        if self.name == "layer_norm":
+        if self.name == _LAYER:
             kind = "LayerNormalization"
         elif emitter.opset >= _RMS_SINCE and dtype in _RMS_DTYPES:
             kind = "RMSNormalization"
@@ -81,6 +82,7 @@ def norms_of(graph: Graph, source: Source, opset: int) -> list[Norm]:
         norm = _norm(unit, graph, source, opset)
         if norm is not None:
             found.append(norm)
+        if norm is not None or unit.name == _LAYER:  # one that stays is onnxruntime's to find, whole
             taken.update(op.id for op in unit.ops)
     return found[::-1]
 
@@ -95,7 +97,7 @@ def _norm(unit: Unit, graph: Graph, source: Source, opset: int) -> Norm | None:
         root, x, values["w"], more = outer
         ops += more
     dtype = root.outputs[0].dtype
-    layer = unit.name == "layer_norm"
+    layer = unit.name == _LAYER
     allowed = _LAYER_DTYPES if layer else (*_RMS_DTYPES, "bf16")
     if dtype not in allowed or (layer and opset < _LAYER_SINCE):
         return None
@@ -103,7 +105,7 @@ def _norm(unit: Unit, graph: Graph, source: Source, opset: int) -> Norm | None:
     if any(t.id not in source.value_of or t.dtype != dtype for t in inputs) or root.id not in source.node_of:
         return None
     return Norm(
-        name="layer_norm" if layer else "rms_norm",
+        name=_LAYER if layer else "rms_norm",
         root=source.node_of[root.id],
         nodes=frozenset(source.node_of[op.id] for op in ops if op.id in source.node_of),
         inputs=inputs,

@@ -3,7 +3,8 @@
 Sum(a, b, c)        Add(Add(a, b), c)            and so Mean, Max and Min of any number of inputs
 CastLike(x, y)      Cast(x, to=dtype of y)
 Pow(x, n)           Cast(Pow(Cast(x), Cast(n)))  of different types, in f64
-QuickGelu(x)        Swish(x, alpha=1.702)        com.microsoft
+QuickGelu(x)        Swish(x, alpha=1.702)        com.microsoft, and so Gelu, FastGelu and BiasGelu
+SwiGLU(x, y)        Mul(Swish(x), y)             opset 28
 """
 
 from __future__ import annotations
@@ -104,6 +105,26 @@ def _quick_gelu(node: NodeProto, elements: Elements) -> list[NodeProto]:
     return [made]
 
 
+def _gelu(approximate: str) -> Callable[[NodeProto, Elements], list[NodeProto]]:
+    """onnxruntime's GELUs, some of which add a bias first."""
+
+    def rewrite(node: NodeProto, elements: Elements) -> list[NodeProto]:
+        given = [name for name in node.input if name]
+        biased = f"{node.output[0]} biased"
+        made = [_node("Add", given, biased, node.name)] if len(given) == 2 else []
+        made.append(_node("Gelu", [biased if made else given[0]], node.output[0], node.name))
+        made[-1].attribute.append(onnx.helper.make_attribute("approximate", approximate))
+        return made
+
+    return rewrite
+
+
+def _swiglu(node: NodeProto, elements: Elements) -> list[NodeProto]:
+    gate = _node("Swish", [node.input[0]], f"{node.output[0]} gate", node.name)
+    gate.attribute.extend(node.attribute)
+    return [gate, _node("Mul", [gate.output[0], node.input[1]], node.output[0], node.name)]
+
+
 def _node(op_type: str, inputs: list[str], output: str, name: str) -> NodeProto:
     return NodeProto(op_type=op_type, input=inputs, output=[output], name=name)
 
@@ -116,7 +137,11 @@ _REWRITES: dict[tuple[str, str], Callable[[NodeProto, Elements], list[NodeProto]
     ("", "Clip"): _clip,
     ("", "CastLike"): _cast_like,
     ("", "Pow"): _pow,
+    ("", "SwiGLU"): _swiglu,
     ("com.microsoft", "QuickGelu"): _quick_gelu,
+    ("com.microsoft", "Gelu"): _gelu("none"),
+    ("com.microsoft", "FastGelu"): _gelu("tanh"),
+    ("com.microsoft", "BiasGelu"): _gelu("none"),
 }
 
 

@@ -1,0 +1,234 @@
+"""Named units on the way out: found in every spelling, written as what onnxruntime runs fastest, or kept."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.ir import dtypes
+from opgraph.partition.rules import NORMS, find_units
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from opgraph.onnx.request import Request  # noqa: E402  # needs onnx
+from opgraph.onnx.save import drafted, to_model  # noqa: E402
+
+helper, T = onnx.helper, onnx.TensorProto
+ELEMENT = {"f32": T.FLOAT, "f16": T.FLOAT16, "f64": T.DOUBLE, "bf16": T.BFLOAT16}
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+
+RMS = ["p=Pow x two", "m=ReduceMean p ax", "v=Add m eps", "s=Sqrt v", "r=Reciprocal s", "n=Mul x r", "y=Mul w n"]
+LAYER = [
+    "m=ReduceMean x ax", "d=Sub x m", "p=Mul d d", "q=ReduceMean p ax", "v=Add q eps", "s=Sqrt v", "n=Div d s",
+    "t=Mul n w", "y=Add t b",
+]  # fmt: skip
+ERF = ["a=Div x sqrt2", "e=Erf a", "o=Add e one", "h=Mul x half", "y=Mul h o"]
+ERF_SUM = ["a=Mul x sqrth", "e=Erf a", "h=Mul x half", "g=Mul h e", "y=Add h g"]
+TANH = [
+    "c=Pow x three",
+    "k=Mul c cubic",
+    "i=Add x k",
+    "j=Mul i root",
+    "t=Tanh j",
+    "o=Add t one",
+    "h=Mul x half",
+    "y=Mul h o",
+]
+MISH = ["s=Softplus x", "t=Tanh s", "y=Mul x t"]
+HARD = ["a=Add x three", "c=Clip a zero six", "m=Mul x c", "y=Div m six"]
+SIGMOID = ["n=Neg x", "e=Exp n", "o=Add one e", "y=Div one o"]
+SOFT = ["e=Exp x", "o=Add e one", "y=Log o"]
+GATED = ["s=Sigmoid x", "g=Mul x s", "y=Mul g z"]
+
+#: name, spelling, dtype, opset -> op types of the main graph, "domain::" before those of others.
+CASES = [
+    ("gelu", ERF, "f32", 20, ["Gelu"]),
+    ("gelu", ERF_SUM, "f32", 20, ["Gelu"]),
+    ("gelu", TANH, "f32", 20, ["Gelu"]),
+    ("gelu", ERF_SUM, "f32", 18, ["com.microsoft::Gelu"]),
+    ("gelu", TANH, "f32", 18, ["com.microsoft::FastGelu"]),
+    ("gelu", TANH, "f16", 20, ["opgraph::GELU"]),
+    ("gelu", ERF, "bf16", 20, ["opgraph::GELU"]),
+    ("gelu", TANH, "f64", 20, [s.split("=")[1].split()[0] for s in TANH]),
+    ("mish", MISH, "f32", 18, ["opgraph::Mish"]),
+    ("mish", MISH, "f16", 18, ["opgraph::Mish"]),
+    ("mish", ["y=Mish x"], "f32", 18, ["opgraph::Mish"]),
+    ("hardswish", HARD, "f32", 18, ["HardSwish"]),
+    ("hardswish", HARD, "f16", 18, ["HardSwish"]),
+    ("sigmoid", SIGMOID, "f32", 18, ["Sigmoid"]),
+    ("softplus", SOFT, "f32", 18, ["Exp", "Add", "Log"]),
+    ("swish", GATED, "f32", 18, ["opgraph::Swish", "Mul"]),
+    ("rms_norm", RMS, "f32", 18, ["opgraph::RMSNorm"]),
+    ("rms_norm", RMS, "f32", 17, ["opgraph::RMSNorm"]),
+    ("rms_norm", RMS, "f32", 23, ["RMSNormalization"]),
+    ("rms_norm", RMS, "bf16", 23, ["opgraph::RMSNorm"]),
+    ("rms_norm", RMS, "f64", 23, ["Pow", "ReduceMean", "Add", "Sqrt", "Reciprocal", "Mul", "Mul"]),
+    ("rms_norm", ["x:f32", *RMS[:-1], "n:same", "y=Mul w n_"], "f16", 23, ["RMSNormalization"]),
+    ("rms_norm", ["x:f32", *RMS[:-1], "n:same", "y=Mul w n_"], "f16", 18, ["opgraph::RMSNorm"]),
+    ("layer_norm", LAYER, "f32", 17, ["LayerNormalization"]),
+    ("layer_norm", LAYER, "f16", 18, ["LayerNormalization"]),
+    ("layer_norm", LAYER, "f32", 16, [s.split("=")[1].split()[0] for s in LAYER]),
+]  # fmt: skip
+IDS = [f"{name}-{dtype}-{opset}-{len(lines)}" for name, lines, dtype, opset, _ in CASES]
+
+
+def model_of(lines: list[str], dtype: str, opset: int) -> Any:
+    """A model of one line per node: `y=Mul x z`; `x:f32` casts x to what the next lines call x, `n:same` back to n_."""
+    numbers = {
+        "two": 2.0, "three": 3.0, "six": 6.0, "zero": 0.0, "one": 1.0, "half": 0.5, "eps": 1e-3, "sqrt2": 2**0.5,
+        "sqrth": 0.5**0.5, "cubic": 0.044715, "root": (2 / np.pi) ** 0.5,
+    }  # fmt: skip
+    nodes, weights, work, renamed = [], {}, dtype, {}
+    rng = np.random.default_rng(5)
+    for line in lines:
+        if ":" in line:
+            name, target = line.split(":")
+            work = target if target != "same" else dtype
+            made = f"{name}_"
+            nodes.append(helper.make_node("Cast", [name], [made], to=ELEMENT[work], name=f"node{len(nodes)}"))
+            renamed = {name: made} if target != "same" else {}
+            continue
+        made, call = line.split("=")
+        op, *inputs = call.split()
+        inputs = [renamed.get(n, n) for n in inputs]
+        attributes: dict[str, Any] = {"keepdims": 1} if op == "ReduceMean" else {}
+        if op == "ReduceMean" and opset < 18:
+            inputs, attributes = inputs[:1], {**attributes, "axes": [-1]}
+        for name in inputs:
+            if name in numbers:
+                weights[name] = np.asarray(numbers[name]).astype(dtypes.get(work).numpy)
+            if name in ("w", "b"):
+                weights[name] = rng.uniform(0.5, 1.5, 32).astype(dtypes.get(work).numpy)
+            if name == "ax":
+                weights[name] = np.int64([-1])
+        nodes.append(helper.make_node(op, inputs, [made], name=f"node{len(nodes)}", **attributes))
+    made_by_ir = [onnx.helper.make_tensor(n, ELEMENT.get(dtypes.of_array(a.dtype, where="t").name, T.INT64), a.shape,
+                                          a.tobytes(), raw=True) for n, a in weights.items()]  # fmt: skip
+    inputs = ["x", *(["z"] if any(line.endswith(" z") for line in lines) else [])]
+    ports = [helper.make_tensor_value_info(n, ELEMENT[dtype], ["n", 32]) for n in inputs]
+    result = [helper.make_tensor_value_info("y", ELEMENT[dtype], ["n", 32])]
+    graph = helper.make_graph(nodes, "g", ports, result, made_by_ir)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def types(model: Any) -> list[str]:
+    return [f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph.node]
+
+
+def ran(model: Any, feeds: dict[str, np.ndarray], level: str = LEVELS[-1]) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    run = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    if feeds["x"].dtype != ml_dtypes.bfloat16:
+        return np.asarray(run.run(None, feeds)[0])
+    binding, out = run.io_binding(), np.empty(feeds["x"].shape, np.uint16)
+    bits = {n: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(a.view(np.uint16), T.BFLOAT16) for n, a in feeds.items()}
+    for name, value in bits.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("y", "cpu", 0, T.BFLOAT16, out.shape, out.ctypes.data)
+    run.run_with_iobinding(binding)
+    return out.view(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize(("name", "lines", "dtype", "opset", "expected"), CASES, ids=IDS)
+def test_a_unit_is_written_as_what_onnxruntime_runs_fastest(
+    name: str, lines: list[str], dtype: str, opset: int, expected: list[str]
+) -> None:
+    source = model_of(lines, dtype, opset)
+    graph = og.onnx.load(source)
+    draft = drafted(graph, Request())
+    made = draft.proto()
+    onnx.checker.check_model(made, full_check=True)
+    assert types(made) == expected
+    changed = expected != [n.op_type for n in source.graph.node]
+    assert draft.summary.units.get(name, 0) == (1 if changed else 0)
+    if changed:
+        last = made.graph.node[-1 if name != "swish" else 0]
+        assert last.name == (source.graph.node[-1] if name != "swish" else source.graph.node[1]).name
+    again = og.onnx.load(made)
+    assert types(to_model(again)) == expected
+    rng = np.random.default_rng(1)
+    kind = dtypes.get(dtype).numpy
+    feeds = {i.name: (rng.normal(size=(7, 32)) * 3).astype(kind) for i in source.graph.input if i.name in "xz"}
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        truth = np.asarray(og.evaluate(graph, feeds), np.float64)
+    unit = np.abs(truth).max() * float(ml_dtypes.finfo(kind).eps)
+    bound = 4 * unit  # of the largest value: both are formulas of a few roundings
+    if dtype != "bf16":
+        bound = max(bound, 2 * np.abs(ran(source, feeds).astype(np.float64) - truth).max())
+    for level in LEVELS:
+        got = ran(made, feeds, level)
+        assert np.abs(got.astype(np.float64) - truth).max() <= bound, level
+
+
+def test_a_unit_that_is_to_be_kept_is_kept() -> None:
+    graph = og.onnx.load(model_of(ERF, "f32", 20))
+    assert types(to_model(graph, keep=["gelu"])) == ["Div", "Erf", "Add", "Mul", "Mul"]
+    graph = og.onnx.load(model_of(RMS, "f32", 18))
+    assert len(to_model(graph, keep=["rms_norm"]).graph.node) == 7
+
+
+@pytest.mark.parametrize("form", ["standard", "contrib", "decomposed"])
+def test_other_forms_write_gelu_their_way(form: str) -> None:
+    made = to_model(og.onnx.load(model_of(TANH, "f32", 20)), form=form)
+    expected = {"standard": ["Gelu"], "contrib": ["com.microsoft::FastGelu"]}
+    assert types(made) == expected.get(form, [line.split("=")[1].split()[0] for line in TANH])
+    if form != "decomposed":
+        assert [u.name for u in find_units(og.onnx.load(made))] == ["gelu"]
+
+
+@pytest.mark.parametrize("line", ["m=ReduceMean p ax", "y=Mul w n"])
+def test_a_norm_over_another_axis_or_with_another_weight_is_none(line: str) -> None:
+    source = model_of(RMS, "f32", 18)
+    for tensor in source.graph.initializer:
+        if tensor.name == "ax" and "ax" in line:
+            tensor.raw_data = np.int64([0]).tobytes()
+        if tensor.name == "w" and "w" in line:
+            del tensor.dims[:]
+            tensor.dims.extend([32, 1])
+            source.graph.output[0].type.tensor_type.shape.dim[0].ClearField("dim_param")
+    assert "opgraph::RMSNorm" not in types(to_model(og.onnx.load(source)))
+
+
+def test_values_inside_a_norm_that_are_read_elsewhere_stay() -> None:
+    source = model_of(RMS, "f32", 18)
+    source.graph.output.append(helper.make_tensor_value_info("s", T.FLOAT, ["n", 1]))
+    made = to_model(og.onnx.load(source))
+    assert types(made) == ["Pow", "ReduceMean", "Add", "Sqrt", "opgraph::RMSNorm"]
+
+
+def test_the_rows_of_norms_take_and_leave_their_examples() -> None:
+    for rule in NORMS:
+        taken, left = og.parse(rule.takes), og.parse(rule.leaves)
+        unit = find_units(taken, NORMS)[-1]
+        assert (unit.name, unit.ops) == (rule.name, taken.ops)
+        assert rule.name not in [u.name for u in find_units(left, NORMS)]
+
+
+@pytest.mark.parametrize("op", ["Gelu", "FastGelu", "BiasGelu", "SwiGLU"])
+def test_contributed_gelus_and_swiglu_are_read_as_units(op: str) -> None:
+    domain, opset = ("", 28) if op == "SwiGLU" else ("com.microsoft", 20)
+    inputs = ["a", "b"] if op in ("BiasGelu", "SwiGLU") else ["a"]
+    attributes = {"alpha": 1.5} if op == "SwiGLU" else {}
+    node = helper.make_node(op, inputs, ["y"], domain=domain, **attributes)
+    ports = [helper.make_tensor_value_info(n, T.FLOAT, ["n", 4] if n == "a" or domain == "" else [4]) for n in inputs]
+    graph = helper.make_graph([node], "g", ports, [helper.make_tensor_value_info("y", T.FLOAT, ["n", 4])])
+    imports = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    loaded = og.onnx.load(helper.make_model(graph, opset_imports=imports, ir_version=10))
+    assert all(o.kind != "Wildcard" for o in loaded.ops)
+    units = [u.name for u in find_units(loaded)]
+    assert units == (["swish", "swiglu"] if op == "SwiGLU" else ["gelu"])
+    if domain:
+        rng = np.random.default_rng(0)
+        feeds = {n: rng.normal(size=(3, 4) if n == "a" else (4,)).astype(np.float32) for n in inputs}
+        proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
+        run = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(og.evaluate(loaded, feeds), run.run(None, feeds)[0], rtol=1e-5, atol=2e-6)
