@@ -24,8 +24,8 @@ SIGNATURES = {
     "Graph.output": "(*tensors)",
     "Graph.set_outputs": "(tensors)",
     "Graph.finalize": "()",
-    "Graph.get_partitions": "(policy='fusion')",
-    "Graph.explain": "()",
+    "Graph.get_partitions": "(policy='fusion', *, disable=())",
+    "Graph.explain": "(policy='fusion', *, disable=())",
     "Graph.tensor": "(id)",
     "Graph.producer": "(id)",
     "Graph.consumers": "(id)",
@@ -40,6 +40,7 @@ SIGNATURES = {
     "Op.set_attr": "(name, value)",
     "Op.attr": "(name)",
     "parse": "(text, constants=None)",
+    "Partition.of": "(op, engine='cpu')",
     "Partition.compile": "(inputs, outputs, engine)",
     "CompiledPartition.query_logical_tensor": "(id)",
     "CompiledPartition.inplace_ports": "()",
@@ -52,7 +53,7 @@ SIGNATURES = {
     "Executable.__call__": "(feeds=None, /, *, out=None, **named)",
     "Executable.bind": "(feeds=None, /, *, out, **named)",
 }
-SIGNATURES["Graph"] = "(engine='cpu')"
+SIGNATURES["Graph"] = "(engine='cpu', fpmath='strict')"
 
 PROPERTIES = {
     "Graph": ["constants", "inputs", "is_finalized", "ops", "outputs"],

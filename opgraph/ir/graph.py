@@ -10,6 +10,7 @@ from opgraph.ir.constants import constant_data
 from opgraph.ir.dims import checked_dims
 from opgraph.ir.entering import checked_op, short_form
 from opgraph.ir.logical_tensor import Dim, LogicalTensor
+from opgraph.ir.modes import check_modes
 from opgraph.ir.op import Op
 from opgraph.ir.tables import Tables
 from opgraph.ir.verify import verify_graph
@@ -17,8 +18,6 @@ from opgraph.ir.verify import verify_graph
 if TYPE_CHECKING:
     from opgraph.partition.partition import Partition
     from opgraph.partition.report import Report
-
-ENGINE_KINDS = ("cpu", "cuda")
 
 
 class Graph:
@@ -32,19 +31,19 @@ class Graph:
 
     Args:
         engine: the engine kind that partitions are made for, "cpu" or "cuda".
+        fpmath: oneDNN's allowance for less precision; "strict" (none) is all that there is.
 
     Raises:
-        InvalidArguments: unknown engine kind.
+        InvalidArguments: unknown engine kind or fpmath mode.
+        Unimplemented: a fpmath mode other than "strict".
 
     Source: oneDNN Graph `graph`.
     """
 
-    def __init__(self, engine: str = "cpu") -> None:
-        if engine not in ENGINE_KINDS:
-            raise InvalidArguments(
-                f"unknown engine kind {engine!r}", where="Graph", fix=f"use one of {', '.join(ENGINE_KINDS)}"
-            )
+    def __init__(self, engine: str = "cpu", fpmath: str = "strict") -> None:
+        check_modes(engine, fpmath)
         self.engine = engine
+        self.fpmath = fpmath
         self._tables = Tables()
         self._order: tuple[Op, ...] | None = None
         self._consumers: dict[int, list[Op]] = {}
@@ -232,25 +231,35 @@ class Graph:
         """Whether `finalize` succeeded; nothing can be added then."""
         return self._order is not None
 
-    def get_partitions(self, policy: str = "fusion") -> list[Partition]:
+    def get_partitions(self, policy: str = "fusion", *, disable: Sequence[str] = ()) -> list[Partition]:
         """Cuts the graph into partitions, in topological order; every op but End is in exactly one.
 
         Args:
             policy: "fusion", or "debug": every op alone.
+            disable: names of units not to look for ("swish", "gelu" ...): their ops are computed as they are written.
 
         Raises:
             InvalidGraph: not finalized.
-            InvalidArguments: unknown policy.
+            InvalidArguments: unknown policy, or a unit that no rule makes.
         """
         from opgraph.partition.partitioner import partition  # front door: a later stage
+        from opgraph.partition.rules import rules_without
 
-        return list(partition(self, policy=policy).partitions)
+        return list(partition(self, policy=policy, rules=rules_without(disable)).partitions)
 
-    def explain(self) -> Report:
-        """For each op, the partition and the rule that took it, or why it stayed unfused; finalizes if need be."""
+    def explain(self, policy: str = "fusion", *, disable: Sequence[str] = ()) -> Report:
+        """For each op, the partition and the rule that took it, or why it stayed unfused; finalizes if need be.
+
+        Args:
+            policy, disable: as for `get_partitions`.
+
+        Raises:
+            InvalidArguments: unknown policy, or a unit that no rule makes.
+        """
         from opgraph.partition.partitioner import partition  # front door: a later stage
+        from opgraph.partition.rules import rules_without
 
-        return partition(self.finalize()).report
+        return partition(self.finalize(), policy=policy, rules=rules_without(disable)).report
 
     # -- looking ------------------------------------------------------------------------------------------------
 

@@ -9,5 +9,17 @@ from __future__ import annotations
 from opgraph.onednn import library
 from opgraph.onednn.dump import dump
 from opgraph.onednn.load import load
+from opgraph.runtime.partition_cache import (
+    compiled_partition_cache_info,
+    get_compiled_partition_cache_capacity,
+    set_compiled_partition_cache_capacity,
+)
 
-__all__ = ["dump", "library", "load"]
+__all__ = [
+    "compiled_partition_cache_info",
+    "dump",
+    "get_compiled_partition_cache_capacity",
+    "library",
+    "load",
+    "set_compiled_partition_cache_capacity",
+]

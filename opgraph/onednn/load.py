@@ -11,11 +11,11 @@ from typing import Any
 from opgraph.errors import ModelError, OpGraphError, Unimplemented
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
+from opgraph.ir.modes import FPMATH_MODES
 from opgraph.onednn.document import UNKNOWN, Entry, read_document
 from opgraph.onednn.entries import ENGINE_OF, op_entry
 from opgraph.onednn.record import FileRecord
 
-_FPMATH = ("strict", "bf16", "f16", "tf32", "any")
 #: What oneDNN's dump of a partitioned graph adds to ops; the record keeps it, nothing else reads it.
 _MARKS = frozenset(("partition_id", "backend"))
 
@@ -52,8 +52,10 @@ def _load(path: str | os.PathLike[str], engine: str | None) -> Graph:
     if kind not in ENGINE_OF:
         raise ModelError(f"unknown engine kind {_line(kind)!r}", where=label, fix="use cpu or gpu")
     mode = document.get("fpmath_mode", "strict")
-    if mode not in _FPMATH:
-        raise ModelError(f"unknown fpmath mode {_line(mode)!r}", where=label, fix=f"use one of {', '.join(_FPMATH)}")
+    if mode not in FPMATH_MODES:
+        raise ModelError(
+            f"unknown fpmath mode {_line(mode)!r}", where=label, fix=f"use one of {', '.join(FPMATH_MODES)}"
+        )
     graph = Graph(engine or ENGINE_OF[kind])
     try:
         _fill(graph, document["graph"])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from opgraph.errors import InvalidGraph
+from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
@@ -81,6 +81,29 @@ class Partition:
     def supported(self) -> bool:
         """Whether it can be compiled."""
         return self.kind != UNSUPPORTED
+
+    @classmethod
+    def of(cls, op: Op, engine: str = "cpu") -> Partition:
+        """The partition of one op, without a graph around it.
+
+        Args:
+            op: complete; it is copied.
+            engine: the engine kind, "cpu" or "cuda".
+
+        Raises:
+            InvalidGraphOp, InvalidDataType, InvalidShape: the op does not fit its schema.
+            InvalidArguments: unknown engine kind, or End, which is in no partition.
+
+        Source: oneDNN Graph `partition(op, engine_kind)`.
+        """
+        from opgraph.partition.partitioner import partition  # it makes these
+
+        graph = Graph(engine)
+        graph.add_op(op)
+        made = partition(graph.finalize(), policy="debug").partitions
+        if not made:
+            raise InvalidArguments(f"{op.kind} is in no partition", where=op.label, fix="leave it out")
+        return made[0]
 
     def compile(
         self, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], engine: Engine

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.partition.rules_activations import ACTIVATIONS, INNER
 from opgraph.partition.rules_gates import GATES
@@ -16,7 +17,7 @@ from opgraph.partition.rules_norms import NORMS
 from opgraph.partition.rules_swish import SWISH
 from opgraph.partition.units import Rule, RuleTable, Unit, match_units
 
-__all__ = ["NORMS", "RULES", "Rule", "Unit", "find_units"]
+__all__ = ["NORMS", "RULES", "Rule", "Unit", "find_units", "rules_without"]
 
 RULES: tuple[Rule, ...] = (*INNER, *SWISH, *ACTIVATIONS, *GATES)
 
@@ -32,3 +33,17 @@ def find_units(graph: Graph, rules: Sequence[Rule] = RULES) -> tuple[Unit, ...]:
     At most one unit for each root op: the first row of `rules` that applies. Linear in the size of the graph.
     """
     return match_units(graph, _indexed() if rules is RULES else RuleTable(rules))
+
+
+def rules_without(names: Sequence[str]) -> tuple[Rule, ...]:
+    """RULES but those of some units: what they would take is computed as it is written.
+
+    Raises:
+        InvalidArguments: a name that no rule has.
+    """
+    unknown = [name for name in names if not any(rule.name == name for rule in RULES)]
+    if isinstance(names, str) or unknown:
+        known = ", ".join(dict.fromkeys(rule.name for rule in RULES))
+        what = f"{names!r} is no list of names" if isinstance(names, str) else f"there is no rule {unknown[0]!r}"
+        raise InvalidArguments(what, where="disable", fix=f"name some of {known}: disable=('swish',)")
+    return tuple(rule for rule in RULES if rule.name not in names) if names else RULES

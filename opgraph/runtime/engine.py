@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opgraph.errors import DeviceError, InvalidArguments
-from opgraph.ir.graph import ENGINE_KINDS
+from opgraph.ir.modes import ENGINE_KINDS
 
 
 @dataclass(frozen=True, slots=True)

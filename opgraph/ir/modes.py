@@ -1,0 +1,32 @@
+"""What a graph is made for: the kind of engine, and how precisely floats are computed."""
+
+from __future__ import annotations
+
+from opgraph.errors import InvalidArguments, Unimplemented
+
+ENGINE_KINDS = ("cpu", "cuda")
+#: oneDNN's allowances. Every op is computed in its own dtypes, which each of them allows.
+FPMATH_MODES = ("strict", "bf16", "f16", "tf32", "any")
+
+
+def check_modes(engine: object, fpmath: object) -> None:
+    """Checks what a graph is asked to be for.
+
+    Raises:
+        InvalidArguments: unknown engine kind or fpmath mode.
+        Unimplemented: a fpmath mode other than "strict".
+    """
+    if engine not in ENGINE_KINDS:
+        raise InvalidArguments(
+            f"unknown engine kind {engine!r}", where="Graph", fix=f"use one of {', '.join(ENGINE_KINDS)}"
+        )
+    if fpmath not in FPMATH_MODES:
+        raise InvalidArguments(
+            f"unknown fpmath mode {fpmath!r}", where="Graph", fix=f"use one of {', '.join(FPMATH_MODES)}"
+        )
+    if fpmath != "strict":
+        raise Unimplemented(
+            f"fpmath mode {fpmath!r}: every op is computed as precisely as its dtypes say",
+            where="Graph",
+            fix='use "strict", and cast to the dtype that is precise enough',
+        )
