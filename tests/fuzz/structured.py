@@ -97,7 +97,8 @@ def main() -> int:
             seed += count
         for bad, text in found[counts["kept"] :]:
             print(f"seed {bad}: {text}", flush=True)
-            (HERE / "findings" / f"seed_{bad}.onnx").write_bytes(case(bad)[0].SerializeToString())
+            model_checks.FINDINGS.mkdir(exist_ok=True)
+            (model_checks.FINDINGS / f"seed_{bad}.onnx").write_bytes(case(bad)[0].SerializeToString())
             counts["kept"] += 1
     passed = {name: count for name, count in counts.items() if name not in ("FOUND", "kept")}
     print(f"seeds {given.first} to {seed - 1} in {time.monotonic() - started:.0f} s: {passed}, {len(found)} found")
