@@ -13,6 +13,8 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir import opdef
 from opgraph.ir.logical_tensor import LogicalTensor
 
+#: What may be measured; an entry may take fewer.
+DTYPES = ("f32", "bf16", "f16")
 FORWARD, BACKWARD = "forward", "backward"
 #: Of layer and RMS normalization: torch's default for the first, Llama's for the second.
 EPSILON = 1e-5
@@ -67,6 +69,7 @@ class Entry:
         native: the name of torch's own function for it.
         kind: the op kind that is the whole formula, with its attributes, for libraries that have it.
         in_place: whether the result goes where the first operand was.
+        dtypes: those that it is measured in, of its parameters too.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Entry:
     native: str = ""
     kind: tuple[str, tuple[tuple[str, str], ...]] | None = None
     in_place: bool = False
+    dtypes: tuple[str, ...] = DTYPES
 
     @property
     def directions(self) -> tuple[str, ...]:
@@ -199,11 +203,11 @@ ENTRIES: tuple[Entry, ...] = (
     _of("rows", "softmax, scaled, masked", formulas.scaled_softmax, _X, Operand(name="mask"), wrt=("x",), space="rows"),
     _of(
         "rows", "layer norm", formulas.layer_norm, _X, _W, Operand(name="b", shape=ROW), wrt=("x", "w", "b"),
-        space="rows", native="layer_norm",
+        space="rows", native="layer_norm", dtypes=("f32", "bf16"),
     ),
     _of(
         "rows", "layer norm + gelu", formulas.layer_norm_gelu, _X, _W, Operand(name="b", shape=ROW), space="rows",
-        native="layer_norm_gelu",
+        native="layer_norm_gelu", dtypes=("f32", "bf16"),
     ),
     _of("rows", "rms norm", formulas.rms_norm, _X, _W, wrt=("x", "w"), space="rows", native="rms_norm"),
     _of("rows", "residual + rms norm", formulas.residual_rms_norm, _X, _R, _W, space="rows"),

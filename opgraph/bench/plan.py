@@ -10,7 +10,6 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 
 K, M = 1_000, 1 << 20
-DTYPES = ("f32", "bf16", "f16")
 #: Suites of entries, and those that measure something else.
 ENTRY_SUITES = tuple(dict.fromkeys(e.suite for e in ENTRIES))
 OTHER_SUITES = ("host", "compile", "scale", "models")
@@ -84,6 +83,7 @@ def jobs(
         Job(entry=e, direction=d, dtype=t, size=n, compiles=not quick or e.name in WAITS)
         for t, n in pairs
         for e in found
+        if t in e.dtypes
         for d in e.directions
     ]
     if device == "cuda" and not (sizes or types):

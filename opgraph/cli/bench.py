@@ -88,7 +88,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
 
 
 def _dtypes(text: str | None) -> tuple[str, ...]:
-    from opgraph.bench.plan import DTYPES
+    from opgraph.bench.entries import DTYPES
 
     found = tuple(word.strip() for word in text.split(",")) if text is not None else ()
     for word in found:

@@ -1,0 +1,341 @@
+"""`opgraph.bench`: what is measured is what is claimed, and nobody who is wrong is timed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opgraph.bench import entries
+from opgraph.bench.case import as_numpy, make
+from opgraph.bench.entries import BACKWARD, DTYPES, ENTRIES, FORWARD, Entry, chosen
+from opgraph.bench.formula import recorded
+from opgraph.bench.peers import table
+from opgraph.bench.peers.copies import copies
+from opgraph.bench.peers.peer import Absent, Built, Peer, Refused
+from opgraph.bench.peers.text import cxx_function, triton_module
+from opgraph.bench.plan import ENTRY_SUITES, GROUPS, jobs, needed_bytes, suites_of
+from opgraph.bench.results import Cell, Figure, Results, Row, from_json
+from opgraph.bench.suites.entries import SHORTEST, Budget, row_of
+from opgraph.bench.suites.host import python_calls
+from opgraph.bench.suites.scale import network
+from opgraph.bench.suites.timed import checked, measured
+from opgraph.bench.timing import LEAST, MOST, HostClock, Ratio, in_turns, planned, ratio, takes_part
+from opgraph.bench.truth import Truth
+from opgraph.errors import InvalidArguments, ModelError
+
+SIZE = 640
+PAIRS = [(e, d) for e in ENTRIES for d in e.directions]
+HERE = [f.peer for f in table.look("cpu") if f.version and f.peer.name != "torch.compile"]
+
+
+def entry_of(name: str) -> Entry:
+    return next(e for e in ENTRIES if e.name == name)
+
+
+# -- entries and cases --
+
+
+@pytest.mark.parametrize(("entry", "direction"), PAIRS, ids=lambda v: v if isinstance(v, str) else v.name)
+def test_every_entry_has_a_graph_in_every_dtype(entry: Entry, direction: str) -> None:
+    for dtype in entry.dtypes:
+        graph = entry.graph(entry.dims(SIZE), dtype, direction)
+        names = [t.name for t in graph.outputs]
+        assert names == (["y"] if direction == FORWARD else [f"d_{name}" for name in entry.wrt])
+        assert {t.dtype for t in graph.outputs} == {dtype}
+
+
+def test_names_are_unique_and_docstrings_say_what_is_computed() -> None:
+    assert len({e.name for e in ENTRIES}) == len(ENTRIES)
+    assert all(e.formula.__doc__ for e in ENTRIES)
+
+
+def test_spaces_are_near_the_size_asked_for() -> None:
+    for entry in ENTRIES:
+        for n in (1000, 1 << 20, 1 << 25, 2**31 + 2**20):
+            assert 0.6 * n <= np.prod(entry.dims(n), dtype=float) <= 1.001 * n
+
+
+def test_bytes_are_what_is_read_and_written_once() -> None:
+    assert make(entry_of("swish"), FORWARD, "f32", SIZE).bytes == 2 * 4 * SIZE
+    assert make(entry_of("swish"), BACKWARD, "bf16", SIZE).bytes == 3 * 2 * SIZE
+    assert make(entry_of("glu of halves"), BACKWARD, "f32", SIZE).bytes == 5 * 4 * SIZE
+    case = make(entry_of("swish"), FORWARD, "f32", SIZE)
+    a, b = copies(case).keys() & {"copy (memcpy)"}, copies(case)
+    assert a and len(b) >= 2
+
+
+def test_halves_are_views_of_one_array_and_a_turned_operand_is_a_transpose() -> None:
+    case = make(entry_of("glu of halves"), BACKWARD, "f32", SIZE)
+    assert np.shares_memory(case.arrays["a"], case.packed) and np.shares_memory(case.arrays["b"], case.packed)
+    assert np.shares_memory(case.outs["d_a"], case.packed_out)
+    assert not make(entry_of("transposed + residual"), FORWARD, "f32", SIZE).arrays["x"].flags.c_contiguous
+
+
+def test_patterns_choose_entries_and_an_unknown_one_is_an_error() -> None:
+    assert {e.name for e in chosen({"activation"}, ("gelu*",))} == {"gelu", "gelu, tanh"}
+    with pytest.raises(InvalidArguments, match="no entry"):
+        chosen({"rows"}, ("gelu",))
+
+
+def test_a_formula_is_recorded_op_by_op() -> None:
+    steps = recorded(lambda m, x: m.Clamp(2.0 - x, min=0.0, max=1.0), ["x"])
+    assert [(s.kind, s.args, s.attrs) for s in steps] == [
+        ("Subtract", (2.0, "x"), ()),
+        ("Clamp", ("t0",), (("min", 0.0), ("max", 1.0))),
+    ]
+    assert len(entry_of("chain of 12").steps()) == 12 and len(entry_of("chain of 60").steps()) == 60
+
+
+# -- peers --
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)
+def test_every_peer_on_this_machine_agrees_with_the_truth(entry: Entry) -> None:
+    """All pairs in f32, forward in bf16 as well. opgraph itself where its kernels are not compiled elsewhere."""
+    took_part = set()
+    for direction, dtype in [(d, "f32") for d in entry.directions] + [(FORWARD, "bf16")]:
+        case = make(entry, direction, dtype, SIZE)
+        truth = Truth(case)
+        ours = [table.OURS] if (direction, dtype) == (FORWARD, "f32") else []
+        for peer in (*ours, *HERE):
+            cell, built = checked(case, peer, truth)
+            assert not cell.failed.startswith("wrong"), (direction, dtype, cell)
+            if built is not None:
+                took_part.add(peer.name)
+    if any(p.name == "torch eager" for p in HERE):
+        assert {"opgraph", "torch eager"} <= took_part
+
+
+@pytest.mark.slow
+def test_torch_compile_agrees_in_both_directions() -> None:
+    pytest.importorskip("torch")
+    peer = next(p for p in table.PEERS if p.name == "torch.compile")
+    for direction in (FORWARD, BACKWARD):
+        case = make(entry_of("swish, alpha per channel"), direction, "f32", SIZE)
+        cell, built = checked(case, peer, Truth(case))
+        assert built is not None and not built.allocates, cell
+
+
+def test_a_peer_that_is_wrong_is_told_and_not_timed() -> None:
+    def build(case):  # type: ignore[no-untyped-def]
+        def call() -> None:
+            np.multiply(case.arrays["x"], 0.51, out=case.out)
+
+        return Built(call=call)
+
+    wrong = Peer(name="half", get="", find=lambda device: "1", build=build)
+    row = measured(make(entry_of("swish"), FORWARD, "f32", SIZE), [wrong], HostClock(), 0.01, "warm", lambda _: None)
+    cell = row.cells[1]
+    assert cell.failed.startswith("wrong: y is") and cell.us is None and cell.ratio is None
+    assert row.ours.us is not None and row.copy is not None and row.copy.ratio is not None
+
+
+def test_results_that_were_not_written_are_wrong() -> None:
+    lazy = Peer(name="lazy", get="", find=lambda device: "1", build=lambda case: Built(call=lambda: None))
+    case = make(entry_of("swish"), FORWARD, "f32", SIZE)
+    table.OURS.build(case).call()
+    assert checked(case, lazy, Truth(case))[0].failed.startswith("wrong: y is inf")
+
+
+def test_the_ends_of_a_large_array_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opgraph.bench.truth.WHOLE", 100)
+    monkeypatch.setattr("opgraph.bench.truth.ELEMENTS", 8)
+    case = make(entry_of("swish"), FORWARD, "f32", 1000)
+    truth = Truth(case)
+    exact = case.arrays["x"] / (1 + np.exp(-case.arrays["x"]))
+    for position, is_right in ((500, True), (0, False), (999, False), (992, False)):
+        got = exact.copy()
+        got[position] += 1
+        assert (truth.check({"y": got}).wrong == "") is is_right
+
+
+def test_an_entry_in_place_starts_from_the_same_values_for_everybody() -> None:
+    case = make(entry_of("in place"), FORWARD, "f32", SIZE)
+    before, truth = as_numpy(case.arrays["x"]).copy(), Truth(case)
+    for _ in range(2):
+        cell, built = checked(case, table.OURS, truth)
+        assert built is not None, cell
+        assert not np.array_equal(case.arrays["x"], before)
+    truth.restore()
+    np.testing.assert_array_equal(case.arrays["x"], before)
+
+
+def test_a_peer_that_raises_or_refuses_is_told_and_the_others_go_on() -> None:
+    def raises(case):  # type: ignore[no-untyped-def]
+        raise ZeroDivisionError("of its own")
+
+    def refuses(case):  # type: ignore[no-untyped-def]
+        raise Refused("has no word for it")
+
+    case = make(entry_of("swish"), FORWARD, "f32", SIZE)
+    for build, said in ((raises, "ZeroDivisionError: of its own"), (refuses, "has no word for it")):
+        peer = Peer(name="other", get="", find=lambda device: "1", build=build)
+        cell, built = checked(case, peer, Truth(case))
+        assert built is None and cell.failed == said
+
+
+def test_absent_peers_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(device: str) -> str:
+        raise Absent("No module named 'somelib'")
+
+    absent = Peer(name="somelib", get="pip install somelib", find=find, build=lambda case: Built(call=lambda: None))
+    monkeypatch.setattr(table, "PEERS", (absent, *table.PEERS))
+    found = {f.peer.name: f for f in table.look("cpu")}
+    assert found["somelib"].reason == "No module named 'somelib'" and not found["somelib"].version
+    assert "GPU" in found["Triton"].reason and found["Triton"].peer.get == "pip install triton"
+    assert [f.peer.name for f in table.look("cpu", only=("NumPy",))] == ["NumPy"]
+    assert "NumPy" not in [f.peer.name for f in table.look("cpu", without=("NumPy",))]
+    with pytest.raises(InvalidArguments, match="no peer 'somelob'"):
+        table.look("cpu", only=("somelob",))
+
+
+def test_the_jiterators_text_is_a_c_template_of_every_pointwise_formula(tmp_path: Path) -> None:
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    head = "#include <cmath>\nusing namespace std;\n"
+    parts = []
+    for index, entry in enumerate(e for e in ENTRIES if e.suite != "rows"):
+        given = ", ".join(["1.f"] * len(entry.operands))
+        parts.append(f"namespace n{index} {{ {cxx_function(entry)} float used = fused<float>({given}); }}\n")
+    source = tmp_path / "all.cpp"
+    source.write_text(head + "#include <algorithm>\n" + "".join(parts))
+    done = subprocess.run([compiler, "-fsyntax-only", str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tritons_text_is_python_and_rows_are_refused() -> None:
+    for entry in ENTRIES:
+        if entry.suite == "rows":
+            with pytest.raises(Refused):
+                triton_module(entry)
+        else:
+            compile(triton_module(entry), entry.name, "exec")
+
+
+# -- timing --
+
+
+def test_ratios_are_of_neighbouring_runs() -> None:
+    found = ratio([1.0, 2.0, 30.0], [2.0, 4.0, 60.0])
+    assert found == Ratio(median=0.5, low=0.5, high=0.5, rounds=3) and not found.noisy
+    with_gaps = ratio([1.0, 9.0, 3.0, 4.0, 5.0], [1.0, None, 1.0, 2.0, 1.0])
+    assert (with_gaps.median, with_gaps.rounds) == (2.5, 4)
+    assert with_gaps.low == pytest.approx(1.75) and with_gaps.high == pytest.approx(3.5) and with_gaps.noisy
+    assert ratio([3.0], [1.0]) == Ratio(median=3.0, low=3.0, high=3.0, rounds=1)
+
+
+def test_a_slow_call_sits_rounds_out_and_ours_runs_in_all() -> None:
+    rounds = planned({"ours": 0.001, "fast": 0.001, "slow": 0.05}, 1.0)
+    assert rounds == {"ours": MOST, "fast": MOST, "slow": 6}
+    assert sum(takes_part(i, 6, MOST) for i in range(MOST)) == 6
+    assert planned({"ours": 1.0, "slow": 9.0}, 0.5) == {"ours": 3, "slow": 3}
+    assert planned({"ours": 0.01, "other": 0.01}, 0.11) == {"ours": LEAST, "other": LEAST}
+
+
+def test_calls_take_turns_in_both_directions() -> None:
+    seen: list[str] = []
+
+    class Clock:
+        def repeats(self, seconds: float) -> int:
+            return 2
+
+        def run(self, call, repeats: int) -> float:  # type: ignore[no-untyped-def]
+            call()
+            return 0.01
+
+    times = in_turns({"a": lambda: seen.append("a"), "b": lambda: seen.append("b")}, Clock(), 0.31)
+    assert "".join(seen[4:12]) == "abbaabba"
+    assert len(times["a"]) == len(times["b"]) == 7
+
+
+def test_cold_runs_are_single_calls() -> None:
+    assert HostClock(cold=1 << 12).repeats(1e-6) == 1 < HostClock().repeats(1e-6)
+
+
+def test_a_budget_is_shared_and_torch_compile_waits_for_its_turn() -> None:
+    row = Row(suite="s", entry="e", cells=(Cell(peer="torch.compile", first_ms=9e6),))
+    tight = Budget(1.0, rows=100)
+    assert tight.of_row() == SHORTEST and not tight.may_compile()
+    wide = Budget(1e4, rows=2)
+    assert wide.may_compile()
+    wide.end_row(row, 0.0, 0.0)
+    assert Budget(None, rows=9).may_compile()
+
+
+def test_what_does_not_fit_into_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    (job, *_) = jobs(("activation",), ("swish",), device="cpu", quick=True)
+    assert needed_bytes(job) >= 4 * make(job.entry, job.direction, job.dtype, 1 << 20).bytes / 2
+    monkeypatch.setattr("opgraph.bench.suites.entries.available_bytes", lambda device: 1 << 20)
+    row = row_of(job, [], "cpu", 1, "warm", Budget(None, 1), lambda _: None)
+    assert "GiB of memory" in row.ours.failed and row.ours.us is None
+
+
+def test_python_calls_are_counted() -> None:
+    def inner() -> None:
+        len("")
+
+    def outer() -> None:
+        inner(), inner()
+
+    assert python_calls(outer) == 3 and python_calls(lambda: inner()) == 1
+
+
+def test_the_network_of_the_scale_suite_has_as_many_ops_as_asked_for() -> None:
+    for count in (7, 100, 1000):
+        g = network(count).finalize()
+        assert len(g.ops) == count
+    assert {p.kind for p in g.get_partitions()} == {"fused", "library"}
+
+
+# -- plan and results --
+
+
+def test_groups_hold_every_suite() -> None:
+    assert set(suites_of(("all",))) == set(GROUPS["all"]) > set(ENTRY_SUITES)
+    assert suites_of(("rows", "gpu", "rows"))[0] == "rows" and len(suites_of(("gpu", "gpu"))) == len(GROUPS["gpu"])
+    with pytest.raises(InvalidArguments, match="no suite"):
+        suites_of(("none",))
+
+
+def test_a_gpu_run_has_large_arrays_and_one_beyond_2_to_the_31() -> None:
+    found = jobs(suites_of(("gpu",)), (), device="cuda", quick=False)
+    assert {(j.dtype, j.size) for j in found} >= {(t, 64 << 20) for t in DTYPES}
+    assert [j.entry.name for j in found if j.size > 2**31] == ["swish", "swish"]
+    assert [(j.dtype, j.size) for j in jobs(("rows",), ("softmax",), device="cpu", quick=True)] == [
+        ("f32", 1 << 20)
+    ] * 2
+
+
+def results() -> Results:
+    cell = Cell(peer="torch native", us=2.0, ratio=Ratio(median=0.5, low=0.4, high=0.6, rounds=9), off=0.5, first_ms=1)
+    row = Row(
+        suite="activation", entry="swish", size=1000, elements=1000, bytes=8000, copy=cell,
+        cells=(Cell(peer="opgraph", us=1.0), cell, Cell(peer="NumPy", failed="refused")),
+    )  # fmt: skip
+    figure = Figure(suite="host", subject="a call", column="us", value=1.5, unit="us")
+    return Results(
+        machine={"cpu": "some"}, settings={"quick": True}, peers={"torch native": "2"}, absent={"Liger": "no; get it"},
+        rows=[row], figures=[figure],
+    )  # fmt: skip
+
+
+def test_json_says_everything() -> None:
+    made = results()
+    again = from_json(made.to_json())
+    assert again == made and again.to_json() == made.to_json()
+    assert again.rows[0].best is not None and again.rows[0].best.peer == "torch native"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "rows": 3, "figures": []}'])
+def test_a_file_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="no results of opgraph bench"):
+        from_json(text)
+
+
+def test_every_suite_of_entries_is_listed_once() -> None:
+    assert list(ENTRY_SUITES) == list(dict.fromkeys(e.suite for e in entries.ENTRIES))

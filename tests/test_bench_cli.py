@@ -1,0 +1,130 @@
+"""`opgraph bench`: what it prints, writes and draws, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from opgraph.bench.results import read
+from opgraph.cli import main
+
+GRAPH = """\
+graph(x: f32[4,64]) -> (y)
+  s = Sigmoid(x)
+  y = Multiply(x, s)
+"""
+
+
+def run(*args: object) -> int:
+    return main(["bench", *map(str, args)])
+
+
+def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert [line[:8] for line in lines[-3:]] == [lines[-3][:8], "  where:", "  fix:  "], lines
+    assert "Traceback" not in "\n".join(lines)
+    return lines[-3:]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of two entries in two sizes, as a file."""
+    path = tmp_path_factory.mktemp("bench") / "results.json"
+    assert (
+        run(
+            "--suite", "activation", "--entries", "swish", "--entries", "mish", "--sizes", "500,1000",
+            "--budget", "1.5", "--without", "torch.compile", "--json", path,
+        )
+        == 0
+    )  # fmt: skip
+    return path
+
+
+def test_a_run_measures_what_was_asked_for(measured: Path) -> None:
+    found = read(str(measured))
+    assert [(r.label, r.size, r.dtype) for r in found.rows] == [
+        (name, size, "f32")
+        for size in (500, 1000)
+        for name in ("swish", "swish, backward", "mish", "mish, backward")
+    ]  # fmt: skip
+    for row in found.rows:
+        assert row.ours.us is not None and row.ours.us > 0, row
+        assert row.copy is not None and row.copy.ratio is not None and row.copy.ratio.median > 0
+    assert found.machine["opgraph"] and found.machine["date"] and found.machine["cpu"]
+    assert found.peers["NumPy"] and "Triton" in found.absent and "pip install" in found.absent["Triton"]
+    assert json.loads(measured.read_text())["settings"]["threads"] >= 1
+
+
+def test_results_are_shown_again_and_drawn_the_same(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    for folder in ("a", "b"):
+        assert run("--from", measured, "--plot", tmp_path / folder) == 0
+    printed = capsys.readouterr().out
+    assert "to best peer" in printed and "absent: Triton" in printed and "swish, backward" in printed
+    files = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert files == ["copy-f32.svg", "peers-1K-f32.svg", "peers-500-f32.svg"]
+    for name in files:
+        text = (tmp_path / "a" / name).read_text()
+        assert text == (tmp_path / "b" / name).read_text()
+        ElementTree.fromstring(text)
+        assert "prefers-color-scheme: dark" in text and "var(--ink)" in text
+
+
+def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("--suite", "activation", "--plot", tmp_path / "p", "--json", tmp_path / "j") == 1
+    assert error_lines(capsys)[2] == "  fix:   pip install 'opgraph[plot]'"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_names_entries_and_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--list") == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("fractional (NAF1)", "softmax", "scale", "NumPy", "Liger", "pip install"))
+
+
+def test_a_model_is_measured_beside_onnxruntime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime")
+    path = tmp_path / "swish.txt"
+    path.write_text(GRAPH)
+    assert run(path, "--budget", "0.2", "--json", tmp_path / "r.json") == 0
+    assert "swish.txt" in capsys.readouterr().out
+    (row,) = read(str(tmp_path / "r.json")).rows
+    cells = {c.peer: c for c in row.cells}
+    assert cells["opgraph"].us and cells["onnxruntime"].ratio and cells["onnxruntime"].off is not None
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--suite", "none"),
+        ("--entries", "none"),
+        ("--sizes", "many"),
+        ("--sizes", "0"),
+        ("--sizes", ""),
+        ("--dtypes", "f64"),
+        ("--peers", "none"),
+        ("--threads", "100000"),
+        ("--budget", "-1"),
+        ("--budget", "nan"),
+        ("--from", "a", "model.onnx"),
+    ],
+    ids=" ".join,
+)
+def test_bad_arguments_are_three_lines_and_status_2(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*args) == 2
+    error_lines(capsys)
+
+
+def test_a_missing_file_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for args in ((tmp_path / "none.onnx",), ("--from", tmp_path / "none.json")):
+        assert run(*args) == 1
+        error_lines(capsys)
