@@ -60,7 +60,7 @@ CASES = [
     ("mish", MISH, "f16", 18, ["opgraph::Mish"]),
     ("mish", ["y=Mish x"], "f32", 18, ["opgraph::Mish"]),
     ("hardswish", HARD, "f32", 18, ["HardSwish"]),
-    ("hardswish", HARD, "f16", 18, ["HardSwish"]),
+    ("hardswish", HARD, "f16", 18, ["opgraph::HardSwish"]),
     ("sigmoid", SIGMOID, "f32", 18, ["Sigmoid"]),
     ("softplus", SOFT, "f32", 18, ["Exp", "Add", "Log"]),
     ("swish", GATED, "f32", 18, ["opgraph::Swish", "Mul"]),

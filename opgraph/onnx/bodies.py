@@ -38,6 +38,8 @@ _WHOLE = ("GELU",)
 #: it has no f64 kernel for, and then refuses the model; this form is also 1.7 times as fast there.
 _OTHER_BODIES = {
     ("Swish", "f64", 1): "Divide(src, Add(Exp(Neg(Multiply(src, $alpha))), 1))",
+    # Two nodes, which have f32 kernels, instead of five.
+    ("HardSwish", "f32", 1): "Multiply(src, HardSigmoid(src, alpha=0.16666666666666666, beta=0.5))",
     # ONNX has Relu for signed types only.
     ("ReLU", "u8", 1): "Maximum(src, 0)",
     ("Swish", "f64", 2): "Divide(src, Add(Exp(Neg(Multiply(Multiply(src, factor), $alpha))), 1))",
