@@ -352,12 +352,12 @@ def test_15_a_hit_takes_at_most_20_us_for_the_same_graph_and_for_a_rebuilt_one(c
     first = only(swish())
     rebuilt = [only(swish(first_id, str(first_id))) for first_id in range(10, 610, 3)]
     ports = [(part, part.input_ports, part.output_ports) for part in [first] * 200 + rebuilt]
-    times = []
+    times, before = [], cache.info().hits
     for part, inputs, outputs in ports:
         start = time.perf_counter()
         part.compile(inputs, outputs, ENGINE)
         times.append(time.perf_counter() - start)
-    assert cache.info().hits == len(ports) - 1
+    assert cache.info().hits - before == len(ports) - 1
     assert min(times[1:200]) < 20e-6 and min(times[200:]) < 20e-6
 
 
