@@ -5,6 +5,7 @@ The only module that imports CuPy.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,31 @@ except ImportError as _missing:
 OPTIONS = ("-std=c++17", "-fmad=false")
 _DLPACK_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
+#: Whether this process was forked off one that had used a GPU: CUDA cannot be used in it (CUDA C++ Programming Guide).
+forked = False
+_used = False
+
+
+def _after_fork() -> None:
+    global forked
+    forked = _used
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def refuse_fork() -> None:
+    """Says that this process was forked off one which had used a GPU, before the driver fails or hangs.
+
+    Raises:
+        DeviceError: always.
+    """
+    raise DeviceError(
+        "this process was forked off one that had used the GPU, and CUDA cannot be used in it",
+        where='engine "cuda"',
+        fix="start processes by multiprocessing.set_start_method('spawn'), or fork before the GPU is first used",
+    )
+
 
 def device_count() -> int:
     """How many GPUs there are, at least one.
@@ -35,15 +61,22 @@ def device_count() -> int:
     Raises:
         DeviceError: none, or no driver for them.
     """
+    global _used
+    if forked:
+        refuse_fork()
     try:
         count = int(cupy.cuda.runtime.getDeviceCount())
         reason = "the driver reports no GPU"
     except cupy.cuda.runtime.CUDARuntimeError as error:
         count, reason = 0, str(error)
     if count == 0:
+        # No driver and one that is too old for the CUDA runtime are the same error of CUDA.
         raise DeviceError(
-            f"there is no usable GPU: {reason}", where='engine "cuda"', fix="check `nvidia-smi`, or use device='cpu'"
+            f"there is no usable GPU: {reason}",
+            where='engine "cuda"',
+            fix="check `nvidia-smi` (is there a driver, and new enough for this CuPy?), or use device='cpu'",
         )
+    _used = True
     return count
 
 
@@ -56,6 +89,8 @@ class OnDevice:
         self._device = device
 
     def __enter__(self) -> None:
+        if forked:
+            refuse_fork()
         self._before = cupy.cuda.runtime.getDevice()
         if self._before != self._device:
             cupy.cuda.runtime.setDevice(self._device)
@@ -63,6 +98,11 @@ class OnDevice:
     def __exit__(self, *_: object) -> None:
         if self._before != self._device:
             cupy.cuda.runtime.setDevice(self._before)
+
+
+def current_device() -> Any:
+    """CuPy's functions that say which GPU is current in this thread and make another one so, for launches."""
+    return cupy.cuda.runtime.getDevice, cupy.cuda.runtime.setDevice
 
 
 def wait(device: int, stream: Any) -> None:
@@ -95,8 +135,16 @@ class CupyLibrary:
         )
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> tuple[Any, int]:
-        """An array from CuPy's pool, on the current device."""
-        owner = cupy.empty(shape, dtype)
+        """An array from CuPy's pool, on the current device.
+
+        Raises:
+            DeviceError: the GPU's memory does not suffice.
+        """
+        try:
+            owner = cupy.empty(shape, dtype)
+        except MemoryError:  # CuPy's OutOfMemoryError, after it gave back what nobody uses
+            size = int(np.prod(shape)) * dtype.itemsize
+            raise _out_of_memory(f"a result of {dtype} {shape}", size) from None
         return owner, owner.data.ptr
 
     def stream(self, device: int) -> Any:
@@ -116,6 +164,16 @@ class CupyLibrary:
 CUPY = CupyLibrary()
 
 
+def _out_of_memory(what: str, size: int) -> DeviceError:
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return DeviceError(
+        f"the GPU has no memory for {what}: it takes {size / 2**30:.2f} GiB, {free / 2**30:.2f} of {total / 2**30:.2f} "
+        "GiB are free",
+        where='engine "cuda"',
+        fix="free arrays (and cupy.get_default_memory_pool().free_all_blocks()), or give `out=` or `donate=`",
+    )
+
+
 def as_cupy(value: Any) -> Any:
     """A CuPy array on the same memory, for CuPy arrays and what speaks one of the two protocols; None for the rest."""
     if isinstance(value, cupy.ndarray):
@@ -132,7 +190,10 @@ def uploaded(array: np.ndarray) -> Any:
 
     It comes from the driver, not from CuPy's pool: the caller's library may own all the rest of the memory.
     """
-    memory = cupy.cuda.Memory(max(array.nbytes, 1))
+    try:
+        memory = cupy.cuda.Memory(max(array.nbytes, 1))
+    except (MemoryError, cupy.cuda.runtime.CUDARuntimeError):
+        raise _out_of_memory(f"a constant of {array.dtype} {array.shape}", array.nbytes) from None
     cupy.cuda.MemoryPointer(memory, 0).copy_from_host(array.ctypes.data, array.nbytes)
     cupy.cuda.runtime.deviceSynchronize()  # other streams do not wait for this copy by themselves
     return memory

@@ -86,5 +86,5 @@ def raw_stream(stream: Stream) -> Any:
     if handle is None or hasattr(handle, "ptr"):
         return handle
     if hasattr(handle, "cuda_stream"):
-        return RawStream(handle.cuda_stream)
-    return RawStream(handle if type(handle) is int else handle.__cuda_stream__()[1])
+        return RawStream(ptr=handle.cuda_stream)
+    return RawStream(ptr=handle if type(handle) is int else handle.__cuda_stream__()[1])

@@ -116,12 +116,23 @@ class CudaKernel:
             addresses[position] = target.pointer
         launches = [(item.function, item.grid, item.filled(addresses, work)) for item in plan.launches]
         keep = (ins, targets, plan, kept)  # the launches hold addresses only
+        current, make_current = cuda.current_device()
+        stream_of = library.stream
 
         def launch(keep: Any = keep) -> None:
-            with cuda.OnDevice(device):
-                stream = library.stream(device)
+            # No `with`, no objects: for small tensors these calls are what a launch costs.
+            if cuda.forked:
+                cuda.refuse_fork()
+            before = current()
+            if before != device:
+                make_current(device)
+            try:
+                stream = stream_of(device)
                 for function, grid, args in launches:
                     function(grid, _BLOCK, args, 0, stream)
+            finally:
+                if before != device:
+                    make_current(before)
 
         return launch if launches else lambda: self._clear([t.owner for t in targets if t is not None])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -90,13 +91,10 @@ class DeviceArray:
         return self.pointer + low * size, self.pointer + (high + 1) * size
 
 
-class RawStream:
-    """A stream by its address, as CuPy takes it."""
+class RawStream(SimpleNamespace):
+    """A stream by its address, as CuPy takes it: `RawStream(ptr=...)`, made at every launch without a Python call."""
 
-    __slots__ = ("ptr",)
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
+    ptr: int
 
 
 def alignment(pointers: list[int]) -> int:

@@ -50,13 +50,23 @@ class TorchLibrary:
         )
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> tuple[torch.Tensor, int]:
-        """A tensor from torch's caching allocator."""
-        owner = torch.empty(shape, dtype=_TORCH[dtype], device=torch.device("cuda", device))
+        """A tensor from torch's caching allocator.
+
+        Raises:
+            torch.OutOfMemoryError: torch's own, with its sizes, as programs that retry with less catch that; a note
+                says what the memory was for.
+        """
+        try:
+            owner = torch.empty(shape, dtype=_TORCH[dtype], device=torch.device("cuda", device))
+        except torch.OutOfMemoryError as error:
+            size = int(np.prod(shape)) * dtype.itemsize / 2**30
+            error.add_note(f"opgraph: for a result of {dtype} {shape}, {size:.2f} GiB; give `out=` or `donate=`")
+            raise
         return owner, owner.data_ptr()
 
     def stream(self, device: int) -> RawStream:
         """Torch's current stream of this thread; a captured one during CUDA graph capture."""
-        return RawStream(torch._C._cuda_getCurrentRawStream(device))
+        return RawStream(ptr=torch._C._cuda_getCurrentRawStream(device))
 
     def to_host(self, owner: torch.Tensor) -> np.ndarray:
         """A copy in host memory."""
