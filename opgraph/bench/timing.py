@@ -120,8 +120,8 @@ def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float) -> Times:
 
     Returns: seconds of each call, round by round; None for a round that it sat out.
     """
-    begun = time.perf_counter()
     with undisturbed():
+        begun = time.perf_counter()
         costs = {name: clock.run(call, 1) for name, call in calls.items()}
         repeats = {name: clock.repeats(min(clock.run(calls[name], 1), costs[name])) for name in calls}
         left = max(budget - (time.perf_counter() - begun), 0.0)
