@@ -17,7 +17,7 @@ _FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...]]] = {
     "silu_mul": ("swiglu", "LigerSiLUMulFunction", ()),
     "softmax": ("softmax", "LigerSoftmaxFunction", ()),
     "layer_norm": ("layer_norm", "LigerLayerNormFunction", (EPSILON,)),
-    "rms_norm": ("rms_norm", "LigerRMSNormFunction", (EPSILON,)),
+    "rms_norm": ("rms_norm", "LigerRMSNormFunction", (EPSILON, 0.0, "llama", False)),
 }
 #: Its kernels are for rows; a flat array gets rows of this length, where it divides it.
 _WIDTH = 4096

@@ -93,10 +93,12 @@ def cxx_function(entry: Entry) -> str:
 def triton_module(entry: Entry) -> str:
     """A Python module with a Triton kernel `fused` over flat arrays; operands that broadcast are read by position."""
     pointers = ", ".join(f"p_{o.name}" for o in entry.operands)
+    # Whole arrays by a 64-bit start and 32-bit steps from it, as one writes it for arrays of more than 2^31 elements.
     where = {
-        "full": "i", "row": "i % width", "column": "i // width", "channel": "i // width % channels", "scalar": "0 * i",
+        "full": "p_{} + start + lane, mask", "row": "p_{} + i % width, mask", "column": "p_{} + i // width, mask",
+        "channel": "p_{} + i // width % channels, mask", "scalar": "p_{}",
     }  # fmt: skip
-    loads = [f"    {o.name} = tl.load(p_{o.name} + {where[o.shape]}, mask).to(tl.float32)" for o in entry.operands]
+    loads = [f"    {o.name} = tl.load({where[o.shape].format(o.name)}).to(tl.float32)" for o in entry.operands]
     steps = [f"    {name} = {text}" for name, text in statements(entry, TRITON)]
     return _joined([
         "import triton",
@@ -105,11 +107,13 @@ def triton_module(entry: Entry) -> str:
         "",
         "@triton.jit",
         f"def fused({pointers}, out, size, width, channels, BLOCK: tl.constexpr):",
-        "    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
+        "    start = tl.program_id(0).to(tl.int64) * BLOCK",
+        "    lane = tl.arange(0, BLOCK)",
+        "    i = start + lane",
         "    mask = i < size",
         *loads,
         *steps,
-        f"    tl.store(out + i, {_last(entry)}.to(out.dtype.element_ty), mask)",
+        f"    tl.store(out + start + lane, {_last(entry)}.to(out.dtype.element_ty), mask)",
     ])  # fmt: skip
 
 
