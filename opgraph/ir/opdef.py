@@ -90,7 +90,8 @@ class OpDef:
         kind: oneDNN's name, or ONNX's where oneDNN has none.
         doc: the formula and its corner cases, one to three sentences.
         family: "pointwise" (one output element from one element of each input), "sum" (SumTo), "structural", or one
-            that libraries run: "reduction", "linear", "shape".
+            that libraries run: "reduction", "linear", "shape", "norm", "convolution", "pooling", "resampling",
+            "quantization", "parameter".
         inputs, outputs, attrs: the schema.
         types: dtype symbol -> dtypes it may stand for. One symbol is one dtype within an op.
         infer: output dimensions from inputs and attributes; raises ShapeMismatch.
@@ -116,6 +117,8 @@ class OpDef:
             decomposition mean operands already so aligned.
         is_cast: the op converts its input to the dtype of its output, which only the output tells; expression,
             reference and torch are the identity, and who calls them converts.
+        by_dtype: the result depends on the dtype of the output: reference and torch take its name as the keyword `to`
+            and return values of it.
         index_of: the attribute that names an axis: the expression is over the element's index along it instead of the
             element, so the input that it names is an s32 iota, and the data of the input is never read.
         by_position: the expression is also over `{position}`, the row-major index of the element in the result, an s64;
@@ -168,6 +171,7 @@ class OpDef:
     check: Callable[[Op], None] | None = None
     channel_inputs: tuple[int, ...] = ()
     is_cast: bool = False
+    by_dtype: bool = False
     index_of: str | None = None
     by_position: bool = False
     also: Mapping[str, str] = field(default_factory=dict)

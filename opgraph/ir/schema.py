@@ -115,7 +115,7 @@ def _bind(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: Pl
 
 
 def _inferred_output(opdef: OpDef, port: Port, ins: list[str], where: Place) -> str:
-    if opdef.is_cast:  # nothing determines its output but the caller
+    if opdef.is_cast or opdef.by_dtype:  # nothing determines its output but the caller
         raise InvalidDataType(
             f"the dtype of output {port.name} is not stated", where=_text(where), fix='give it: dtype="f32"'
         )

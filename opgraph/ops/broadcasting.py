@@ -39,7 +39,11 @@ def _shape_of_like(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
     if src is not None and like is not None:
         aligned = (*like, *[1] * channel_axes(len(like), len(src), attrs))
         whole = broadcast([src, aligned])
-        if whole is None or len(whole) != len(src) or any(isinstance(a, int) and a != b for a, b in zip(src, whole)):
+        # A 1 next to a size that nobody knows: that has to be 1, too.
+        grows = whole is not None and any(
+            isinstance(b, int) and isinstance(a, int) and a != b for a, b in zip(src, whole)
+        )
+        if whole is None or len(whole) != len(src) or grows:
             raise ShapeMismatch(
                 "the shape to sum to does not broadcast to that of the values", "give the tensor that was broadcast"
             )

@@ -66,6 +66,18 @@ IDENTITY = pointwise(
     gradient={"src": "d"},
 )
 
+REORDER = pointwise(
+    "Reorder",
+    "y = x, in the layout of the output.",
+    types=FLOAT,
+    reference=lambda x: x,
+    expression="{src}",
+    torch=lambda t, x: x,
+    decomposition="Identity(src)",
+    source="oneDNN Graph Reorder",
+    gradient={"src": "d"},
+)
+
 STOP_GRADIENT = pointwise(
     "StopGradient",
     "y = x, whose gradient is zero: what is computed from it counts as a constant in differentiation.",

@@ -32,7 +32,8 @@ def library(
     domain: tuple[tuple[float, float], ...] = ((-4.0, 4.0),),
     source: str,
     check: Callable[[Op], None] | None = None,
-    is_cast: bool = False,
+    by_dtype: bool = False,
+    keeps_dtypes: bool = False,
     row: Row | None = None,
 ) -> OpDef:
     """Registers one op that a library runs; see OpDef for the arguments.
@@ -42,6 +43,9 @@ def library(
     with one rounding. `torch` sees the tensors as they are, and sums f16 and bf16 in f32 itself: only the op knows how
     to without a copy. Of an op with several outputs both return an iterable, in the order of the outputs; what is not
     asked for is not taken from it.
+
+    Args:
+        keeps_dtypes: the result is left in the dtype that the formula makes it.
     """
     defaults = defaults_of(attrs)
     in_ports = tuple(Port(name=p) if isinstance(p, str) else p for p in inputs)
@@ -53,7 +57,7 @@ def library(
         with np.errstate(all="ignore"):
             made = formula(*wide, **{**defaults, **given})
             if len(out_ports) == 1:
-                return made if is_cast else np.asarray(made).astype(own[0].dtype, copy=False)
+                return np.asarray(made if keeps_dtypes else np.asarray(made).astype(own[0].dtype, copy=False))
             return tuple(_rounded(np.asarray(r), port, own) for r, port in zip(made, out_ports, strict=True))
 
     def _rounded(result: np.ndarray, port: Port, own: list[np.ndarray]) -> np.ndarray:
@@ -83,7 +87,7 @@ def library(
             check=check,
             gradient=gradient,
             spelled=spelled,
-            is_cast=is_cast,
+            by_dtype=by_dtype,
             row=row,
         )
     )

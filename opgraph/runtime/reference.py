@@ -111,7 +111,8 @@ def by_reference(
     """The results of one op by its definition, each in a dtype: f16 and bf16 compute in f32 and round once."""
     assert record.reference is not None
     wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in arrays]
-    made = record.reference(*wide, **op.attrs)
+    told = {"to": result_dtypes[0]} if record.by_dtype else {}
+    made = record.reference(*wide, **op.attrs, **told)
     results = made if record.returns_several else (made,)
     return [cast(r, d) for r, d in zip(results, result_dtypes, strict=False)]
 

@@ -13,7 +13,8 @@ from opgraph.ir import dtypes
 from opgraph.ir.opdef import OpDef, Port, all_ops
 
 #: What a library runs: every native kind that is no loop over elements.
-LIBRARY = tuple(r for r in all_ops() if r.family not in ("pointwise", "sum", "structural"))
+#: Quantization, whose operands have dtypes of their own, has tests of its own.
+LIBRARY = tuple(r for r in all_ops() if r.family not in ("pointwise", "sum", "structural", "quantization"))
 Shape = tuple[int, ...]
 
 
@@ -204,6 +205,65 @@ def _transposed() -> Iterator[Call]:
         yield Call([(1, 2, 3, 4), (2, 3, 3, 3)], more)
 
 
+#: Data as NCX, kernel, and the rest of a pool.
+_POOLS: list[tuple[Shape, Shape, dict[str, Any]]] = [
+    ((2, 3, 7), (3,), _window(1, 2)),
+    ((1, 2, 5, 6), (2, 3), _window(2, 2, (1, 1))),
+    ((1, 2, 5, 6), (2, 3), {**_window(2, 3), "rounding_type": "ceil"}),
+    ((1, 2, 5, 6), (3, 2), _window(2, 1, (1, 0))),
+    ((1, 2, 5, 6), (2, 2), {**_window(2, 2), "auto_pad": "SAME_UPPER"}),
+    ((1, 2, 4, 3, 3), (2, 2, 1), _window(3, 1)),
+    ((0, 2, 5), (2,), _window(1)),
+    ((2, 3, 9), (3,), _window(1, 2, (1, 2), 2)),
+]
+
+
+def _pools(kind: str) -> Iterator[Call]:
+    average, back = kind.startswith("Avg"), kind.endswith("Backward")
+    for data, kernel, attrs in _POOLS:
+        if average and attrs["dilations"][0] != 1:
+            continue
+        record = next(r for r in LIBRARY if r.kind == ("AvgPool" if average else "MaxPool"))
+        own = {**attrs, "kernel": kernel}
+        if average:
+            own.pop("dilations")
+            own["exclude_pad"] = False
+        assert record.reference is not None
+        small = record.reference(np.zeros(data), **own, data_format="NCX").shape
+        for (x, y), _, more in _laid_out([data, small], [], own):
+            more.pop("weights_format")
+            if back:
+                more.pop("rounding_type", None)
+            for exclude in (False, True) if average else (None,):
+                chosen = {**more, "exclude_pad": exclude} if average else more
+                if kind == "AvgPoolBackward":
+                    yield Call([y], {**chosen, "src_shape": x})
+                    yield Call([y, (len(x),)], chosen, given={1: x})
+                else:
+                    yield Call([x, y] if back else [x, x] if kind == "MaxPoolTake" else [x], chosen)
+
+
+def _interpolations(back: bool = False) -> Iterator[Call]:
+    cases: list[tuple[Shape, Shape, dict[str, Any]]] = [
+        ((2, 3, 5), (8,), {"mode": "nearest", "sizes": (8,)}),
+        ((2, 3, 7), (3,), {"mode": "linear", "sizes": (3,)}),
+        ((2, 3, 3), (5,), {"mode": "nearest", "scales": (1.66667,)}),
+        ((1, 2, 4, 3), (6, 2), {"mode": "bilinear", "sizes": (6, 2)}),
+        ((1, 2, 4, 3), (4, 1), {"mode": "linear", "sizes": (4, 1), "coordinate_transformation_mode": "align_corners"}),
+        ((1, 2, 4, 3), (8, 9), {"mode": "linear", "scales": (2.0, 3.0)}),
+        ((1, 1, 2, 3, 2), (3, 3, 4), {"mode": "trilinear", "sizes": (3, 3, 4)}),
+        ((1, 2, 4), (7,), {"mode": "nearest", "sizes": (7,), "coordinate_transformation_mode": "align_corners"}),
+    ]
+    for data, sizes, attrs in cases:
+        for (x, y), _, more in _laid_out([data, (*data[:2], *sizes)], [], attrs):
+            more.pop("weights_format")
+            given = [x, y] if back else [x]
+            yield Call(given, more)
+            if "sizes" in more:
+                rest = {n: v for n, v in more.items() if n != "sizes"}
+                yield Call([*given, (len(sizes),)], rest, given={len(given): sizes})
+
+
 def _layer_norms() -> list[Call]:
     found = []
     for shape, last, attrs in _LAYER_NORMS:
@@ -266,6 +326,17 @@ CALLS: dict[str, list[Call]] = {
     ],
     **{r.kind: _REDUCTIONS for r in LIBRARY if r.family == "reduction"},
     "MatMul": _MATMULS,
+    **{k: list(_pools(k)) for k in ("AvgPool", "MaxPool", "AvgPoolBackward", "MaxPoolBackward", "MaxPoolTake")},
+    "Interpolate": list(_interpolations()),
+    "InterpolateBackward": list(_interpolations(back=True)),
+    "BiasAddBackward": [Call([(2, 3, 4)], {}), Call([(2, 3, 4)], _NCX), Call([(2, 3)], _NCX), Call([(0, 3)], {})],
+    "PReLUBackward": [
+        Call([(2, 3, 4), (4,), (2, 3, 4)], {}, 2),
+        Call([(2, 3, 4), (3,), (2, 3, 4)], _NCX, 2),
+        Call([(2, 3, 4), (2, 3, 4), (2, 3, 4)], _NCX, 2),
+        Call([(2, 3, 4), (1, 3, 1), (2, 3, 4)], {}, 2),
+        Call([(2, 3), (1,), (2, 3)], {}, 2),
+    ],
     "Convolution": list(_convolutions()),
     "ConvolutionBackwardData": list(_convolution_data()),
     "ConvolutionBackwardWeights": list(_convolution_weights()),

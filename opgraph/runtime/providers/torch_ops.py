@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from opgraph.ir import dtypes
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef
-from opgraph.runtime.providers.torch import from_numpy, to_numpy, torch_dtype
+from opgraph.runtime.providers.torch import from_numpy, known_dtype, to_numpy, torch_dtype
+from opgraph.runtime.reference import by_reference
 
 if TYPE_CHECKING:
     from opgraph.runtime.providers.torch_onnx.adjoint import Adjoint
@@ -23,14 +25,24 @@ class TorchOps:
     def __init__(self) -> None:
         self._adjoints: dict[int, Adjoint] = {}
 
-    def enter(self, array: np.ndarray) -> torch.Tensor:
-        """A tensor on the same memory; of an array with negative strides, which torch does not have, a copy."""
-        return from_numpy(_writable(array))
+    def enter(self, array: np.ndarray) -> Any:
+        """A tensor on the same memory; of an array with negative strides, which torch does not have, a copy.
 
-    def run(self, op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        f8, s4 and u4, which torch hardly computes with, stay arrays: NumPy runs what reads or makes them.
+        """
+        is_stored = dtypes.of_array(array.dtype, where="a library op").category == "storage"
+        return array if is_stored else from_numpy(_writable(array))
+
+    def run(self, op: Op, record: OpDef, values: Sequence[Any]) -> list[Any]:
         """See OpLibrary."""
+        if any(isinstance(v, np.ndarray) for v in values) or known_dtype(op.outputs[0].dtype) is None:
+            return self._by_numpy(op, record, values)
         with plain(values[0].device.type):
             return run_op(op, record, values) if record.torch is not None else self._adjoint(op)(values)
+
+    def _by_numpy(self, op: Op, record: OpDef, values: Sequence[Any]) -> list[Any]:
+        arrays = [v if isinstance(v, np.ndarray) else to_numpy(v) for v in values]
+        return [self.enter(a) for a in by_reference(op, record, arrays, [t.dtype for t in op.outputs])]
 
     def _adjoint(self, op: Op) -> Adjoint:
         """The gradient of an ONNX node."""
@@ -40,9 +52,9 @@ class TorchOps:
             self._adjoints[op.id] = Adjoint(op)
         return self._adjoints[op.id]
 
-    def leave(self, value: torch.Tensor) -> np.ndarray:
+    def leave(self, value: Any) -> np.ndarray:
         """A dense array on the same memory."""
-        return to_numpy(value.contiguous())
+        return np.asarray(value, order="C") if isinstance(value, np.ndarray) else to_numpy(value.contiguous())
 
 
 def run_op(op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -52,7 +64,8 @@ def run_op(op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> list[torch.
     if wanted[0].is_floating_point and wanted[0].itemsize > values[0].dtype.itemsize:
         # Widened before, so that nothing is rounded to the operands' dtype on the way.
         values = [v.to(wanted[0]) if v.is_floating_point() else v for v in values]
-    made = record.torch(torch, *values, **op.attrs)
+    told = {"to": op.outputs[0].dtype} if record.by_dtype else {}
+    made = record.torch(torch, *values, **op.attrs, **told)
     # Of several outputs none is made that nobody asked for: they may come from a generator.
     return [value.to(dtype) for dtype, value in zip(wanted, _each(record, made))]
 
