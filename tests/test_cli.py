@@ -288,6 +288,59 @@ def test_fuse_takes_inputs_from_a_file(model: Path, tmp_path: Path, capsys: pyte
     assert "no array called 'x'" in error_lines(capsys)[0]
 
 
+def activation(path: Path) -> Path:
+    graph = og.parse("graph(x: f32[n,8]) -> (y)\n t = Exp(x)\n u = Add(t, 1.5)\n y = Divide(x, u)")
+    og.onnx.save(graph, path, form="decomposed")
+    return path
+
+
+def test_fuse_writes_a_library_and_says_how_to_register_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opgraph.cli import onnx_file
+
+    # Here it is not the time that is tested.
+    monkeypatch.setattr(onnx_file.Timing, "is_slower", lambda self, which: False)
+    source, out, library = activation(tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "act.so"
+    assert run("fuse", source, "-o", out, "--ort-library", library, "--dim", "n=100") == 0
+    printed = capsys.readouterr().out
+    assert "1 fused" in printed and "without LIB" in printed
+    assert f"options.register_custom_ops_library({str(library)!r})" in printed.replace("\n", "")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["act.so", "in.onnx", "out.onnx"]
+    assert len(onnx.load(str(out)).graph.node) == 1
+    assert run("check", source, out, "--ort-library", library) == 0
+    assert run("fuse", source, "-o", out, "--ort-library", out) == 2
+
+
+def test_fuse_keeps_what_makes_a_model_slower(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opgraph.cli import onnx_file
+
+    asked: list[onnx_file.Timing] = []
+
+    def slow(self: onnx_file.Timing, which: int) -> bool:
+        asked.append(self)
+        return len(asked) <= 2  # the first trial, and the second look at it
+
+    monkeypatch.setattr(onnx_file.Timing, "is_slower", slow)
+    assert run("fuse", model, "-o", tmp_path / "out.onnx") == 0
+    printed = capsys.readouterr().out
+    assert "note: kept as spelled: swish" in printed
+    assert "Swish" not in [n.op_type for n in onnx.load(str(tmp_path / "out.onnx")).graph.node]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_call_is_slower_if_median_and_fastest_run_say_so() -> None:
+    from opgraph.cli.onnx_file import Timing
+
+    def judged(fastest: float, ratio: float) -> bool:
+        return Timing(fastest=(1.0, fastest), ratios=(1.0, ratio), rounds=5).is_slower(1)
+
+    assert judged(1.1, 1.1)
+    assert not judged(1.0, 1.3) and not judged(1.3, 1.0) and not judged(1.01, 1.01)
+
+
 # -- check ------------------------------------------------------------------------------------------------------------
 
 
@@ -334,6 +387,8 @@ def test_check_of_two_files_names_the_first_value_that_differs(
     assert run("check", model, other) == 1
     captured = capsys.readouterr()
     assert "first difference between values of one name: conv (f32)" in captured.out
+    assert "first value that is twice as far from float64 in B: conv (f32)" in captured.out
+    assert "ulp, element" in captured.out
     assert "B disagrees with A" in captured.err
     assert run("check", model, model) == 0
     assert "the same bits" in capsys.readouterr().out

@@ -304,3 +304,48 @@ def test_what_a_library_cannot_run_stays_as_it_is() -> None:
     text = "graph(x: boolean[n], z: boolean[n]) -> (y)\n t = And(x, z)\n y = Not(t)"
     draft = drafted(og.parse(text), Request(library=True))
     assert [n.op_type for n in draft.proto().graph.node] == ["And", "Not"]
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+FOLDER = Path(__file__).resolve().parents[2] / "shared" / "data" / "onnx-models"
+#: A model and how many fused partitions of it a library runs.
+MODELS = {"gpt2": 3, "llama": 11, "qwen3": 11}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    if not FOLDER.is_dir():
+        pytest.skip("the exported models are not beside this checkout")
+    found = {n: drafted(og.onnx.load(FOLDER / f"{n}.onnx"), Request(library=True)) for n in MODELS}
+    path = tmp_path_factory.mktemp("models") / "models.so"
+    path.write_bytes(build.compiled([op for draft in found.values() for op in draft.library]))
+    return found, str(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_models_run_with_their_library_and_without(name: str, exported: tuple[dict[str, Any], str]) -> None:
+    drafts, library = exported
+    assert drafts[name].summary.units["fused"] == MODELS[name]
+    model = drafts[name].proto()
+    onnx.checker.check_model(model, full_check=True)
+    with np.load(FOLDER / f"{name}_io.npz") as stored:
+        x, y = stored["x"], stored["y"]
+    for lib in (library, None):
+        for level in LEVELS:
+            run = session(model, lib, level)
+            got = run.run(None, {run.get_inputs()[0].name: x})[0]
+            assert np.abs(got - y).max() <= 2e-6 * np.abs(y).max(), (lib, level)
+
+
+def test_saving_writes_both_files_and_a_loaded_model_fuses_again_to_the_same(tmp_path: Path) -> None:
+    graph = og.parse(ACTIVATIONS["f64"][0])
+    og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.so"]
+    first = onnx.load(tmp_path / "m.onnx")
+    x = {"x": np.linspace(-4, 4, 24).reshape(3, 8)}
+    with_it, without = session(first, str(tmp_path / "m.so")).run(None, x)[0], session(first, None).run(None, x)[0]
+    np.testing.assert_allclose(with_it, without, rtol=1e-14)
+    again = og.onnx.load(tmp_path / "m.onnx")
+    assert [op.kind for op in again.ops] == [op.kind for op in graph.ops]
+    assert drafted(again, Request(library=True)).library[0].name == first.graph.node[0].op_type
