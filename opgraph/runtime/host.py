@@ -94,7 +94,7 @@ def load(source: KernelSource, labels: tuple[str, ...]) -> Any:
             where="the CPU engine",
             fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
         )
-    name = disk.key(source.code, " ".join(FLAGS), compiler.identity, _cpu()) + ".so"
+    name = disk.key(source.code, " ".join((*compiler.command[1:], *FLAGS)), compiler.identity, _cpu()) + ".so"
     if name in _loaded:
         return _loaded[name]
     path = disk.find(name)
