@@ -305,6 +305,7 @@ def test_groups_hold_every_suite() -> None:
 def test_a_gpu_run_has_large_arrays_and_one_beyond_2_to_the_31() -> None:
     found = jobs(suites_of(("gpu",)), (), device="cuda", quick=False)
     assert {(j.dtype, j.size) for j in found} >= {(t, 64 << 20) for t in DTYPES}
+    assert [j.dtype for j in found if j.size == 64 << 20 and not j.without][: len(PAIRS)] == ["bf16"] * len(PAIRS)
     assert [j.entry.name for j in found if j.size > 2**31] == ["swish", "swish"]
     assert [(j.dtype, j.size) for j in jobs(("rows",), ("softmax",), device="cpu", quick=True)] == [
         ("f32", 1 << 20)

@@ -180,6 +180,9 @@ def require_gpu() -> None:
         import torch
 
         reason = "" if torch.cuda.is_available() else "torch sees no GPU"
+        if not reason:
+            cuda: Any = torch.cuda
+            cuda.init()  # what the machine is called is known from here on
     except ImportError as error:
         reason = f"torch cannot be imported ({error})"
     if reason:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opgraph.bench.entries import ENTRIES, Entry, chosen
@@ -20,17 +20,24 @@ GROUPS = {
 }
 #: Entries for which `--quick` waits for torch.compile: those that torch has no function for.
 WAITS = ("swish, alpha per channel", "fractional (NAF1)", "chain of 12")
+COMPILER = "torch.compile"
+#: Peers that compile for seconds, and are left out of rows that repeat others in another dtype or size.
+SLOW_TO_BUILD = (COMPILER, "Triton", "jiterator", "cupy.fuse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One row to be measured."""
+    """One row to be measured.
+
+    Attributes:
+        without: peers that the plan leaves out of it.
+    """
 
     entry: Entry
     direction: str
     dtype: str
     size: int
-    compiles: bool = True
+    without: tuple[str, ...] = ()
 
 
 def suites_of(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,36 +71,48 @@ def jobs(
         suites: as `suites_of` gives them.
         entries: patterns; all entries of the suites where empty.
         sizes, types: what was asked for; where nothing was: on a CPU 1K, 1M and 32M in f32 and 1M in bf16 and f16
-            (--quick: 1M in f32); on a GPU 64M in all three and 1M in f32, and swish in bf16 over 2^31.
+            (--quick: 1M in f32); on a GPU 64M in bf16 and f32, activations also in f16 and over 1M, and swish in bf16
+            over 2^31.
 
     Raises:
         InvalidArguments: as `chosen`.
     """
-    found = chosen(set(suites) & set(ENTRY_SUITES), entries) if set(suites) & set(ENTRY_SUITES) else ()
-    pairs: list[tuple[str, int]]
+    wanted = set(suites) & set(ENTRY_SUITES)
+    found = chosen(wanted, entries) if wanted else ()
+    if device == "cuda" and not (sizes or types):
+        return _on_gpu(found)
     if sizes or types:
         pairs = [(t, n) for t in types or ("f32",) for n in sizes or (M,)]
-    elif device == "cuda":
-        pairs = [("bf16", 64 * M), ("f32", 64 * M), ("f16", 64 * M), ("f32", M)]
     elif quick:
         pairs = [("f32", M)]
     else:
         pairs = [("f32", K), ("f32", M), ("f32", 32 * M), ("bf16", M), ("f16", M)]
-    made = [
-        Job(entry=e, direction=d, dtype=t, size=n, compiles=not quick or e.name in WAITS)
+    return [
+        replace(job, without=(COMPILER,) if quick and job.entry.name not in WAITS else ())
         for t, n in pairs
-        for e in found
-        if t in e.dtypes
+        for job in _rows(found, t, n)
+    ]
+
+
+def _rows(entries: tuple[Entry, ...], dtype: str, size: int, without: tuple[str, ...] = ()) -> list[Job]:
+    return [
+        Job(entry=e, direction=d, dtype=dtype, size=size, without=without)
+        for e in entries
+        if dtype in e.dtypes
         for d in e.directions
     ]
-    if device == "cuda" and not (sizes or types):
-        made += [
-            Job(entry=e, direction=d, dtype="bf16", size=2**31 + 2**20, compiles=False)
-            for e in found
-            if e.name == "swish"
-            for d in e.directions
-        ]
-    return made
+
+
+def _on_gpu(entries: tuple[Entry, ...]) -> list[Job]:
+    """What matters most comes first: the time of a run may end before its rows do."""
+    activations = tuple(e for e in entries if e.suite == "activation")
+    return [
+        *_rows(entries, "bf16", 64 * M),
+        *_rows(entries, "f32", 64 * M),
+        *_rows(tuple(e for e in entries if e.name == "swish"), "bf16", 2**31 + M, SLOW_TO_BUILD),
+        *_rows(activations, "f16", 64 * M, SLOW_TO_BUILD),
+        *_rows(activations, "f32", M, SLOW_TO_BUILD),
+    ]
 
 
 def needed_bytes(job: Job) -> int:
@@ -113,7 +132,8 @@ def available_bytes(device: str) -> int:
     if device == "cuda":
         import torch
 
-        return int(torch.cuda.mem_get_info()[0])
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # torch gives it out again
+        return int(torch.cuda.mem_get_info()[0]) + int(unused)
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -14,13 +14,12 @@ from opgraph.bench.case import require_gpu
 from opgraph.bench.machine import machine
 from opgraph.bench.peers.peer import Peer
 from opgraph.bench.peers.table import look
-from opgraph.bench.peers.torch_compiled import PEER as COMPILER
-from opgraph.bench.plan import Job, jobs, suites_of
+from opgraph.bench.plan import COMPILER, Job, jobs, suites_of
 from opgraph.bench.results import COLD, WARM, Results
 from opgraph.errors import InvalidArguments, OpGraphError
 
 #: Seconds of `--quick`, and of a run of the GPU suites, unless told otherwise.
-QUICK, GPU = 165.0, 400.0
+QUICK, GPU = 165.0, 420.0
 #: The part of a run's time that suites other than those of entries may take.
 _OTHERS = {"host": 0.06, "compile": 0.22, "scale": 0.08, "models": 0.12}
 #: Models of `opgraph.onnx.samples`, and the size of their batch.
@@ -140,7 +139,7 @@ class _Run:
 
     @property
     def _compiles(self) -> bool:
-        return any(p is COMPILER for p in self._peers)
+        return any(p.name == COMPILER for p in self._peers)
 
     def _share(self, suite: str, otherwise: float) -> float:
         budget = self._settings.budget
@@ -184,7 +183,7 @@ class _Run:
     def _host(self) -> None:
         from opgraph.bench.suites import host
 
-        peers = [p for p in self._peers if p is not COMPILER or not self._settings.quick]
+        peers = [p for p in self._peers if p.name != COMPILER or not self._settings.quick]
         self._results.figures += host.measured(
             peers, self._settings.device, self._threads, self._share("host", 10.0), lambda w: self._say(f"host: {w}")
         )

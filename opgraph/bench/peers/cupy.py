@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opgraph.bench.case import Case
-from opgraph.bench.peers.numpy import words
+from opgraph.bench.peers.numpy import check_words, words
 from opgraph.bench.peers.peer import Absent, Built, Peer, Refused, forward_only
 
 
@@ -26,6 +26,7 @@ def _build(case: Case) -> Built:
     if case.dtype == "bf16":
         raise Refused("has no bf16")
     known, formula = words(cupy), case.entry.formula
+    check_words(case, known)
     fused = cupy.fuse()(lambda *xs: formula(known, *xs))
     xs = [cupy.from_dlpack(x) for x in case.inputs]
     if case.entry.in_place:

@@ -40,14 +40,19 @@ def words(xp: Any) -> Any:
     )
 
 
+def check_words(case: Case, known: Any) -> None:
+    """Raises Refused for a formula with a word that the library does not have."""
+    for step in case.entry.steps():
+        if step.kind not in OPERATORS and not hasattr(known, step.kind):
+            raise Refused(f"has no {step.kind}")
+
+
 def _build(case: Case) -> Built:
     forward_only(case)
     if case.dtype != "f32":
         raise Refused("computes 16-bit floats one by one, in software")
     formula, known = case.entry.formula, words(np)
-    for step in case.entry.steps():
-        if step.kind not in OPERATORS and not hasattr(known, step.kind):
-            raise Refused(f"has no {step.kind}")
+    check_words(case, known)
     xs = case.inputs
 
     def call() -> Any:

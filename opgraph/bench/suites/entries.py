@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from opgraph.bench.case import make
 from opgraph.bench.peers.peer import Peer
-from opgraph.bench.peers.torch_compiled import PEER as COMPILER
-from opgraph.bench.plan import Job, available_bytes, needed_bytes
+from opgraph.bench.plan import COMPILER, Job, available_bytes, needed_bytes
 from opgraph.bench.results import COLD, WARM, Cell, Row
 from opgraph.bench.suites.timed import Say, measured
 from opgraph.bench.timing import Clock, HostClock
@@ -57,7 +56,7 @@ class Budget:
 
     def end_row(self, row: Row, begun: float, timing: float) -> None:
         """Learns from a row."""
-        compiled = [c.first_ms for c in row.cells if c.peer == COMPILER.name and c.first_ms is not None]
+        compiled = [c.first_ms for c in row.cells if c.peer == COMPILER and c.first_ms is not None]
         if compiled:
             self._compiling = 0.7 * self._compiling + 0.3 * compiled[0] * 1e-3
         self._done += 1
@@ -91,8 +90,8 @@ def row_of(job: Job, peers: Sequence[Peer], device: str, threads: int, cache: st
     elif size > available:
         row = _failed(job, cache, f"needs {size / _GIB:.1f} GiB of memory, {available / _GIB:.1f} are free")
     else:
-        compiles = job.compiles and budget.may_compile()
-        taking = [p for p in peers if compiles or p is not COMPILER]
+        without = job.without if budget.may_compile() else (*job.without, COMPILER)
+        taking = [p for p in peers if p.name not in without]
         try:
             say("arrays")
             case = make(job.entry, job.direction, job.dtype, job.size, device, threads)
