@@ -167,10 +167,11 @@ def opset_of(op: Op) -> tuple[str, int]:
     return str(op.attrs.get("onnx_domain", "")), version if isinstance(version, int) else 1
 
 
-def _with_gaps(names: list[str], absent: Sequence[int]) -> list[str]:
+def _with_gaps(names: Sequence[str], absent: Sequence[int]) -> list[str]:
+    result = list(names)
     for position in sorted(absent):
-        names.insert(position, "")
-    return names
+        result.insert(position, "")
+    return result
 
 
 def _strings(op: Op, name: str) -> tuple[str, ...]:

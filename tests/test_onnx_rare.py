@@ -1,0 +1,241 @@
+"""The rare things of the format: carried exactly, or refused by name; never dropped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.errors import ModelError
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+ir = pytest.importorskip("onnx_ir")
+
+from opgraph.onnx.save import to_model  # noqa: E402  # needs onnx
+
+helper, T = onnx.helper, onnx.TensorProto
+info = helper.make_tensor_value_info
+Map = onnx.TypeProto.Map
+
+
+def model(nodes: list[Any], inputs: list[Any], outputs: list[Any], *, ml: bool = False, **more: Any) -> Any:
+    functions, imports = more.pop("functions", []), [helper.make_opsetid("", 20)]
+    imports += [helper.make_opsetid(d, 1) for d in (["ai.onnx.ml"] if ml else []) + [f.domain for f in functions]]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, **more)
+    return helper.make_model(graph, opset_imports=imports, ir_version=10, functions=functions)
+
+
+def remarked() -> Any:
+    """A model with a remark wherever the format has room for one."""
+    nodes = [helper.make_node("Sigmoid", ["x"], ["s"], name="n1", doc_string="of a node"),
+             helper.make_node("Mul", ["x", "s"], ["m"], name="n2"), helper.make_node("Add", ["m", "c"], ["p"]),
+             helper.make_node("Add", ["p", "big"], ["y"], name="n4")]  # fmt: skip
+    small, big = (
+        helper.make_tensor("c", T.FLOAT, [4], [1, 2, 3, 4]),
+        helper.make_tensor("big", T.FLOAT, [1000, 4], np.arange(4000, dtype=np.float32).tobytes(), raw=True),
+    )
+    unread = helper.make_tensor("unread", T.INT64, [400], range(400))
+    x = info("x", T.FLOAT, ["n*1000", 4], doc_string="of an input")
+    result = model(nodes, [x], [info("y", T.FLOAT, [1000, 4])],
+                   initializer=[small, big, unread], doc_string="of a graph",
+                   value_info=[info("s", T.FLOAT, ["n*1000", 4])])  # fmt: skip
+    result.ir_version, result.producer_name, result.producer_version, result.model_version = 11, "p", "v", 7
+    result.domain, result.doc_string = "some.where", "of a model"
+    for place in (nodes[0], small, big, result.graph, result.graph.input[0], result):
+        target = result.graph.node[0] if place is nodes[0] else place
+        target.metadata_props.add(key="a", value="b")
+    for tensor, text in ((result.graph.initializer[0], "small"), (result.graph.initializer[1], "big")):
+        tensor.doc_string = text
+        tensor.metadata_props.add(key="k", value="v")
+    note = result.graph.quantization_annotation.add()
+    note.tensor_name = "x"
+    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="c")
+    result.opset_import.append(helper.make_opsetid("unused.domain", 3))
+    result.configuration.add(name="two", num_devices=2, device=["a", "b"])
+    placed = result.graph.node[0].device_configurations.add()
+    placed.configuration_id, placed.pipeline_stage = "two", 1
+    return result
+
+
+def test_every_remark_comes_back_from_memory_and_from_files(tmp_path: Path) -> None:
+    made = remarked()
+    assert to_model(og.onnx.load(made), form="decomposed") == made
+    onnx.save(made, tmp_path / "in.onnx")
+    og.onnx.save(og.onnx.load(tmp_path / "in.onnx"), tmp_path / "out.onnx", form="decomposed")
+    assert (tmp_path / "out.onnx").read_bytes() != b""
+    assert onnx.load(tmp_path / "out.onnx") == remarked()
+
+
+def test_the_layout_of_data_files_comes_back_with_what_is_said_of_it(tmp_path: Path) -> None:
+    onnx.save(remarked(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    source = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    for tensor in source.graph.initializer:
+        if tensor.data_location == T.EXTERNAL:
+            tensor.external_data.add(key="checksum", value="abc")
+    (tmp_path / "m.onnx").write_bytes(source.SerializeToString())
+    graph = og.onnx.load(tmp_path / "m.onnx")
+    og.onnx.save(graph, tmp_path / "beside.onnx", form="decomposed")
+    assert onnx.load(tmp_path / "beside.onnx", load_external_data=False) == source
+    (tmp_path / "other").mkdir()
+    og.onnx.save(graph, tmp_path / "other" / "m.onnx", form="decomposed")
+    for got, was in zip(
+        onnx.load(tmp_path / "other" / "m.onnx", load_external_data=False).graph.initializer, source.graph.initializer
+    ):
+        if was.data_location == T.EXTERNAL:
+            keys = {e.key: e.value for e in got.external_data}
+            assert (keys["location"], keys["checksum"]) == ("m.onnx.data", "abc")
+            assert (got.doc_string, got.metadata_props) == (was.doc_string, was.metadata_props)
+    assert og.onnx.load(tmp_path / "other" / "m.onnx") == graph
+
+
+def test_a_unit_whose_node_is_placed_on_a_device_stays_what_it_is() -> None:
+    made = remarked()
+    assert [n.op_type for n in to_model(og.onnx.load(made)).graph.node] == ["Sigmoid", "Mul", "Add", "Add"]
+    del made.graph.node[0].device_configurations[:]
+    assert [n.op_type for n in to_model(og.onnx.load(made)).graph.node] == ["Swish", "Add", "Add"]
+
+
+# -- functions and subgraphs ----------------------------------------------------------------------------------------
+
+
+def with_function() -> Any:
+    body = [helper.make_node("Tanh", ["a"], ["t"]), helper.make_node("Mul", ["a", "t"], ["b"])]
+    function = helper.make_function("pkg", "Act", ["a"], ["b"], body, [helper.make_opsetid("", 20)])
+    function.doc_string = "of a function"
+    return model([helper.make_node("Act", ["x"], ["h"], domain="pkg", name="call"),
+                  helper.make_node("Neg", ["h"], ["y"])],
+                 [info("x", T.FLOAT, ["n"])], [info("y", T.FLOAT, ["n"])], functions=[function])  # fmt: skip
+
+
+def test_functions_of_others_stay_functions_where_nothing_changes() -> None:
+    made = with_function()
+    graph = og.onnx.load(made)
+    assert [op.kind for op in graph.ops] == ["Tanh", "Multiply", "Neg"]
+    assert to_model(graph, form="decomposed") == made
+    assert to_model(graph) == made
+
+
+def test_an_overload_of_nothing_is_refused() -> None:
+    made = model([helper.make_node("Relu", ["x"], ["y"], overload="f")], [info("x", T.FLOAT, ["n"])],
+                 [info("y", T.FLOAT, ["n"])])  # fmt: skip
+    with pytest.raises(ModelError, match="no function has the overload 'f'"):
+        og.onnx.load(made)
+
+
+def test_a_loop_is_carried_and_runs() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c_out"]), helper.make_node("Mul", ["s", "outer"], ["s_out"]),
+         helper.make_node("Identity", ["s"], ["scan"])],
+        "body", [info("i", T.INT64, []), info("c", T.BOOL, []), info("s", T.FLOAT, [2])],
+        [info("c_out", T.BOOL, []), info("s_out", T.FLOAT, [2]), info("scan", T.FLOAT, [2])],
+    )  # fmt: skip
+    made = model([helper.make_node("Sigmoid", ["x"], ["outer"]),
+                  helper.make_node("Loop", ["times", "", "x"], ["y", "all"], body=body)],
+                 [info("x", T.FLOAT, [2])], [info("y", T.FLOAT, [2]), info("all", T.FLOAT, ["k", 2])],
+                 initializer=[helper.make_tensor("times", T.INT64, [], [3])])  # fmt: skip
+    graph = og.onnx.load(made)
+    assert to_model(graph, form="decomposed") == made
+    x = np.float32([1, -2])
+    got = og.compile(graph)(x=x)
+    want = ort.InferenceSession(made.SerializeToString()).run(None, {"x": x})
+    for ours, theirs in zip(got.values(), want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_a_quantized_model_passes_untouched() -> None:
+    """Quantize and dequantize nodes stay, and so does what stands between them."""
+    nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+             helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]), helper.make_node("Sigmoid", ["d"], ["g"]),
+             helper.make_node("QuantizeLinear", ["g", "s", "z"], ["gq"]),
+             helper.make_node("DequantizeLinear", ["gq", "s", "z"], ["gd"]),
+             helper.make_node("Mul", ["d", "gd"], ["m"]),
+             helper.make_node("QuantizeLinear", ["m", "s", "z"], ["mq"]),
+             helper.make_node("DequantizeLinear", ["mq", "s", "z"], ["y"])]  # fmt: skip
+    made = model(nodes, [info("x", T.FLOAT, ["n"])], [info("y", T.FLOAT, ["n"])], initializer=[
+        helper.make_tensor("s", T.FLOAT, [], [0.1]), helper.make_tensor("z", T.UINT8, [], [128])])  # fmt: skip
+    graph = og.onnx.load(made)
+    assert to_model(graph) == made
+    x = np.linspace(-3, 3, 50, dtype=np.float32)
+    want = ort.InferenceSession(made.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(og.compile(graph)(x=x), want)
+
+
+# -- types ----------------------------------------------------------------------------------------------------------
+
+
+def zip_map() -> Any:
+    kind = helper.make_sequence_type_proto(
+        onnx.TypeProto(map_type=Map(key_type=T.INT64, value_type=helper.make_tensor_type_proto(T.FLOAT, [])))
+    )
+    nodes = [helper.make_node("Sigmoid", ["w"], ["x"]),
+             helper.make_node("ZipMap", ["x"], ["z"], domain="ai.onnx.ml", classlabels_int64s=[1, 2])]  # fmt: skip
+    return model(nodes, [info("w", T.FLOAT, ["n", 2])], [helper.make_value_info("z", kind)], ml=True)
+
+
+def vectorizer() -> Any:
+    kind = onnx.TypeProto(map_type=Map(key_type=T.STRING, value_type=helper.make_tensor_type_proto(T.FLOAT, [])))
+    node = helper.make_node("DictVectorizer", ["w"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"])
+    return model([node], [helper.make_value_info("w", kind)], [info("y", T.FLOAT, [1, 2])], ml=True)
+
+
+def sequence() -> Any:
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(T.FLOAT, ["k"]))
+    nodes = [helper.make_node("ConcatFromSequence", ["w"], ["c"], axis=0), helper.make_node("Sigmoid", ["c"], ["y"])]
+    return model(nodes, [helper.make_value_info("w", kind)], [info("y", T.FLOAT, [None])])
+
+
+@pytest.mark.parametrize(
+    ("made", "value", "expected"),
+    [
+        (zip_map(), np.float32([[0, 0]]), [{1: 0.5, 2: 0.5}]),
+        (vectorizer(), {"b": 3.0}, [[0.0, 3.0]]),
+        (sequence(), [np.float32([0]), np.float32([0, 0])], [0.5, 0.5, 0.5]),
+    ],
+    ids=["a sequence of maps", "a map", "a sequence"],
+)
+def test_maps_and_sequences_go_in_and_out_and_through_the_text_form(made: Any, value: Any, expected: Any) -> None:
+    graph = og.onnx.load(made)
+    assert to_model(graph, form="decomposed") == made
+    again = og.parse(str(graph))
+    assert again == graph
+    assert og.onnx.load(to_model(again)) == graph
+    for one in (graph, again):
+        got = og.compile(one)({"w": value})
+        assert (got.tolist() if isinstance(got, np.ndarray) else got) == expected
+
+
+def sparse_constant(dims: list[int], at: list[int]) -> Any:
+    tensor = helper.make_sparse_tensor(
+        helper.make_tensor("v", T.FLOAT, [1], [2.0]), helper.make_tensor("i", T.INT64, [1, len(at)], at), dims
+    )
+    nodes = [helper.make_node("Constant", [], ["c"], sparse_value=tensor), helper.make_node("Add", ["x", "c"], ["y"])]
+    return model(nodes, [info("x", T.FLOAT, dims)], [info("y", T.FLOAT, dims)])
+
+
+def test_a_sparse_constant_is_computed_with_and_stays_sparse() -> None:
+    made = sparse_constant([2, 3], [1, 2])
+    graph = og.onnx.load(made)
+    assert og.compile(graph)(x=np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0], [0, 0, 2]]
+    assert to_model(graph, form="decomposed") == made
+
+
+def test_a_huge_sparse_constant_is_carried_and_costs_nothing() -> None:
+    made = sparse_constant([1 << 20, 1 << 20], [1, 2])
+    graph = og.onnx.load(made)
+    assert [op.kind for op in graph.ops] == ["Wildcard", "Add"]
+    assert to_model(graph, form="decomposed") == made
+
+
+def test_an_absent_optional_operand_stays_absent() -> None:
+    nodes = [helper.make_node("Clip", ["x", "", "high"], ["c"]),
+             helper.make_node("Resize", ["c", "", "scales"], ["y"], mode="nearest")]  # fmt: skip
+    made = model(nodes, [info("x", T.FLOAT, [1, 2])], [info("y", T.FLOAT, [1, 4])], initializer=[
+        helper.make_tensor("high", T.FLOAT, [], [0.5]),
+        helper.make_tensor("scales", T.FLOAT, [2], [1, 2])])  # fmt: skip
+    graph = og.onnx.load(made)
+    assert to_model(graph, form="decomposed") == made
+    assert og.compile(graph)(x=np.float32([[0, 1]])).tolist() == [[0, 0, 0.5, 0.5]]
