@@ -14,6 +14,7 @@ import numpy as np
 from opgraph.ir import dtypes
 from opgraph.ir.opdef import Attr, Onnx, OpDef, Port, all_ops
 from opgraph.ops import samples
+from opgraph.ops.differences import DIFFERENCES, Listed
 from opgraph.ops.families import broadcast_rule
 
 #: Points at which formulas break.
@@ -42,6 +43,9 @@ def index_text() -> str:
                 "specs/ops`. "
                 "Kinds that oneDNN Graph has are called as there; the others have their ONNX name, or their name in C.",
                 _table(["kind", "formula"], rows),
+                "## Where schemas differ from oneDNN's",
+                "Everything else is as oneDNN declares it: inputs, outputs, attributes, defaults, dtypes, constraints.",
+                _table(["kinds", "difference", "why"], [_difference_row(d) for d in DIFFERENCES]),
             ]
         )
         + "\n"
@@ -177,6 +181,11 @@ def _onnx(record: OpDef) -> Iterator[str]:
             found.setdefault(template if isinstance(template, str) else template(attrs, _names(ports)))
         yield "Decomposition (`$name` is an attribute):"
         yield _code(found)
+
+
+def _difference_row(listed: Listed) -> list[str]:
+    kinds = "all" if listed.kinds == ("*",) else ", ".join(listed.kinds)
+    return [kinds, "; ".join(listed.what).replace("*", "any"), listed.reason]
 
 
 def _form(form: Onnx) -> str:
