@@ -109,14 +109,15 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 Times = dict[str, list[float | None]]
 
 
-def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float) -> Times:
+def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float, most: int = MOST) -> Times:
     """Runs calls in turns; each round in the other direction than the one before.
 
     Args:
         calls: the first takes part in every round, and others are compared with it. Each is called once before.
         clock: how a run is timed.
         budget: seconds in all, about. A call that is too slow for its share of them sits rounds out, evenly spread; all
-            run LEAST rounds, or 3 where one round takes more than the whole budget.
+            run LEAST rounds, or 3 where so many would take longer than the budget.
+        most: rounds.
 
     Returns: seconds of each call, round by round; None for a round that it sat out.
     """
@@ -128,7 +129,7 @@ def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float) -> Times:
                 costs[name] = min(cost, clock.run(calls[name], 1))
         repeats = {name: clock.repeats(cost) for name, cost in costs.items()}
         left = max(budget - (time.perf_counter() - begun), 0.0)
-        rounds = planned({name: max(repeats[name] * costs[name], 1e-7) for name in calls}, left)
+        rounds = planned({name: max(repeats[name] * costs[name], 1e-7) for name in calls}, left, most)
         times: Times = {name: [] for name in calls}
         total = rounds[next(iter(calls))]
         for index in range(total):
@@ -139,11 +140,11 @@ def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float) -> Times:
     return times
 
 
-def planned(costs: Mapping[str, float], budget: float) -> dict[str, int]:
+def planned(costs: Mapping[str, float], budget: float, most: int = MOST) -> dict[str, int]:
     """How many rounds each call runs, given the seconds of one run: an equal share of the budget for each."""
     share = budget / len(costs)
     least = LEAST if LEAST * sum(costs.values()) <= budget else 3
-    rounds = {name: int(min(max(share / cost, least), MOST)) for name, cost in costs.items()}
+    rounds = {name: int(min(max(share / cost, least), most)) for name, cost in costs.items()}
     # Ours is what all are compared with: it is there whenever another one runs.
     return rounds | {next(iter(costs)): max(rounds.values())}
 

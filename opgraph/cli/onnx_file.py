@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from opgraph.bench.timing import HostClock, in_turns
 from opgraph.cli.feeds import Port
 from opgraph.errors import DeviceError, InvalidArguments, Unimplemented
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -148,24 +148,16 @@ def timed(calls: Sequence[Callable[[], Any]], budget: float = 2.0, most: int = 2
     """Runs calls in turn, so that whatever slows the machine down slows all of them.
 
     Args:
-        calls: each is run twice before, unmeasured.
-        budget: seconds that it may take, about; at least 5 rounds run.
-        most: rounds.
+        calls: the first is what the others are compared with.
+        budget, most: seconds and rounds, as for `opgraph.bench.timing.in_turns`.
     """
-    for call in (*calls, *calls):
-        call()
-    rounds: list[list[float]] = []
-    begun = time.perf_counter()
-    while len(rounds) < most and (len(rounds) < 5 or time.perf_counter() - begun < budget):
-        row = [0.0] * len(calls)
-        order = list(range(len(calls)))
-        for index in order if len(rounds) % 2 else reversed(order):
-            start = time.perf_counter()
-            calls[index]()
-            row[index] = time.perf_counter() - start
-        rounds.append(row)
+    times = in_turns({str(i): call for i, call in enumerate(calls)}, HostClock(), budget, most)
+    first = times["0"]
+    pairs = [
+        [(a, b) for a, b in zip(first, row, strict=True) if a is not None and b is not None] for row in times.values()
+    ]
     return Timing(
-        fastest=tuple(min(column) for column in zip(*rounds, strict=True)),
-        ratios=tuple(statistics.median(row[i] / row[0] for row in rounds) for i in range(len(calls))),
-        rounds=len(rounds),
+        fastest=tuple(min(b for _, b in row) for row in pairs),
+        ratios=tuple(statistics.median(b / a for a, b in row) for row in pairs),
+        rounds=len(first),
     )
