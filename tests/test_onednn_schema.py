@@ -146,7 +146,7 @@ REFUSED: dict[str, dict[str, list[str]]] = {
         "AvgPool": [f"AvgPool(c, {_POOL}, exclude_pad=true)"],
         "MaxPool": [f"MaxPool(c, {_POOL})"],
         "AvgPoolBackward": [f"AvgPoolBackward(c, {_POOL}, exclude_pad=true)"],
-        "MaxPoolBackward": [f"MaxPoolBackward(c, c, {_POOL})"],
+        "MaxPoolBackward": [f"MaxPoolBackward(c, c3, {_POOL})"],
     },
     "check_maxpool_dilations": {
         kind: [f"{kind}({given}, strides=[1], pads_begin=[0], pads_end=[0], kernel=[2], dilations=[1, 1])"]

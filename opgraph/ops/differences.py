@@ -63,12 +63,7 @@ DIFFERENCES: tuple[Listed, ...] = (
     Listed(
         reason="defined for integers too, in ONNX or in torch",
         kinds=("Abs", "Clamp", "Pow", "ReLU", "Square"),
-        what=("src may be s64", "dst may be s64"),
-    ),
-    Listed(
-        reason="defined for integers too, in ONNX or in torch",
-        kinds=("Abs", "Clamp", "Pow", "ReLU", "Square"),
-        what=("src may be s[38]*", "src may be u8", "dst may be s[38]*", "dst may be u8"),
+        what=tuple(f"{port} may be {d}" for port in ("src", "dst") for d in _INTEGERS),
     ),
     Listed(
         reason="what only moves values takes every dtype that has arithmetic",

@@ -185,7 +185,19 @@ def _onnx(record: OpDef) -> Iterator[str]:
 
 def _difference_row(listed: Listed) -> list[str]:
     kinds = "all" if listed.kinds == ("*",) else ", ".join(listed.kinds)
-    return [kinds, "; ".join(listed.what).replace("*", "any"), listed.reason]
+    dtypes_of: dict[str, list[str]] = {}
+    others = []
+    for what in listed.what:
+        port, _, dtype = what.partition(" may be ")
+        if dtype in dtypes.BY_NAME:
+            dtypes_of.setdefault(port, []).append(dtype)
+        else:
+            others.append(what)
+    ports: dict[tuple[str, ...], list[str]] = {}
+    for port, names in dtypes_of.items():
+        ports.setdefault(tuple(names), []).append("every port of floats" if port == "*" else port)
+    said = [f"{', '.join(p)} may be {', '.join(names)}" for names, p in ports.items()]
+    return [kinds, "; ".join([*said, *others]), listed.reason]
 
 
 def _form(form: Onnx) -> str:
