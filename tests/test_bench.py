@@ -172,7 +172,7 @@ def test_a_peer_that_raises_or_refuses_is_told_and_the_others_go_on() -> None:
         raise Refused("has no word for it")
 
     case = make(entry_of("swish"), FORWARD, "f32", SIZE)
-    for build, said in ((raises, "ZeroDivisionError: of its own"), (refuses, "has no word for it")):
+    for build, said in ((raises, "error: ZeroDivisionError: of its own"), (refuses, "has no word for it")):
         peer = Peer(name="other", get="", find=lambda device: "1", build=build)
         cell, built = checked(case, peer, Truth(case))
         assert built is None and cell.failed == said

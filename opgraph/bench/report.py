@@ -103,7 +103,7 @@ def remarks(results: Results) -> list[str]:
     lines = [f"absent: {name}: {why}" for name, why in results.absent.items()]
     for row in results.rows:
         for index, cell in enumerate(row.cells):
-            if cell.failed and (index == 0 or cell.failed.startswith("wrong") or cell.off is not None):
+            if cell.failed and (index == 0 or cell.failed.startswith(("wrong: ", "error: "))):
                 lines.append(f"{row.label}, {size_text(row.elements)} {row.dtype}: {cell.peer}: {cell.failed}")
     return lines
 

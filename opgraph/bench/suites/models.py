@@ -13,10 +13,9 @@ import opgraph as og
 from opgraph.bench.peers.peer import Absent
 from opgraph.bench.peers.table import OURS, PEERS
 from opgraph.bench.results import Cell, Row
-from opgraph.bench.suites.timed import Say, with_times
+from opgraph.bench.suites.timed import Say, told, with_times
 from opgraph.bench.timing import Call, HostClock, in_turns
 from opgraph.bench.truth import far_off
-from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 
@@ -69,8 +68,7 @@ def of_graph(
         try:
             made, first = _timed(maker)
         except Exception as error:  # whatever a library raises is its answer
-            text = error.what if isinstance(error, OpGraphError) else f"{type(error).__name__}: {error}"
-            cells[peer] = Cell(peer=peer, failed=" ".join(text.split())[:300])
+            cells[peer] = Cell(peer=peer, failed=told(error))
             continue
         off, wrong = far_off(made[1], truth, types)
         cells[peer] = Cell(peer=peer, off=off, first_ms=first, failed=f"wrong: {wrong}" if wrong else "")

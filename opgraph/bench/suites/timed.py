@@ -75,8 +75,7 @@ def checked(case: Case, peer: Peer, truth: Truth) -> tuple[Cell, Built | None]:
     except Refused as answer:
         return Cell(peer=peer.name, failed=str(answer)), None
     except Exception as error:  # a peer raises what it likes; its row says so, and the others go on
-        text = error.what if isinstance(error, OpGraphError) else f"{type(error).__name__}: {error}"
-        return Cell(peer=peer.name, failed=" ".join(text.split())[:300]), None
+        return Cell(peer=peer.name, failed=told(error)), None
     found = truth.check(results)
     first = (time.perf_counter() - start) * 1e3
     cell = Cell(
@@ -88,6 +87,12 @@ def checked(case: Case, peer: Peer, truth: Truth) -> tuple[Cell, Built | None]:
         failed=f"wrong: {found.wrong}" if found.wrong else "",
     )
     return cell, None if found.wrong else built
+
+
+def told(error: Exception) -> str:
+    """An error in one line."""
+    text = error.what if isinstance(error, OpGraphError) else f"{type(error).__name__}: {error}"
+    return "error: " + " ".join(text.split())[:300]
 
 
 def results_of(case: Case, built: Built) -> Mapping[str, Any]:
