@@ -73,9 +73,9 @@ def changed(change: Callable[[Any], None]) -> Any:
     return made
 
 
-def bomb() -> Any:
-    levels = [function("f0", twice(relu()))] + [function(f"f{k}", twice(call(f"f{k - 1}"))) for k in range(1, 40)]
-    return model([call("f39")], functions=tuple(levels))
+def bomb(levels: int = 40) -> Any:
+    doubled = [function(f"f{k}", twice(call(f"f{k - 1}"))) for k in range(1, levels)]
+    return model([call(f"f{levels - 1}")], functions=(function("f0", twice(relu())), *doubled))
 
 
 def negative_size(made: Any) -> None:
@@ -139,6 +139,12 @@ def test_malformed_models_are_refused_in_three_lines(name: str, tmp_path: Path) 
     assert where.startswith("  where: ")
     assert fix.startswith("  fix:   ")
     assert "cannot be read" not in what  # a check of our own or of onnx's checker, not the last net
+
+
+def test_a_small_file_that_unfolds_to_a_hundred_thousand_nodes_is_refused_at_once() -> None:
+    with pytest.raises(Unimplemented, match=r"unfold to more than 50,740 nodes, from the 37 that it states"):
+        og.onnx.load(bomb(18))
+    assert len(og.onnx.load(bomb(9))) == 512
 
 
 @pytest.mark.parametrize("name", REFUSED)
