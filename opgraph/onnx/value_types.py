@@ -19,7 +19,10 @@ def value_types(model: ModelProto) -> dict[str, TypeProto]:
     if all(name in stated for node in graph.node for name in node.output if name):
         return stated
     # Not with data_prop: it keeps an entry for each element of a 1-d tensor, and a file states sizes as it likes.
-    inferred = onnx.shape_inference.infer_shapes(model).graph
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model).graph
+    except (ValueError, RuntimeError):  # some damage stops it that the checker lets through (an element type 0 inside)
+        return stated
     for value in inferred.value_info:
         if value.name not in stated:
             stated[value.name] = _without_made_up_symbols(value.type)
