@@ -8,18 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from opgraph.errors import InvalidGraphOp, Unimplemented
 from opgraph.ir import dtypes
-from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, Attrs, Builder, OpDef, Port
-from opgraph.ir.shapes import ShapeMismatch, normalized_axes
-from opgraph.ops.conversion import cast
+from opgraph.ir.opdef import Attr, Builder, OpDef, Port
+from opgraph.ir.shapes import normalized_axes
 from opgraph.ops.library import library
+from opgraph.ops.quantization_arrays import (
+    numpy_dequantize,
+    numpy_quantize,
+    of_attributes,
+    torch_dequantize,
+    torch_quantize,
+    with_spread_scales,
+)
+from opgraph.ops.scales import shape_of_src
 from opgraph.ops.spelling import as_declared, attr_of, in_dtype, rank_of, widened
-from opgraph.ops.statistics import agree
 
 _F8 = ("f8_e5m2", "f8_e4m3")
 _AXIS = Attr(name="axis", type="s64", default=1)
@@ -36,63 +41,7 @@ _STATIC = (_AXIS, _SCALES, _ZPS, _qtype("per_channel"))
 _NONE = "none: rounding has no derivative but 0, and a straight-through estimate is for whoever trains to choose"
 
 
-# -- which scales belong where ----------------------------------------------------------------------------------------
-
-
-def _shape_of_src(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src."""
-    dims = inputs[0].dims
-    if dims is not None:
-        expected = _scale_dims(dims, attrs)
-        for tensor, name in zip(inputs[1:], ("scales", "zps"), strict=False):
-            if tensor.dims is not None and not _belongs(tensor.dims, expected, alone=name == "zps"):
-                raise ShapeMismatch(
-                    f"{name} are {dims_text(tensor.dims)}, and qtype={attrs['qtype']} makes them {dims_text(expected)}",
-                    "give one for the tensor, for each index along axis, or for each group",
-                )
-        if len(inputs) == 1 and attrs["qtype"] == "per_channel":
-            count = expected[normalized_axes([attrs["axis"]], len(dims))[0]]
-            if isinstance(count, int) and count != len(attrs["scales"]):
-                raise ShapeMismatch(
-                    f"{len(attrs['scales'])} scales for {count} indices along axis {attrs['axis']}", "give one for each"
-                )
-    return (dims,)
-
-
-def _scale_dims(dims: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
-    """The shape of scales with all axes; 1 where several elements share one."""
-    if attrs["qtype"] == "per_tensor":
-        return (1,) * len(dims)
-    if attrs["qtype"] == "per_channel":
-        (axis,) = normalized_axes([attrs["axis"]], len(dims))
-        return tuple(d if i == axis else 1 for i, d in enumerate(dims))
-    groups = attrs.get("group_shape", ())
-    if len(groups) != len(dims):
-        raise ShapeMismatch(f"group_shape has {len(groups)} entries for {len(dims)} axes", "give one for each axis")
-    for size, group in zip(dims, groups, strict=True):
-        if isinstance(size, int) and (group < 1 or size % group):
-            raise ShapeMismatch(f"groups of {group} do not divide {size}", "let group_shape divide the shape of src")
-    return tuple(d // g if isinstance(d, int) else None for d, g in zip(dims, groups, strict=True))
-
-
-def _belongs(dims: Sequence[Dim], expected: Sequence[Dim], *, alone: bool) -> bool:
-    """Whether scales have all axes, or only those along which there is more than one; zps may also be one for all."""
-    packed = [d for d in expected if d != 1]
-    unknown = None in dims or None in expected
-    return agree(dims, expected) or agree(dims, packed) or ((alone or not packed) and set(dims) <= {1}) or unknown
-
-
-def _spread(values: Any, shape: Sequence[int], attrs: Attrs) -> Any:
-    """Scales or zero points, so that they broadcast against an array of some shape."""
-    values = np.asarray(values)
-    if values.size == 1:
-        return values.reshape(())
-    expected = tuple(int(d or 0) for d in _scale_dims(shape, attrs))
-    full = values.reshape(expected)
-    for axis, (size, count) in enumerate(zip(shape, expected, strict=True)):
-        if count not in (1, size):
-            full = np.repeat(full, size // count, axis=axis)
-    return full
+# -- checks -----------------------------------------------------------------------------------------------------------
 
 
 def _constants_fit(op: Op) -> None:
@@ -126,67 +75,6 @@ def _groups_fit(op: Op) -> None:
             where=op.where,
             fix="give qtype='per_group' and group_shape together",
         )
-
-
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def _of_attributes(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula over inputs as one over attributes."""
-
-    def form(src: Any, *, scales: Sequence[float], zps: Sequence[int] = (), **attrs: Any) -> Any:
-        factors = np.asarray(scales, np.float32)
-        return formula(src, factors, *([np.asarray(zps, np.int64)] if zps else []), **attrs)
-
-    return form
-
-
-def _quantize(src: Any, scales: Any, zps: Any = None, *, to: str, **attrs: Any) -> np.ndarray:
-    steps = src / _spread(scales, src.shape, attrs).astype(src.dtype)
-    if zps is not None:
-        steps = steps + _spread(zps, src.shape, attrs).astype(src.dtype)
-    return cast(np.asarray(np.rint(steps) if dtypes.get(to).category == "int" else steps), to)
-
-
-def _dequantize(src: Any, scales: Any, zps: Any = None, **attrs: Any) -> Any:
-    work = scales.dtype if scales.dtype.itemsize == 8 else np.float32
-    steps = src.astype(work)
-    if zps is not None:
-        steps = steps - _spread(zps, src.shape, attrs).astype(work)
-    return steps * _spread(scales, src.shape, attrs).astype(work)
-
-
-def _in_torch(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The same formula in torch: scales spread by NumPy's rules."""
-
-    def torch_form(t: Any, src: Any, *operands: Any, **attrs: Any) -> Any:
-        return formula(t, src, *[_torch_spread(t, o, src, attrs) for o in operands], **attrs)
-
-    return torch_form
-
-
-def _torch_spread(t: Any, values: Any, src: Any, attrs: Attrs) -> Any:
-    values = t.as_tensor(values, device=src.device).to(t.float64 if src.dtype == t.float64 else t.float32)
-    if values.numel() == 1:
-        return values.reshape(())
-    expected = tuple(int(d or 0) for d in _scale_dims(tuple(src.shape), attrs))
-    full = values.reshape(expected)
-    for axis, (size, count) in enumerate(zip(src.shape, expected, strict=True)):
-        if count not in (1, size):
-            full = full.repeat_interleave(size // count, axis)
-    return full
-
-
-def _torch_quantize(t: Any, src: Any, scales: Any, zps: Any = None, *, to: str, **_: Any) -> Any:
-    steps = src / scales if zps is None else src / scales + zps
-    whole = t.nan_to_num(t.round(steps), nan=0.0)
-    limits = np.iinfo({"s8": np.int8, "u8": np.uint8}[to])
-    return whole.clamp(limits.min, limits.max).to({"s8": t.int8, "u8": t.uint8}[to])
-
-
-def _torch_dequantize(t: Any, src: Any, scales: Any, zps: Any = None, **_: Any) -> Any:
-    steps = src.to(scales.dtype)
-    return (steps if zps is None else steps - zps) * scales
 
 
 # -- in small ops -----------------------------------------------------------------------------------------------------
@@ -264,8 +152,8 @@ def _quantization(
     check: Callable[[Op], None],
 ) -> OpDef:
     static, to_steps = "scales" in {a.name for a in attrs}, kind.endswith("Quantize")
-    formula = _quantize if to_steps else _dequantize
-    torch_formula = _in_torch(_torch_quantize if to_steps else _torch_dequantize)
+    formula = numpy_quantize if to_steps else numpy_dequantize
+    torch_formula = with_spread_scales(torch_quantize if to_steps else torch_dequantize)
     return library(
         kind,
         doc,
@@ -274,9 +162,9 @@ def _quantization(
         outputs=(output,),
         types=types,
         attrs=attrs,
-        infer=_shape_of_src,
-        reference=_of_attributes(formula) if static else formula,
-        torch=(lambda t, *given, **said: _of_attributes(lambda *a, **k: torch_formula(t, *a, **k))(*given, **said))
+        infer=shape_of_src,
+        reference=of_attributes(formula) if static else formula,
+        torch=(lambda t, *given, **said: of_attributes(lambda *a, **k: torch_formula(t, *a, **k))(*given, **said))
         if static
         else torch_formula,
         spelled=_spell_quantize if to_steps else _spell_dequantize,
