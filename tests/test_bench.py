@@ -233,7 +233,8 @@ def test_a_slow_call_sits_rounds_out_and_ours_runs_in_all() -> None:
     rounds = planned({"ours": 0.001, "fast": 0.001, "slow": 0.05}, 1.0)
     assert rounds == {"ours": MOST, "fast": MOST, "slow": 6}
     assert sum(takes_part(i, 6, MOST) for i in range(MOST)) == 6
-    assert planned({"ours": 1.0, "slow": 9.0}, 0.5) == {"ours": 3, "slow": 3}
+    assert planned({"ours": 0.1, "slow": 0.4}, 0.5) == {"ours": 3, "slow": 3}
+    assert planned({"ours": 0.1, "slow": 9.0}, 0.5) == {"ours": 3, "slow": 1}
     assert planned({"ours": 0.01, "other": 0.01}, 0.11) == {"ours": LEAST, "other": LEAST}
 
 

@@ -116,7 +116,7 @@ def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float, most: int =
         calls: the first takes part in every round, and others are compared with it. Each is called once before.
         clock: how a run is timed.
         budget: seconds in all, about. A call that is too slow for its share of them sits rounds out, evenly spread; all
-            run LEAST rounds, or 3 where so many would take longer than the budget.
+            run LEAST rounds, or 3 where so many would take longer than the budget, or one that takes longer by itself.
         most: rounds.
 
     Returns: seconds of each call, round by round; None for a round that it sat out.
@@ -144,7 +144,7 @@ def planned(costs: Mapping[str, float], budget: float, most: int = MOST) -> dict
     """How many rounds each call runs, given the seconds of one run: an equal share of the budget for each."""
     share = budget / len(costs)
     least = LEAST if LEAST * sum(costs.values()) <= budget else 3
-    rounds = {name: int(min(max(share / cost, least), most)) for name, cost in costs.items()}
+    rounds = {name: 1 if cost > budget else int(min(max(share / cost, least), most)) for name, cost in costs.items()}
     # Ours is what all are compared with: it is there whenever another one runs.
     return rounds | {next(iter(costs)): max(rounds.values())}
 
