@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -27,9 +28,8 @@ def _of_device(device: str, count: int) -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {"copy (memcpy)": lambda: np.copyto(b, a)}
     own = _own_copy().bind(x=a, out=b)
     found["copy (opgraph)"] = own
-    try:
-        import torch
-    except ImportError:
+    torch = sys.modules.get("torch")
+    if torch is None:  # absent, or kept out of this run: loading it now would change everybody's threads
         return found
     source, target = torch.from_numpy(a), torch.from_numpy(b)
     found["copy (torch)"] = lambda: target.copy_(source)
