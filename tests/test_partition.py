@@ -88,8 +88,8 @@ def test_swiglu_lists_its_nested_swish():
     assert part.units == ("swish", "swiglu")
 
 
-@pytest.mark.parametrize("length", [25, 1000])
-def test_a_chain_of_any_length_is_one_partition(length):
+@pytest.mark.parametrize("length", [25, 800])
+def test_a_chain_is_one_partition_as_long_as_it_compiles_quickly(length):
     graph = og.Graph()
     value = graph.input("x", shape=(None, 8))
     for i in range(length):
@@ -666,7 +666,7 @@ def test_a_chain_of_100_000_ops_is_cut_in_seconds():
     value = graph.input("x", shape=(None, 8))
     for i in range(100_000):
         value = graph.add_op(("ReLU", "Sigmoid", "Tanh", "Abs")[i % 4], value)
-    assert len(cut_in(graph.finalize(), 20)) == 1
+    assert 1000 < len(cut_in(graph.finalize(), 20)) < 1300  # pieces that compile quickly each
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from opgraph.ir.graph import Graph
 from opgraph.partition.cutter import Cutter, Refusal
 from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, make_partition, verify_partitions
 from opgraph.partition.rules import RULES, find_units
+from opgraph.partition.split import split
 from opgraph.partition.traits import reduces_rows
 from opgraph.partition.units import Rule, Unit
 
@@ -72,16 +73,16 @@ def partition(
         cutter.fuse_equal_shapes()
         cutter.fuse_readers()
         cutter.absorb_smaller_shapes()
-        # Splits for speed (register pressure, operand count) belong here: they cut clusters at their cheapest edges.
         cutter.join_libraries()
-    partitions = _in_order(graph, cutter, find_units(graph, rules))
+    units = find_units(graph, rules)
+    cluster, splits = split(cutter, [cutter.clusters.find(node) for node in range(len(cutter.ops))], units)
+    partitions = _in_order(graph, cutter, cluster, units)
     verify_partitions(graph, partitions)
-    return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=tuple(cutter.told()))
+    return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=(*cutter.told(), *splits))
 
 
-def _in_order(graph: Graph, cutter: Cutter, units: Sequence[Unit]) -> tuple[Partition, ...]:
+def _in_order(graph: Graph, cutter: Cutter, cluster: list[int], units: Sequence[Unit]) -> tuple[Partition, ...]:
     """Partitions in topological order; of those that could run next, the one with the earliest op."""
-    cluster = [cutter.clusters.find(node) for node in range(len(cutter.ops))]
     members: dict[int, list[int]] = {}
     for node, own in enumerate(cluster):
         members.setdefault(own, []).append(node)
