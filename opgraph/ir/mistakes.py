@@ -56,7 +56,12 @@ def find_mistake(record: OpDef) -> str | None:
         if not record.onnx and record.decomposition is None:
             return "give its onnx form, a decomposition, or the reason why there is none"
     for form in record.onnx if isinstance(record.onnx, tuple) else ():
-        named = {*form.attrs, *form.when, *(w[1:] for w in _words(form) if w.startswith("$"))}
+        named = {
+            *form.attrs,
+            *form.when,
+            *(n for names in form.joined.values() for n in names),
+            *(w[1:] for w in _words(form) if w.startswith("$")),
+        }
         if not named <= attrs:
             return f"its onnx form names unknown attributes: {', '.join(sorted(named - attrs))}"
         if not {*form.scalars, *(w for w in _words(form) if not w.startswith("$"))} <= set(inputs):

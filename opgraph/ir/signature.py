@@ -76,6 +76,8 @@ class Onnx:
             Which dtypes an opset allows is not repeated here: `onnx.defs` says.
         attrs: our attribute name -> ONNX's. Ours of type bool are ONNX ints 0 and 1. One that ONNX leaves out has
             ONNX's default, which may differ from ours.
+        joined: ONNX's attribute name -> those of ours that it is made of, lists of one length one after the other.
+        implied: ONNX attributes that only repeat what shapes say: not written, and not looked at.
         fixed: ONNX attributes that the node must have for it to mean our op, e.g. Gelu's approximate.
         when: our attributes that must have these values for the form to apply; on import, the node sets them.
         inputs: what stands at each ONNX input: one of our inputs, "$attr" for a scalar constant of the first input's
@@ -93,6 +95,8 @@ class Onnx:
     since: int
     until: int | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    implied: tuple[str, ...] = ()
     fixed: Mapping[str, AttrValue] = field(default_factory=dict)
     when: Mapping[str, AttrValue] = field(default_factory=dict)
     inputs: tuple[str, ...] | None = None

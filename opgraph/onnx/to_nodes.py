@@ -59,6 +59,7 @@ def _says_all(record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs:
     if not set(inputs) <= set(words) or any(attrs.get(k) != v for k, v in form.when.items()):
         return False
     known = {*form.attrs, *form.when, *(w[1:] for w in words if w.startswith("$"))}
+    known.update(name for names in form.joined.values() for name in names)
     defaults = {a.name: a.default for a in record.attrs}
     return all(name in known or (name in LAYOUT_ATTRS and value == defaults[name]) for name, value in attrs.items())
 
@@ -120,6 +121,8 @@ def plain_node(
             elif value != attribute_default(form.op_type, opset, theirs):
                 kind = AttributeProto.INTS if value == () else None  # an empty list does not say of what
                 node.attribute.append(helper.make_attribute(theirs, value, attr_type=kind))
+    for theirs, names in form.joined.items():
+        node.attribute.append(helper.make_attribute(theirs, [n for name in names for n in attrs[name]]))  # type: ignore[union-attr]
     for name, value in form.fixed.items():
         if value != attribute_default(form.op_type, opset, name):
             node.attribute.append(helper.make_attribute(name, value))

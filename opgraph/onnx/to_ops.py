@@ -71,6 +71,14 @@ def _attributes(record: OpDef, form: Onnx, node: NodeProto, opset: int) -> dict[
             result[ours] = _converted(attr, value)
         elif attr.required:
             return None
+    for theirs, names in form.joined.items():
+        whole = given.pop(theirs, None)
+        if not isinstance(whole, (list, tuple)) or len(whole) % len(names):
+            return None
+        size = len(whole) // len(names)
+        result.update((name, tuple(whole[i * size : (i + 1) * size])) for i, name in enumerate(names))
+    for name in form.implied:
+        given.pop(name, None)
     if record.is_cast:
         given.pop("to", None)  # the dtype of the output says it
     if any(result[name] != value for name, value in form.when.items()):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from opgraph.errors import InvalidGraphOp
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, GradientRule, Onnx, OpDef, Port, ShapeRule
+from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, ShapeRule
 from opgraph.ops import convolution_arrays as run
 from opgraph.ops import convolution_gradients as gradients
 from opgraph.ops import convolution_shapes as shapes
@@ -26,6 +26,15 @@ _WINDOW = (windows.STRIDES, windows.PADS_BEGIN, windows.PADS_END, windows.DILATI
 #: What weights of Convolution and of ConvTranspose look like.
 _XIO = Attr(name="weights_format", type="string", default="XIO", choices=("XIO", "OIX"))
 _XOI = Attr(name="weights_format", type="string", default="XOI", choices=("XOI", "IOX"))
+_PADS = {"pads": ("pads_begin", "pads_end")}
+_NODE = {"strides": "strides", "dilations": "dilations", "groups": "group"}
+_AS_ONNX = {"auto_pad": "None", "data_format": "NCX"}
+
+
+def _any_padding(attrs: Attrs, ndims: Mapping[str, int | None]) -> bool:
+    return tuple(attrs["output_padding"]) != NOT_GIVEN
+
+
 _BIAS = Port(name="bias", type="T1", optional=True)
 
 
@@ -159,7 +168,16 @@ CONVOLUTION = _convolution(
     make=_make_small,
     compute="small",
     gradient=gradients.of_convolution,
-    onnx="none: pads are one list there",
+    onnx=(
+        Onnx(
+            op_type="Conv",
+            since=1,
+            attrs=_NODE,
+            joined=_PADS,
+            implied=("kernel_shape",),
+            when={**_AS_ONNX, "weights_format": "OIX"},
+        ),
+    ),
 )
 
 CONVOLUTION_BACKWARD_DATA = _convolution(
@@ -202,7 +220,25 @@ CONV_TRANSPOSE = _convolution(
     make=_make_free_big,
     compute="big",
     gradient=gradients.of_transposed,
-    onnx="none: pads are one list there",
+    onnx=(
+        Onnx(
+            op_type="ConvTranspose",
+            since=1,
+            attrs=_NODE,
+            joined=_PADS,
+            implied=("kernel_shape",),
+            when={**_AS_ONNX, "weights_format": "IOX", "output_padding": NOT_GIVEN},
+        ),
+        Onnx(
+            op_type="ConvTranspose",
+            since=1,
+            attrs={**_NODE, "output_padding": "output_padding"},
+            joined=_PADS,
+            implied=("kernel_shape",),
+            when={**_AS_ONNX, "weights_format": "IOX"},
+            applies=_any_padding,
+        ),
+    ),
 )
 
 CONV_TRANSPOSE_BACKWARD_DATA = _convolution(

@@ -207,6 +207,7 @@ def _form(form: Onnx) -> str:
         parts.append("inputs " + ", ".join(f"`{entry.replace('|', '` or `')}`" for entry in form.inputs))
     if form.attrs:
         parts.append("attributes " + ", ".join(a if a == b else f"{a} as {b}" for a, b in form.attrs.items()))
+    parts += [f"{', '.join(ours)} joined as {theirs}" for theirs, ours in form.joined.items()]
     if form.fixed:
         parts.append("with " + ", ".join(f"{k}={_value(v)}" for k, v in form.fixed.items()))
     if form.scalars:

@@ -7,7 +7,7 @@ from typing import Any
 
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, dims_text
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, Attrs, GradientRule, OpDef, Port, ShapeRule
+from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, ShapeRule
 from opgraph.ir.shapes import ShapeMismatch
 from opgraph.ops import pooling_arrays as run
 from opgraph.ops import pooling_gradients as gradients
@@ -131,7 +131,7 @@ def _pool(
     make: Callable[..., Any],
     compute: str,
     gradient: GradientRule,
-    onnx: str = "none: ai.onnx has no gradients",
+    onnx: tuple[Onnx, ...] | str = "none: ai.onnx has no gradients",
     source: str = "",
     check: Callable[[Op], None] = windows.checked_lists,
 ) -> OpDef:
@@ -156,7 +156,10 @@ def _pool(
 
 
 _SRC, _DIFF = Port(name="src"), Port(name="diff_dst")
-_PADS_APART = "none: pads_begin and pads_end are one attribute there"
+_PADS = {"pads": ("pads_begin", "pads_end")}
+_NODE = {"kernel": "kernel_shape", "strides": "strides"}
+#: With ceil, ONNX leaves out a last window that begins in the padding.
+_AS_ONNX = {"auto_pad": "None", "data_format": "NCX", "rounding_type": "floor"}
 
 AVG_POOL = _pool(
     "AvgPool",
@@ -168,7 +171,17 @@ AVG_POOL = _pool(
     make=_forward,
     compute="average",
     gradient=gradients.of_average,
-    onnx=_PADS_APART,
+    onnx=tuple(
+        Onnx(
+            op_type="AveragePool",
+            since=7,
+            attrs=_NODE,
+            joined=_PADS,
+            fixed={"count_include_pad": int(not exclude)},
+            when={**_AS_ONNX, "exclude_pad": exclude},
+        )
+        for exclude in (True, False)
+    ),
 )
 
 MAX_POOL = _pool(
@@ -182,7 +195,17 @@ MAX_POOL = _pool(
     make=_forward,
     compute="largest",
     gradient=gradients.of_largest,
-    onnx=_PADS_APART,
+    onnx=(
+        Onnx(op_type="MaxPool", since=8, attrs=_NODE, joined=_PADS, when={**_AS_ONNX, "dilations": ONES}),
+        Onnx(
+            op_type="MaxPool",
+            since=10,
+            attrs={**_NODE, "dilations": "dilations"},
+            joined=_PADS,
+            when=_AS_ONNX,
+            applies=lambda attrs, ndims: tuple(attrs["dilations"]) != ONES,
+        ),
+    ),
 )
 
 AVG_POOL_BACKWARD = _pool(

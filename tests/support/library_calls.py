@@ -164,17 +164,16 @@ def _sizes(data: Shape, weights: Shape, attrs: Mapping[str, Any]) -> Shape:
 
 def _convolutions() -> Iterator[Call]:
     for data, weights, attrs in _CONVOLUTIONS:
-        for (x,), (w,), more in _laid_out([data], [weights], attrs):
-            yield Call([x, w], more)
-            yield Call([x, w, (weights[0],)], more)
+        for i, ((x,), (w,), more) in enumerate(_laid_out([data], [weights], attrs)):
+            yield Call([x, w, (weights[0],)][: 2 + i], more)
 
 
 def _convolution_data() -> Iterator[Call]:
     for data, weights, attrs in _CONVOLUTIONS:
         small = _sizes(data, weights, attrs)
         for (x, y), (w,), more in _laid_out([data, small], [weights], attrs):
-            yield Call([y, w], {**more, "dst_shape": x})
-            yield Call([y, w, (len(x),)], more, given={2: x})
+            as_input = more["data_format"] == "NXC" and len(x) == 4
+            yield Call([y, w, (len(x),)], more, given={2: x}) if as_input else Call([y, w], {**more, "dst_shape": x})
     yield Call([(1, 2, 3), (2, 3, 2)], {**_window(1, 2), **_NCX, "weights_format": "OIX"})
     yield Call([(1, 2, 3), (2, 3, 2)], {**_window(1, 3), **_NCX, "weights_format": "OIX", "output_padding": (2,)})
 
@@ -184,8 +183,9 @@ def _convolution_weights(swapped: bool = False) -> Iterator[Call]:
         small = _sizes(data, weights, attrs)
         for (x, y), (w,), more in _laid_out([data, small], [weights], attrs, swapped):
             given = (y, x) if swapped else (x, y)
-            yield Call(given, {**more, "weights_shape": w})
-            yield Call([*given, (len(w),)], more, given={2: w})
+            as_input = more["data_format"] == "NXC" and len(x) == 4
+            told = {**more, "weights_shape": w}
+            yield Call([*given, (len(w),)], more, given={2: w}) if as_input else Call(given, told)
 
 
 def _transposed_data() -> Iterator[Call]:
@@ -197,9 +197,8 @@ def _transposed_data() -> Iterator[Call]:
 def _transposed() -> Iterator[Call]:
     for data, weights, attrs in _CONVOLUTIONS:
         small = _sizes(data, weights, attrs)
-        for (y,), (w,), more in _laid_out([small], [weights], attrs, swapped=True):
-            yield Call([y, w], more)
-            yield Call([y, w, (weights[1] * attrs.get("groups", 1),)], more)
+        for i, ((y,), (w,), more) in enumerate(_laid_out([small], [weights], attrs, swapped=True)):
+            yield Call([y, w, (weights[1] * attrs.get("groups", 1),)][: 2 + i], more)
     for pads in ((1, 1), (0, 1)):
         more = {**_window(2, 2, pads), **_NCX, "weights_format": "IOX", "output_padding": (1, 0)}
         yield Call([(1, 2, 3, 4), (2, 3, 3, 3)], more)
