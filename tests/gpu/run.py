@@ -1,0 +1,137 @@
+"""Everything that needs a GPU, as one command without network: `python tests/gpu/run.py FOLDER`, from a checkout.
+
+What the machine has, compute-sanitizer with planted faults, the tests, the benchmark; logs, results and a summary go to
+FOLDER. Each step has a limit of its own, so that one that hangs loses only itself; together they end in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+FOUND = 9  # what compute-sanitizer exits with where it finds an error
+_ENVIRONMENT = """
+import importlib.metadata as metadata, platform, sys
+print(sys.version, platform.platform())
+for name in "numpy ml_dtypes torch triton cupy-cuda13x cupy-cuda12x onnx onnxruntime networkx scipy pytest".split():
+    try:
+        print(name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        print(name, "-")
+import cupy
+print("runtime", cupy.cuda.runtime.runtimeGetVersion(), "driver", cupy.cuda.runtime.driverGetVersion())
+properties = cupy.cuda.runtime.getDeviceProperties(0)
+print(properties["name"], properties["multiProcessorCount"], "multiprocessors", properties["totalGlobalMem"], "bytes")
+import torch
+print("torch sees", torch.cuda.get_device_name(0), torch.version.cuda)
+import numpy as np, opgraph as og
+g = og.Graph()
+x = g.input("x", "f32", (None,))
+g.output(g.add_op("Swish", x))
+y = og.compile(g, device="cuda")(x=cupy.ones(1000, "f4"))
+assert abs(float(y.sum()) - 731.0586) < 1e-2, y
+print("a kernel runs")
+"""
+
+
+@dataclass
+class Step:
+    """One command.
+
+    Attributes:
+        limit: seconds after which it and its children are killed.
+        log: file that its output is added to.
+        expected: exit status.
+    """
+
+    name: str
+    command: list[str]
+    limit: float
+    log: str
+    expected: int = 0
+    seconds: float = 0.0
+    status: int | str = "not run"
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        return self.status == self.expected
+
+    def run(self, folder: Path, limit: float) -> None:
+        """Runs it for at most `limit` seconds."""
+        print(f"== {self.name} (at most {limit:.0f} s)", flush=True)
+        started = time.monotonic()
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **self.environment}
+        with open(folder / self.log, "a", encoding="utf-8") as log:
+            print(f"== {self.name}: {' '.join(self.command)}", file=log, flush=True)
+            process = subprocess.Popen(
+                self.command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+            )
+            try:
+                self.status = process.wait(max(limit, 1))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self.status = "out of time"
+        self.seconds = round(time.monotonic() - started, 1)
+        print(f"   {'as it should be' if self.is_good else f'NOT GOOD: {self.status}'}, {self.seconds} s", flush=True)
+
+
+def steps(folder: Path) -> list[Step]:
+    """In order of what is lost if time runs out: the benchmark comes last, and gets what is left."""
+    python = sys.executable
+    found = [Step("environment", [python, "-c", _ENVIRONMENT], 60, "environment.log")]
+    sanitizer = shutil.which("compute-sanitizer")
+    program = str(HERE / "sanitized.py")
+    for tool in ("memcheck", "racecheck", "initcheck"):
+        options = [sanitizer or "compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND), python, program]
+        found.append(Step(f"{tool} of every kind of kernel", options, 45, "sanitizer.log"))
+        found.append(Step(f"{tool} finds a planted fault", [*options, "--fault", tool], 20, "sanitizer.log", FOUND))
+    workers = ["-n", str(min(12, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
+    tests = [python, "-m", "pytest", str(HERE), "-q", "-p", "no:cacheprovider", "--durations=15", *workers]
+    found.append(Step("tests", tests, 270, "tests.log"))
+    bench = [python, "-m", "opgraph", "bench", "--device", "cuda", "--suite", "gpu", "--budget", "BUDGET"]
+    found.append(Step("benchmark", [*bench, "--json", str(folder / "bench.json")], 600, "bench.log"))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the steps that are asked for; 0 where each ended as it should."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="for logs and results; made where it is not there")
+    parser.add_argument("--seconds", type=float, default=580, help="for all together (default: %(default)s)")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="steps with this in their name; repeat")
+    given = parser.parse_args(arguments)
+    folder: Path = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    ends = time.monotonic() + given.seconds
+    chosen = [s for s in steps(folder) if not given.only or any(text in s.name for text in given.only)]
+    for step in chosen:
+        left = ends - time.monotonic()
+        limit = min(step.limit, left)
+        step.command = [str(int(max(limit - 25, 5))) if part == "BUDGET" else part for part in step.command]
+        if left > 5 and shutil.which(step.command[0]):
+            step.run(folder, limit)
+        elif left > 5:
+            step.status = f"there is no {step.command[0]}"
+        rows = [{"step": s.name, "status": s.status, "good": s.is_good, "seconds": s.seconds} for s in chosen]
+        (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    for step in chosen:
+        print(f"{'good' if step.is_good else 'BAD '}  {step.name}: {step.status}, {step.seconds} s")
+    return 0 if all(s.is_good for s in chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

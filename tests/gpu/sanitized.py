@@ -1,0 +1,93 @@
+"""A small program of every kind of kernel, to be run under compute-sanitizer; on request with a fault planted in it.
+
+`compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/sanitized.py` must exit with 0, and with
+`--fault memcheck` behind it with 9: a tool that finds nothing has not shown that it looks. Memory comes straight from
+the driver, one allocation for each array, as the tools know only these.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+import opgraph as og
+from opgraph.ir import dtypes
+
+#: A kernel with the fault that a tool is there to find.
+FAULTS = {
+    "memcheck": """
+extern "C" __global__ void planted(float* y, const float* x) { y[threadIdx.x + 1] = 1.0f; }  // one past the end
+""",
+    "racecheck": """
+extern "C" __global__ void planted(float* y, const float* x) {  // no barrier between a write and another thread's read
+  __shared__ float s[256];
+  s[threadIdx.x] = (float)threadIdx.x;
+  y[threadIdx.x] = s[255 - threadIdx.x];
+}
+""",
+    "initcheck": """
+extern "C" __global__ void planted(float* y, const float* x) { y[threadIdx.x] = x[threadIdx.x]; }  // of nobody
+""",
+}
+GATED = "graph(x: {0}[n], a: {0}[n]) -> (y)\n  %0 = Swish(x, a)\n  y = Add(%0, a)"
+ROWS = "graph(x: {0}[n,c], a: {0}[c]) -> (y)\n  %0 = Swish(x, a)\n  y = Multiply(%0, x)"
+
+
+def graphs() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
+    """Flat and in rows, whole tiles and odd ends, sums of every kind, casts to bytes, several partitions."""
+    found = []
+    for dtype in ("f32", "bf16", "f16", "f64"):
+        for size in (3, 8192, 10_007):
+            found.append((og.parse(GATED.format(dtype)), {"x": (size,), "a": (size,)}))
+        for shape in ((37, 97), (64, 256)):
+            found.append((og.parse(ROWS.format(dtype)), {"x": shape, "a": shape[1:]}))
+            trained = og.gradient(og.parse(ROWS.format(dtype)), ["x", "a"])
+            found.append((trained, {"x": shape, "a": shape[1:], "d_y": shape}))
+        total = og.gradient(og.parse(ROWS.format(dtype).replace("[c]", "[1]")), ["a"])
+        found.append((total, {"x": (130, 70), "a": (1,), "d_y": (130, 70)}))
+    mask = "graph(x: f32[n]) -> (y)\n  %0 = Greater(x, 0.0)\n  y: u8[n] = TypeCast(%0)"
+    found.append((og.parse(mask), {"x": (4099,)}))
+    softmax = "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=1)"
+    found.append((og.parse(softmax), {"x": (33, 257)}))
+    return found
+
+
+def run(cupy: Any) -> None:
+    """Every graph twice, against the CPU."""
+    rng = np.random.default_rng(0)
+    for graph, shapes in graphs():
+        graph.finalize()
+        feeds = {
+            str(t.name): rng.normal(0, 1, shapes[str(t.name)]).astype(dtypes.get(t.dtype).numpy) for t in graph.inputs
+        }
+        f = og.compile(graph, device="cuda")
+        given = {k: cupy.asarray(v) for k, v in feeds.items()}
+        f(given)
+        got, expected = f(given), og.compile(graph)(feeds)
+        pairs = zip(got.values(), expected.values(), strict=True) if isinstance(got, dict) else [(got, expected)]
+        for mine, host in pairs:
+            a, b = (np.asarray(v).astype(np.float64) for v in (cupy.asnumpy(mine), host))
+            np.testing.assert_allclose(a, b, rtol=2e-2, atol=2e-2 * max(1.0, np.abs(b).max(initial=0)))
+
+
+def main() -> None:
+    """Runs the program, and the fault if one is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fault", choices=tuple(FAULTS))
+    fault = parser.parse_args().fault
+    import cupy
+
+    cupy.cuda.set_allocator(None)
+    if fault:
+        x, y = cupy.empty(256, "f4"), cupy.empty(256, "f4")
+        cupy.RawKernel(FAULTS[fault], "planted")((1,), (256,), (y, x))
+        cupy.cuda.runtime.deviceSynchronize()
+    else:
+        run(cupy)
+    print("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Bad luck on a real GPU: no memory, a kernel that does not compile, no device, a forked process, many threads."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.errors import DeviceError
+
+
+def swish(size: int | None = None, dtype: str = "f32") -> og.Graph:
+    g = og.Graph()
+    x = g.input("x", dtype, (size,))
+    g.output(g.add_op("Swish", x, name="y"))
+    return g
+
+
+def test_torchs_memory_runs_out(torch: Any) -> None:
+    """torch's own exception, which programs catch, with a note of ours; nothing stays behind."""
+    f = og.compile(swish(), device="cuda")
+    small = torch.randn(1000, device="cuda")
+    f(x=small)
+    free, _ = torch.cuda.mem_get_info()
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    one = torch.zeros(1, device="cuda")
+    vast = one.expand(free // 4 * 8)  # no memory of its own; the result needs eight times what there is
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        f(x=vast)
+    assert any("opgraph: for a result of float32" in note and "GiB" in note for note in caught.value.__notes__)
+    del caught, vast, one
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
+    torch.testing.assert_close(f(x=small), torch.nn.functional.silu(small))
+
+
+def test_cupys_memory_runs_out(cupy: Any) -> None:
+    f = og.compile(swish(), device="cuda")
+    small = cupy.ones(1000, "f4")
+    f(x=small)
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    used = pool.used_bytes()
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    vast = cupy.broadcast_to(cupy.ones((), "f4"), (free // 4 * 8,))
+    with pytest.raises(DeviceError, match=r"no memory for a result of float32 .* GiB are free\n  where: .*\n  fix: "):
+        f(x=vast)
+    del vast
+    gc.collect()
+    assert pool.used_bytes() <= used + 1024
+    assert f(x=small).shape == (1000,)
+
+
+def test_a_kernel_that_does_not_compile_shows_its_log_its_line_and_its_op(
+    any_memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVRTC's real log."""
+    from opgraph.runtime import cuda_kernel
+
+    real = cuda_kernel.cuda_source
+
+    def broken(loop: Any, variant: Any) -> Any:
+        source = real(loop, variant)
+        return replace(
+            source,
+            entry=source.entry + "_broken",
+            code=source.code.replace("og::swish(", "og::swoosh(").replace(source.entry, source.entry + "_broken"),
+        )
+
+    monkeypatch.setattr(cuda_kernel, "cuda_source", broken)
+    with pytest.raises(DeviceError) as caught:
+        og.compile(swish(1003), device="cuda")
+    text = str(caught.value)
+    assert "swoosh" in text and "// Swish #0" in text
+    assert '\n  where: Swish "y"' in text or "\n  where: Swish" in text
+
+
+def run(code: str, **environment: str) -> str:
+    """What a fresh Python prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+    return done.stdout + done.stderr
+
+
+def test_no_device_is_named(cupy: Any) -> None:
+    """The real driver, told to show no GPU."""
+    told = run("import opgraph as og; og.Engine('cuda')", CUDA_VISIBLE_DEVICES="")
+    assert "there is no usable GPU" in told and "check `nvidia-smi`" in told
+
+
+FORK = """
+import os, numpy as np, cupy, opgraph as og
+g = og.Graph()
+x = g.input("x", "f32", (None,))
+g.output(g.add_op("Swish", x))
+f = og.compile(g, device="cuda")
+f(x=cupy.ones(10, "f4"))
+given = cupy.ones(10, "f4")
+child = os.fork()
+if child == 0:
+    try:
+        f(x=given)
+    except og.errors.DeviceError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(float(f(x=given).sum()), flush=True)
+"""
+
+
+def test_a_forked_process_is_told_so_and_its_parent_goes_on(cupy: Any) -> None:
+    told = run(FORK)
+    assert "this process was forked off" in told and told.strip().splitlines()[-1].startswith("7.31")
+
+
+def test_a_process_that_forks_before_using_the_gpu_may_use_it(cupy: Any) -> None:
+    code = FORK.replace('f(x=cupy.ones(10, "f4"))\ngiven = cupy.ones(10, "f4")\n', "").replace(
+        "f(x=given)", "print('child', f(x=cupy.ones(10, 'f4')).sum())", 1
+    )
+    code = code.replace('f = og.compile(g, device="cuda")\n', "").replace(
+        "    try:\n", '    try:\n        f = og.compile(g, device="cuda")\n'
+    )
+    told = run(code.rsplit("print(float", 1)[0])
+    assert "child 7.31" in told, told
+
+
+def test_threads_call_one_executable_at_once(any_memory: Any) -> None:
+    """Of several partitions and with a workspace of sums: nothing of a call is shared."""
+    g = og.Graph()
+    x, like = g.input("x", "f32", (None, 64)), g.input("like", "f32", (64,))
+    y = g.add_op("Swish", x, name="y")
+    g.output(y, g.add_op("SumTo", y, like, name="s"))
+    f, wrong = og.compile(g, device="cuda"), []
+    zero = any_memory.put(np.zeros(64, np.float32))
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for _ in range(40):
+            data = rng.normal(size=(int(rng.integers(1, 500)), 64)).astype(np.float32)
+            got = f(x=any_memory.put(data), like=zero)
+            wide = data.astype(np.float64)
+            expected = (wide / (1 + np.exp(-wide))).sum(0)
+            if not np.allclose(any_memory.get(got["s"]), expected, rtol=1e-4, atol=1e-4):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_another_gpu_is_left_as_it_is(cupy: Any) -> None:
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    f = og.compile(swish(), device="cuda:1")
+    with cupy.cuda.Device(1):
+        given = cupy.ones(100, "f4")
+    got = f(x=given)
+    assert got.device.id == 1 and cupy.cuda.runtime.getDevice() == 0

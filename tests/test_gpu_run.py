@@ -1,0 +1,61 @@
+"""The command that runs everything on a GPU: its steps are killed, counted and reported as it says. Needs no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from emulator import FakeCupy
+from test_cuda_engine import cupy  # noqa: F401 - a fixture
+
+GPU = Path(__file__).parent / "gpu"
+
+
+def module(name: str) -> Any:
+    """A file of tests/gpu, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"gpu_{name}", GPU / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    made: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_a_step_that_hangs_loses_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = module("run")
+    python = sys.executable
+    made = [
+        run.Step("hangs", [python, "-c", "import time; time.sleep(60)"], 1, "a.log"),
+        run.Step("fails as it should", [python, "-c", "raise SystemExit(9)"], 30, "a.log", expected=9),
+        run.Step("is not there", ["no-such-program"], 30, "b.log"),
+        run.Step("works", [python, "-c", "print('here')"], 30, "b.log"),
+    ]
+    monkeypatch.setattr(run, "steps", lambda folder: made)
+    assert run.main([str(tmp_path / "out")]) == 1
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [r["status"] for r in rows] == ["out of time", 9, "there is no no-such-program", 0]
+    assert [r["good"] for r in rows] == [False, True, False, True]
+    assert "here" in (tmp_path / "out" / "b.log").read_text()
+    assert run.main([str(tmp_path / "more"), "--only", "works", "--only", "should"]) == 0
+
+
+def test_all_steps_fit_into_their_time_and_into_few_files() -> None:
+    run = module("run")
+    found = run.steps(Path("out"))
+    assert sum(s.limit for s in found if s.name != "benchmark") <= 540  # the worst that all but the benchmark may take
+    assert len({s.log for s in found}) + 2 <= 8
+    assert [s.expected for s in found].count(run.FOUND) == 3
+
+
+def test_the_program_for_the_sanitizer_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Some of its graphs, which compile and are right; under the tools all of them run on a GPU."""
+    program = module("sanitized")
+    some = program.graphs()[1::6]
+    monkeypatch.setattr(program, "graphs", lambda: some)
+    program.run(cupy)
+    assert len({name for name, _, _ in cupy.launches}) >= len(some) > 4
