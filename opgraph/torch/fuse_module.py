@@ -17,6 +17,7 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments
 from opgraph.loops.lower import ROUNDINGS
+from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.lazy.mode import current, plain_forward, run_lazily
 
 
@@ -37,7 +38,7 @@ class FusedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
         if plain_forward():
-            return self.original(*args, **kwargs)
+            return called_for_onnx(self.original, args, kwargs)
         session = current()
         if session is None:
             return run_lazily(lambda: self.original(*args, **kwargs), rounding=self.rounding)
