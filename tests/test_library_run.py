@@ -261,7 +261,7 @@ def test_onnx_gives_back_the_same_graph_and_the_same_numbers(record: OpDef, tmp_
                 og.onnx.save(g, path, target="onnxruntime==1.31")
             except errors.Unimplemented as error:
                 assert any(t in error.what for t in ("be written to ONNX", "ai.onnx has no such", "has no form"))
-                assert in_words(record, call) is False, f"{call} has a form: {error}"
+                assert in_words(record, call) is not True, f"{call} has a form: {error}"
                 continue
             assert in_words(record, call) is not False, f"{call} has no form"
             assert og.onnx.load(path) == g, str(g)
