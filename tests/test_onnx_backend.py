@@ -55,7 +55,8 @@ def test_onnxs_own_suite_passes_but_for_what_is_listed(
 def test_the_suite_has_the_pointwise_tests_that_are_counted() -> None:
     pointwise = onnx_suite.pointwise()
     native = [n for n, m in pointwise.items() if onnx_suite.has_arithmetic_types(m)]
-    assert (len(pointwise), len(native)) == (430, 262)
+    assert len(pointwise) >= 430  # as onnx 1.23.2 has them; a new record may add some
+    assert len(native) >= 262
 
 
 # -- the interface --------------------------------------------------------------------------------------------------
@@ -104,7 +105,9 @@ def test_a_node_runs_alone() -> None:
     assert z.tolist() == (2 * x).tolist()
     (s,) = backend.run_node(helper.make_node("Squeeze", ["x"], ["y"], axes=[0]), [x[:1]], opset_version=11)
     assert s.tolist() == [1, 2]
-    (u,) = backend.run_node(helper.make_node("NonZero", ["x"], ["y"]), [x], outputs_info=[(np.int64, (2, 4))])
+    (u,) = backend.run_node(
+        helper.make_node("NonZero", ["x"], ["y"]), [np.float32(x)], outputs_info=[(np.int64, (2, 4))]
+    )
     assert u.tolist() == [[0, 0, 1, 1], [0, 1, 0, 1]]
     with pytest.raises(InvalidArguments, match="got 1 inputs, the node reads 2"):
         backend.run_node(helper.make_node("Add", ["x", "z"], ["y"]), [x])

@@ -25,7 +25,7 @@ def run_checker(model: ModelProto) -> None:
         onnx.checker.ValidationError, onnx.shape_inference.InferenceError, TypeError: it refuses the model.
     """
     try:
-        onnx.checker.check_model(model, full_check=True)
+        _checked(model)
     except onnx.shape_inference.InferenceError as error:
         other = ModelProto()
         other.CopyFrom(model)
@@ -34,10 +34,15 @@ def run_checker(model: ModelProto) -> None:
             changed |= _stamp(other, _BF16_SINCE)
         if not changed:
             raise
-        try:
-            onnx.checker.check_model(other, full_check=True)
-        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
-            raise error from None  # what is said of the model itself
+        _checked(other)
+
+
+def _checked(model: ModelProto) -> None:
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except ValueError as error:
+        # What stops its shape inference altogether: an element type 0 inside a subgraph, say.
+        raise onnx.checker.ValidationError(str(error)) from None
 
 
 def _write_defaults(model: ModelProto) -> bool:
