@@ -15,42 +15,46 @@ enum class How { add, multiply, largest, smallest };
 
 // ---- one reduction of one row ----------------------------------------------------------------------------------------
 
+// A strip is added up in float lanes, eight terms each, and then in doubles; doubles carry what was rounded off.
 template <How how, class T> struct Reduction;
 
 template <class T> struct Reduction<How::add, T> {
   static constexpr bool exact = sizeof(T) == sizeof(double);
-  double lane[lanes], rests[exact ? lanes : 1];
+  double lane[lanes];
+  T part[lanes];  // of a strip; of doubles, what additions rounded off
   static OG_FN T nothing() { return 0; }
   OG_FN void start() {
-    for (int l = 0; l < lanes; ++l) lane[l] = 0;
-    if constexpr (exact)
-      for (int l = 0; l < lanes; ++l) rests[l] = 0;
+    for (int l = 0; l < lanes; ++l) lane[l] = part[l] = 0;
   }
-  // Whole lanes.
-  OG_FN void add(const T* x, i64 n) {
-    if constexpr (exact) {
-      for (i64 i = 0; i < n; i += lanes)
-        for (int l = 0; l < lanes; ++l) add_exactly(lane[l], rests[l], x[i + l]);
-    } else {
-      double own[lanes];
-      for (int l = 0; l < lanes; ++l) own[l] = lane[l];
-      for (i64 i = 0; i < n; i += lanes)
-        for (int l = 0; l < lanes; ++l) own[l] += (double)x[i + l];
-      for (int l = 0; l < lanes; ++l) lane[l] = own[l];
+  OG_FN void block(const T* x) {
+    for (int l = 0; l < lanes; ++l) {
+      if constexpr (exact) {
+        add_exactly(lane[l], part[l], x[l]);
+      } else {
+        part[l] += x[l];
+      }
+    }
+  }
+  OG_FN void end_strip() {
+    if constexpr (!exact) {
+      for (int l = 0; l < lanes; ++l) {
+        lane[l] += (double)part[l];
+        part[l] = 0;
+      }
     }
   }
   OG_FN double result() {
     for (int half = lanes / 2; half > 0; half /= 2) {
       for (int l = 0; l < half; ++l) {
         if constexpr (exact) {
-          add_exactly(lane[l], rests[l], lane[l + half]);
-          rests[l] += rests[l + half];
+          add_exactly(lane[l], part[l], lane[l + half]);
+          part[l] += part[l + half];
         } else {
           lane[l] += lane[l + half];
         }
       }
     }
-    return exact ? whole(lane[0], rests[0]) : lane[0];
+    return exact ? whole(lane[0], part[0]) : lane[0];
   }
 };
 
@@ -60,10 +64,10 @@ template <class T> struct Reduction<How::multiply, T> {
   OG_FN void start() {
     for (int l = 0; l < lanes; ++l) lane[l] = 1;
   }
-  OG_FN void add(const T* x, i64 n) {
-    for (i64 i = 0; i < n; i += lanes)
-      for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[i + l];
+  OG_FN void block(const T* x) {
+    for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[l];
   }
+  OG_FN void end_strip() {}
   OG_FN double result() {
     for (int half = lanes / 2; half > 0; half /= 2)
       for (int l = 0; l < half; ++l) lane[l] *= lane[l + half];
@@ -82,13 +86,10 @@ template <class T, int sign> struct Extreme {
   OG_FN void start() {
     for (int l = 0; l < lanes; ++l) lane[l] = nothing();
   }
-  OG_FN void add(const T* x, i64 n) {
-    T own[lanes];
-    for (int l = 0; l < lanes; ++l) own[l] = lane[l];
-    for (i64 i = 0; i < n; i += lanes)
-      for (int l = 0; l < lanes; ++l) own[l] = chosen(own[l], x[i + l]);
-    for (int l = 0; l < lanes; ++l) lane[l] = own[l];
+  OG_FN void block(const T* x) {
+    for (int l = 0; l < lanes; ++l) lane[l] = chosen(lane[l], x[l]);
   }
+  OG_FN void end_strip() {}
   OG_FN double result() {
     for (int half = lanes / 2; half > 0; half /= 2)
       for (int l = 0; l < half; ++l) lane[l] = chosen(lane[l], lane[l + half]);
@@ -98,22 +99,43 @@ template <class T, int sign> struct Extreme {
 template <class T> struct Reduction<How::largest, T> : Extreme<T, 1> {};
 template <class T> struct Reduction<How::smallest, T> : Extreme<T, -1> {};
 
+// ---- dividing a row --------------------------------------------------------------------------------------------------
+
+// x / d for many x: two products instead of a quotient, 1.5 ulp off at most (2 below normal numbers). The first takes the exponent of 1 / d, so that
+// neither overflows, or loses bits, unless the quotient does; 0, infinities and NaN come out as of a division.
+struct Inverse {
+  float scale, part;  // a power of 2; what is left, 1 to 2 where d is no extreme
+};
+OG_FN Inverse inverse_of(float d) {
+  const double exact = 1.0 / (double)d;  // 2^-128 to 2^149, 0, infinity or NaN
+  const i32 own = (i32)(bits(exact) >> 52 & 0x7ff) - 1023, exponent = own > 127 ? 127 : own < -126 ? -126 : own;
+  const double scale = from_bits((u64)(exponent + 1023) << 52);
+  return {(float)scale, (float)(exact / scale)};
+}
+OG_FN float times(float x, Inverse inverse) { return x * inverse.scale * inverse.part; }
+
 // ---- one row ---------------------------------------------------------------------------------------------------------
 
 // The reductions of a pass.
 template <class F, int pass, int k = 0> struct Reductions {
-  static constexpr bool some = k < F::reductions(pass);
   Reduction<F::how(pass, k), typename F::Addend> own;
   Reductions<F, pass, k + 1> others;
   OG_FN void start() {
     own.start();
     others.start();
   }
-  // Addends of n elements, in strips that are filled up here to whole lanes.
-  OG_FN void add(typename F::Addend* x, i64 n, i64 filled) {
-    for (i64 i = n; i < filled; ++i) x[i] = own.nothing();
-    own.add(x, filled);
-    others.add(x + strip, n, filled);
+  // Addends of `lanes` elements, those of the next reduction `apart` further on.
+  OG_FN void block(const typename F::Addend* x, int apart) {
+    own.block(x);
+    others.block(x + apart, apart);
+  }
+  OG_FN void end_strip() {
+    own.end_strip();
+    others.end_strip();
+  }
+  OG_FN void fill(typename F::Addend* x, i64 n, int apart) {
+    for (i64 i = n; i < lanes; ++i) x[i] = own.nothing();
+    others.fill(x + apart, n, apart);
   }
   OG_FN void results(double* to) {
     *to = own.result();
@@ -122,7 +144,9 @@ template <class F, int pass, int k = 0> struct Reductions {
 };
 template <class F, int pass> struct Reductions<F, pass, F::reductions(pass)> {
   OG_FN void start() {}
-  OG_FN void add(typename F::Addend*, i64, i64) {}
+  OG_FN void block(const typename F::Addend*, int) {}
+  OG_FN void end_strip() {}
+  OG_FN void fill(typename F::Addend*, i64, int) {}
   OG_FN void results(double*) {}
 };
 
@@ -139,7 +163,27 @@ OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double
   constexpr int n_reductions = F::reductions(pass), n_sums = writes ? F::sums : 0;
   if constexpr (n_reductions + n_sums == 0) {
     OG_VECTORIZE
-    for (i64 i = 0; i < width; ++i) f.template element<pass, keep>(i, nullptr);
+    for (i64 i = 0; i < width; ++i) f.template element<pass, keep, 0>(i, nullptr);
+  } else if constexpr (n_sums == 0) {
+    i64 first = 0;
+    for (; first + strip <= width; first += strip) {
+      for (i64 in = 0; in < strip; in += lanes) {
+        alignas(64) Addend x[n_reductions * lanes];
+        OG_VECTORIZE
+        for (int l = 0; l < lanes; ++l) f.template element<pass, keep, lanes>(first + in + l, x + l);
+        reductions.block(x, lanes);
+      }
+      reductions.end_strip();
+    }
+    for (; first < width; first += lanes) {
+      alignas(64) Addend x[n_reductions * lanes];
+      const i64 n = width - first < lanes ? width - first : lanes;
+      OG_VECTORIZE
+      for (i64 l = 0; l < n; ++l) f.template element<pass, keep, lanes>(first + l, x + l);
+      reductions.fill(x, n, lanes);
+      reductions.block(x, lanes);
+    }
+    reductions.end_strip();
   } else {
     alignas(64) Addend addend[n_reductions + n_sums][strip];
     Row<Addend> total[n_sums + 1];
@@ -147,8 +191,12 @@ OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double
       const i64 n = width - first < strip ? width - first : strip;
       const i64 filled = (n + lanes - 1) / lanes * lanes;
       OG_VECTORIZE
-      for (i64 i = 0; i < n; ++i) f.template element<pass, keep>(first + i, &addend[0][i]);
-      reductions.add(addend[0], n, filled);
+      for (i64 i = 0; i < n; ++i) f.template element<pass, keep, strip>(first + i, &addend[0][i]);
+      if constexpr (n_reductions > 0) {
+        if (filled > n) reductions.fill(addend[0] + filled - lanes, n - filled + lanes, strip);
+        for (i64 in = 0; in < filled; in += lanes) reductions.block(addend[0] + in, strip);
+        reductions.end_strip();
+      }
       each<n_sums>([&](auto k) {
         Addend* x = addend[n_reductions + k.value];
         if constexpr (F::adds_row(k.value)) {

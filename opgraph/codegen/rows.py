@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opgraph.codegen.emit import CALL, ELEMENT, PER_ROW, Emitter, Functor, compute_type, index_text, storage_type
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import RUN, UNIFORM, Variant
+from opgraph.loops.layout import CONTIGUOUS, RUN, UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement, Store
 from opgraph.loops.passes import Pass, kept_values, passes_of, row_stores
 
@@ -26,7 +26,60 @@ class _RowEmitter(Emitter):
         self.passes = passes_of(loop, is_element, keep=True)
         self.again = passes_of(loop, is_element, keep=False)
         self.kept = kept_values(self.passes)
+        #: The result in whose place the one value that is kept waits for the last pass.
+        self.place = self.result_to_wait_in()
+        if self.place is not None:
+            self.again = self.passes
         self.per_row = row_stores(loop)
+        self.divisors: list[str] = []
+        self.divisors = self.divisors_of()
+
+    def divisors_of(self) -> list[str]:
+        """Floats, one for each row, that elements are divided by: by a product with what is worked out once a row."""
+        found: dict[str, None] = {}
+        for s in self.loop.statements:
+            if self.levels[s.result] == ELEMENT and self.expression(s) == self.quotient(s):
+                found[str(s.args[1])] = None
+        return list(found)
+
+    def quotient(self, s: Statement) -> str:
+        """The text of a division by what reductions made of a row; "" if it is none."""
+        divisor = s.args[-1]
+        if len(s.args) != 2 or not isinstance(divisor, str) or self.depth[divisor] == 0:
+            return ""
+        is_float = compute_type(self.dtypes[divisor]) == "float" and self.levels[divisor] == PER_ROW
+        return f"og::div({self.argument(s, 0)}, {divisor})" if is_float else ""
+
+    def expression(self, s: Statement) -> str:
+        text = super().expression(s)
+        divisor = s.args[-1] if s.args else None
+        if divisor in self.divisors and text == self.quotient(s) and self.levels[s.result] == ELEMENT:
+            return f"og::times({self.argument(s, 0)}, {divisor}_inverse)"
+        return text
+
+    def result_to_wait_in(self) -> int | None:
+        """A result that a kept value may lie in: of its type, and no later pass reads operands, one of which it may
+        lie over, element by element."""
+        if len(self.kept) != 1:
+            return None
+        (name,) = self.kept
+        made = next(n for n, p in enumerate(self.passes) if name in p.kept)
+        used = {a for p in self.passes[made + 1 :] for s in (*p.statements, *p.reductions) for a in s.args}
+        if self.passes[-1].stores:
+            used |= {s.value for s in self.loop.stores if not s.per_row}
+        if any(self.levels[x.name] == ELEMENT and x.name in used for x in self.loop.loads if x.name in self.levels):
+            return None
+        compute = compute_type(self.dtypes[name])
+        fitting = (
+            i
+            for i, s in self.elementwise()
+            if self.store_kinds[i] == CONTIGUOUS and storage_type(s.dtype) == compute and compute in ("float", "double")
+        )
+        return next(fitting, None)
+
+    def buffer(self, name: str) -> str:
+        """Where a kept value of element i lies."""
+        return f"b_{name}[i]" if self.place is None else f"y{self.place}[i]"
 
     def rows(self) -> Functor:
         self.put("struct Fused {")
@@ -37,9 +90,9 @@ class _RowEmitter(Emitter):
         self.hoisted("call", CALL)
         self.hoisted("row", PER_ROW)
         self.run()
-        self.put("  template <int pass, bool keep> OG_FN void element(og::i64 i, Addend* s) const {")
+        self.put("  template <int pass, bool keep, int apart> OG_FN void element(og::i64 i, Addend* s) const {")
         for number, (one, again) in enumerate(zip(self.passes, self.again, strict=True)):
-            if not self.kept:
+            if not self.kept or self.place is not None:
                 self.one_pass(one, f"pass == {number}")
             else:
                 self.one_pass(one, f"pass == {number} && keep")
@@ -76,14 +129,17 @@ class _RowEmitter(Emitter):
                 self.put(f"  {compute_type(load.dtype)} {self.value(load.name)};")
         for i, store in self.per_row:
             self.put(f"  {storage_type(store.dtype)}* y{i};")
+        for name in self.divisors:
+            self.put(f"  og::Inverse {name}_inverse;")
 
     def buffers(self) -> None:
-        sizes = [dtypes.BY_NAME[self.dtypes[name]].compute for name in self.kept]
+        kept = self.kept if self.place is None else ()
+        sizes = [dtypes.BY_NAME[self.dtypes[name]].compute for name in kept]
         self.put(f"  static constexpr og::i64 kept_bytes = {' + '.join(f'sizeof({t})' for t in sizes) or '0'};")
-        for name, compute in zip(self.kept, sizes, strict=True):
+        for name, compute in zip(kept, sizes, strict=True):
             self.put(f"  {compute}* b_{name};")
         self.put("  OG_FN void keep(char* memory, og::i64 room, og::i64 at) {")
-        for k, (name, compute) in enumerate(zip(self.kept, sizes, strict=True)):
+        for k, (name, compute) in enumerate(zip(kept, sizes, strict=True)):
             before = " + ".join(f"sizeof({t})" for t in sizes[:k]) or "0"
             self.put(f"    b_{name} = ({compute}*)(memory + room * ({before})) + at;")
         self.put("  }")
@@ -97,7 +153,7 @@ class _RowEmitter(Emitter):
         self.put("  }")
 
     def one_pass(self, one: Pass, condition: str) -> None:
-        """Element i of the row: what it adds to reduction k goes to s[k * og::strip]; the sums' addends follow."""
+        """Element i of the row: what it adds to reduction k goes to s[k * apart]; the sums' addends follow."""
         self.put(f"    if constexpr ({condition}) {{")
         wanted = [s.value for s in self.loop.stores if not s.per_row] if one.stores else []
         used = {a for s in (*one.statements, *one.reductions) for a in s.args if isinstance(a, str)} | set(wanted)
@@ -106,16 +162,16 @@ class _RowEmitter(Emitter):
                 compute = compute_type(load.dtype)
                 self.put(f"      const {compute} {self.value(load.name)} = {self.read(load, kind)};")
         for name in one.read:
-            self.put(f"      const {compute_type(self.dtypes[name])} {name} = b_{name}[i];")
+            self.put(f"      const {compute_type(self.dtypes[name])} {name} = {self.buffer(name)};")
         for s in one.statements:
             self.put(
                 f"      const {compute_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag
             )
         for name in one.kept:
-            self.put(f"      b_{name}[i] = {name};")
+            self.put(f"      {self.buffer(name)} = {name};")
         for k, s in enumerate(one.reductions):
             each = _row(s).each.format(src=self.argument(s, 0))
-            self.put(f"      s[{k} * og::strip] = {each};  // {s.kind} #{s.tag}", s.tag)
+            self.put(f"      s[{k} * apart] = {each};  // {s.kind} #{s.tag}", s.tag)
         if one.stores:
             for i, store in self.elementwise():
                 index = index_text("i", f"y{i}", self.store_kinds[i])
@@ -123,7 +179,7 @@ class _RowEmitter(Emitter):
                 self.put(f"      y{i}[{index}] = og::store<{storage_type(store.dtype)}>({value});")
             for k, i in enumerate(self.sums):
                 value = self.value(self.loop.stores[i].value)
-                self.put(f"      s[{len(one.reductions) + k} * og::strip] = {value};")
+                self.put(f"      s[{len(one.reductions) + k} * apart] = {value};")
         self.put("    }")
 
     def reduced(self) -> None:
@@ -137,12 +193,18 @@ class _RowEmitter(Emitter):
                 narrow = text if s.dtype in ("f16", "bf16") and s.rounds else f"({compute}){_in_brackets(text)}"
                 rounded = f"og::round_{s.dtype}({narrow})" if s.rounds else narrow
                 self.put(f"      {s.result} = {rounded};  // {s.kind} #{s.tag}", s.tag)
+                self.inverse(s)
             for s in self.loop.statements:
                 is_here = self.levels[s.result] == PER_ROW and self.depth[s.result] == number + 1
                 if is_here and not s.reduces:
                     self.put(f"      {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag)
+                    self.inverse(s)
             self.put("    }")
         self.put("  }")
+
+    def inverse(self, s: Statement) -> None:
+        if s.result in self.divisors:
+            self.put(f"      {s.result}_inverse = og::inverse_of({s.result});")
 
     def is_hoisted(self, s: Statement) -> bool:
         return self.depth[s.result] == 0
