@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import subprocess
@@ -46,15 +47,17 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path)
     assert [p.name for p in folder.iterdir()] == [entry.name]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "garbage"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "garbage", "of an older version"])
 def test_a_damaged_entry_is_built_again(tmp_path: Path, folder: Path, damage: str) -> None:
     run(XDG_CACHE_HOME=str(tmp_path))
     (entry,) = entries(folder)
     good = entry.read_bytes()
     flipped = good[:2000] + bytes([good[2000] ^ 255]) + good[2001:]
-    entry.write_bytes(
-        {"truncated": good[:-500], "flipped": flipped, "empty": b"", "garbage": b"#!/bin/sh\n" * 99}[damage]
-    )
+    body = good[: -len(cache._MAGIC) - 32]
+    older = body + b"opgraph-entry-0\0" + hashlib.sha256(body).digest()
+    damaged = {"truncated": good[:-500], "flipped": flipped, "empty": b"", "garbage": b"#!/bin/sh\n" * 99}
+    entry.write_bytes({**damaged, "of an older version": older}[damage])
+    (folder / "what another version keeps here").write_text("")
     done = run(XDG_CACHE_HOME=str(tmp_path))
     assert done.stdout.strip() == "0.5", done.stderr
     assert entry.read_bytes() == good
@@ -101,6 +104,32 @@ def test_a_full_cache_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.iterdir())
 
 
+def test_where_nothing_can_be_written_the_error_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(host, "_loaded", {})
+    monkeypatch.setattr(os, "replace", full)
+    graph = og.parse("graph(x: f32[4]) -> (y)\n  y = Sinh(x)")
+    with (
+        pytest.warns(UserWarning, match="No space left"),
+        pytest.raises(og.errors.DeviceError, match="cannot be kept") as caught,
+    ):
+        og.compile(graph)
+    assert str(tmp_path) in caught.value.where and "make room" in caught.value.fix
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    assert og.compile(graph)(x=np.zeros(4, np.float32)).tolist() == [0] * 4  # nothing is half done
+
+
+def test_the_compiler_gets_no_file_larger_than_the_disk_takes(tmp_path: Path) -> None:
+    """As on a full disk: the compiler itself fails, and says why."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n" + PROGRAM
+    done = run(limited, XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 1 and "DeviceError" in done.stderr and "fix:" in done.stderr
+
+
 def test_the_key_holds_source_flags_compiler_and_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, ...]] = []
     monkeypatch.setattr(host.disk, "key", lambda *parts: seen.append(parts) or "0" * 32)
@@ -124,6 +153,9 @@ def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(og.errors.DeviceError, match="no_such_function") as caught:
         og.compile(g)
     assert 'Sinh "the culprit"' in caught.value.where
+    # The log, and the line that it speaks of, with its number and its op.
+    shown = next(line for line in str(caught.value).splitlines() if "<-" in line).split()
+    assert shown[0].isdigit() and "og::no_such_function();" in shown and shown[-1] == 'culprit"'
 
 
 NO_COMPILER = "import shutil; shutil.which = lambda *a, **k: None\nimport sys; sys.modules['ziglang'] = None\n"

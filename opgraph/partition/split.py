@@ -48,7 +48,8 @@ def split(cutter: Cutter, cluster: Sequence[int], units: Iterable[Unit]) -> tupl
     members: dict[int, list[int]] = {}
     for node, own in enumerate(cluster):
         members.setdefault(own, []).append(node)
-    result, told = list(cluster), []
+    result: list[int] = list(cluster)
+    told: list[Refusal] = []
     large = {c: nodes for c, nodes in members.items() if _is_large(cutter, c, nodes)}
     if not large:
         return result, told

@@ -138,7 +138,9 @@ def check_shape(shape: tuple[int, ...], dims: Dims, where: str) -> None:
     """Raises InvalidShape where an array's shape contradicts declared dimensions."""
     if dims is None:
         return
-    fits = len(shape) == len(dims) and all(not isinstance(d, int) or d == s for s, d in zip(shape, dims))
+    fits = len(shape) == len(dims)
+    for size, dim in zip(shape, dims):  # a generator would cost more than all it compares
+        fits = fits and (size == dim or not isinstance(dim, int))
     if not fits:
         declared = LogicalTensor(0, "f32", dims).type_text.removeprefix("f32")
         raise InvalidShape(

@@ -6,7 +6,6 @@ import ctypes
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime import cache as disk
+from opgraph.runtime.compiler_log import ops_of, told
 
 # No contraction: every fused multiply-add is written out, so that the CPU and the GPU do the same arithmetic.
 # All that counts is the vectorised loop, which GCC's -O3 makes no faster (measured), but in up to twice the time.
@@ -28,6 +28,8 @@ GCC_FLAGS = ("-fvect-cost-model=unlimited", "-fno-tree-pre", "-fno-gcse", "-fno-
 # A flat kernel's last few elements, which no full vector holds, are done one by one: GCC would copy the loop for half
 # vectors, which takes up to half of its time. Kernels over rows keep the copy: a row may be short.
 FLAT_FLAGS = ("--param", "vect-epilogues-nomask=0")
+#: What a source is called while it is compiled.
+_FILE = "kernel.cpp"
 _COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -117,8 +119,16 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
         return _loaded[name]
     path = disk.find(name)
     if path is None:
-        path = disk.store(name, _compiled(source, compiler, flags, labels))
-    entry = getattr(ctypes.CDLL(str(path)), source.entry)
+        try:
+            path = disk.store(name, _compiled(source, compiler, flags, labels))
+        except OSError as error:
+            raise _no_place(
+                source, error, "make room there, or set TMPDIR and XDG_CACHE_HOME to other folders"
+            ) from error
+    try:
+        entry = getattr(ctypes.CDLL(str(path)), source.entry)
+    except OSError as error:  # a folder from which no program may run
+        raise _no_place(source, error, "set XDG_CACHE_HOME to a folder from which programs may run") from error
     pointer, i64 = ctypes.c_void_p, ctypes.c_int64
     entry.argtypes, entry.restype = [pointer, pointer, i64, i64, i64, pointer], None
     _loaded[name] = entry
@@ -130,7 +140,7 @@ def _compiled(source: KernelSource, compiler: Compiler, flags: tuple[str, ...], 
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
-        text, made = os.path.join(folder, "kernel.cpp"), os.path.join(folder, "kernel.so")
+        text, made = os.path.join(folder, _FILE), os.path.join(folder, "kernel.so")
         with open(text, "w", encoding="utf-8") as file:
             file.write(source.code)
         command = [*compiler.command, *flags, "-o", made, text]
@@ -141,20 +151,20 @@ def _compiled(source: KernelSource, compiler: Compiler, flags: tuple[str, ...], 
             with open(made, "rb") as file:
                 return file.read()
     raise DeviceError(
-        f"the C++ compiler refused kernel {source.entry}:\n{_excerpt(done.stderr)}",
-        where=_ops_of_log(done.stderr, source, labels) or " ".join(command[:1]),
+        f"the C++ compiler refused kernel {source.entry}:\n{told(done.stderr, source, labels, _FILE)}",
+        where=ops_of(done.stderr, source, labels, _FILE) or " ".join(command[:1]),
         fix="check the compiler; if it is sound, this is a bug of opgraph: report it with the source (f.kernels)",
     )
 
 
-def _excerpt(log: str, lines: int = 20) -> str:
-    shown = log.strip().splitlines()[:lines]
-    return "\n".join(f"    {line}" for line in shown)
+def _no_place(source: KernelSource, error: OSError, fix: str) -> DeviceError:
+    import tempfile
 
-
-def _ops_of_log(log: str, source: KernelSource, labels: tuple[str, ...]) -> str:
-    tags = {source.tags[int(n)] for n in re.findall(r"kernel\.cpp:(\d+)", log) if int(n) in source.tags}
-    return ", ".join(labels[t] for t in sorted(tags) if t < len(labels))
+    return DeviceError(
+        f"kernel {source.entry} cannot be kept or loaded: {error.strerror or error}",
+        where=f"{tempfile.gettempdir()} or {disk.folder()}",
+        fix=fix,
+    )
 
 
 def is_available() -> bool:

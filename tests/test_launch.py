@@ -1,0 +1,65 @@
+"""What a call costs beside its kernels, in Python function calls: times would depend on the day."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opgraph as og
+
+
+def python_calls(call: Callable[[], Any]) -> list[str]:
+    """The Python functions that a call runs, itself included, once everything is prepared."""
+    call()
+    call()
+    names: list[str] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            names.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return names
+
+
+@pytest.fixture(scope="module")
+def swish() -> og.Executable:
+    return og.compile(og.parse("graph(x: f32[?]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)"))
+
+
+def test_a_bound_call_launches_and_does_nothing_else(swish: og.Executable) -> None:
+    x, out = np.ones(1000, np.float32), np.empty(1000, np.float32)
+    assert python_calls(swish.bind(x=x, out=out)) == ["call"]
+
+
+def test_a_large_bound_call_only_asks_for_threads(swish: og.Executable) -> None:
+    x, out = np.ones(1 << 20, np.float32), np.empty(1 << 20, np.float32)
+    assert python_calls(swish.bind(x=x, out=out)) == ["call", "_launch", "team"]
+
+
+def test_a_bound_call_of_many_partitions_walks_a_prepared_list() -> None:
+    g = og.Graph()
+    value = g.input("x", shape=(None,))
+    for kind in ("Sigmoid", "Tanh", "Abs", "Sqrt") * 40:
+        value = g.add_op(kind, value)
+    f = og.compile(g)
+    assert len(f.partitions) > 1
+    x, out = np.ones(1000, np.float32), np.empty(1000, np.float32)
+    assert python_calls(f.bind(x=x, out=out)) == ["call", "run"]
+    assert len(python_calls(lambda: f(x=x))) <= 24
+
+
+def test_an_unbound_call_validates_and_stays_under_its_budget(swish: og.Executable) -> None:
+    x, out = np.ones(1000, np.float32), np.empty(1000, np.float32)
+    assert len(python_calls(lambda: swish(x=x))) <= 12
+    assert len(python_calls(lambda: swish(x=x, out=out))) <= 21
