@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from opgraph.ir.modes import FPMATH_MODES
 from opgraph.onednn.document import UNKNOWN, Entry, read_document
 from opgraph.onednn.entries import ENGINE_OF, op_entry
 from opgraph.onednn.record import FileRecord
+from opgraph.onednn.repair import repaired
 
 #: What oneDNN's dump of a partitioned graph adds to ops; the record keeps it, nothing else reads it.
 _MARKS = frozenset(("partition_id", "backend"))
@@ -31,7 +32,8 @@ def load(path: str | os.PathLike[str], *, engine: str | None = None) -> Graph:
         engine: the engine kind of the graph, "cpu" or "cuda"; None: the file's, where oneDNN's "gpu" is "cuda".
 
     Returns: a finalized graph. `explain` notes what was not taken literally: a fpmath mode other than strict, which
-        allows less precision than opgraph computes with.
+        allows less precision than opgraph computes with; scales whose axis is another one than the file says (see
+        `opgraph.onednn.repair`).
 
     Raises:
         ModelError: the file cannot be read, or is not of oneDNN's form.
@@ -58,12 +60,14 @@ def _load(path: str | os.PathLike[str], engine: str | None) -> Graph:
         )
     graph = Graph(engine or ENGINE_OF[kind])
     try:
-        _fill(graph, document["graph"])
+        repairs, notes = repaired(document["graph"])
+        _fill(graph, document["graph"], repairs)
         _order_outputs(graph, document.get("output_ports", ()))
         graph.finalize()
     except OpGraphError as error:
         where = f"{_line(label)}: {_line(error.where)}"
         raise type(error)(_line(error.what), where=where, fix=_line(error.fix)) from None
+    graph.notes += [_line(note) for note in notes]
     if mode != "strict":
         graph.notes.append(
             f"fpmath mode {mode} allows less precision than the dtypes of the file; every op is computed as strict"
@@ -87,10 +91,11 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _fill(graph: Graph, ops: Sequence[Entry]) -> None:
+def _fill(graph: Graph, ops: Sequence[Entry], repairs: Mapping[int, Mapping[str, Any]]) -> None:
     known: dict[int, tuple[Entry, LogicalTensor]] = {}
     for entry in ops:
         attrs = {n: _attr_value(a) for n, a in entry.get("attrs", {}).items() if n not in _MARKS}
+        attrs.update(repairs.get(entry["id"], {}))
         inputs = tuple([_tensor(t, known) for t in entry["inputs"]])
         outputs = tuple([_tensor(t, known) for t in entry["outputs"]])
         graph._add(entry["id"], entry["kind"], inputs, outputs, _line(entry["name"]), attrs)

@@ -40,6 +40,9 @@ NEIGHBOURS_APART = {
     "pattern/f32/bn_relu_fusion.json",
     "pattern/f32/reduction_post_ops_l1_chain_fusion.json",
     "pattern/f32/reduction_post_ops_prod_chain_fusion.json",
+    "pattern/int8/int8_bf16_gnorm_add_fusion.json",
+    "pattern/int8/int8_bf16_gnorm_relu_fusion.json",
+    "pattern/int8/int8_bnorm_relu_fusion.json",
 }
 
 

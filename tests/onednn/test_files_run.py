@@ -39,7 +39,16 @@ def test_a_file_runs_and_agrees_with_float64(name: str) -> None:
     parts = executed(graph, feeds)
     for id, array in whole(graph, feeds).items():
         np.testing.assert_array_equal(array, parts[id])
-        assert array.size < 16 or (array == 0).mean() < 0.9, "mostly zeros say little"
+        assert array.size < 16 or len(np.unique(array)) > 1, "one value says little"
+
+
+@needs_files
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_a_file_runs_without_torch(name: str) -> None:
+    graph = prepared(name, SMALL)
+    if all(part.provider != "native" for part in graph.get_partitions()):
+        pytest.skip("no op of it runs in a library")
+    assert mistakes(graph, feeds_of(graph), numpy=True) == []
 
 
 @needs_files

@@ -27,7 +27,7 @@ def with_scales_of_two(content: Any) -> Any:
     copy = json.loads(json.dumps(content))
     for op in copy["graph"]:
         scales = op.get("attrs", {}).get("scales")
-        if scales is not None:
+        if scales is not None and "qtype" in op["attrs"]:  # Interpolate has scales of another kind
             scales["value"] = [2.0 ** round(math.log2(s)) if s > 0 else s for s in scales["value"]]
     return copy
 

@@ -10,6 +10,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,20 @@ from onednn_rule import EPSILON, wrong
 from onednn_shrink import shrunk
 
 import opgraph as og
-from opgraph.ir import dtypes
+from opgraph.ir import dtypes, opdef
+from opgraph.partition.partition import NATIVE
+from opgraph.runtime.native import NativePartition, NumpyOps, Program
+from opgraph.runtime.reference import by_reference
 
 ENGINE = og.Engine("cpu")
 STREAM = og.Stream(ENGINE)
 #: Ops whose results are sums, in which the order of adding shows; linear in each input.
-_SUMS = ("MatMul", "Conv", "ReduceSum", "ReduceMean", "AvgPool")
+_SUMS = ("MatMul", "Conv", "ReduceSum", "ReduceMean", "AvgPool", "Interpolate")
 #: Ops that change no value.
 _MOVES = ("StaticReshape", "StaticTranspose", "Reorder")
 
 
+@cache
 def prepared(name: str, limit: int | None) -> og.Graph:
     """The graph of a file for the CPU, with scales of powers of two, and small where a limit of work is given."""
     content = with_scales_of_two(content_of(name))
@@ -45,35 +50,57 @@ def loaded(content: Any) -> og.Graph:
         return og.onednn.load(path, engine="cpu")
 
 
-def executed(graph: og.Graph, feeds: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """Every value at the border of a partition, by tensor id."""
+def executed(graph: og.Graph, feeds: Mapping[int, np.ndarray], *, numpy: bool = False) -> dict[int, np.ndarray]:
+    """Every value at the border of a partition, by tensor id.
+
+    Args:
+        numpy: library ops run in NumPy, as where torch is not installed.
+    """
     values = dict(feeds)
     for part in graph.get_partitions():
+        if numpy and part.provider == NATIVE:
+            made = NativePartition(Program(part), NumpyOps())([values[t.id] for t in part.input_ports])
+            values.update(zip((t.id for t in part.output_ports), made, strict=True))
+            continue
         ports = [t.with_(layout="strided", strides=None, dims=values[t.id].shape) for t in part.input_ports]
         compiled = part.compile(ports, [t.with_(layout="strided", strides=None) for t in part.output_ports], ENGINE)
         outs = {}
         for port in part.output_ports:
-            made = compiled.query_logical_tensor(port.id)
-            outs[port.id] = np.empty(made.shape, dtypes.get(made.dtype).numpy)
+            found = compiled.query_logical_tensor(port.id)
+            outs[port.id] = np.empty(found.shape, dtypes.get(found.dtype).numpy)
         compiled.execute(STREAM, {t.id: values[t.id] for t in part.input_ports}, outs)
         values.update(outs)
     return values
 
 
-def mistakes(graph: og.Graph, feeds: Mapping[int, np.ndarray]) -> list[str]:
-    """What is wrong with the values that partitions make, by benchdnn's rule; one line each."""
-    values = executed(graph, feeds)
+def mistakes(graph: og.Graph, feeds: Mapping[int, np.ndarray], *, numpy: bool = False) -> list[str]:
+    """What is wrong with the values that partitions make, by benchdnn's rule; one line each.
+
+    A kernel may keep a value of bf16 or f16 in f32 until it is stored, or round it before a TypeCast widens it: it has
+    to be right by one of the two.
+    """
+    values = executed(graph, feeds, numpy=numpy)
     found = []
     for part in graph.get_partitions():
-        exact = _truth(part, {t.id: values[t.id] for t in part.input_ports})
-        ports = {t.id for t in part.output_ports}
-        maker = {t.id: op for op in part.ops for t in op.outputs}
-        for op in part.ops:
-            for index, tensor in enumerate(op.outputs):
-                if tensor.id in ports:
-                    says = _judged(part, op, index, maker, values, exact)
-                    if says:
-                        found.append(f"partition {part.id} ({part.kind}), {op.label}, tensor {tensor.id}: {says}")
+        inputs = {t.id: values[t.id] for t in part.input_ports}
+        wrong_ways = []
+        for at_casts in (False, True) if part.kind == "fused" else (True,):
+            wrong_ways.append(_wrong_ports(part, values, _truth(part, inputs, at_casts=at_casts)))
+            if not wrong_ways[-1]:
+                break
+        found += wrong_ways[-1]
+    return found
+
+
+def _wrong_ports(part: og.Partition, values: Mapping[int, np.ndarray], exact: Mapping[int, np.ndarray]) -> list[str]:
+    ports = {t.id for t in part.output_ports}
+    maker = {t.id: op for op in part.ops for t in op.outputs}
+    found = []
+    for op in part.ops:
+        for index, tensor in enumerate(op.outputs):
+            says = _judged(part, op, index, maker, values, exact) if tensor.id in ports else ""
+            if says:
+                found.append(f"partition {part.id} ({part.kind}), {op.label}, tensor {tensor.id}: {says}")
     return found
 
 
@@ -96,42 +123,50 @@ def _judged(
     if says and op.kind.startswith(_SUMS):
         slack = _slack(op, {**values, **exact})
         for move in reversed(moves):
-            into: dict[int, np.ndarray] = {}
-            _evaluated([_in_f32(move)], {move.inputs[0].id: slack.astype(np.float32)}, into)
-            slack = into[move.outputs[0].id]
+            (slack,) = in_float64(move, [slack])
         says = wrong(got, truth, op, index, part.ops, before, slack)
     return says
 
 
-def _in_f32(op: og.Op) -> og.Op:
-    tensors = [t.with_(dtype="f32") for t in (*op.inputs, *op.outputs)]
-    copy = og.Op(0, op.kind, tensors[: len(op.inputs)], tensors[len(op.inputs) :])
-    for name, value in op.attrs.items():
-        copy.set_attr(name, value)
-    return copy
+def _truth(part: og.Partition, inputs: Mapping[int, np.ndarray], *, at_casts: bool) -> dict[int, np.ndarray]:
+    """Every value that a partition makes, in float64.
 
-
-def _truth(part: og.Partition, inputs: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """Every value that a partition makes, in float64."""
+    Args:
+        at_casts: whether what a TypeCast is given is a value of its dtype, within a kernel too.
+    """
     exact: dict[int, np.ndarray] = {}
-    if part.kind == "fused":
-        _evaluated(part.ops, inputs, exact)
-        return exact
-    stored = dict(inputs)
+    stored = {id: _wide(array) for id, array in inputs.items()}
     for op in part.ops:
-        made: dict[int, np.ndarray] = {}
-        _evaluated([op], {t.id: stored[t.id] for t in op.inputs}, made)
-        exact.update(made)
-        stored.update((t.id, made[t.id].astype(dtypes.get(t.dtype).numpy)) for t in op.outputs)
+        given = [stored[t.id] for t in op.inputs]
+        if op.kind == "TypeCast" and at_casts:
+            given = [_rounded(given[0], op.inputs[0])]
+        for tensor, made in zip(op.outputs, in_float64(op, given), strict=True):
+            exact[tensor.id] = made
+            is_stored = part.kind != "fused" or op.kind == "TypeCast"
+            stored[tensor.id] = _rounded(made, tensor) if is_stored else made
     return exact
 
 
-def _evaluated(ops: Sequence[og.Op], feeds: Mapping[int, np.ndarray], into: dict[int, np.ndarray]) -> None:
-    g = og.Graph()
-    for op in ops:
-        g.add_op(op)
-    g.finalize()
-    og.evaluate(g, {t.id: feeds[t.id] for t in g.inputs}, watch=lambda t, a: into.update({t.id: np.array(a)}))
+def in_float64(op: og.Op, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of one op, floats as float64."""
+    record = opdef.get(op.kind, where=op.label)
+    by_id = dict(zip((t.id for t in op.inputs), values, strict=True))
+    found: list[np.ndarray] = []
+    with np.errstate(all="ignore"):
+        for part in record.parts(op):
+            wanted = ["f64" if t.dtype in dtypes.FLOATS else t.dtype for t in part.outputs]
+            given = [by_id[t.id] for t in part.inputs]
+            found += by_reference(part, opdef.get(part.kind, where=op.label), given, wanted)
+    return found
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if dtypes.BY_NUMPY[array.dtype].is_float else array
+
+
+def _rounded(array: np.ndarray, tensor: og.LogicalTensor) -> np.ndarray:
+    record = dtypes.get(tensor.dtype)
+    return array.astype(record.numpy).astype(np.float64) if record.is_float else array
 
 
 def _slack(op: og.Op, values: Mapping[int, np.ndarray]) -> np.ndarray:
@@ -139,11 +174,10 @@ def _slack(op: og.Op, values: Mapping[int, np.ndarray]) -> np.ndarray:
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
     """
-    magnitudes: dict[int, np.ndarray] = {}
-    _evaluated([op], {t.id: np.abs(values[t.id]).astype(dtypes.get(t.dtype).numpy) for t in op.inputs}, magnitudes)
+    (magnitudes,) = in_float64(op, [np.abs(_wide(values[t.id])) for t in op.inputs])[:1]
     made = op.outputs[0]
     terms = values[op.inputs[0].id].size / max(values[made.id].size, 1)
     if len(op.inputs) > 1:  # of a product: those along the axes that it sums over
         sizes = [values[t.id].size for t in (*op.inputs[:2], made)]
         terms = math.sqrt(sizes[0] * sizes[1] / max(sizes[2], 1))
-    return terms * EPSILON["f32"] * magnitudes[made.id]
+    return np.asarray(terms * EPSILON["f32"] * magnitudes)

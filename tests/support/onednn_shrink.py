@@ -18,7 +18,7 @@ from opgraph.errors import OpGraphError
 from opgraph.onednn.document import UNKNOWN
 
 #: Attributes that name sizes of tensors.
-_SHAPES = ("shape", "sizes", "dst_shape", "weights_shape")
+_SHAPES = ("shape", "sizes", "src_shape", "dst_shape", "weights_shape")
 _HEAVY = ("MatMul", "Conv")
 
 
