@@ -62,7 +62,7 @@ def check_out(name: str, array: np.ndarray, inputs: Sequence[Any], *, single_ste
     where = f'output "{name}"'
     if not array.flags.writeable:
         raise InvalidArguments("the output array is read-only", where=where, fix="give a writable array")
-    if array.size and any(s == 0 and d > 1 for s, d in zip(array.strides, array.shape)):
+    if array.size and 0 in array.strides and any(s == 0 and d > 1 for s, d in zip(array.strides, array.shape)):
         raise InvalidArguments(
             "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
         )
