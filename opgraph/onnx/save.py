@@ -191,8 +191,8 @@ def drafted(graph: Graph, request: Request) -> Draft:
     if not isinstance(graph, Graph):
         raise InvalidArguments(f"a {type(graph).__name__} is no Graph", where="save", fix="pass a graph")
     graph.finalize()
-    if not isinstance(graph.source, Source) and (request.functions or request.library):
-        # Partitions are folded in a model, so it takes one first.
+    if not isinstance(graph.source, Source) and (request.form == "auto" or request.functions or request.library):
+        # Units and partitions are replaced in a model, so it takes one first.
         graph = imported(composed(graph, request, reader, summary).as_origin())
         summary = Summary(request.form, request.target)
     if isinstance(graph.source, Source):
