@@ -95,6 +95,8 @@ def test_the_layout_of_data_files_comes_back_with_what_is_said_of_it(tmp_path: P
 def test_a_unit_whose_node_is_placed_on_a_device_stays_what_it_is() -> None:
     made = remarked()
     assert [n.op_type for n in to_model(og.onnx.load(made)).graph.node] == ["Sigmoid", "Mul", "Add", "Add"]
+    with pytest.raises(og.errors.Unimplemented, match="placed on a device"):
+        to_model(og.onnx.load(made), functions=True)
     del made.graph.node[0].device_configurations[:]
     assert [n.op_type for n in to_model(og.onnx.load(made)).graph.node] == ["Swish", "Add", "Add"]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
+from opgraph.errors import Unimplemented
 from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -61,12 +62,27 @@ def rewritten(graph: Graph, source: Source, request: Request, target: Target, su
         Unimplemented: the form needs another opset, and the model cannot be moved there.
     """
     draft = _with_units(graph, source, request, target, summary)
+    _check_placed(source.origin.skeleton.graph, draft.skeleton.graph)
     if not (request.functions or request.library) or FUSED_UNIT in request.keep:
         return draft
     # Partitions are folded in the model as it is with its units: what became a norm is none of their business any more.
     again = imported(draft.as_origin())
     assert isinstance(again.source, Source)
-    return _with_functions(again, again.source, request, target, draft)
+    result = _with_functions(again, again.source, request, target, draft)
+    _check_placed(source.origin.skeleton.graph, result.skeleton.graph)
+    return result
+
+
+def _check_placed(before: GraphProto, after: GraphProto) -> None:
+    """Raises Unimplemented where a node that is placed on a device became part of another."""
+    kept = {name for node in after.node if node.device_configurations for name in node.output}
+    for node in before.node:
+        if node.device_configurations and not kept & set(node.output):
+            raise Unimplemented(
+                "it is placed on a device (device_configurations), and would become part of another node",
+                where=f'{node.op_type} "{node.name}"',
+                fix='use form="decomposed" without functions and library, or take the placement off',
+            )
 
 
 def _with_units(graph: Graph, source: Source, request: Request, target: Target, summary: Summary) -> Draft:
