@@ -1,4 +1,5 @@
 #pragma once
+#include "halves.h"
 #include "scalar.h"
 
 // The CPU skeleton: cuts the iteration space into chunks, hands them to threads, walks rows, and lets the compiler
@@ -24,8 +25,19 @@ struct Space {
 };
 
 template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
-  OG_VECTORIZE
-  for (i64 i = begin; i < end; ++i) f.element(i);
+  if constexpr (halves_of<F>::count != 0) {
+    alignas(64) float room[halves_of<F>::count][strip_size];
+    for (i64 first = begin; first < end; first += strip_size) {
+      const i64 n = end - first < strip_size ? end - first : strip_size;
+      f.widen(room, first, n);
+      OG_VECTORIZE
+      for (i64 j = 0; j < n; ++j) f.strip(room, first + j, j);
+      f.narrow(room, first, n);
+    }
+  } else {
+    OG_VECTORIZE
+    for (i64 i = begin; i < end; ++i) f.element(i);
+  }
 }
 
 // Elements [begin, end) of the space, in row-major order.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from opgraph.codegen.halves import put_halves
 from opgraph.codegen.literals import literal
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, RUN, STRIDED, UNIFORM, Variant
@@ -77,6 +78,8 @@ class Emitter:
             self.total()
         if packs:
             self.packs()
+        elif not self.sums:
+            put_halves(self)
         self.put("};")
         return Functor("\n".join(self.lines), self.tags)
 
@@ -215,11 +218,14 @@ class Emitter:
         args = [self.read(x, kinds[x.name]) for x in self.element_loads()]
         self.results(args, "    ")
         for i, store in self.elementwise():
-            index = index_text("i", f"y{i}", self.store_kinds[i])
-            self.put(f"    y{i}[{index}] = og::store<{storage_type(store.dtype)}>(r{i});")
+            self.put(f"    {self.stored(i, store)}")
         for k, i in enumerate(self.sums):
             self.put(f"    s[{k} * og::strip] = r{i};")
         self.put("  }")
+
+    def stored(self, i: int, store: Store) -> str:
+        """The line that writes a result to element i of the row."""
+        return f"y{i}[{index_text('i', f'y{i}', self.store_kinds[i])}] = og::store<{storage_type(store.dtype)}>(r{i});"
 
     def addend(self) -> str:
         """The type that addends of all sums have."""
