@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -14,18 +14,38 @@ import numpy as np
 
 from opgraph.ops.windows import Window
 
-# -- NumPy: one matrix product for each element of the window ---------------------------------------------------------
+# -- NumPy: what windows see as the columns of a matrix, a block of windows at a time ---------------------------------
+
+#: So many elements has a block, about: it stays in the cache.
+_BLOCK = 1 << 20
+
+
+def _blocks(channels: int, window: Window, positions: Sequence[int]) -> Iterator[slice]:
+    """Parts of the first spatial axis of the positions."""
+    each = max(channels * prod(_ints(window.kernel)) * prod(positions[1:]), 1)
+    step = max(_BLOCK // each, 1)
+    return (slice(low, min(low + step, positions[0])) for low in range(0, positions[0], step))
+
+
+def _columns(padded: Any, window: Window, positions: Sequence[int], block: slice, groups: int) -> Any:
+    """[g, C K, windows]: what the windows of a block see of one sample."""
+    channels, size = len(padded) // groups, prod(_ints(window.kernel))
+    found = np.empty((groups, channels, size, (block.stop - block.start) * prod(positions[1:])), padded.dtype)
+    for index, (_, where) in enumerate(window.taps(positions)):
+        found[:, :, index] = padded[where][:, block].reshape((groups, channels, -1))
+    return found.reshape((groups, channels * size, -1))
 
 
 def numpy_small(big: Any, weights: Any, bias: Any, window: Window, groups: int) -> Any:
     """sum over i, k of big[n, i, y s + k d] weights[o, i, k], plus the bias if there is one."""
     positions = _ints(window.positions(big.shape[2:]))
-    padded = _padded(big, window)
-    factors = weights.reshape((groups, -1, *weights.shape[1:]))
-    made = np.zeros((len(big), groups, factors.shape[1], prod(positions)), big.dtype)
-    for place, where in window.taps(positions):
-        made += np.matmul(factors[(..., *place)], _by_groups(padded[where], groups))
-    return _biased(made.reshape((len(big), len(weights), *positions)), bias)
+    padded, rows = _padded(big, window), _rows(weights, groups)
+    made = np.empty((len(big), len(weights), *positions), big.dtype)
+    for sample, result in zip(padded, made, strict=True):
+        for block in _blocks(big.shape[1], window, positions):
+            part = np.matmul(rows, _columns(sample, window, positions, block, groups))
+            result[:, block] = part.reshape(result[:, block].shape)
+    return _biased(made, bias)
 
 
 def numpy_big(small: Any, weights: Any, bias: Any, window: Window, groups: int, sizes: Sequence[int]) -> Any:
@@ -34,12 +54,15 @@ def numpy_big(small: Any, weights: Any, bias: Any, window: Window, groups: int, 
     Args:
         sizes: spatial, of the result.
     """
-    factors = weights.reshape((groups, -1, *weights.shape[1:])).swapaxes(1, 2)
-    channels = groups * weights.shape[1]
+    channels, positions = groups * weights.shape[1], small.shape[2:]
+    rows = _rows(weights, groups).swapaxes(1, 2)
     padded = np.zeros((len(small), channels, *_padded_sizes(window, sizes)), small.dtype)
-    for place, where in window.taps(small.shape[2:]):
-        part = np.matmul(factors[(..., *place)], _by_groups(small, groups))
-        padded[where] += part.reshape(padded[where].shape)
+    for sample, result in zip(small, padded, strict=True):
+        for block in _blocks(channels, window, positions):
+            part = sample[:, block].reshape((groups, len(sample) // groups, -1))
+            columns = np.matmul(rows, part).reshape((channels, -1, *sample[:1, block].shape[1:]))
+            for index, (_, where) in enumerate(window.taps(positions)):
+                result[where][:, block] += columns[:, index]
     return _biased(_cropped(padded, window, sizes), bias)
 
 
@@ -47,16 +70,17 @@ def numpy_weights(big: Any, small: Any, window: Window, groups: int) -> Any:
     """sum over n, y of small[n, o, y] big[n, i, y s + k d]."""
     padded, positions = _padded(big, window), small.shape[2:]
     inner, outer = big.shape[1] // groups, small.shape[1] // groups
-    made: Any = np.zeros((groups, outer, inner, *_ints(window.kernel)), big.dtype)
-    rows = _by_groups(small, groups)
-    for place, where in window.taps(positions):
-        made[(..., *place)] = np.matmul(rows, _by_groups(padded[where], groups).swapaxes(2, 3)).sum(axis=0)
-    return made.reshape((small.shape[1], inner, *made.shape[3:]))
+    made: Any = np.zeros((groups, outer, inner * prod(_ints(window.kernel))), big.dtype)
+    for sample, grad in zip(padded, small, strict=True):
+        for block in _blocks(big.shape[1], window, positions):
+            rows = grad[:, block].reshape((groups, outer, -1))
+            made += np.matmul(rows, _columns(sample, window, positions, block, groups).swapaxes(1, 2))
+    return made.reshape((small.shape[1], inner, *_ints(window.kernel)))
 
 
-def _by_groups(data: Any, groups: int) -> Any:
-    """[N, g, C, positions]"""
-    return data.reshape((data.shape[0], groups, data.shape[1] // groups, prod(data.shape[2:])))
+def _rows(weights: Any, groups: int) -> Any:
+    """[g, O, I K]"""
+    return weights.reshape((groups, weights.shape[0] // groups, prod(weights.shape[1:])))
 
 
 def _ints(values: Sequence[Any]) -> tuple[int, ...]:
