@@ -22,31 +22,13 @@ from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import OpDef
 from opgraph.ir.schema import f32
 from opgraph.onnx.norm_bodies import RMS_NORM, rms_norm_nodes
+from opgraph.onnx.other_bodies import OTHER_BODIES, WHOLE
 from opgraph.onnx.signature import DOMAIN, Signature, onnx_value, substituted
 from opgraph.onnx.to_nodes import plain_form, plain_node
 from opgraph.ops.families import LAYOUT_ATTRS
 
 #: CastLike exists from here on; below it, bodies are for one dtype.
 _CASTLIKE_SINCE = 15
-
-_E = "Exp(Minimum(src, 20))"
-_N = f"Multiply({_E}, Add({_E}, 2))"
-#: Kinds that f16 and bf16 compute as the op itself in f32, where ai.onnx has it: only that has a kernel.
-_WHOLE = ("GELU",)
-
-#: Bodies that differ from the record's decomposition. onnxruntime up to 1.30 fuses x*Sigmoid(x) in f64 into an op that
-#: it has no f64 kernel for, and then refuses the model; this form is also 1.7 times as fast there.
-_OTHER_BODIES = {
-    ("Swish", "f64", 1): "Divide(src, Add(Exp(Neg(Multiply(src, $alpha))), 1))",
-    # Two nodes, which have f32 kernels, instead of five.
-    ("HardSwish", "f32", 1): "Multiply(src, HardSigmoid(src, alpha=0.16666666666666666, beta=0.5))",
-    # ONNX has Relu for signed types only.
-    ("ReLU", "u8", 1): "Maximum(src, 0)",
-    ("Swish", "f64", 2): "Divide(src, Add(Exp(Neg(Multiply(Multiply(src, factor), $alpha))), 1))",
-    # tanh(softplus(x)) = n / (n + 2), n = e^x (e^x + 2), which is 1 in f64 from 20 on. onnxruntime 1.31 takes 9
-    # times as long for Softplus and Tanh.
-    **{("Mish", work, 1): f"Multiply(src, Divide({_N}, Add({_N}, 2)))" for work in ("f32", "f64")},
-}
 
 
 def function_of(record: OpDef, signature: Signature) -> FunctionProto:
@@ -109,14 +91,14 @@ class _Body:
 
     def _tree(self) -> Expr:
         given = {name: ndim for name, _, ndim in self.signature.inputs}
-        other = _OTHER_BODIES.get((self.record.kind, self.work, len(given)))
+        other = OTHER_BODIES.get((self.record.kind, self.work, len(given)))
         if other is not None:
             return parse_expression(other)
         # Attributes that stay open are no number while the formula is chosen, so that it holds for every value.
         types = {a.name: a.type for a in self.record.attrs}
         attrs = {n: float("nan") if types[n] == "f32" else v for n, v in self.signature.attrs.items()}
         narrow = any(d in ("f16", "bf16") for _, d, _ in self.signature.inputs)
-        whole = self.record.kind in _WHOLE and narrow and self._is_in_onnx()
+        whole = self.record.kind in WHOLE and narrow and self._is_in_onnx()
         tree = None if whole else self.record.decompose(attrs, given)
         if tree is not None:
             return tree

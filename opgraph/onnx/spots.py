@@ -1,0 +1,133 @@
+"""The units of a model that are to be written as one node, and the nodes that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from opgraph.ir import opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import AttrValue, Op
+from opgraph.onnx.draft import Summary
+from opgraph.onnx.emit import CHOSEN, CONTRIB, Emitter, Value
+from opgraph.onnx.fused_functions import is_onnxruntimes_own
+from opgraph.onnx.norms import Norm
+from opgraph.onnx.request import Request
+from opgraph.onnx.signature import DOMAIN
+from opgraph.onnx.source import Source
+from opgraph.onnx.ways import FUNCTION, PLAIN, Way, way_out
+from opgraph.partition.rules import Unit, find_units
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A unit to be written as one node: what it means, and the ops that may go.
+
+    Attributes:
+        way: the row of the table of ways; None for swish, whose form the caller chooses.
+        form: of swish.
+    """
+
+    name: str
+    kind: str
+    root: Op
+    ops: tuple[Op, ...]
+    inputs: tuple[LogicalTensor, ...]
+    attrs: dict[str, AttrValue]
+    way: Way | None
+    form: str
+
+
+def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list[Spot]:
+    """The units to write: those composed of several ops, and the ops that are one already."""
+    form, nodes = request.form, source.origin.skeleton.graph.node
+    found: dict[int, Spot] = {}
+    if form != "decomposed":
+        alone = _alone(graph) if request.library else set()
+        for unit in find_units(graph):
+            if not unit.kind or unit.name in request.keep or unit.root.id not in source.node_of:
+                continue
+            if any(nodes[source.node_of[op.id]].device_configurations for op in unit.ops if op.id in source.node_of):
+                continue  # who says where a node runs does not mean another node
+            node = nodes[source.node_of[unit.root.id]]
+            composed = unit.root.kind != unit.kind
+            if unit.kind == CHOSEN:
+                # Where the form has no operand for a factor, a composed swish with one stays composed.
+                sayable = len(unit.inputs) == 1 or form in ("auto", "function")
+                own = unit.root.id in alone and is_onnxruntimes_own(unit)
+                if (composed and sayable and not own) or (not composed and not _is_fastest(node, unit.root, form)):
+                    written = "decomposed" if own else "function" if form == "auto" else form
+                    found[unit.root.id] = _spot(unit, None, written)
+                continue
+            way = way_out(unit.kind, unit.root.outputs[0].dtype, unit.attrs, opset, form)
+            if way is not None and (composed or not _is_written_so(node, way)):
+                found[unit.root.id] = _spot(unit, way, form)
+    elif any(op.kind == CHOSEN for op in graph.ops):
+        for op in graph.ops:
+            if op.kind == CHOSEN and op.id in source.node_of:
+                found[op.id] = Spot(CHOSEN.lower(), op.kind, op, (op,), op.inputs, op.attrs, None, form)
+    return list(found.values())
+
+
+def _spot(unit: Unit, way: Way | None, form: str) -> Spot:
+    return Spot(unit.name, unit.kind, unit.root, unit.ops, unit.inputs, unit.attrs, way, form)
+
+
+def _is_fastest(node: NodeProto, op: Op, form: str) -> bool:
+    """For f32 onnxruntime has nothing faster than its own contributed op."""
+    return form == "auto" and (node.domain, node.op_type) == CONTRIB and op.inputs[0].dtype == "f32"
+
+
+def _is_written_so(node: NodeProto, way: Way) -> bool:
+    """Whether a single op already is the node that it would become."""
+    domain = {PLAIN: "", FUNCTION: DOMAIN}.get(way.write, CONTRIB[0])
+    return node.domain == domain or (way.write == PLAIN and node.domain == CONTRIB[0])
+
+
+def _alone(graph: Graph) -> set[int]:
+    """Roots of units that are all of their partition."""
+    return {
+        part.unit_matches[-1].root.id
+        for part in graph.get_partitions()
+        if part.unit_matches and len(part.unit_matches[-1].ops) == len(part.ops)
+    }
+
+
+def nodes_of(
+    source: Source, spots: Iterable[Spot], norms: Iterable[Norm], emitter: Emitter
+) -> dict[int, list[NodeProto]]:
+    """The new nodes, by the index of the node that they replace."""
+    new: dict[int, list[NodeProto]] = {norm.root: norm.written(emitter) for norm in norms}
+    form = emitter.form
+    for spot in spots:
+        result = spot.root.outputs[0]
+        output = (result, source.value_of[result.id])
+        inputs = [_value(t, source, emitter) for t in spot.inputs]
+        record = opdef.get(spot.kind, where=spot.root.label)
+        emitter.form = spot.form if spot.way is None else form
+        if spot.way is None or spot.way.write == PLAIN:
+            new[source.node_of[spot.root.id]] = emitter.nodes(record, spot.attrs, inputs, output)
+        elif spot.way.write == FUNCTION:
+            new[source.node_of[spot.root.id]] = [emitter.called(record, spot.attrs, inputs, output)]
+        else:
+            new[source.node_of[spot.root.id]] = [emitter.contributed(spot.way.op_type, inputs, output)]
+        emitter.form = form
+    return new
+
+
+def count(spots: Iterable[Spot], norms: Iterable[Norm], summary: Summary) -> None:
+    """Enters into a summary what was written."""
+    summary.units[CHOSEN.lower()] = 0
+    for name in (*(s.name for s in spots), *(n.name for n in norms)):
+        summary.units[name] = summary.units.get(name, 0) + 1
+
+
+def _value(tensor: LogicalTensor, source: Source, emitter: Emitter) -> Value:
+    name = source.value_of.get(tensor.id)
+    if name is None:  # a number that a spelling stands for
+        assert tensor.data is not None
+        name = emitter.scalar(tensor.data.item(), tensor.dtype, "number")
+    return tensor, name
