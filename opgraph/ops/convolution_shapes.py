@@ -38,6 +38,8 @@ def _times(size: Dim, factor: int) -> Dim:
 
 def _shared(size: Dim, groups: int, what: str) -> Dim:
     """The channels of one group."""
+    if groups < 1:
+        raise ShapeMismatch(f"there are {groups} groups", "give 1 or more")
     if isinstance(size, int) and size % groups:
         raise ShapeMismatch(f"{size} {what} do not make {groups} groups", "let groups divide the channels")
     return size // groups if isinstance(size, int) else size if groups == 1 else None

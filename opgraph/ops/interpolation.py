@@ -60,6 +60,8 @@ def _resized(data: Sequence[Dim], attrs: Attrs, sizes: Sequence[int] | None) -> 
         raise ShapeMismatch(
             f"sizes or scales have {len(entries)} entries for {len(data)} spatial axes", "give one for each of them"
         )
+    if any(v <= 0 for v in entries):
+        raise ShapeMismatch(f"sizes or scales are {list(entries)}", "give positive ones")
     if _AXES_OF.get(attrs["mode"], len(data)) != len(data):
         raise ShapeMismatch(f"{attrs['mode']} for {len(data)} spatial axes", "use linear, which takes any number")
     if wanted:

@@ -63,6 +63,8 @@ class Window:
                 raise ShapeMismatch(
                     f"{name} has {len(values)} entries for {len(data)} spatial axes", "give one for each spatial axis"
                 )
+            if not name.startswith("pads") and any(isinstance(v, int) and v < 1 for v in values):
+                raise ShapeMismatch(f"{name} is {dims_text(tuple(values))}", "give numbers of at least 1")
         if attrs["auto_pad"] != "None":
             pairs = [_automatic(attrs["auto_pad"], *a) for a in zip(data, kernel, strides, dilations, strict=True)]
             begin, end = [b for b, _ in pairs], [e for _, e in pairs]

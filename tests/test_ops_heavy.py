@@ -1,0 +1,215 @@
+"""Convolutions, pools, interpolation and norms where torch has the same: numbers, unknown sizes, training, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph import errors
+from opgraph.ir import opdef
+
+CONV = 'data_format="NCX", weights_format="OIX"'
+POOL = 'kernel=[2, 2], strides=[2, 2], pads_begin=[0, 0], pads_end=[0, 0], data_format="NCX"'
+
+
+def of(kind: str, *arrays: np.ndarray, **attrs: Any) -> Any:
+    reference = opdef.get(kind, where="test").reference
+    assert reference is not None
+    return reference(*arrays, **attrs)
+
+
+def close(got: Any, expected: Any) -> None:
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-12, atol=1e-12)
+
+
+# -- torch says the same ----------------------------------------------------------------------------------------------
+
+
+def test_norms_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    f, rng = torch.nn.functional, np.random.default_rng(0)
+    x, g, b = rng.normal(size=(4, 6, 5)), rng.normal(size=6), rng.normal(size=6)
+    t, tg, tb = (torch.from_numpy(a) for a in (x, g, b))
+    made = of("BatchNormForwardTraining", x, g, abs(b), g, b, epsilon=0.25, momentum=0.75, data_format="NCX")
+    old = [torch.from_numpy(a.copy()) for a in (g, abs(b))]
+    close(made[0], f.batch_norm(t, *old, tg, tb, True, 0.25, 0.25))
+    close(made[1], old[0])  # torch's running variance is that of a sample, oneDNN's that of the population
+    np.testing.assert_allclose(made[2], 0.75 * abs(b) + 0.25 * x.var(axis=(0, 2)), rtol=1e-12)
+    np.testing.assert_allclose(made[3:], [x.mean(axis=(0, 2)), x.var(axis=(0, 2))], rtol=1e-12)
+    close(
+        of("BatchNormInference", x, g, b, b, abs(g), epsilon=0.25, data_format="NCX"),
+        f.batch_norm(t, tb, tg.abs(), tg, tb, False, 0, 0.25),
+    )
+    made = of("GroupNorm", x, g, b, groups=3, epsilon=0.25, data_format="NCX")
+    close(made[0], f.group_norm(t, 3, tg, tb, 0.25))
+    np.testing.assert_allclose(made[1], x.reshape(4, 3, -1).mean(axis=2), rtol=1e-12)
+    made = of("LayerNorm", x, np.ones(5), np.zeros(5), epsilon=0.25)
+    close(made[0], f.layer_norm(t, (5,), eps=0.25))
+    close(of("RMSNorm", x, begin_norm_axis=1, epsilon=0.25), f.rms_norm(t, (6, 5), eps=0.25))
+    np.testing.assert_array_equal(
+        of("GroupNorm", x.transpose(0, 2, 1), g, b, groups=3, epsilon=0.25)[0],
+        of("GroupNorm", x, g, b, groups=3, epsilon=0.25, data_format="NCX")[0].transpose(0, 2, 1),
+    )
+
+
+def test_a_row_of_minus_infinity_is_nan_or_zero() -> None:
+    x = np.array([[-np.inf, -np.inf], [0, -np.inf], [np.nan, 1]])
+    strict, stats = of("SoftMax", x)
+    np.testing.assert_array_equal(strict, [[np.nan, np.nan], [1, 0], [np.nan, np.nan]])
+    lenient, also = of("SoftMax", x, mode="inf_as_zero")
+    np.testing.assert_array_equal(lenient, [[0, 0], [1, 0], [np.nan, np.nan]])
+    np.testing.assert_array_equal(also, [[-np.inf], [0], [np.nan]])
+    np.testing.assert_array_equal(stats[1:], also[1:])
+
+
+def test_pools_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    f, x = torch.nn.functional, np.random.default_rng(0).normal(size=(2, 3, 7, 8))
+    window = {"kernel": (3, 2), "strides": (2, 1), "pads_begin": (1, 1), "pads_end": (1, 1), "data_format": "NCX"}
+    t = torch.from_numpy(x)
+    for exclude in (False, True):
+        got = of("AvgPool", x, exclude_pad=exclude, **window)
+        close(got, f.avg_pool2d(t, (3, 2), (2, 1), (1, 1), count_include_pad=not exclude))
+    close(of("MaxPool", x, **window), f.max_pool2d(t, (3, 2), (2, 1), (1, 1)))
+    up = {**window, "strides": (3, 3), "pads_begin": (0, 0), "pads_end": (0, 0), "rounding_type": "ceil"}
+    close(of("MaxPool", x, **up), f.max_pool2d(t, (3, 2), (3, 3), ceil_mode=True))
+
+
+def test_the_first_of_equal_elements_is_the_largest_and_nan_is_larger() -> None:
+    x = np.array([[[1.0, 1, 0, np.nan, 5]]])
+    form = {"kernel": (2,), "strides": (1,), "pads_begin": (0,), "pads_end": (0,), "data_format": "NCX"}
+    np.testing.assert_array_equal(of("MaxPool", x, **form), [[[1, 1, np.nan, np.nan]]])
+    back = of("MaxPoolBackward", x, np.array([[[1.0, 10, 100, 1000]]]), **form)
+    np.testing.assert_array_equal(back, [[[1, 10, 0, 1100, 0]]])
+    np.testing.assert_array_equal(of("MaxPoolTake", x, np.arange(5.0).reshape(x.shape), **form), [[[0, 1, 3, 3]]])
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"), [("nearest", "nearest-exact"), ("linear", "bilinear"), ("bilinear", "bilinear")]
+)
+def test_interpolation_is_torchs(mode: str, name: str) -> None:
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).normal(size=(1, 2, 5, 4))
+    for sizes in ((7, 9), (3, 2), (5, 4), (1, 8)):
+        got = of("Interpolate", x, mode=mode, sizes=sizes, data_format="NCX")
+        close(got, torch.nn.functional.interpolate(torch.from_numpy(x), sizes, mode=name))
+    if mode != "nearest":
+        got = of(
+            "Interpolate",
+            x,
+            mode=mode,
+            sizes=(7, 9),
+            data_format="NCX",
+            coordinate_transformation_mode="align_corners",
+        )
+        close(got, torch.nn.functional.interpolate(torch.from_numpy(x), (7, 9), mode=name, align_corners=True))
+
+
+# -- unknown sizes and training ---------------------------------------------------------------------------------------
+
+NET = f"""\
+graph(x: f32[batch,2,8,8], w: f32[4,2,3,3], b: f32[4], g: f32[4], h: f32[4], v: f32[3,64]) -> (y)
+  c = Convolution(x, w, b, strides=[1, 1], pads_begin=[1, 1], pads_end=[1, 1], dilations=[1, 1], {CONV})
+  n = GroupNorm(c, g, h, groups=2, keep_stats=false, data_format="NCX")
+  r = ReLU(n)
+  m = MaxPool(r, {POOL})
+  f = StaticReshape(m, shape=[0, 64], special_zero=true)
+  z = MatMul(f, v, transpose_b=true)
+  y = LogSoftmax(z)
+"""
+
+
+def test_a_network_with_an_unknown_batch_trains_as_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+    f = torch.nn.functional
+    rng = np.random.default_rng(0)
+    graph = og.parse(NET)
+    given = {
+        str(t.name): rng.normal(size=[5 if not isinstance(d, int) else d for d in t.dims or ()]).astype(np.float32)
+        for t in graph.inputs
+    }
+    names = list(given)
+    y, vjp = og.compile(graph, wrt=names).vjp(given)
+    t = {n: torch.from_numpy(a.copy()).requires_grad_() for n, a in given.items()}
+    hidden = f.relu(f.group_norm(f.conv2d(t["x"], t["w"], t["b"], padding=1), 2, t["g"], t["h"]))
+    expected = f.log_softmax(f.max_pool2d(hidden, 2).flatten(1) @ t["v"].T, -1)
+    np.testing.assert_allclose(y, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+    seed = rng.normal(size=y.shape).astype(np.float32)
+    expected.backward(torch.from_numpy(seed))
+    for name, gradient in vjp(seed).items():
+        wanted = t[name].grad.numpy()
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=1e-4 * np.max(np.abs(wanted)), err_msg=name)
+
+
+def test_a_gradient_needs_the_sizes_that_a_step_skips() -> None:
+    text = f"y = Convolution(x, w, strides=[2], pads_begin=[0], pads_end=[0], dilations=[1], {CONV})"
+    unknown = og.parse(f"graph(x: f32[n,3,m], w: f32[4,3,2]) -> (y)\n  {text}")
+    with pytest.raises(errors.Unimplemented, match="step is larger than 1") as caught:
+        og.gradient(unknown, ["x"])
+    assert len(str(caught.value).split("\n")) == 3
+    g = og.gradient(og.parse(f"graph(x: f32[n,3,7], w: f32[4,3,2]) -> (y)\n  {text}"), ["x"])
+    assert g.outputs[0].dims == ("n", 3, 7)
+    stepless = og.parse(f"graph(x: f32[n,3,m], w: f32[4,3,2]) -> (y)\n  {text.replace('strides=[2]', 'strides=[1]')}")
+    x, w = np.ones((2, 3, 6), np.float32), np.ones((4, 3, 2), np.float32)
+    assert og.evaluate(og.gradient(stepless, ["x"]), w=w, x=x, d_y=np.ones((2, 4, 5), np.float32)).shape == x.shape
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+STEP = "strides=[1], pads_begin=[0], pads_end=[0], dilations=[1]"
+UP = f'{STEP}, data_format="NCX", weights_format="IOX", output_padding=[1]'
+MANY, FAR = STEP.replace("[1]", "[1, 1]"), STEP.replace("dilations=[1]", "dilations=[9]")
+STILL = STEP.replace("strides=[1]", "strides=[0]")
+BACK = f"ConvolutionBackwardData(d, w, {STEP}, {CONV}, dst_shape="
+SHAPE, ITSELF = errors.InvalidShape, errors.InvalidGraphOp
+BAD = [
+    (f"Convolution(d, w, {STEP}, {CONV})", SHAPE, "input channels of a group: 4 in the data, 3", "weights"),
+    (f"Convolution(c, w, {STEP}, {CONV}, groups=2)", SHAPE, "3 channels do not make 2 groups", "divide"),
+    (f"Convolution(c, w, {STEP}, {CONV}, groups=0)", SHAPE, "there are 0 groups", "1 or more"),
+    (f"Convolution(u, w, {STEP}, {CONV}, groups=0)", ITSELF, "groups=0", "1 or more"),
+    (f"Convolution(c, w, v, {STEP}, {CONV})", SHAPE, "a bias [7] for 4 channels", "one element"),
+    (f"Convolution(c, w, {MANY}, {CONV})", SHAPE, "has 2 entries for 1", "each"),
+    (f"Convolution(c, w, {STILL}, {CONV})", SHAPE, "strides is [0]", "at least 1"),
+    (f"Convolution(u, w, {STILL}, {CONV})", ITSELF, "strides=[0]", "at least 1"),
+    (f"Convolution(c, w, {FAR}, {CONV})", SHAPE, "does not fit", "pad"),
+    (f"Convolution(x, w, {STEP}, {CONV})", SHAPE, "no spatial axes in common", "batch"),
+    (f"{BACK}[2, 3, 9])", SHAPE, "has [8] positions", "dst_shape"),
+    (f"{BACK}[3, 3, 5])", SHAPE, "operands make it", "fits"),
+    (f"{BACK}[5])", SHAPE, "1 entries for 3", "each"),
+    (f"ConvTranspose(d, w, {UP})", ITSELF, "output_padding=[1] for strides [1]", "less"),
+    (
+        f'ConvTranspose(d, w, {UP.replace("strides=[1]", "strides=[2]")}, auto_pad="SAME_UPPER")',
+        ITSELF,
+        "auto_pad=SAME_UPPER and an output_padding",
+        "instead",
+    ),
+    ("MaxPool(x, kernel=[2], strides=[1], pads_begin=[0], pads_end=[0])", SHAPE, "no spatial axes", "batch"),
+    ("MaxPool(c, kernel=[9], strides=[1], pads_begin=[0], pads_end=[0])", SHAPE, "does not fit", "pad"),
+    ("MaxPool(c, kernel=[0], strides=[1], pads_begin=[0], pads_end=[0])", SHAPE, "kernel is [0]", "at least 1"),
+    ('Interpolate(c, mode="trilinear", sizes=[4])', SHAPE, "trilinear for 1 spatial axes", "linear"),
+    ('Interpolate(c, mode="linear", sizes=[4, 4])', SHAPE, "2 entries for 1", "each"),
+    ('Interpolate(c, mode="linear", scales=[-1.0])', SHAPE, "are [-1.0]", "positive"),
+    ('Interpolate(c, mode="cubic", sizes=[4])', ITSELF, "mode='cubic' is not a choice", "nearest"),
+    ("LayerNorm(c, v, v, keep_stats=false)", SHAPE, "gamma is [7]", "begin_norm_axis"),
+    ("LayerNorm(c, use_affine=false)", ITSELF, "keep_stats=True got 1 outputs", "outputs=3"),
+    ("RMSNorm(c, begin_norm_axis=5)", SHAPE, "no axis 5", "from -3"),
+    ("GroupNorm(c, groups=4, use_affine=false, keep_stats=false)", SHAPE, "5 channels do not make 4", "divide"),
+    ("BatchNormInference(c, v, v, v, v, epsilon=0.1)", SHAPE, "5 channels and", "data_format"),
+    ("SoftMax(c, axis=3)", SHAPE, "no axis 3", "from -3"),
+    ("SoftMaxBackward(c, d, axis=1)", SHAPE, "differ in shape", "gradient of dst"),
+    ("PReLUBackward(c, v, c)", ITSELF, "takes 2 outputs", "diff_slope"),
+    ("BiasAddBackward(v)", SHAPE, "no channel axis", "two dimensions"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "what", "fix"), BAD, ids=[b[0][:60] for b in BAD])
+def test_a_bad_call_is_refused_in_three_lines(call: str, error: type[errors.OpGraphError], what: str, fix: str) -> None:
+    header = "c: f32[2,3,5], w: f32[4,3,2], d: f32[2,4,4], v: f32[7], x: f32[2,3], u: f32[*]"
+    with pytest.raises(error) as caught:
+        og.parse(f"graph({header}) -> (y)\n  y = {call}")
+    assert what in caught.value.what and fix in caught.value.fix, str(caught.value)
+    assert call.split("(")[0] in caught.value.where
+    assert len(str(caught.value).split("\n")) == 3
