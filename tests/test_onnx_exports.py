@@ -87,3 +87,15 @@ def test_what_the_exporter_writes_at_opset_26_is_refused_by_name() -> None:
         return
     with pytest.raises(og.errors.ModelError, match="Gelu with domain_version of 18"):
         og.onnx.load(model)
+
+
+def test_a_fused_activation_with_branches_on_its_parameter_is_exported_and_read() -> None:
+    import opgraph.torch as ogt
+    from opgraph.torch.naf1 import NAF1
+
+    module = ogt.fuse(torch.nn.Sequential(torch.nn.Linear(8, 8), NAF1())).eval()
+    model = exported.export(module, (torch.randn(3, 8),), 20)
+    assert not {"If", "Sigmoid", "LGamma"} & {node.op_type for node in model.graph.node}  # the order became numbers
+    x = torch.randn(5, 8)
+    (got,) = run(og.onnx.load(model), x.numpy())
+    assert exported.rounding_errors(got, module(x)) < 2
