@@ -10,51 +10,44 @@
 
 namespace og {
 
-enum { keep_bytes = 256 * 1024 };
+enum { keep_bytes = 256 * 1024, block = 64 };  // block: elements that are reduced at a time, two in each lane
 enum class How { add, multiply, largest, smallest };
 
 // ---- one reduction of one row ----------------------------------------------------------------------------------------
 
-// A strip is added up in float lanes, eight terms each, and then in doubles; doubles carry what was rounded off.
+// Pairs of floats are added up in double lanes; doubles carry what was rounded off.
 template <How how, class T> struct Reduction;
 
 template <class T> struct Reduction<How::add, T> {
   static constexpr bool exact = sizeof(T) == sizeof(double);
   double lane[lanes];
-  T part[lanes];  // of a strip; of doubles, what additions rounded off
+  double rests[exact ? lanes : 1];
   static OG_FN T nothing() { return 0; }
   OG_FN void start() {
-    for (int l = 0; l < lanes; ++l) lane[l] = part[l] = 0;
+    for (int l = 0; l < lanes; ++l) lane[l] = 0;
+    if constexpr (exact)
+      for (int l = 0; l < lanes; ++l) rests[l] = 0;
   }
-  OG_FN void block(const T* x) {
-    for (int l = 0; l < lanes; ++l) {
-      if constexpr (exact) {
-        add_exactly(lane[l], part[l], x[l]);
-      } else {
-        part[l] += x[l];
-      }
-    }
-  }
-  OG_FN void end_strip() {
-    if constexpr (!exact) {
-      for (int l = 0; l < lanes; ++l) {
-        lane[l] += (double)part[l];
-        part[l] = 0;
-      }
+  OG_FN void add(const T* x) {
+    if constexpr (exact) {
+      for (int i = 0; i < block; i += lanes)
+        for (int l = 0; l < lanes; ++l) add_exactly(lane[l], rests[l], x[i + l]);
+    } else {
+      for (int l = 0; l < lanes; ++l) lane[l] += (double)(x[l] + x[l + lanes]);
     }
   }
   OG_FN double result() {
     for (int half = lanes / 2; half > 0; half /= 2) {
       for (int l = 0; l < half; ++l) {
         if constexpr (exact) {
-          add_exactly(lane[l], part[l], lane[l + half]);
-          part[l] += part[l + half];
+          add_exactly(lane[l], rests[l], lane[l + half]);
+          rests[l] += rests[l + half];
         } else {
           lane[l] += lane[l + half];
         }
       }
     }
-    return exact ? whole(lane[0], part[0]) : lane[0];
+    return exact ? whole(lane[0], rests[0]) : lane[0];
   }
 };
 
@@ -64,10 +57,9 @@ template <class T> struct Reduction<How::multiply, T> {
   OG_FN void start() {
     for (int l = 0; l < lanes; ++l) lane[l] = 1;
   }
-  OG_FN void block(const T* x) {
-    for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[l];
+  OG_FN void add(const T* x) {
+    for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[l] * (double)x[l + lanes];
   }
-  OG_FN void end_strip() {}
   OG_FN double result() {
     for (int half = lanes / 2; half > 0; half /= 2)
       for (int l = 0; l < half; ++l) lane[l] *= lane[l + half];
@@ -86,10 +78,10 @@ template <class T, int sign> struct Extreme {
   OG_FN void start() {
     for (int l = 0; l < lanes; ++l) lane[l] = nothing();
   }
-  OG_FN void block(const T* x) {
-    for (int l = 0; l < lanes; ++l) lane[l] = chosen(lane[l], x[l]);
+  OG_FN void add(const T* x) {
+    for (int i = 0; i < block; i += lanes)
+      for (int l = 0; l < lanes; ++l) lane[l] = chosen(lane[l], x[i + l]);
   }
-  OG_FN void end_strip() {}
   OG_FN double result() {
     for (int half = lanes / 2; half > 0; half /= 2)
       for (int l = 0; l < half; ++l) lane[l] = chosen(lane[l], lane[l + half]);
@@ -124,17 +116,13 @@ template <class F, int pass, int k = 0> struct Reductions {
     own.start();
     others.start();
   }
-  // Addends of `lanes` elements, those of the next reduction `apart` further on.
-  OG_FN void block(const typename F::Addend* x, int apart) {
-    own.block(x);
-    others.block(x + apart, apart);
-  }
-  OG_FN void end_strip() {
-    own.end_strip();
-    others.end_strip();
+  // Addends of a block, those of the next reduction `apart` further on.
+  OG_FN void add(const typename F::Addend* x, int apart) {
+    own.add(x);
+    others.add(x + apart, apart);
   }
   OG_FN void fill(typename F::Addend* x, i64 n, int apart) {
-    for (i64 i = n; i < lanes; ++i) x[i] = own.nothing();
+    for (i64 i = n; i < block; ++i) x[i] = own.nothing();
     others.fill(x + apart, n, apart);
   }
   OG_FN void results(double* to) {
@@ -144,8 +132,7 @@ template <class F, int pass, int k = 0> struct Reductions {
 };
 template <class F, int pass> struct Reductions<F, pass, F::reductions(pass)> {
   OG_FN void start() {}
-  OG_FN void block(const typename F::Addend*, int) {}
-  OG_FN void end_strip() {}
+  OG_FN void add(const typename F::Addend*, int) {}
   OG_FN void fill(typename F::Addend*, i64, int) {}
   OG_FN void results(double*) {}
 };
@@ -166,36 +153,29 @@ OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double
     for (i64 i = 0; i < width; ++i) f.template element<pass, keep, 0>(i, nullptr);
   } else if constexpr (n_sums == 0) {
     i64 first = 0;
-    for (; first + strip <= width; first += strip) {
-      for (i64 in = 0; in < strip; in += lanes) {
-        alignas(64) Addend x[n_reductions * lanes];
-        OG_VECTORIZE
-        for (int l = 0; l < lanes; ++l) f.template element<pass, keep, lanes>(first + in + l, x + l);
-        reductions.block(x, lanes);
-      }
-      reductions.end_strip();
-    }
-    for (; first < width; first += lanes) {
-      alignas(64) Addend x[n_reductions * lanes];
-      const i64 n = width - first < lanes ? width - first : lanes;
+    alignas(64) Addend x[n_reductions * block];
+    for (; first + block <= width; first += block) {
       OG_VECTORIZE
-      for (i64 l = 0; l < n; ++l) f.template element<pass, keep, lanes>(first + l, x + l);
-      reductions.fill(x, n, lanes);
-      reductions.block(x, lanes);
+      for (int i = 0; i < block; ++i) f.template element<pass, keep, block>(first + i, x + i);
+      reductions.add(x, block);
     }
-    reductions.end_strip();
+    if (first < width) {
+      OG_VECTORIZE
+      for (i64 i = 0; i < width - first; ++i) f.template element<pass, keep, block>(first + i, x + i);
+      reductions.fill(x, width - first, block);
+      reductions.add(x, block);
+    }
   } else {
     alignas(64) Addend addend[n_reductions + n_sums][strip];
     Row<Addend> total[n_sums + 1];
     for (i64 first = 0; first < width; first += strip) {
       const i64 n = width - first < strip ? width - first : strip;
-      const i64 filled = (n + lanes - 1) / lanes * lanes;
+      const i64 filled = (n + block - 1) / block * block;
       OG_VECTORIZE
       for (i64 i = 0; i < n; ++i) f.template element<pass, keep, strip>(first + i, &addend[0][i]);
       if constexpr (n_reductions > 0) {
-        if (filled > n) reductions.fill(addend[0] + filled - lanes, n - filled + lanes, strip);
-        for (i64 in = 0; in < filled; in += lanes) reductions.block(addend[0] + in, strip);
-        reductions.end_strip();
+        if (filled > n) reductions.fill(addend[0] + filled - block, n - filled + block, strip);
+        for (i64 i = 0; i < filled; i += block) reductions.add(addend[0] + i, strip);
       }
       each<n_sums>([&](auto k) {
         Addend* x = addend[n_reductions + k.value];

@@ -67,6 +67,7 @@ class Emitter:
         self.tags: dict[int, int] = {}
 
     def functor(self, packs: bool) -> Functor:
+        """The whole text."""
         self.put("struct Fused {")
         self.members()
         self.bind()
@@ -78,12 +79,13 @@ class Emitter:
             self.total()
         if packs:
             self.packs()
-        elif not self.sums:
+        else:
             put_halves(self)
         self.put("};")
         return Functor("\n".join(self.lines), self.tags)
 
     def put(self, line: str, tag: int | None = None) -> None:
+        """Adds a line, of the op with that tag."""
         self.lines.append(line)
         if tag is not None:
             self.tags[len(self.lines)] = tag
@@ -91,6 +93,7 @@ class Emitter:
     # -- operands -----------------------------------------------------------------------------------------------
 
     def members(self) -> None:
+        """Operands, and the values that leave the innermost loop."""
         self.put(f"  static constexpr int operands = {len(self.loop.loads) + len(self.loop.stores)};")
         if self.sums:
             self.put(f"  static constexpr int sums = {len(self.sums)};")
@@ -125,14 +128,17 @@ class Emitter:
         self.put("  }")
 
     def pointers(self) -> list[tuple[int, str, str, str]]:
+        """Place, name, dtype and qualifier of each operand that moves."""
         loads = [(self.positions[x.name], x.name, x.dtype, "const ") for x, _ in self.loads]
         n = len(self.loop.loads)
         return loads + [(n + i, f"y{i}", s.dtype, "") for i, s in self.elementwise()]
 
     def elementwise(self) -> list[tuple[int, Store]]:
+        """The stores of one value for each element, with their places."""
         return [(i, s) for i, s in enumerate(self.loop.stores) if i not in self.sums]
 
     def kind_at(self, position: int) -> str:
+        """How the operand at a place moves along the row."""
         n = len(self.loop.loads)
         return (
             self.store_kinds[position - n]
@@ -147,6 +153,7 @@ class Emitter:
         return f"v{name[1:]}" if name.startswith("x") else name
 
     def hoisted(self, method: str, level: int) -> None:
+        """A method that computes the values of one level."""
         self.put(f"  OG_FN void {method}() {{")
         for load, _ in self.loads:
             if self.levels[load.name] == level:
@@ -175,6 +182,7 @@ class Emitter:
         self.put("  }")
 
     def expression(self, s: Statement) -> str:
+        """C++ for the value of a statement."""
         record = opdef.get(s.kind, where="emit")
         compute = compute_type(s.literal_dtype(self.dtypes))
         names = [self.argument(s, place) for place in range(len(s.args))]
@@ -191,9 +199,11 @@ class Emitter:
         return f"og::round_{s.dtype}({text})" if s.rounds else text
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:
+        """The dtype of an argument; `fallback` for a literal."""
         return self.dtypes[arg] if isinstance(arg, str) else fallback
 
     def argument(self, s: Statement, place: int) -> str:
+        """C++ for an argument of a statement."""
         arg = s.args[place]
         return (
             self.value(arg) if isinstance(arg, str) else literal(arg, compute_type(s.literal_dtype(self.dtypes, place)))
@@ -202,6 +212,7 @@ class Emitter:
     # -- memory -------------------------------------------------------------------------------------------------
 
     def element_loads(self) -> list[Load]:
+        """The loads that each element reads."""
         return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
 
     def read(self, load: Load, kind: str, counter: str = "i") -> str:
@@ -219,9 +230,13 @@ class Emitter:
         self.results(args, "    ")
         for i, store in self.elementwise():
             self.put(f"    {self.stored(i, store)}")
+        self.put_addends()
+        self.put("  }")
+
+    def put_addends(self) -> None:
+        """What an element adds to each sum."""
         for k, i in enumerate(self.sums):
             self.put(f"    s[{k} * og::strip] = r{i};")
-        self.put("  }")
 
     def stored(self, i: int, store: Store) -> str:
         """The line that writes a result to element i of the row."""
@@ -241,6 +256,7 @@ class Emitter:
         self.put("  }")
 
     def results(self, args: list[str], indent: str) -> None:
+        """Variables for all results, and the call that fills them."""
         for i, store in enumerate(self.loop.stores):
             self.put(f"{indent}{compute_type(store.dtype)} r{i};")
         self.put(f"{indent}apply({', '.join([*args, *[f'r{i}' for i in range(len(self.loop.stores))]])});")
@@ -292,14 +308,17 @@ def _cast(value: str, source: str, target: str) -> str:
 
 
 def index_text(counter: str, name: str, kind: str) -> str:
+    """C++ for the place of element `counter` of an operand."""
     if kind == UNIFORM:
         return "0"
     return f"{counter} * {name}_step" if kind == STRIDED else counter
 
 
 def storage_type(dtype: str) -> str:
+    """The C++ type of a dtype in memory."""
     return dtypes.BY_NAME[dtype].storage
 
 
 def compute_type(dtype: str) -> str:
+    """The C++ type that values of a dtype are computed in."""
     return dtypes.BY_NAME[dtype].compute

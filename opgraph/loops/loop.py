@@ -13,8 +13,8 @@ loop serves every shape. `parallel *` stands for any number of axes, in each of 
 itself. A store may be a sum: over the axes along which the loads that it names were broadcast to the iteration space.
 Such a result is whole only when the loop has ended, so no statement reads it.
 
-With `reduce -1` (the last axis; `reduce -2,-1` the last two) the elements along these axes are a row, and statements may
-reduce it:
+With `reduce -1` (the last axis; `reduce -2,-1` the last two) the elements along these axes are a row, and statements
+may reduce it:
 
     loop(parallel *, reduce -1)
       x0 = load f32
@@ -26,8 +26,8 @@ reduce it:
       store f32 t4
       store f32 t3 per row
 
-What depends on rows and numbers alone has one value for each row, stored `per row` (with size 1 along the row's axes) or
-`per row dropped` (without these axes). A row is walked in passes: one for each reduction that waits for another.
+What depends on rows and numbers alone has one value for each row, stored `per row` (with size 1 along the row's axes)
+or `per row dropped` (without these axes). A row is walked in passes: one for each reduction that waits for another.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class Load:
         name: its identifier, x0, x1, ...
         dtype: as stored; it is computed in the dtype's compute type.
         align: how its dimensions meet the iteration space: "right" (NumPy broadcasting), "channel" (one dimension,
-            along axis 1), "rows" (NumPy broadcasting, once the axes of a row are put in), "index" (no memory of the caller's: the index along `axis`), or "position" (no memory at all:
-            the row-major index of the element in the iteration space, an s64).
+            along axis 1), "rows" (NumPy broadcasting, once the axes of a row are put in), "index" (no memory of the
+            caller's: the index along `axis`), or "position" (no memory at all: the row-major index of the element in
+            the iteration space, an s64).
         axis: for "index".
         rows: for "rows": the axes of a row, counted from the last.
     """

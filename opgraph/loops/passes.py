@@ -1,8 +1,9 @@
 """The passes over a row: which statements each computes, and which values are kept for a later one.
 
 What a reduction makes is there when its pass over the row has ended, so a value that waits for k reductions in a row is
-computed in pass k at the earliest. A later pass that needs a value of an earlier one computes it again from the operands,
-which are in the cache by then, or reads it from a buffer where that is cheaper: `Exp` in a softmax is computed once.
+computed in pass k at the earliest. A later pass that needs a value of an earlier one computes it again from the
+operands, which are in the cache by then, or reads it from a buffer where that is cheaper: `Exp` in a softmax is
+computed once.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ _STATEMENT = re.compile(
     r"(?P<result>t\d+): (?P<dtype>\w+) = (?P<kind>\w+)\((?P<args>.*)\)(?P<rounds> rounded)?  # (?P<tag>\d+)$"
 )
 _STORE = re.compile(
-    r"store (?P<dtype>\w+) (?P<value>\w+)(?: summed to (?P<to>\(\)|x\d+(?:, x\d+)*)|(?P<row> per row)(?P<dropped> dropped)?)?$"
+    r"store (?P<dtype>\w+) (?P<value>\w+)"
+    r"(?: summed to (?P<to>\(\)|x\d+(?:, x\d+)*)|(?P<row> per row)(?P<dropped> dropped)?)?$"
 )
 _ITEM = re.compile(r'\s*(?:(?P<key>\w+)=)?(?P<value>"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,]+?)\s*(?:,|$)')
 

@@ -195,7 +195,7 @@ class Cutter:
                 continue
             reason = self._against_absorbing(part, user)
             if reason:
-                self.refusals[self._edge(part, user)] = reason
+                self.refusals.setdefault(self._edge(part, user), reason)
             else:
                 self._join(*self._edge(part, user), part, user)
 

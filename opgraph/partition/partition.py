@@ -27,8 +27,8 @@ class RowForms:
 
     Attributes:
         axes: those of a row, counted from the last (-1), in ascending order; none where no row is reduced.
-        forms: of each value that there is one of for each row, by tensor id, whether the axes of the row stay, with size
-            1 ("kept"), or not ("dropped").
+        forms: of each value that there is one of for each row, by tensor id, whether the axes of the row stay, with
+            size 1 ("kept"), or not ("dropped").
         sums: of these, the ones that SumTo makes.
         inside: for each op that its record spells in smaller ones and that runs as these, by op id, these.
     """

@@ -131,6 +131,8 @@ def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], pol
         parts.append(f"fused with {len(part.ops) - 1} more")
     elif not told:
         parts.append("no neighbour to fuse with")
+    if part.rows.axes:
+        parts.append(f"rows over axes {list(part.rows.axes)}")
     return "; ".join([*parts, *dict.fromkeys(told)])
 
 

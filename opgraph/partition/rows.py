@@ -1,8 +1,8 @@
-"""Rows: which values are one for each row of a larger shape, so that one loop over that shape makes them and reads them.
+"""Rows: which values are one for each row of a larger shape, so that one loop over that shape makes and reads them.
 
-The mean of x[N,C] over its last axis is [N,1] or [N]; what is computed from it in that shape, and what brings it back to
-[N,C], belongs into the loop over x. Each such value is known here by the shape that its loop runs over, the axes that
-were reduced, and whether it still has these axes ("kept", with size 1) or not ("dropped").
+The mean of x[N,C] over its last axis is [N,1] or [N]; what is computed from it in that shape, and what brings it back
+to [N,C], belongs into the loop over x. Each such value is known here by the shape that its loop runs over, the axes
+that were reduced, and whether it still has these axes ("kept", with size 1) or not ("dropped").
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Rows:
             return
         self._forward({**reductions, **sums})
         self.sums = self._leading_back(sums) | self._beside_rows(sums)
-        made = {**reductions, **{i: sums[i] for i in self.sums}}
-        self._forward(made)
-        self._want(made)
-        self._forward(made)
+        begun = {**reductions, **{i: sums[i] for i in self.sums}}
+        self._forward(begun)
+        self._want(begun)
+        self._forward(begun)
 
     def of(self, op: Op) -> RowValue | None:
         """The row value that an op makes, if it does."""
@@ -86,7 +86,11 @@ class Rows:
         for tensor in op.inputs:
             tag = self.values.get(tensor.id)
             if tag is None:
-                is_row = own is not None and (is_view or own.form == "dropped") and opdef.get(op.kind, where=op.label).row is None
+                is_row = (
+                    own is not None
+                    and (is_view or own.form == "dropped")
+                    and opdef.get(op.kind, where=op.label).row is None
+                )
                 if is_row and not is_scalar_shape(self.shapes[tensor.id]):
                     found.append(tensor.id)
             elif tag.form == "dropped" and own != tag and own != tag.in_form("kept"):
@@ -194,9 +198,9 @@ class Rows:
             wanted = self._wanted.get(op.outputs[0].id) if len(op.outputs) == 1 else None
             if record.family == "shape":
                 shape = self.shapes[op.outputs[0].id]
-                tag = None if isinstance(shape, str) else known.get(shape)
-                if tag is not None and self.shapes[op.inputs[0].id] == tag.shape and op.inputs[0].id not in self.values:
-                    self._wanted.setdefault(op.inputs[0].id, tag)
+                met = None if isinstance(shape, str) else known.get(shape)
+                if met is not None and self.shapes[op.inputs[0].id] == met.shape and op.inputs[0].id not in self.values:
+                    self._wanted.setdefault(op.inputs[0].id, met)
                 continue
             own = self.of(op)
             wanted = own if own is not None and own.form == "dropped" else wanted

@@ -32,7 +32,8 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
     outputs = {inner.id: outer for inner, outer in zip(made, op.outputs, strict=True)}
     if len(outputs) < len(op.outputs):
         return ()
-    ops, found = [], set()
+    ops: list[Op] = []
+    found: set[int] = set()
     for inner in builder.ops:
         outs = tuple(outputs.get(t.id, t) for t in inner.outputs)
         ins = tuple(outputs.get(t.id, t) for t in inner.inputs)
@@ -69,7 +70,12 @@ class _Builder:
         return True
 
     def like(
-        self, kind: str, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], name: str, attrs: opdef.Attrs
+        self,
+        kind: str,
+        inputs: Sequence[LogicalTensor],
+        outputs: Sequence[LogicalTensor],
+        name: str,
+        attrs: opdef.Attrs,
     ) -> tuple[LogicalTensor, ...]:
         """Adds an op with outputs of the dtypes and shapes of some tensors; returns them."""
         first = self.graph._next_tensor

@@ -241,7 +241,7 @@ class HostKernel:
     def _entry(self, variant: Variant, boxed: bool) -> Any:
         source = host_source(self.lowered.loop, variant, boxed=boxed)
         self.sources[source.entry] = source
-        return host.load(source, self.lowered.labels, flat=variant.flat and not boxed)
+        return host.load(source, self.lowered.labels, flat=variant.flat)
 
 
 def _launch(plan: Plan, base: Any) -> None:

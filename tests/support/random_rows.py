@@ -93,4 +93,6 @@ def row_graph(seed: int, dtype: str = "f64") -> og.Graph:
 def sizes(seed: int, rank: int) -> tuple[int, ...]:
     """Extents for a graph of that rank; now and then 1, now and then nothing."""
     choose = random.Random(1000 + seed)
-    return tuple(choose.choice((1, 2, 3, 5, 7, 13, 33, 40, 0 if rank > 1 and choose.random() < 0.2 else 4)) for _ in range(rank))
+    return tuple(
+        choose.choice((1, 2, 3, 5, 7, 13, 33, 40, 0 if rank > 1 and choose.random() < 0.2 else 4)) for _ in range(rank)
+    )

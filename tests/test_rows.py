@@ -1,0 +1,350 @@
+"""Loops over rows: what is fused, what the loop says, and numbers that are right whatever the rows look like."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from support.random_rows import row_graph, sizes
+
+import opgraph as og
+from opgraph.codegen.kernel import host_source
+from opgraph.ir import dtypes
+from opgraph.loops.boxes import boxes_of_rows
+from opgraph.loops.interpret import interpret
+from opgraph.loops.layout import bind
+from opgraph.loops.lower import Lowered, lower
+from opgraph.loops.text import parse_loop
+from opgraph.partition.partitioner import partition
+from opgraph.runtime import threads
+from opgraph.runtime.fallback import InterpretedKernel
+
+torch = pytest.importorskip("torch")
+
+RMS = """graph(x: {t}[n,c], w: {t}[c]) -> (y)
+  p = Pow(x, 2.0)
+  m = ReduceMean(p, axes=[-1], keep_dims=true)
+  e = Add(m, 1e-5)
+  s = Sqrt(e)
+  r = Reciprocal(s)
+  a = Multiply(x, r)
+  y = Multiply(a, w)
+"""
+SOFTMAX = """graph(x: {t}[*]) -> (y)
+  y = SoftMax(x, axis=-1)
+"""
+#: Everything that reduces, in one graph, so that it is one kernel for each dtype.
+ALL = """graph(x: {t}[n,c]) -> (a, b, c, d, e, f, g)
+  a = ReduceSum(x, axes=[1])
+  b = ReduceMean(x, axes=[1], keep_dims=true)
+  c = ReduceMax(x, axes=[-1])
+  d = ReduceMin(x, axes=[-1], keep_dims=true)
+  e = ReduceProd(x, axes=[-1])
+  f = ReduceL1(x, axes=[1])
+  g = ReduceL2(x, axes=[1])
+"""
+
+
+def cut(text: str) -> list[tuple[str, list[str]]]:
+    return [(p.kind, [op.kind for op in p.ops]) for p in og.parse(text).get_partitions()]
+
+
+def lowered(text: str, **options: Any) -> Lowered:
+    (partition,) = og.parse(text).get_partitions()
+    return lower(partition, **options)
+
+
+def samples(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtypes.get(dtype).numpy)
+
+
+def as_dict(result: Any) -> dict[str, np.ndarray]:
+    return result if isinstance(result, dict) else {"y": result}
+
+
+# -- what is fused ----------------------------------------------------------------------------------------------------
+
+
+def test_rmsnorm_in_small_ops_is_one_kernel_with_what_is_before_and_after() -> None:
+    text = """graph(x: f32[n,c], w: f32[c], b: f32[n,c]) -> (y)
+      g = GELU(x)
+      p = Pow(g, 2.0)
+      m = ReduceMean(p, axes=[-1], keep_dims=true)
+      e = Add(m, 1e-5)
+      s = Sqrt(e)
+      r = Reciprocal(s)
+      a = Multiply(g, r)
+      v = Multiply(a, w)
+      y = Add(v, b)"""
+    (part,) = og.parse(text).get_partitions()
+    assert (part.kind, part.rows.axes, len(part.ops)) == ("fused", (-1,), 9)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "SoftMax(x, axis=-1)", "LogSoftmax(x, axis=-1)", "LayerNorm(x, w, w, keep_stats=false)", "RMSNorm(x, w)",
+        "ReduceMax(x, axes=[-1], keep_dims=true)", "ReduceL2(x, axes=[-1])",
+    ],
+)  # fmt: skip
+def test_a_row_op_alone_is_a_kernel_and_joins_its_neighbours(op: str) -> None:
+    assert cut(f"graph(x: f32[n,c], w: f32[c]) -> (y)\n y = {op}") == [("fused", [op.split("(")[0]])]
+    around = f"graph(z: f32[n,c], w: f32[c]) -> (y)\n x = Tanh(z)\n t = {op}\n y = Abs(t)"
+    assert cut(around) == [("fused", ["Tanh", op.split("(")[0], "Abs"])]
+
+
+def test_rows_along_different_axes_are_two_kernels_and_the_report_says_so() -> None:
+    text = """graph(x: f32[n,c,k]) -> (a, b)
+      t = Tanh(x)
+      a = SoftMax(t, axis=-1)
+      b = ReduceMax(t, axes=[1,2], keep_dims=true)"""
+    assert cut(text) == [("fused", ["Tanh", "SoftMax"]), ("fused", ["ReduceMax"])]
+    assert "two loops" in str(og.parse(text).explain())
+
+
+def test_the_report_names_the_axes_of_rows() -> None:
+    graph = og.parse(SOFTMAX.format(t="f32").replace("[*]", "[n,c]"))
+    assert "rows over axes [-1]" in str(graph.explain())
+
+
+def test_what_a_sum_leads_back_to_is_one_kernel() -> None:
+    """x - sum(x): SumTo as gradients write it."""
+    text = """graph(x: f32[n,c], k: f32[n,1]) -> (y)
+      t = Tanh(x)
+      s = SumTo(t, k)
+      y = Subtract(t, s)"""
+    assert cut(text) == [("fused", ["Tanh", "SumTo", "Subtract"])]
+
+
+def test_a_value_without_the_axes_of_its_row_is_not_taken_for_one_along_the_row() -> None:
+    """s[n] in x[n,n] lies along the last axis, as NumPy has it."""
+    text = "graph(x: f64[3,3]) -> (y)\n s = ReduceSum(x, axes=[1])\n y = Multiply(x, s)"
+    x = samples((3, 3), "f64")
+    np.testing.assert_allclose(og.compile(og.parse(text))(x=x), x * x.sum(1))
+
+
+def test_on_a_gpu_a_library_reduces_rows() -> None:
+    graph = og.parse(RMS.format(t="f32"))
+    kinds = [(p.kind, [op.kind for op in p.ops]) for p in partition(graph, engine="cuda").partitions]
+    assert ("library", ["ReduceMean"]) in kinds
+
+
+# -- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_loop_says_which_values_are_one_for_each_row() -> None:
+    text = RMS.format(t="f32").replace("-> (y)", "-> (y, s)")
+    assert str(lowered(text).loop) == (
+        "loop(parallel *, reduce -1)\n"
+        "  x0 = load f32\n"
+        "  x1 = load f32\n"
+        "  t0: f32 = Pow(x0, 2.0)  # 0\n"
+        "  t1: f32 = ReduceMean(t0)  # 1\n"
+        '  t2: f32 = Add(t1, 9.999999747378752e-06, auto_broadcast="numpy")  # 2\n'
+        "  t3: f32 = Sqrt(t2)  # 3\n"
+        "  t4: f32 = Reciprocal(t3)  # 4\n"
+        '  t5: f32 = Multiply(x0, t4, auto_broadcast="numpy")  # 5\n'
+        '  t6: f32 = Multiply(t5, x1, auto_broadcast="numpy")  # 6\n'
+        "  store f32 t3 per row\n"
+        "  store f32 t6"
+    )
+
+
+def test_exp_in_a_softmax_is_computed_once() -> None:
+    loop = lowered(SOFTMAX.format(t="f32").replace("[*]", "[n,c]")).loop
+    layout = bind(loop, [(5, 40)], [(40, 1)])
+    assert host_source(loop, layout.variant).functor.count("og::exp(") == 1
+    # In bf16 it cannot wait in the result: there is a buffer for rows that fit, and else it is computed again.
+    loop = lowered(SOFTMAX.format(t="bf16").replace("[*]", "[n,c]")).loop
+    functor = host_source(loop, bind(loop, [(5, 40)], [(40, 1)]).variant).functor
+    assert "kept_bytes = sizeof(float)" in functor and functor.count("og::exp(") == 3
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_loops_print_and_parse_back(seed: int) -> None:
+    for part in row_graph(seed).get_partitions():
+        if part.kind == "fused":
+            loop = lower(part).loop
+            assert parse_loop(str(loop)) == loop
+
+
+def test_boxes_hold_whole_rows() -> None:
+    loop = lowered(RMS.format(t="f32")).loop
+    for shape in [(3, 5), (1, 1), (4096, 8192), (100_000, 3), (2, 1 << 20)]:
+        layout = bind(loop, [shape, shape[1:]], [(shape[1], 1), (1,)])
+        boxes = boxes_of_rows(layout)
+        assert boxes.box[-1] == shape[1] and boxes.box[0] * boxes.counts[0] >= shape[0]
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def feeds_of(graph: og.Graph, seed: int) -> dict[str, np.ndarray]:
+    extents, random = sizes(seed, 4), np.random.default_rng(seed)
+    feeds = {}
+    for tensor in graph.inputs:
+        shape = tuple(d if isinstance(d, int) else extents[int(str(d)[1:])] for d in tensor.dims or ())
+        array = random.standard_normal(shape)
+        if array.ndim > 1 and random.random() < 0.4:  # other strides
+            array = np.ascontiguousarray(np.moveaxis(array, -1, 0))
+            array = np.moveaxis(array, 0, -1)
+        feeds[tensor.name or ""] = array
+    return feeds
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_graphs_of_rows_compute_what_the_reference_does(seed: int) -> None:
+    graph = row_graph(seed)
+    f = og.compile(graph)
+    for again in range(3):
+        feeds = feeds_of(graph, 3 * seed + again)
+        got, exact = as_dict(f(feeds)), as_dict(og.evaluate(graph, feeds))
+        for (name, value), want in zip(got.items(), exact.values(), strict=True):
+            assert value.shape == want.shape, name
+            np.testing.assert_allclose(value, want, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(8, 40))
+def test_loops_over_rows_run_in_numpy_and_torch(seed: int) -> None:
+    graph = row_graph(seed)
+    feeds = feeds_of(graph, seed)
+    exact = og.evaluate(graph, feeds)
+    values = {t.id: feeds[t.name or ""] for t in graph.inputs}
+    for part in graph.get_partitions():
+        if part.kind != "fused":
+            return
+        found = lower(part)
+        loads = [None if t is None else values.get(t.id, t.data) for t in found.loads]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            in_torch = InterpretedKernel(found, part)([values[t.id] for t in part.input_ports])
+        for tensor, value, other in zip(found.stores, interpret(found.loop, loads), in_torch, strict=True):
+            values[tensor.id] = value
+            np.testing.assert_allclose(other, value, rtol=1e-9, atol=1e-12)
+    for tensor, want in zip(graph.outputs, as_dict(exact).values(), strict=True):
+        np.testing.assert_allclose(values[tensor.id], want, rtol=1e-9, atol=1e-9)
+
+
+def assert_near(got: np.ndarray, exact: np.ndarray, peer: np.ndarray) -> None:
+    """At most twice as far from the truth as torch in the same dtype, or one rounding of the result."""
+    assert got.shape == exact.shape
+    finite = np.isfinite(exact)
+    np.testing.assert_array_equal(np.isfinite(got.astype(np.float64)), finite)
+    if not finite.any():
+        return
+    eps = 2.0 ** -{"f8": 52, "f4": 23, "f2": 10, "V2": 7}[got.dtype.str[1:]]
+    off = np.abs(got.astype(np.longdouble) - exact)[finite].max()
+    limit = np.abs(peer.astype(np.longdouble) - exact)[finite].max()
+    assert off <= max(2 * limit, eps * np.abs(exact[finite]).max()), f"{off} from the truth; torch {limit}"
+
+
+def as_torch(array: np.ndarray) -> Any:
+    from opgraph.runtime.providers.torch import from_numpy
+
+    return from_numpy(np.ascontiguousarray(array))
+
+
+def from_torch(tensor: Any) -> np.ndarray:
+    from opgraph.runtime.providers.torch import to_numpy
+
+    return to_numpy(tensor)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
+def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(dtype: str) -> None:
+    kernel = og.compile(og.parse(ALL.format(t=dtype)))
+    softmax = og.compile(og.parse(SOFTMAX.format(t=dtype).replace("[*]", "[n,c]")))
+    for rows, length in [(3, n) for n in (1, 2, 63, 64, 65, 257, 8192, 70_001)] + [(20_000, 3)]:
+        x = samples((rows, length), dtype)
+        wide = x.astype(np.longdouble)
+        exact = {
+            "a": wide.sum(1), "b": wide.mean(1, keepdims=True), "f": np.abs(wide).sum(1),
+            "g": np.sqrt((wide * wide).sum(1)), "c": wide.max(1), "d": wide.min(1, keepdims=True),
+        }  # fmt: skip
+        t = as_torch(x)
+        peer = {
+            "a": t.sum(1), "b": t.mean(1, keepdim=True), "f": t.norm(1, 1), "g": t.norm(2, 1), "c": t.amax(1),
+            "d": t.amin(1, keepdim=True),
+        }  # fmt: skip
+        got = kernel(x=x)
+        for name, want in exact.items():
+            assert_near(got[name], want, from_torch(peer[name]))
+        powers = np.exp(wide - wide.max(1, keepdims=True))
+        assert_near(softmax(x=x), powers / powers.sum(1, keepdims=True), from_torch(torch.softmax(t, -1)))
+
+
+def test_products_are_right() -> None:
+    x = np.random.default_rng(0).uniform(0.9, 1.1, (5, 300)).astype(np.float32)
+    got = og.compile(og.parse(ALL.format(t="f32")))(x=x)["e"]
+    np.testing.assert_allclose(got, x.astype(np.float64).prod(1), rtol=1e-6)
+
+
+def test_nan_and_infinities_stay_in_their_rows() -> None:
+    kernel = og.compile(og.parse(ALL.format(t="f32")))
+    x = samples((6, 100))
+    x[1, 7], x[2, 99], x[3, 0], x[4, 50], x[4, 51] = np.nan, np.inf, -np.inf, np.inf, -np.inf
+    got = kernel(x=x)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(np.isnan(got["a"]), np.isnan(x.sum(1)))
+        np.testing.assert_array_equal(got["c"], x.max(1))
+        np.testing.assert_array_equal(got["d"][:, 0], x.min(1))
+    softmax = og.compile(og.parse(SOFTMAX.format(t="f32").replace("[*]", "[n,c]")))(x=x)
+    np.testing.assert_array_equal(np.isnan(softmax).all(1), [False, True, True, False, True, False])
+
+
+def test_rows_of_nothing_have_the_value_of_no_elements() -> None:
+    got = og.compile(og.parse(ALL.format(t="f32")))(x=np.zeros((2, 0), np.float32))
+    assert got["a"].tolist() == [0, 0] and np.isnan(got["b"]).all() and got["c"].tolist() == [-np.inf] * 2
+    assert got["d"].ravel().tolist() == [np.inf] * 2 and got["e"].tolist() == [1, 1] and got["g"].tolist() == [0, 0]
+    none = og.compile(og.parse(ALL.format(t="f32")))(x=np.zeros((0, 5), np.float32))
+    assert none["a"].shape == (0,) and none["b"].shape == (0, 1)
+
+
+def test_a_row_may_be_several_runs_and_lie_in_any_order() -> None:
+    text = """graph(x: f32[*]) -> (y)
+      m = ReduceMean(x, axes=[0,2,3], keep_dims=true)
+      y = Subtract(x, m)""".replace("[*]", "[n,c,h,w]")
+    f = og.compile(og.parse(text))
+    x = samples((4, 3, 5, 7))
+    for view in (x, x.transpose(2, 1, 0, 3), x[:, :, ::2], x[:, :, :, ::-1], x.transpose(3, 1, 2, 0)):
+        np.testing.assert_allclose(f(x=view), view - view.mean((0, 2, 3), keepdims=True), atol=1e-6)
+
+
+def test_a_division_by_a_row_value_is_right_for_any_two_floats() -> None:
+    """It is done by two products; extremes, zeros, infinities and NaN come out as of a division."""
+    text = "graph(x: f32[n,c]) -> (y)\n s = ReduceMax(x, axes=[-1], keep_dims=true)\n y = Divide(x, s)"
+    special = np.array([0, 1e-45, 1e-40, 1.2e-38, 1, 3, 1e30, 3.4e38, np.inf, np.nan], np.float32)
+    x = np.stack([np.minimum(special, top) for top in special[:-1]] + [special])
+    x = np.concatenate([x, -x], axis=1)
+    got = og.compile(og.parse(text))(x=x)
+    with np.errstate(all="ignore"):
+        want = x / x.max(1, keepdims=True)
+    np.testing.assert_allclose(got, want, rtol=3e-7, atol=3e-45)
+
+
+def test_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "graph(x: f32[n,c], w: f32[c], b: f32[c], d_y: f32[n,c]) -> (dx, dw, db)\n"
+    text += "  y, m, v = LayerNorm(x, w, b)\n  dx, dw, db = LayerNormBackward(x, d_y, m, v, w, b)"
+    f = og.compile(og.parse(text))
+    x, d = samples((700, 300)), samples((700, 300), seed=1)
+    feeds = {"x": x, "d_y": d, "w": samples((300,)), "b": samples((300,))}
+    one = None
+    for count in (1, 2, 3, 8):
+        monkeypatch.setattr(threads, "team", lambda size, count=count: (count, None))
+        got = f(feeds)
+        one = got if one is None else one
+        assert all(got[k].tobytes() == one[k].tobytes() for k in got)
+
+
+def test_results_may_lie_over_inputs() -> None:
+    """The row is read several times before it is written."""
+    text = "graph(x: f32[n,c], r: f32[n,c]) -> (y)\n s = SoftMax(x, axis=-1)\n y = Add(s, r)"
+    f = og.compile(og.parse(text))
+    x, r = samples((9, 300)), samples((9, 300), seed=1)
+    want = f(x=x, r=r)
+    for name in ("x", "r"):
+        feeds = {"x": x.copy(), "r": r.copy()}
+        f(feeds, out=feeds[name])
+        np.testing.assert_array_equal(feeds[name], want)
