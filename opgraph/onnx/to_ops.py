@@ -203,7 +203,8 @@ def _dense(tensor: SparseTensorProto) -> np.ndarray | None:
     size = math.prod(tensor.dims)
     if tensor.values.data_type not in dtypes.BY_ONNX or not 0 <= size <= _LARGEST_DENSE:
         return None
-    values, places = np.asarray(ir.from_proto(tensor.values).numpy()), np.asarray(ir.from_proto(tensor.indices).numpy())
+    values = np.asarray(ir.serde.deserialize_tensor(tensor.values).numpy())
+    places = np.asarray(ir.serde.deserialize_tensor(tensor.indices).numpy())
     shape = tuple(tensor.dims)
     result = np.zeros(size, values.dtype)
     result[places if places.ndim == 1 else np.ravel_multi_index(tuple(places.T), shape)] = values
