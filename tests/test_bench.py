@@ -234,6 +234,7 @@ def test_a_slow_call_sits_rounds_out_and_ours_runs_in_all() -> None:
     assert rounds == {"ours": MOST, "fast": MOST, "slow": 6}
     assert sum(takes_part(i, 6, MOST) for i in range(MOST)) == 6
     assert planned({"ours": 0.1, "slow": 0.4}, 0.5) == {"ours": 3, "slow": 3}
+    assert planned({"ours": 0.05, "fast": 0.001}, 1.0) == {"ours": 10, "fast": 10}
     assert planned({"ours": 0.1, "slow": 9.0}, 0.5) == {"ours": 3, "slow": 1}
     assert planned({"ours": 0.01, "other": 0.01}, 0.11) == {"ours": LEAST, "other": LEAST}
 
@@ -315,9 +316,10 @@ def test_a_gpu_run_has_large_arrays_and_one_beyond_2_to_the_31() -> None:
 
 def results() -> Results:
     cell = Cell(peer="torch native", us=2.0, ratio=Ratio(median=0.5, low=0.4, high=0.6, rounds=9), off=0.5, first_ms=1)
+    slower = Cell(peer="torch eager", us=4.0, ratio=Ratio(median=0.25, low=0.2, high=0.3, rounds=9))
     row = Row(
         suite="activation", entry="swish", size=1000, elements=1000, bytes=8000, copy=cell,
-        cells=(Cell(peer="opgraph", us=1.0), cell, Cell(peer="NumPy", failed="refused")),
+        cells=(Cell(peer="opgraph", us=1.0), slower, cell, Cell(peer="NumPy", failed="refused")),
     )  # fmt: skip
     figure = Figure(suite="host", subject="a call", column="us", value=1.5, unit="us")
     return Results(

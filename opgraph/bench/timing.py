@@ -145,8 +145,9 @@ def planned(costs: Mapping[str, float], budget: float, most: int = MOST) -> dict
     share = budget / len(costs)
     least = LEAST if LEAST * sum(costs.values()) <= budget else 3
     rounds = {name: 1 if cost > budget else int(min(max(share / cost, least), most)) for name, cost in costs.items()}
-    # Ours is what all are compared with: it is there whenever another one runs.
-    return rounds | {next(iter(costs)): max(rounds.values())}
+    # The first is what all are compared with: nobody runs without it.
+    total = rounds[next(iter(costs))]
+    return {name: min(count, total) for name, count in rounds.items()}
 
 
 def takes_part(index: int, rounds: int, total: int) -> bool:
