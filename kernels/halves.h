@@ -7,7 +7,7 @@
 
 namespace og {
 
-enum { strip_size = 256 };
+enum { strip = 256 };  // elements
 
 /// How many f16 operands of a functor go by strips; see opgraph/codegen/halves.py.
 template <class...> using ignored = void;

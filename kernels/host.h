@@ -26,12 +26,12 @@ struct Space {
 
 template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
   if constexpr (halves_of<F>::count != 0) {
-    alignas(64) float room[halves_of<F>::count][strip_size];
-    for (i64 first = begin; first < end; first += strip_size) {
-      const i64 n = end - first < strip_size ? end - first : strip_size;
+    alignas(64) float room[halves_of<F>::count][strip];
+    for (i64 first = begin; first < end; first += strip) {
+      const i64 n = end - first < strip ? end - first : strip;
       f.widen(room, first, n);
       OG_VECTORIZE
-      for (i64 j = 0; j < n; ++j) f.strip(room, first + j, j);
+      for (i64 j = 0; j < n; ++j) f.staged(room, first + j, j);
       f.narrow(room, first, n);
     }
   } else {

@@ -10,7 +10,7 @@
 
 namespace og {
 
-enum { strip = 256, lanes = 32, few = 12, max_cells = 4096, small_work = 2048, stretch = 2048, max_spread = 4 };
+enum { lanes = 32, few = 12, max_cells = 4096, small_work = 2048, stretch = 2048, max_spread = 4 };
 
 // sum + rest = sum + x, exactly but for the last addition (Knuth, The art of computer programming 2, 4.2.2).
 OG_FN void add_exactly(double& sum, double& rest, double x) {
@@ -148,8 +148,16 @@ template <class F> OG_FN void row(const F f, i64 width, double* const* cell, con
     const i64 filled = (n + lanes - 1) / lanes * lanes;
     for (int k = 0; k < F::sums; ++k)
       for (i64 i = n; i < filled; ++i) addend[k][i] = 0;
-    OG_VECTORIZE
-    for (i64 i = 0; i < n; ++i) f.element(first + i, &addend[0][i]);
+    if constexpr (halves_of<F>::count != 0) {
+      alignas(64) float room[halves_of<F>::count][strip];
+      f.widen(room, first, n);
+      OG_VECTORIZE
+      for (i64 i = 0; i < n; ++i) f.staged(room, first + i, i, &addend[0][i]);
+      f.narrow(room, first, n);
+    } else {
+      OG_VECTORIZE
+      for (i64 i = 0; i < n; ++i) f.element(first + i, &addend[0][i]);
+    }
     each<F::sums>([&](auto k) {
       if constexpr (F::adds_row(k.value)) {
         if (n <= few) {
@@ -336,6 +344,7 @@ template <class F> struct Plain : F {
   using Addend = float;
   static constexpr bool adds_row(int) { return false; }
   OG_FN void element(i64 i, Addend*) const { F::element(i); }
+  OG_FN void staged(float (*room)[strip], i64 i, i64 j, Addend*) const { F::staged(room, i, j); }
   OG_FN static void total(int, void*, i64, double) {}
 };
 

@@ -69,6 +69,22 @@ def test_in_place_reads_before_it_writes() -> None:
     same(og.compile(g)(x=x, out=x), expected)
 
 
+@pytest.mark.parametrize("shape", [(5, 4, 70), (5, 4, 3, 3)], ids=["rows", "short rows"])
+def test_sums_and_short_rows_are_the_same_by_strips(shape: tuple[int, ...]) -> None:
+    g = og.Graph()
+    x, a = g.input("x", "f16", (None,) * len(shape)), g.input("a", "f16", (4, *[1] * (len(shape) - 2)))
+    g.add_op("Multiply", x, g.add_op("Sigmoid", g.add_op("Multiply", a, x)), name="y")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float16)
+    a = rng.standard_normal((4, *[1] * (len(shape) - 2))).astype(np.float16)
+    apart = np.lib.stride_tricks.as_strided(spread(x.ravel()), shape, [2 * s for s in x.strides])
+    same(og.compile(g)(x=x, a=a), og.compile(g)(x=apart, a=a))
+    backward = og.compile(og.gradient(g, ["x", "a"]))
+    strips, singly = backward(x=x, a=a, d_y=x), backward(x=apart, a=a, d_y=apart)
+    for name in strips:
+        same(strips[name], singly[name])
+
+
 def test_strips_are_what_runs() -> None:
     (source,) = og.compile(graph()).kernels.values()
     assert "og::widen(room[0], x0 + first, n)" in source and "og::narrow(y0 + first, room[1], n)" in source

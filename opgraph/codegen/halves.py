@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def put_halves(emitter: Emitter) -> None:
-    """Adds to a functor what og::span does a strip of elements with, if contiguous f16 is among the operands.
+    """Adds to a functor what the skeletons do a strip of elements with, if contiguous f16 is among the operands.
 
-    `widen` makes f32 of the f16 operands, `strip` does element i of the row, j of the strip, on those and on the other
-    operands as they are, and `narrow` rounds f16 results.
+    `widen` makes f32 of the f16 operands, `staged` does element i of the row, j of the strip, on those and on the
+    other operands as they are, and `narrow` rounds f16 results.
     """
     kinds = {load.name: kind for load, kind in emitter.loads}
     loads = [x.name for x in emitter.element_loads() if x.dtype == "f16" and kinds[x.name] == CONTIGUOUS]
@@ -24,11 +24,12 @@ def put_halves(emitter: Emitter) -> None:
     room = {name: f"room[{k}]" for k, name in enumerate(loads + stores)}
     put = emitter.put
     put(f"  static constexpr int halves = {len(room)};")
-    put("  OG_FN void widen(float (*room)[og::strip_size], og::i64 first, og::i64 n) const {")
+    put("  OG_FN void widen(float (*room)[og::strip], og::i64 first, og::i64 n) const {")
     for name in loads:
         put(f"    og::widen({room[name]}, {name} + first, n);")
     put("  }")
-    put("  OG_FN void strip(float (*room)[og::strip_size], og::i64 i, og::i64 j) const {")
+    addends = ", Addend* s" if emitter.sums else ""
+    put(f"  OG_FN void staged(float (*room)[og::strip], og::i64 i, og::i64 j{addends}) const {{")
     emitter.results(
         [f"{room[x.name]}[j]" if x.name in room else emitter.read(x, kinds[x.name]) for x in emitter.element_loads()],
         "    ",
@@ -36,8 +37,9 @@ def put_halves(emitter: Emitter) -> None:
     for i, store in emitter.elementwise():
         name = f"y{i}"
         put(f"    {room[name]}[j] = r{i};" if name in room else f"    {emitter.stored(i, store)}")
+    emitter.put_addends()
     put("  }")
-    put("  OG_FN void narrow(float (*room)[og::strip_size], og::i64 first, og::i64 n) const {")
+    put("  OG_FN void narrow(float (*room)[og::strip], og::i64 first, og::i64 n) const {")
     for name in stores:
         put(f"    og::narrow({name} + first, {room[name]}, n);")
     put("  }")
