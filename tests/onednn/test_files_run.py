@@ -39,7 +39,8 @@ def test_a_file_runs_and_agrees_with_float64(name: str) -> None:
     parts = executed(graph, feeds)
     for id, array in whole(graph, feeds).items():
         np.testing.assert_array_equal(array, parts[id])
-        assert array.size < 16 or len(np.unique(array)) > 1, "one value says little"
+        # Of a single op the attributes may leave one value: a Clamp from 0 to 0.
+        assert array.size < 16 or len(graph) == 1 or len(np.unique(array)) > 1, "one value says little"
 
 
 @needs_files

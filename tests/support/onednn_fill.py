@@ -19,6 +19,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.opdef import find
 
 _POSITIVE = {"Log", "Sqrt", "SqrtBackward", "Reciprocal", "Pow"}
+_RANGES = {"u8": (0, 255), "s8": (-128, 127), "u4": (0, 15), "s4": (-8, 7)}
 _NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm")
 
 
@@ -63,9 +64,10 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
         made = 2.0 ** whole(-3, 0)
     elif any(op.kind == "Divide" and index == 1 for op, index in uses):
         made = 2.0 ** whole(0, 2)
-    elif tensor.dtype in ("u8", "u4"):
-        made = whole(0, 4)
-    elif tensor.dtype in ("s8", "s4", "s32", "s64"):
+    elif tensor.dtype in ("u8", "u4", "s8", "s4"):
+        zero = max([op.attrs["zps"][0] for op, _ in uses if op.attrs.get("zps")], default=0)  # type: ignore[index]
+        made = np.clip(zero + whole(-4, 4), *_RANGES[tensor.dtype])
+    elif tensor.dtype in ("s32", "s64"):
         made = whole(-4, 4)
     elif in_norm and backward and names & {"variance", "var"}:
         made = 4.0 ** whole(1, 2)
@@ -86,6 +88,8 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
         made = whole(-9, -6)
     elif irregular:
         made = generator.normal(0, 2, shape)
+    elif kinds == {"Multiply"}:  # a long product must not be 0 everywhere
+        made = whole(1, 2) * np.where(generator.random(shape) < 0.5, -1, 1)
     else:
         made = whole(-2, 2)
     return np.asarray(made).astype(numpy)
