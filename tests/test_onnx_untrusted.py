@@ -318,6 +318,23 @@ def test_a_model_hubs_cache_of_links_into_one_store_loads(secret: Path) -> None:
     assert og.onnx.load(snapshot / "m.onnx").constants[0].data.tolist() == [4, 3, 2, 1]
 
 
+def test_a_link_in_a_hubs_cache_that_leaves_the_store_is_refused(secret: Path) -> None:
+    store, snapshot = secret / "blobs", secret / "snapshots" / "main"
+    store.mkdir()
+    snapshot.mkdir(parents=True)
+    external(secret / "in", "m.data").rename(store / "aaa")
+    (snapshot / "m.onnx").symlink_to("../../blobs/aaa")
+    for target in ("../../secret", str(secret / "secret"), "../../blobs/../secret"):
+        (snapshot / "m.data").symlink_to(target)
+        with pytest.raises(ModelError, match="outside the model's folder"):
+            og.onnx.load(snapshot / "m.onnx")
+        (snapshot / "m.data").unlink()
+    os.link(secret / "secret", store / "hard")
+    (snapshot / "m.data").symlink_to("../../blobs/hard")
+    with pytest.raises(ModelError, match="hard links"):
+        og.onnx.load(snapshot / "m.onnx")
+
+
 @pytest.mark.parametrize(
     "fields", [{"offset": 24}, {"offset": 1 << 40}, {"offset": -4}, {"length": 12}, {"dims": 400, "length": 1600}]
 )
