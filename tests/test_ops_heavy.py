@@ -108,6 +108,19 @@ def test_interpolation_is_torchs(mode: str, name: str) -> None:
         close(got, torch.nn.functional.interpolate(torch.from_numpy(x), (7, 9), mode=name, align_corners=True))
 
 
+def test_cudnn_convolves_in_f32_and_in_one_order_while_an_op_runs() -> None:
+    torch = pytest.importorskip("torch")
+    from opgraph.runtime.providers.torch_ops import exact_convolutions
+
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic
+    with exact_convolutions(opdef.get("Convolution", where="test")):
+        assert (cudnn.allow_tf32, cudnn.deterministic) == (False, True)
+    assert (cudnn.allow_tf32, cudnn.deterministic) == before
+    with exact_convolutions(opdef.get("AvgPool", where="test")):
+        assert (cudnn.allow_tf32, cudnn.deterministic) == before
+
+
 # -- unknown sizes and training ---------------------------------------------------------------------------------------
 
 NET = f"""\

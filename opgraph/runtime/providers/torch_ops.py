@@ -37,7 +37,7 @@ class TorchOps:
         """See OpLibrary."""
         if any(isinstance(v, np.ndarray) for v in values) or known_dtype(op.outputs[0].dtype) is None:
             return self._by_numpy(op, record, values)
-        with plain(values[0].device.type):
+        with plain(values[0].device.type), exact_convolutions(record):
             return run_op(op, record, values) if record.torch is not None else self._adjoint(op)(values)
 
     def _by_numpy(self, op: Op, record: OpDef, values: Sequence[Any]) -> list[Any]:
@@ -83,6 +83,21 @@ def plain(device: str) -> Iterator[None]:
                 yield
         else:
             yield
+
+
+@contextmanager
+def exact_convolutions(record: OpDef) -> Iterator[None]:
+    """A block in which cuDNN convolves f32 in f32, not in TF32, and sums in one order; outside of it as was chosen."""
+    if record.family != "convolution":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    chosen = cudnn.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, cudnn.deterministic = chosen
 
 
 def sees_gpus() -> bool:
