@@ -59,7 +59,7 @@ def _value(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.constant is not None:
         return tensor.constant
     converter = tensor.fake_mode.fake_tensor_converter.meta_converter
-    for real, number in converter.describer.lookup_tensor.items():
+    for real, number in converter.describer.lookup_tensor.items():  # type: ignore[no-untyped-call]
         if isinstance(real, torch.nn.Parameter) and converter.tensor_memo.get(number) is tensor:
             return real
     return None
