@@ -104,7 +104,8 @@ def remarks(results: Results) -> list[str]:
     for row in results.rows:
         for index, cell in enumerate(row.cells):
             if cell.failed and (index == 0 or cell.failed.startswith(("wrong: ", "error: "))):
-                lines.append(f"{row.label}, {size_text(row.elements)} {row.dtype}: {cell.peer}: {cell.failed}")
+                what = " ".join(filter(None, (f"{row.label},", size_text(row.elements), row.dtype)))
+                lines.append(f"{what}: {cell.peer}: {cell.failed}")
     return lines
 
 

@@ -123,13 +123,15 @@ def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float, most: int =
     """
     with undisturbed():
         begun = time.perf_counter()
-        costs = {name: clock.run(call, 1) for name, call in calls.items()}
-        for name, cost in costs.items():
+        repeats, costs = {}, {}
+        for name, call in calls.items():
+            cost, aside = _tried(call, clock)
             if cost < 20 * SAMPLE:  # the first run of a short call found its code and data nowhere near
-                costs[name] = min(cost, clock.run(calls[name], 1))
-        repeats = {name: clock.repeats(cost) for name, cost in costs.items()}
+                cost, aside = min((cost, aside), _tried(call, clock))
+            repeats[name] = clock.repeats(cost)
+            costs[name] = max(repeats[name] * cost + aside, 1e-7)
         left = max(budget - (time.perf_counter() - begun), 0.0)
-        rounds = planned({name: max(repeats[name] * costs[name], 1e-7) for name in calls}, left, most)
+        rounds = planned(costs, left, most)
         times: Times = {name: [] for name in calls}
         total = rounds[next(iter(calls))]
         for index in range(total):
@@ -138,6 +140,13 @@ def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float, most: int =
             for name, row in times.items():
                 row.append(found.get(name))
     return times
+
+
+def _tried(call: Call, clock: Clock) -> tuple[float, float]:
+    """Seconds of one call, and what a run takes beside it: emptying caches, waiting for a device."""
+    start = time.perf_counter()
+    found = clock.run(call, 1)
+    return found, max(time.perf_counter() - start - found, 0.0)
 
 
 def planned(costs: Mapping[str, float], budget: float, most: int = MOST) -> dict[str, int]:

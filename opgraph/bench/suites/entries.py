@@ -69,7 +69,7 @@ def clock_of(device: str, cache: str) -> Clock:
         from opgraph.bench.device_clock import DeviceClock
 
         return DeviceClock(warm=cache == WARM)
-    return HostClock(cold=4 * last_level_cache() if cache == COLD else 0)
+    return HostClock(cold=2 * last_level_cache() if cache == COLD else 0)
 
 
 def last_level_cache() -> int:

@@ -61,7 +61,7 @@ def of_graph(
             makers["onnxruntime, fused"] = lambda: _session(_written(graph, "auto"), graph, feeds, expected, threads)
         else:
             makers["onnxruntime"] = lambda: _session(_written(graph, "decomposed"), graph, feeds, expected, threads)
-    if _is_here("oneDNN"):
+    if model is None and _is_here("oneDNN"):
         makers["oneDNN"] = lambda: _onednn(graph, feeds, expected, threads)
     for peer, maker in makers.items():
         say(peer)
