@@ -97,7 +97,7 @@ def wrong(
     index: int,
     ops: Sequence[og.Op],
     before: Sequence[og.Op] = (),
-    slack: object = 0.0,
+    slack: np.ndarray | None = None,
 ) -> str:
     """Why a result is wrong by the rule; "" where it is right.
 
@@ -109,13 +109,15 @@ def wrong(
         before: those whose results went into it unseen, in a kernel: each may be off by its own threshold, as it may
             be in the f32 reference that benchdnn compares with.
         slack: what a sum in f32 may be off, by value: benchdnn compares sums of irregular numbers with another f32 sum.
+            None: nothing, what is summed is exact.
     """
     dtype = op.outputs[index].dtype
     if got.shape != exact.shape:
         return f"shape {got.shape} instead of {exact.shape}"
     if dtype not in EPSILON:
         return _wrong_integers(got, exact, any(is_eltwise(o) for o in ops))
-    rounded = exact.astype(got.dtype).astype(np.float64)
+    with np.errstate(over="ignore"):  # infinite in the dtype
+        rounded = exact.astype(got.dtype).astype(np.float64)
     value = got.astype(np.float64)
     with np.errstate(all="ignore"):
         off = np.abs(value - rounded)
@@ -125,7 +127,9 @@ def wrong(
         right = (value == rounded) | ((size <= 1e-5) & (off < EPSILON["f32"]))
         right |= np.where(size > 1e-5, relative, off) <= limit
         right |= np.isnan(value) & np.isnan(rounded)
-        right |= off <= np.asarray(slack) + limit * size
+        if slack is not None:  # what was stored is the rounding of a number that near to the truth
+            half_a_step = 0.5 * EPSILON[dtype] * 2.0 ** np.floor(np.log2(np.maximum(np.abs(exact), 1e-300)))
+            right |= np.abs(value - exact) <= (slack + half_a_step) * (1 + 1e-6)
         if op.kind == "Divide":
             right |= off < EPSILON[dtype]
         if any(is_eltwise(o) for o in ops):
@@ -135,7 +139,7 @@ def wrong(
         return ""
     finite = np.isfinite(rounded) & np.isfinite(value)
     scale = np.linalg.norm(rounded[finite])
-    norm = np.linalg.norm((value - rounded)[finite]) / (scale if scale else 1.0)
+    norm = np.linalg.norm(value[finite] - rounded[finite]) / (scale if scale else 1.0)
     if bad <= got.size // 1024 and norm <= L2 and (finite | right).all():
         return ""
     worst = np.unravel_index(np.argmax(np.where(right, -1, np.nan_to_num(relative, nan=np.inf))), got.shape)

@@ -166,7 +166,8 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 def _rounded(array: np.ndarray, tensor: og.LogicalTensor) -> np.ndarray:
     record = dtypes.get(tensor.dtype)
-    return array.astype(record.numpy).astype(np.float64) if record.is_float else array
+    with np.errstate(over="ignore"):
+        return array.astype(record.numpy).astype(np.float64) if record.is_float else array
 
 
 def _slack(op: og.Op, values: Mapping[int, np.ndarray]) -> np.ndarray:
