@@ -177,6 +177,17 @@ def test_files_that_are_no_model(content: bytes, tmp_path: Path) -> None:
         og.onnx.load(tmp_path / "m.onnx")
 
 
+@pytest.mark.parametrize("place", ["producer", "graph", "node", "remark"])
+def test_text_that_is_no_utf8_is_refused_wherever_it_stands(place: str) -> None:
+    made = model([relu(name="a node")], doc_string="a graph")
+    made.producer_name, made.graph.node[0].doc_string = "a producer", "a text"
+    made.graph.node[0].metadata_props.add(key="k", value="a remark")
+    text = {"producer": b"a producer", "graph": b"a graph", "node": b"a text", "remark": b"a remark"}[place]
+    broken = onnx.ModelProto.FromString(made.SerializeToString().replace(text, b"\xf3" + text[1:]))
+    with pytest.raises(ModelError, match="no UTF-8 text"):
+        og.onnx.load(broken)
+
+
 def test_folders_missing_files_and_odd_paths(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.onnx", str(tmp_path) + "/a\0b", "x" * 5000):
         with pytest.raises(ModelError):

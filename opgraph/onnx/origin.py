@@ -167,10 +167,10 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
     skeleton = onnx.ModelProto()
     for descriptor, value in proto.ListFields():
         if descriptor.name != "graph":
-            _copy_field(skeleton, descriptor.name, value)
+            _copy_field(skeleton, descriptor.name, value, label)
     for descriptor, value in proto.graph.ListFields():
         if descriptor.name != "initializer":
-            _copy_field(skeleton.graph, descriptor.name, value)
+            _copy_field(skeleton.graph, descriptor.name, value, label)
     inputs = [i.name for i in proto.graph.input]
     base = os.fspath(path.parent) if path is not None else ""
     tensors: dict[str, ir.TensorProtocol] = {}
@@ -198,7 +198,9 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
     return Origin(label, path, skeleton, tensors, inputs, headers=headers)
 
 
-def _copy_field(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:
+def _copy_field(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object, label: str) -> None:
+    if isinstance(value, bytes):  # the model has no field of bytes here: text that is no UTF-8
+        raise ModelError(f"{name} is no UTF-8 text", where=label, fix="fetch or export the model again")
     if hasattr(value, "extend"):
         getattr(target, name).extend(value)
     elif hasattr(value, "CopyFrom"):

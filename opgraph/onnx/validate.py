@@ -139,6 +139,7 @@ def _check_text(where: str, *texts: object) -> None:
 def _check_node(node: NodeProto, scope: _Scope) -> None:
     _check_text(scope.place, node.op_type, node.domain, node.name, node.overload, *node.input, *node.output)
     _check_text(scope.place, *(a.name for a in node.attribute), *(a.ref_attr_name for a in node.attribute))
+    _check_text(scope.place, node.doc_string, *(t for p in node.metadata_props for t in (p.key, p.value)))
     _write_plainly(node)
     where = f'{node.op_type} "{node.name}" of {scope.place}'
     for attribute in node.attribute:
