@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from opgraph.ir import dtypes
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -29,6 +31,23 @@ class Listed:
     def covers(self, found: Difference) -> bool:
         """Whether any of the patterns name a difference."""
         return any(self.names(found, kind, what) for kind in self.kinds for what in self.what)
+
+    def row(self) -> list[str]:
+        """Kinds, differences and reason, as a table shows them: dtypes of one port in one list."""
+        dtypes_of: dict[str, list[str]] = {}
+        others = []
+        for what in self.what:
+            port, _, dtype = what.partition(" may be ")
+            if dtype in dtypes.BY_NAME:
+                dtypes_of.setdefault(port, []).append(dtype)
+            else:
+                others.append(what)
+        ports: dict[tuple[str, ...], list[str]] = {}
+        for port, names in dtypes_of.items():
+            ports.setdefault(tuple(names), []).append("every port of floats" if port == "*" else port)
+        said = [f"{', '.join(p)} may be {', '.join(names)}" for names, p in ports.items()]
+        kinds = "all" if self.kinds == ("*",) else ", ".join(self.kinds)
+        return [kinds, "; ".join([*said, *others]), self.reason]
 
 
 _REDUCTIONS = tuple(f"Reduce{n}" for n in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum"))

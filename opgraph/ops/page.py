@@ -14,7 +14,7 @@ import numpy as np
 from opgraph.ir import dtypes
 from opgraph.ir.opdef import Attr, Onnx, OpDef, Port, all_ops
 from opgraph.ops import samples
-from opgraph.ops.differences import DIFFERENCES, Listed
+from opgraph.ops.differences import DIFFERENCES
 from opgraph.ops.families import broadcast_rule
 
 #: Points at which formulas break.
@@ -45,7 +45,7 @@ def index_text() -> str:
                 _table(["kind", "formula"], rows),
                 "## Where schemas differ from oneDNN's",
                 "Everything else is as oneDNN declares it: inputs, outputs, attributes, defaults, dtypes, constraints.",
-                _table(["kinds", "difference", "why"], [_difference_row(d) for d in DIFFERENCES]),
+                _table(["kinds", "difference", "why"], [d.row() for d in DIFFERENCES]),
             ]
         )
         + "\n"
@@ -90,6 +90,9 @@ def _attr_row(attr: Attr) -> list[str]:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, tuple):
+        alike = len(value) > 3 and len(set(value)) == 1
+        return f"{len(value)} times {value[0]}" if alike else str(list(value))
     return str(value).lower() if isinstance(value, bool) else f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
@@ -108,6 +111,12 @@ def _shape(record: OpDef) -> Iterator[str]:
 
 
 def _numbers(record: OpDef) -> Iterator[str]:
+    if record.spelled is not None:
+        yield "## Numbers"
+        yield (
+            "A library runs it; or, being spelled in smaller ops, it becomes part of a fused kernel with what comes "
+            "before and after. Either way f16 and bf16 are rounded once, at the end."
+        )
     if not record.is_pointwise:
         return
     yield "## Numbers"
@@ -181,23 +190,6 @@ def _onnx(record: OpDef) -> Iterator[str]:
             found.setdefault(template if isinstance(template, str) else template(attrs, _names(ports)))
         yield "Decomposition (`$name` is an attribute):"
         yield _code(found)
-
-
-def _difference_row(listed: Listed) -> list[str]:
-    kinds = "all" if listed.kinds == ("*",) else ", ".join(listed.kinds)
-    dtypes_of: dict[str, list[str]] = {}
-    others = []
-    for what in listed.what:
-        port, _, dtype = what.partition(" may be ")
-        if dtype in dtypes.BY_NAME:
-            dtypes_of.setdefault(port, []).append(dtype)
-        else:
-            others.append(what)
-    ports: dict[tuple[str, ...], list[str]] = {}
-    for port, names in dtypes_of.items():
-        ports.setdefault(tuple(names), []).append("every port of floats" if port == "*" else port)
-    said = [f"{', '.join(p)} may be {', '.join(names)}" for names, p in ports.items()]
-    return [kinds, "; ".join([*said, *others]), listed.reason]
 
 
 def _form(form: Onnx) -> str:
