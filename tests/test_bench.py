@@ -19,7 +19,7 @@ from opgraph.bench.peers.peer import Absent, Built, Peer, Refused
 from opgraph.bench.peers.text import cxx_function, triton_module
 from opgraph.bench.plan import ENTRY_SUITES, GROUPS, jobs, needed_bytes, suites_of
 from opgraph.bench.results import Cell, Figure, Results, Row, from_json
-from opgraph.bench.suites.entries import SHORTEST, Budget, row_of
+from opgraph.bench.suites.entries import SHORTEST, Budget, last_level_cache, row_of
 from opgraph.bench.suites.host import python_calls
 from opgraph.bench.suites.scale import network
 from opgraph.bench.suites.timed import checked, measured
@@ -257,6 +257,15 @@ def test_calls_take_turns_in_both_directions() -> None:
 
 def test_cold_runs_are_single_calls() -> None:
     assert HostClock(cold=1 << 12).repeats(1e-6) == 1 < HostClock().repeats(1e-6)
+
+
+def test_the_largest_cache_is_read_from_the_machine(tmp_path: Path) -> None:
+    assert last_level_cache(str(tmp_path)) == 64 << 20
+    for index, text in enumerate(("32K\n", "2M\n", "512K\n")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(text)
+    assert last_level_cache(str(tmp_path)) == 2 << 20
+    assert last_level_cache() >= 1 << 18
 
 
 def test_a_budget_is_shared_and_torch_compile_waits_for_its_turn() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from opgraph.bench.case import make
 from opgraph.bench.peers.peer import Peer
@@ -72,11 +73,13 @@ def clock_of(device: str, cache: str) -> Clock:
     return HostClock(cold=2 * last_level_cache() if cache == COLD else 0)
 
 
-def last_level_cache() -> int:
-    """Bytes of the CPU's largest cache; 32 MiB where the machine does not say."""
-    import os
-
-    return max(os.sysconf(name) for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE")) or 32 << 20
+def last_level_cache(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> int:
+    """Bytes of the CPU's largest cache; 64 MiB where the machine does not say."""
+    sizes = []
+    for path in Path(folder).glob("index*/size"):
+        number, unit = path.read_text().strip()[:-1], path.read_text().strip()[-1:]
+        sizes.append(int(number) << {"K": 10, "M": 20}.get(unit, 0) if number.isdigit() else 0)
+    return max(sizes, default=0) or 64 << 20
 
 
 def row_of(job: Job, peers: Sequence[Peer], device: str, threads: int, cache: str, budget: Budget, say: Say) -> Row:
