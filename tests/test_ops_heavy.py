@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import opgraph as og
 from opgraph import errors
-from opgraph.ir import opdef
+from opgraph.ir import dtypes, opdef
+from opgraph.runtime.native import NativePartition, Program
 
 CONV = 'data_format="NCX", weights_format="OIX"'
 POOL = 'kernel=[2, 2], strides=[2, 2], pads_begin=[0, 0], pads_end=[0, 0], data_format="NCX"'
@@ -168,6 +170,56 @@ def test_a_gradient_needs_the_sizes_that_a_step_skips() -> None:
     stepless = og.parse(f"graph(x: f32[n,3,m], w: f32[4,3,2]) -> (y)\n  {text.replace('strides=[2]', 'strides=[1]')}")
     x, w = np.ones((2, 3, 6), np.float32), np.ones((4, 3, 2), np.float32)
     assert og.evaluate(og.gradient(stepless, ["x"]), w=w, x=x, d_y=np.ones((2, 4, 5), np.float32)).shape == x.shape
+
+
+MIXED = [
+    ("LayerNorm", "bf16", "f32", 2, {"keep_stats": False}, 1),
+    ("LayerNorm", "bf16", "bf16", 2, {}, 3),
+    ("LayerNorm", "f16", "f32", 2, {}, 3),
+    ("RMSNorm", "f16", "f16", 1, {}, 1),
+    ("RMSNorm", "bf16", "f32", 1, {}, 1),
+    ("GroupNorm", "f16", "f32", 2, {"groups": 2}, 3),
+    ("BatchNormForwardTraining", "bf16", "f32", 4, {"epsilon": 0.25}, 5),
+    ("BatchNormInference", "f16", "f32", 4, {"epsilon": 0.25}, 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "src", "of_others", "count", "attrs", "outputs"), MIXED, ids=lambda v: str(v)[:24])
+def test_parameters_may_be_wider_than_data(
+    kind: str, src: str, of_others: str, count: int, attrs: dict[str, Any], outputs: int
+) -> None:
+    pytest.importorskip("torch")
+    from opgraph.runtime.providers.torch_ops import TorchOps
+
+    rng = np.random.default_rng(0)
+    g = og.Graph()
+    names = ["x", *[f"p{i}" for i in range(count)]]
+    inputs = [g.input("x", src, (3, 5, 4)), *[g.input(n, of_others, (4,)) for n in names[1:]]]
+    g.add_op(kind, *inputs, name="y", outputs=outputs, **attrs)
+    given = {
+        n: np.asarray(rng.uniform(0.5, 2, t.dims)).astype(dtypes.get(t.dtype).numpy)  # type: ignore[arg-type]
+        for n, t in zip(names, inputs, strict=True)
+    }
+    (part,) = g.finalize().get_partitions()
+    made = NativePartition(Program(part), TorchOps())([given[str(t.name)] for t in part.input_ports])
+    truths = og.evaluate(g, given)
+    truths = list(truths.values()) if outputs > 1 else [truths]
+    for got, truth, port in zip(made, truths, g.outputs, strict=True):
+        assert got.dtype == dtypes.get(port.dtype).numpy
+        np.testing.assert_allclose(
+            got.astype(np.float64), truth, rtol=2 * float(ml_dtypes.finfo(got.dtype).eps), atol=1e-6
+        )
+    backward = og.gradient(g, names)
+    seeds = {str(t.name): np.ones((3, 5, 4), dtypes.get(src).numpy) for t in backward.inputs if str(t.name) == "d_y"}
+    feeds = {
+        str(t.name): {**given, **seeds}.get(str(t.name), np.zeros(t.dims, dtypes.get(t.dtype).numpy))  # type: ignore[arg-type]
+        for t in backward.inputs
+    }
+    rounded, exact = og.evaluate(backward, feeds, dtype=None), og.evaluate(backward, feeds)
+    for name, port in zip(names, backward.outputs, strict=True):
+        assert port.dtype == (src if name == "x" else of_others)
+        size = np.max(np.abs(exact[f"d_{name}"])) + 1
+        np.testing.assert_allclose(rounded[f"d_{name}"].astype(np.float64), exact[f"d_{name}"], atol=0.05 * size)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
