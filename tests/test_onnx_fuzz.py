@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+import opgraph as og
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -34,6 +38,26 @@ def test_a_model_comes_back_as_it_was_in_every_form_as_a_fixed_point(rng: Any) -
     assert graph is not None
     model_checks.goes_back(graph, model)
     model_checks.emits(graph)
+
+
+@examples(40)
+@given(SOURCE)
+def test_a_model_with_data_files_comes_back_with_their_layout(rng: Any) -> None:
+    model = random_models.random_model(rng)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        onnx.save(model, folder / "m.onnx", save_as_external_data=True, size_threshold=0, location="w.bin",
+                  convert_attribute=False)  # fmt: skip
+        source = onnx.load(folder / "m.onnx", load_external_data=False)
+        graph = og.onnx.load(folder / "m.onnx")
+        before = {p.name: p.read_bytes() for p in folder.iterdir()}
+        swish = any(op.kind == "Swish" for op in graph.ops)  # which has to be written as something else
+        og.onnx.save(graph, folder / "beside.onnx", form="decomposed")
+        assert {p.name: p.read_bytes() for p in folder.iterdir() if p.name in before} == before
+        assert swish or onnx.load(folder / "beside.onnx", load_external_data=False) == source
+        (folder / "other").mkdir()
+        og.onnx.save(graph, folder / "other" / "m.onnx", form="decomposed")
+        assert swish or og.onnx.load(folder / "other" / "m.onnx") == graph
 
 
 @examples(100)
