@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opgraph.bench.report import size_text
-from opgraph.bench.results import Results, Row
+from opgraph.bench.results import COLD, Results, Row
 from opgraph.errors import DeviceError
 
 #: Colours in the light and in the dark: paper, ink, faint ink, grid, then lines. The file holds the light ones as
@@ -32,7 +32,7 @@ def draw(results: Results, folder: str) -> list[Path]:
 
     Returns: the files: `copy-<dtype>.svg` (opgraph's time as a multiple of the copy's, over size) for each dtype of
         which there are several sizes, and `peers-<size>-<dtype>.svg` (each peer's time, and the copy's, as a multiple
-        of opgraph's, entry by entry) for each size and dtype.
+        of opgraph's, entry by entry) for each size and dtype; `-cold` where caches were emptied.
 
     Raises:
         DeviceError: matplotlib is not installed.
@@ -42,19 +42,24 @@ def draw(results: Results, folder: str) -> list[Path]:
     target.mkdir(parents=True, exist_ok=True)
     written = []
     timed = [row for row in results.rows if row.copy is not None and row.copy.ratio is not None]
-    for dtype in dict.fromkeys(row.dtype for row in timed):
-        rows = [row for row in timed if row.dtype == dtype]
+    for kind in dict.fromkeys(_kind(row) for row in timed):
+        rows = [row for row in timed if _kind(row) == kind]
         if len({row.size for row in rows}) > 1:
-            written.append(_saved(_copy(pyplot, rows), target / f"copy-{dtype}.svg"))
+            written.append(_saved(_copy(pyplot, rows), target / f"copy-{kind}.svg"))
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in results.rows:
         if row.best is not None and row.elements:
-            groups.setdefault((size_text(row.size), row.dtype), []).append(row)
-    for (size, dtype), rows in groups.items():
+            groups.setdefault((size_text(row.size), _kind(row)), []).append(row)
+    for (size, kind), rows in groups.items():
         if len(rows) > 1:
-            name = f"peers-{size.replace(',', '')}-{dtype}.svg"
-            written.append(_saved(_peers(pyplot, rows, f"{size} elements, {dtype}"), target / name))
+            name = f"peers-{size.replace(',', '')}-{kind}.svg"
+            written.append(_saved(_peers(pyplot, rows, f"{size} elements, {kind.replace('-', ', ')}"), target / name))
     return written
+
+
+def _kind(row: Row) -> str:
+    """As in "f32", "bf16-cold": what one picture shows."""
+    return f"{row.dtype}-{COLD}" if row.cache == COLD else row.dtype
 
 
 def require() -> Any:
