@@ -12,11 +12,14 @@ import torch
 from opgraph.ir import dtypes
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef
-from opgraph.runtime.providers.torch import from_numpy, known_dtype, to_numpy, torch_dtype
+from opgraph.runtime.providers.torch import from_numpy, to_numpy, torch_dtype
 from opgraph.runtime.reference import by_reference
 
 if TYPE_CHECKING:
     from opgraph.runtime.providers.torch_onnx.adjoint import Adjoint
+
+#: What quantized graphs store: no arithmetic, in torch as here.
+_STORED = {t.numpy for t in dtypes.BY_NAME.values() if t.category == "storage"}
 
 
 class TorchOps:
@@ -30,12 +33,12 @@ class TorchOps:
 
         f8, s4 and u4, which torch hardly computes with, stay arrays: NumPy runs what reads or makes them.
         """
-        is_stored = dtypes.of_array(array.dtype, where="a library op").category == "storage"
-        return array if is_stored else from_numpy(_writable(array))
+        return array if array.dtype in _STORED else from_numpy(_writable(array))
 
     def run(self, op: Op, record: OpDef, values: Sequence[Any]) -> list[Any]:
         """See OpLibrary."""
-        if any(isinstance(v, np.ndarray) for v in values) or known_dtype(op.outputs[0].dtype) is None:
+        makes = {dtypes.BY_NAME[t.dtype].numpy for t in op.outputs if t.dtype in dtypes.BY_NAME}
+        if makes & _STORED or any(isinstance(v, np.ndarray) for v in values):
             return self._by_numpy(op, record, values)
         with plain(values[0].device.type), exact_convolutions(record):
             return run_op(op, record, values) if record.torch is not None else self._adjoint(op)(values)
