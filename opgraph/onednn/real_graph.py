@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.errors import InvalidArguments, InvalidGraph, Unimplemented
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name, row_major
@@ -116,8 +116,11 @@ class RealGraph:
         """Compiles every partition, once; returns them with their in-place pairs.
 
         Raises:
+            InvalidGraph: the graph was closed.
             Unimplemented, InvalidArguments ...: what the library says of one that it does not support.
         """
+        if not self._handles:
+            raise InvalidGraph("the graph was closed", where="compile", fix="build it again")
         if not self._compiled:
             made = [self._compile(part, found) for part, found in self._parts]
             self._compiled = [handle for handle, _ in made]
@@ -161,7 +164,9 @@ class RealGraph:
                 raise InvalidArguments("the array is not laid out as declared", where=f"tensor {id}", fix="copy it")
         runs = [self._bound(c, found, arrays) for c, found in zip(self._compiled, self.partitions, strict=True)]
 
-        def call() -> None:
+        def call(graph: RealGraph = self) -> None:  # what it calls must not be given back
+            if not graph._handles:
+                raise InvalidGraph("the graph was closed", where="a bound call", fix="build it again")
             for run in runs:
                 run()
 
@@ -241,5 +246,6 @@ def _set_attr(lib: Library, made: ctypes.c_void_p, op: Op, name: str, type_: str
     ctype: Any = {"f32": ctypes.c_float, "s64": ctypes.c_int64, "bool": ctypes.c_uint8}[scalar]
     values = list(value) if type_.endswith("[]") else [value]
     data = (ctype * len(values))(*values)
-    # A length of 0 means one number, which is not a list of one.
-    lib.call(f"graph_op_set_attr_{scalar}", made, number, data, len(values) if type_.endswith("[]") else 0)
+    # A length of 0 means one number, which is not a list of one; of bools there are no lists.
+    length = len(values) if type_.endswith("[]") or scalar == "bool" else 0
+    lib.call(f"graph_op_set_attr_{scalar}", made, number, data, length, where=f"{op.label}, attribute {name}")
