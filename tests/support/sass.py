@@ -16,6 +16,7 @@ _ITEM = re.compile(
     r"|^\s*/\*[0-9a-f]{4,}\*/\s+(?P<guard>@!?U?P[\dT]+\s+)?(?P<op>[A-Z][\w.]*)(?P<rest>[^;\n]*);",
     re.MULTILINE,
 )
+_REGISTER = re.compile(r"\bR(\d+)\b")
 _TARGET = re.compile(r"`\(([^)]+)\)")
 
 
@@ -42,6 +43,16 @@ class Instruction:
         """By one thread, of an access to global memory."""
         width = {"128": 16, "64": 8, "U16": 2, "S16": 2, "16": 2, "U8": 1, "S8": 1, "8": 1}
         return next((width[p] for p in self.op.split(".") if p in width), 4)
+
+    def writes(self) -> set[int]:
+        """Registers that a load fills."""
+        first = _REGISTER.search(self.operands[0])
+        return set() if first is None else set(range(int(first[1]), int(first[1]) + max(self.bytes_moved // 4, 1)))
+
+    def reads(self) -> set[int]:
+        """Registers among the operands behind the target; of a store all."""
+        given = self.operands if self.kind == "STG" else self.operands[1:]
+        return {int(r) for text in given for r in _REGISTER.findall(text)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,19 @@ class Program:
             if x.kind in ("EXIT", "RET") and not x.guard:
                 break
         return found
+
+
+def asked_first(path: Iterable[Instruction]) -> int:
+    """Bytes in 16-byte packs that a thread asks for before anything waits for one of them."""
+    pending: set[int] = set()
+    asked = 0
+    for x in path:
+        if pending & x.reads():
+            break
+        if x.is_load and x.bytes_moved == 16:
+            pending |= x.writes()
+            asked += 16
+    return asked
 
 
 def _is_rare(part: Iterable[Instruction]) -> bool:
