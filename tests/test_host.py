@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -222,3 +223,16 @@ def test_small_calls_stay_on_one_thread() -> None:
     from opgraph.runtime import threads
 
     assert threads.team(1024) == (1, None)
+
+
+@pytest.mark.parametrize(("dtype", "widens"), [("f16", "vcvtph2ps"), ("bf16", "vpmovzxwd")])
+def test_16_bit_values_are_converted_a_vector_at_a_time(dtype: str, widens: str, tmp_path: Path) -> None:
+    cpu = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    if shutil.which("objdump") is None or " f16c" not in cpu or " avx2" not in cpu:
+        pytest.skip("needs objdump, and a CPU with AVX2 and F16C")
+    text = f"graph(x: {dtype}[?]) -> (y)\\n  s = Sigmoid(x)\\n  y = Multiply(x, s)"
+    done = run(f'import opgraph as og; og.compile(og.parse("{text}"))', XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (entry,) = entries(tmp_path / "opgraph")
+    code = subprocess.run(["objdump", "-d", str(entry)], capture_output=True, text=True, check=True).stdout
+    assert any(widens in line and ("ymm" in line or "zmm" in line) for line in code.splitlines())

@@ -18,7 +18,7 @@ from opgraph.loops.layout import Variant
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host, threads
 from opgraph.runtime.bound import BoundKernel
-from opgraph.runtime.boxed import boxed_rows, row_numbers
+from opgraph.runtime.boxed import boxed_reductions, boxed_rows
 from opgraph.runtime.operands import Operands, check_outputs
 
 Array: TypeAlias = np.ndarray
@@ -41,6 +41,7 @@ class Plan:
         size: elements of the space.
         boxes: pieces that threads may take; 0 where they may take any number of elements.
         work: doubles of memory that sums need.
+        stages: how many of `boxes` follow each other; each is done when the one before has ended.
         results: shape and dtype of each.
         fixed: operands that are no arrays of the call's, and their addresses.
     """
@@ -55,6 +56,7 @@ class Plan:
     results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
     fixed: tuple[tuple[int, int], ...]
     keep: tuple[Array, ...]
+    stages: int = 1
 
     def launch_on(self, base: Any) -> Callable[[], None]:
         """What runs the kernel on the operands whose addresses stand in `base`; they may be changed between runs."""
@@ -216,10 +218,11 @@ class HostKernel:
         has_rows = layout.row_rank > 0
         wide, boxed = (layout, None) if has_rows else boxed_rows(self.lowered.loop, layout)
         numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
-        operands, boxes, work = len(wide.strides), 0, 0
+        operands, boxes, work, stages = len(wide.strides), 0, 0, 1
         if has_rows and layout.size:
-            cut, more, work = row_numbers(self.lowered.loop, layout)
-            boxes, operands, numbers = cut.count, operands + 1, numbers + more
+            cut = boxed_reductions(self.lowered.loop, layout)
+            boxes, stages, work = cut.boxes.count * cut.stages, cut.stages, cut.work
+            operands, numbers = operands + 1, numbers + cut.numbers
         if boxed is not None:
             # An output that the caller brings may lie over an input that other boxes still read.
             more, work = boxed.numbers(at_once=apart or outs is None)
@@ -233,6 +236,7 @@ class HostKernel:
             size=layout.size,
             boxes=boxes,
             work=work,
+            stages=stages,
             results=tuple(zip(layout.results, self._dtypes, strict=True)),
             fixed=fixed,
             keep=tuple(a for _, a in own),
@@ -253,9 +257,13 @@ def _launch(plan: Plan, base: Any) -> None:
         base = plan.pointers.from_buffer_copy(base)
         base[len(base) - 1] = memory.__array_interface__["data"][0]
     if pooled:
-        threads.run_in_pool(lambda begin, end: entry(base, layout, begin, end, 1, None), pieces, count)
-        if plan.boxes:
-            entry(base, layout, -1, 0, 1, None)  # the second stage
+        for stage in range(plan.stages):
+            each, first = pieces // plan.stages, stage * (pieces // plan.stages)
+            threads.run_in_pool(
+                lambda begin, end, first=first: entry(base, layout, first + begin, first + end, 1, None), each, count
+            )
+            if plan.boxes:
+                entry(base, layout, -1 - stage, 0, 1, None)  # what follows the stage
     else:
         entry(base, layout, 0, pieces, count, parallel)
 

@@ -12,6 +12,7 @@ The partitions of a graph say what could be one kernel. To run them beside onnxr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,15 +23,20 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.clusters import Clusters
 from opgraph.partition.partition import FUSED, LIBRARY, NO_ROWS, Partition, make_partition
+from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
 
 ONNXRUNTIME = "onnxruntime"
 
 # Microseconds, measured with onnxruntime 1.31 on 2 cores: small transformers of 160 to 240 nodes take 320 to 350 us. An
 # empty session with bound buffers takes 2.2 us and a launch 1 us, but the threads of several sessions must not spin, so
-# they are woken for each: with all that, nine seams in such a transformer take 60 to 90 us.
-NODE_COST, SEAM_COST = 1.5, 10.0
-BYTES_PER_MICROSECOND = 10_000
+# they are woken for each: nine seams in such a transformer cost some 15 us each.
+NODE_COST, SEAM_COST = 1.5, 15.0
+#: Small tensors lie in a core's second cache; where they do not, more is saved than counted.
+BYTES_PER_MICROSECOND = 40_000
+#: Of an instruction of a function (an exponential or the like) on one element, as its record counts them. What costs
+#: less is arithmetic, which onnxruntime does as fast.
+INSTRUCTION_COST, FUNCTION = 1e-4, 10
 #: What an unknown size is taken to be.
 USUAL_SIZE = 8
 USUAL_OPSET = 20
@@ -140,7 +146,8 @@ def _verdict(part: Partition, border: _Border) -> tuple[bool | None, str]:
     """Whether a fused partition goes into a region, and why. None: it may, but a kernel is faster; False: it cannot.
 
     It stays a kernel where that saves more than the seam costs: the nodes that onnxruntime would run one by one
-    (NODE_COST each), and the bytes that it would move between them. A unit that onnxruntime fuses itself is one node.
+    (NODE_COST each), the bytes that it would move between them, and what its slower functions take. A unit that
+    onnxruntime fuses itself is one node, and as fast as a kernel.
     """
     from opgraph.runtime.providers.onnx_native import is_writable
 
@@ -150,17 +157,19 @@ def _verdict(part: Partition, border: _Border) -> tuple[bool | None, str]:
     # A region of native ops alone says no opset, and gets the usual one.
     if not all(is_writable(op, opset) for op in part.ops for opset in {border.opset, USUAL_OPSET}):
         return False, "a kernel of its own: onnxruntime has none for it"
-    passes, theirs = _provider_work(part)
+    passes, theirs, instructions = _provider_work(part)
     own = sum(map(_bytes, (*part.input_ports, *part.output_ports)))
-    saved = (passes - 1) * NODE_COST + max(theirs - own, 0) / BYTES_PER_MICROSECOND
+    saved = (passes - 1) * NODE_COST + max(theirs - own, 0) / BYTES_PER_MICROSECOND + instructions * INSTRUCTION_COST
+    if passes == 1:
+        saved = 0
     nodes = "1 node" if passes == 1 else f"{passes} nodes"
     if saved > SEAM_COST * sides / 2:
         return None, f"a kernel of its own: onnxruntime would run {nodes}, some {saved:.0f} us more"
     return True, f"in onnxruntime's region: {nodes} there, and a kernel would cost a seam"
 
 
-def _provider_work(part: Partition) -> tuple[int, int]:
-    """How many nodes onnxruntime would run for a partition, and how many bytes they would move."""
+def _provider_work(part: Partition) -> tuple[int, int, int]:
+    """How many nodes onnxruntime would run for a partition, the bytes that they move, instructions of its functions."""
     from opgraph.runtime.providers.onnx_native import FUSED_THERE
 
     root = {op.id: op.id for op in part.ops}  # op -> the op that stands for the unit that is one node there
@@ -170,12 +179,28 @@ def _provider_work(part: Partition) -> tuple[int, int]:
     node_of = {t.id: root[op.id] for op in part.ops for t in op.outputs}
     made = [t for op in part.ops for t in op.outputs if root[op.id] == op.id]
     read = {(root[op.id], t.id): t for op in part.ops for t in op.inputs if node_of.get(t.id) != root[op.id]}
-    return len(set(root.values())), sum(map(_bytes, made)) + sum(map(_bytes, read.values()))
+    members = Counter(root.values())
+    slow = [op for op in part.ops if members[root[op.id]] == 1 and cost_of(op) >= FUNCTION and not _is_whole_power(op)]
+    instructions = sum(cost_of(op) * _elements(op.outputs[0]) for op in slow)
+    return len(set(root.values())), sum(map(_bytes, made)) + sum(map(_bytes, read.values())), instructions
+
+
+def _is_whole_power(op: Op) -> bool:
+    """Whether a power's exponent is a small whole number: onnxruntime multiplies then, too."""
+    exponents = [
+        op.attrs.get("beta"),
+        *(float(t.data) for t in op.inputs[1:] if t.data is not None and t.data.size == 1),
+    ]
+    return any(e in (2, 3) for e in exponents)
+
+
+def _elements(tensor: LogicalTensor) -> int:
+    sizes = [d if isinstance(d, int) else USUAL_SIZE for d in tensor.dims] if tensor.dims is not None else [USUAL_SIZE]
+    return prod(sizes)
 
 
 def _bytes(tensor: LogicalTensor) -> int:
-    sizes = [d if isinstance(d, int) else USUAL_SIZE for d in tensor.dims] if tensor.dims is not None else [USUAL_SIZE]
-    return prod(sizes) * dtypes.get(tensor.dtype).itemsize
+    return _elements(tensor) * dtypes.get(tensor.dtype).itemsize
 
 
 # -- growing together -------------------------------------------------------------------------------------------------
