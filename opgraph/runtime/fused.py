@@ -3,91 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
+from opgraph.loops.boxes import boxes_of_rows
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import Variant
 from opgraph.loops.lower import Lowered
-from opgraph.runtime import host, threads
+from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
 from opgraph.runtime.boxed import boxed_reductions, boxed_rows
 from opgraph.runtime.operands import Operands, check_outputs
+from opgraph.runtime.plan import Plan, launch
 
 Array: TypeAlias = np.ndarray
 
 #: Combinations of shapes and strides remembered for one kernel.
 MAX_PLANS = 1024
-
-
-#: Doubles that boxes may leave for the second stage without memory of their own (kernels/host_sums.h: small_work).
-_SMALL_WORK = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one combination of shapes and strides needs, worked out once.
-
-    Attributes:
-        layout: what the entry point is told of it, and its address.
-        pointers: the array type for the operands' addresses.
-        size: elements of the space.
-        boxes: pieces that threads may take; 0 where they may take any number of elements.
-        work: doubles of memory that sums need.
-        stages: how many of `boxes` follow each other; each is done when the one before has ended.
-        results: shape and dtype of each.
-        fixed: operands that are no arrays of the call's, and their addresses.
-    """
-
-    entry: Any
-    layout: Any
-    layout_address: int
-    pointers: type[ctypes.Array[ctypes.c_void_p]]
-    size: int
-    boxes: int
-    work: int
-    results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
-    fixed: tuple[tuple[int, int], ...]
-    keep: tuple[Array, ...]
-    stages: int = 1
-
-    def launch_on(self, base: Any) -> Callable[[], None]:
-        """What runs the kernel on the operands whose addresses stand in `base`; they may be changed between runs."""
-        if self.size < threads.SINGLE_THREADED and self.work <= _SMALL_WORK:
-            return partial(self.entry, base, self.layout_address, 0, self.boxes or self.size, 1, None)
-        return partial(_launch, self, base)
-
-    def launcher(self) -> Callable[..., None]:
-        """What runs the kernel, given the addresses of the arrays that it reads and then of those that it writes.
-
-        For callers who have addresses rather than NumPy arrays; see `HostKernel.plan`.
-        """
-        entry, layout, pieces = self.entry, self.layout_address, self.boxes or self.size
-        operands = len(self.pointers()) - (1 if self.boxes else 0)
-        pack = struct.Struct(f"{operands}P8x").pack  # a null address for the memory of sums, where there are any
-        own = dict(self.fixed)
-        moving = [i for i in range(operands) if i not in own]
-
-        def alone(*addresses: int, plan: Plan = self) -> None:
-            entry(pack(*addresses), layout, 0, pieces, 1, None)
-
-        def general(*addresses: int, plan: Plan = self) -> None:
-            base = plan.pointers()
-            for position, address in plan.fixed:
-                base[position] = address
-            for position, address in zip(moving, addresses, strict=True):
-                base[position] = address
-            _launch(plan, base)
-
-        is_small = self.size < threads.SINGLE_THREADED and self.work <= _SMALL_WORK
-        return alone if is_small and not own else general
 
 
 class HostKernel:
@@ -111,7 +47,7 @@ class HostKernel:
         layout = self._operands.probable_layout(dims)
         if layout is not None and layout.size:
             if layout.row_rank:
-                self._entry(layout.variant, False)
+                self._entry(layout.variant, boxes_of_rows(layout).are_pieces)
             else:
                 wide, boxed = boxed_rows(self.lowered.loop, layout)
                 self._entry(wide.variant, boxed is not None)
@@ -140,7 +76,7 @@ class HostKernel:
         else:
             results = [np.empty(*made) if o is None else o for o, made in zip(outs, plan.results)]
         if plan.size:
-            _launch(plan, self.pointers(plan, arrays, results))
+            launch(plan, self.pointers(plan, arrays, results))
         else:
             self.of_nothing(arrays, results)
         return results
@@ -218,18 +154,18 @@ class HostKernel:
         has_rows = layout.row_rank > 0
         wide, boxed = (layout, None) if has_rows else boxed_rows(self.lowered.loop, layout)
         numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
-        operands, boxes, work, stages = len(wide.strides), 0, 0, 1
+        operands, boxes, work, stages, in_boxes = len(wide.strides), 0, 0, 1, boxed is not None
         if has_rows and layout.size:
             cut = boxed_reductions(self.lowered.loop, layout)
             boxes, stages, work = cut.boxes.count * cut.stages, cut.stages, cut.work
-            operands, numbers = operands + 1, numbers + cut.numbers
+            operands, numbers, in_boxes = operands + 1, numbers + cut.numbers, cut.boxes.are_pieces
         if boxed is not None:
             # An output that the caller brings may lie over an input that other boxes still read.
             more, work = boxed.numbers(at_once=apart or outs is None)
             boxes, operands, numbers = boxed.boxes.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         return Plan(
-            entry=self._entry(wide.variant, boxed is not None) if layout.size else None,
+            entry=self._entry(wide.variant, in_boxes) if layout.size else None,
             layout=packed,
             layout_address=ctypes.addressof(packed),
             pointers=ctypes.c_void_p * operands,
@@ -245,27 +181,7 @@ class HostKernel:
     def _entry(self, variant: Variant, boxed: bool) -> Any:
         source = host_source(self.lowered.loop, variant, boxed=boxed)
         self.sources[source.entry] = source
-        return host.load(source, self.lowered.labels, flat=variant.flat)
-
-
-def _launch(plan: Plan, base: Any) -> None:
-    entry, layout, pieces = plan.entry, plan.layout_address, plan.boxes or plan.size
-    count, parallel = threads.team(plan.size)
-    pooled = parallel is None and count > 1
-    if plan.work > _SMALL_WORK or (pooled and plan.boxes):
-        memory = np.empty(max(plan.work, 1))  # one for each call: calls may overlap
-        base = plan.pointers.from_buffer_copy(base)
-        base[len(base) - 1] = memory.__array_interface__["data"][0]
-    if pooled:
-        for stage in range(plan.stages):
-            each, first = pieces // plan.stages, stage * (pieces // plan.stages)
-            threads.run_in_pool(
-                lambda begin, end, first=first: entry(base, layout, first + begin, first + end, 1, None), each, count
-            )
-            if plan.boxes:
-                entry(base, layout, -1 - stage, 0, 1, None)  # what follows the stage
-    else:
-        entry(base, layout, 0, pieces, count, parallel)
+        return host.load(source, self.lowered.labels, flat=variant.flat and not self.lowered.loop.row_axes)
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:

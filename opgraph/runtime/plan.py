@@ -1,0 +1,97 @@
+"""One call of a CPU kernel, worked out: what its entry point is told, and the launch."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from opgraph.runtime import threads
+
+#: Doubles that boxes may leave for the second stage without memory of their own (kernels/host_sums.h: small_work).
+_SMALL_WORK = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one combination of shapes and strides needs, worked out once.
+
+    Attributes:
+        layout: what the entry point is told of it, and its address.
+        pointers: the array type for the operands' addresses.
+        size: elements of the space.
+        boxes: pieces that threads may take; 0 where they may take any number of elements.
+        work: doubles of memory that sums need.
+        stages: how many of `boxes` follow each other; each is done when the one before has ended.
+        results: shape and dtype of each.
+        fixed: operands that are no arrays of the call's, and their addresses.
+    """
+
+    entry: Any
+    layout: Any
+    layout_address: int
+    pointers: type[ctypes.Array[ctypes.c_void_p]]
+    size: int
+    boxes: int
+    work: int
+    results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    fixed: tuple[tuple[int, int], ...]
+    keep: tuple[np.ndarray, ...]
+    stages: int = 1
+
+    def launch_on(self, base: Any) -> Callable[[], None]:
+        """What runs the kernel on the operands whose addresses stand in `base`; they may be changed between runs."""
+        if self.size < threads.SINGLE_THREADED and self.work <= _SMALL_WORK:
+            return partial(self.entry, base, self.layout_address, 0, self.boxes or self.size, 1, None)
+        return partial(launch, self, base)
+
+    def launcher(self) -> Callable[..., None]:
+        """What runs the kernel, given the addresses of the arrays that it reads and then of those that it writes.
+
+        For callers who have addresses rather than NumPy arrays; see `HostKernel.plan`.
+        """
+        entry, layout, pieces = self.entry, self.layout_address, self.boxes or self.size
+        operands = len(self.pointers()) - (1 if self.boxes else 0)
+        pack = struct.Struct(f"{operands}P8x").pack  # a null address for the memory of sums, where there are any
+        own = dict(self.fixed)
+        moving = [i for i in range(operands) if i not in own]
+
+        def alone(*addresses: int, plan: Plan = self) -> None:
+            entry(pack(*addresses), layout, 0, pieces, 1, None)
+
+        def general(*addresses: int, plan: Plan = self) -> None:
+            base = plan.pointers()
+            for position, address in plan.fixed:
+                base[position] = address
+            for position, address in zip(moving, addresses, strict=True):
+                base[position] = address
+            launch(plan, base)
+
+        is_small = self.size < threads.SINGLE_THREADED and self.work <= _SMALL_WORK
+        return alone if is_small and not own else general
+
+
+def launch(plan: Plan, base: Any) -> None:
+    """Runs a kernel on the operands whose addresses stand in `base`, by as many threads as its size is worth."""
+    entry, layout, pieces = plan.entry, plan.layout_address, plan.boxes or plan.size
+    count, parallel = threads.team(plan.size)
+    pooled = parallel is None and count > 1
+    if plan.work > _SMALL_WORK or (pooled and plan.boxes):
+        memory = np.empty(max(plan.work, 1))  # one for each call: calls may overlap
+        base = plan.pointers.from_buffer_copy(base)
+        base[len(base) - 1] = memory.__array_interface__["data"][0]
+    if pooled:
+        for stage in range(plan.stages):
+            each, first = pieces // plan.stages, stage * (pieces // plan.stages)
+            threads.run_in_pool(
+                lambda begin, end, first=first: entry(base, layout, first + begin, first + end, 1, None), each, count
+            )
+            if plan.boxes:
+                entry(base, layout, -1 - stage, 0, 1, None)  # what follows the stage
+    else:
+        entry(base, layout, 0, pieces, count, parallel)
