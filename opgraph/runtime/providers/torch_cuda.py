@@ -53,12 +53,12 @@ class TorchLibrary:
         """A tensor from torch's caching allocator.
 
         Raises:
-            torch.OutOfMemoryError: torch's own, with its sizes, as programs that retry with less catch that; a note
+            torch.cuda.OutOfMemoryError: torch's own, with its sizes, as programs that retry with less catch that; a note
                 says what the memory was for.
         """
         try:
             owner = torch.empty(shape, dtype=_TORCH[dtype], device=torch.device("cuda", device))
-        except torch.OutOfMemoryError as error:
+        except torch.cuda.OutOfMemoryError as error:
             size = int(np.prod(shape)) * dtype.itemsize / 2**30
             error.add_note(f"opgraph: for a result of {dtype} {shape}, {size:.2f} GiB; give `out=` or `donate=`")
             raise
