@@ -18,6 +18,11 @@ enum class How { add, multiply, largest, smallest };
 // Pairs of floats are added up in double lanes; doubles carry what was rounded off.
 template <How how, class T> struct Reduction;
 
+// What a piece of a row makes; of a sum of doubles, with what additions rounded off.
+struct Partial {
+  double value, rest;
+};
+
 template <class T> struct Reduction<How::add, T> {
   static constexpr bool exact = sizeof(T) == sizeof(double);
   double lane[lanes];
@@ -27,6 +32,8 @@ template <class T> struct Reduction<How::add, T> {
     for (int l = 0; l < lanes; ++l) lane[l] = 0;
     if constexpr (exact)
       for (int l = 0; l < lanes; ++l) rests[l] = 0;
+    else
+      rests[0] = 0;
   }
   OG_FN void add(const T* x) {
     if constexpr (exact) {
@@ -36,7 +43,7 @@ template <class T> struct Reduction<How::add, T> {
       for (int l = 0; l < lanes; ++l) lane[l] += (double)(x[l] + x[l + lanes]);
     }
   }
-  OG_FN double result() {
+  OG_FN Partial partial() {
     for (int half = lanes / 2; half > 0; half /= 2) {
       for (int l = 0; l < half; ++l) {
         if constexpr (exact) {
@@ -47,8 +54,17 @@ template <class T> struct Reduction<How::add, T> {
         }
       }
     }
-    return exact ? whole(lane[0], rests[0]) : lane[0];
+    return {lane[0], rests[0]};
   }
+  static OG_FN void join(Partial& into, Partial x) {
+    if constexpr (exact) {
+      add_exactly(into.value, into.rest, x.value);
+      into.rest += x.rest;
+    } else {
+      into.value += x.value;
+    }
+  }
+  static OG_FN double result(Partial x) { return exact ? whole(x.value, x.rest) : x.value; }
 };
 
 template <class T> struct Reduction<How::multiply, T> {
@@ -60,18 +76,20 @@ template <class T> struct Reduction<How::multiply, T> {
   OG_FN void add(const T* x) {
     for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[l] * (double)x[l + lanes];
   }
-  OG_FN double result() {
+  OG_FN Partial partial() {
     for (int half = lanes / 2; half > 0; half /= 2)
       for (int l = 0; l < half; ++l) lane[l] *= lane[l + half];
-    return lane[0];
+    return {lane[0], 0};
   }
+  static OG_FN void join(Partial& into, Partial x) { into.value *= x.value; }
+  static OG_FN double result(Partial x) { return x.value; }
 };
 
 // What is not smaller: NaN is taken, and nothing is taken instead of it.
 template <class T, int sign> struct Extreme {
   T lane[lanes];
   static OG_FN T nothing() { return sign * -infinity<T>(); }
-  static OG_FN T chosen(T a, T b) {
+  template <class U> static OG_FN U chosen(U a, U b) {
     const bool beyond = sign > 0 ? b > a : b < a;
     return beyond | (b != b) ? b : a;
   }
@@ -82,11 +100,13 @@ template <class T, int sign> struct Extreme {
     for (int i = 0; i < block; i += lanes)
       for (int l = 0; l < lanes; ++l) lane[l] = chosen(lane[l], x[i + l]);
   }
-  OG_FN double result() {
+  OG_FN Partial partial() {
     for (int half = lanes / 2; half > 0; half /= 2)
       for (int l = 0; l < half; ++l) lane[l] = chosen(lane[l], lane[l + half]);
-    return lane[0];
+    return {(double)lane[0], 0};
   }
+  static OG_FN void join(Partial& into, Partial x) { into.value = chosen(into.value, x.value); }
+  static OG_FN double result(Partial x) { return x.value; }
 };
 template <class T> struct Reduction<How::largest, T> : Extreme<T, 1> {};
 template <class T> struct Reduction<How::smallest, T> : Extreme<T, -1> {};
@@ -125,16 +145,26 @@ template <class F, int pass, int k = 0> struct Reductions {
     for (i64 i = n; i < block; ++i) x[i] = own.nothing();
     others.fill(x + apart, n, apart);
   }
-  OG_FN void results(double* to) {
-    *to = own.result();
-    others.results(to + 1);
+  OG_FN void partials(Partial* to) {
+    *to = own.partial();
+    others.partials(to + 1);
+  }
+  static OG_FN void join(Partial* into, const Partial* x) {
+    decltype(own)::join(*into, *x);
+    decltype(others)::join(into + 1, x + 1);
+  }
+  static OG_FN void results(const Partial* x, double* to) {
+    *to = decltype(own)::result(*x);
+    decltype(others)::results(x + 1, to + 1);
   }
 };
 template <class F, int pass> struct Reductions<F, pass, F::reductions(pass)> {
   OG_FN void start() {}
   OG_FN void add(const typename F::Addend*, int) {}
   OG_FN void fill(typename F::Addend*, i64, int) {}
-  OG_FN void results(double*) {}
+  OG_FN void partials(Partial*) {}
+  static OG_FN void join(Partial*, const Partial*) {}
+  static OG_FN void results(const Partial*, double*) {}
 };
 
 struct Totals {
@@ -233,8 +263,10 @@ OG_FN void passes(F& f, const RowWalk& walk, i64* at, i64* offset, double** cell
       one_run<F, pass, keep>(f, width, reductions, cell, rests);
       first += width;
     } while (next_run<F>(walk, at, offset, cell));
+    Partial partials[F::most + 1];
     double totals[F::most + 1];
-    reductions.results(totals);
+    reductions.partials(partials);
+    reductions.results(partials, totals);
     f.template reduced<pass>(Totals{totals}, (double)walk.length);
     passes<F, keep, pass + 1>(f, walk, at, offset, cell, rests, memory);
   }
@@ -314,6 +346,152 @@ template <class F> void take_rows(void* data) {
   }
 }
 
+// ---- rows in pieces --------------------------------------------------------------------------------------------------
+
+// Few long rows are cut: a box is a piece of one row, and passes are stages. Between these the pieces' partial results are
+// joined, in the order of the pieces. Each stage finds the values of a row again from the results of the stages before.
+struct Pieces {
+  const Boxes* boxes;
+  i64 row_rank, rows, each, length;  // each: pieces of a row
+  double* totals;                    // of each row: the results of all passes, one after the other
+  Partial* partials;                 // of each piece: those of the pass at hand
+};
+
+// Reductions of all passes before this one.
+template <class F, int pass> constexpr int reductions_before() {
+  if constexpr (pass == 0) {
+    return 0;
+  } else {
+    return reductions_before<F, pass - 1>() + F::reductions(pass - 1);
+  }
+}
+
+// The values of a row that follow from the passes before this one.
+template <class F, int pass, int from = 0> OG_FN void restore(F& f, const Pieces& pieces, i64 row) {
+  if constexpr (from < pass) {
+    const double* totals = pieces.totals + row * reductions_before<F, F::passes>() + reductions_before<F, from>();
+    f.template reduced<from>(Totals{totals}, (double)pieces.length);
+    restore<F, pass, from + 1>(f, pieces, row);
+  }
+}
+
+// A functor at the start of a row.
+template <class F> OG_FN F at_row(const Pieces& pieces, i64 row, i64* offset) {
+  const Space& space = pieces.boxes->space;
+  const i64 rank = space.rank;
+  i64 step[F::operands];
+  for (int k = 0; k < F::operands; ++k) {
+    offset[k] = 0;
+    step[k] = space.strides[k * rank + rank - 1];
+  }
+  for (i64 d = rank - pieces.row_rank - 1, rest = row; d >= 0; --d) {
+    for (int k = 0; k < F::operands; ++k) offset[k] += rest % space.dims[d] * space.strides[k * rank + d];
+    rest /= space.dims[d];
+  }
+  F f;
+  f.steps(step);
+  f.move(space.base, offset);
+  f.call();
+  f.row();
+  return f;
+}
+
+template <class F, int pass> void piece_of_row(const Pieces& pieces, i64 number) {
+  constexpr int n = F::operands, m = F::sums;
+  const Boxes& boxes = *pieces.boxes;
+  const Space& space = boxes.space;
+  const i64 rank = space.rank, outer = rank - pieces.row_rank, row = number / pieces.each;
+  i64 offset[n], extent[max_rank], at[max_rank], rests[m + 1];
+  double* cell[m + 1];
+  F f = at_row<F>(pieces, row, offset);
+  restore<F, pass>(f, pieces, row);
+  for (i64 d = rank - 1, rest = number; d >= outer; --d) {
+    const i64 chunk = rest % boxes.counts[d];
+    rest /= boxes.counts[d];
+    extent[d] = boxes.extent(d, chunk);
+    at[d] = 0;
+    for (int k = 0; k < n; ++k) offset[k] += chunk * boxes.box[d] * space.strides[k * rank + d];
+  }
+  if (pass + 1 == F::passes) {
+    for (int k = 0; k < m; ++k) {
+      const Sum sum = boxes.sum(k);
+      cell[k] = boxes.work + number * boxes.leaves + sum.left;
+      rests[k] = sum.cells;
+      for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cell[k][i] = 0;
+    }
+  }
+  Reductions<F, pass> reductions;
+  reductions.start();
+  for (;;) {
+    f.move(space.base, offset);
+    f.run();
+    one_run<F, pass, false>(f, extent[rank - 1], reductions, cell, rests);
+    i64 d = rank - 2;
+    for (; d >= outer; --d) {
+      const bool inside = ++at[d] < extent[d];
+      const i64 moved = inside ? 1 : 1 - extent[d];
+      for (int k = 0; k < n; ++k) offset[k] += moved * space.strides[k * rank + d];
+      if (pass + 1 == F::passes)
+        for (int k = 0; k < m; ++k) cell[k] += moved * boxes.sum(k).strides[d];
+      if (inside) break;
+      at[d] = 0;
+    }
+    if (d < outer) break;
+  }
+  reductions.partials(pieces.partials + number * F::most);
+}
+
+// What follows a stage: its results, and after the last one those of the rows.
+template <class F, int pass> void end_stage(const Pieces& pieces) {
+  constexpr int all = reductions_before<F, F::passes>();
+  for (i64 row = 0; row < pieces.rows; ++row) {
+    Partial joined[F::most + 1];
+    const Partial* piece = pieces.partials + row * pieces.each * F::most;
+    for (int k = 0; k < F::reductions(pass); ++k) joined[k] = piece[k];
+    for (i64 i = 1; i < pieces.each; ++i) Reductions<F, pass>::join(joined, piece + i * F::most);
+    Reductions<F, pass>::results(joined, pieces.totals + row * all + reductions_before<F, pass>());
+    if constexpr (pass + 1 == F::passes) {
+      i64 offset[F::operands];
+      F f = at_row<F>(pieces, row, offset);
+      restore<F, F::passes>(f, pieces, row);
+      f.finish();
+    }
+  }
+}
+
+struct PieceTeam {
+  const Pieces* pieces;
+  i64 next, end;
+};
+
+template <class F, int pass> void take_pieces(void* data) {
+  PieceTeam* team = (PieceTeam*)data;
+  for (;;) {
+    const i64 number = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
+    if (number >= team->end) return;
+    piece_of_row<F, pass>(*team->pieces, number);
+  }
+}
+
+// Pieces [begin, end) of all stages, which follow each other, or (end < begin) what follows stage -1 - begin.
+template <class F, int pass = 0>
+void stages(const Pieces& pieces, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  if constexpr (pass < F::passes) {
+    const i64 count = pieces.boxes->count, first = pass * count;
+    const bool whole = begin <= first && end >= first + count;
+    if (begin < first + count && end > first && begin >= 0) {
+      PieceTeam team = {&pieces, begin > first ? begin - first : 0, end < first + count ? end - first : count};
+      if (threads > 1 && parallel != nullptr) {
+        parallel(take_pieces<F, pass>, &team, (unsigned)threads, 0);
+      } else {
+        take_pieces<F, pass>(&team);
+      }
+    }
+    if (begin == -1 - pass || (whole && begin == 0 && end == F::passes * count)) end_stage<F, pass>(pieces);
+    stages<F, pass + 1>(pieces, begin, end, threads, parallel);
+  }
+}
+
 // ---- the second stage of sums ----------------------------------------------------------------------------------------
 
 // The totals of what boxes contributed to, in the order of the boxes, added up in the memory of the first of them.
@@ -351,21 +529,25 @@ template <class F> void row_totals(const Boxes& boxes, int k) {
   }
 }
 
-// layout: that of og::launch; then number of boxes, doubles that each leaves for the second stage, axes of a row, extents of
-// a box, boxes along each axis, and sums as og::Sum has them. base has one entry more than there are operands: memory for
-// what the boxes leave, null where `small_work` doubles suffice. begin and end: the boxes to do; all of them mean the second
-// stage too, and begin < 0 means that alone.
-template <class F>
-OG_FN void launch_rows(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+// layout: that of og::launch; then number of boxes, doubles that each leaves for the second stage, axes of a row,
+// extents of a box, boxes along each axis, and sums as og::Sum has them. base has one entry more than there are operands: memory for what the boxes leave, and for the results of pieces and rows; null where `small_work`
+// doubles suffice. begin and end: the boxes to do, of pieces those of all stages; all of them mean the second stage too,
+// and begin = -1 - stage means what follows a stage alone.
+template <class F> OG_FN Boxes row_boxes(void* const* base, const i64* layout, double* small) {
   const i64 rank = layout[0];
   const Space space = {base, rank, layout[1], layout[1 + rank], layout + 2, layout + 2 + rank};
   const i64* more = layout + 2 + rank + F::operands * rank;
-  double small[small_work];
-  double* work = (double*)base[F::operands];
   const i64 *box = more + 3, *counts = box + rank, *sums = counts + rank;
-  const Boxes boxes = {space, more[0], more[1], 0, box, counts, sums, sums, work ? work : small};
+  double* work = base[F::operands] ? (double*)base[F::operands] : small;
+  return {space, more[0], more[1], 0, box, counts, sums, sums, work};
+}
+
+template <class F>
+OG_FN void launch_rows(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  double small[small_work];
+  const Boxes boxes = row_boxes<F>(base, layout, small);
   if (begin >= 0) {
-    RowTeam team = {&boxes, more[2], begin, end};
+    RowTeam team = {&boxes, boxes.box[-1], begin, end};
     if (threads > 1 && parallel != nullptr && end - begin > 1) {
       parallel(take_rows<F>, &team, (unsigned)threads, 0);
     } else {
@@ -373,6 +555,25 @@ OG_FN void launch_rows(void* const* base, const i64* layout, i64 begin, i64 end,
     }
   }
   if (begin < 0 || (begin == 0 && end == boxes.count)) {
+    for (int k = 0; k < F::sums; ++k) row_totals<F>(boxes, k);
+  }
+}
+
+// The same where boxes are pieces of rows.
+template <class F>
+OG_FN void launch_pieces(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  double small[small_work];
+  const Boxes boxes = row_boxes<F>(base, layout, small);
+  const i64 row_rank = boxes.box[-1], outer = boxes.space.rank - row_rank;
+  Pieces pieces = {&boxes, row_rank, 1, 1, 1, boxes.work + boxes.count * boxes.leaves, nullptr};
+  for (i64 d = 0; d < outer; ++d) pieces.rows *= boxes.space.dims[d];
+  for (i64 d = outer; d < boxes.space.rank; ++d) {
+    pieces.each *= boxes.counts[d];
+    pieces.length *= boxes.space.dims[d];
+  }
+  pieces.partials = (Partial*)(pieces.totals + pieces.rows * reductions_before<F, F::passes>());
+  stages<F>(pieces, begin, end, threads, parallel);
+  if (begin == -F::passes || (begin == 0 && end == F::passes * boxes.count)) {
     for (int k = 0; k < F::sums; ++k) row_totals<F>(boxes, k);
   }
 }

@@ -338,6 +338,43 @@ def test_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch)
         assert all(got[k].tobytes() == one[k].tobytes() for k in got)
 
 
+#: Few long rows are cut; these are such.
+LONG = {
+    "softmax": ("graph(x: f32[n,c]) -> (y)\n y = SoftMax(x, axis=-1)", (2, 150_001)),
+    "all": (
+        "graph(x: f32[n,c]) -> (a, b, d)\n a = ReduceMax(x, axes=[0,1])\n"
+        " m = ReduceMean(x, axes=[0,1], keep_dims=true)\n b = ReduceL2(x, axes=[0,1])\n d = Subtract(x, m)",
+        (700, 301),
+    ),
+    "runs": (
+        "graph(x: f32[n,c,h], w: f32[c,1]) -> (y, dw)\n m = ReduceMean(x, axes=[0,2], keep_dims=true)\n"
+        " y = Subtract(x, m)\n p = Multiply(y, x)\n dw = SumTo(p, w)",
+        (400, 3, 901),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_few_long_rows_are_cut_and_give_the_same_bits_on_any_number_of_threads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, shape = LONG[name]
+    graph = og.parse(text)
+    f = og.compile(graph)
+    feeds = {"x": samples(shape), "w": np.zeros((shape[1], 1), np.float32)}
+    feeds = {t.name or "": feeds[t.name or ""] for t in graph.inputs}
+    exact, one = as_dict(og.evaluate(graph, feeds)), None
+    real = threads.team
+    for team in (lambda size: (1, None), lambda size: (7, None), lambda size: (2, real(size)[1])):
+        monkeypatch.setattr(threads, "team", team)
+        got = as_dict(f(feeds))
+        one = got if one is None else one
+        for (key, value), want in zip(got.items(), exact.values(), strict=True):
+            assert value.tobytes() == one[key].tobytes()
+            np.testing.assert_allclose(value, want, rtol=2e-6, atol=2e-6 * np.abs(want).max())
+    (source,) = [text for text in f.kernels.values() if "launch_pieces<Fused>(base" in text]
+
+
 def test_results_may_lie_over_inputs() -> None:
     """The row is read several times before it is written."""
     text = "graph(x: f32[n,c], r: f32[n,c]) -> (y)\n s = SoftMax(x, axis=-1)\n y = Add(s, r)"

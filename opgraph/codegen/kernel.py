@@ -59,10 +59,10 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> K
 def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelSource:
     """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
     GOMP_parallel)`; layout as kernels/host.h says; as kernels/host_sums.h where there are sums, or where `boxed`; as
-    kernels/host_rows.h where rows are reduced."""
+    kernels/host_rows.h where rows are reduced, there with pieces of rows where `boxed`."""
     skeleton, launch = _HOST, "launch<Fused>"
     if loop.row_axes:
-        skeleton, launch = _HOST_ROWS, "launch_rows<Fused>"
+        skeleton, launch = _HOST_ROWS, "launch_pieces<Fused>" if boxed else "launch_rows<Fused>"
     elif variant.has_sums:
         skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"
     elif boxed:

@@ -21,6 +21,8 @@ ONE_BOX = 32 * 1024
 SMALLEST, LARGEST = 16 * 1024, 128 * 1024
 _BOXES = 256
 _ANY = 1 << 62
+#: Rows that are reduced are cut where there are so few of them and they are so long: else threads have enough to do.
+FEW_ROWS, LONG_ROW = 32, 64 * 1024
 #: Long pieces are multiples of so many elements.
 _WHOLE = 64
 #: A sum over several boxes may leave one cell for so many elements of the space.
@@ -52,11 +54,13 @@ class Boxes:
         box: extents of a box; those at the end of an axis may be smaller.
         counts: boxes along each axis.
         sums: in the order of the stores.
+        are_pieces: whether each is a piece of one row, where rows are reduced.
     """
 
     box: Shape
     counts: Shape
     sums: tuple[BoxedSum, ...]
+    are_pieces: bool = False
 
     @property
     def count(self) -> int:
@@ -85,25 +89,29 @@ def boxes_of(layout: Layout, *, longest: int = _ANY, unit: int = 1) -> Boxes:
 
 
 def boxes_of_rows(layout: Layout) -> Boxes:
-    """The cut of a layout whose rows are reduced: boxes of whole rows."""
+    """The cut of a layout whose rows are reduced: boxes of whole rows, or of pieces where rows are few and long."""
     dims, outer = layout.dims, len(layout.dims) - layout.row_rank
     places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
     keeps = [tuple(s != 0 for s in layout.strides[i]) for i in places]
     size, length = prod(dims), prod(dims[outer:])
     wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
+    are_pieces = prod(dims[:outer]) <= FEW_ROWS and length >= LONG_ROW
     box = [*[1] * outer, *dims[outer:]]
-    for axis in reversed(range(outer)):
+    if are_pieces:
+        box[outer:] = [1] * layout.row_rank
+        for axis in reversed(range(outer, len(dims))):
+            box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
+    for axis in () if are_pieces else reversed(range(outer)):
         box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
     # Fewer and larger boxes where sums, one for each column say, would leave too many cells.
-    for kept in keeps:
+    for kept in () if are_pieces else keeps:
         for axis in reversed(range(outer)):
             left = prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
             if not kept[axis] and left * ELEMENTS_PER_CELL > max(size, ONE_BOX):
                 box[axis] = _even(dims[axis], box[axis] * -(-left * ELEMENTS_PER_CELL // max(size, 1)), 1)
     counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
     sums = [BoxedSum(place, *_cell_strides(tuple(box), kept), False) for place, kept in zip(places, keeps, strict=True)]
-    assert all(b == d for b, d in zip(box[outer:], dims[outer:], strict=True)) and length
-    return Boxes(tuple(box), counts, tuple(sums))
+    return Boxes(tuple(box), counts, tuple(sums), are_pieces)
 
 
 def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:

@@ -39,6 +39,20 @@ class Pass:
     stores: bool
 
 
+def pass_counts(loop: Loop) -> tuple[int, int, int]:
+    """How many passes there are, reductions in all of them, and in one of them at most."""
+    depth = loop.depths()
+    reduced = [depth[s.result] - 1 for s in loop.statements if s.reduces]
+    counts = [reduced.count(number) for number in range(_last_pass(loop, depth) + 1)]
+    return len(counts), len(reduced), max(counts)
+
+
+def _last_pass(loop: Loop, depth: Mapping[str, int]) -> int:
+    """Results may lie over operands, so all of them are written in the last pass that reads any."""
+    most = max((depth[s.result] for s in loop.statements if s.reduces), default=1)
+    return max([most - 1, *(depth[s.value] for s in loop.stores if not s.per_row)])
+
+
 def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool) -> tuple[Pass, ...]:
     """The passes of a loop over rows.
 
@@ -48,10 +62,8 @@ def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool) -> tupl
     """
     depth = loop.depths()
     reductions = [s for s in loop.statements if s.reduces]
-    most = max((depth[s.result] for s in reductions), default=1)
     written = [s.value for s in loop.stores if not s.per_row]
-    # Results may lie over operands, so all of them are written in the last pass that reads any.
-    last = max([most - 1, *(depth[v] for v in written)])
+    last = _last_pass(loop, depth)
     made: dict[str, int] = {}
     kept: dict[str, int] = {}
     needed: list[set[str]] = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from opgraph.ir import dtypes
 from opgraph.loops.boxes import Boxes, boxes_of, boxes_of_rows
 from opgraph.loops.layout import ADDED, KEPT, Layout
 from opgraph.loops.loop import Loop
+from opgraph.loops.passes import pass_counts
 from opgraph.loops.short_rows import STRETCH, LongRows, long_rows
 
 
@@ -50,9 +52,25 @@ class Boxed:
         return head + spread + sums, boxes.count * leaves
 
 
-def row_numbers(loop: Loop, layout: Layout) -> tuple[Boxes, list[int], int]:
-    """How rows that are reduced are cut into boxes, the numbers that follow the layout (kernels/host_rows.h), and how
-    many doubles the boxes leave for the second stage of sums."""
+@dataclass(frozen=True, slots=True)
+class BoxedRows:
+    """How rows that are reduced are cut.
+
+    Attributes:
+        boxes: the cut.
+        stages: how often all boxes are done, one after the other.
+        numbers: those that follow the layout (kernels/host_rows.h).
+        work: doubles of memory that a call needs.
+    """
+
+    boxes: Boxes
+    stages: int
+    numbers: list[int]
+    work: int
+
+
+def boxed_reductions(loop: Loop, layout: Layout) -> BoxedRows:
+    """The cut of a layout of at least one element."""
     boxes, planes = boxes_of_rows(layout), _planes(loop, layout, any(s.dtype == "f64" for s in loop.statements))
     leaves = 0
     sums: list[int] = []
@@ -60,7 +78,13 @@ def row_numbers(loop: Loop, layout: Layout) -> tuple[Boxes, list[int], int]:
         sums += [one.operand, one.cells, 0, leaves, 1, 0, *one.strides]
         leaves += planes * one.cells
     leaves = -(-leaves // 8) * 8
-    return boxes, [boxes.count, leaves, layout.row_rank, *boxes.box, *boxes.counts, *sums], boxes.count * leaves
+    numbers = [boxes.count, leaves, layout.row_rank, *boxes.box, *boxes.counts, *sums]
+    work, stages = boxes.count * leaves, 1
+    if boxes.are_pieces:
+        stages, reduced, most = pass_counts(loop)
+        rows = prod(layout.dims[: -layout.row_rank])
+        work += rows * reduced + 2 * boxes.count * most
+    return BoxedRows(boxes, stages, numbers, work)
 
 
 def _planes(loop: Loop, layout: Layout, wide: bool = False) -> int:
