@@ -53,7 +53,7 @@ class TorchLibrary:
         """A tensor from torch's caching allocator.
 
         Raises:
-            torch.cuda.OutOfMemoryError: torch's own, with its sizes, as programs that retry with less catch that; a note
+            torch.cuda.OutOfMemoryError: torch's own, with its sizes, as programs that retry with less catch it; a note
                 says what the memory was for.
         """
         try:
