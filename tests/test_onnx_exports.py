@@ -1,4 +1,7 @@
-"""What torch's exporters write loads, runs as torch does, and goes back unchanged."""
+"""What torch's exporters write loads, runs as torch does, and goes back unchanged.
+
+`python tests/onnx_exports/run.py --zoo` runs every opset from 13 to 25 in every type.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +49,7 @@ def assert_native(graph: og.Graph) -> None:
     assert {op.attrs["onnx_op"] for op in graph.ops if op.kind == "Wildcard"} <= FOREIGN
 
 
-@pytest.mark.parametrize(
-    ("opset", "dtype"),
-    [
-        (18, "float32"), (25, "float32"), (20, "float16"), (18, "bfloat16"), (23, "bfloat16"),
-        *(pytest.param(opset, "float32", marks=pytest.mark.slow) for opset in (19, 20, 21, 22, 23, 24)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("opset", "dtype"), [(25, "float32"), (20, "float16"), (18, "bfloat16")])
 def test_a_zoo_of_activations_is_native_and_within_the_rounding_of_torch(opset: int, dtype: str) -> None:
     kind = getattr(torch, dtype)
     model = exported.export(exported.Zoo(WHOLE).to(kind), (torch.randn(3, 8).to(kind),), opset)
@@ -68,9 +65,9 @@ def test_a_zoo_of_activations_is_native_and_within_the_rounding_of_torch(opset: 
     assert sum(bool(node.metadata_props) for node in back.graph.node) > 50
 
 
-@pytest.mark.parametrize("opset", range(13, 18))
-def test_the_older_exporter_at_the_oldest_opsets(opset: int) -> None:
-    zoo = {n: f for n, f in exported.ZOO.items() if opset > 13 or n != "hardswish"}
+@pytest.mark.parametrize("opset", [13])
+def test_the_older_exporter_at_the_oldest_opset(opset: int) -> None:
+    zoo = {n: f for n, f in exported.ZOO.items() if n != "hardswish"}  # since 14
     model = exported.export_by_tracing(exported.Zoo(zoo), (torch.randn(3, 8),), opset)
     graph = og.onnx.load(model)
     assert_as_torch(graph, zoo, torch.float32)
