@@ -232,3 +232,47 @@ def test_contributed_gelus_and_swiglu_are_read_as_units(op: str) -> None:
         proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
         run = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
         np.testing.assert_allclose(og.evaluate(loaded, feeds), run.run(None, feeds)[0], rtol=1e-5, atol=2e-6)
+
+
+def gated(opset: int) -> Any:
+    nodes = [
+        helper.make_node("Tanh", ["a"], ["t"]),
+        helper.make_node("SwiGLU", ["t", "b"], ["y"], alpha=1.5, name="act"),
+    ]
+    ports = [helper.make_tensor_value_info(n, T.FLOAT, ["n", 4]) for n in "aby"]
+    graph = helper.make_graph(nodes, "g", ports[:2], ports[2:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=14)
+
+
+@pytest.mark.parametrize(("target", "opset"), [("onnxruntime==1.31", 26), ("onnxruntime==1.23", 23)])
+def test_a_swiglu_is_a_swish_and_a_product_for_a_target_of_older_opsets(target: str, opset: int) -> None:
+    graph = og.onnx.load(gated(28))
+    draft = drafted(graph, Request(target=target))
+    made = draft.proto()
+    onnx.checker.check_model(made, full_check=True)
+    assert types(made) == ["Tanh", "opgraph::Swish", "Mul"]
+    assert made.graph.node[-1].name == "act"
+    assert {o.domain: o.version for o in made.opset_import}[""] == opset
+    assert any(f"opset 28 was lowered to {opset}" in note for note in draft.summary.notes)
+    feeds = {n: np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32) for n in "ab"}
+    run = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(run.run(None, feeds)[0], og.evaluate(graph, feeds), rtol=1e-5, atol=1e-6)
+
+
+def test_an_opset_is_not_lowered_where_a_node_would_mean_something_else() -> None:
+    nodes = [helper.make_node("Attention", ["a", "a", "a"], ["y"], q_num_heads=1, kv_num_heads=1)]
+    ports = [helper.make_tensor_value_info(n, T.FLOAT, [1, 2, 4]) for n in "ay"]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    with pytest.raises(og.errors.Unimplemented, match="would change on the way to 21"):
+        drafted(og.onnx.load(made), Request(target="onnxruntime==1.18"))
+
+
+def test_a_node_that_is_read_as_several_ops_is_not_torn_apart() -> None:
+    """A BiasGelu in f16: the value between its sum and its GELU has no name in the model."""
+    node = helper.make_node("BiasGelu", ["a", "b"], ["y"], domain="com.microsoft")
+    ports = [helper.make_tensor_value_info(n, T.FLOAT16, ["n", 4] if n != "b" else [4]) for n in "aby"]
+    graph = helper.make_graph([node], "g", ports[:2], ports[2:])
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    assert types(to_model(og.onnx.load(made))) == ["com.microsoft::BiasGelu"]

@@ -70,7 +70,9 @@ class Draft:
         if self.origin is None:
             return Origin("the model", None, skeleton, tensors, list(self.inputs))
         replaced = {n: a for n, a in self.origin.replaced.items() if n in tensors}
-        return replace(self.origin, skeleton=skeleton, tensors=tensors, inputs=list(self.inputs), replaced=replaced)
+        return replace(
+            self.origin, skeleton=skeleton, tensors=tensors, inputs=list(self.inputs), replaced=replaced, folded=None
+        )
 
     def add_array(self, name: str, data: np.ndarray) -> None:
         """Adds an initializer."""

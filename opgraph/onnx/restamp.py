@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 
 import onnx
 from onnx import ModelProto, NodeProto
@@ -13,8 +14,11 @@ from opgraph.onnx.target import Target
 from opgraph.onnx.validate import opsets
 
 
-def restamped(model: ModelProto, opset: int, target: Target) -> ModelProto:
+def restamped(model: ModelProto, opset: int, target: Target, replaced: Container[int] = ()) -> ModelProto:
     """The model under another opset of ai.onnx.
+
+    Args:
+        replaced: indices of nodes that will be others, whatever they mean there.
 
     Where an op has a newer definition there, onnx's version converter is asked: if it would change nothing but the
     number, nothing is changed but the number.
@@ -30,7 +34,8 @@ def restamped(model: ModelProto, opset: int, target: Target) -> ModelProto:
         )
     if opset == current:
         return model
-    moved = {n.op_type for n in model.graph.node if n.domain == "" and _since(n, current) != _since(n, opset)}
+    staying = [node for index, node in enumerate(model.graph.node) if index not in replaced]
+    moved = {n.op_type for n in staying if n.domain == "" and _since(n, current) != _since(n, opset)}
     if moved:
         changed = _changed(model, opset)
         if changed:

@@ -61,11 +61,19 @@ def _check_placed(before: GraphProto, after: GraphProto) -> None:
 def _with_units(graph: Graph, source: Source, request: Request, target: Target, summary: Summary) -> Draft:
     origin, form = source.origin, request.form
     current = opsets(origin.skeleton).get("", 1)
-    spots = spots_of(graph, source, request, request.opset or current)
+    lowered = target.opset if current > target.opset else None
+    spots = spots_of(graph, source, request, request.opset or lowered or current)
     swish = any(spot.kind == CHOSEN for spot in spots)
-    wanted = request.opset or (_SWISH_SINCE if form == "standard" and swish and current < _SWISH_SINCE else None)
+    newer = _SWISH_SINCE if form == "standard" and swish and current < _SWISH_SINCE else None
+    wanted = request.opset or lowered or newer
+    if lowered and wanted == lowered:
+        summary.notes.append(
+            f"opset {current} was lowered to {lowered} for {target.name}; every node that stays means the same there"
+        )
     skeleton = ModelProto()
-    skeleton.CopyFrom(restamped(origin.skeleton, wanted, target) if wanted is not None else origin.skeleton)
+    going = {source.node_of[spot.root.id] for spot in spots}
+    moved = restamped(origin.skeleton, wanted, target, going) if wanted is not None else origin.skeleton
+    skeleton.CopyFrom(moved)
     imports = opsets(skeleton)
     opset = imports.get("", 1)
     norms = norms_of(graph, source, opset) if form in _WITH_NORMS else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from onnx import NodeProto
@@ -29,6 +29,7 @@ class Spot:
     Attributes:
         way: the row of the table of ways; None for swish, whose form the caller chooses.
         form: of swish.
+        value: of a SwiGLU, what the swish is multiplied with.
     """
 
     name: str
@@ -39,16 +40,25 @@ class Spot:
     attrs: dict[str, AttrValue]
     way: Way | None
     form: str
+    value: LogicalTensor | None = None
+
+
+#: ai.onnx's gated unit, and the opset that brought it: older models have a swish and a product.
+_GATED, _GATED_SINCE = "SwiGLU", 28
 
 
 def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list[Spot]:
     """The units to write: those composed of several ops, and the ops that are one already."""
     form, nodes = request.form, source.origin.skeleton.graph.node
     found: dict[int, Spot] = {}
+    values = {name for node in nodes for name in node.output} | {*source.origin.inputs, *source.origin.tensors}
     if form != "decomposed":
         alone = _alone(graph) if request.library else set()
         for unit in find_units(graph):
-            if not unit.kind or unit.name in request.keep or unit.root.id not in source.node_of:
+            gated = _gated(unit, source, opset)
+            if gated is not None:
+                found[unit.root.id] = gated
+            if not unit.kind or unit.name in request.keep or not _has_names(unit, source, values):
                 continue
             if any(nodes[source.node_of[op.id]].device_configurations for op in unit.ops if op.id in source.node_of):
                 continue  # who says where a node runs does not mean another node
@@ -70,6 +80,24 @@ def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list
             if op.kind == CHOSEN and op.id in source.node_of:
                 found[op.id] = Spot(CHOSEN.lower(), op.kind, op, (op,), op.inputs, op.attrs, None, form)
     return list(found.values())
+
+
+def _has_names(unit: Unit, source: Source, values: Container[str]) -> bool:
+    """Whether the values around a unit are values of the model, not those inside a node that is read as several ops."""
+    outside = (*unit.inputs, unit.root.outputs[0])
+    named = all(source.value_of.get(t.id) in values or t.data is not None for t in outside)
+    return unit.root.id in source.node_of and named
+
+
+def _gated(unit: Unit, source: Source, opset: int) -> Spot | None:
+    """A SwiGLU node in a model that is written for an older opset."""
+    root, gate = unit.root, unit.ops[0]
+    if unit.name != _GATED.lower() or opset >= _GATED_SINCE or root.id not in source.node_of:
+        return None
+    node = source.origin.skeleton.graph.node[source.node_of[root.id]]
+    if (node.domain, node.op_type) != ("", _GATED):
+        return None
+    return Spot(unit.name, gate.kind, root, unit.ops, gate.inputs, gate.attrs, None, "function", unit.captured["u"])
 
 
 def _spot(unit: Unit, way: Way | None, form: str) -> Spot:
@@ -108,6 +136,13 @@ def nodes_of(
         inputs = [_value(t, source, emitter) for t in spot.inputs]
         record = opdef.get(spot.kind, where=spot.root.label)
         emitter.form = spot.form if spot.way is None else form
+        if spot.value is not None:
+            gate = (result, emitter.fresh(f"{output[1]}.gate"))
+            made = emitter.nodes(record, spot.attrs, inputs, gate)
+            factors = [gate[1], source.value_of[spot.value.id]]
+            new[source.node_of[spot.root.id]] = [*made, NodeProto(op_type="Mul", input=factors, output=[output[1]])]
+            emitter.form = form
+            continue
         if spot.way is None or spot.way.write == PLAIN:
             new[source.node_of[spot.root.id]] = emitter.nodes(record, spot.attrs, inputs, output)
         elif spot.way.write == FUNCTION:
