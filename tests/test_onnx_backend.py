@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,12 @@ def test_a_node_runs_alone() -> None:
     assert u.tolist() == [[0, 0, 1, 1], [0, 1, 0, 1]]
     with pytest.raises(InvalidArguments, match="got 1 inputs, the node reads 2"):
         backend.run_node(helper.make_node("Add", ["x", "z"], ["y"]), [x])
+
+
+def test_the_module_is_there_without_an_import_of_its_own() -> None:
+    code = "import opgraph as og; print(og.onnx.backend.supports_device('CPU'), hasattr(og.onnx, 'nothing'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
 
 
 def test_devices_and_compatibility_are_told_without_raising() -> None:
