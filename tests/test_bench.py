@@ -226,7 +226,8 @@ def test_ratios_are_of_neighbouring_runs() -> None:
     with_gaps = ratio([1.0, 9.0, 3.0, 4.0, 5.0], [1.0, None, 1.0, 2.0, 1.0])
     assert (with_gaps.median, with_gaps.rounds) == (2.5, 4)
     assert with_gaps.low == pytest.approx(1.75) and with_gaps.high == pytest.approx(3.5) and with_gaps.noisy
-    assert ratio([3.0], [1.0]) == Ratio(median=3.0, low=3.0, high=3.0, rounds=1)
+    once = ratio([3.0], [1.0])
+    assert once == Ratio(median=3.0, low=3.0, high=3.0, rounds=1) and once.noisy
 
 
 def test_a_slow_call_sits_rounds_out_and_ours_runs_in_all() -> None:
@@ -235,6 +236,7 @@ def test_a_slow_call_sits_rounds_out_and_ours_runs_in_all() -> None:
     assert sum(takes_part(i, 6, MOST) for i in range(MOST)) == 6
     assert planned({"ours": 0.1, "slow": 0.4}, 0.5) == {"ours": 3, "slow": 3}
     assert planned({"ours": 0.05, "fast": 0.001}, 1.0) == {"ours": 10, "fast": 10}
+    assert planned({"ours": 0.1, "slow": 0.4}, 0.0) == {"ours": 3, "slow": 3}
     assert planned({"ours": 0.1, "slow": 9.0}, 0.5) == {"ours": 3, "slow": 1}
     assert planned({"ours": 0.01, "other": 0.01}, 0.11) == {"ours": LEAST, "other": LEAST}
 

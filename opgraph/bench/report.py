@@ -9,10 +9,11 @@ from opgraph.bench.results import COLD, Cell, Figure, Results, Row
 from opgraph.bench.timing import Ratio
 
 LEGEND = """\
-us: microseconds of one run, the median. Ratios are opgraph's time as a part of the other's, the median over pairs of
-neighbouring runs, with its quartiles; below 1 opgraph is faster. best peer: the fastest of them. to copy: to the best
-copy of as many bytes as the entry reads and writes. ~: the quartiles lie more than 15% apart. +: the time includes
-allocating the result, where the library takes no buffer for it. -: does not take it, or is wrong (see below)."""
+Times are microseconds of one run, the median. Ratios are opgraph's time as a part of the other's: the median over pairs
+of neighbouring runs, with its quartiles; below 1 opgraph is faster. best peer: the fastest of them. to copy: to the
+best copy of as many bytes as the entry reads and writes. ~: the quartiles lie more than 15% apart, or there are less
+than 3 pairs. +: the time includes allocating the result, where the library takes no buffer for it. -: does not take it,
+or is left out (the JSON says why)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ def tables(results: Results) -> list[Table]:
 def _entries(suite: str, rows: Sequence[Row]) -> Table:
     peers = dict.fromkeys(c.peer for row in rows for c in row.cells[1:] if c.us is not None)
     has_copy = any(row.copy is not None for row in rows)
-    columns = (suite, "size", "opgraph, us", *(f"{p}, us" for p in peers), "to best peer", "best peer")
+    columns = (f"{suite}, us", "size", "opgraph", *peers, "to best peer", "best peer")
     body = []
     for row in rows:
         cells = {c.peer: c for c in row.cells}

@@ -22,6 +22,8 @@ Call = Callable[[], object]
 SAMPLE = 1e-3
 #: Rounds: at least, and at most.
 LEAST, MOST = 5, 41
+#: Seconds of a run that is not repeated where they are more than there is.
+LONG = 0.5
 #: A ratio whose quartiles lie farther apart than this part of it is noisy: it gets more rounds, then a mark.
 NOISY = 0.15
 
@@ -83,7 +85,7 @@ class Ratio:
     @property
     def noisy(self) -> bool:
         """Whether the machine was too restless to say more than the quartiles say."""
-        return self.high - self.low > NOISY * self.median
+        return self.rounds < 3 or self.high - self.low > NOISY * self.median
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float | None]) -> Ratio:
@@ -116,7 +118,8 @@ def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float, most: int =
         calls: the first takes part in every round, and others are compared with it. Each is called once before.
         clock: how a run is timed.
         budget: seconds in all, about. A call that is too slow for its share of them sits rounds out, evenly spread; all
-            run LEAST rounds, or 3 where so many would take longer than the budget, or one that takes longer by itself.
+            run LEAST rounds, or 3 where so many would take longer than the budget, or one that takes longer by itself,
+            and more than LONG.
         most: rounds.
 
     Returns: seconds of each call, round by round; None for a round that it sat out.
@@ -153,7 +156,10 @@ def planned(costs: Mapping[str, float], budget: float, most: int = MOST) -> dict
     """How many rounds each call runs, given the seconds of one run: an equal share of the budget for each."""
     share = budget / len(costs)
     least = LEAST if LEAST * sum(costs.values()) <= budget else 3
-    rounds = {name: 1 if cost > budget else int(min(max(share / cost, least), most)) for name, cost in costs.items()}
+    rounds = {
+        name: 1 if cost > max(budget, LONG) else int(min(max(share / cost, least), most))
+        for name, cost in costs.items()
+    }
     # The first is what all are compared with: nobody runs without it.
     total = rounds[next(iter(costs))]
     return {name: min(count, total) for name, count in rounds.items()}
