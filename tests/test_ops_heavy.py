@@ -80,6 +80,20 @@ def test_pools_are_those_of_torch() -> None:
     close(of("MaxPool", x, **up), f.max_pool2d(t, (3, 2), (3, 3), ceil_mode=True))
 
 
+def test_auto_pad_is_the_paddings_that_it_stands_for() -> None:
+    x = np.arange(1.0, 6.0).reshape(1, 1, 5)
+    form = {"kernel": (2,), "strides": (2,), "exclude_pad": False, "data_format": "NCX"}
+    told = {"pads_begin": (7,), "pads_end": (7,)}  # not looked at
+    for mode, begin, end in (("SAME_UPPER", 0, 1), ("SAME_LOWER", 1, 0), ("VALID", 0, 0)):
+        explicit = of("AvgPool", x, pads_begin=(begin,), pads_end=(end,), **form)
+        np.testing.assert_array_equal(of("AvgPool", x, auto_pad=mode, **form, **told), explicit)
+    np.testing.assert_array_equal(explicit, [[[1.5, 3.5]]])
+    weights = np.array([[[1.0, 10.0]]])
+    conv = {"strides": (2,), "dilations": (1,), "data_format": "NCX", "weights_format": "IOX"}
+    made = of("ConvTranspose", x, weights, auto_pad="SAME_UPPER", **conv, **told)
+    np.testing.assert_array_equal(made, [[[1, 10, 2, 20, 3, 30, 4, 40, 5, 50]]])
+
+
 def test_the_first_of_equal_elements_is_the_largest_and_nan_is_larger() -> None:
     x = np.array([[[1.0, 1, 0, np.nan, 5]]])
     form = {"kernel": (2,), "strides": (1,), "pads_begin": (0,), "pads_end": (0,), "data_format": "NCX"}
