@@ -76,7 +76,7 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
     elif kinds & _POSITIVE or (in_norm and names & {"variance", "var"}):
         made = generator.uniform(0.5, 4.0, shape)
     elif in_norm and "beta" in names:
-        made = whole(8, 16) * np.where(generator.random(shape) < 0.5, -1, 1)  # far from what it is added to
+        made = whole(24, 32) * np.where(generator.random(shape) < 0.5, -1, 1)  # far from what it is added to
     elif in_norm and "gamma" in names:
         made = 2.0 ** (whole(0, 1) if backward else whole(-2, 1))
     elif in_norm and "src" in names:
