@@ -80,11 +80,11 @@ def _inference(
 
 
 def _spell_inference(build: Builder, op: Op) -> list[LogicalTensor]:
-    src, gamma, beta, center, variance = (widened(build, t) for t in op.inputs)
-    inverse = inverse_deviation(build, op, variance)
-    scale = spread(build, build("Multiply", inverse, gamma), op)
-    distance = build("Subtract", src, spread(build, center, op))
-    return as_declared(build, op, [build("Add", build("Multiply", distance, scale), spread(build, beta, op))])
+    # Spread first: along the channel a kernel reads from memory, and what follows leaves its innermost loop.
+    src, *vectors = (widened(build, t) for t in op.inputs)
+    gamma, beta, center, variance = (spread(build, t, op) for t in vectors)
+    scale = build("Multiply", inverse_deviation(build, op, variance), gamma)
+    return as_declared(build, op, [build("Add", build("Multiply", build("Subtract", src, center), scale), beta)])
 
 
 _VECTOR = tuple(Port(name=n, type="T2") for n in ("gamma", "beta", "mean", "variance"))

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.op import Op
 from opgraph.ops.reduction_gradients import static_axes
 from opgraph.partition.symbols import Shape, is_scalar_shape
 from opgraph.partition.traits import aligned_operands
+
+#: Elements of a space that fit into the second-level cache with room to spare.
+CACHED = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class Rows:
         if isinstance(src, str) or not axes or {op.inputs[0].dtype, op.outputs[0].dtype} - set(dtypes.FLOATS):
             return None
         rows = tuple(sorted({a if a < 0 else a - len(src) for a in axes}))
-        return RowValue(src, rows, "kept" if op.attrs["keep_dims"] else "dropped") if _runs_along(rows) else None
+        return RowValue(src, rows, "kept" if op.attrs["keep_dims"] else "dropped") if _is_walked(rows, src) else None
 
     def _row_sum(self, op: Op) -> RowValue | None:
         """A SumTo that keeps its axes, as one value for each row."""
@@ -124,7 +128,7 @@ class Rows:
         if not gone or any(like[i] != 1 for i in gone):
             return None
         rows = tuple(i - len(src) for i in gone)
-        return RowValue(src, rows, "kept") if _runs_along(rows) else None
+        return RowValue(src, rows, "kept") if _is_walked(rows, src) else None
 
     # -- where they lead ----------------------------------------------------------------------------------------
 
@@ -210,6 +214,11 @@ class Rows:
                         self._wanted.setdefault(tensor.id, wanted)
 
 
-def _runs_along(rows: tuple[int, ...]) -> bool:
-    """Whether kernels walk such rows: the last axis is one of theirs, so that neighbours in memory are neighbours."""
-    return -1 in rows
+def _is_walked(rows: tuple[int, ...], space: tuple[int | str, ...]) -> bool:
+    """Whether kernels walk such rows: neighbours in memory are neighbours in the row, or all of it fits into a cache.
+
+    A kernel takes one row after the other; where the last axis is none of a row's, each touches all cache lines of its
+    neighbours, and a library, which takes them side by side, is the better choice.
+    """
+    sizes = [d for d in space if isinstance(d, int)]
+    return -1 in rows or (len(sizes) == len(space) and prod(sizes) <= CACHED)
