@@ -93,12 +93,16 @@ def row_of(job: Job, peers: Sequence[Peer], device: str, threads: int, cache: st
     elif size > available:
         row = _failed(job, cache, f"needs {size / _GIB:.1f} GiB of memory, {available / _GIB:.1f} are free")
     else:
-        without = job.without if budget.may_compile() else (*job.without, COMPILER)
+        without = dict.fromkeys(job.without, "left out of this row by the plan: it compiles for seconds")
+        if not budget.may_compile():
+            without.setdefault(COMPILER, "left out of this row: no time was left to compile it")
         taking = [p for p in peers if p.name not in without]
         try:
             say("arrays")
             case = make(job.entry, job.direction, job.dtype, job.size, device, threads)
             row = measured(case, taking, clock_of(device, cache), timing, cache, say)
+            left_out = [Cell(peer=p.name, failed=without[p.name]) for p in peers if p.name in without]
+            row = replace(row, cells=(*row.cells, *left_out))
         except (OpGraphError, MemoryError, RuntimeError) as error:
             row = _failed(job, cache, " ".join(str(error).split())[:300])
     budget.end_row(row, begun, timing)
