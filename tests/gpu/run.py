@@ -30,6 +30,8 @@ for name in "numpy ml_dtypes torch triton cupy-cuda13x cupy-cuda12x onnx onnxrun
     except metadata.PackageNotFoundError:
         print(name, "-")
 import cupy
+import shutil
+print("compiler", shutil.which("g++") or shutil.which("clang++"))
 print("runtime", cupy.cuda.runtime.runtimeGetVersion(), "driver", cupy.cuda.runtime.driverGetVersion())
 properties = cupy.cuda.runtime.getDeviceProperties(0)
 print(properties["name"], properties["multiProcessorCount"], "multiprocessors", properties["totalGlobalMem"], "bytes")
