@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,6 @@ from opgraph.ops import samples
 
 POINTWISE = [r for r in all_ops() if r.is_pointwise]
 COMPUTING = [r for r in all_ops() if r.family != "structural"]
-SCHEMAS = Path(__file__).parent.parent.parent / "shared" / "data" / "onednn-opschema.json"
 
 
 @pytest.fixture(params=POINTWISE, ids=lambda r: r.kind)
@@ -111,52 +107,3 @@ def test_kinds_with_the_same_expression_do_not_exist() -> None:
     shared = {t for t in texts if texts.count(t) > 1}
     # BiasAdd is Add with another rule of alignment; casts and indices are expressed by what the loop feeds them.
     assert shared == {"og::add(x0, x1)", "x0"}
-
-
-# -- oneDNN's schema --------------------------------------------------------------------------------------------------
-
-#: Where opgraph takes more than oneDNN: an attribute that is optional here, or one more.
-MORE = {("Clamp", "min"), ("Clamp", "max"), ("Pow", "beta"), ("Sigmoid", "alpha"), ("SigmoidBackward", "alpha")}
-
-
-def onednn_schemas() -> list[dict[str, Any]]:
-    if not SCHEMAS.exists():
-        return []
-    return [s for s in json.loads(SCHEMAS.read_text()) if s["kind"] in {r.kind for r in COMPUTING}]
-
-
-@pytest.mark.skipif(not SCHEMAS.exists(), reason="the table of oneDNN's schemas is not beside the checkout")
-def test_there_are_oneDNNs_schemas_to_compare() -> None:
-    assert len(onednn_schemas()) == 56
-
-
-@pytest.mark.parametrize("schema", onednn_schemas(), ids=lambda s: s["kind"])
-def test_the_schema_is_oneDNNs(schema: dict[str, Any]) -> None:
-    record = next(r for r in COMPUTING if r.kind == schema["kind"])
-    names = [p["name"].removesuffix("_i") for p in schema["inputs"]]  # Concat's src_i is any number of src
-    assert [p.name for p in record.inputs][: len(names)] == names
-    fewest = int(re.findall(r"\b\d+\b", schema["num_inputs"])[0])  # "2", or a set such as {1, 64}
-    assert [p.name for p in record.inputs if not p.optional] == names[:fewest]
-    assert [p.name for p in record.outputs] == [p["name"] for p in schema["outputs"]]
-    theirs = dict.fromkeys(a.name for a in record.attrs if (record.kind, a.name) in MORE)
-    theirs |= {name: None for name, *_ in schema["attributes"]}
-    assert {a.name for a in record.attrs} == theirs.keys()
-    for name, need, type_, default in schema["attributes"]:
-        attr = record.attr(name)
-        assert attr is not None
-        assert attr.type == {"f": "f32", "s": "string", "i": "s64", "b": "bool", "is": "s64[]"}[type_]
-        if (record.kind, name) not in MORE:
-            assert attr.required == (need == "req")
-        if default == "std::vector<int64_t>()":
-            # Axes left out: an error here, where oneDNN says "identity" and then runs it nowhere.
-            assert attr.optional and attr.default is None
-        elif default:
-            value, _, choices = default.partition(", {")
-            literal = {"true": True, "false": False}.get(value, value.strip('"').removesuffix(".f"))
-            assert attr.default == (float(literal) if type_ == "f" else literal)
-            assert set(attr.choices) == {c.strip('" ') for c in choices.rstrip("}").split(",") if c}
-    for port, described in zip((*record.inputs, *record.outputs), (*schema["inputs"], *schema["outputs"])):
-        allowed = record.types.get(port.type, (port.type,))
-        assert set(schema["types"][described["type"]].split(",")) <= set(allowed)
-    if schema["commutative"] and record.kind != "Select":  # oneDNN says so of Select's branches, for its matcher
-        assert record.commutative
