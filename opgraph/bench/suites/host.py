@@ -57,9 +57,10 @@ def measured(peers: Sequence[Peer], device: str, threads: int, budget: float, sa
     for peer in peers:
         say(peer.name)
         try:
-            ways[f"{peer.name}, into a buffer or new"] = peer.build(case).call
+            built = peer.build(case)
         except Exception:  # the entries say why; a host's cost is of those that run
             continue
+        ways[f"{peer.name}, {'new result' if built.allocates else 'into a buffer'}"] = built.call
     say("timing")
     for call in ways.values():
         call(), call()
