@@ -93,7 +93,7 @@ def _check_devices(args: argparse.Namespace) -> int:
         evaluate(graph, feeds, foreign=foreign_of(graph), watch=lambda t, a: truth.update({t.id: np.asarray(a)}))
         results = {}
         for device, engine in zip(devices, engines, strict=True):
-            results[device] = _partition_rows(partition(graph).partitions, engine, truth, step)
+            results[device] = _partition_rows(partition(graph, engine=engine.kind).partitions, engine, truth, step)
             step(f"running the whole model on {device}")
             results[device] += _whole_rows(graph, engine, feeds, truth)
     bad = None

@@ -59,12 +59,10 @@ class Cutter:
     def __init__(self, graph: Graph, *, with_rows: bool) -> None:
         whole = [op for op in graph.ops if op.kind != "End"]
         self.ops, shapes = whole, shapes_of(whole)
-        self.inside: dict[int, tuple[Op, ...]] = {}
-        if with_rows:
-            self.inside = opened(whole)
-            if self.inside:
-                self.ops = [inner for op in whole for inner in self.inside.get(op.id, (op,))]
-                shapes = shapes_of(self.ops)
+        self.inside = opened(whole, with_rows=with_rows)
+        if self.inside:
+            self.ops = [inner for op in whole for inner in self.inside.get(op.id, (op,))]
+            shapes = shapes_of(self.ops)
         #: The op of the graph that a node belongs to.
         self.owners = [op for op in whole for _ in self.inside.get(op.id, (op,))]
         self.rows = Rows(self.ops if with_rows else (), shapes)

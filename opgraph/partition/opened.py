@@ -12,12 +12,18 @@ from opgraph.partition.symbols import Shape, shapes_of
 from opgraph.partition.traits import aligned_operands
 
 
-def opened(ops: Iterable[Op]) -> dict[int, tuple[Op, ...]]:
-    """The smaller ops of each op that is opened, by its id."""
+def opened(ops: Iterable[Op], *, with_rows: bool) -> dict[int, tuple[Op, ...]]:
+    """The smaller ops of each op that is opened, by its id.
+
+    Args:
+        with_rows: whether a loop may reduce rows.
+    """
     found: dict[int, tuple[Op, ...]] = {}
     for op in ops:
         if opdef.get(op.kind, where=op.label).spelled is not None:
             inner = spelled_ops(op)
+            if not with_rows and any(opdef.get(i.kind, where=op.label).row is not None for i in inner):
+                continue
             if inner and is_one_loop(inner, {t.id for t in op.outputs}):
                 found[op.id] = inner
     return found
