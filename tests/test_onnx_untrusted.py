@@ -112,6 +112,7 @@ MALFORMED = {
     "negative dims": with_constant(dims=[-4]),
     "no such element type": with_constant(data_type=77),
     "value_info contradicts": model([relu()], outputs=[info("y", ("n", 5))]),
+    "an input that is an output of another shape": changed(lambda m: m.graph.output.extend([info("x", ("n", 5))])),
     "negative size of an input": changed(negative_size),
     "two imports of one domain": changed(lambda m: m.opset_import.append(helper.make_opsetid("ai.onnx", 20))),
     "attribute refers to no function": changed(reference_attribute),

@@ -80,7 +80,7 @@ class _Reader:
         self.model = origin.skeleton
         self.graph = Graph()
         self.values: dict[str, LogicalTensor] = {}
-        self.types = value_types(self.model)
+        self.types = value_types(self.model, origin.label)
         self.opsets = opsets(self.model)
         self.source = Source(origin)
         self.not_nodes: set[int] = set()  # ops that stand for an initializer

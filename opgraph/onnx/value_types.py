@@ -5,15 +5,20 @@ from __future__ import annotations
 import onnx
 from onnx import ModelProto, TypeProto
 
+from opgraph.errors import ModelError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims
 from opgraph.runtime.providers.onnx_types import set_tensor_type
 
 
-def value_types(model: ModelProto) -> dict[str, TypeProto]:
+def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypeProto]:
     """The type of each value of the main graph: as the model states it, else as onnx infers it."""
     graph = model.graph
-    stated = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output) if v.type.ByteSize()}
+    stated: dict[str, TypeProto] = {}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.ByteSize():
+            _check_same(f'value "{value.name}" of {label}', stated.setdefault(value.name, value.type), value.type)
+            stated[value.name] = value.type
     for tensor in graph.initializer:
         stated.setdefault(tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
     if all(name in stated for node in graph.node for name in node.output if name):
@@ -27,6 +32,24 @@ def value_types(model: ModelProto) -> dict[str, TypeProto]:
         if value.name not in stated:
             stated[value.name] = _without_made_up_symbols(value.type)
     return stated
+
+
+def _check_same(where: str, first: TypeProto, second: TypeProto) -> None:
+    """Raises ModelError where two statements of a value's type contradict each other."""
+    if first is second or not (first.HasField("tensor_type") and second.HasField("tensor_type")):
+        return
+    dims = [t.tensor_type.shape.dim if t.tensor_type.HasField("shape") else None for t in (first, second)]
+    same = first.tensor_type.elem_type == second.tensor_type.elem_type
+    if dims[0] is not None and dims[1] is not None:
+        same &= len(dims[0]) == len(dims[1])
+        pairs = [
+            (a.dim_value, b.dim_value) for a, b in zip(*dims) if a.HasField("dim_value") and b.HasField("dim_value")
+        ]
+        same &= all(a == b for a, b in pairs)
+    if not same:
+        raise ModelError(
+            "its type is stated twice, and differently", where=where, fix="repair or export the model again"
+        )
 
 
 def _without_made_up_symbols(proto: TypeProto) -> TypeProto:

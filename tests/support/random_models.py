@@ -7,6 +7,7 @@ and overridable initializers, optional operands left out, functions, subgraphs t
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ ELEMENTS = {
     TensorProto.FLOAT16: np.dtype(np.float16),
     TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
 }
+_LARGEST = 1 << 16
 SHAPES = ((2, 3), (3,), (1, 3), (2, 1), (), (4, 2, 3))
 #: Bounded or gently growing, so that two right implementations stay close.
 UNARY = ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus", "Softsign", "Sin", "Cos", "Erf", "Atan", "Identity",
@@ -325,7 +327,11 @@ def random_model(rng: Any, *, longest: int = 10) -> onnx.ModelProto:
 
 
 def feeds_of(model: onnx.ModelProto, rng: Any) -> dict[str, np.ndarray]:
-    """Arrays for the inputs that have no default; what a symbol stands for is what the model was built with."""
+    """Arrays for the inputs that have no default; what a symbol stands for is what the model was built with.
+
+    Raises:
+        KeyError: an input of another type, or of a size that damage made.
+    """
     given = {t.name for t in model.graph.initializer}
     sizes = {"batch": 4}
     feeds = {}
@@ -334,7 +340,9 @@ def feeds_of(model: onnx.ModelProto, rng: Any) -> dict[str, np.ndarray]:
             continue
         kind = value.type.tensor_type
         shape = [d.dim_value if d.HasField("dim_value") else sizes.get(d.dim_param, 2) for d in kind.shape.dim]
-        values = [rng.choice((-2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0)) for _ in range(int(np.prod(shape)))]
+        if math.prod(shape) > _LARGEST:
+            raise KeyError(f"an input of {math.prod(shape)} elements")
+        values = [rng.choice((-2.0, -1.0, -0.25, 0.0, 0.5, 1.0, 3.0)) for _ in range(math.prod(shape))]
         feeds[value.name] = np.asarray(values).reshape(shape).astype(ELEMENTS[kind.elem_type])
     return feeds
 
