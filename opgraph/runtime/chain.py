@@ -95,7 +95,7 @@ class Chain:
         None where it takes a whole call to do so.
         """
         if not self._plans:
-            return self._lone(arrays, outs) if len(self.steps) == 1 else None
+            return self._lone(arrays, outs) if len(self.steps) == 1 else self._of_kernels(arrays, outs)
         self(arrays, outs)  # finds out the shapes
         known = self._known(arrays)
         frame = None if known is None else self._frame(known, arrays, outs)
@@ -118,6 +118,27 @@ class Chain:
         ordered = dict(zip(self.outputs, outs, strict=True))
         bound = prepare([arrays[places[i]] for i in step.reads], [ordered[i] for i in step.makes])
         return getattr(bound, "launch", bound), bound  # on a GPU it is called itself
+
+    def _of_kernels(self, arrays: Sequence[Any], outs: Sequence[Any]) -> tuple[Callable[[], None], Any] | None:
+        """Kernels of a GPU, one launch after the other: what lies between them is allocated once, by a run of them."""
+        prepare = [getattr(step.run, "bound", None) for step in self.steps]
+        made = {i for step in self.steps for i in step.makes}
+        donates = any(source is not None for step in self.steps for source in step.donated)
+        if donates or None in prepare or not made >= set(self.outputs):
+            return None
+        values, targets = dict(zip(self.inputs, arrays)), dict(zip(self.outputs, outs))
+        launches = []
+        for step, bound in zip(self.steps, prepare, strict=True):
+            ins = [values[i] for i in step.reads]
+            results = step.run(ins, [targets.get(i) for i in step.makes])
+            values.update(zip(step.makes, results))
+            launches.append(bound(ins, results))  # type: ignore[misc]
+
+        def launch() -> None:
+            for one in launches:
+                one()
+
+        return launch, values
 
     # -- one by one -------------------------------------------------------------------------------------------------
 

@@ -192,6 +192,28 @@ def test_a_plain_call_is_captured_in_a_cuda_graph(torch: Any) -> None:
     assert torch.equal(y, f(x=x, a=a))
 
 
+def test_several_kernels_bound_together_are_captured_in_a_cuda_graph(torch: Any) -> None:
+    """A whole executable, what lies between its kernels included."""
+    g = og.Graph()
+    x, like = g.input("x", "f32", (300, 40)), g.input("like", "f32", (40,))
+    g.output(g.add_op("Multiply", x, g.add_op("SumTo", g.add_op("Exp", x), like), name="y"))
+    f = og.compile(g, device="cuda")
+    assert len(f.partitions) > 1
+    given, out = torch.randn(300, 40, device="cuda"), torch.empty(300, 40, device="cuda")
+    call = f.bind(x=given, like=torch.zeros(40, device="cuda"), out=out)
+    call()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        call()
+    assert torch.cuda.memory_allocated() == before
+    given.normal_()
+    recorded.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(out, given * given.exp().sum(0), rtol=1e-5, atol=1e-5)
+
+
 def test_nothing_comes_from_cupys_pool_for_torch_tensors(cupy: Any, torch: Any) -> None:
     g = og.Graph()
     x = g.input("x", dtype="f32", shape=(None, 1000))
