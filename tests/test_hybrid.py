@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,15 @@ def test_threads_may_call_at_once(three: og.Executable) -> None:
     for w in workers:
         w.join()
     assert not wrong
+
+
+def test_arrays_of_a_call_are_not_kept_alive(three: og.Executable) -> None:
+    given = feeds(21)
+    for _ in range(3):
+        result = three(given)
+    watched = [weakref.ref(a) for a in (*given.values(), result)]
+    del given, result
+    assert [w() for w in watched] == [None] * 3
 
 
 # -- what depends on shapes alone -------------------------------------------------------------------------------------

@@ -59,7 +59,10 @@ class BoundKernel:
         self, kernel: HostKernel, plan: Plan, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]
     ) -> None:
         self._base = kernel.pointers(plan, arrays, outs)
-        self._arrays, self._outs = list(arrays), list(outs)
+        self._arrays = (
+            [] if plan.size else list(arrays)
+        )  # a launch needs addresses only, and must not keep arrays alive
+        self._outs = [] if plan.size else list(outs)
         self._inputs: list[list[int]] = [[] for _ in arrays]
         for position, source in kernel.given:
             self._inputs[source].append(position)
@@ -70,12 +73,14 @@ class BoundKernel:
 
     def read(self, index: int, array: np.ndarray) -> None:
         """See Bound."""
-        self._arrays[index] = array
+        if self._arrays:
+            self._arrays[index] = array
         address = array.__array_interface__["data"][0]
         for position in self._inputs[index]:
             self._base[position] = address
 
     def write(self, index: int, array: np.ndarray) -> None:
         """See Bound."""
-        self._outs[index] = array
+        if self._outs:
+            self._outs[index] = array
         self._base[self._first_store + index] = array.__array_interface__["data"][0]

@@ -86,11 +86,13 @@ def launch(plan: Plan, base: Any) -> None:
         base = plan.pointers.from_buffer_copy(base)
         base[len(base) - 1] = memory.__array_interface__["data"][0]
     if pooled:
+        each = pieces // plan.stages
         for stage in range(plan.stages):
-            each, first = pieces // plan.stages, stage * (pieces // plan.stages)
-            threads.run_in_pool(
-                lambda begin, end, first=first: entry(base, layout, first + begin, first + end, 1, None), each, count
-            )
+
+            def piece(begin: int, end: int, first: int = stage * each) -> None:
+                entry(base, layout, first + begin, first + end, 1, None)
+
+            threads.run_in_pool(piece, each, count)
             if plan.boxes:
                 entry(base, layout, -1 - stage, 0, 1, None)  # what follows the stage
     else:
