@@ -254,7 +254,7 @@ BAD = [
     (f"Convolution(c, w, {STILL}, {CONV})", SHAPE, "strides is [0]", "at least 1"),
     (f"Convolution(u, w, {STILL}, {CONV})", ITSELF, "strides=[0]", "at least 1"),
     (f"Convolution(c, w, {FAR}, {CONV})", SHAPE, "does not fit", "pad"),
-    (f"Convolution(x, w, {STEP}, {CONV})", SHAPE, "no spatial axes in common", "batch"),
+    (f"Convolution(x, w, {STEP}, {CONV})", SHAPE, "no spatial axes", "batch"),
     (f"{BACK}[2, 3, 9])", SHAPE, "has [8] positions", "dst_shape"),
     (f"{BACK}[3, 3, 5])", SHAPE, "operands make it", "fits"),
     (f"{BACK}[5])", SHAPE, "1 entries for 3", "each"),

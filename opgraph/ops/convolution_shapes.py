@@ -21,13 +21,13 @@ def _split(attrs: Attrs, data: tuple[Dim, ...] | None, weights: tuple[Dim, ...] 
     """The number of dimensions of data and weights.
 
     Raises:
-        ShapeMismatch: they differ, or leave no spatial axis.
+        ShapeMismatch: they differ.
     """
     ranks = {len(d) for d in (data, weights) if d is not None}
-    if any(rank < 3 for rank in ranks) or len(ranks) > 1:
+    if len(ranks) > 1:
         texts = " and ".join(dims_text(d) for d in (data, weights) if d is not None)
         raise ShapeMismatch(
-            f"operands {texts} have no spatial axes in common", "give both a batch, channels and the same spatial axes"
+            f"operands {texts} differ in their spatial axes", "give data and weights as many spatial axes"
         )
     return ranks.pop() if ranks else None
 

@@ -26,8 +26,6 @@ _SRC_SHAPE = Attr(name="src_shape", type="s64[]", default=NOT_GIVEN)
 
 
 def _window(sizes: Sequence[Any], attrs: Attrs) -> Window:
-    if len(sizes) < 1:
-        raise ShapeMismatch("src has no spatial axes", "give it a batch, channels and one spatial axis or more")
     return Window.of(attrs, attrs["kernel"], sizes)
 
 

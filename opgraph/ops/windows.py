@@ -152,15 +152,32 @@ def checked_lists(op: Op) -> None:
 
 
 def data_order(ndim: int, attrs: Attrs) -> tuple[int, ...]:
-    """Which axes of the data make NCX."""
+    """Which axes of the data make NCX.
+
+    Raises:
+        ShapeMismatch: there are no spatial axes.
+    """
+    _check_spatial(ndim, "data")
     return tuple(range(ndim)) if attrs["data_format"] == "NCX" else (0, ndim - 1, *range(1, ndim - 1))
 
 
 def weights_order(ndim: int, attrs: Attrs) -> tuple[int, ...]:
-    """Which axes of the weights make OIX (of ConvTranspose: IOX)."""
+    """Which axes of the weights make OIX (of ConvTranspose: IOX).
+
+    Raises:
+        ShapeMismatch: there are no spatial axes.
+    """
+    _check_spatial(ndim, "weights")
     if attrs["weights_format"] in ("OIX", "IOX"):
         return tuple(range(ndim))
     return (ndim - 1, ndim - 2, *range(ndim - 2))
+
+
+def _check_spatial(ndim: int, what: str) -> None:
+    if ndim < 3:
+        raise ShapeMismatch(
+            f"{what} of {ndim} dimensions have no spatial axes", "give a batch, channels and one spatial axis or more"
+        )
 
 
 def ordered(values: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:

@@ -53,7 +53,14 @@ def attr_value(draw: Any, attr: Attr) -> Any:
     if attr.choices and kind == attr.type:
         return draw(st.sampled_from(attr.choices))
     lists = st.lists(st.integers(-3, 3), max_size=3)
-    known = {"f32": FLOATS, "s64": st.integers(-3, 3), "bool": st.booleans(), "string": NAMES, "s64[]": lists}
+    known = {
+        "f32": FLOATS,
+        "s64": st.integers(-3, 3),
+        "bool": st.booleans(),
+        "string": NAMES,
+        "s64[]": lists,
+        "f32[]": st.lists(FLOATS, max_size=3),
+    }
     return draw(known[kind])
 
 
