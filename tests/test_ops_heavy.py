@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import ml_dtypes
@@ -292,3 +293,43 @@ def test_a_bad_call_is_refused_in_three_lines(call: str, error: type[errors.OpGr
     assert what in caught.value.what and fix in caught.value.fix, str(caught.value)
     assert call.split("(")[0] in caught.value.where
     assert len(str(caught.value).split("\n")) == 3
+
+
+def test_whatever_is_given_is_taken_or_refused_in_three_lines() -> None:
+    families = {"norm", "convolution", "pooling", "resampling", "quantization", "parameter"}
+    heavy = [r for r in opdef.all_ops() if r.family in families]
+    rng, taken, refused = random.Random(0), 0, 0
+
+    def shape() -> tuple[Any, ...] | None:
+        return tuple(rng.choice((0, 1, 2, 3, 4, 6, None, "n")) for _ in range(rng.choice((0, 1, 2, 3, 3, 4, 5))))
+
+    def value(kind: str, rank: int) -> Any:
+        if kind.endswith("[]"):
+            odd = (-1, 0, 2, 3, 2**40) if kind == "s64[]" else (0.0, -1.0, float("nan"), float("inf"))
+            one = 1 if kind == "s64[]" else 1.5
+            return [
+                rng.choice(odd) if rng.random() < 0.3 else one for _ in range(max(rng.choice((0, rank - 2, rank)), 0))
+            ]
+        return rng.choice({"s64": (-9, -1, 0, 1, 2, 2**40), "bool": (False, True), "f32": (0.0, 1e-5, -1.0)}[kind])
+
+    for _ in range(2500):
+        record, g, like = rng.choice(heavy), og.Graph(), shape()
+        inputs = []
+        for port in record.inputs[: len(record.inputs) - rng.randint(0, sum(p.optional for p in record.inputs))]:
+            dtype = record.types.get(port.type, (port.type,))[0]
+            dims = rng.choice((like, like, shape(), None, tuple(like or ())[-1:]))
+            inputs.append(g.input(f"x{len(inputs)}", dtype, dims))
+        rank = len(like or ())
+        attrs = {
+            a.name: rng.choice(a.choices) if a.choices else value(a.type, rank)
+            for a in record.attrs
+            if a.required or rng.random() < 0.5
+        }
+        stated = "s8" if record.by_dtype else None
+        try:
+            g.add_op(record.kind, *inputs, outputs=rng.choice((1, len(record.outputs))), dtype=stated, **attrs)
+            taken += 1
+        except errors.OpGraphError as error:
+            assert len(str(error).split("\n")) == 3
+            refused += 1
+    assert taken > 100 and refused > 1000

@@ -47,7 +47,7 @@ def _one_size(op: Op) -> None:
             where=op.where,
             fix="give exactly one of them",
         )
-    if any(v <= 0 for n in ("sizes", "scales") for v in op.attrs.get(n, ())):  # type: ignore[union-attr, operator]
+    if any(not v > 0 for n in ("sizes", "scales") for v in op.attrs.get(n, ())):  # type: ignore[union-attr, operator]
         raise InvalidGraphOp(f"{op.kind} got a size or scale below 1 element", where=op.where, fix="give positive ones")
 
 
@@ -60,7 +60,7 @@ def _resized(data: Sequence[Dim], attrs: Attrs, sizes: Sequence[int] | None) -> 
         raise ShapeMismatch(
             f"sizes or scales have {len(entries)} entries for {len(data)} spatial axes", "give one for each of them"
         )
-    if any(v <= 0 for v in entries):
+    if not all(0 < v < 2**53 for v in entries):
         raise ShapeMismatch(f"sizes or scales are {list(entries)}", "give positive ones")
     if _AXES_OF.get(attrs["mode"], len(data)) != len(data):
         raise ShapeMismatch(f"{attrs['mode']} for {len(data)} spatial axes", "use linear, which takes any number")
