@@ -14,11 +14,7 @@ pytestmark = needs_files
 FUSIBLE = ("pointwise", "sum", "reduction", "norm")
 
 #: Files that have more partitions than the real library makes of them. To shrink: one that no longer has fails.
-MORE_THAN_THE_LIBRARY = {
-    "pattern/f32/bn_relu_fusion.json",
-    "pattern/f32/reduction_post_ops_l1_chain_fusion.json",
-    "pattern/f32/reduction_post_ops_prod_chain_fusion.json",
-}
+MORE_THAN_THE_LIBRARY: set[str] = set()
 #: Files in which fusible neighbours are apart although no library op is between them. To shrink as well.
 NEIGHBOURS_APART = {
     "complex_fusion/mha/gqa-plain-training-backward-bf16-f32.json",
@@ -37,9 +33,6 @@ NEIGHBOURS_APART = {
     "complex_fusion/mha/torchbench-sdpa-fwd-bf16-f32.json",
     "complex_fusion/mha/torchbench-sdpa-fwd-implicit-mask-bf16-f32.json",
     "complex_fusion/mha/torchbench-sdpa-fwd-w-mask-bf16-f32.json",
-    "pattern/f32/bn_relu_fusion.json",
-    "pattern/f32/reduction_post_ops_l1_chain_fusion.json",
-    "pattern/f32/reduction_post_ops_prod_chain_fusion.json",
     "pattern/int8/int8_bf16_gnorm_add_fusion.json",
     "pattern/int8/int8_bf16_gnorm_relu_fusion.json",
     "pattern/int8/int8_bnorm_relu_fusion.json",
