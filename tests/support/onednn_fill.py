@@ -64,6 +64,8 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
         made = 2.0 ** whole(-3, 0)
     elif any(op.kind == "Divide" and index == 1 for op, index in uses):
         made = 2.0 ** whole(0, 2)
+    elif any(_is_softmax_statistic(graph, op, index) for op, index in uses):
+        made = whole(30, 50)  # the exponentials of what is left stay in range
     elif tensor.dtype in ("u8", "u4", "s8", "s4"):
         zero = max([op.attrs["zps"][0] for op, _ in uses if op.attrs.get("zps")], default=0)  # type: ignore[index]
         made = np.clip(zero + whole(-4, 4), *_RANGES[tensor.dtype])
@@ -93,6 +95,11 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
     else:
         made = whole(-2, 2)
     return np.asarray(made).astype(numpy)
+
+
+def _is_softmax_statistic(graph: og.Graph, op: og.Op, index: int) -> bool:
+    """Whether an input is subtracted from what is then exponentiated: softmax's maximum and logarithm of the sum."""
+    return op.kind == "Subtract" and index == 1 and any(o.kind == "Exp" for o in graph.consumers(op.outputs[0].id))
 
 
 def _around_whole_means(sizes: np.ndarray) -> np.ndarray:
