@@ -81,7 +81,7 @@ def names() -> set[str]:
 def functor(loop: Loop) -> str:
     """The functor of a loop as CUDA gets it, every operand contiguous."""
     variant = Variant("c" * (len(loop.loads) + len(loop.stores)), True)
-    return emit_functor(loop, variant, packs=False, approximate=approximate(loop, variant)).code
+    return emit_functor(loop, variant, packs=True, approximate=approximate(loop, variant)).code
 
 
 def is_changed(loop: Loop) -> bool:
