@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
@@ -77,7 +78,8 @@ LAYER_NORM_BACKWARD = library(
         Port(name="diff_dst", type="T1"),
         Port(name="mean", type="T2"),
         Port(name="variance", type="T2"),
-        *AFFINE,
+        AFFINE[0],
+        replace(AFFINE[1], shape_only=True),
     ),
     outputs=(Port(name="diff_src", type="T1"), *GRADIENTS),
     types=TYPES,
