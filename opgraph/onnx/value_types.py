@@ -16,7 +16,7 @@ def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypePr
     graph = model.graph
     stated: dict[str, TypeProto] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        if value.type.ByteSize():
+        if _says_something(value.type):
             _check_same(f'value "{value.name}" of {label}', stated.setdefault(value.name, value.type), value.type)
             stated[value.name] = value.type
     for tensor in graph.initializer:
@@ -28,10 +28,15 @@ def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypePr
         inferred = onnx.shape_inference.infer_shapes(model).graph
     except (ValueError, RuntimeError):  # some damage stops it that the checker lets through (an element type 0 inside)
         return stated
-    for value in inferred.value_info:
-        if value.name not in stated:
+    for value in (*inferred.value_info, *inferred.output):
+        if value.name not in stated and _says_something(value.type):
             stated[value.name] = _without_made_up_symbols(value.type)
     return stated
+
+
+def _says_something(proto: TypeProto) -> bool:
+    """Whether a type is stated; a tensor of element type 0 is none."""
+    return proto.ByteSize() > 0 and (not proto.HasField("tensor_type") or proto.tensor_type.elem_type != 0)
 
 
 def _check_same(where: str, first: TypeProto, second: TypeProto) -> None:
