@@ -1,28 +1,26 @@
-"""OpDef: everything opgraph knows about one kind of op, and the registry that holds the records.
-
-The registry is empty here; `opgraph.ops` fills it. Nothing else in opgraph lists op names: tests, spec pages, the
-command line, ONNX and torch all walk this registry.
-"""
+"""OpDef: everything opgraph knows about one kind of op."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from opgraph.errors import InvalidGraphOp
+from opgraph.ir.builder import Attrs, Builder, GradientRule, ShapeRule, Speller, Template
 from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
-from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.mistakes import find_mistake, unknown_name
 from opgraph.ir.op import AttrValue, Op
+from opgraph.ir.registry import all_ops, find, get, register
 from opgraph.ir.shapes import channel_axes
 from opgraph.ir.signature import Attr, Onnx, Port, TorchCall
 
 __all__ = [
     "Attr",
     "Attrs",
+    "Builder",
     "GradientRule",
     "Onnx",
     "OpDef",
@@ -36,35 +34,6 @@ __all__ = [
     "get",
     "register",
 ]
-
-Attrs: TypeAlias = Mapping[str, Any]
-ShapeRule: TypeAlias = Callable[[tuple[LogicalTensor, ...], Attrs], tuple[Dims, ...]]
-
-#: A text, or a function of the attributes and of the names of the inputs that are given, where these choose it. The
-#: names may come as a mapping: to the number of dimensions of each, None where it is not known.
-Template: TypeAlias = str | Callable[[Attrs, Collection[str]], str]
-
-
-class Builder(Protocol):
-    """What a gradient rule builds with: `Graph.add_op`, short way."""
-
-    def __call__(self, kind: str, /, *inputs: LogicalTensor | float, **attrs: Any) -> Any:
-        """Adds an op; returns its output, or a tuple of them."""
-
-    def wants(self, tensor: LogicalTensor) -> bool:
-        """Whether the gradient of a tensor is asked for."""
-
-    def like(
-        self, kind: str, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], name: str, attrs: Attrs
-    ) -> tuple[LogicalTensor, ...]:
-        """Adds an op with outputs of the dtypes and shapes of some tensors; returns them."""
-
-
-#: `spell(build, op)`: the outputs that `op` has, made of smaller ops on its inputs; see `OpDef.spelled`.
-Speller: TypeAlias = Callable[[Builder, Op], Sequence[LogicalTensor]]
-
-#: `rule(build, op, d)`: gradients of the inputs of `op` (None: zero), given those of its outputs (None: not used).
-GradientRule: TypeAlias = Callable[[Builder, Op, Sequence[LogicalTensor | None]], Sequence[LogicalTensor | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,47 +301,6 @@ def _literal(value: Any, literal: Callable[[Any], str]) -> str:
 
 #: A value that an attribute of each type may have, for examples.
 _NEUTRAL: dict[str, AttrValue] = {"f32": 1.0, "s64": 0, "bool": False, "string": "", "f32[]": (), "s64[]": ()}
-
-_REGISTRY: dict[str, OpDef] = {}
-
-
-def register(opdef: OpDef) -> OpDef:
-    """Adds a record; a second one of the same kind is a mistake."""
-    if opdef.kind in _REGISTRY:
-        raise ValueError(f"op kind {opdef.kind} is defined twice")
-    _REGISTRY[opdef.kind] = opdef
-    return opdef
-
-
-def all_ops() -> tuple[OpDef, ...]:
-    """Every record, by name."""
-    return tuple(_REGISTRY[kind] for kind in sorted(_REGISTRY))
-
-
-def find(kind: str) -> OpDef | None:
-    """The record of a kind, or None."""
-    return _REGISTRY.get(kind)
-
-
-def get(kind: str, *, where: str) -> OpDef:
-    """The record of a kind.
-
-    Raises:
-        InvalidGraphOp: no such kind; the message names the nearest ones.
-    """
-    found = _REGISTRY.get(kind) if isinstance(kind, str) else None
-    if found is None:
-        import difflib  # only for the message
-
-        by_lower = {k.lower(): k for k in _REGISTRY}
-        close = difflib.get_close_matches(str(kind).lower(), by_lower, n=3, cutoff=0.5)
-        near = [by_lower[c] for c in ([str(kind).lower()] if str(kind).lower() in by_lower else close)]
-        raise InvalidGraphOp(
-            f"unknown op kind {kind!r}",
-            where=where,
-            fix=f"did you mean {' or '.join(near)}?" if near else "`opgraph ops` lists the kinds",
-        )
-    return found
 
 
 def array_of(tensor: LogicalTensor) -> np.ndarray:

@@ -1,0 +1,55 @@
+"""The registry of op records, by kind.
+
+It is empty here; `opgraph.ops` fills it. Nothing else in opgraph lists op names: tests, spec pages, the command line,
+ONNX and torch all walk this registry.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opgraph.errors import InvalidGraphOp
+
+if TYPE_CHECKING:
+    from opgraph.ir.opdef import OpDef
+
+_REGISTRY: dict[str, OpDef] = {}
+
+
+def register(opdef: OpDef) -> OpDef:
+    """Adds a record; a second one of the same kind is a mistake."""
+    if opdef.kind in _REGISTRY:
+        raise ValueError(f"op kind {opdef.kind} is defined twice")
+    _REGISTRY[opdef.kind] = opdef
+    return opdef
+
+
+def all_ops() -> tuple[OpDef, ...]:
+    """Every record, by name."""
+    return tuple(_REGISTRY[kind] for kind in sorted(_REGISTRY))
+
+
+def find(kind: str) -> OpDef | None:
+    """The record of a kind, or None."""
+    return _REGISTRY.get(kind)
+
+
+def get(kind: str, *, where: str) -> OpDef:
+    """The record of a kind.
+
+    Raises:
+        InvalidGraphOp: no such kind; the message names the nearest ones.
+    """
+    found = _REGISTRY.get(kind) if isinstance(kind, str) else None
+    if found is None:
+        import difflib  # only for the message
+
+        by_lower = {k.lower(): k for k in _REGISTRY}
+        close = difflib.get_close_matches(str(kind).lower(), by_lower, n=3, cutoff=0.5)
+        near = [by_lower[c] for c in ([str(kind).lower()] if str(kind).lower() in by_lower else close)]
+        raise InvalidGraphOp(
+            f"unknown op kind {kind!r}",
+            where=where,
+            fix=f"did you mean {' or '.join(near)}?" if near else "`opgraph ops` lists the kinds",
+        )
+    return found
