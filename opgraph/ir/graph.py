@@ -48,8 +48,8 @@ class Graph:
         self._order: tuple[Op, ...] | None = None
         self._consumers: dict[int, list[Op]] = {}
         self._outputs: tuple[int, ...] = ()
-        #: Values that inputs have where a call gives none, by name (an ONNX model may state some). Like `source` no part
-        #: of the graph's content: the text form leaves them out, and graphs with other ones are equal.
+        #: Values that inputs have where a call gives none, by name (an ONNX model may state some). Like `source` no
+        #: part of the graph's content: the text form leaves them out, and graphs with other ones are equal.
         self.defaults: dict[str, Any] = {}
         #: Remarks of whoever built the graph (an importer), shown by `explain`.
         self.notes: list[str] = []
