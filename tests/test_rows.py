@@ -125,6 +125,18 @@ def test_a_value_without_the_axes_of_its_row_is_not_taken_for_one_along_the_row(
     np.testing.assert_allclose(og.compile(og.parse(text))(x=x), x * x.sum(1))
 
 
+def test_what_only_its_reader_knows_to_lack_the_axes_of_rows_is_made_outside() -> None:
+    text = """graph(x: f64[3,3], d: f64[3], k: f64[1]) -> (y)
+      p = Multiply(d, k)
+      u = Unsqueeze(p, axes=[1])
+      m = ReduceMean(x, axes=[1], keep_dims=true)
+      s = Add(m, u)
+      y = Subtract(x, s)"""
+    x, d, k = samples((3, 3), "f64"), samples((3,), "f64", 1), np.array([2.0])
+    got = og.compile(og.parse(text))(x=x, d=d, k=k)
+    np.testing.assert_allclose(got, x - (x.mean(1) + d * k)[:, None])
+
+
 def test_on_a_gpu_a_library_reduces_rows() -> None:
     graph = og.parse(RMS.format(t="f32"))
     kinds = [(p.kind, [op.kind for op in p.ops]) for p in partition(graph, engine="cuda").partitions]
@@ -312,11 +324,21 @@ def test_a_row_may_be_several_runs_and_lie_in_any_order() -> None:
         np.testing.assert_allclose(f(x=view), view - view.mean((0, 2, 3), keepdims=True), atol=1e-6)
 
 
+def test_an_operand_may_change_with_the_runs_of_a_row() -> None:
+    text = """graph(x: f64[n,k,l], w: f64[k,1]) -> (y)
+      p = Multiply(x, w)
+      m = ReduceMax(p, axes=[1,2], keep_dims=true)
+      y = Subtract(p, m)"""
+    x, w = samples((4, 3, 50), "f64"), samples((3, 1), "f64", 1)
+    p = x * w
+    np.testing.assert_allclose(og.compile(og.parse(text))(x=x, w=w), p - p.max((1, 2), keepdims=True))
+
+
 def test_a_division_by_a_row_value_is_right_for_any_two_floats() -> None:
     """It is done by two products; extremes, zeros, infinities and NaN come out as of a division."""
     text = "graph(x: f32[n,c]) -> (y)\n s = ReduceMax(x, axes=[-1], keep_dims=true)\n y = Divide(x, s)"
-    special = np.array([0, 1e-45, 1e-40, 1.2e-38, 1, 3, 1e30, 3.4e38, np.inf, np.nan], np.float32)
-    x = np.stack([np.minimum(special, top) for top in special[:-1]] + [special])
+    special = np.array([0, 1e-45, 1e-40, 1.2e-38, 1, 3, 1e30, 3.4e38, np.inf], np.float32)
+    x = np.stack([*[np.minimum(special, top) for top in special], np.append(special[1:], np.float32(np.nan))])
     x = np.concatenate([x, -x], axis=1)
     got = og.compile(og.parse(text))(x=x)
     with np.errstate(all="ignore"):
