@@ -404,7 +404,7 @@ def test_16_to_18_there_are_no_constant_caches_dump_modes_and_tensor_objects() -
 # -- 19: streams ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("handle", ["side", 1.5, object(), [1]], ids=repr)
+@pytest.mark.parametrize("handle", ["side", 1.5, object(), [1]], ids=["text", "float", "object", "list"])
 def test_19_what_is_no_stream_is_refused_when_it_is_wrapped(handle: object) -> None:
     cuda = object.__new__(og.Engine)  # there need not be a GPU to be refused
     object.__setattr__(cuda, "kind", "cuda")
