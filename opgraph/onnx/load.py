@@ -12,6 +12,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
+from opgraph.onnx.forms import schema
 from opgraph.onnx.functions import trusted_call, unfolded
 from opgraph.onnx.nodes import captures
 from opgraph.onnx.origin import ModelLike, Origin, taken_apart
@@ -160,6 +161,8 @@ class _Reader:
 
     def node(self, node: NodeProto) -> None:
         """Adds one node, natively if a record has it."""
+        if node.domain == "" and not all(node.input):
+            self._check_gaps(node)
         if node.domain == "" and node.op_type == "Constant":
             array = constant_value(node)
             if array is not None:
@@ -169,6 +172,19 @@ class _Reader:
             self._call(node)
         elif not self._native(node, self.opsets.get("", 0)) and not self._in_disguise(node):
             self._wildcard(node)
+
+    def _check_gaps(self, node: NodeProto) -> None:
+        """Among any number of operands none may be left out; onnxruntime (1.31) crashes there."""
+        found = schema(node.op_type, self.opsets.get("", 0))
+        variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+        if found is None or not found.inputs or found.inputs[-1].option != variadic:
+            return
+        if not all(node.input[len(found.inputs) - 1 :]):
+            raise ModelError(
+                "an operand is left out among any number of them",
+                where=f'{node.op_type} "{node.name}" of {self.origin.label}',
+                fix="repair or export the model again",
+            )
 
     def _operands(self, node: NodeProto) -> list[LogicalTensor | None]:
         where = f'{node.op_type} "{node.name}"'
