@@ -213,6 +213,8 @@ class _Reader:
         elements = {n: self.types[n].tensor_type.elem_type for n in node.input if n in self.types}
         elements.update((n, dtypes.BY_NAME[self.values[n].dtype].onnx) for n in node.input
                         if n in self.values and self.values[n].dtype != dtypes.UNDEF)  # fmt: skip
+        if any(t is not None and t.dtype == dtypes.UNDEF for t in self._operands(node)):
+            return False  # a later part would fail, when the first ones are in the graph
         plain = plain_nodes(node, elements)
         if plain == [node]:
             return False
