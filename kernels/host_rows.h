@@ -18,6 +18,12 @@ enum class How { add, multiply, largest, smallest };
 // Pairs of floats are added up in double lanes; doubles carry what was rounded off.
 template <How how, class T> struct Reduction;
 
+// join(l, l + half) for the lower half of the lanes, then for the lower half of these: in loops of known lengths.
+template <int half = lanes / 2, class Join> OG_FN void fold(const Join& join) {
+  for (int l = 0; l < half; ++l) join(l, l + half);
+  if constexpr (half > 1) fold<half / 2>(join);
+}
+
 // What a piece of a row makes; of a sum of doubles, with what additions rounded off.
 struct Partial {
   double value, rest;
@@ -44,16 +50,14 @@ template <class T> struct Reduction<How::add, T> {
     }
   }
   OG_FN Partial partial() {
-    for (int half = lanes / 2; half > 0; half /= 2) {
-      for (int l = 0; l < half; ++l) {
-        if constexpr (exact) {
-          add_exactly(lane[l], rests[l], lane[l + half]);
-          rests[l] += rests[l + half];
-        } else {
-          lane[l] += lane[l + half];
-        }
+    fold([&](int l, int other) {
+      if constexpr (exact) {
+        add_exactly(lane[l], rests[l], lane[other]);
+        rests[l] += rests[other];
+      } else {
+        lane[l] += lane[other];
       }
-    }
+    });
     return {lane[0], rests[0]};
   }
   static OG_FN void join(Partial& into, Partial x) {
@@ -77,8 +81,7 @@ template <class T> struct Reduction<How::multiply, T> {
     for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[l] * (double)x[l + lanes];
   }
   OG_FN Partial partial() {
-    for (int half = lanes / 2; half > 0; half /= 2)
-      for (int l = 0; l < half; ++l) lane[l] *= lane[l + half];
+    fold([&](int l, int other) { lane[l] *= lane[other]; });
     return {lane[0], 0};
   }
   static OG_FN void join(Partial& into, Partial x) { into.value *= x.value; }
@@ -101,8 +104,7 @@ template <class T, int sign> struct Extreme {
       for (int l = 0; l < lanes; ++l) lane[l] = chosen(lane[l], x[i + l]);
   }
   OG_FN Partial partial() {
-    for (int half = lanes / 2; half > 0; half /= 2)
-      for (int l = 0; l < half; ++l) lane[l] = chosen(lane[l], lane[l + half]);
+    fold([&](int l, int other) { lane[l] = chosen(lane[l], lane[other]); });
     return {(double)lane[0], 0};
   }
   static OG_FN void join(Partial& into, Partial x) { into.value = chosen(into.value, x.value); }

@@ -137,6 +137,19 @@ def test_what_only_its_reader_knows_to_lack_the_axes_of_rows_is_made_outside() -
     np.testing.assert_allclose(got, x - (x.mean(1) + d * k)[:, None])
 
 
+def test_a_reduction_of_short_rows_alone_goes_to_a_library() -> None:
+    alone = "graph(x: f32[{}]) -> (y)\n y = ReduceMax(x, axes=[-1])"
+    assert cut(alone.format("n,8")) == [("library", ["ReduceMax"])]
+    assert (
+        cut(alone.format("n,64"))
+        == cut(alone.format("n,c"))
+        == cut(alone.format("100,8"))
+        == [("fused", ["ReduceMax"])]
+    )
+    around = "graph(x: f32[n,8]) -> (y)\n t = Tanh(x)\n y = ReduceMax(t, axes=[-1])"
+    assert cut(around) == [("fused", ["Tanh", "ReduceMax"])]
+
+
 def test_on_a_gpu_a_library_reduces_rows() -> None:
     graph = og.parse(RMS.format(t="f32"))
     kinds = [(p.kind, [op.kind for op in p.ops]) for p in partition(graph, engine="cuda").partitions]
@@ -182,12 +195,13 @@ def test_random_loops_print_and_parse_back(seed: int) -> None:
             assert parse_loop(str(loop)) == loop
 
 
-def test_boxes_hold_whole_rows() -> None:
+def test_boxes_hold_whole_rows_unless_these_are_few_and_long() -> None:
     loop = lowered(RMS.format(t="f32")).loop
-    for shape in [(3, 5), (1, 1), (4096, 8192), (100_000, 3), (2, 1 << 20)]:
+    for shape in [(3, 5), (1, 1), (4096, 8192), (100_000, 3), (33, 1 << 20), (2, 1 << 20)]:
         layout = bind(loop, [shape, shape[1:]], [(shape[1], 1), (1,)])
         boxes = boxes_of_rows(layout)
-        assert boxes.box[-1] == shape[1] and boxes.box[0] * boxes.counts[0] >= shape[0]
+        assert boxes.are_pieces == (shape == (2, 1 << 20))
+        assert boxes.are_pieces or (boxes.box[-1] == shape[1] and boxes.box[0] * boxes.counts[0] >= shape[0])
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

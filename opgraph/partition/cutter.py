@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
@@ -10,7 +11,7 @@ from opgraph.ir.op import Op
 from opgraph.partition.clusters import Blocked, Clusters
 from opgraph.partition.opened import opened
 from opgraph.partition.partition import FUSED, LIBRARY
-from opgraph.partition.rows import Rows
+from opgraph.partition.rows import Rows, is_cached
 from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, shapes_of, size_ratio
 from opgraph.partition.traits import (
     OPGRAPH,
@@ -32,6 +33,8 @@ FREE_RATIO = 2.0
 #: What is constant along a row is computed once for a row on the CPU, once for a pack of so many elements on CUDA.
 PACK = 4
 
+#: Rows of fewer elements are short: the work done once a row takes longer than theirs.
+SHORT_ROW = 64
 _ROWS = "its rows are those of its own shape"
 
 #: Parts are joined for what they both read as long as the whole reads at most so many values of the loop's shape.
@@ -196,6 +199,23 @@ class Cutter:
                 self.refusals.setdefault(self._edge(part, user), reason)
             else:
                 self._join(*self._edge(part, user), part, user)
+
+    def leave_short_rows(self) -> None:
+        """Gives a reduction that stands alone to a library where its rows are known to be short.
+
+        Fused, it costs no pass over memory of its own. Alone, what is done once a row would be most of the work: a
+        library takes several short rows at a time.
+        """
+        for node in list(self.clusters):
+            axes, space = self.axes[node], self.shape[node]
+            if axes is None or isinstance(space, str) or len(self.members[node]) > 1:
+                continue
+            if opdef.get(self.ops[node].kind, where="rows").row is None or self.owners[node] is not self.ops[node]:
+                continue
+            sizes = [space[a] for a in axes]
+            length = prod(d for d in sizes if isinstance(d, int))
+            if all(isinstance(d, int) for d in sizes) and length < SHORT_ROW and not is_cached(space):
+                self.kinds[node] = kind_and_provider(self.ops[node])
 
     def join_libraries(self) -> None:
         """Joins what one library runs: along edges, then side by side where neither waits for the other."""

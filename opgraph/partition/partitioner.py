@@ -73,6 +73,7 @@ def partition(
         cutter.fuse_equal_shapes()
         cutter.fuse_readers()
         cutter.absorb_smaller_shapes()
+        cutter.leave_short_rows()
         cutter.join_libraries()
     units = find_units(graph, rules)
     cluster, splits = split(cutter, [cutter.clusters.find(node) for node in range(len(cutter.ops))], units)

@@ -220,5 +220,10 @@ def _is_walked(rows: tuple[int, ...], space: tuple[int | str, ...]) -> bool:
     A kernel takes one row after the other; where the last axis is none of a row's, each touches all cache lines of its
     neighbours, and a library, which takes them side by side, is the better choice.
     """
+    return -1 in rows or is_cached(space)
+
+
+def is_cached(space: tuple[int | str, ...]) -> bool:
+    """Whether all sizes are known and the whole fits into a cache."""
     sizes = [d for d in space if isinstance(d, int)]
-    return -1 in rows or (len(sizes) == len(space) and prod(sizes) <= CACHED)
+    return len(sizes) == len(space) and prod(sizes) <= CACHED
