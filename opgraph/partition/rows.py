@@ -65,12 +65,14 @@ class Rows:
         self.values: dict[int, RowValue] = {}
         self.sums: set[int] = set()
         self._wanted: dict[int, RowValue] = {}
+        self._summed: dict[int, RowValue] = {}  # what SumTo makes, where that is one value for each row
         reductions = {op.outputs[0].id: made for op in ops if (made := self._reduction(op)) is not None}
         sums = {op.outputs[0].id: made for op in ops if (made := self._row_sum(op)) is not None}
         if not reductions and not sums:
             return
         self._forward({**reductions, **sums})
-        self.sums = self._leading_back(sums) | self._beside_rows(sums)
+        self.sums = self._leading_back(sums)
+        self._summed = sums
         begun = {**reductions, **{i: sums[i] for i in self.sums}}
         self._forward(begun)
         self._want(begun)
@@ -137,6 +139,10 @@ class Rows:
         for op in self.ops:
             for tensor in op.outputs[:1]:
                 found = made.get(tensor.id) or self._follows(op)
+                summed = self._summed.get(tensor.id)
+                if found is None and summed is not None and self.values.get(op.inputs[1].id) == summed:
+                    found = summed  # to the shape of a row value, which no operand tells
+                    self.sums.add(tensor.id)
                 if found is not None:
                     self.values[tensor.id] = found
 
@@ -183,14 +189,6 @@ class Rows:
                 if leads:
                     back.add(tensor.id)
         return back & sums.keys()
-
-    def _beside_rows(self, sums: dict[int, RowValue]) -> set[int]:
-        """The sums to the shape of a row value."""
-        return {
-            op.outputs[0].id
-            for op in self.ops
-            if op.outputs and op.outputs[0].id in sums and self.values.get(op.inputs[1].id) == sums[op.outputs[0].id]
-        }
 
     def _want(self, made: dict[int, RowValue]) -> None:
         """Values without rows' axes that get them only to meet the rows: computed in the loop, too."""
