@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import ml_dtypes
@@ -85,7 +86,7 @@ def test_a_dimension_is_never_run_as_python(dim: str) -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    for port in (Port("x", "f32", None), Port("x", "f8_e4m3", (2,))):
+    for port in (Port("x", "f32", None), Port("x", "undef", (2,))):
         with pytest.raises(InvalidArguments, match="no array can be drawn"):
             random_feeds([port], {})
     with pytest.raises(UsageError):
@@ -115,6 +116,6 @@ def test_calls_are_timed_in_turn() -> None:
     calls = [lambda: (order.append(0), time.sleep(0.001)), lambda: (order.append(1), time.sleep(0.003))]
     timing = timed(calls, budget=0.05)
     assert timing.ratios[0] == 1 and 1.5 < timing.ratios[1] < 6
-    assert timing.rounds >= 5 and len(order) == 2 * (timing.rounds + 2)
-    rounds = [tuple(order[i : i + 2]) for i in range(4, len(order), 2)]
-    assert set(rounds) == {(0, 1), (1, 0)}
+    assert timing.rounds >= 5 and min(order.count(0), order.count(1)) >= 5
+    turns = [pair for pair in pairwise(order) if pair[0] != pair[1]]
+    assert len(turns) >= 5 and set(turns) == {(0, 1), (1, 0)}

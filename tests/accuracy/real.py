@@ -170,6 +170,7 @@ REAL: dict[str, Callable[..., Any]] = {
     "HardSigmoid": lambda x, alpha, beta: max(mp.mpf(0), min(mp.mpf(1), alpha * x + beta)),
     "HardSwish": lambda x: x * min(max(x + 3, 0), 6) / 6,
     "Identity": lambda x: x,
+    "Reorder": lambda x: x,
     "StopGradient": lambda x: x,
     "LeakyReLU": lambda x, alpha: alpha * x if x < 0 else x,
     "Lgamma": _lgamma,
