@@ -49,34 +49,7 @@ template <class T> OG_FN T reciprocal(T x) { return div((T)1, x); }
 OG_FN float rsqrt(float x) { return divide(1.0f, sqrt(x)); }
 OG_FN double rsqrt(double x) { return divide(1.0, sqrt(x)); }
 
-// ---- order ---------------------------------------------------------------------------------------------------------
-
-// fminf and fmaxf drop NaN; these return it from either side, as np.minimum does: a NaN in b fails the comparison and is the
-// result. Two selects instead of one joint condition, which GCC 12 does not vectorise where b is the same for a whole loop.
-template <class T> OG_FN T min(T a, T b) {
-  const T less = a < b ? a : b;
-  return a != a ? a : less;
-}
-template <class T> OG_FN T max(T a, T b) {
-  const T greater = a > b ? a : b;
-  return a != a ? a : greater;
-}
-
-/// min(max(x, lo), hi): hi wins where lo > hi, and a NaN among the three is the result.
-template <class T> OG_FN T clamp(T x, T lo, T hi) { return min(max(x, lo), hi); }
-
-template <class T> OG_FN bool eq(T a, T b) { return a == b; }
-template <class T> OG_FN bool ne(T a, T b) { return a != b; }
-template <class T> OG_FN bool lt(T a, T b) { return a < b; }
-template <class T> OG_FN bool le(T a, T b) { return a <= b; }
-template <class T> OG_FN bool gt(T a, T b) { return a > b; }
-template <class T> OG_FN bool ge(T a, T b) { return a >= b; }
-
-// Not && and ||: without the short cut there is no branch to remove.
-OG_FN bool logical_and(bool a, bool b) { return a & b; }
-OG_FN bool logical_or(bool a, bool b) { return a | b; }
-OG_FN bool logical_xor(bool a, bool b) { return a != b; }
-OG_FN bool logical_not(bool a) { return !a; }
+// ---- choice --------------------------------------------------------------------------------------------------------
 
 template <class T> OG_FN T select(bool condition, T if_true, T if_false) { return condition ? if_true : if_false; }
 #if !OG_DEVICE
@@ -91,6 +64,40 @@ OG_FN double select(bool condition, double if_true, double if_false) {
   return from_bits((bits(if_true) & mask) | (bits(if_false) & ~mask));
 }
 #endif
+
+// ---- order ---------------------------------------------------------------------------------------------------------
+
+// fminf and fmaxf drop NaN; these return it from either side, as np.minimum does: a NaN in b fails the comparison and is the
+// result. One choice and one by bits: of two conditional expressions GCC 12 makes jumps, and a maze of masks of those (a
+// clamp took 4 times as long).
+template <class T> OG_FN T min(T a, T b) {
+  const T less = a < b ? a : b;
+  return select(a != a, a, less);
+}
+template <class T> OG_FN T max(T a, T b) {
+  const T greater = a > b ? a : b;
+  return select(a != a, a, greater);
+}
+
+/// min(max(x, lo), hi): hi wins where lo > hi, and a NaN among the three is the result.
+template <class T> OG_FN T clamp(T x, T lo, T hi) {
+  const T above = select(x <= lo, lo, x);
+  const T inside = select(above >= hi, hi, above);
+  return select(lo != lo, lo, select(hi != hi, hi, inside));
+}
+
+template <class T> OG_FN bool eq(T a, T b) { return a == b; }
+template <class T> OG_FN bool ne(T a, T b) { return a != b; }
+template <class T> OG_FN bool lt(T a, T b) { return a < b; }
+template <class T> OG_FN bool le(T a, T b) { return a <= b; }
+template <class T> OG_FN bool gt(T a, T b) { return a > b; }
+template <class T> OG_FN bool ge(T a, T b) { return a >= b; }
+
+// Not && and ||: without the short cut there is no branch to remove.
+OG_FN bool logical_and(bool a, bool b) { return a & b; }
+OG_FN bool logical_or(bool a, bool b) { return a | b; }
+OG_FN bool logical_xor(bool a, bool b) { return a != b; }
+OG_FN bool logical_not(bool a) { return !a; }
 
 template <class T> OG_FN bool isnan(T x) { return x != x; }
 
