@@ -158,8 +158,8 @@ template <class T> OG_FN T mish(T x) {
   const T e = fma(power, t, power);
   const T n = fma(e, e, 2 * e);
   const bool large = n > 2;
-  const T quotient = divide(large ? (T)2 : n, n + 2);
-  const T whole = large ? x : (T)0.5 * bounded * n;
+  const T quotient = divide(select(large, (T)2, n), n + 2);
+  const T whole = select(large, x, (T)0.5 * bounded * n);
   const T part = at_most(whole, (T)50) * quotient;  // not inf * 0
   return keep_nan(x, copysign((whole - part) * pow2(k - first), x));
 }
@@ -177,7 +177,7 @@ template <class T> OG_FN T softplus(T x, T beta) {
   const T half = at_least(rest, -2 * c::part + 2);
   const T power = pow2(first);
   const T y = divide(log1p_in_range(fma(power, t, power)), beta) * pow2(half) * pow2(rest - half);
-  return keep_nan(z, z > 0 ? x + y : y);
+  return keep_nan(z, select(z > 0, x, (T)0) + y);
 }
 
 }  // namespace og

@@ -134,14 +134,15 @@ template <class T> OG_FN T softplus_backward(T x, T d, T beta) {
 template <class T> OG_FN T gated_slope(T z, T low, T m, T m_low, T d) {
   const decay<T> v = decay_of(z, low);
   const bool left = z < 0;
-  const T above = left ? 1 + v.t : (T)1, above_low = left ? v.t - (above - 1) : (T)0;
+  const T above = select(left, 1 + v.t, (T)1), above_low = select(left, v.t - (above - 1), (T)0);
   const T below = 1 + v.e, below_low = v.e - (below - 1);
   const T q = divide(above, below);  // s, but for 2^n on the left
-  const T rest = left ? fma(-q, v.power, (T)1) : q * v.e;
-  const T q_low = (fma(-q, below, above) + fma(-q, below_low, above_low)) * (left ? rest : q);
-  const T rest_low = left ? fma(-q, v.power, 1 - rest) - q_low * v.power : (T)0;
+  const T opposite = fma(-q, v.power, (T)1);
+  const T rest = select(left, opposite, q * v.e);
+  const T q_low = (fma(-q, below, above) + fma(-q, below_low, above_low)) * select(left, rest, q);
+  const T rest_low = select(left, fma(-q, v.power, 1 - rest) - q_low * v.power, (T)0);
   const T g = fma(m, rest, (T)1) + fma(m, rest_low, m_low * rest);
-  return times_power(d, fma(q, g, q_low * g), left ? v.n : (T)0);
+  return times_power(d, fma(q, g, q_low * g), select(left, v.n, (T)0));
 }
 OG_FN double swish_slope(double z, double d) {
   const double bounded = at_most(at_least(z, derivative_constants<double>::end), -derivative_constants<double>::end);
@@ -245,20 +246,22 @@ template <class T> OG_FN T mish_backward(T x, T d) {
   const T e = v.e;
   const T one = 1 + e, one_low = e - (one - 1);
   const T two = 2 + e, two_low = e - (two - 2);
-  const T factor = left ? e : 2 * e, term = left ? (T)2 : (T)1;
-  const T below = fma(factor, left ? two : one, term);
-  const T below_low = fma(factor, left ? two : one, term - below) + factor * (left ? two_low : one_low);
+  const T factor = select(left, e, 2 * e), term = select(left, (T)2, (T)1);
+  const T times = select(left, two, one), times_low = select(left, two_low, one_low);
+  const T below = fma(factor, times, term);
+  const T below_low = fma(factor, times, term - below) + factor * times_low;
   const T w = divide((T)1, below);
   const T w_low = w * fma(-w, below_low, fma(-w, below, (T)1));
   const T u = one * w, u_low = fma(one, w, -u) + fma(one, w_low, one_low * w);
-  const T steep = 4 * bounded * (left ? (T)1 : e * e);
-  const T first = left ? two : fma((T)2, e, (T)1), first_low = left ? two_low : 2 * e - (first - 1);
+  const T steep = 4 * bounded * select(left, (T)1, e * e);
+  const T right = fma((T)2, e, (T)1);
+  const T first = select(left, two, right), first_low = select(left, two_low, 2 * e - (right - 1));
   const T product = steep * u;
   const T g = first + product;
   const T g_low = ((first - g) + product) + (fma(steep, u, -product) + fma(steep, u_low, first_low));
-  const T above = left ? 1 + v.t : (T)1, above_low = left ? v.t - (above - 1) : (T)0;
+  const T above = select(left, 1 + v.t, (T)1), above_low = select(left, v.t - (above - 1), (T)0);
   const T q = above * w, q_low = fma(above, w, -q) + fma(above, w_low, above_low * w);
-  return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), left ? v.n : (T)0));
+  return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), select(left, v.n, (T)0)));
 }
 
 /// 1 for x > 0, a e^x otherwise.
