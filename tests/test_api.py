@@ -62,7 +62,7 @@ PROPERTIES = {
     "Op": ["attrs", "inputs", "label", "outputs", "where"],
     "Partition": ["supported", "units"],
     "CompiledPartition": ["kernels"],
-    "Executable": ["engines", "kernels", "partitions"],
+    "Executable": ["engines", "kernels", "partitions", "spins"],
 }  # fmt: skip
 
 

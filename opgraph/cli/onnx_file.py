@@ -30,18 +30,21 @@ class OnnxFile:
         path: the file.
         content: the model, where it is not the file as it is; its data files lie beside `path`.
         library: a library of custom ops to register.
+        spins: whether its idle threads spin. Beside anything whose threads sleep they must not.
 
     Raises:
         DeviceError: onnxruntime is not installed or refuses the model.
     """
 
-    def __init__(self, path: str, content: bytes | None = None, library: str | None = None) -> None:
+    def __init__(
+        self, path: str, content: bytes | None = None, library: str | None = None, *, spins: bool = False
+    ) -> None:
         self.path = path
         ort = onnxruntime_module()
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors arrive as exceptions
-        # Two sessions take turns here: the idle one must not spin on the cores of the other.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not spins:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if content is not None:
             options.add_session_config_entry(_DATA_FOLDER, os.path.dirname(os.path.abspath(path)))
         try:

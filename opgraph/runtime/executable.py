@@ -104,6 +104,14 @@ class Executable:
         """
         return tuple(getattr(step.run, "runs_in", "opgraph") for step in self._steps)
 
+    @property
+    def spins(self) -> bool:
+        """Whether idle threads of onnxruntime spin between calls: those of a lone region do, as in any session.
+
+        For who measures it beside another session, which should do the same.
+        """
+        return any(getattr(step.run, "spins", False) for step in self._steps)
+
     def alone(self) -> tuple[Runner, tuple[int, ...], tuple[int, ...]] | None:
         """The runner of the only partition, which inputs it reads and which outputs it makes, by position in its order.
 

@@ -24,8 +24,8 @@ def _find(device: str) -> str:
     return str(onnxruntime.__version__)
 
 
-def session(model: bytes | str, threads: int, device: str = "cpu") -> Any:
-    """A session that shares the machine: as many threads as the others, asleep while they run.
+def session(model: bytes | str, threads: int, device: str = "cpu", *, spins: bool = False) -> Any:
+    """A session that shares the machine: as many threads as the others, asleep while they run unless they spin, too.
 
     Args:
         model: a serialized model, or a file's path.
@@ -35,7 +35,8 @@ def session(model: bytes | str, threads: int, device: str = "cpu") -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not spins:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(model, options, providers=[_PROVIDER[device]])
 
 

@@ -45,7 +45,8 @@ def of_graph(
     ops where it came from no file; oneDNN's library, for graphs of its kinds.
     """
     say("opgraph: compiling")
-    ours, ours_first = _timed(lambda: _ours(graph, feeds))
+    ours, ours_first = _timed(lambda: _ours(og.compile(graph), graph, feeds))
+    spins = og.compile(graph).spins
     expected = ours[1]
     say("the truth")
     truth, types = _true(graph, feeds), _dtypes(graph)
@@ -57,10 +58,12 @@ def of_graph(
     makers: dict[str, Callable[[], Made]] = {}
     if _is_here("onnxruntime"):
         if model is not None:
-            makers["onnxruntime"] = lambda: _session(model, graph, feeds, expected, threads)
-            makers["onnxruntime, fused"] = lambda: _session(_written(graph, "auto"), graph, feeds, expected, threads)
+            fused = "onnxruntime, fused"
+            makers["onnxruntime"] = lambda: _session(model, graph, feeds, expected, threads, spins)
+            makers[fused] = lambda: _session(_written(graph, "auto"), graph, feeds, expected, threads, spins)
         else:
-            makers["onnxruntime"] = lambda: _session(_written(graph, "decomposed"), graph, feeds, expected, threads)
+            file = _written(graph, "decomposed")
+            makers["onnxruntime"] = lambda: _session(file, graph, feeds, expected, threads, spins)
     if model is None and _is_here("oneDNN"):
         makers["oneDNN"] = lambda: _onednn(graph, feeds, expected, threads)
     for peer, maker in makers.items():
@@ -92,8 +95,7 @@ def _timed(make: Callable[[], Made]) -> tuple[Made, float]:
     return made, (time.perf_counter() - start) * 1e3
 
 
-def _ours(graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> Made:
-    f = og.compile(graph)
+def _ours(f: og.Executable, graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> Made:
     first = f(dict(feeds))
     results = first if isinstance(first, dict) else {_names(graph)[0]: first}
     # Arrays of its own for each: an output may be an input, or an array that a library keeps.
@@ -134,14 +136,15 @@ def _session(
     feeds: Mapping[str, np.ndarray],
     expected: Mapping[str, np.ndarray],
     threads: int,
+    spins: bool,
 ) -> Made:
-    """A session bound to the arrays and to buffers of its own."""
+    """A session bound to the arrays and to buffers of its own, its idle threads as those of opgraph's."""
     import onnxruntime
 
     from opgraph.bench.peers.onnxruntime import session
     from opgraph.runtime.providers.onnx_session import ort_value
 
-    made = session(model, threads)
+    made = session(model, threads, spins=spins)
     binding = made.io_binding()
     known = {t.name: t for t in graph.inputs}
     for port in made.get_inputs():

@@ -56,6 +56,7 @@ class OnnxRuntimeRegion:
         self._model = region_model(partition.ops, self._inputs, self._outputs)
         self._evaluator: Any = None
         self._session: Any = None
+        self.spins = lone
         ort = onnxruntime_module()
         try:
             self._session = session_of(ort, self._model, threads, device, spins=lone)
