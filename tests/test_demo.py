@@ -122,7 +122,7 @@ def test_a_demo_that_disagrees_fails(
     class Wrong:
         def __init__(self, graph: og.Graph) -> None:
             self.run = honest(graph)
-            self.partitions, self.bind = self.run.partitions, self.run.bind
+            self.partitions, self.bind, self.spins = self.run.partitions, self.run.bind, self.run.spins
 
         def __call__(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
             return self.run(feeds) * np.float16(1.01)
