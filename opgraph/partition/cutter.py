@@ -131,8 +131,9 @@ class Cutter:
             first = place.setdefault(owner.id, node)
             if first != node:
                 joins.append((first, node))
-        # An op is about one shape, that of its rows, whatever else its parts are made of.
-        shape = {place[self.owners[n].id]: self.shape[n] for n in range(len(self.ops)) if self.axes[n] is not None}
+        # An op is about one shape, that of its rows, or of its result, whatever else its parts are made of.
+        shape = {place[owner.id]: self.shape[n] for n, owner in enumerate(self.owners) if owner is not self.ops[n]}
+        shape |= {place[self.owners[n].id]: self.shape[n] for n in range(len(self.ops)) if self.axes[n] is not None}
         self._keep_books(self.clusters.join_all(joins, {n: place[o.id] for n, o in enumerate(self.owners)}))
         for node, own in shape.items():
             self.shape[self.clusters.find(node)] = own

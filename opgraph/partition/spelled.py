@@ -24,9 +24,10 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
     record = opdef.get(op.kind, where=op.label)
     if record.spelled is None:
         return ()
-    builder = _Builder(op)
+    plain = _without_layouts(op)
+    builder = _Builder(plain)
     try:
-        made = record.spelled(builder, op)
+        made = record.spelled(builder, plain)
     except OpGraphError:  # no rank, say: the op runs as one
         return ()
     outputs = {inner.id: outer for inner, outer in zip(made, op.outputs, strict=True)}
@@ -42,13 +43,19 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
     return tuple(ops) if all(t.id in found for t in op.outputs) else ()
 
 
+def _without_layouts(op: Op) -> Op:
+    """The same op on tensors of no particular layout: what is computed does not depend on where it lies."""
+    inputs, outputs = (tuple(replace(t, strides=None, layout="strided") for t in ts) for ts in (op.inputs, op.outputs))
+    return Op.locked(op.id, op.kind, inputs, outputs, op.name, op.attrs)
+
+
 class _Builder:
     """The Builder that records spell with: equal calls are one op."""
 
     def __init__(self, op: Op) -> None:
         self.graph = Graph()
         for tensor in op.inputs:
-            self.graph._tables.enter_tensor(replace(tensor, strides=None, layout="strided"))
+            self.graph._tables.enter_tensor(tensor)
         self.graph._tables.next_tensor = _FIRST + _EACH * op.id
         self.graph._tables.next_op = _FIRST + _EACH * op.id
         self.ops: list[Op] = []
