@@ -112,7 +112,7 @@ def row_share(small: Shape, big: Shape) -> int:
     if isinstance(small, str) or isinstance(big, str) or not big:
         return 1
     last = big[-1]
-    if (small[-1] if small else 1) != 1 or last == 1:
+    if (small[-1] if small else 1) != 1 or last in (0, 1):  # an empty tensor has no neighbours
         return 1
     return last if isinstance(last, int) else 1 << 30
 

@@ -3,8 +3,8 @@
     pip install atheris
     python tests/fuzz/coverage.py --seconds 3600 [--corpus FOLDER]
 
-Inputs are files, mutated half as bytes and half as messages. Anything but an OpGraphError ends the run; the input
-is in the folder then, and belongs into findings/.
+Inputs are files, mutated half as bytes and half as messages. Anything but an OpGraphError ends libFuzzer's process; its
+input is kept in FOLDER_found then, and belongs into findings/. The run goes on with another process until the time is up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
+import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -64,21 +66,40 @@ def mutated(content: bytes, size: int, seed: int) -> bytes:
     return bytes(atheris.Mutate(content, size))
 
 
-def main() -> None:
-    """Does not return: atheris ends the process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--corpus", type=Path, default=Path("fuzz_corpus"))
-    given = parser.parse_args()
+def found_in(corpus: Path) -> Path:
+    """The folder for what is found: not the corpus itself, which is run through at every start."""
+    return corpus.with_name(f"{corpus.name}_found")
+
+
+def fuzz(seconds: int, corpus: Path) -> None:
+    """Fuzzes until the time is up or something is found. Does not return: atheris ends the process."""
     warnings.simplefilter("ignore")
-    given.corpus.mkdir(exist_ok=True)
-    for path in (HERE / "corpus").glob("*.onnx"):
-        shutil.copy(path, given.corpus / path.name)
-    options = [f"-max_total_time={given.seconds}", "-max_len=4096", "-timeout=30", "-rss_limit_mb=4096",
-               f"-artifact_prefix={given.corpus}/found_"]  # fmt: skip
-    atheris.Setup([sys.argv[0], *options, str(given.corpus)], one, custom_mutator=mutated)
+    options = [f"-max_total_time={seconds}", "-max_len=4096", "-timeout=30", "-rss_limit_mb=4096",
+               f"-artifact_prefix={found_in(corpus)}/"]  # fmt: skip
+    atheris.Setup([sys.argv[0], *options, str(corpus)], one, custom_mutator=mutated)
     atheris.Fuzz()
 
 
+def main() -> int:
+    """Returns 1 where something was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--corpus", type=Path, default=Path("fuzz_corpus"))
+    parser.add_argument("--one-process", action="store_true", help="stop at the first finding")
+    given = parser.parse_args()
+    given.corpus.mkdir(exist_ok=True)
+    found_in(given.corpus).mkdir(exist_ok=True)
+    if given.one_process:
+        fuzz(given.seconds, given.corpus)
+    for path in (HERE / "corpus").glob("*.onnx"):
+        shutil.copy(path, given.corpus / path.name)
+    end, found = time.monotonic() + given.seconds, 0
+    while (left := int(end - time.monotonic())) > 0:
+        command = [sys.executable, __file__, "--one-process", "--seconds", str(left), "--corpus", str(given.corpus)]
+        found += subprocess.run(command, check=False).returncode != 0
+    print(f"{found} found", flush=True)
+    return int(found > 0)
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import onnx
 import random_models
 from google.protobuf.message import DecodeError
+from onnx import TensorProto
 
 import opgraph as og
 from opgraph.codegen.kernel import cuda_source, cuda_variant, host_source
@@ -131,6 +133,16 @@ def expected(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] 
             return None
 
 
+def has_an_answer(model: onnx.ModelProto) -> bool:
+    """Whether ONNX says what a model computes: it leaves open what becomes of a number that an integer cannot hold, and
+    how a formula is spelled, which decides between NaN and infinity where an attribute is not finite."""
+    bodies = [model.graph.node, *(f.node for f in model.functions)]
+    attributes = [(node.op_type, a) for body in bodies for node in body for a in node.attribute]
+    attributes += [("", a) for function in model.functions for a in function.attribute_proto]
+    unsigned = {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64}
+    return all(math.isfinite(a.f) and not (op == "Cast" and a.name == "to" and a.i in unsigned) for op, a in attributes)
+
+
 def agrees(got: list[np.ndarray], want: list[np.ndarray], model: onnx.ModelProto) -> None:
     """Fails where results differ by more than the rounding of their type through a short chain."""
     for value, ours, theirs in zip(model.graph.output, got, want, strict=True):
@@ -160,7 +172,7 @@ def survives(model: onnx.ModelProto, rng: Any) -> str:
     except KeyError:  # an input of a type that no arrays are made for here
         return "loaded"
     got = computed(graph, feeds)
-    want = None if got is None else expected(model, feeds)
+    want = None if got is None or not has_an_answer(model) else expected(model, feeds)
     if got is None or want is None:
         return "loaded"
     agrees(got, want, model)
