@@ -689,3 +689,24 @@ def test_100_000_foreign_ops_around_long_skips_are_cut_in_seconds():
         value = graph.add_op("Add", foreign(graph, value), skip)
     parts = cut_in(graph.finalize(), 20)
     assert sum(p.kind == "library" for p in parts) == 50_000
+
+
+# -- ops seen through, whatever their tensors' layout --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["strided", "undef", "any"])
+def test_a_softmax_joins_its_neighbours_whatever_the_layout_in_between(layout: str) -> None:
+    g = og.Graph()
+    x, y, z = (og.LogicalTensor(i, "f32", (4, 128), layout=layout if i == 1 else "strided") for i in range(3))
+    g.add_op(og.Op(0, "ReLU", [x], [y]))
+    g.add_op(og.Op(1, "SoftMax", [y], [z]))
+    assert [len(p.ops) for p in g.finalize().get_partitions()] == [2]
+
+
+def test_a_norm_along_the_last_axis_joins_what_stands_before_and_after_it() -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(1, 7, 7, 64))
+    vectors = [g.input(name, shape=(64,)) for name in ("gamma", "beta", "mean", "variance")]
+    normed = g.add_op("BatchNormInference", g.add_op("Exp", x), *vectors, epsilon=1e-5, data_format="NXC")
+    g.add_op("ReLU", normed)
+    assert [len(p.ops) for p in g.finalize().get_partitions()] == [3]
