@@ -212,9 +212,30 @@ def test_marks_of_a_partitioned_dump_are_kept_and_not_read(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mode", ["bf16", "f16", "tf32", "any"])
 def test_a_fpmath_mode_is_an_allowance_that_is_not_used(mode: str, tmp_path: Path) -> None:
-    g = loaded(tmp_path, op(0, "Abs", [tensor(0)], [tensor(1)]), fpmath_mode=mode, fpmath_mode_apply_to_int="true")
-    assert f"fpmath mode {mode} " in str(g.explain())
-    assert dumped(tmp_path, g)["fpmath_mode"] == mode
+    """Strict arithmetic is allowed under every mode: the numbers are those of the strict graph, bit for bit."""
+    ops = [
+        op(0, "MatMul", [tensor(0, (64, 96)), tensor(1, (96, 32))], [tensor(2, (64, 32))]),
+        op(1, "Sigmoid", [tensor(2, (64, 32))], [tensor(3, (64, 32))]),
+    ]
+    head = {"fpmath_mode": mode, "fpmath_mode_apply_to_int": "true"}
+    g = loaded(tmp_path, *ops, **head)
+    assert f"fpmath mode {mode} " in str(g.explain()) and g.fpmath == "strict"
+    again = dumped(tmp_path, g)
+    assert again == document(*ops, **head) and list(again) == list(document(*ops, **head))
+    feeds = {f"t{i}": np.random.default_rng(i).standard_normal(g.inputs[i].shape).astype(np.float32) for i in (0, 1)}
+    strict = loaded(tmp_path, *ops)
+    assert "fpmath" not in str(strict.explain())
+    np.testing.assert_array_equal(og.compile(g)(feeds), og.compile(strict)(feeds))
+
+
+@needs_files
+def test_the_files_of_another_fpmath_mode_say_so_and_are_computed_as_strict() -> None:
+    modes = {name: content_of(name).get("fpmath_mode", "strict") for name in RUNNABLE}
+    others = {name: mode for name, mode in modes.items() if mode != "strict"}
+    assert len(others) == 11 and set(others.values()) == {"bf16", "f16", "tf32", "any"}
+    for name in RUNNABLE:
+        said = [note for note in graph_of(name).notes if note.startswith("fpmath mode")]
+        assert len(said) == (name in others) and all(others[name] in note for note in said)
 
 
 def test_scales_of_grouped_weights_are_put_along_the_axis_that_has_them(tmp_path: Path) -> None:
