@@ -241,3 +241,83 @@ def test_an_absent_optional_operand_stays_absent() -> None:
     graph = og.onnx.load(made)
     assert to_model(graph, form="decomposed") == made
     assert og.compile(graph)(x=np.float32([[0, 1]])).tolist() == [[0, 0, 0.5, 0.5]]
+
+
+# -- sparse initializers, outputs listed twice, training_info --------------------------------------------------------
+
+
+def sparse_weight() -> Any:
+    """Two sparse initializers, with linear indices and with one row for each value, and a dense one."""
+    made = model([helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Sigmoid", ["m"], ["s"]),
+                  helper.make_node("Mul", ["m", "s"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"])],
+                 [info("x", T.FLOAT, ["n", 2])], [info("y", T.FLOAT, ["n", 300])],
+                 initializer=[helper.make_tensor("unread", T.FLOAT, [1], [5])])  # fmt: skip
+    for name, dims, values, places in (
+        ("w", [2, 300], [2, 3, 4], [[0, 0], [0, 299], [1, 7]]),
+        ("b", [300], [9, 8], [0, 5]),
+    ):
+        numbers = helper.make_tensor(name, T.FLOAT, [len(values)], values)
+        numbers.doc_string = "kept"
+        at = np.asarray(places)
+        made.graph.sparse_initializer.append(
+            helper.make_sparse_tensor(numbers, helper.make_tensor("", T.INT64, at.shape, at.reshape(-1)), dims)
+        )
+    return made
+
+
+def test_sparse_initializers_are_computed_with_and_stay_sparse(tmp_path: Path) -> None:
+    made = sparse_weight()
+    graph = og.onnx.load(made)
+    assert [t.name for t in graph.inputs] == ["x"]
+    assert to_model(graph, form="decomposed") == made
+    og.onnx.save(graph, tmp_path / "m.onnx", form="decomposed")
+    assert onnx.load(tmp_path / "m.onnx") == made
+    assert og.onnx.load(tmp_path / "m.onnx") == graph
+    fused = to_model(graph, functions=True)
+    assert [s.values.name for s in fused.graph.sparse_initializer] == ["w", "b"]
+    x = np.float32([[1, 2], [-1, 0.5]])
+    want = ort.InferenceSession(made.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(og.compile(graph)(x=x), want, rtol=1e-6)
+    np.testing.assert_allclose(ort.InferenceSession(fused.SerializeToString()).run(None, {"x": x})[0], want, rtol=1e-6)
+
+
+def test_a_sparse_initializer_of_other_numbers_becomes_dense(tmp_path: Path) -> None:
+    new = np.arange(300, dtype=np.float32)
+    og.onnx.save(og.onnx.load(sparse_weight()), tmp_path / "m.onnx", form="decomposed", weights={"b": new})
+    written = onnx.load(tmp_path / "m.onnx")
+    assert [s.values.name for s in written.graph.sparse_initializer] == ["w"]
+    assert np.array_equal(onnx.numpy_helper.to_array(written.graph.initializer[1]), new)
+
+
+def test_an_output_listed_twice_is_one_of_the_graph_and_two_of_the_file() -> None:
+    made = model([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["y"], ["z"])],
+                 [info("x", T.FLOAT, ["n"])], [info(name, T.FLOAT, ["n"]) for name in ("y", "z", "y")])  # fmt: skip
+    graph = og.onnx.load(made)
+    assert [t.name for t in graph.outputs] == ["y", "z"]
+    assert "an output that the model lists twice" in str(graph.explain())
+    assert to_model(graph, form="decomposed") == made
+    assert [o.name for o in to_model(graph, functions=True).graph.output] == ["y", "z", "y"]
+    x = np.float32([1, -2])
+    assert [v.tolist() for v in og.onnx.backend.run_model(made, [x])] == [[1, 0], [-1, 0], [1, 0]]
+    del made.graph.node[1], made.graph.output[1]
+    assert [v.tolist() for v in og.onnx.backend.run_model(made, [x])] == [[1, 0], [1, 0]]
+
+
+def with_training() -> Any:
+    made = model([helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])],
+                 [info("x", T.FLOAT, ["n"])], [info("y", T.FLOAT, ["n"])])  # fmt: skip
+    told = made.training_info.add()
+    told.algorithm.name = "step"
+    told.algorithm.node.append(helper.make_node("Anything", ["y", "w"], ["w_new"], domain="some.where"))
+    told.update_binding.add(key="w", value="w_new")
+    return made
+
+
+def test_training_info_stays_where_the_graph_stays_and_is_never_dropped() -> None:
+    graph = og.onnx.load(with_training())
+    assert "training_info is carried, and not read" in str(graph.explain())
+    assert to_model(graph, form="decomposed") == with_training()
+    assert to_model(graph, keep=["swish"]) == with_training()
+    for options in ({}, {"functions": True}, {"form": "decomposed", "opset": 21}):
+        with pytest.raises(og.errors.Unimplemented, match="training_info, which speaks of the nodes as they are"):
+            to_model(graph, **options)

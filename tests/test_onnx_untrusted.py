@@ -58,12 +58,27 @@ def with_constant(**fields: Any) -> Any:
     return model([helper.make_node("Add", ["x", "c"], ["y"])], initializer=[tensor(**fields)])
 
 
-def sparse() -> Any:
-    made = model([helper.make_node("Add", ["x", "c"], ["y"])])
-    values = helper.make_tensor("c", F, [1], [1.0])
-    made.graph.sparse_initializer.append(
-        helper.make_sparse_tensor(values, helper.make_tensor("i", T.INT64, [1], [0]), [4])
-    )
+def sparse(*, at: int = 0, dims: Any = (4,), element: int = F, copies: int = 1, also: Any = ()) -> Any:
+    made = model([helper.make_node("Add", ["x", "c0"], ["y"])], initializer=also)
+    for number in range(copies):
+        values = helper.make_tensor(f"c{number}", element, [1], [1.0])
+        indices = helper.make_tensor("i", T.INT64, [1], [at])
+        made.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, dims))
+    return made
+
+
+def sparse_inside() -> Any:
+    branch = helper.make_graph([relu("x", "z")], "b", [], [info("z")])
+    branch.sparse_initializer.extend(sparse().graph.sparse_initializer)
+    return model([helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)],
+                 initializer=[helper.make_tensor("c", T.BOOL, [], [True])])  # fmt: skip
+
+
+def training_in_a_file() -> Any:
+    made = model([relu()])
+    inner = helper.make_graph([], "b", [], [])
+    inner.initializer.append(onnx.TensorProto(name="w", data_type=F, dims=[4], data_location=T.EXTERNAL))
+    made.training_info.add().algorithm.node.append(helper.make_node("If", ["c"], ["y"], then_branch=inner))
     return made
 
 
@@ -95,6 +110,10 @@ MALFORMED = {
     "two initializers of one name": model(
         [helper.make_node("Add", ["x", "c"], ["y"])], initializer=[tensor(), tensor()]
     ),
+    "sparse index out of range": sparse(at=4),
+    "sparse shape of no dimension": sparse(dims=()),
+    "a sparse and a dense initializer of one name": sparse(also=[tensor(name="c0")]),
+    "an output twice, of two shapes": model([relu()], outputs=[info("y"), info("y", ("n", 5))]),
     "undefined value": model([relu("nowhere")]),
     "undefined output": model([relu("x", "z")]),
     "unknown op": model([helper.make_node("Nope", ["x"], ["y"])]),
@@ -123,10 +142,12 @@ MALFORMED = {
 }
 
 REFUSED = {
-    "sparse initializer": (sparse(), "sparse"),
+    "sparse initializer of a subgraph": (sparse_inside(), "a subgraph has sparse initializers: c0"),
+    "sparse initializer that is huge": (sparse(dims=(1 << 45,)), "35,184,372,088,832 elements"),
+    "sparse initializers that are huge together": (sparse(dims=(1 << 20,), copies=20), "1,048,576 elements"),
+    "sparse initializer of a type without a word": (sparse(element=T.COMPLEX64), "elements of type 14"),
     "function bomb": (bomb(), "unfold"),
-    "training": (changed(lambda m: m.training_info.add()), "training_info"),
-    "output twice": (model([relu()], outputs=[info("y"), info("y")]), "listed twice"),
+    "training_info with a data file": (training_in_a_file(), "training_info has tensors in a data file"),
 }
 
 

@@ -23,6 +23,7 @@ from onnx.backend.base import Backend, BackendRep
 from opgraph.errors import DeviceError, InvalidArguments, OpGraphError
 from opgraph.onnx.load import load
 from opgraph.onnx.origin import ModelLike
+from opgraph.onnx.source import Source
 from opgraph.runtime.compiling import compile as compiled
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.executable import Executable
@@ -38,12 +39,15 @@ class Prepared(BackendRep):
 
     Attributes:
         executable: the compiled graph.
-        inputs: the names of its inputs, in order.
+        inputs, outputs: the names of its inputs and outputs, in order.
     """
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
         self.inputs = tuple(t.name or str(t.id) for t in executable.graph.inputs)
+        source = executable.graph.source
+        assert isinstance(source, Source)
+        self.outputs = tuple(value.name for value in source.origin.skeleton.graph.output)  # one may be listed twice
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Runs the model.
@@ -67,7 +71,7 @@ class Prepared(BackendRep):
         feeds = self._by_name(inputs)
         if self.executable.engine.kind == "cuda":
             return self._on_gpu(feeds)
-        return _in_order(self.executable(feeds))
+        return self._in_order(self.executable(feeds))
 
     def _on_gpu(self, feeds: dict[str, Any]) -> tuple[Any, ...]:
         from opgraph.runtime import cuda  # needs CuPy
@@ -75,7 +79,13 @@ class Prepared(BackendRep):
         index = self.executable.engine.index
         with cuda.OnDevice(index):
             there = {name: cuda.CUPY.from_host(np.asarray(value), index) for name, value in feeds.items()}
-            return tuple(cuda.CUPY.to_host(value) for value in _in_order(self.executable(there)))
+            return tuple(cuda.CUPY.to_host(value) for value in self._in_order(self.executable(there)))
+
+    def _in_order(self, results: Any) -> tuple[Any, ...]:
+        """One value for each output of the model. A graph of one output returns it bare."""
+        if len(set(self.outputs)) == 1:
+            return (results,) * len(self.outputs)
+        return tuple(results[name] for name in self.outputs)
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
         if isinstance(inputs, Mapping):
@@ -100,10 +110,6 @@ class Prepared(BackendRep):
         for partition, engine in zip(self.executable.partitions, self.executable.engines, strict=True):
             found.setdefault(engine, []).extend(op.label for op in partition.ops)
         return found
-
-
-def _in_order(results: Any) -> tuple[Any, ...]:
-    return tuple(results.values()) if isinstance(results, dict) else (results,)
 
 
 def _array(value: Any) -> Any:

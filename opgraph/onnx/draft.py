@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 
 from opgraph.errors import ModelError
 from opgraph.onnx.checker import run_checker
@@ -110,6 +110,20 @@ class Draft:
         shape = [int(d) for d in tensor.shape.numpy()]
         return TensorProto(name=name, dims=shape, data_type=int(tensor.dtype), raw_data=self.origin.raw(name).tobytes())
 
+    def sparse(self, name: str) -> SparseTensorProto | None:
+        """An initializer as the source states it, if that is a sparse tensor and has not been given other numbers."""
+        if self.origin is None or name in self.arrays or name in self.origin.replaced:
+            return None
+        return self.origin.sparse.get(name)
+
+    def add_to(self, graph: GraphProto, name: str) -> None:
+        """Adds an initializer with its data inside, sparse if it was."""
+        stated = self.sparse(name)
+        if stated is not None:
+            graph.sparse_initializer.append(stated)
+        else:
+            graph.initializer.append(self.tensor(name))
+
     def structure(self) -> ModelProto:
         """The model without any initializer."""
         result = ModelProto()
@@ -124,7 +138,7 @@ class Draft:
         """The whole model in memory."""
         result = self.structure()
         for name in (*self.kept, *self.arrays):
-            result.graph.initializer.append(self.tensor(name))
+            self.add_to(result.graph, name)
         return result
 
     def ir_model(self) -> ir.Model:

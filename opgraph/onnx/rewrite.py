@@ -21,6 +21,7 @@ from opgraph.onnx.restamp import restamped
 from opgraph.onnx.source import Source
 from opgraph.onnx.spots import Spot, count, nodes_of, spots_of
 from opgraph.onnx.target import Target
+from opgraph.onnx.training_info import refuse_changes
 from opgraph.onnx.validate import opsets
 
 #: ai.onnx has Swish from here on.
@@ -87,6 +88,8 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
         # Nothing changes, so functions of others stay functions.
         skeleton.CopyFrom(origin.folded)
         return Draft(skeleton, list(origin.inputs), summary, origin=origin, kept=list(origin.tensors))
+    if made or wanted is not None:
+        refuse_changes(skeleton)
     nodes = _replaced(skeleton.graph, made)
     nodes = without_unused(nodes, skeleton.graph, _may_go(source, spots, norms, skeleton.graph))
     draft = Draft(skeleton, list(origin.inputs), summary, origin=origin)
@@ -96,6 +99,7 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
 
 def _with_functions(graph: Graph, source: Source, request: Request, target: Target, before: Draft) -> Draft:
     """A draft with its fused partitions as functions."""
+    refuse_changes(source.origin.skeleton)
     skeleton = ModelProto()
     skeleton.CopyFrom(source.origin.skeleton)
     imports = opsets(skeleton)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, SparseTensorProto
+from onnx import NodeProto
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -15,10 +14,9 @@ from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import Attr, Onnx, OpDef
 from opgraph.ir.schema import f32
 from opgraph.onnx.forms import attribute_default, kinds_of, slots
+from opgraph.onnx.sparse import Room, dense
 from opgraph.runtime.providers.onnx_node import KIND_KEY, OPERANDS_KEY, encoded, plain_value
 
-#: Sparse constants of more elements stay sparse: what a file states costs nothing to state.
-_LARGEST_DENSE = 1 << 24
 #: A native op, not yet in a graph: kind, inputs, attributes.
 Native = tuple[str, list[LogicalTensor], dict[str, AttrValue]]
 
@@ -174,8 +172,8 @@ def wildcard_attrs(
     return {**attrs, **encoded(node.attribute)}
 
 
-def constant_value(node: NodeProto) -> np.ndarray | None:
-    """The array of a Constant node, or None where its type is one that opgraph has no word for."""
+def constant_value(node: NodeProto, room: Room | None = None) -> np.ndarray | None:
+    """The array of a Constant node, or None where opgraph has no word for its type, or no room for its zeros."""
     import onnx_ir as ir
 
     attribute = node.attribute[0] if len(node.attribute) == 1 else None
@@ -185,27 +183,9 @@ def constant_value(node: NodeProto) -> np.ndarray | None:
         array = np.asarray(ir.from_proto(attribute.t).numpy())
         return array.reshape(tuple(attribute.t.dims))
     if attribute.name == "sparse_value":
-        return _dense(attribute.sparse_tensor)
+        return dense(attribute.sparse_tensor, room or Room())
     typed: Mapping[str, type] = {"value_float": np.float32, "value_floats": np.float32,
                                  "value_int": np.int64, "value_ints": np.int64}  # fmt: skip
     if attribute.name in typed:
         return np.asarray(plain_value(attribute), typed[attribute.name])
     return None
-
-
-def _dense(tensor: SparseTensorProto) -> np.ndarray | None:
-    """A sparse constant with its zeros; None where opgraph has no word for its type, or where it would be huge.
-
-    The checker has looked at it: indices are in order and in range, one for each value or one row for each.
-    """
-    import onnx_ir as ir
-
-    size = math.prod(tensor.dims)
-    if tensor.values.data_type not in dtypes.BY_ONNX or not 0 <= size <= _LARGEST_DENSE:
-        return None
-    values = np.asarray(ir.serde.deserialize_tensor(tensor.values).numpy())
-    places = np.asarray(ir.serde.deserialize_tensor(tensor.indices).numpy())
-    shape = tuple(tensor.dims)
-    result = np.zeros(size, values.dtype)
-    result[places if places.ndim == 1 else np.ravel_multi_index(tuple(places.T), shape)] = values
-    return result.reshape(shape)

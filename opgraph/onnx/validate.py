@@ -13,7 +13,9 @@ from opgraph.onnx.checker import run_checker
 from opgraph.onnx.function_check import MAX_NODES, check_functions
 from opgraph.onnx.nodes import subgraphs
 from opgraph.onnx.origin import Origin
+from opgraph.onnx.sparse import refuse_in_subgraph
 from opgraph.onnx.tensor_check import check_tensor
+from opgraph.onnx.training_info import check_training
 
 #: The oldest opset whose ops the records know; ops of older ones that have changed since are carried, not read.
 OLDEST_OPSET = 13
@@ -70,8 +72,7 @@ def _check_header(model: ModelProto, where: str) -> None:
             where=where,
             fix="upgrade onnx, or export the model for an older version",
         )
-    if model.training_info:
-        raise Unimplemented("it has training_info", where=where, fix="export the model for inference")
+    check_training(model, where)
     seen: set[str] = set()
     for entry in model.opset_import:
         _check_text(where, entry.domain)
@@ -156,9 +157,7 @@ def _check_node(node: NodeProto, scope: _Scope) -> None:
 def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
     if len(graph.node) > MAX_NODES:
         raise Unimplemented(f"it has {len(graph.node)} nodes", where=place, fix=f"opgraph reads up to {MAX_NODES:,}")
-    if graph.sparse_initializer:
-        sparse = ", ".join(s.values.name for s in graph.sparse_initializer[:3])
-        raise Unimplemented(f"it has sparse initializers: {sparse}", where=place, fix="store them as dense tensors")
+    refuse_in_subgraph(graph.sparse_initializer, place)  # those of the main graph were taken out of it
     for value in (*graph.input, *graph.output, *graph.value_info):
         _check_text(place, value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
         if not value.type.HasField("tensor_type"):
@@ -169,10 +168,6 @@ def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
                 where=f'value "{value.name}" of {place}',
                 fix="leave unknown dimensions open, or give them a dim_param",
             )
-    outputs = [value.name for value in graph.output]
-    if main and len(set(outputs)) != len(outputs):
-        twice = next(name for name in outputs if outputs.count(name) > 1)
-        raise Unimplemented(f"output {twice!r} is listed twice", where=place, fix="give each output its own name")
     names: set[str] = set()
     for tensor in () if main else graph.initializer:  # those of the main graph were checked as they were taken out
         where = f'initializer "{tensor.name}" of {place}'

@@ -48,7 +48,7 @@ def write(draft: Draft, path: Path) -> None:
             for name in (*draft.kept, *draft.arrays):
                 extent = _old_place(draft, name)
                 if name not in outside:
-                    proto.graph.initializer.append(draft.tensor(name))
+                    draft.add_to(proto.graph, name)
                     continue
                 if extent is not None and stay:
                     location, offset, size = extent.location, extent.offset, extent.nbytes
@@ -87,7 +87,8 @@ def _outside(draft: Draft) -> set[str]:
     """The initializers that go to a data file: those that came from one, and all large ones if it gets too much."""
     origin = draft.origin
     result = {n for n in draft.kept if origin is not None and origin.extent(n) is not None}
-    sizes = {n: origin.tensors[n].nbytes for n in draft.kept if origin is not None and n not in result}
+    dense = [n for n in draft.kept if n not in result and draft.sparse(n) is None]
+    sizes = {n: origin.tensors[n].nbytes for n in dense if origin is not None}
     sizes.update((n, a.nbytes) for n, a in draft.arrays.items())
     if sum(sizes.values()) > _INLINE_BYTES:
         result |= {n for n, size in sizes.items() if size > _INLINE_TENSOR}

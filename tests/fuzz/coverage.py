@@ -4,7 +4,8 @@
     python tests/fuzz/coverage.py --seconds 3600 [--corpus FOLDER]
 
 Inputs are files, mutated half as bytes and half as messages. Anything but an OpGraphError ends libFuzzer's process; its
-input is kept in FOLDER_found then, and belongs into findings/. The run goes on with another process until the time is up.
+input is kept in FOLDER_found then, and belongs into findings/. The run goes on with another process until the time
+is up.
 """
 
 from __future__ import annotations

@@ -144,15 +144,21 @@ def has_an_answer(model: onnx.ModelProto) -> bool:
 
 
 def agrees(got: list[np.ndarray], want: list[np.ndarray], model: onnx.ModelProto) -> None:
-    """Fails where results differ by more than the rounding of their type through a short chain."""
-    for value, ours, theirs in zip(model.graph.output, got, want, strict=True):
+    """Fails where results differ by more than the rounding of their type through a short chain.
+
+    Args:
+        got: one value for each name among the outputs; one that is listed twice is given once.
+        want: one for each output.
+    """
+    by_name = dict(zip((value.name for value in model.graph.output), want, strict=True))
+    for (name, theirs), ours in zip(by_name.items(), got, strict=True):
         tolerance = TOLERANCES.get(ours.dtype.name, 0.0)
-        assert ours.shape == theirs.shape, value.name
+        assert ours.shape == theirs.shape, name
         if tolerance:
             ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
-            np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=value.name)
+            np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance, err_msg=name)
         else:
-            np.testing.assert_array_equal(ours, theirs, err_msg=value.name)
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
 def survives(model: onnx.ModelProto, rng: Any) -> str:

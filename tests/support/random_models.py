@@ -75,6 +75,7 @@ class Writer:
     nodes: list[Any] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     initializers: list[Any] = field(default_factory=list)
+    sparse: list[Any] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     functions: dict[str, Any] = field(default_factory=dict)
     domains: dict[str, int] = field(default_factory=dict)
@@ -108,9 +109,12 @@ class Writer:
     def constant(self, array: np.ndarray, element: int | None = None) -> str:
         """A constant of one of the sorts that a model can hold."""
         name, element = self.name(), self.element if element is None else element
-        how = self.rng.randrange(4)
+        how = self.rng.randrange(5)
         if how == 0:
             self.node("Constant", [], [name], value=_tensor("", element, array, raw=self.rng.random() < 0.5))
+            return name
+        if how == 4 and array.ndim:
+            self.sparse.append(_sparse(name, element, array, rows=self.rng.random() < 0.5))
             return name
         tensor = _tensor(name, element, array, raw=how > 1)
         _remark(self.rng, tensor)
@@ -128,6 +132,12 @@ def _tensor(name: str, element: int, array: np.ndarray, *, raw: bool) -> Any:
     if raw or element == TensorProto.BFLOAT16:
         return helper.make_tensor(name, element, array.shape, array.tobytes(), raw=True)
     return helper.make_tensor(name, element, array.shape, array.reshape(-1).tolist())
+
+
+def _sparse(name: str, element: int, array: np.ndarray, *, rows: bool) -> Any:
+    places = np.argwhere(array != 0) if rows else np.flatnonzero(array)
+    values = _tensor(name, element, array[array != 0], raw=True)
+    return helper.make_sparse_tensor(values, _tensor("", TensorProto.INT64, places, raw=True), array.shape)
 
 
 def _remark(rng: Any, proto: Any) -> None:
@@ -291,7 +301,7 @@ PARTS: tuple[Callable[[Writer], None], ...] = (
 
 
 def random_model(rng: Any, *, longest: int = 10) -> onnx.ModelProto:
-    """A model that onnx's checker accepts.
+    """A right model. onnx's checker accepts it, but for sparse initializers, which its inference does not know.
 
     Args:
         rng: has `random`, `randrange` and `choice`, as `random.Random`.
@@ -315,13 +325,18 @@ def random_model(rng: Any, *, longest: int = 10) -> onnx.ModelProto:
         outputs = w.values[-1:]
     chosen = {v.name: v for v in (outputs[-1], *(rng.choice(outputs) for _ in range(rng.randrange(3))))}
     infos = [helper.make_tensor_value_info(v.name, element, list(v.shape)) for v in chosen.values()]
+    if rng.random() < 0.1:  # listed twice
+        infos.append(infos[0])
     graph = helper.make_graph(w.nodes, rng.choice(("g", *NASTY)), w.inputs, infos, w.initializers,
-                              doc_string=rng.choice(("", "text")))  # fmt: skip
+                              doc_string=rng.choice(("", "text")), sparse_initializer=w.sparse)  # fmt: skip
     imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, v) for d, v in w.domains.items())]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10, functions=list(w.functions.values()))
     model.producer_name, model.model_version = rng.choice(("", "pytorch")), rng.randrange(3)
     if rng.random() < 0.3:
         model = onnx.shape_inference.infer_shapes(model)
+    if rng.random() < 0.1:
+        step = helper.make_node("Anything", [infos[0].name], ["new"], domain="some.where")
+        model.training_info.add(algorithm=helper.make_graph([step], "step", [], []))
     _remark(rng, model)
     return model
 
