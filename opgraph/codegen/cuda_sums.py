@@ -25,6 +25,7 @@ class SumLaunch:
         words: arguments passed by value (64-bit words) of both stages.
         work: elements of the workspace, of `addend`.
         addend: dtype of what is added up.
+        threads: of a block of the first stage.
     """
 
     source: KernelSource
@@ -35,6 +36,7 @@ class SumLaunch:
     words: tuple[tuple[int, ...], tuple[int, ...]]
     work: int
     addend: str
+    threads: int = BLOCK_SIZE
 
 
 def sum_launches(loop: Loop, layout: Layout, *, alignment: int = 16) -> list[SumLaunch]:
@@ -70,21 +72,13 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
         "(base, tiles, (Fused::Addend*)work);",
         "}",
     ]
-    results = [names[i] for i in sums]
-    axes = tiling.kept + 2
-    second = [
-        f"{head}ENTRY_totals({', '.join(f'void* {n}' for n in results)}, const og::AllLeft<{axes}, {count}> left, "
-        "void* work) {",
-        f"  void* const y[] = {{{', '.join(results)}}};",
-        "  og::totals<Fused>(y, left, (const Fused::Addend*)work);",
-        "}",
-    ]
+    second = totals_entry([names[i] for i in sums], tiling)
     source = source_of(loop, layout.variant, "sums.cuh", "\n".join([*first, *second]))
-    blocks, words = _left(layout, tiling)
+    blocks, words = totals_words(layout, tiling)
     is_wide = any(dtypes.BY_NAME[loop.stores[i - len(loop.loads)].dtype].compute == "double" for i in sums)
     return SumLaunch(
         source=source,
-        totals=replace(source, entry=f"{source.entry}_totals") if blocks else None,
+        totals=second_stage(source) if blocks else None,
         stores=stores,
         sums=tuple(stores[i - len(loop.loads)] for i in sums),
         blocks=(tiling.blocks, blocks),
@@ -92,6 +86,23 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
         work=tiling.work,
         addend="f64" if is_wide else "f32",
     )
+
+
+def totals_entry(results: list[str], tiling: Tiling) -> list[str]:
+    """The entry point of the second stage, for these results."""
+    return [
+        f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) '
+        f"ENTRY_totals({', '.join(f'void* {n}' for n in results)}, "
+        f"const og::AllLeft<{tiling.kept + 2}, {len(results)}> left, void* work) {{",
+        f"  void* const y[] = {{{', '.join(results)}}};",
+        "  og::totals<Fused>(y, left, (const Fused::Addend*)work);",
+        "}",
+    ]
+
+
+def second_stage(source: KernelSource) -> KernelSource:
+    """The same text, entered where what the first stage left is added up."""
+    return replace(source, entry=f"{source.entry}_totals")
 
 
 def _unroll(loop: Loop, layout: Layout, vector: int) -> int:
@@ -116,7 +127,7 @@ def _tiles(layout: Layout, tiling: Tiling) -> tuple[int, ...]:
     return (*words, *(strides[a] for strides in layout.strides for a in order))
 
 
-def _left(layout: Layout, tiling: Tiling) -> tuple[int, tuple[int, ...]]:
+def totals_words(layout: Layout, tiling: Tiling) -> tuple[int, tuple[int, ...]]:
     """Blocks of the second stage, and og::AllLeft."""
     blocks = 0
     words: list[int] = []

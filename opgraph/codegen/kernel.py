@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.rows import emit_rows
 from opgraph.codegen.sources import spliced
@@ -44,7 +45,7 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> K
     on_gpu = skeleton.endswith(".cuh")
     chosen = approximate(loop, variant) if on_gpu else frozenset[str]()
     if loop.row_axes:
-        functor = emit_rows(loop, variant)
+        functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant)
     else:
         functor = emit_functor(loop, variant, packs=on_gpu, approximate=chosen)
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"

@@ -1,0 +1,310 @@
+#pragma once
+#include "sums.cuh"
+
+// The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. A group of T
+// threads takes a row, up to a warp of them several groups to a block, more than a warp one to a block. The row is walked
+// once for each reduction that waits for another. Where it is `held`, its operands are read once, P packs of V neighbours
+// by each thread, and wait in registers, as do values that passes keep for each other; longer rows are read again.
+//
+// No atomics. A thread joins its own packs, the threads of a warp meet in a butterfly of shuffles, which gives all of them
+// the same bits, and warps in shared memory: one order whatever the grid. Where something is added up over rows too (the
+// gradient of a norm's scale), a group takes `chunk` rows one after the other, keeps what it adds up in registers, and
+// leaves it to the second stage of sums.cuh.
+
+namespace og {
+
+enum { warp_size = 32 };
+enum class How { add, multiply, largest, smallest };
+
+// ---- joining ---------------------------------------------------------------------------------------------------------
+
+// of(a, b) has the bits of of(b, a), NaN aside.
+template <How how> struct Join;
+template <> struct Join<How::add> {
+  template <class T> static OG_FN T nothing() { return 0; }
+  template <class T> static OG_FN T of(T a, T b) { return a + b; }
+};
+template <> struct Join<How::multiply> {
+  template <class T> static OG_FN T nothing() { return 1; }
+  template <class T> static OG_FN T of(T a, T b) { return a * b; }
+};
+
+// NaN if one is; +0 is larger than -0.
+template <int sign> struct Extreme {
+  template <class T> static OG_FN T nothing() { return sign * -infinity<T>(); }
+  template <class T> static OG_FN T of(T a, T b) {
+    const T beyond = (sign > 0 ? b > a : b < a) ? b : a;
+    const T chosen = a == b ? from_bits(sign > 0 ? bits(a) & bits(b) : bits(a) | bits(b)) : beyond;
+    return a != a ? a : b != b ? b : chosen;
+  }
+#if OG_DEVICE
+  static OG_FN float of(float a, float b) {
+    float chosen;
+    if constexpr (sign > 0) asm("max.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
+    else asm("min.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
+    return chosen;
+  }
+#endif
+};
+template <> struct Join<How::largest> : Extreme<1> {};
+template <> struct Join<How::smallest> : Extreme<-1> {};
+
+// Of n values, in pairs of pairs.
+template <class J, int n, class T> OG_FN T joined(const T* x) {
+  if constexpr (n == 1) return x[0];
+  else return J::of(joined<J, n / 2>(x), joined<J, n - n / 2>(x + n / 2));
+}
+
+// How each reduction of a pass joins, and how sums do.
+template <class F, int pass> struct Reducing { template <int k> using Of = Join<F::how(pass, k)>; };
+struct Adding { template <int k> using Of = Join<How::add>; };
+
+// What the n <= 32 threads of a group, neighbours in a warp, have; all of the warp's threads come here.
+template <class J, int n, class T> OG_FN T met(T x) {
+  OG_UNROLL for (int d = n / 2; d > 0; d /= 2) x = J::of(x, __shfl_xor_sync(0xffffffffu, x, d));
+  return x;
+}
+
+// Where the warps of a row meet. Two places by turns: before a warp writes to one again, all have met in the other.
+template <class T, int T_row, int most> struct Meeting {
+  static constexpr int warps = T_row / warp_size;
+  T (*place)[most][warps];
+  int turn;
+  // The first n of x, of all threads.
+  template <class J, int n> OG_FN void meet(T (&x)[most]) {
+    const int thread = (int)threadIdx.x, lane = thread % warp_size;
+    each<n>([&](auto k) { x[k.value] = met<typename J::template Of<k.value>, warp_size>(x[k.value]); });
+    if (lane == 0) OG_UNROLL for (int k = 0; k < n; ++k) place[turn][k][thread / warp_size] = x[k];
+    __syncthreads();
+    each<n>([&](auto k) {
+      x[k.value] = met<typename J::template Of<k.value>, warps>(place[turn][k.value][lane % warps]);
+    });
+    turn ^= 1;
+  }
+};
+
+// ---- dividing a row --------------------------------------------------------------------------------------------------
+
+// x / d for many x: two products instead of a quotient, 1.5 ulp off at most. The first takes the exponent of 1 / d, so
+// that neither overflows, or loses bits, unless the quotient does; 0, infinities and NaN come out as of a division.
+struct Inverse {
+  float scale, part;  // a power of 2; what is left, 1/2 to 1 where d is no extreme
+};
+OG_FN Inverse inverse_of(float d) {
+  const i32 own = 127 - (i32)(bits(d) >> 23 & 0xff), exponent = own < -126 ? -126 : own;
+  const float scale = from_bits((u32)(exponent + 127) << 23);
+  return {scale, divide(1.0f, d * scale)};
+}
+OG_FN float times(float x, Inverse inverse) { return x * inverse.scale * inverse.part; }
+
+// ---- the space -------------------------------------------------------------------------------------------------------
+
+// Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: those of rows, then those of a row.
+// packs: of a row, and of one run of it. part[k]: where in `work` sum k leaves what groups add up to; -1: there is one
+// group, which completes it.
+template <int rank, int operands, int sums> struct RowSpace {
+  i64 rows, chunk, length, packs, run_packs;
+  i64 part[sums > 0 ? sums : 1];
+  i64 extent[rank];
+  i64 strides[operands][rank];
+};
+
+// Moves offsets to place `at` of the axes [from, to).
+template <class I, int from, int to, int rank, int operands, int sums>
+OG_FN void move_along(const RowSpace<rank, operands, sums>& space, I at, i64 (&offset)[operands]) {
+  OG_UNROLL for (int d = to - 1; d >= from; --d) {
+    const I extent = (I)space.extent[d], outer = d == from ? 0 : at / extent, here = at - outer * extent;
+    OG_UNROLL for (int k = 0; k < operands; ++k) offset[k] += (i64)here * space.strides[k][d];
+    at = outer;
+  }
+}
+
+// One group of threads at work on one row after the other.
+template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int rank, int operands,
+          int sums>
+struct RowGroup {
+  using Space = RowSpace<rank, operands, sums>;
+  using Addend = typename F::Addend;
+  using Packs = typename F::template Packs<V>;
+  static constexpr int most = F::most > 0 ? F::most : 1, terms = F::terms > 0 ? F::terms : 1;
+
+  void* const* base;
+  const Space* space;
+  Meeting<Addend, T < warp_size ? warp_size : T, most> meeting;
+  int lane;
+  bool inside;  // of the space; a group beyond goes through the motions of the last row, for the others of its warp
+  i64 offset[operands];
+  F f;
+  Packs pack[P];
+  Addend added[F::sums > 0 ? F::sums : 1][P][V];
+
+  OG_FN bool exists(I q) const { return whole || q < (I)space->packs; }
+
+  // The column of pack q of the row, within its run, to which `f` is moved.
+  OG_FN i64 column(I q) {
+    if constexpr (row_rank == 1) {
+      return (i64)q * V;
+    } else {
+      const I run_packs = (I)space->run_packs, run = q / run_packs;
+      i64 here[operands];
+      OG_UNROLL for (int k = 0; k < operands; ++k) here[k] = offset[k];
+      move_along<I, rank - row_rank, rank - 1>(*space, run, here);
+      f.move(base, here);
+      return (i64)(q - run * run_packs) * V;
+    }
+  }
+
+  template <int pass> OG_FN void fetch(I first) {
+    if constexpr (F::template fetches<pass, held, small>()) {
+      OG_UNROLL for (int p = 0; p < P; ++p) {
+        const I q = first + (I)(p * T + lane);
+        if (exists(q)) f.template fetch<pass, held, small>(pack[p], column(q));
+      }
+    }
+  }
+
+  // P packs of every thread: what they add to each reduction.
+  template <int pass> OG_FN void compute(I first, Addend (&total)[most]) {
+    OG_UNROLL for (int p = 0; p < P; ++p) {
+      const I q = first + (I)(p * T + lane);
+      if (exists(q)) {
+        Addend s[terms][V];
+        f.template compute<pass, held>(pack[p], column(q), inside, s);
+        each<F::reductions(pass)>([&](auto k) {
+          using J = Join<F::how(pass, k.value)>;
+          total[k.value] = J::of(total[k.value], joined<J, V>(s[k.value]));
+        });
+        if constexpr (pass + 1 == F::passes && F::sums > 0) {
+          if (inside) {
+            each<F::sums>([&](auto k) {
+              const Addend* own = s[F::reductions(pass) + k.value];
+              if constexpr (F::adds_row(k.value)) {
+                added[k.value][0][0] += joined<Join<How::add>, V>(own);
+              } else {
+                OG_UNROLL for (int v = 0; v < V; ++v) added[k.value][p][v] += own[v];
+              }
+            });
+          }
+        }
+      }
+    }
+  }
+
+  template <int pass> static OG_FN void nothing(Addend (&total)[most]) {
+    each<F::reductions(pass)>(
+        [&](auto k) { total[k.value] = Join<F::how(pass, k.value)>::template nothing<Addend>(); });
+  }
+
+  template <int pass = 0> OG_FN void passes() {
+    if constexpr (pass < F::passes) {
+      Addend total[most];
+      nothing<pass>(total);
+      if constexpr (held) {
+        if constexpr (pass > 0) fetch<pass>(0);  // the first pass's are under way
+        compute<pass>(0, total);
+      } else {
+        const I packs = (I)space->packs;
+        OG_ROLLED for (I first = 0; first < packs; first += P * T) {
+          // What a stretch adds up to on its own: sums of sums lose less than one long chain.
+          Addend part[most];
+          nothing<pass>(part);
+          fetch<pass>(first);
+          compute<pass>(first, part);
+          each<F::reductions(pass)>([&](auto k) {
+            total[k.value] = Join<F::how(pass, k.value)>::of(total[k.value], part[k.value]);
+          });
+        }
+      }
+      if constexpr (F::reductions(pass) > 0) {
+        if constexpr (T > warp_size) {
+          meeting.template meet<Reducing<F, pass>, F::reductions(pass)>(total);
+        } else {
+          each<F::reductions(pass)>(
+              [&](auto k) { total[k.value] = met<Join<F::how(pass, k.value)>, T>(total[k.value]); });
+        }
+        f.template reduced<pass>(total, (Addend)space->length);
+      }
+      passes<pass + 1>();
+    }
+  }
+
+  OG_FN void row(i64 number) {
+    inside = number < space->rows;
+    OG_UNROLL for (int k = 0; k < operands; ++k) offset[k] = 0;
+    if constexpr (rank > row_rank)
+      move_along<I, 0, rank - row_rank>(*space, (I)(inside ? number : space->rows - 1), offset);
+    f.move(base, offset);
+    if constexpr (held) fetch<0>(0);  // all loads before what changes once a row, which would keep them waiting
+    f.call();
+    if constexpr (row_rank > 1) f.move(base, offset);
+    f.row();
+    passes();
+    if constexpr (row_rank > 1) f.move(base, offset);
+    if (lane == 0 && inside) f.finish();
+  }
+
+  // What the group has added up over its rows.
+  OG_FN void leave(I group, Addend* work) {
+    each<F::sums>([&](auto k) {
+      constexpr int operand = F::sum_operand(k.value);
+      const i64 part = space->part[k.value];
+      if constexpr (F::adds_row(k.value)) {
+        Addend total[most] = {added[k.value][0][0]};
+        if constexpr (T > warp_size) meeting.template meet<Adding, 1>(total);
+        else total[0] = met<Join<How::add>, T>(total[0]);
+        if (lane == 0 && inside) {
+          if (part < 0) F::total(k.value, base[operand], 0, total[0]);
+          else work[part + (i64)group] = total[0];
+        }
+      } else if (inside) {
+        OG_UNROLL for (int p = 0; p < P; ++p) {
+          const I q = (I)(p * T + lane);
+          if (!exists(q)) continue;
+          if (part < 0) {
+            const i64 step = space->strides[operand][rank - 1];
+            OG_UNROLL for (int v = 0; v < V; ++v)
+              F::total(k.value, base[operand], ((i64)q * V + v) * step, added[k.value][p][v]);
+          } else {
+            Pack<Addend, V> own;
+            OG_UNROLL for (int v = 0; v < V; ++v) own.item[v] = added[k.value][p][v];
+            store_whole(work + part + (i64)group * space->length + (i64)q * V, own);
+          }
+        }
+      }
+    });
+  }
+};
+
+// held: a row fits into P packs of each of its T threads; whole: it fills them; small: bits of the operands that do not
+// wait in registers.
+template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int rank, int operands,
+          int sums>
+OG_FN void reduce_rows(void* const* base, const RowSpace<rank, operands, sums>& space, typename F::Addend* work) {
+  using Group = RowGroup<F, V, P, T, held, whole, small, I, row_rank, rank, operands, sums>;
+  constexpr int groups = T > warp_size ? 1 : block_size / T;
+  Group g;
+  if constexpr (T > warp_size) {
+    __shared__ typename F::Addend place[2][Group::most][T / warp_size];
+    g.meeting.place = place;
+    g.meeting.turn = 0;
+  }
+  g.base = base;
+  g.space = &space;
+  g.lane = (int)threadIdx.x % T;
+  i64 step[operands];
+  OG_UNROLL for (int k = 0; k < operands; ++k) step[k] = space.strides[k][rank - 1];
+  g.f.steps(step);
+  const i64 group = (i64)blockIdx.x * groups + (int)threadIdx.x / T;
+  if constexpr (F::sums == 0) {
+    g.row(group);
+  } else {
+    OG_UNROLL for (int k = 0; k < F::sums; ++k)
+      OG_UNROLL for (int p = 0; p < P; ++p)
+        OG_UNROLL for (int v = 0; v < V; ++v) g.added[k][p][v] = 0;
+    OG_ROLLED for (i64 number = 0; number < space.chunk; ++number) g.row(group * space.chunk + number);
+    g.inside = group * space.chunk < space.rows;
+    g.leave((I)group, work);
+  }
+}
+
+}  // namespace og
