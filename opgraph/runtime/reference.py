@@ -95,7 +95,8 @@ def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: F
     arrays = tuple(values[t.id] for t in op.inputs)
     if record.reference is None:
         return [] if not op.outputs else _run_foreign(op, arrays, dtype, foreign)
-    if not all(t.has_known_shape for t in op.inputs):
+    # Known shapes were checked when the graph was finalized; what a carried node made may have another one.
+    if any(t.dims != array.shape for t, array in zip(op.inputs, arrays, strict=True)):
         check_shapes(op, record, arrays)
     results: list[np.ndarray] = []
     for part in record.parts(op):
