@@ -20,6 +20,8 @@ from opgraph.ir.opdef import find
 
 _POSITIVE = {"Log", "Sqrt", "SqrtBackward", "Reciprocal", "Pow"}
 _RANGES = {"u8": (0, 255), "s8": (-128, 127), "u4": (0, 15), "s4": (-8, 7)}
+#: Elements of a tensor of whose products some exponential is likely to overflow, softmax's statistic taken off.
+MANY = 100_000
 _NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm")
 
 
@@ -92,6 +94,8 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
         made = generator.normal(0, 2, shape)
     elif kinds == {"Multiply"}:  # a long product must not be 0 everywhere
         made = whole(1, 2) * np.where(generator.random(shape) < 0.5, -1, 1)
+    elif math.prod(shape) > MANY and any(_has_softmax_statistic(graph, op) for op in graph.ops):
+        made = whole(-1, 1)
     else:
         made = whole(-2, 2)
     return np.asarray(made).astype(numpy)
@@ -100,6 +104,11 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
 def _is_softmax_statistic(graph: og.Graph, op: og.Op, index: int) -> bool:
     """Whether an input is subtracted from what is then exponentiated: softmax's maximum and logarithm of the sum."""
     return op.kind == "Subtract" and index == 1 and any(o.kind == "Exp" for o in graph.consumers(op.outputs[0].id))
+
+
+def _has_softmax_statistic(graph: og.Graph, op: og.Op) -> bool:
+    inputs = {t.id for t in graph.inputs}
+    return any(t.id in inputs and _is_softmax_statistic(graph, op, index) for index, t in enumerate(op.inputs))
 
 
 def _around_whole_means(sizes: np.ndarray) -> np.ndarray:

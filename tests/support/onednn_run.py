@@ -129,21 +129,29 @@ def _judged(
 
 
 def _truth(part: og.Partition, inputs: Mapping[int, np.ndarray], *, at_casts: bool) -> dict[int, np.ndarray]:
-    """Every value that a partition makes, in float64.
+    """The values that a partition gives away, and what its sums are of, in float64.
 
     Args:
         at_casts: whether what a TypeCast is given is a value of its dtype, within a kernel too.
     """
     exact: dict[int, np.ndarray] = {}
-    stored = {id: _wide(array) for id, array in inputs.items()}
+    stored: dict[int, np.ndarray] = {}
+    kept = {t.id for t in part.output_ports}
+    kept |= {t.id for op in part.ops if op.kind.startswith(_SUMS) for t in op.inputs}
+    last = {t.id: op.id for op in part.ops for t in (*op.outputs, *op.inputs)}
     for op in part.ops:
-        given = [stored[t.id] for t in op.inputs]
+        given = [stored[t.id] if t.id in stored else _wide(inputs[t.id]) for t in op.inputs]
         if op.kind == "TypeCast" and at_casts:
             given = [_rounded(given[0], op.inputs[0])]
         for tensor, made in zip(op.outputs, in_float64(op, given), strict=True):
             exact[tensor.id] = made
             is_stored = part.kind != "fused" or op.kind == "TypeCast"
             stored[tensor.id] = _rounded(made, tensor) if is_stored else made
+        for tensor in (*op.inputs, *op.outputs):  # the largest files take many GB
+            if last[tensor.id] == op.id:
+                stored.pop(tensor.id, None)
+                if tensor.id not in kept:
+                    exact.pop(tensor.id, None)
     return exact
 
 
