@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2, prod
 
 from opgraph.codegen.cuda_row_functor import Held, held_by
-from opgraph.codegen.cuda_sums import SumLaunch, second_stage, totals_entry, totals_words
+from opgraph.codegen.cuda_sums import SumLaunch, second_stage, sum_launches, totals_entry, totals_words
 from opgraph.codegen.kernel import NARROW, packed_vector, source_of
 from opgraph.ir import dtypes
+from opgraph.loops.apart import sums_apart, without_sums
 from opgraph.loops.layout import CONTIGUOUS, KEPT, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.tiles import BLOCK_SIZE, Tiling, sums_of
@@ -76,7 +77,7 @@ def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
     ]
     threads, each, fits = _threads(packs, vector, held, min(moving, default=4))
     narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
-    return RowCut(vector, each, threads, fits, packs % (threads * each) == 0, sum(1 << i for i in small), narrow)
+    return RowCut(vector, each, threads, fits, packs == threads * each, sum(1 << i for i in small), narrow)
 
 
 def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, int, bool]:
@@ -104,6 +105,22 @@ def adds_up(layout: Layout, cut: RowCut) -> bool:
     outer = len(layout.dims) - layout.row_rank
     over_all = not any(any(layout.strides[i][:outer]) for i in sums_of(layout))
     return cut.held and layout.row_rank == 1 and over_all
+
+
+def row_launches(loop: Loop, layout: Layout, *, alignment: int = 16) -> list[SumLaunch]:
+    """The launches for a layout with rows, of at least one row: one, unless there are sums that it cannot add up.
+
+    Rows of nothing have no sums: who calls says that they are 0.
+
+    Args:
+        alignment: the power of two up to 16 that divides the address of every contiguous operand.
+    """
+    if layout.size == 0:
+        rest = without_sums(loop, layout)
+        return [row_launch(*rest, alignment=alignment)] if rest else []
+    if sums_of(layout) and not adds_up(layout, row_cut(loop, layout, alignment=alignment)):
+        return _apart(loop, layout, alignment)
+    return [row_launch(loop, layout, tuple(range(len(loop.stores))), alignment=alignment)]
 
 
 def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment: int = 16) -> SumLaunch:
@@ -155,8 +172,33 @@ def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment
         words=(tuple(words), left),
         work=work,
         addend="f64" if "using Addend = double" in source.functor else "f32",
+        places=(*range(len(loop.loads)), *(len(loop.loads) + i for i in stores)),
         threads=cut.block,
     )
+
+
+def _apart(loop: Loop, layout: Layout, alignment: int) -> list[SumLaunch]:
+    parts, loads = sums_apart(loop, layout), len(loop.loads)
+    adding = sum_launches(*parts.sums, alignment=alignment)
+    # The row values lie behind what sums leave, each from a multiple of 256 bytes on.
+    room = max(item.bytes for item in adding)
+    rows = prod(layout.dims[: len(layout.dims) - layout.row_rank])
+    starts = [-(-room // 256) * 256 + k * -(-rows * 8 // 256) * 256 for k in range(parts.count)]
+    room = starts[-1] + rows * 8 if starts else room
+    made = []
+    if parts.values is not None:
+        item = row_launch(*parts.values, (), alignment=alignment)
+        places = (*range(loads), *[None] * parts.count)
+        inside = tuple((loads + k, start) for k, start in enumerate(starts))
+        made.append(replace(item, places=places, inside=inside, room=room))
+    for item in adding:
+        stores, sums = (tuple(parts.summed[i] for i in own) for own in (item.stores, item.sums))
+        places = (*range(loads), *[None] * parts.count, *(loads + i for i in stores))
+        inside = tuple((loads + k, start) for k, start in enumerate(starts))
+        made.append(replace(item, stores=stores, sums=sums, places=places, inside=inside, room=room))
+    if parts.rest is not None:
+        made.append(row_launch(*parts.rest, parts.others, alignment=alignment))
+    return made
 
 
 def _power_of_two(n: int) -> int:

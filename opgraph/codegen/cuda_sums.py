@@ -26,6 +26,9 @@ class SumLaunch:
         work: elements of the workspace, of `addend`.
         addend: dtype of what is added up.
         threads: of a block of the first stage.
+        places: of each operand among the loads and stores of the whole loop; None: in the workspace.
+        inside: (place among the operands, bytes from the start of the workspace) of these.
+        room: bytes of the workspace, where `inside` needs more than `work`.
     """
 
     source: KernelSource
@@ -36,7 +39,15 @@ class SumLaunch:
     words: tuple[tuple[int, ...], tuple[int, ...]]
     work: int
     addend: str
+    places: tuple[int | None, ...]
     threads: int = BLOCK_SIZE
+    inside: tuple[tuple[int, int], ...] = ()
+    room: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of the workspace."""
+        return max(self.work * dtypes.BY_NAME[self.addend].itemsize, self.room)
 
 
 def sum_launches(loop: Loop, layout: Layout, *, alignment: int = 16) -> list[SumLaunch]:
@@ -85,6 +96,7 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
         words=(_tiles(layout, tiling), words),
         work=tiling.work,
         addend="f64" if is_wide else "f32",
+        places=(*range(len(loop.loads)), *(len(loop.loads) + i for i in stores)),
     )
 
 

@@ -128,7 +128,7 @@ def passes(loop: Loop, layout: Layout, vector: int) -> list[tuple[Loop, Layout, 
         else:
             alone.append([i])
     groups = [sorted(g) for g in (*alone, together) if g]
-    return [(_with_stores(loop, g), selected(layout, first, g), tuple(g)) for g in groups]
+    return [(with_stores(loop, g), selected(layout, first, g), tuple(g)) for g in groups]
 
 
 def selected(layout: Layout, first: int, stores: Sequence[int]) -> Layout:
@@ -148,7 +148,8 @@ def _fits(layout: Layout, first: int, stores: Sequence[int], vector: int) -> boo
     return len(sums_of(part)) == 1 or tiled(part, vector).work <= max(_LEFT, layout.size // 16)
 
 
-def _with_stores(loop: Loop, stores: Sequence[int]) -> Loop:
+def with_stores(loop: Loop, stores: Sequence[int]) -> Loop:
+    """The loop with some of its stores, and what these need."""
     kept = tuple(loop.stores[i] for i in stores)
     needed = {s.value for s in kept}
     statements = []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from opgraph.codegen.cuda_rows import row_launches
 from opgraph.codegen.cuda_sums import sum_launches
 from opgraph.codegen.kernel import KernelSource, cuda_layout, cuda_source, cuda_variant
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout
 from opgraph.loops.lower import Lowered
-from opgraph.loops.tiles import BLOCK_SIZE
 from opgraph.runtime import cuda
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.cuda_plan import Launch, Plan
@@ -22,7 +23,7 @@ from opgraph.runtime.operands import Operands, check_outputs
 
 #: Combinations of shapes, strides and alignments remembered for one kernel.
 MAX_PLANS = 1024
-_BLOCK = (BLOCK_SIZE,)
+_NO_WORK = (0, np.dtype(np.float64))
 
 
 class CudaKernel:
@@ -53,7 +54,7 @@ class CudaKernel:
         layout = self._operands.probable_layout(dims)
         if layout is None or not layout.size:
             return
-        if layout.variant.has_sums:
+        if layout.variant.has_sums or layout.row_rank:
             self._sum_launches(layout, 16)
         else:
             self._function(cuda_source(self.lowered.loop, cuda_variant(self.lowered.loop, layout)))
@@ -89,15 +90,14 @@ class CudaKernel:
                 )
                 results.append(owner)
                 addresses[position] = pointer
+            self._clear([results[i] for i in plan.cleared])
             if plan.launches:
                 raw = None if stream is None else raw_stream(stream)
                 where = library.stream(self.device) if raw is None else raw
                 kept, work = self._workspace(plan, library)
                 for launch in plan.launches:
-                    launch.function(launch.grid, _BLOCK, launch.filled(addresses, work), 0, where)
+                    launch.function(launch.grid, launch.block, launch.filled(addresses, work), 0, where)
                 del kept  # the stream uses it up before the library gives the memory away again
-            else:
-                self._clear(results)
         return results
 
     def bound(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Callable[[], None]:
@@ -114,7 +114,8 @@ class CudaKernel:
         for position, target in enumerate(targets, start=self._first_store):
             assert target is not None, "bind is given every output"
             addresses[position] = target.pointer
-        launches = [(item.function, item.grid, item.filled(addresses, work)) for item in plan.launches]
+        launches = [(item.function, item.grid, item.block, item.filled(addresses, work)) for item in plan.launches]
+        cleared = [outs[i] for i in plan.cleared]
         keep = (ins, targets, plan, kept)  # the launches hold addresses only
         current, make_current = cuda.current_device()
         stream_of = library.stream
@@ -128,13 +129,20 @@ class CudaKernel:
                 make_current(device)
             try:
                 stream = stream_of(device)
-                for function, grid, args in launches:
-                    function(grid, _BLOCK, args, 0, stream)
+                for function, grid, block, args in launches:
+                    function(grid, block, args, 0, stream)
             finally:
                 if before != device:
                     make_current(before)
 
-        return launch if launches else lambda: self._clear([t.owner for t in targets if t is not None])
+        if not cleared:
+            return launch
+
+        def clear_and_launch() -> None:
+            self._clear(cleared)
+            launch()
+
+        return clear_and_launch
 
     def _addresses(self, plan: Plan, ins: Sequence[DeviceArray]) -> list[int]:
         addresses = list(plan.fixed)
@@ -170,8 +178,12 @@ class CudaKernel:
         )
         check_outputs(layout, [None if o is None else o.shape for o in outs])
         count = self._first_store + len(outs)
-        if layout.size == 0:
-            return Plan((), (0,) * count, layout.results, (0, np.dtype(np.float32)))
+        rows = prod(layout.dims[: len(layout.dims) - layout.row_rank]) if layout.row_rank else 0
+        cleared: tuple[int, ...] = ()
+        if layout.size == 0:  # a sum over nothing is 0; what is made of each row, even of nothing, is computed
+            cleared = tuple(i for i, store in enumerate(self.lowered.loop.stores) if not (rows and store.per_row))
+            if not rows:
+                return Plan((), (0,) * count, layout.results, _NO_WORK, cleared)
         kinds = layout.variant.operands
         # Own arrays and newly allocated ones are aligned better than a kernel needs.
         moving = [ins[s].pointer for position, s in self._given if kinds[position] == CONTIGUOUS]
@@ -180,11 +192,11 @@ class CudaKernel:
         ]
         own = {position: self._uploaded_at(position, array) for position, array in self._operands.own(layout)}
         fixed = tuple(own.get(i, 0) for i in range(count))
-        if layout.variant.has_sums:
+        if layout.variant.has_sums or layout.row_rank:
             launches, work = self._sum_launches(layout, alignment(moving))
-            return Plan(launches, fixed, layout.results, work)
+            return Plan(launches, fixed, layout.results, work, cleared)
         launch = self._launch(layout, alignment(moving))
-        return Plan((launch,), fixed, layout.results, (0, np.dtype(np.float32)))
+        return Plan((launch,), fixed, layout.results, _NO_WORK)
 
     def _launch(self, layout: Layout, aligned: int) -> Launch:
         variant = cuda_variant(self.lowered.loop, layout, alignment=aligned)
@@ -200,25 +212,21 @@ class CudaKernel:
         return Launch(self._function(source), (-(-count // variant.tile),), tuple(args), places)
 
     def _sum_launches(self, layout: Layout, aligned: int) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
-        launches, work = [], 0
-        made = sum_launches(self.lowered.loop, layout, alignment=aligned)
+        """The launches for a layout with sums or rows, and the workspace that they share."""
+        made = (row_launches if layout.row_rank else sum_launches)(self.lowered.loop, layout, alignment=aligned)
+        launches = []
         for item in made:
-            operands = [*range(self._first_store), *(self._first_store + i for i in item.stores)]
-            args = (*[None] * len(operands), cuda.by_value(item.words[0]), None)
-            launches.append(
-                Launch(self._function(item.source), (item.blocks[0],), args, tuple(enumerate(operands)), len(args) - 1)
-            )
+            operands = tuple((i, place) for i, place in enumerate(item.places) if place is not None)
+            args = (*[None] * len(item.places), cuda.by_value(item.words[0]), None)
+            function, grid, block = self._function(item.source), (item.blocks[0],), (item.threads,)
+            launches.append(Launch(function, grid, args, operands, len(args) - 1, block, item.inside))
             if item.totals is not None:
-                results = [self._first_store + i for i in item.sums]
+                results = tuple((i, self._first_store + store) for i, store in enumerate(item.sums))
                 args = (*[None] * len(results), cuda.by_value(item.words[1]), None)
-                launches.append(
-                    Launch(
-                        self._function(item.totals), (item.blocks[1],), args, tuple(enumerate(results)), len(args) - 1
-                    )
-                )
-            work = max(work, item.work)
-        wide = any(item.addend == "f64" for item in made)
-        return tuple(launches), (work, np.dtype(np.float64 if wide else np.float32))
+                function = self._function(item.totals)
+                launches.append(Launch(function, (item.blocks[1],), args, results, len(args) - 1))
+        size = max((item.bytes for item in made), default=0)
+        return tuple(launches), (-(-size // 8), np.dtype(np.float64))
 
     def _uploaded_at(self, position: int, array: np.ndarray) -> int:
         """The address of a constant or of index values on the device; each is uploaded once and kept."""

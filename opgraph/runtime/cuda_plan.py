@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from opgraph.loops.tiles import BLOCK_SIZE
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -19,6 +21,8 @@ class Launch:
         args: with gaps for addresses.
         operands: (place among `args`, place among loads and stores) of each address that a call brings.
         work: place of the workspace's address among `args`, if it takes one.
+        block: threads of a block.
+        inside: (place among `args`, bytes from the start of the workspace) of operands that lie there.
     """
 
     function: Any
@@ -26,6 +30,8 @@ class Launch:
     args: tuple[Any, ...]
     operands: tuple[tuple[int, int], ...]
     work: int | None = None
+    block: tuple[int] = (BLOCK_SIZE,)
+    inside: tuple[tuple[int, int], ...] = ()
 
     def filled(self, addresses: Sequence[int], work: int) -> list[Any]:
         """The arguments of a call, given the address of each load and store."""
@@ -34,6 +40,8 @@ class Launch:
             args[place] = addresses[operand]
         if self.work is not None:
             args[self.work] = work
+        for place, offset in self.inside:
+            args[place] = work + offset
         return args
 
 
@@ -46,9 +54,11 @@ class Plan:
         fixed: address of each load and store that no call brings, 0 for the others.
         results: shape of each result.
         work: elements of a workspace that the launches share, and their dtype.
+        cleared: the results that are 0 because nothing is added up.
     """
 
     launches: tuple[Launch, ...]
     fixed: tuple[int, ...]
     results: tuple[tuple[int, ...], ...]
     work: tuple[int, np.dtype[Any]]
+    cleared: tuple[int, ...] = ()

@@ -1,8 +1,9 @@
 """Running CUDA text without a GPU: the same source, compiled by the host compiler, one thread after the other.
 
-Each thread of a block is a coroutine that runs until the next `__syncthreads()`; blocks run one after the other.
-`backwards` turns both round, so that a result which depends on who comes first shows. What differs from a GPU is what
-`OG_DEVICE` switches: the machine's own instructions for accesses, rounding and division. `FakeCupy` stands for the few
+Each thread of a block is a coroutine that runs until it meets others: those of its warp in a shuffle, those of its
+block in `__syncthreads()`. Warps run one after the other between two barriers, and so do blocks. `backwards` turns both
+round, so that a result which depends on who comes first shows. What differs from a GPU is what `OG_DEVICE` switches:
+the machine's own instructions for accesses, rounding and division. `FakeCupy` stands for the few
 functions of CuPy that the CUDA engine calls, on host memory, and passes kernel arguments as CuPy 14.2 does.
 """
 
@@ -18,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.loops.tiles import BLOCK_SIZE
 from opgraph.runtime.host import find_compiler
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
@@ -29,9 +29,23 @@ static struct { unsigned x, y, z; } blockIdx, threadIdx;
 #define __launch_bounds__(threads)
 #define __shared__ static
 static ucontext_t scheduler, coroutine[1024];
-static void __syncthreads() {
+enum Waiting { runs, in_shuffle, at_barrier, ended };
+static Waiting waiting[1024];
+static void meet(Waiting where) {
   const unsigned self = threadIdx.x;
+  waiting[self] = where;
   swapcontext(&coroutine[self], &scheduler);
+}
+static void __syncthreads() { meet(at_barrier); }
+// Two places by turns: before one is written again, all of the warp have met over the other.
+static char shuffled[2][1024][8];
+static unsigned char shuffles[1024];
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+  const unsigned self = threadIdx.x, turn = shuffles[self]++ & 1;
+  __builtin_memcpy(shuffled[turn][self], &value, sizeof value);
+  meet(mask == 0xffffffffu ? in_shuffle : ended);
+  __builtin_memcpy(&value, shuffled[turn][self ^ lanes], sizeof value);
+  return value;
 }
 """
 _AFTER = """
@@ -47,12 +61,9 @@ template <class... A> void call(void (*f)(A...), void** args) { call(f, args, ty
 template <class... A> constexpr int arity(void (*)(A...)) { return sizeof...(A); }
 extern "C" int arguments() { return arity(ENTRY); }
 static void** arguments_now;
-static bool finished[1024];
 static void thread() {
-  const unsigned self = threadIdx.x;
   call(ENTRY, arguments_now);
-  finished[self] = true;
-  swapcontext(&coroutine[self], &scheduler);
+  meet(ended);
 }
 static char stacks[SYNCHRONISES ? 1024 : 1][SYNCHRONISES ? 64 * 1024 : 1];
 extern "C" int run(void** args, unsigned blocks, unsigned threads, int backwards) {
@@ -64,23 +75,28 @@ extern "C" int run(void** args, unsigned blocks, unsigned threads, int backwards
       continue;
     }
     for (unsigned t = 0; t < threads; ++t) {
-      finished[t] = false;
+      waiting[t] = runs;
+      shuffles[t] = 0;
       getcontext(&coroutine[t]);
       coroutine[t].uc_stack.ss_sp = stacks[t];
       coroutine[t].uc_stack.ss_size = sizeof stacks[t];
       coroutine[t].uc_link = &scheduler;
       makecontext(&coroutine[t], thread, 0);
     }
-    for (unsigned left = threads; left > 0;) {
-      unsigned ended = 0;
-      for (unsigned t = 0; t < threads; ++t) {
-        threadIdx.x = backwards ? threads - 1 - t : t;
-        if (finished[threadIdx.x]) return 1;  // a barrier that not all threads reach
-        swapcontext(&scheduler, &coroutine[threadIdx.x]);
-        ended += finished[backwards ? threads - 1 - t : t];
+    for (Waiting all = runs; all != ended;) {
+      for (unsigned w = 0; w < threads; w += 32) {
+        const unsigned first = backwards ? threads - 32 - w : w;
+        do {
+          for (unsigned l = 0; l < 32; ++l) {
+            threadIdx.x = first + (backwards ? 31 - l : l);
+            swapcontext(&scheduler, &coroutine[threadIdx.x]);
+          }
+          for (unsigned l = 0; l < 32; ++l)
+            if (waiting[first + l] != waiting[first]) return 1;  // what not all threads of a warp reach
+        } while (waiting[first] == in_shuffle);
+        if (w == 0) all = waiting[first];
+        if (waiting[first] != all) return 1;  // a barrier that not all threads of the block reach
       }
-      if (ended != 0 && ended != left) return 1;
-      left -= ended;
     }
   }
   return 0;
@@ -90,7 +106,7 @@ extern "C" int run(void** args, unsigned blocks, unsigned threads, int backwards
 
 def build(code: str, entry: str) -> ctypes.CDLL:
     """A CUDA source as a host library with `run(args, blocks, threads)`."""
-    synchronises = "true" if "__syncthreads" in code else "false"
+    synchronises = "true" if "__syncthreads" in code or "__shfl" in code else "false"
     text = _BEFORE + code + _AFTER.replace("ENTRY", entry).replace("SYNCHRONISES", synchronises)
     path = Path(_FOLDER.name) / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not path.exists():
@@ -185,7 +201,7 @@ class _Function:
         self.cupy, self.library, self.name = cupy, library, name
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared: int, stream: Any) -> None:
-        assert block == (BLOCK_SIZE,) and shared == 0 and 0 < grid[0] < 2**31
+        assert len(block) == 1 and 0 < block[0] <= 512 and block[0] % 32 == 0 and shared == 0 and 0 < grid[0] < 2**31
         assert len(args) == self.library.arguments()
         held = [_argument(a) for a in args]
         self.cupy.launches.append((self.name, grid, stream.ptr))

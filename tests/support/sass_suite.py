@@ -150,9 +150,9 @@ def _kernels(loop: Loop, layout: Layout) -> list[Kernel]:
 
 
 def _of_stores(loop: Loop, layout: Layout, stores: tuple[int, ...]) -> tuple[Loop, Layout]:
-    from opgraph.loops.tiles import _with_stores, selected
+    from opgraph.loops.tiles import selected, with_stores
 
-    return _with_stores(loop, stores), selected(layout, len(loop.loads), stores)
+    return with_stores(loop, stores), selected(layout, len(loop.loads), stores)
 
 
 def _kernel(source: KernelSource, loop: Loop, layout: Layout, elements: int, *, loops: bool, shared: int = 0) -> Kernel:

@@ -1,0 +1,122 @@
+"""A loop over rows whose sums are added up by a loop of their own, which has no rows.
+
+The sum of dy (x - mean) rstd over images, for each channel, needs of each row what reductions make of it. One loop
+makes these row values and writes them down, the next one reads them as operands and adds up, and the last one does the
+rest: in this order, since results may lie over operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from opgraph.ir import dtypes
+from opgraph.loops.layout import ROW, RUN, UNIFORM, Layout, Variant
+from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
+from opgraph.loops.tiles import selected, sums_of, with_stores
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The loops that one is taken apart into, with their layouts.
+
+    Attributes:
+        values: makes the row values, its only results, one for each row in order; None where sums need none.
+        sums: adds up; its last operands that are loads are the row values.
+        rest: the other results, None where there are none.
+        count: how many row values there are.
+        summed, others: the stores of the whole that `sums` and `rest` make.
+    """
+
+    values: tuple[Loop, Layout] | None
+    sums: tuple[Loop, Layout]
+    rest: tuple[Loop, Layout] | None
+    count: int
+    summed: tuple[int, ...]
+    others: tuple[int, ...]
+
+
+def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, ...]] | None:
+    """The loop with its other results alone, and which these are; None if there are none."""
+    first = len(loop.loads)
+    sums = sums_of(layout)
+    others = [i for i in range(len(loop.stores)) if first + i not in sums]
+    return (with_stores(loop, others), selected(layout, first, others), tuple(others)) if others else None
+
+
+def sums_apart(loop: Loop, layout: Layout) -> Apart:
+    """Takes a loop over rows apart; there are sums in its layout."""
+    first = len(loop.loads)
+    summed = tuple(i - first for i in sums_of(layout))
+    needed, borrowed = _needed(loop, layout, summed)
+    types = loop.dtype_of()
+    wide = {name: "f64" if dtypes.BY_NAME[types[name]].compute == "double" else "f32" for name in borrowed}
+    along_rows = _row_strides(layout)
+    kind = ROW if any(along_rows) else UNIFORM
+    values = None
+    if borrowed:
+        stores = tuple(Store(value=name, dtype=wide[name], per_row="kept") for name in borrowed)
+        own = with_stores(replace(loop, stores=stores), range(len(stores)))
+        values = own, _with_operands(layout, first, [], [(along_rows, kind)] * len(stores), layout.row_rank)
+    loads = [replace(x, align="right", rows=()) if x.align == "rows" else x for x in loop.loads]
+    names = {name: f"x{first + i}" for i, name in enumerate(borrowed)}
+    loads += [Load(name=names[name], dtype=wide[name]) for name in borrowed]
+    adding = Loop(
+        axes=(Axes(kind="parallel"),),
+        loads=tuple(loads),
+        statements=tuple(replace(s, args=_renamed(s, names)) for s in loop.statements if s.result in needed),
+        stores=tuple(replace(s, value=names.get(s.value, s.value)) for s in (loop.stores[i] for i in summed)),
+    )
+    kept = [(layout.strides[first + i], layout.variant.operands[first + i]) for i in summed]
+    bound = _with_operands(layout, first, [(along_rows, kind)] * len(borrowed), kept, 0)
+    bound = replace(bound, results=tuple(layout.results[i] for i in summed))
+    rest = without_sums(loop, layout)
+    others = rest[2] if rest else ()
+    return Apart(values, (adding, bound), rest[:2] if rest else None, len(borrowed), summed, others)
+
+
+def _needed(loop: Loop, layout: Layout, summed: tuple[int, ...]) -> tuple[set[str], list[str]]:
+    """The statements that sums are computed by, and the row values that these read."""
+    depth = loop.depths()
+    fixed = {x.name for x, kind in zip(loop.loads, layout.variant.operands) if kind in (UNIFORM, ROW)}
+    for s in loop.statements:
+        if s.reduces or all(a in fixed for a in s.args if isinstance(a, str)):
+            fixed.add(s.result)
+    wanted = {loop.stores[i].value for i in summed}
+    needed: set[str] = set()
+    borrowed = []
+    for s in reversed(loop.statements):
+        if s.result not in wanted:
+            continue
+        if s.result in fixed and depth[s.result] > 0:
+            borrowed.append(s.result)
+        else:
+            needed.add(s.result)
+            wanted.update(a for a in s.args if isinstance(a, str))
+    return needed, borrowed[::-1]
+
+
+def _row_strides(layout: Layout) -> tuple[int, ...]:
+    """Of an operand with one value for each row, in order."""
+    outer = len(layout.dims) - layout.row_rank
+    return tuple(prod(layout.dims[axis + 1 : outer]) if axis < outer else 0 for axis in range(len(layout.dims)))
+
+
+def _with_operands(
+    layout: Layout,
+    first: int,
+    loads: list[tuple[tuple[int, ...], str]],
+    stores: list[tuple[tuple[int, ...], str]],
+    row_rank: int,
+) -> Layout:
+    """The same space with further loads, behind the `first` that there are, and other stores: strides and kinds."""
+    own = [ROW if kind == RUN and not row_rank else kind for kind in layout.variant.operands[:first]]
+    strides = (*layout.strides[:first], *(s for s, _ in (*loads, *stores)))
+    kinds = "".join([*own, *(kind for _, kind in (*loads, *stores))])
+    results = tuple(layout.shape for _ in stores)
+    variant = Variant(kinds, layout.variant.flat)
+    return replace(layout, results=results, strides=strides, variant=variant, row_rank=row_rank)
+
+
+def _renamed(s: Statement, names: dict[str, str]) -> tuple[Arg, ...]:
+    return tuple(names.get(a, a) if isinstance(a, str) else a for a in s.args)
