@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.ir.collector import no_collector
 from opgraph.ir.constants import constant_data
 from opgraph.ir.dims import checked_dims
 from opgraph.ir.entering import checked_op, short_form
@@ -220,8 +221,9 @@ class Graph:
             The graph is unchanged then, and open.
         """
         if self._order is None:
-            outputs = self._tables.output_ids()
-            verified = verify_graph(self._tables, outputs)
+            with no_collector():
+                outputs = self._tables.output_ids()
+                verified = verify_graph(self._tables, outputs)
             self._order, self._tables.tensors, self._consumers = verified
             self._outputs = tuple(outputs)
         return self

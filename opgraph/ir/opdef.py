@@ -13,7 +13,7 @@ from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.mistakes import find_mistake, unknown_name
 from opgraph.ir.op import AttrValue, Op
-from opgraph.ir.registry import all_ops, find, get, register
+from opgraph.ir.registry import all_ops, find, get, of, register
 from opgraph.ir.shapes import channel_axes
 from opgraph.ir.signature import Attr, Onnx, Port, TorchCall
 
@@ -32,6 +32,7 @@ __all__ = [
     "all_ops",
     "find",
     "get",
+    "of",
     "register",
 ]
 

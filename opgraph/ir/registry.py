@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from opgraph.errors import InvalidGraphOp
 
 if TYPE_CHECKING:
+    from opgraph.ir.op import Op
     from opgraph.ir.opdef import OpDef
 
 _REGISTRY: dict[str, OpDef] = {}
@@ -53,3 +54,13 @@ def get(kind: str, *, where: str) -> OpDef:
             fix=f"did you mean {' or '.join(near)}?" if near else "`opgraph ops` lists the kinds",
         )
     return found
+
+
+def of(op: Op) -> OpDef:
+    """The record of an op.
+
+    Raises:
+        InvalidGraphOp: no such kind, which no op of a graph has.
+    """
+    found = _REGISTRY.get(op.kind)
+    return found if found is not None else get(op.kind, where=op.label)

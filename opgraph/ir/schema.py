@@ -25,6 +25,8 @@ def _text(place: Place) -> str:
 
 def check_arity(opdef: OpDef, given: int, outputs: int, where: str) -> None:
     """Raises InvalidGraphOp where the number of inputs or outputs does not fit."""
+    if given == len(opdef.inputs) and outputs == len(opdef.outputs):
+        return  # one for each port
     for ports, count, what in ((opdef.inputs, given, "inputs"), (opdef.outputs, outputs, "outputs")):
         low = sum(not (p.optional or p.variadic) for p in ports)
         high = None if ports and ports[-1].variadic else len(ports)

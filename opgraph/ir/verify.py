@@ -112,8 +112,8 @@ def _complete_shapes(
 ) -> tuple[tuple[Op, ...], dict[int, LogicalTensor]]:
     completed = []
     for op in order:
-        inputs = tuple(tensors[t.id] for t in op.inputs)
-        inferred = schema.inferred_dims(opdef.get(op.kind, where=op.label), inputs, op.attrs, op)
+        inputs = tuple([tensors[t.id] for t in op.inputs])
+        inferred = schema.inferred_dims(opdef.of(op), inputs, op.attrs, op)
         outputs = []
         for index, tensor in enumerate(op.outputs):
             try:

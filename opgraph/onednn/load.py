@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opgraph.errors import ModelError, OpGraphError, Unimplemented
+from opgraph.ir.collector import no_collector
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.ir.modes import FPMATH_MODES
@@ -43,7 +42,7 @@ def load(path: str | os.PathLike[str], *, engine: str | None = None) -> Graph:
 
     Source: oneDNN src/graph/interface/graph.cpp, serialize.
     """
-    with _no_collector():
+    with no_collector():
         return _load(path, engine)
 
 
@@ -74,21 +73,6 @@ def _load(path: str | os.PathLike[str], engine: str | None) -> Graph:
         )
     graph.source = _record(graph, document)
     return graph
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Without Python's collector of cycles, which would walk all ops again and again: half of the time of large files.
-
-    Nothing that is built here is a cycle.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _fill(graph: Graph, ops: Sequence[Entry], repairs: Mapping[int, Mapping[str, Any]]) -> None:
