@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import Shape, broadcasts, row_shape, space_of, spread, summed_axes, summed_to
+from opgraph.loops.cuts import has_cuts, run_cut, spread
+from opgraph.loops.layout import Shape, broadcasts, row_shape, space_of, summed_axes, summed_to
 from opgraph.loops.loop import Load, Loop, Statement
 from opgraph.ops.conversion import cast
 
@@ -22,6 +23,8 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
 
     Returns: one array for each store, in its dtype. f16 and bf16 are computed in f32 and rounded where the loop says.
     """
+    if has_cuts(loop):
+        return run_cut(loop, arrays, interpret)
     shapes = [(1,) if a is None else a.shape for a in arrays]
     space = space_of(loop, shapes)
     values: dict[str, np.ndarray] = {}

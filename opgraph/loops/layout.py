@@ -9,6 +9,7 @@ from typing import TypeAlias
 from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import row_major
 from opgraph.ir.shapes import ShapeMismatch, broadcast
+from opgraph.loops.cuts import cut_shapes, cut_strides, has_cuts, joined, spread
 from opgraph.loops.loop import Load, Loop, Store
 
 Shape: TypeAlias = tuple[int, ...]
@@ -78,15 +79,6 @@ def broadcasts(load: Load, shape: Shape) -> bool:
     return load.align in ("right", "rows") or (load.align == "channel" and len(shape) != 1)
 
 
-def spread(load: Load, shape: Shape, fill: int = 1) -> Shape:
-    """The shape (or, with 0 to fill, the strides) of an operand with the axes of a row in their places, if it has none
-    of these."""
-    if not load.rows:
-        return shape
-    rank, rest = len(shape) + len(load.rows), iter(shape)
-    return tuple(fill if i - rank in load.rows else next(rest) for i in range(rank))
-
-
 def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
     """The shape that the operands broadcast to.
 
@@ -107,6 +99,10 @@ def space_of(loop: Loop, shapes: Sequence[Shape]) -> Shape:
     Raises:
         InvalidShape: they do not broadcast.
     """
+    return _space_of(loop, cut_shapes(loop, shapes) if has_cuts(loop) else shapes)
+
+
+def _space_of(loop: Loop, shapes: Sequence[Shape]) -> Shape:
     shape = iteration_shape(loop.loads, shapes)
     missing = max((-a for a in loop.row_axes), default=0) - len(shape)  # where all operands are single numbers
     return (*[1] * missing, *shape)
@@ -122,7 +118,10 @@ def bind(
             of a position do not count.
         out_strides: of each store; row-major where left out.
     """
-    shape = space_of(loop, shapes)
+    if has_cuts(loop):
+        shapes = cut_shapes(loop, shapes)
+        strides = [cut_strides(x.cut, s, st) for x, s, st in zip(loop.loads, shapes, strides, strict=True)]
+    shape = _space_of(loop, shapes)
     rank = len(shape)
     read = loop.reads()  # what only lends its shape must not keep axes apart
     aligned = []
@@ -139,14 +138,14 @@ def bind(
         result, like = (shape, _PLAIN) if store.to is None else summed_to(loop, store.to, shapes)
         if store.per_row:
             result = row_shape(store, shape, row_axes)
-        results.append(result)
-        if given is not None and len(given) != len(result):
+        results.append(joined(store.cut, result))
+        if given is not None and len(given) != len(results[-1]):
             raise InvalidShape(
-                f"an output array has {len(given)} dimensions, the result {len(result)}",
+                f"an output array has {len(given)} dimensions, the result {len(results[-1])}",
                 where="out",
                 fix="give an array of the result's shape",
             )
-        steps = row_major(result) if given is None else given
+        steps = row_major(result) if given is None else cut_strides(store.cut, result, given)
         if store.per_row == "dropped":
             kept_steps = iter(steps)
             aligned.append(tuple(0 if a in row_axes else next(kept_steps) for a in range(rank)))

@@ -42,6 +42,10 @@ from opgraph.ir.op import AttrValue
 #: An argument of a statement: the name of a load or of an earlier statement, or a literal.
 Arg: TypeAlias = str | bool | int | float
 
+#: For each axis of an operand, the sizes of the axes of the loop that it is taken for, 0 where unknown; nothing: no
+#: axis of the operand, and size 1. An empty cut: its axes are those of the loop (`opgraph.loops.cuts`).
+Cut: TypeAlias = tuple[tuple[int, ...], ...]
+
 ALIGNMENTS = ("right", "channel", "index", "position", "rows")
 #: How a store of one value for each row may name its shape.
 PER_ROW = ("", "kept", "dropped")
@@ -73,6 +77,7 @@ class Load:
             the iteration space, an s64).
         axis: for "index".
         rows: for "rows": the axes of a row, counted from the last.
+        cut: how its axes are taken for more.
     """
 
     name: str
@@ -80,6 +85,7 @@ class Load:
     align: str = "right"
     axis: int = 0
     rows: tuple[int, ...] = ()
+    cut: Cut = ()
 
     @property
     def is_position(self) -> bool:
@@ -141,12 +147,14 @@ class Store:
             element is stored.
         per_row: one value for each row: "kept" with size 1 along the axes of the row, "dropped" without them; "" where
             every element is stored.
+        cut: how the axes of the result are taken for more.
     """
 
     value: str
     dtype: str
     to: tuple[str, ...] | None = None
     per_row: str = ""
+    cut: Cut = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

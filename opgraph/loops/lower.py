@@ -10,7 +10,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store, verify_loop
-from opgraph.partition.partition import Partition
+from opgraph.partition.partition import Partition, RowForms
 from opgraph.partition.rules import Unit
 
 ROUNDINGS = ("store", "each")
@@ -85,8 +85,8 @@ _Leaf: TypeAlias = tuple[LogicalTensor, str]
 class _Operands:
     """The loads so far, one for each tensor and alignment."""
 
-    def __init__(self, row_axes: tuple[int, ...]) -> None:
-        self.row_axes = row_axes
+    def __init__(self, rows: RowForms) -> None:
+        self.row_axes, self.cuts = rows.axes, rows.cuts
         self.loads: list[Load] = []
         self.tensors: list[LogicalTensor | None] = []
         self.known: dict[tuple[int, str], str] = {}
@@ -95,7 +95,14 @@ class _Operands:
         if (tensor.id, align) not in self.known:
             rows = self.row_axes if align == "rows" else ()
             self.known[tensor.id, align] = self._add(
-                Load(name=f"x{len(self.loads)}", dtype=tensor.dtype, align=align, rows=rows), tensor
+                Load(
+                    name=f"x{len(self.loads)}",
+                    dtype=tensor.dtype,
+                    align=align,
+                    rows=rows,
+                    cut=self.cuts.get(tensor.id, ()),
+                ),
+                tensor,
             )
         return self.known[tensor.id, align]
 
@@ -134,7 +141,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     shapes = _Shapes(steps)
     live = _live(steps, {t.id for t in outputs})
     rows = partition.rows
-    operands = _Operands(rows.axes)
+    operands = _Operands(rows)
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
     statements: list[Statement] = []
@@ -186,7 +193,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         axes=_axes(rows.axes),
         loads=tuple(operands.loads),
         statements=tuple(statements),
-        stores=tuple(_store(t, values, sums, rows.forms) for t in outputs),
+        stores=tuple(_store(t, values, sums, rows) for t in outputs),
     )
     return Lowered(
         loop=verify_loop(loop),
@@ -205,12 +212,13 @@ def _store(
     tensor: LogicalTensor,
     values: Mapping[int, str],
     sums: Mapping[int, tuple[str, tuple[str, ...]]],
-    forms: Mapping[int, str],
+    rows: RowForms,
 ) -> Store:
+    cut = rows.cuts.get(tensor.id, ())
     if tensor.id in sums:
         value, to = sums[tensor.id]
-        return Store(value=value, dtype=tensor.dtype, to=to)
-    return Store(value=values[tensor.id], dtype=tensor.dtype, per_row=forms.get(tensor.id, ""))
+        return Store(value=value, dtype=tensor.dtype, to=to, cut=cut)
+    return Store(value=values[tensor.id], dtype=tensor.dtype, per_row=rows.forms.get(tensor.id, ""), cut=cut)
 
 
 def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:

@@ -7,15 +7,18 @@ import re
 
 from opgraph.errors import ModelError
 from opgraph.ir.op import AttrValue
-from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store, verify_loop
+from opgraph.loops.loop import Arg, Axes, Cut, Load, Loop, Statement, Store, verify_loop
 
-_LOAD = re.compile(r"(?P<name>x\d+) = load (?P<dtype>\w+)(?: align=(?P<align>\w+))?(?: axis=(?P<axis>-?\d+))?$")
+_LOAD = re.compile(
+    r"(?P<name>x\d+) = load (?P<dtype>\w+)(?: align=(?P<align>\w+))?(?: axis=(?P<axis>-?\d+))?"
+    r"(?: cut=\[(?P<cut>[^]]*)\])?$"
+)
 _STATEMENT = re.compile(
     r"(?P<result>t\d+): (?P<dtype>\w+) = (?P<kind>\w+)\((?P<args>.*)\)(?P<rounds> rounded)?  # (?P<tag>\d+)$"
 )
 _STORE = re.compile(
     r"store (?P<dtype>\w+) (?P<value>\w+)"
-    r"(?: summed to (?P<to>\(\)|x\d+(?:, x\d+)*)|(?P<row> per row)(?P<dropped> dropped)?)?$"
+    r"(?: summed to (?P<to>\(\)|x\d+(?:, x\d+)*)|(?P<row> per row)(?P<dropped> dropped)?)?(?: cut=\[(?P<cut>[^]]*)\])?$"
 )
 _ITEM = re.compile(r'\s*(?:(?P<key>\w+)=)?(?P<value>"(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,]+?)\s*(?:,|$)')
 
@@ -26,7 +29,7 @@ def loop_text(loop: Loop) -> str:
     for load in loop.loads:
         align = "" if load.align == "right" else f" align={load.align}"
         axis = f" axis={load.axis}" if load.align == "index" else ""
-        lines.append(f"  {load.name} = load {load.dtype}{align}{axis}")
+        lines.append(f"  {load.name} = load {load.dtype}{align}{axis}{_cut_text(load.cut)}")
     for s in loop.statements:
         args = [a if isinstance(a, str) else _value_text(a) for a in s.args] + [
             f"{k}={_value_text(v)}" for k, v in s.attrs
@@ -36,7 +39,7 @@ def loop_text(loop: Loop) -> str:
     for store in loop.stores:
         summed = "" if store.to is None else f" summed to {', '.join(store.to) or '()'}"
         per_row = {"": "", "kept": " per row", "dropped": " per row dropped"}[store.per_row]
-        lines.append(f"  store {store.dtype} {store.value}{summed}{per_row}")
+        lines.append(f"  store {store.dtype} {store.value}{summed}{per_row}{_cut_text(store.cut)}")
     return "\n".join(lines)
 
 
@@ -59,7 +62,16 @@ def parse_loop(text: str) -> Loop:
         if m := _LOAD.match(line):
             align = m["align"] or "right"
             own = rows if align == "rows" else ()
-            loads.append(Load(name=m["name"], dtype=m["dtype"], align=align, axis=int(m["axis"] or 0), rows=own))
+            loads.append(
+                Load(
+                    name=m["name"],
+                    dtype=m["dtype"],
+                    align=align,
+                    axis=int(m["axis"] or 0),
+                    rows=own,
+                    cut=_cut(m["cut"]),
+                )
+            )
         elif m := _STATEMENT.match(line):
             args, attrs = _items(m["args"])
             statements.append(
@@ -76,10 +88,21 @@ def parse_loop(text: str) -> Loop:
         elif m := _STORE.match(line):
             to = None if m["to"] is None else tuple(re.findall(r"x\d+", m["to"]))
             per_row = "" if not m["row"] else "dropped" if m["dropped"] else "kept"
-            stores.append(Store(value=m["value"], dtype=m["dtype"], to=to, per_row=per_row))
+            stores.append(Store(value=m["value"], dtype=m["dtype"], to=to, per_row=per_row, cut=_cut(m["cut"])))
         else:
             raise _unreadable(line)
     return verify_loop(Loop(axes=groups, loads=tuple(loads), statements=tuple(statements), stores=tuple(stores)))
+
+
+def _cut_text(cut: Cut) -> str:
+    return f" cut=[{' '.join('x'.join(str(d or '*') for d in part) or '-' for part in cut)}]" if cut else ""
+
+
+def _cut(text: str | None) -> Cut:
+    return tuple(
+        () if part == "-" else tuple(0 if d == "*" else int(d) for d in part.split("x"))
+        for part in (text or "").split()
+    )
 
 
 def _items(text: str) -> tuple[tuple[Arg, ...], tuple[tuple[str, AttrValue], ...]]:

@@ -184,7 +184,7 @@ def _training_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
         total = statistics.summed(build, arrived)
         of_moments.append(None if total is None else build("Unsqueeze", total, axes=axes))
     center = build("Unsqueeze", op.outputs[3], axes=axes)
-    parts += statistics.through_moments(build, op, axes, center, *of_moments)
+    parts += statistics.through_moments(build, src, axes, center, *of_moments)
     return [statistics.summed(build, parts), *of_old, *of_affine]
 
 

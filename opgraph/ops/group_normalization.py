@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -12,10 +12,10 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, Port
 from opgraph.ir.shapes import ShapeMismatch
 from opgraph.ops import statistics
-from opgraph.ops.batch_normalization import channel_axis
+from opgraph.ops.batch_normalization import channel_axis, spread
 from opgraph.ops.families import DATA_FORMAT
 from opgraph.ops.library import in_numpy, in_torch, library, mean_of
-from opgraph.ops.spelling import as_declared, attr_of, inverse_deviation, rank_of, widened
+from opgraph.ops.spelling import as_declared, attr_of, in_dtype, inverse_deviation, mean, rank_of, widened
 from opgraph.ops.statistics import AFFINE, EPSILON, KEEP_STATS, KEPT, TYPES, USE_AFFINE
 
 
@@ -67,11 +67,15 @@ def _group_norm(
     yield variance.reshape((samples, groups))
 
 
-def _spell(build: Builder, op: Op) -> list[LogicalTensor]:
-    source, groups, by_rows = op.inputs[0], attr_of(op, "groups"), op.attrs["data_format"] == "NCX"
-    rank_of(op, source)
-    src, *affine = (widened(build, t) for t in op.inputs)
-    channels = source.dims[-1] if source.dims else None
+def _grouped(build: Builder, op: Op, src: LogicalTensor) -> tuple[LogicalTensor, tuple[int, ...]]:
+    """src with its groups as an axis, and the axes that one group of a sample has.
+
+    Raises:
+        Unimplemented: nobody knows the rank, or how many channels there are.
+    """
+    groups, by_rows = attr_of(op, "groups"), op.attrs["data_format"] == "NCX"
+    rank_of(op, src)
+    channels = src.dims[-1] if src.dims else None
     if not by_rows and not isinstance(channels, int):
         raise Unimplemented(
             "GroupNorm cannot be made of smaller ops where nobody knows how many channels there are",
@@ -79,15 +83,46 @@ def _spell(build: Builder, op: Op) -> list[LogicalTensor]:
             fix="declare the size of the last axis",
         )
     shape = (0, groups, -1) if by_rows else (0, -1, groups, int(channels or 0) // groups)
-    axes = (2,) if by_rows else (1, 3)
-    grouped = build("StaticReshape", src, shape=shape, special_zero=True)
+    return build("StaticReshape", src, shape=shape, special_zero=True), (2,) if by_rows else (1, 3)
+
+
+def _spell(build: Builder, op: Op) -> list[LogicalTensor]:
+    source = op.inputs[0]
+    src, *affine = (widened(build, t) for t in op.inputs)
+    grouped, axes = _grouped(build, op, src)
     center, distance, variance = statistics.moments(build, grouped, axes)
     made = build("Multiply", distance, inverse_deviation(build, op, variance))
     made = build("ReshapeTo", made, source)
     for kind, vector in zip(("Multiply", "Add"), affine, strict=False):
-        made = build(kind, made, build("BroadcastTo", vector, source, data_format="NCX") if by_rows else vector)
+        made = build(kind, made, spread(build, vector, op))
     kept = [build("Squeeze", t, axes=axes) for t in (center, variance)] if len(op.outputs) > 1 else []
     return as_declared(build, op, [made, *kept])
+
+
+def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
+    """As of LayerNorm, over the axes of a group, and what reaches src by way of the statistics."""
+    src, *affine = op.inputs
+    grouped, axes = _grouped(build, op, widened(build, src))
+    center, distance, variance = statistics.moments(build, grouped, axes)
+    parts: list[LogicalTensor] = []
+    of_affine: list[LogicalTensor | None] = [None] * len(affine)
+    if d[0] is not None:
+        grad, inverse = widened(build, d[0]), inverse_deviation(build, op, variance)
+        normal = build("Multiply", distance, inverse)
+        scaled = build("Multiply", grad, spread(build, widened(build, affine[0]), op)) if affine else grad
+        in_groups = build("ReshapeTo", scaled, grouped)
+        made = statistics.backward(build, in_groups, normal, inverse, lambda t: mean(build, t, axes))
+        parts.append(build("ReshapeTo", made, src))
+        if affine:
+            both = build("Multiply", grad, build("ReshapeTo", normal, src)), grad
+            sums = (build("SumTo", t, affine[0], data_format=op.attrs["data_format"]) for t in both)
+            of_affine = [in_dtype(build, t, affine[0].dtype) for t in sums]
+    if any(g is not None for g in d[1:]):
+        kept = [None if g is None else build("Unsqueeze", g, axes=axes) for g in d[1:]]
+        through = statistics.through_moments(build, grouped, axes, center, kept[0], kept[1])
+        parts += [build("ReshapeTo", part, src) for part in through]
+    total = statistics.summed(build, parts)
+    return [None if total is None else in_dtype(build, total, src.dtype), *of_affine]
 
 
 GROUP_NORM = library(
@@ -104,6 +139,7 @@ GROUP_NORM = library(
     reference=in_numpy(_group_norm),
     torch=in_torch(_group_norm),
     spelled=_spell,
+    gradient=_gradient,
     onnx=(
         Onnx(
             op_type="GroupNormalization",

@@ -112,7 +112,7 @@ def _layer_norm_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
         )
         parts, of_affine = [made[0]], list(made[1:])
     kept = [None if g is None else build("Unsqueeze", g, axes=axes) for g in (*d[1:], None, None)[:2]]
-    parts += statistics.through_moments(build, op, axes, build("Unsqueeze", center, axes=axes), *kept)
+    parts += statistics.through_moments(build, src, axes, build("Unsqueeze", center, axes=axes), *kept)
     return [statistics.summed(build, parts), *of_affine]
 
 

@@ -221,3 +221,9 @@ STATIC_TRANSPOSE = library(
     ),
     source="oneDNN Graph StaticTranspose",
 )
+
+#: The kinds that leave all elements where they are in row-major order: those that bring or take axes of size 1, those
+#: that make another shape altogether, and both.
+UNIT_AXES = (SQUEEZE.kind, UNSQUEEZE.kind)
+RESHAPES = (STATIC_RESHAPE.kind, RESHAPE_TO.kind)
+VIEWS = (*UNIT_AXES, *RESHAPES)

@@ -123,7 +123,7 @@ def backward(
 
 def through_moments(
     build: Builder,
-    op: Op,
+    src: LogicalTensor,
     axes: Sequence[int],
     center: LogicalTensor,
     of_mean: LogicalTensor | None,
@@ -134,7 +134,6 @@ def through_moments(
     Args:
         axes: what the moments are over; in `center`, `of_mean` and `of_variance` they have size 1.
     """
-    src = op.inputs[0]
     parts = []
     if of_mean is not None:
         share = build("Divide", widened(build, of_mean), element_count(build, src, axes, of_mean))

@@ -9,10 +9,10 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
 from opgraph.partition.clusters import Blocked, Clusters
-from opgraph.partition.opened import opened
+from opgraph.partition.opened import opened_ops
 from opgraph.partition.partition import FUSED, LIBRARY
 from opgraph.partition.rows import Rows, is_cached
-from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, shapes_of, size_ratio
+from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, size_ratio
 from opgraph.partition.traits import (
     OPGRAPH,
     aligned_operands,
@@ -61,14 +61,13 @@ class Cutter:
 
     def __init__(self, graph: Graph, *, with_rows: bool) -> None:
         whole = [op for op in graph.ops if op.kind != "End"]
-        self.ops, shapes = whole, shapes_of(whole)
-        self.inside = opened(whole, with_rows=with_rows)
-        if self.inside:
-            self.ops = [inner for op in whole for inner in self.inside.get(op.id, (op,))]
-            shapes = shapes_of(self.ops)
+        made_of = opened_ops(whole, with_rows=with_rows)
+        self.inside, self.seen = made_of.inside, made_of.seen
         #: The op of the graph that a node belongs to.
-        self.owners = [op for op in whole for _ in self.inside.get(op.id, (op,))]
-        self.rows = Rows(self.ops if with_rows else (), shapes)
+        self.owners = made_of.owners
+        self.ops, shapes = list(self.seen.ops), self.seen.shapes
+        outside = {t.id for node in self.seen.plain for t in self.ops[node].outputs}
+        self.rows = Rows(self.ops if with_rows else (), shapes, outside)
         made = {t.id: node for node, op in enumerate(self.ops) for t in op.outputs}
         outputs = {t.id for t in graph.outputs}
         tags = [self.rows.of(op) for op in self.ops]
@@ -91,6 +90,8 @@ class Cutter:
             tag.space if tag else shapes[op.inputs[0].id] if summed else shapes[op.outputs[0].id] if op.outputs else ()
             for op, summed, tag in zip(self.ops, self.sums, tags, strict=True)
         ]
+        for node, own in self.seen.plain.items():
+            self.shape[node] = own
         several: dict[Shape, set[tuple[int, ...]]] = {}
         for tag in tags:
             if tag:
@@ -109,7 +110,7 @@ class Cutter:
             for tensor_id in aligned_operands(op, shapes):
                 if tensor_id in made:
                     self._keep_apart(made[tensor_id], node)
-            for tensor_id in self.rows.misread(op):
+            for tensor_id in (*self.rows.misread(op), *self.seen.apart.get(node, ())):
                 if tensor_id in made:
                     self._keep_apart(made[tensor_id], node)
             for source in self.sources[node]:
@@ -155,9 +156,11 @@ class Cutter:
         So do the gradients of a function: each is made of the same few tensors, and none of another.
         """
         live = self._live()
-        reads: dict[int, set[int]] = {}  # cluster -> values of its own shape
+        made = {t.id: self.clusters.find(node) for node, op in enumerate(self.ops) for t in op.outputs}
+        reads: dict[int, set[int]] = {}  # cluster -> values of its own shape that it does not make
         for node, values in enumerate(self.reads):
-            reads.setdefault(self.clusters.find(node), set()).update(values)
+            own = self.clusters.find(node)
+            reads.setdefault(own, set()).update(v for v in values if made.get(v) != own)
         latest: dict[int, int] = {}  # value -> the last node that reads it
         for node, values in enumerate(self.reads):
             for value in values if live[node] else ():
@@ -217,6 +220,12 @@ class Cutter:
             length = prod(d for d in sizes if isinstance(d, int))
             if all(isinstance(d, int) for d in sizes) and length < SHORT_ROW and not is_cached(space):
                 self.kinds[node] = kind_and_provider(self.ops[node])
+
+    def leave_reshapes(self) -> None:
+        """Gives reshapes that no loop has anything around to a library, which need not touch the elements."""
+        for node in list(self.clusters):
+            if all(n in self.seen.reshapes for n in self.members[node]):
+                self.kinds[node] = kind_and_provider(self.owners[node])
 
     def join_libraries(self) -> None:
         """Joins what one library runs: along edges, then side by side where neither waits for the other."""

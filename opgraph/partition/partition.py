@@ -30,13 +30,16 @@ class RowForms:
         forms: of each value that there is one of for each row, by tensor id, whether the axes of the row stay, with
             size 1 ("kept"), or not ("dropped").
         sums: of these, the ones that SumTo makes.
-        inside: for each op that its record spells in smaller ones and that runs as these, by op id, these.
+        inside: for each op that its record spells in smaller ones and that runs as these, or that is said with other
+            axes than its own, by op id, these.
+        cuts: by tensor id, how the axes of an operand or a result are taken for more (`opgraph.loops.loop.Cut`).
     """
 
     axes: tuple[int, ...] = ()
     forms: Mapping[int, str] = field(default_factory=dict)
     sums: frozenset[int] = frozenset()
     inside: Mapping[int, tuple[Op, ...]] = field(default_factory=dict)
+    cuts: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
 
 NO_ROWS = RowForms()

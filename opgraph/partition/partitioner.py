@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir.graph import Graph
+from opgraph.ir.op import Op
 from opgraph.partition.cutter import Cutter, Refusal
 from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, make_partition, verify_partitions
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.split import split
 from opgraph.partition.traits import reduces_rows
 from opgraph.partition.units import Rule, Unit
+from opgraph.partition.views import cuts_of
 
 if TYPE_CHECKING:
     from opgraph.partition.report import Report
@@ -74,6 +76,8 @@ def partition(
         cutter.fuse_readers()
         cutter.absorb_smaller_shapes()
         cutter.leave_short_rows()
+    cutter.leave_reshapes()
+    if policy == "fusion":
         cutter.join_libraries()
     units = find_units(graph, rules)
     cluster, splits = split(cutter, [cutter.clusters.find(node) for node in range(len(cutter.ops))], units)
@@ -111,11 +115,28 @@ def _in_order(graph: Graph, cutter: Cutter, cluster: list[int], units: Sequence[
         kind, provider = cutter.kinds[c]
         rows = NO_ROWS
         if kind == FUSED:
-            opened = {op.id: cutter.inside[op.id] for op in ops if op.id in cutter.inside}
-            axes, forms, sums = cutter.row_forms(c)
-            rows = RowForms(axes=axes, forms=forms, sums=sums, inside=opened) if axes or opened else NO_ROWS
+            rows = _rows(cutter, c, members[c])
         parts.append(make_partition(graph, outputs, index, kind, ops, inside.get(c, ()), provider, rows))
     return tuple(parts)
+
+
+def _rows(cutter: Cutter, cluster: int, nodes: Sequence[int]) -> RowForms:
+    """What of a fused cluster is one value for each row, and which ops run as others."""
+    axes, forms, sums = cutter.row_forms(cluster)
+    seen = cutter.seen
+    in_pieces = bool(axes) or any(n in seen.reshapes for n in nodes)
+    inside: dict[int, tuple[Op, ...]] = {}
+    for node in nodes:
+        owner = cutter.owners[node]
+        if in_pieces and (owner.id in cutter.inside or cutter.ops[node] is not owner):
+            inside[owner.id] = (*inside.get(owner.id, ()), cutter.ops[node])
+        elif owner.id in cutter.inside:
+            inside[owner.id] = cutter.inside[owner.id]
+    ids = (t.id for n in nodes if n in seen.said for t in (*cutter.ops[n].inputs, *cutter.ops[n].outputs))
+    cuts = cuts_of(seen.pieces, ids) if in_pieces else {}
+    if not axes and not inside:
+        return NO_ROWS
+    return RowForms(axes=axes, forms=forms, sums=sums, inside=inside, cuts=cuts)
 
 
 def _units_inside(cutter: Cutter, cluster: list[int], units: Sequence[Unit]) -> dict[int, list[Unit]]:

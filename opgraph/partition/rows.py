@@ -7,7 +7,7 @@ that were reduced, and whether it still has these axes ("kept", with size 1) or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -54,14 +54,16 @@ class Rows:
     Args:
         ops: in topological order.
         shapes: of every tensor.
+        apart: tensors that no row value becomes or follows from: what makes them has other axes than these shapes say.
 
     Attributes:
         values: the values that there is one of for each row, by tensor id.
         sums: of these, the ones that SumTo makes; every other SumTo ends its loop.
     """
 
-    def __init__(self, ops: Sequence[Op], shapes: dict[int, Shape]) -> None:
+    def __init__(self, ops: Sequence[Op], shapes: dict[int, Shape], apart: Collection[int] = ()) -> None:
         self.ops, self.shapes = ops, shapes
+        self._apart = apart
         self.values: dict[int, RowValue] = {}
         self.sums: set[int] = set()
         self._wanted: dict[int, RowValue] = {}
@@ -107,7 +109,7 @@ class Rows:
 
     def _reduction(self, op: Op) -> RowValue | None:
         record = opdef.get(op.kind, where=op.label)
-        if record.row is None:
+        if record.row is None or op.outputs[0].id in self._apart:
             return None
         src, axes = self.shapes[op.inputs[0].id], static_axes(op.inputs, op.attrs)
         if isinstance(src, str) or not axes or {op.inputs[0].dtype, op.outputs[0].dtype} - set(dtypes.FLOATS):
@@ -117,6 +119,8 @@ class Rows:
 
     def _row_sum(self, op: Op) -> RowValue | None:
         """A SumTo that keeps its axes, as one value for each row."""
+        if op.outputs and op.outputs[0].id in self._apart:
+            return None
         if opdef.get(op.kind, where=op.label).family != "sum" or aligned_operands(op, self.shapes):
             return None
         src, like = self.shapes[op.inputs[0].id], self.shapes[op.inputs[1].id]
@@ -150,6 +154,8 @@ class Rows:
         """The row value that an op makes of others."""
         record = opdef.get(op.kind, where=op.label)
         shape = self.shapes[op.outputs[0].id]
+        if op.outputs[0].id in self._apart:
+            return None
         if record.family == "shape":
             source = self.values.get(op.inputs[0].id) or self._wanted.get(op.inputs[0].id)
             other = source and source.in_form("kept" if source.form == "dropped" else "dropped")

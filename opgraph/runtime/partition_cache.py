@@ -186,6 +186,7 @@ def _structure(partition: Partition) -> Structure | None:
         forms = sorted((number[i], form) for i, form in rows.forms.items() if i in number)
         opened = [place for place, op in enumerate(partition.ops) if op.id in rows.inside]
         parts += [rows.axes, *forms, *sorted(number[i] for i in rows.sums if i in number), *opened]
+        parts += sorted((number[i], cut) for i, cut in rows.cuts.items() if i in number)
     return Structure(tuple(parts))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 
 from opgraph.errors import Unimplemented
@@ -9,6 +10,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
+from opgraph.ops.shape import VIEWS
 
 #: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
 UNKNOWN_EXTENT = 4096
@@ -43,7 +45,7 @@ class Cut:
                 self.needed.update(i for i in read if i not in backward)
             else:
                 self.made_from.update((o, read) for o in outs)
-                if not opdef.get(op.kind, where=op.label).is_pointwise:
+                if not opdef.get(op.kind, where=op.label).is_pointwise and op.kind not in VIEWS:
                     self.fixed.update(outs)
         # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
         self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
@@ -82,7 +84,40 @@ class Cut:
             alone = self.weights.get(one, float("inf"))
             if all(w > alone for i, w in self.weights.items() if i != one):  # it suffices, and no cut is cheaper
                 return alone, {one}
+        if self._each_has_a_way(sources):
+            return total, sources
         return self._minimum_cut(sources)
+
+    def _each_has_a_way(self, sources: set[int]) -> bool:
+        """Whether as much as the sources weigh flows through the values to the needed ones: then no cut is cheaper.
+
+        Each source's weight is sent along the shortest way that still has room. That finds the flow in the common case,
+        without loading networkx; not finding it proves nothing.
+        """
+        readers: dict[int, list[int]] = {}
+        for id in sorted(self.slice - sources):
+            for operand in self.made_from[id]:
+                readers.setdefault(operand, []).append(id)
+        room = {i: self.weights.get(i, float("inf")) for i in self.slice}
+        for source in sorted(sources):
+            flow = room[source]
+            came_from: dict[int, int | None] = {source: None}
+            reached: int | None = None
+            waiting = deque([source])
+            while waiting and reached is None:
+                id = waiting.popleft()
+                if id in self.needed:
+                    reached = id
+                for reader in readers.get(id, ()):
+                    if reader not in came_from and room[reader] >= flow:
+                        came_from[reader] = id
+                        waiting.append(reader)
+            if reached is None:
+                return False
+            while reached is not None:
+                room[reached] -= flow
+                reached = came_from[reached]
+        return True
 
     def _minimum_cut(self, sources: set[int]) -> tuple[float, set[int]]:
         try:

@@ -18,8 +18,6 @@ FUSIBLE = ("pointwise", "sum", "reduction", "norm")
 
 #: Files that have more partitions than the real library makes of them. To shrink: one that no longer has fails.
 MORE_THAN_THE_LIBRARY: set[str] = set()
-#: Kinds that kernels shall hold and do not yet. To shrink: one that they hold fails.
-NOT_YET = {"GroupNorm"}
 
 
 def family(op: og.Op) -> str:
@@ -76,7 +74,7 @@ def is_held(op: og.Op) -> bool:
         stored = {t.dtype for t in (*op.inputs, *op.outputs)} - set(dtypes.ARITHMETIC)
         scales = op.attrs.get("scales")
         return not stored and (len(scales) == 1 if isinstance(scales, tuple) else op.attrs["qtype"] != "per_group")
-    return family(op) in FUSIBLE and op.kind not in NOT_YET
+    return family(op) in FUSIBLE
 
 
 def space(part: og.Partition) -> tuple[int, ...]:
@@ -145,13 +143,6 @@ class _Debug:
     def __init__(self, graph: og.Graph) -> None:
         self.ops, self.producer = graph.ops, graph.producer
         self.get_partitions = lambda: graph.get_partitions("debug")
-
-
-@pytest.mark.parametrize("kind", sorted(NOT_YET))
-def test_kinds_that_kernels_do_not_hold_yet_are_left_to_libraries(kind: str) -> None:
-    files = [name for name in RUNNABLE if kind in kinds(name)]
-    parts = [p for name in files for p in graph_of(name).get_partitions() for op in p.ops if op.kind == kind]
-    assert files and all(part.kind == "library" for part in parts)
 
 
 # -- swish ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import broadcasts, row_shape, space_of, spread, summed_axes, summed_to
+from opgraph.loops.cuts import has_cuts, run_cut, spread
+from opgraph.loops.layout import broadcasts, row_shape, space_of, summed_axes, summed_to
 from opgraph.loops.loop import Loop
 from opgraph.ops.conversion import cast
 
@@ -67,6 +68,8 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 
 def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """The results of a loop, each statement one torch op; as `opgraph.loops.interpret.interpret` does in NumPy."""
+    if has_cuts(loop):
+        return run_cut(loop, arrays, interpret)
     shapes = [(1,) if a is None else a.shape for a in arrays]
     space = space_of(loop, shapes)
     values: dict[str, Any] = {}

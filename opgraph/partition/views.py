@@ -1,0 +1,394 @@
+"""Reshapes inside a loop: shapes whose axes are cut into the same pieces, over which one loop can run.
+
+GroupNorm takes x[N,C,H,W] for [N,G,L], reduces L, and goes back. Both are [N,G,C/G,H,W] once C and L are cut, so a
+loop over that shape does all of it, and each operand is read with some of its axes taken for several. What an op says
+about axes is said again here about the pieces; shapes are theirs, and a reshape between such shapes does nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from opgraph.ir import opdef
+from opgraph.ir.op import Op
+from opgraph.ops.reduction_gradients import static_axes
+from opgraph.ops.shape import RESHAPES, UNIT_AXES
+from opgraph.partition.symbols import Shape, is_scalar_shape
+
+#: A number, or the name of one that nobody knows.
+Size: TypeAlias = int | str
+#: For each axis the pieces that it is cut into; of an axis that an operand lacks, none: it then has size 1.
+Pieces: TypeAlias = tuple[tuple[Size, ...], ...]
+
+
+def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces] | None:
+    """The pieces that make two shapes of one row-major tensor alike, as few as there can be; None where sizes that
+    nobody knows stand in the way."""
+    left = [_Side(a), _Side(b)]
+    for from_end in (False, True):
+        while left[0].rest and left[1].rest and _match(left[0], left[1], from_end=from_end):
+            pass
+    for one, other in (left, left[::-1]):
+        if len(one.rest) == 1 and (len(other.rest) > 1 or isinstance(one.rest[0][1], str)):
+            # All that is left: whatever its size is, it is theirs.
+            (place, _), sizes = one.rest[0], [size for _, size in other.rest]
+            one.middle[place] += sizes
+            for own, size in other.rest:
+                other.middle[own].append(size)
+            one.rest.clear()
+            other.rest.clear()
+    if left[0].rest or left[1].rest:
+        return None
+    return left[0].pieces(), left[1].pieces()
+
+
+class _Side:
+    """One of two shapes, and what of it has been matched from both ends."""
+
+    def __init__(self, shape: Sequence[Size]) -> None:
+        self.rest = deque(enumerate(shape))
+        self.first: list[list[Size]] = [[] for _ in shape]
+        self.middle: list[list[Size]] = [[] for _ in shape]
+        self.last: list[list[Size]] = [[] for _ in shape]
+
+    def take(self, size: Size, left: Size, from_end: bool) -> None:
+        """Takes a piece off an end of the axis there, and leaves that much of it; 1: nothing."""
+        place, _ = self.rest.pop() if from_end else self.rest.popleft()
+        (self.last if from_end else self.first)[place].append(size)
+        if left != 1:
+            (self.rest.append if from_end else self.rest.appendleft)((place, left))
+
+    def pieces(self) -> Pieces:
+        return tuple(
+            (*first, *middle, *reversed(last))
+            for first, middle, last in zip(self.first, self.middle, self.last, strict=True)
+        )
+
+
+def _match(a: _Side, b: _Side, *, from_end: bool) -> bool:
+    """Takes one piece off an end of both."""
+    x, y = (side.rest[-1 if from_end else 0][1] for side in (a, b))
+    if x == y:
+        a.take(x, 1, from_end)
+        b.take(y, 1, from_end)
+        return True
+    if not isinstance(x, int) or not isinstance(y, int) or 0 in (x, y):
+        return False
+    if x % y == 0:
+        a.take(y, x // y, from_end)
+        b.take(y, 1, from_end)
+    elif y % x == 0:
+        a.take(x, 1, from_end)
+        b.take(x, y // x, from_end)
+    else:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A shape and the pieces of its axes. What broadcasts to it has the same pieces."""
+
+    shape: tuple[Size, ...]
+    pieces: Pieces
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the pieces are the axes."""
+        return flat(self.pieces) == self.shape
+
+    def of(self, shape: Shape) -> Pieces | None:
+        """The pieces of a shape that broadcasts to this one; None where it may not."""
+        if isinstance(shape, str) or len(shape) > len(self.shape):
+            return None
+        found = []
+        lead = len(self.shape) - len(shape)
+        for own, size, cut in zip(shape, self.shape[lead:], self.pieces[lead:], strict=True):
+            if own != size and own != 1:
+                return None
+            found.append(cut if own == size else (1,) * len(cut))
+        return tuple(found)
+
+    def along_channel(self, shape: Shape) -> Pieces | None:
+        """The same for one dimension that lies along axis 1."""
+        if len(shape) != 1 or len(self.shape) < 2 or shape[0] != self.shape[1]:
+            return None
+        return (self.pieces[1], *[()] * sum(len(p) for p in self.pieces[2:]))
+
+
+def flat(pieces: Pieces) -> tuple[Size, ...]:
+    """The shape that pieces make."""
+    return tuple(d for p in pieces for d in (p or (1,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Viewed:
+    """A list of ops with its shapes, once reshapes are taken into account.
+
+    Attributes:
+        ops: those that are about pieces say so; a reshape between equal pieces has become a BroadcastTo.
+        shapes: of every tensor; of pieces where its own ops have them.
+        pieces: of each tensor whose pieces are not its axes.
+        plain: for places of ops that read or make such tensors and are not about pieces, the shape that they are about.
+        apart: for places of ops, the operands that are made with other pieces than they are read with.
+        said: places of the ops that are about pieces.
+        reshapes: places of the ops that were reshapes.
+    """
+
+    ops: tuple[Op, ...]
+    shapes: dict[int, Shape]
+    pieces: dict[int, Pieces]
+    plain: dict[int, Shape]
+    apart: dict[int, tuple[int, ...]]
+    said: frozenset[int]
+    reshapes: frozenset[int]
+
+
+def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int] | None = ()) -> Viewed:
+    """Takes reshapes into loops where rows are reduced on one of their sides.
+
+    Args:
+        ops: in topological order.
+        inside: places of ops that belong into one loop with others; their reshapes are taken whatever is around.
+            None: no reshape is taken at all.
+    """
+    candidates = {}
+    for place, op in enumerate(ops if inside is not None else ()):
+        if op.kind in RESHAPES:
+            src, dst = shapes[op.inputs[0].id], shapes[op.outputs[0].id]
+            found = None if isinstance(src, str) or isinstance(dst, str) else common_pieces(src, dst)
+            if found is not None:
+                candidates[place] = found
+    if not candidates:
+        return Viewed(tuple(ops), shapes, {}, {}, {}, frozenset(), frozenset())
+    return _Views(ops, shapes, candidates, frozenset(inside or ())).viewed()
+
+
+class _Views:
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        shapes: dict[int, Shape],
+        candidates: dict[int, tuple[Pieces, Pieces]],
+        inside: frozenset[int],
+    ) -> None:
+        self.ops, self.shapes, self.inside = ops, shapes, inside
+        self.candidates = candidates
+        self.users: dict[int, list[int]] = {}  # tensor -> places of the ops that make or read it
+        for place, op in enumerate(ops):
+            for id in dict.fromkeys(t.id for t in (*op.inputs, *op.outputs)):
+                self.users.setdefault(id, []).append(place)
+        self.made = {t.id for op in ops for t in op.outputs}
+        self.frames: dict[int, Frame] = {}
+        self.pieces: dict[int, Pieces] = {}
+        self.rewritten: dict[int, Op] = {}
+        self.taken: set[int] = set()
+
+    def viewed(self) -> Viewed:
+        waiting: deque[int] = deque()
+        for place in self._wanted():
+            self._begin(place, waiting)
+        queued = set(waiting)
+        while waiting:
+            place = waiting.popleft()
+            queued.discard(place)
+            for id in self._spread(place):
+                for user in self.users[id]:
+                    if user not in queued and user not in self.rewritten:
+                        queued.add(user)
+                        waiting.append(user)
+        cut = {id for id, p in self.pieces.items() if flat(p) != self.shapes[id]}
+        made = {t.id: place for place, op in enumerate(self.ops) for t in op.outputs}
+        near = sorted({place for id in cut for place in self.users[id]})
+        plain = {place: self._own_shape(place) for place in near if place not in self.rewritten}
+        apart: dict[int, tuple[int, ...]] = {}
+        for place in near:
+            differ = [
+                t.id
+                for t in self.ops[place].inputs
+                if t.id in cut and t.id in made and (made[t.id] in self.rewritten) != (place in self.rewritten)
+            ]
+            if differ:
+                apart[place] = tuple(differ)
+        return Viewed(
+            tuple(self.rewritten.get(place, op) for place, op in enumerate(self.ops)),
+            {**self.shapes, **{id: flat(p) for id, p in self.pieces.items()}},
+            {id: self.pieces[id] for id in cut},
+            plain,
+            apart,
+            frozenset(self.rewritten),
+            frozenset(self.taken),
+        )
+
+    def _own_shape(self, place: int) -> Shape:
+        op = self.ops[place]
+        summed = opdef.get(op.kind, where=op.label).family == "sum"
+        return self.shapes[(op.inputs if summed else op.outputs or op.inputs)[0].id]
+
+    # -- which reshapes -----------------------------------------------------------------------------------------
+
+    def _wanted(self) -> list[int]:
+        """The candidates inside other loops, and those with fusible ops on both sides, somewhere among which rows are
+        reduced."""
+        both = [
+            place
+            for place in self.candidates
+            if place in self.inside
+            or all(
+                any(other != place and _is_fusible(self.ops[other]) for other in self.users[t.id])
+                for t in (self.ops[place].inputs[0], self.ops[place].outputs[0])
+            )
+        ]
+        with_rows: set[int] = set()  # tensors of the shapes around a reduction
+        waiting = [
+            op.inputs[0].id
+            for op in self.ops
+            if opdef.get(op.kind, where=op.label).row is not None or op.kind == "SumTo"
+        ]
+        crossed = set(both)
+        while waiting:
+            id = waiting.pop()
+            if id in with_rows:
+                continue
+            with_rows.add(id)
+            for place in self.users[id]:
+                op = self.ops[place]
+                if place in crossed:
+                    waiting += [op.inputs[0].id, op.outputs[0].id]
+                elif _is_fusible(op):
+                    shape = self.shapes[id]
+                    waiting += [t.id for t in (*op.inputs, *op.outputs) if self.shapes[t.id] == shape]
+        return [place for place in both if place in self.inside or self.ops[place].inputs[0].id in with_rows]
+
+    def _begin(self, place: int, waiting: deque[int]) -> None:
+        """Gives both sides of a reshape, and the shape that it takes over, their pieces."""
+        op = self.ops[place]
+        src, dst = op.inputs[0], op.outputs[0]
+        own = self.candidates[place]
+        tensors = [(src.id, own[0]), (dst.id, own[1]), *((t.id, own[1]) for t in op.inputs[1:])]
+        if any(self.shapes[id] != self.shapes[dst.id] for id, _ in tensors[2:]):
+            return
+        if any(self.pieces.get(id, pieces) != pieces for id, pieces in tensors):
+            return  # cut otherwise for another reshape
+        for id, pieces in tensors:
+            shape = self.shapes[id]
+            assert not isinstance(shape, str)
+            self.pieces[id], self.frames[id] = pieces, Frame(shape, pieces)
+            waiting.extend(self.users[id])
+        like = op.inputs[1] if len(op.inputs) > 1 else src
+        attrs = opdef.get("BroadcastTo", where=op.label).default_attrs()
+        self.rewritten[place] = Op.locked(op.id, "BroadcastTo", (src, like), (dst,), op.name, attrs)
+        self.taken.add(place)
+
+    # -- what follows -------------------------------------------------------------------------------------------
+
+    def _spread(self, place: int) -> Iterable[int]:
+        """Says an op again in pieces, if it can be; returns the tensors that got theirs thereby."""
+        op = self.ops[place]
+        record = opdef.get(op.kind, where=op.label)
+        if op.kind in UNIT_AXES:
+            return self._without_axes(place, op)
+        if place in self.rewritten or place in self.candidates or not _is_fusible(op):
+            return ()
+        near = [self.frames[t.id] for t in (*op.inputs, *op.outputs) if t.id in self.frames]
+        frames = list(dict.fromkeys(near))
+        if len(frames) != 1 and record.row is None:
+            return ()
+        if record.row is not None:
+            return self._reduction(place, op)
+        (frame,) = frames
+        tensors = [*op.inputs, *op.outputs]
+        ranks = [_rank(self.shapes[t.id]) for t in op.inputs]
+        found: dict[int, Pieces] = {}
+        aligned = False
+        for index, tensor in enumerate(tensors):
+            shape = self.shapes[tensor.id]
+            is_input = index < len(op.inputs)
+            like_channel = record.family == "sum" and not is_input and record.lies_along_channel(1, ranks, op.attrs)
+            along = record.lies_along_channel(index, ranks, op.attrs) if is_input else like_channel
+            aligned |= along
+            if tensor.id not in self.made and is_scalar_shape(shape):
+                continue  # it broadcasts to anything
+            pieces = frame.along_channel(shape) if along else frame.of(shape)
+            if pieces is None or found.setdefault(tensor.id, pieces) != pieces:
+                return ()
+            if self.pieces.get(tensor.id, pieces) != pieces:
+                return ()
+        if aligned and "data_format" not in op.attrs:
+            return ()
+        attrs = {**op.attrs, "data_format": "NXC"} if aligned else op.attrs
+        self.rewritten[place] = Op.locked(op.id, op.kind, op.inputs, op.outputs, op.name, attrs)
+        return self._enter(found, frame)
+
+    def _reduction(self, place: int, op: Op) -> Iterable[int]:
+        src, dst = op.inputs[0], op.outputs[0]
+        frame, axes = self.frames.get(src.id), static_axes(op.inputs, op.attrs)
+        shape = self.shapes[src.id]
+        if frame is None or not axes or isinstance(shape, str) or frame.shape != shape:
+            return ()
+        rows = {a % len(shape) for a in axes}
+        begin = [sum(len(p) for p in frame.pieces[:axis]) for axis in range(len(shape) + 1)]
+        gone = tuple(place - begin[-1] for axis in sorted(rows) for place in range(begin[axis], begin[axis + 1]))
+        attrs = {**op.attrs, "axes": gone}
+        if op.attrs["keep_dims"]:
+            pieces: Pieces = tuple((1,) * len(p) if i in rows else p for i, p in enumerate(frame.pieces))
+            made = frame
+        else:
+            pieces = tuple(p for i, p in enumerate(frame.pieces) if i not in rows)
+            made = Frame(tuple(d for i, d in enumerate(shape) if i not in rows), pieces)
+        if self.pieces.get(dst.id, pieces) != pieces:
+            return ()
+        self.rewritten[place] = Op.locked(op.id, op.kind, (src,), op.outputs, op.name, attrs)
+        return () if made.is_plain else self._enter({dst.id: pieces}, made)
+
+    def _without_axes(self, place: int, op: Op) -> Iterable[int]:
+        """Axes of size 1 that come or go: their pieces do, too."""
+        one, other = op.inputs[0], op.outputs[0]
+        ranks = [len(s) for s in (self.shapes[one.id], self.shapes[other.id]) if not isinstance(s, str)]
+        wide, narrow = (one, other) if ranks == sorted(ranks, reverse=True) else (other, one)
+        frame, shape = self.frames.get(wide.id), self.shapes[wide.id]
+        axes = static_axes(op.inputs, op.attrs)
+        if frame is None or isinstance(shape, str) or not axes or len(shape) != len(frame.shape):
+            return ()
+        gone = {a % len(shape) for a in axes}
+        pieces = self.pieces[wide.id]
+        left = tuple(p for i, p in enumerate(pieces) if i not in gone)
+        if any(set(pieces[i]) != {1} for i in gone) or self.pieces.get(narrow.id, left) != left:
+            return ()
+        self.rewritten[place] = op
+        made = Frame(tuple(d for i, d in enumerate(shape) if i not in gone), left)
+        return () if made.is_plain else self._enter({narrow.id: left}, made)
+
+    def _enter(self, found: dict[int, Pieces], frame: Frame) -> list[int]:
+        new = []
+        for id, pieces in found.items():
+            if id not in self.pieces and self.shapes[id] != ():
+                self.pieces[id] = pieces
+                self.frames.setdefault(id, frame)
+                new.append(id)
+        return new
+
+
+def _is_fusible(op: Op) -> bool:
+    """Whether a loop over pieces may do an op: elementwise, whatever the place of the element, a reduction or a sum."""
+    record = opdef.get(op.kind, where=op.label)
+    if record.row is not None or record.family == "sum":
+        return True
+    return record.is_pointwise and len(op.outputs) == 1 and record.index_of is None and not record.by_position
+
+
+def _rank(shape: Shape) -> int | None:
+    return None if isinstance(shape, str) else len(shape)
+
+
+def cuts_of(pieces: Mapping[int, Pieces], ids: Iterable[int]) -> dict[int, tuple[tuple[int, ...], ...]]:
+    """For each of these tensors that is cut, how: names of sizes are left out."""
+    found = {}
+    for id in ids:
+        own = pieces.get(id)
+        if own is not None and any(len(p) != 1 for p in own):
+            found[id] = tuple(tuple(d if isinstance(d, int) else 0 for d in p) for p in own)
+    return found

@@ -1,0 +1,185 @@
+"""GroupNorm, whole and spelled: reshapes inside a loop, and how operands are then read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.loops.interpret import interpret
+from opgraph.loops.lower import lower
+from opgraph.loops.text import parse_loop
+from opgraph.partition.views import common_pieces, flat
+
+torch = pytest.importorskip("torch")
+
+WHOLE = """graph(x: f32[n,12,h,w], g: f32[12], b: f32[12]) -> (y)
+  t = Tanh(x)
+  y = GroupNorm(t, g, b, groups=3, keep_stats=false, data_format="NCX")
+"""
+#: As exporters write it, with what comes before and after.
+SPELLED = """graph(x: f32[n,12,h,w], g: f32[12,1,1], b: f32[12,1,1]) -> (y)
+  t = Tanh(x)
+  r = StaticReshape(t, shape=[0,3,-1], special_zero=true)
+  m = ReduceMean(r, axes=[2], keep_dims=true)
+  d = Subtract(r, m)
+  q = Square(d)
+  v = ReduceMean(q, axes=[-1], keep_dims=true)
+  e = Add(v, 1e-5)
+  s = Sqrt(e)
+  o = Divide(d, s)
+  k = ReshapeTo(o, x)
+  u = Multiply(k, g)
+  a = Add(u, b)
+  y = Add(a, x)
+"""
+
+
+def arrays(*shape: int) -> dict[str, np.ndarray]:
+    choose = np.random.default_rng(0)
+    x = choose.standard_normal(shape).astype(np.float32)
+    return {"x": x, "g": choose.standard_normal(12).astype(np.float32), "b": np.ones(12, np.float32)}
+
+
+def cut(graph: og.Graph) -> list[tuple[str, int]]:
+    return [(p.kind, len(p.ops)) for p in graph.get_partitions()]
+
+
+def as_good_as_f32(got: Any, graph: og.Graph, given: dict[str, np.ndarray]) -> None:
+    """At most twice as far from the truth as the same ops in f32."""
+    exact, peer = og.evaluate(graph, **given), og.evaluate(graph, given, dtype=None)
+    error, own = np.abs(got - exact).max(), np.abs(peer - exact).max()
+    assert error <= 2 * own + 1e-7 * np.abs(exact).max(), (error, own)
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 5, 6), (1, 12, 1, 1), (3, 12, 1, 7), (1, 12, 40, 33)])
+def test_a_spelled_groupnorm_is_one_kernel_with_what_is_around_it(shape: tuple[int, ...]) -> None:
+    graph = og.parse(SPELLED)
+    assert cut(graph) == [("fused", 13)]
+    given = arrays(*shape)
+    given |= {n: given[n].reshape(12, 1, 1) for n in "gb"}
+    as_good_as_f32(og.compile(graph)(**given), graph, given)
+
+
+def test_sizes_that_the_model_says_are_the_same_kernel() -> None:
+    """Both reshapes with all sizes written out, groups as an axis of their own in one place and not in the other."""
+    text = (
+        SPELLED.replace("n,12,h,w", "2,12,5,6").replace("[0,3,-1]", "[2,3,4,5,6]").replace("axes=[2]", "axes=[2,3,4]")
+    )
+    text = text.replace("axes=[-1]", "axes=[-3,-2,-1]")
+    text = text.replace("ReshapeTo(o, x)", "StaticReshape(o, shape=[2,12,5,6], special_zero=false)")
+    assert cut(og.parse(text)) == [("fused", 13)]
+    (a,), (b,) = og.compile(og.parse(text)).kernels, og.compile(og.parse(SPELLED)).kernels
+    assert a == b
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_groupnorm_is_one_kernel_in_any_memory(data_format: str) -> None:
+    text = WHOLE.replace("NCX", data_format).replace("groups=3, keep_stats=false", "groups=3")
+    text = text.replace("(y)", "(y, m, v)").replace("y = Group", "y, m, v = Group")
+    given = arrays(2, 12, 5, 6)
+    if data_format == "NXC":
+        text = text.replace("n,12,h,w", "n,h,w,12")
+        given["x"] = np.ascontiguousarray(given["x"].transpose(0, 2, 3, 1))
+    graph = og.parse(text)
+    assert cut(graph) == [("fused", 2)]
+    f = og.compile(graph)
+    wanted = og.evaluate(graph, **given)
+    for transposed in (False, True):
+        x = given["x"]
+        laid = np.ascontiguousarray(x.transpose(3, 1, 0, 2)).transpose(2, 1, 3, 0) if transposed else x
+        out = {"y": np.empty(x.shape[::-1], np.float32).T} if transposed else None
+        made = f(**{**given, "x": laid}, **({"out": {**f(**given), **out}} if out else {}))
+        for name in "ymv":
+            np.testing.assert_allclose(made[name], wanted[name], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("text", [WHOLE, SPELLED.replace("  y = Add(a, x)\n", "").replace("a = Add(u", "y = Add(u")])
+def test_the_gradient_of_groupnorm_is_one_kernel_that_keeps_inputs_and_statistics(text: str) -> None:
+    given = arrays(2, 12, 5, 6)
+    vectors = {n: given[n] if text is WHOLE else given[n].reshape(12, 1, 1) for n in "gb"}
+    f = og.compile(og.parse(text), wrt=("x", "g", "b"))
+    assert [p.kind for p in og.gradient(og.parse(text), wrt=("x", "g", "b")).get_partitions()] == ["fused"]
+    kept = {s.name: s for s in f.saved_tensors() if s.role != "shape"}
+    assert {s.shape for s in kept.values() if s.role == "value"} <= {("n", 3, 1)}
+    _, vjp = f.vjp(x=given["x"], **vectors)
+    d = np.random.default_rng(1).standard_normal(given["x"].shape).astype(np.float32)
+    made = vjp(d)
+    errors = []
+    for dtype in (torch.float64, torch.float32):
+        x, g, b = (torch.tensor(given[n], dtype=dtype, requires_grad=True) for n in "xgb")
+        torch.nn.functional.group_norm(torch.tanh(x), 3, g, b, 1e-5).backward(torch.tensor(d, dtype=dtype))
+        errors.append({n: t.grad.double().numpy() for n, t in zip("xgb", (x, g, b), strict=True)})
+    for name, exact in errors[0].items():
+        own = np.abs(made[name].reshape(exact.shape) - exact).max()
+        assert own <= 2 * np.abs(errors[1][name] - exact).max() + 1e-6, name
+
+
+def test_gradients_by_way_of_the_statistics_arrive() -> None:
+    text = (
+        WHOLE.replace("(y)", "(y, m, v)")
+        .replace("y = G", "y, m, v = G")
+        .replace("groups=3, keep_stats=false", "groups=3")
+    )
+    given = {n: v.astype(np.float64) for n, v in arrays(2, 12, 2, 3).items()}
+    graph = og.parse(text.replace("f32", "f64"))
+    _, vjp = og.compile(graph, wrt=("x",)).vjp(**given)
+    rng = np.random.default_rng(2)
+    d = {"y": rng.standard_normal((2, 12, 2, 3)), "m": rng.standard_normal((2, 3)), "v": rng.standard_normal((2, 3))}
+
+    def loss(x: np.ndarray) -> float:
+        return float(sum((v * d[n]).sum() for n, v in og.evaluate(graph, **{**given, "x": x}).items()))
+
+    step = rng.standard_normal(given["x"].shape)
+    slope = (loss(given["x"] + 1e-5 * step) - loss(given["x"] - 1e-5 * step)) / 2e-5
+    np.testing.assert_allclose((vjp(d)["x"] * step).sum(), slope, rtol=1e-6)
+
+
+def test_the_loop_of_cut_axes_prints_and_runs_in_numpy() -> None:
+    (part,) = og.parse(SPELLED).get_partitions()
+    low = lower(part)
+    assert parse_loop(str(low.loop)) == low.loop
+    assert "cut=[* 3x4 * *]" in str(low.loop) and "reduce -3,-2,-1" in str(low.loop)
+    given = arrays(2, 12, 5, 6)
+    given |= {n: given[n].reshape(12, 1, 1) for n in "gb"}
+    (made,) = interpret(low.loop, [given[t.name] for t in low.loads])
+    np.testing.assert_allclose(made, og.evaluate(og.parse(SPELLED), **given), rtol=1e-5, atol=1e-6)
+
+
+def test_two_cuts_of_one_tensor_are_two_kernels() -> None:
+    text = """graph(x: f32[n,12,h,w]) -> (y)
+      t = Tanh(x)
+      a = GroupNorm(t, groups=3, use_affine=false, keep_stats=false, data_format="NCX")
+      b = GroupNorm(t, groups=4, use_affine=false, keep_stats=false, data_format="NCX")
+      y = Add(a, b)"""
+    graph = og.parse(text)
+    given = {"x": arrays(2, 12, 5, 6)["x"]}
+    np.testing.assert_allclose(og.compile(graph)(**given), og.evaluate(graph, **given), rtol=2e-6, atol=2e-6)
+
+
+def test_a_reshape_with_nothing_around_it_stays_with_the_library() -> None:
+    text = "graph(x: f32[n,12,h,w], k: f32[n,3,1]) -> (y)\n r = StaticReshape(x, shape=[0,3,-1], special_zero=true)\n"
+    assert cut(og.parse(text + " y = SoftMax(r, axis=-1)")) == [("library", 1), ("fused", 1)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "pieces"),
+    [
+        (("n", 12, "h", "w"), ("n", 3, "?"), ("n", 3, 4, "h", "w")),
+        (("n", "h", "w", 12), ("n", "?", 3, 4), ("n", "h", "w", 3, 4)),
+        ((2, 12, 5), (6, 20), (2, 3, 4, 5)),
+        ((8, 3), (4, 6), (4, 2, 3)),
+        ((6, 4), (4, 6), None),
+        (("n", "c"), ("n", 3, 4), ("n", 3, 4)),
+        (("n", "c", "d"), ("n", 3, 4), None),
+        (("a", "b"), ("?",), ("a", "b")),
+        ((1, 12), (1, 1, 12), (1, 1, 12)),
+    ],
+)
+def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, ...], pieces: object) -> None:
+    found = common_pieces(a, b)
+    assert (found and (flat(found[0]), flat(found[1]))) == (pieces and (pieces, pieces))
+    turned = common_pieces(b, a)
+    assert (turned and flat(turned[0])) == (found and flat(found[1]))
