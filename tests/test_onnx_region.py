@@ -39,6 +39,16 @@ def test_a_region_is_one_session_over_several_nodes() -> None:
     assert made.runs_in == "onnxruntime"
 
 
+def test_a_last_input_that_is_left_out_is_left_out() -> None:
+    """Written as "", it makes onnxruntime 1.31 crash over a constant scale."""
+    made = region(
+        "graph(x: f32[3]) -> (y)\n  const w: f32[3] = [1.0, 2.0, 3.0]\n"
+        f'  y: f32[3] = Wildcard(x, w, onnx_op="LayerNormalization", {NODE}, onnx_absent_inputs=[2])'
+    )
+    (got,) = made.run([np.float32([-1, 0, 1])])
+    np.testing.assert_allclose(got, np.float32([-1, 0, 3]) * np.sqrt(1.5, dtype=np.float32), rtol=1e-4)
+
+
 def test_large_constants_stay_outside_the_model_of_the_region() -> None:
     weights = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     made = region(

@@ -79,6 +79,7 @@ def region_model(
                 done.add(tensor.id)
                 graph.initializer.append(_constant(names[tensor.id], tensor.data, shared))
     _write_nodes(graph, ops, names, shared)
+    drop_last_gaps(graph.node)
     texts = type_texts(ops) if typed else {}
     for tensor in inputs:
         graph.input.append(_value(names[tensor.id], tensor, texts, shape=True, typed=typed))
@@ -112,6 +113,19 @@ def _write_nodes(graph: GraphProto, ops: Sequence[Op], names: Mapping[int, str],
             )
         graph.node.extend(made)
     graph.initializer.extend(_constant(name, data, shared) for name, data in writer.scalars.items())
+
+
+def drop_last_gaps(nodes: Iterable[NodeProto]) -> None:
+    """Takes off the last inputs of nodes where they are "", which means left out either way.
+
+    onnxruntime 1.31 crashes over a LayerNormalization that is written so, as it fuses it.
+    """
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        while node.input and not node.input[-1]:
+            node.input.pop()
+        waiting += [inner for a in node.attribute for g in (a.g, *a.graphs) for inner in g.node]
 
 
 def _opsets(ops: Iterable[Op], nodes: Iterable[NodeProto]) -> dict[str, int]:
