@@ -3,6 +3,7 @@
 #include "arith.h"
 #include "erf.h"
 #include "exp.h"
+#include "lanes.h"
 #include "log.h"
 
 // Activation functions of ONNX and torch for float and double, one template each. NaN in gives NaN out; -0.0 keeps its
@@ -11,16 +12,16 @@
 namespace og {
 
 /// max(x, 0), but NaN stays NaN: fmax would drop it.
-template <class T> OG_FN T relu(T x) { return x < (T)0 ? (T)0 : x; }
+template <class T> OG_FN T relu(T x) { return choose(x < (T)0, (T)0, x); }
 
-template <class T> OG_FN T leaky_relu(T x, T a) { return x < 0 ? a * x : x; }
-template <class T> OG_FN T prelu(T x, T slope) { return x < 0 ? slope * x : x; }
-template <class T> OG_FN T thresholded_relu(T x, T a) { return x > a || x != x ? x : (T)0; }
+template <class T> OG_FN T leaky_relu(T x, T a) { return choose(x < 0, a * x, x); }
+template <class T> OG_FN T prelu(T x, T slope) { return choose(x < 0, slope * x, x); }
+template <class T> OG_FN T thresholded_relu(T x, T a) { return choose(x > a || x != x, x, (T)0); }
 
 /// ONNX Shrink: x + bias below -lambd, x - bias above lambd, else 0.
 template <class T> OG_FN T shrink(T x, T bias, T lambd) {
-  const T outside = x < -lambd ? x + bias : x - bias;
-  return x < -lambd || x > lambd || x != x ? outside : (T)0;
+  const T outside = choose(x < -lambd, x + bias, x - bias);
+  return choose(x < -lambd || x > lambd || x != x, outside, (T)0);
 }
 
 template <class T> OG_FN T hard_sigmoid(T x, T a, T b) { return clamp(fma(a, x, b), (T)0, (T)1); }
@@ -33,20 +34,20 @@ template <class T> OG_FN T sixth(T x) {
 
 /// x * clamp(x / 6 + 1/2, 0, 1), written with one rounding of the sum: x (x + 3) / 6.
 template <class T> OG_FN T hard_swish(T x) {
-  const T bounded = x < -3 ? (T)-3 : x;
-  return x < 3 ? sixth(bounded * (bounded + 3)) : x;
+  const T bounded = choose(x < -3, (T)-3, x);
+  return choose(x < 3, sixth(bounded * (bounded + 3)), x);
 }
 
 template <class T> OG_FN T softsign(T x) {
   const T a = abs(x);
   const T y = divide(x, 1 + a);
-  return a == infinity<T>() ? copysign((T)1, x) : y;
+  return choose(a == infinity<T>(), copysign((T)1, x), y);
 }
 
 // ---- with exp ------------------------------------------------------------------------------------------------------
 
-template <class T> OG_FN T elu(T x, T a) { return x > 0 ? x : a * expm1(x); }
-template <class T> OG_FN T selu(T x, T alpha, T gamma) { return gamma * (x > 0 ? x : alpha * expm1(x)); }
+template <class T> OG_FN T elu(T x, T a) { return choose(x > 0, x, a * expm1(x)); }
+template <class T> OG_FN T selu(T x, T alpha, T gamma) { return gamma * choose(x > 0, x, alpha * expm1(x)); }
 
 /// max(x, 0) + min(alpha (e^(x/alpha) - 1), 0). The remainder of the division goes along: for alpha < 0 the exponent may be
 /// large, and its rounding error grows with it.
@@ -55,17 +56,15 @@ template <class T> OG_FN T celu(T x, T alpha) {
   const T z_low = divide(fma(-z, alpha, x), alpha);
   const T bounded = at_most(at_least(z, (T)-60), exp_constants<T>::highest);
   T n;
-  const T t = exp_reduce(bounded, bounded == z ? z_low : (T)0, n);
-  return x > 0 ? x : keep_nan(z, alpha * scale_expm1(t, n, z));
+  const T t = exp_reduce(bounded, choose(bounded == z, z_low, (T)0), n);
+  return choose(x > 0, x, keep_nan(z, alpha * scale_expm1(t, n, z)));
 }
 
 /// x sigmoid(x). Dividing x by 1 + e^-x is 2.4 ulp at most; swish(-inf) is -0, the limit.
-template <class T> OG_FN T swish_one(T x) {
+template <class T> OG_FN T swish(T x) {
   const T bounded = at_least(x, exp_constants<T>::lowest - 15);  // x e^x is 0 below
   return keep_nan(x, logistic(bounded, -bounded));
 }
-OG_FN float swish(float x) { return swish_one(x); }
-OG_FN double swish(double x) { return swish_one(x); }
 
 /// sigmoid(a x). The rounding error of a x enters the exponent, up to 100 times as large in the result, so it is computed
 /// (fma) and passed along.
@@ -73,31 +72,31 @@ template <class T> OG_FN T sigmoid(T x, T a) {
   using c = exp_constants<T>;
   const T product = a * x;
   const T z = -at_least(product, c::lowest);
-  const bool regular = z < -c::lowest && z > c::tiny_exponent;
-  return keep_nan(product, logistic((T)1, z, regular ? -fma(a, x, z) : (T)0));
+  const mask<T> regular = z < -c::lowest && z > c::tiny_exponent;
+  return keep_nan(product, logistic((T)1, z, choose(regular, -fma(a, x, z), (T)0)));
 }
 
 /// x / (1 + e^-(product + low)). As wide as the result: x e^z where e^z alone would underflow.
 template <class T> OG_FN T swish_of_product(T x, T product, T low) {
   using c = exp_constants<T>;
   const T z = -at_least(product, c::swish_end);
-  const bool regular = z < -c::swish_end && z > c::tiny_exponent;
-  const T numerator = z == -c::swish_end ? copysign((T)0, x) : x;
+  const mask<T> regular = z < -c::swish_end && z > c::tiny_exponent;
+  const T numerator = choose(z == -c::swish_end, copysign((T)0, x), x);
   T n, rest;
-  const T t = exp_reduce(at_least(z, c::tiny_exponent), regular ? -low : (T)0, n);
+  const T t = exp_reduce(at_least(z, (T)c::tiny_exponent), choose(regular, -low, (T)0), n);
   const T quotient = logistic_quotient(numerator, t, n, rest);
   const T half = at_least(rest, -2 * c::part + 2);
-  return keep_nan(product, quotient * pow2(half) * pow2(rest - half));
+  return keep_nan(product, scale(scale(quotient, half), rest - half));
 }
 /// x sigmoid(a x) for any a, the rounding error of a x passed along.
 template <class T> OG_FN T swish(T x, T a) {
-  const T factor = a == 0 ? (T)0 : x;  // 0 * inf would be NaN, but x / 2 is meant
+  const T factor = choose(a == 0, (T)0, x);  // 0 * inf would be NaN, but x / 2 is meant
   const T product = a * factor;
   return swish_of_product(x, product, fma(a, factor, -product));
 }
 /// x sigmoid(a b x): neither product may lose its rounding error.
 template <class T> OG_FN T swish(T x, T a, T b) {
-  const T factor = a == 0 || b == 0 ? (T)0 : x;
+  const T factor = choose(a == 0 || b == 0, (T)0, x);
   const T inner = a * factor;
   const T product = b * inner;
   const T low = fma(b, inner, -product) + b * fma(a, factor, -inner);
@@ -107,9 +106,11 @@ template <class T> OG_FN T swish(T x, T a, T b) {
 /// x Phi(x) = max(x, 0) - |x| Phi(-|x|): exact tail on the left, no cancellation on the right.
 template <class T> OG_FN T gelu_by_tail(T x) {
   const T tail = tail_times(abs(x));
-  return copysign((x <= 0 ? (T)0 : x) - tail, x);  // x <= 0 is false for NaN: it gets through
+  return copysign(choose(x <= 0, (T)0, x) - tail, x);  // x <= 0 is false for NaN: it gets through
 }
-OG_FN float gelu_erf(float x) { return gelu_by_tail(x); }
+template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
+  return gelu_by_tail(x);
+}
 /// Near 0 the long polynomial of the tail costs 4.2 ulp; x/2 + x/2 erf(x / sqrt2) does not.
 OG_FN double gelu_erf(double x) {
   const double half = 0.5 * x;
@@ -128,6 +129,10 @@ template <> struct gelu_constants<double> {
   static constexpr double b = 0x1.2444f2a4d8b4bp-4, b_low = -0x1.6c843a29d1c7p-61;
   static constexpr double left = -22.5, right = 12.0;
 };
+
+#if OG_LANES
+template <> struct gelu_constants<floats> : gelu_constants<float> {};
+#endif
 
 /// x (1 + tanh u) / 2 = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): 1 + tanh u would cancel on the left. 2u reaches
 /// -100 there, so it is carried in two parts.
@@ -153,15 +158,14 @@ template <class T> OG_FN T mish(T x) {
   const T bounded = at_least(x, c::lowest - 15);
   T k;
   const T t = exp_reduce(at_most(bounded, (T)40), k);
-  const T first = at_least(k, -c::part);  // n is 2e to the last bit below: the rest of the exponent is applied at the end
-  const T power = pow2(first);
-  const T e = fma(power, t, power);
+  const T first = at_least(k, (T)-c::part);  // n is 2e to the last bit below: the rest of the exponent is applied at the end
+  const T e = scale_one(t, first);
   const T n = fma(e, e, 2 * e);
-  const bool large = n > 2;
+  const mask<T> large = n > 2;
   const T quotient = divide(select(large, (T)2, n), n + 2);
   const T whole = select(large, x, (T)0.5 * bounded * n);
   const T part = at_most(whole, (T)50) * quotient;  // not inf * 0
-  return keep_nan(x, copysign((whole - part) * pow2(k - first), x));
+  return keep_nan(x, copysign(scale(whole - part, k - first), x));
 }
 
 /// log(1 + e^(beta x)) / beta = max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta.
@@ -169,14 +173,13 @@ template <class T> OG_FN T softplus(T x, T beta) {
   using c = exp_constants<T>;
   const T z = beta * x;
   const T magnitude = at_least(-abs(z), c::swish_end);
-  const T low = magnitude > c::swish_end ? fma(beta, x, -z) : (T)0;
+  const T low = choose(magnitude > c::swish_end, fma(beta, x, -z), (T)0);
   T k;
-  const T t = exp_reduce(magnitude, z > 0 ? -low : low, k);
+  const T t = exp_reduce(magnitude, choose(z > 0, -low, low), k);
   const T first = at_least(k, -c::part);  // log(1 + e) is e below: scaled at the end, as beta may make it normal again
   const T rest = k - first;
   const T half = at_least(rest, -2 * c::part + 2);
-  const T power = pow2(first);
-  const T y = divide(log1p_in_range(fma(power, t, power)), beta) * pow2(half) * pow2(rest - half);
+  const T y = scale(scale(divide(log1p_in_range(scale_one(t, first)), beta), half), rest - half);
   return keep_nan(z, select(z > 0, x, (T)0) + y);
 }
 

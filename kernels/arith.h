@@ -1,6 +1,7 @@
 #pragma once
 #include "config.h"
 #include "integer.h"
+#include "lanes.h"
 
 // Arithmetic, comparison and rounding for float, double and the integers: one template per operation, the integer half of
 // which is in integer.h. NumPy is the reference for signs, NaN and zero divisors.
@@ -36,9 +37,9 @@ OG_FN i64 abs(i64 x) { return x < 0 ? int_neg(x) : x; }
 
 /// -1, 0 or 1; sign(-0.0) is 0.0 and sign(NaN) is NaN.
 template <class T> OG_FN T sign(T x) {
-  const T nonzero = x > (T)0 ? (T)1 : (T)-1;
-  const T ordered = x == (T)0 ? (T)0 : nonzero;
-  return x != x ? x : ordered;
+  const T nonzero = choose(x > (T)0, (T)1, (T)-1);
+  const T ordered = choose(x == (T)0, (T)0, nonzero);
+  return choose(x != x, x, ordered);
 }
 
 template <class T> OG_FN T square(T x) { return mul(x, x); }
@@ -46,8 +47,7 @@ template <class T> OG_FN T squared_difference(T a, T b) { return square(sub(a, b
 template <class T> OG_FN T reciprocal(T x) { return div((T)1, x); }
 
 /// Two correctly rounded steps: at most 1.5 ulp. rsqrt(0) = inf, rsqrt(-0.0) = -inf, negative gives NaN.
-OG_FN float rsqrt(float x) { return divide(1.0f, sqrt(x)); }
-OG_FN double rsqrt(double x) { return divide(1.0, sqrt(x)); }
+template <class T> OG_FN T rsqrt(T x) { return divide((T)1, sqrt(x)); }
 
 // ---- choice --------------------------------------------------------------------------------------------------------
 
@@ -71,11 +71,11 @@ OG_FN double select(bool condition, double if_true, double if_false) {
 // result. One choice and one by bits: of two conditional expressions GCC 12 makes jumps, and a maze of masks of those (a
 // clamp took 4 times as long).
 template <class T> OG_FN T min(T a, T b) {
-  const T less = a < b ? a : b;
+  const T less = choose(a < b, a, b);
   return select(a != a, a, less);
 }
 template <class T> OG_FN T max(T a, T b) {
-  const T greater = a > b ? a : b;
+  const T greater = choose(a > b, a, b);
   return select(a != a, a, greater);
 }
 
@@ -86,33 +86,35 @@ template <class T> OG_FN T clamp(T x, T lo, T hi) {
   return select(lo != lo, lo, select(hi != hi, hi, inside));
 }
 
-template <class T> OG_FN bool eq(T a, T b) { return a == b; }
-template <class T> OG_FN bool ne(T a, T b) { return a != b; }
-template <class T> OG_FN bool lt(T a, T b) { return a < b; }
-template <class T> OG_FN bool le(T a, T b) { return a <= b; }
-template <class T> OG_FN bool gt(T a, T b) { return a > b; }
-template <class T> OG_FN bool ge(T a, T b) { return a >= b; }
+template <class T> OG_FN mask<T> eq(T a, T b) { return a == b; }
+template <class T> OG_FN mask<T> ne(T a, T b) { return a != b; }
+template <class T> OG_FN mask<T> lt(T a, T b) { return a < b; }
+template <class T> OG_FN mask<T> le(T a, T b) { return a <= b; }
+template <class T> OG_FN mask<T> gt(T a, T b) { return a > b; }
+template <class T> OG_FN mask<T> ge(T a, T b) { return a >= b; }
 
 // Not && and ||: without the short cut there is no branch to remove.
 OG_FN bool logical_and(bool a, bool b) { return a & b; }
 OG_FN bool logical_or(bool a, bool b) { return a | b; }
 OG_FN bool logical_xor(bool a, bool b) { return a != b; }
 OG_FN bool logical_not(bool a) { return !a; }
+#if OG_LANES
+OG_FN bools logical_and(bools a, bools b) { return a & b; }
+OG_FN bools logical_or(bools a, bools b) { return a | b; }
+OG_FN bools logical_xor(bools a, bools b) { return a != b; }
+OG_FN bools logical_not(bools a) { return !a; }
+#endif
 
-template <class T> OG_FN bool isnan(T x) { return x != x; }
+template <class T> OG_FN mask<T> isnan(T x) { return x != x; }
 
-OG_FN bool isinf(float x, bool detect_negative, bool detect_positive) {
-  return ((x == infinity<float>()) & detect_positive) | ((x == -infinity<float>()) & detect_negative);
-}
-OG_FN bool isinf(double x, bool detect_negative, bool detect_positive) {
-  return ((x == infinity<double>()) & detect_positive) | ((x == -infinity<double>()) & detect_negative);
+template <class T> OG_FN mask<T> isinf(T x, bool detect_negative, bool detect_positive) {
+  return ((x == infinity<T>()) & detect_positive) | ((x == -infinity<T>()) & detect_negative);
 }
 
 // ---- rounding and remainders ---------------------------------------------------------------------------------------
 
 /// Half to even, as np.round and ONNX Round. floor, ceil and trunc are in config.h.
-OG_FN float round(float x) { return rint(x); }
-OG_FN double round(double x) { return rint(x); }
+template <class T> OG_FN T round(T x) { return rint(x); }
 
 // The C remainder is exact for every pair of floats, so two libraries cannot differ in it.
 #if OG_DEVICE

@@ -1,5 +1,6 @@
 #pragma once
 #include "config.h"
+#include "lanes.h"
 
 // og::cast<To>(from) among the compute types float, double, i64, i32, i8, u8, bool. The hardware disagrees about floats
 // that do not fit an integer (x86 gives the lowest value, CUDA saturates), and C++ calls it undefined; here it is defined:
@@ -44,5 +45,10 @@ template <class To, class From> OG_FN To cast(From x) {
 
 template <> OG_FN bool cast<bool, float>(float x) { return x != 0.0f; }
 template <> OG_FN bool cast<bool, double>(double x) { return x != 0.0; }
+
+#if OG_LANES
+template <class To> OG_FN To cast(bools x) { return choose(x, (To)1, (To)0); }
+template <class To> OG_FN bools cast(floats x) { return x != 0; }
+#endif
 
 }  // namespace og

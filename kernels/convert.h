@@ -1,5 +1,6 @@
 #pragma once
 #include "config.h"
+#include "lanes.h"
 
 // Storage types and the one rounding between the compute type and memory. Everything is rounded to nearest, ties to
 // even; NaN stays NaN; too large for f16 is infinity; subnormal f16 and bf16 results are exact roundings.
@@ -124,5 +125,86 @@ OG_FN float round_bf16(float x) { return load(to_bf16(x)); }
 OG_FN float round_f16(float x) { return load(to_f16(x)); }
 OG_FN float round_bf16(double x) { return load(to_bf16(x)); }
 OG_FN float round_f16(double x) { return load(to_f16(x)); }
+
+// ---- 16 elements at a time -----------------------------------------------------------------------------------------
+
+#if OG_LANES
+typedef u16 shorts16 __attribute__((vector_size(32)));
+typedef u8 bytes16 __attribute__((vector_size(16)));
+
+/// The first n of 16 elements from p; zeros for the rest.
+template <class V, class S> OG_FN V some(const S* p, i64 n) {
+  V x = {};
+  if (n == lane_count) {
+    __builtin_memcpy(&x, p, sizeof(V));
+  } else {
+    __builtin_memcpy(&x, p, n * sizeof(S));
+  }
+  return x;
+}
+template <class V, class S> OG_FN void put(S* p, V x, i64 n) {
+  if (n == lane_count) {
+    __builtin_memcpy(p, &x, sizeof(V));
+  } else {
+    __builtin_memcpy(p, &x, n * sizeof(S));
+  }
+}
+
+OG_FN floats load_lanes(const float* p, i64 n) { return some<floats16>(p, n); }
+OG_FN floats load_lanes(const bf16* p, i64 n) {
+  return (floats16)(__builtin_convertvector(some<shorts16>(p, n), words16) << 16);
+}
+OG_FN floats load_lanes(const f16* p, i64 n) {
+  return __builtin_ia32_vcvtph2ps512_mask((short __attribute__((vector_size(32))))some<shorts16>(p, n), (floats16){}, all16, nearest_even);
+}
+OG_FN bools load_lanes(const b8* p, i64 n) {
+  const bytes16 x = some<bytes16>(p, n);
+  typedef char chars16 __attribute__((vector_size(16)));
+  return bools((u16)__builtin_ia32_ptestmb128((chars16)x, (chars16)x, all16), 0);
+}
+
+OG_FN void store_lanes(float* p, floats x, i64 n) { put(p, x.v, n); }
+OG_FN void store_lanes(bf16* p, floats x, i64 n) {
+  const words16 b = bits(x).v;
+  const floats rounded = from_bits((b + 0x7fffu + ((b >> 16) & 1u)) >> 16), nan = from_bits((b >> 16) | 0x40u);
+  put(p, __builtin_convertvector(bits(choose(x == x, rounded, nan)).v, shorts16), n);
+}
+OG_FN void store_lanes(f16* p, floats x, i64 n) {
+  typedef short halves16 __attribute__((vector_size(32)));
+  put(p, __builtin_ia32_vcvtps2ph512_mask(x.v, 0, (halves16){}, all16), n);
+}
+OG_FN void store_lanes(b8* p, bools x, i64 n) {
+  typedef char chars16 __attribute__((vector_size(16)));
+  put(p, (bytes16)__builtin_ia32_cvtmask2b128(x.m) & (u8)1, n);
+}
+
+/// The first n of 16, zeros for the rest.
+OG_FN floats first_lanes(floats x, i64 n) {
+  return choose(bools((u16)(all16 >> (lane_count - n)), 0), x, (floats)0.0f);
+}
+
+/// Elements that lie `step` apart.
+template <class S> OG_FN auto gather_lanes(const S* p, i64 step, i64 n) {
+  S x[lane_count] = {};
+  for (i64 i = 0; i < n; ++i) x[i] = p[i * step];
+  return load_lanes(x, lane_count);
+}
+template <class S, class V> OG_FN void scatter_lanes(S* p, i64 step, V x, i64 n) {
+  S y[lane_count];
+  store_lanes(y, x, lane_count);
+  for (i64 i = 0; i < n; ++i) p[i * step] = y[i];
+}
+
+OG_FN floats round_bf16(floats x) {
+  bf16 y[lane_count];
+  store_lanes(y, x, lane_count);
+  return load_lanes(y, lane_count);
+}
+OG_FN floats round_f16(floats x) {
+  f16 y[lane_count];
+  store_lanes(y, x, lane_count);
+  return load_lanes(y, lane_count);
+}
+#endif
 
 }  // namespace og

@@ -4,6 +4,7 @@
 #include "config.h"
 #include "erf.h"
 #include "exp.h"
+#include "lanes.h"
 #include "power.h"
 
 // Derivatives of activations times the gradient d that arrives: f'(x) d, in one function each, because f' made of the parts
@@ -19,36 +20,36 @@ namespace og {
 // ---- in pieces -----------------------------------------------------------------------------------------------------
 
 /// 0 at 0, as torch and oneDNN; d for NaN, as torch.
-template <class T> OG_FN T relu_backward(T x, T d) { return x <= 0 ? (T)0 : d; }
+template <class T> OG_FN T relu_backward(T x, T d) { return choose(x <= 0, (T)0, d); }
 
 template <class T> OG_FN T abs_backward(T x, T d) {
-  const T moved = x < 0 ? -d : d;
-  return x == 0 ? (T)0 : keep_nan(x, moved);
+  const T moved = choose(x < 0, -d, d);
+  return choose(x == 0, (T)0, keep_nan(x, moved));
 }
 
 /// oneDNN's: 0 at both bounds.
-template <class T> OG_FN T clamp_backward(T x, T d, T lo, T hi) { return (x > lo) & (x < hi) ? d : (T)0; }
+template <class T> OG_FN T clamp_backward(T x, T d, T lo, T hi) { return choose((x > lo) & (x < hi), d, (T)0); }
 
 /// 0 where a x + b <= 0 or >= 1, decided without the rounding of the sum: 1 - 2^-25 is not 1.
 template <class T> OG_FN T hard_sigmoid_backward(T x, T d, T a, T b) {
   const T below_one = b - 1;
   const T back = below_one + 1;
   const T rest = (b - back) + ((back - below_one) - 1);
-  const bool flat = (fma(a, x, b) <= 0) | (fma(a, x, below_one) + rest >= 0);
-  return flat ? (T)0 : a * d;
+  const mask<T> flat = (fma(a, x, b) <= 0) | (fma(a, x, below_one) + rest >= 0);
+  return choose(flat, (T)0, a * d);
 }
 
 /// (2x + 3) / 6 between -3 and 3; 0 at -3 and 1 at 3, as oneDNN. x + 3/2 is exact at the zero.
 template <class T> OG_FN T hard_swish_backward(T x, T d) {
   const T inside = d * divide(x + (T)1.5, (T)3);
-  const T right = x >= 3 ? d : inside;
-  return x <= -3 ? (T)0 : right;
+  const T right = choose(x >= 3, d, inside);
+  return choose(x <= -3, (T)0, right);
 }
 
 /// d / (2y). Halves d instead where 2y would overflow.
 template <class T> OG_FN T half_quotient(T d, T y) {
-  const bool large = abs(y) > 1 / (2 * smallest_normal<T>());
-  return divide(large ? (T)0.5 * d : d, large ? y : 2 * y);
+  const mask<T> large = abs(y) > divide((T)0.5, smallest_normal<T>());
+  return divide(choose(large, (T)0.5 * d, d), choose(large, y, 2 * y));
 }
 template <class T> OG_FN T sqrt_backward(T x, T d) { return half_quotient(d, sqrt(x)); }
 template <class T> OG_FN T sqrt_backward_dst(T y, T d) { return half_quotient(d, y); }
@@ -58,8 +59,8 @@ template <class T> OG_FN T sqrt_backward_dst(T y, T d) { return half_quotient(d,
 /// alpha d y (1 - y), the smaller factor first: no overflow before the end.
 template <class T> OG_FN T sigmoid_backward_dst(T y, T d, T alpha) {
   const T rest = 1 - y;
-  const bool high = y > (T)0.5;
-  return (d * (high ? rest : y)) * (alpha * (high ? y : rest));
+  const mask<T> high = y > (T)0.5;
+  return (d * choose(high, rest, y)) * (alpha * choose(high, y, rest));
 }
 template <class T> OG_FN T sigmoid_backward_dst(T y, T d) { return sigmoid_backward_dst(y, d, (T)1); }
 
@@ -69,7 +70,7 @@ template <class T> OG_FN T tanh_backward_dst(T y, T d) {
   return (d * (1 - a)) * (1 + a);
 }
 
-template <class T> OG_FN T elu_backward_dst(T y, T d, T a) { return y > 0 ? d : d * (y + a); }
+template <class T> OG_FN T elu_backward_dst(T y, T d, T a) { return choose(y > 0, d, d * (y + a)); }
 
 // ---- smooth --------------------------------------------------------------------------------------------------------
 
@@ -89,11 +90,14 @@ template <> struct derivative_constants<double> {
   static constexpr double density = 0x1.9884533d43651p-2, density_low = -0x1.cbc0d30ebfd15p-56;
 };
 
+#if OG_LANES
+template <> struct derivative_constants<floats> : derivative_constants<float> {};
+#endif
+
 /// d g 2^n for n from three times the smallest exponent to three times the largest.
 template <class T> OG_FN T times_power(T d, T g, T n) {
   const T third = fma(n, (T)(1.0 / 3), exp_constants<T>::magic) - exp_constants<T>::magic;
-  const T step = pow2(third);
-  return (d * step * step) * (g * pow2(n - 2 * third));
+  return scale(scale(d, third), third) * scale(g, n - 2 * third);
 }
 
 /// e^-|z| = 2^n (1 + t) = power (1 + t) = e, where power stops at a number that 1 does not feel.
@@ -103,9 +107,9 @@ template <class T> struct decay {
 template <class T> OG_FN decay<T> decay_of(T z, T low = 0) {
   using c = derivative_constants<T>;
   T n;
-  const T t = exp_reduce(at_least(-abs(z), c::end), z < 0 ? low : -low, n);
-  const T power = pow2(at_least(n, c::smallest_power));
-  return {n, t, power, fma(power, t, power)};
+  const T t = exp_reduce(at_least(-abs(z), (T)c::end), choose(z < 0, low, -low), n);
+  const T normal = at_least(n, (T)c::smallest_power);
+  return {n, t, pow2(normal), scale_one(t, normal)};
 }
 
 /// f = sigmoid(z): f' = p (1 - p) with p = sigmoid(-|z|), whose error 1 - p damps. `factor` is dz/dx.
@@ -124,16 +128,16 @@ template <class T> OG_FN T tanh_backward(T x, T d) { return sigmoid_slope(2 * x,
 template <class T> OG_FN T softplus_backward(T x, T d, T beta) {
   const T z = beta * x;
   const decay<T> v = decay_of(z);
-  const bool left = z < 0;
-  const T q = divide(left ? 1 + v.t : (T)1, 1 + v.e);
-  return keep_nan(z, times_power(d, q, left ? v.n : (T)0));
+  const mask<T> left = z < 0;
+  const T q = divide(choose(left, 1 + v.t, (T)1), 1 + v.e);
+  return keep_nan(z, times_power(d, q, choose(left, v.n, (T)0)));
 }
 
 /// f = x sigmoid(z + low): f' = s (1 + m (1 - s)) with s = sigmoid(z), m = x dz/dx, which is finite. 1 - s never cancels. What
 /// the rounding of s left out is added at the end: without it, 3 ulp is exceeded.
 template <class T> OG_FN T gated_slope(T z, T low, T m, T m_low, T d) {
   const decay<T> v = decay_of(z, low);
-  const bool left = z < 0;
+  const mask<T> left = z < 0;
   const T above = select(left, 1 + v.t, (T)1), above_low = select(left, v.t - (above - 1), (T)0);
   const T below = 1 + v.e, below_low = v.e - (below - 1);
   const T q = divide(above, below);  // s, but for 2^n on the left
@@ -150,31 +154,31 @@ OG_FN double swish_slope(double z, double d) {
 }
 /// In float, e = e^-|z| and r = 1 / (1 + e): f' = e r (1 - |z| r) on the left and 1 minus that on the right, what r and |z| r
 /// round off carried along. 1.8 ulp, which leaves room for the rounding of z = a x, and half the time of gated_slope.
-OG_FN float swish_slope(float z, float d) {
-  float n;
-  const float size = at_most(abs(z), 120.0f), t = exp_reduce(-size, n);
-  const float normal = at_least(n, -126.0f), power = pow2(normal), e = fma(power, t, power);
-  const float one = 1 + e, r = divide(1.0f, one);
-  const float r_low = fma(-r, e - (one - 1), fma(-r, one, 1.0f));  // as a part of r
-  const float product = size * r, y = fma(-product, r, r);
-  const float y_low = fma(r_low, fma(-2.0f, product, 1.0f), -fma(size, r, -product));  // the same
-  const float left = fma(e, y, e * r * y_low) * pow2(n - normal), right = 1 - left;
-  return keep_nan(z, d * (z < 0 ? left : right));
+template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
+  F n;
+  const F size = at_most(abs(z), (F)120), t = exp_reduce(-size, n);
+  const F normal = at_least(n, (F)-126), e = scale_one(t, normal);
+  const F one = 1 + e, r = divide((F)1, one);
+  const F r_low = fma(-r, e - (one - 1), fma(-r, one, (F)1));  // as a part of r
+  const F product = size * r, y = fma(-product, r, r);
+  const F y_low = fma(r_low, fma((F)-2, product, (F)1), -fma(size, r, -product));  // the same
+  const F left = scale(fma(e, y, e * r * y_low), n - normal), right = 1 - left;
+  return keep_nan(z, d * choose(z < 0, left, right));
 }
 OG_FN double swish_backward(double x, double d) { return swish_slope(x, d); }
 /// f' = e (1 + e - |x|) / (1 + e)^2 on the left: 2.7 ulp in the time of torch's, whose one division this has too.
-OG_FN float swish_backward(float x, float d) {
-  float n;
-  const float size = at_most(abs(x), 120.0f), t = exp_reduce(-size, n);
-  const float normal = at_least(n, -126.0f), power = pow2(normal), e = fma(power, t, power);
-  const float above = fma(power, t, (1 - size) + power);
-  const float one = 1 + e, one_low = e - (one - 1);
-  const float left = divide(e * above, fma(one, one, (one + one) * one_low)) * pow2(n - normal), right = 1 - left;
-  return keep_nan(x, d * (x < 0 ? left : right));
+template <class F, if_float<F> = 0> OG_FN F swish_backward(F x, F d) {
+  F n;
+  const F size = at_most(abs(x), (F)120), t = exp_reduce(-size, n);
+  const F normal = at_least(n, (F)-126), power = pow2(normal), e = scale_one(t, normal);
+  const F above = fma(power, t, (1 - size) + power);
+  const F one = 1 + e, one_low = e - (one - 1);
+  const F left = scale(divide(e * above, fma(one, one, (one + one) * one_low)), n - normal), right = 1 - left;
+  return keep_nan(x, d * choose(x < 0, left, right));
 }
-template <class T> OG_FN T swish_backward(T x, T d, T a) { return swish_slope(a * (a == 0 ? (T)0 : x), d); }
+template <class T> OG_FN T swish_backward(T x, T d, T a) { return swish_slope(a * choose(a == 0, (T)0, x), d); }
 template <class T> OG_FN T swish_backward(T x, T d, T a, T b) {
-  return swish_slope(b * (a * (a == 0 || b == 0 ? (T)0 : x)), d);
+  return swish_slope(b * (a * choose(a == 0 || b == 0, (T)0, x)), d);
 }
 
 /// x sigmoid(2u), 2u = v (a + b v^2) and m = v (a + 3 b v^2) in two parts each: see gelu_tanh. f' is the difference of two
@@ -200,11 +204,11 @@ template <class T> OG_FN T gelu_tanh_backward(T x, T d) {
 
 /// f' of gelu_erf as 1/2 + x P(x^2), and where; own fit on x^2 <= 0.26, error 2^-24.8. In float the difference of R and
 /// t / sqrt(2 pi) exceeds 3 ulp there.
-OG_FN bool is_near_half(float t) { return t < 0.5f; }
+template <class F, if_float<F> = 0> OG_FN mask<F> is_near_half(F t) { return t < 0.5f; }
 OG_FN bool is_near_half(double) { return false; }
-OG_FN float near_half(float x) {
-  const float z = x * x;
-  float p = 0x1.1bf5f4p-10f;
+template <class F, if_float<F> = 0> OG_FN F near_half(F x) {
+  const F z = x * x;
+  F p = 0x1.1bf5f4p-10f;
   p = fma(p, z, -0x1.36ba26p-7f);
   p = fma(p, z, 0x1.ea354cp-5f);
   p = fma(p, z, -0x1.105834p-2f);
@@ -215,7 +219,7 @@ OG_FN double near_half(double x) { return x; }
 /// Phi(x) + x phi(x) is e^(-t^2 / 2) (R(t) - t / sqrt(2 pi)) at x = -t, and 1 minus that at t. R as in erf.h, in two parts.
 template <class T> OG_FN T gelu_erf_backward(T x, T d) {
   using c = derivative_constants<T>;
-  const T t = at_most(abs(x), c::normal_end);
+  const T t = at_most(abs(x), (T)c::normal_end);
   const T k = tail_center(t);
   const T p = t + k, p_low = t - (p - k);
   const T w = divide((T)1, p);
@@ -228,10 +232,10 @@ template <class T> OG_FN T gelu_erf_backward(T x, T d) {
   T n;
   const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
   const T y = fma(h, e, h);
-  const T near = fma(-y, pow2(at_least(n, c::smallest_power)), (T)1);
-  const bool half = is_near_half(t), left = x < 0 && !half;
-  const T right = half ? near_half(x) : near;
-  return keep_nan(x, times_power(d, left ? y : right, left ? n : (T)0));
+  const T near = fma(-y, pow2(at_least(n, (T)c::smallest_power)), (T)1);
+  const mask<T> half = is_near_half(t), left = x < 0 && !half;
+  const T right = choose(half, near_half(x), near);
+  return keep_nan(x, times_power(d, choose(left, y, right), choose(left, n, (T)0)));
 }
 
 /// T + x T', T = n / (n + 2), n = e^x (e^x + 2). Over e = e^-|x| and w = 1 / D it is
@@ -242,7 +246,7 @@ template <class T> OG_FN T mish_backward(T x, T d) {
   const T end = derivative_constants<T>::end;
   const T bounded = at_most(at_least(x, end), -end);
   const decay<T> v = decay_of(bounded);
-  const bool left = x < 0;
+  const mask<T> left = x < 0;
   const T e = v.e;
   const T one = 1 + e, one_low = e - (one - 1);
   const T two = 2 + e, two_low = e - (two - 2);
@@ -267,9 +271,9 @@ template <class T> OG_FN T mish_backward(T x, T d) {
 /// 1 for x > 0, a e^x otherwise.
 template <class T> OG_FN T elu_backward(T x, T d, T a) {
   T n;
-  const T t = exp_reduce(at_least(x, derivative_constants<T>::end), n);
+  const T t = exp_reduce(at_least(x, (T)derivative_constants<T>::end), n);
   const T left = times_power(d, fma(a, t, a), n);
-  return x > 0 ? d : keep_nan(x, left);
+  return choose(x > 0, d, keep_nan(x, left));
 }
 
 // ---- powers --------------------------------------------------------------------------------------------------------
@@ -283,11 +287,11 @@ template <class T> OG_FN T falling_factorial(T b, int order) {
 
 /// What |x|^(b - order) is multiplied by to become x^(b - order): parity and wholeness are those of b, as b - order is rounded.
 template <class T> OG_FN T power_sign(T x, T b, int order) {
-  const bool negative = (bits(x) >> (8 * sizeof(T) - 1)) != 0, finite = abs(b) < infinity<T>();
-  const bool odd = is_integer(b) & finite & (is_odd(b) != ((order & 1) != 0));
-  const bool fraction = !is_integer(b) & (x < 0) & (x > -infinity<T>());
-  const T sign = negative & odd ? (T)-1 : (T)1;
-  return fraction ? quiet_nan<T>() : sign;
+  const mask<T> finite = abs(b) < infinity<T>();
+  const mask<T> odd = is_integer(b) & finite & (is_odd(b) != (mask<T>)((order & 1) != 0));
+  const mask<T> fraction = !is_integer(b) & (x < 0) & (x > -infinity<T>());
+  const T sign = choose(is_negative(x) & odd, (T)-1, (T)1);
+  return choose(fraction, quiet_nan<T>(), sign);
 }
 
 /// The derivative of x^b of an order, times d: c x^(b - order) d. 0 where c is 0, at x = 0 too. The power of a finite x is
@@ -296,16 +300,16 @@ template <class T> OG_FN T pow_backward(T x, T d, T b, int order) {
   const T y = b - order, back = y + order, a = abs(x);
   const T y_low = (b - back) + ((back - y) - order);
   const T c = falling_factorial(b, order);
-  const power<T> p = power_parts(x, y, y_low, power_limit<T>::backward);
-  const bool regular = (a > 0) & (a < infinity<T>()) & (abs(b) < infinity<T>());
-  const T irregular = p.exponent < 0 ? (T)0 : infinity<T>();
+  const power<T> p = power_parts(x, y, y_low, (T)power_limit<T>::backward);
+  const mask<T> regular = (a > 0) & (a < infinity<T>()) & (abs(b) < infinity<T>());
+  const T irregular = choose(p.exponent < 0, (T)0, infinity<T>());
   const T size = pow_signed(a, y, keep_nan(p.exponent, select(regular, 1 + p.t, irregular)));
-  const bool small = abs(c) < 1;  // c * size may overflow, or c be subnormal
+  const mask<T> small = abs(c) < 1;  // c * size may overflow, or c be subnormal
   const T g = c * (select(small, (T)0x1p64, (T)0.5) * power_sign(x, b, order) * size);
   const T n = select(regular, p.n + select(small, (T)-64, (T)1), (T)1);
   // Where d c is a normal number it goes first: neither d 2^n nor c 2^n need be one.
   const T product = d * g;
-  const bool first = (abs(product) >= smallest_normal<T>()) & (abs(product) < infinity<T>());
+  const mask<T> first = (abs(product) >= smallest_normal<T>()) & (abs(product) < infinity<T>());
   const T value = times_power(select(first, product, d), select(first, (T)1, g) * select(regular, p.excess, (T)1), n);
   return select(c == 0, (T)0, select(d == d + d, product, value));  // 0 and infinity times a power are what they are
 }

@@ -1,6 +1,7 @@
 #pragma once
 #include "config.h"
 #include "exp.h"
+#include "lanes.h"
 
 // erf and the tail of the normal distribution, float and double.
 //
@@ -11,9 +12,9 @@
 
 namespace og {
 
-OG_FN float tail_center(float) { return 0x1.858p+1f; }
-OG_FN float tail_shape(float q) {
-  float g = 0x1.ca437p-15f;
+template <class F, if_float<F> = 0> OG_FN F tail_center(F) { return 0x1.858p+1f; }
+template <class F, if_float<F> = 0> OG_FN F tail_shape(F q) {
+  F g = 0x1.ca437p-15f;
   g = fma(g, q, 0x1.3dd3ecp-13f);
   g = fma(g, q, -0x1.879ec4p-13f);
   g = fma(g, q, -0x1.2046dcp-10f);
@@ -53,7 +54,7 @@ OG_FN double tail_shape(double q) {
   return fma(g, q, 0x1.8b49ffebb622bp-1);
 }
 
-OG_FN float tail_end(float) { return 15.0f; }
+template <class F, if_float<F> = 0> OG_FN F tail_end(F) { return 15.0f; }
 OG_FN double tail_end(double) { return 39.0; }
 
 /// t * Phi(-t) for t >= 0, down to the smallest subnormal. The square keeps its low half: an error in it would be multiplied
@@ -74,13 +75,13 @@ template <class T> OG_FN T tail_times(T t_any) {
   T n;
   const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
   const T half = fma(n, (T)0.5, exp_constants<T>::magic) - exp_constants<T>::magic;
-  return (a + fma(a, e, a_low)) * pow2(half) * pow2(n - half);
+  return scale(scale(a + fma(a, e, a_low), half), n - half);
 }
 
 // erf on [0, 1]: x + x P(x^2), fit error 2^-29.2 and 2^-56.2.
-OG_FN float erf_small(float x) {
-  const float z = x * x;
-  float p = 0x1.4c5e5p-14f;
+template <class F, if_float<F> = 0> OG_FN F erf_small(F x) {
+  const F z = x * x;
+  F p = 0x1.4c5e5p-14f;
   p = fma(p, z, -0x1.a519fp-11f);
   p = fma(p, z, 0x1.542ff6p-8f);
   p = fma(p, z, -0x1.b7fec4p-6f);
@@ -108,9 +109,9 @@ OG_FN double erf_small(double x) {
 }
 
 /// float above 1: log erfc is a polynomial (after N. Juffa's erff; own fit, error of erf 2^-31.9), erf is 1 up to 3.93.
-OG_FN float erf(float x) {
-  const float a = at_most(abs(x), 4.0f);
-  float p = 0x1.6bf0bap-16f;
+template <class F, if_float<F> = 0> OG_FN F erf(F x) {
+  const F a = at_most(abs(x), (F)4);
+  F p = 0x1.6bf0bap-16f;
   p = fma(p, a, -0x1.ced89ap-12f);
   p = fma(p, a, 0x1.13928ap-8f);
   p = fma(p, a, -0x1.9d06ecp-6f);
@@ -118,10 +119,10 @@ OG_FN float erf(float x) {
   p = fma(p, a, 0x1.44353ap-1f);
   p = fma(p, a, 0x1.212c18p+0f);
   p = fma(p, a, -0x1.8a9fe6p-13f);
-  float n;
-  const float t = exp_reduce(-p, n);
-  const float large = 1 - pow2(n) * (1 + t);
-  return keep_nan(x, copysign(a > 1 ? large : erf_small(a), x));
+  F n;
+  const F t = exp_reduce(-p, n);
+  const F large = 1 - scale(1 + t, n);
+  return keep_nan(x, copysign(choose(a > 1, large, erf_small(a)), x));
 }
 OG_FN double erf(double x) {
   const double a = at_most(abs(x), 6.0);

@@ -1,5 +1,6 @@
 #pragma once
 #include "config.h"
+#include "lanes.h"
 
 // exp, expm1, tanh and the logistic family for float and double, one template for both: the types differ in constants and
 // in the degree of one polynomial. All of it is branch-free.
@@ -33,8 +34,8 @@ template <> struct exp_constants<double> {
 };
 
 // q(r) = (e^r - 1 - r) / r^2 on |r| <= ln2 / 2. Error of 1 + r + r^2 q against e^r: 2^-28.2 and 2^-57.9.
-OG_FN float exp_tail(float r) {
-  float q = 0x1.6d5ceep-10f;
+template <class F, if_float<F> = 0> OG_FN F exp_tail(F r) {
+  F q = 0x1.6d5ceep-10f;
   q = fma(q, r, 0x1.123bdep-7f);
   q = fma(q, r, 0x1.5554dap-5f);
   q = fma(q, r, 0x1.55548ep-3f);
@@ -58,6 +59,13 @@ OG_FN double exp_tail(double r) {
 /// 2^n for an integer n in the normal range.
 OG_FN float pow2(float n) { return from_bits(bits(n + (0x1.8p23f + 127.0f)) << 23); }
 OG_FN double pow2(double n) { return from_bits(bits(n + (0x1.8p52 + 1023.0)) << 52); }
+/// x 2^n for the same n.
+template <class T> OG_FN T scale(T x, T n) { return x * pow2(n); }
+/// 2^n (1 + t) for the same n.
+template <class T> OG_FN T scale_one(T t, T n) {
+  const T power = pow2(n);
+  return fma(power, t, power);
+}
 
 // Limits on one side, as integer min of the bit patterns: floats of one sign are ordered like their bits. A NaN may become
 // the limit, so a caller gives it back (keep_nan). The obvious x < low ? low : x is not used because GCC 12 threads jumps
@@ -78,7 +86,13 @@ OG_FN double at_most(double x, double positive_high) {
   const i64 a = (i64)bits(x), b = (i64)bits(positive_high);
   return from_bits((u64)(a < b ? a : b));
 }
-template <class T> OG_FN T keep_nan(T x, T y) { return x == x ? y : x; }
+#if OG_LANES
+template <> struct exp_constants<floats> : exp_constants<float> {};
+OG_FN floats pow2(floats n) { return scale(floats(1.0f), n); }
+OG_FN floats at_least(floats x, floats low) { return larger(low, x); }  // these keep NaN
+OG_FN floats at_most(floats x, floats high) { return smaller(high, x); }
+#endif
+template <class T> OG_FN T keep_nan(T x, T y) { return choose(x == x, y, x); }
 
 /// e^(x + low) = 2^n (1 + t): returns t, sets n. `low` is the part of an argument that did not fit into x.
 template <class T> OG_FN T exp_reduce(T x, T low, T& n) {
@@ -100,20 +114,22 @@ template <class T> OG_FN T scale_exp(T t, T n) {
   return fma(first, t, first) * pow2(n - half);
 }
 
-template <class T> OG_FN T exp_any(T x) {
+#if OG_LANES
+OG_FN floats scale_exp(floats t, floats n) { return scale(1 + t, n); }
+#endif
+
+template <class T> OG_FN T exp(T x) {
   using c = exp_constants<T>;
   T n;
   const T t = exp_reduce(at_most(at_least(x, c::lowest), c::highest), n);
   return keep_nan(x, scale_exp(t, n));
 }
-OG_FN float exp(float x) { return exp_any(x); }
-OG_FN double exp(double x) { return exp_any(x); }
 
 /// 2^n (1 + t) - 1 with the sign of x, which keeps -0.0. Half the scale is used: n = 128 (1024) must not overflow early.
 template <class T> OG_FN T scale_expm1(T t, T n, T x) {
   const T half = pow2(n - 1);
   const T y = 2 * fma(half, t, half - (T)0.5);
-  return copysign(n == 0 ? t : y, x);
+  return copysign(choose(n == 0, t, y), x);
 }
 /// x in [anything, highest]; NaN is not kept.
 template <class T> OG_FN T expm1_in_range(T x) {
@@ -121,19 +137,15 @@ template <class T> OG_FN T expm1_in_range(T x) {
   const T t = exp_reduce(at_least(x, (T)-60), n);
   return scale_expm1(t, n, x);
 }
-template <class T> OG_FN T expm1_any(T x) {
+template <class T> OG_FN T expm1(T x) {
   return keep_nan(x, expm1_in_range(at_most(x, exp_constants<T>::highest)));
 }
-OG_FN float expm1(float x) { return expm1_any(x); }
-OG_FN double expm1(double x) { return expm1_any(x); }
 
 /// tanh |x| = m / (m + 2) with m = e^(2|x|) - 1: the quotient damps the error of m, no cancellation anywhere.
-template <class T> OG_FN T tanh_any(T x) {
+template <class T> OG_FN T tanh(T x) {
   const T m = expm1_in_range(2 * at_most(abs(x), exp_constants<T>::tanh_saturates));
   return keep_nan(x, copysign(divide(m, m + 2), x));
 }
-OG_FN float tanh(float x) { return tanh_any(x); }
-OG_FN double tanh(double x) { return tanh_any(x); }
 
 /// numerator / (1 + 2^n (1 + t)) = quotient * 2^rest, rest <= 0. Where e^z is large its exponent beyond `part` is taken out,
 /// so the quotient neither overflows nor loses bits: sigmoid(-100) is a right subnormal. Dividing by 1 + e^z rounds three
@@ -141,8 +153,7 @@ OG_FN double tanh(double x) { return tanh_any(x); }
 template <class T> OG_FN T logistic_quotient(T numerator, T t, T n, T& rest) {
   const T room = exp_constants<T>::part - n;
   rest = (T)0.5 * (room - abs(room));  // min(part - n, 0), in arithmetic: GCC makes a select of it into branches
-  const T first = pow2(n + rest);
-  return divide(numerator, 1 + fma(first, t, first));
+  return divide(numerator, 1 + scale_one(t, n + rest));
 }
 
 /// numerator / (1 + e^(z + low)) for z from -infinity to 15 - lowest, where 2^rest is a normal number. NaN is not kept.
@@ -150,19 +161,17 @@ template <class T> OG_FN T logistic(T numerator, T z) {
   T n, rest;
   const T t = exp_reduce(at_least(z, exp_constants<T>::tiny_exponent), n);
   const T quotient = logistic_quotient(numerator, t, n, rest);
-  return quotient * pow2(rest);
+  return scale(quotient, rest);
 }
 template <class T> OG_FN T logistic(T numerator, T z, T low) {
   T n, rest;
   const T t = exp_reduce(at_least(z, exp_constants<T>::tiny_exponent), low, n);
   const T quotient = logistic_quotient(numerator, t, n, rest);
-  return quotient * pow2(rest);
+  return scale(quotient, rest);
 }
 
-template <class T> OG_FN T sigmoid_any(T x) {
+template <class T> OG_FN T sigmoid(T x) {
   return keep_nan(x, logistic((T)1, -at_least(x, exp_constants<T>::lowest)));
 }
-OG_FN float sigmoid(float x) { return sigmoid_any(x); }
-OG_FN double sigmoid(double x) { return sigmoid_any(x); }
 
 }  // namespace og

@@ -24,7 +24,22 @@ struct Space {
   const i64* strides;
 };
 
+/// Whether a functor does 16 elements at a time by itself; see opgraph/codegen/lanes.py.
+template <class F, class = void> struct has_lanes {
+  static constexpr bool value = false;
+};
+template <class F> struct has_lanes<F, ignored<decltype(F::by_lanes)>> {
+  static constexpr bool value = F::by_lanes;
+};
+
 template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
+#if OG_LANES
+  if constexpr (has_lanes<F>::value) {
+    for (; begin + lane_count <= end; begin += lane_count) f.lanes(begin, lane_count);
+    if (begin < end) f.lanes(begin, end - begin);
+    return;
+  }
+#endif
   if constexpr (halves_of<F>::count != 0) {
     alignas(64) float room[halves_of<F>::count][strip];
     for (i64 first = begin; first < end; first += strip) {

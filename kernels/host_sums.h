@@ -148,6 +148,13 @@ template <class F> OG_FN void row(const F f, i64 width, double* const* cell, con
     const i64 filled = (n + lanes - 1) / lanes * lanes;
     for (int k = 0; k < F::sums; ++k)
       for (i64 i = n; i < filled; ++i) addend[k][i] = 0;
+#if OG_LANES
+    if constexpr (has_lanes<F>::value) {
+      i64 i = 0;
+      for (; i + lane_count <= n; i += lane_count) f.lanes(first + i, lane_count, &addend[0][i]);
+      if (i < n) f.lanes(first + i, n - i, &addend[0][i]);
+    } else
+#endif
     if constexpr (halves_of<F>::count != 0) {
       alignas(64) float room[halves_of<F>::count][strip];
       f.widen(room, first, n);
@@ -345,6 +352,7 @@ template <class F> struct Plain : F {
   static constexpr bool adds_row(int) { return false; }
   OG_FN void element(i64 i, Addend*) const { F::element(i); }
   OG_FN void staged(float (*room)[strip], i64 i, i64 j, Addend*) const { F::staged(room, i, j); }
+  OG_FN void lanes(i64 i, i64 n, Addend*) const { F::lanes(i, n); }
   OG_FN static void total(int, void*, i64, double) {}
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 #include "config.h"
+#include "lanes.h"
 
 // log and log1p for float and double. x = 2^k (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), log x = k ln2 + log(1 + f).
 // float: log(1 + f) = f - f^2 / 2 + f^3 P(f). double: with s = f / (2 + f), log(1 + f) = 2s + s^3 R(s^2), arranged as in
@@ -8,8 +9,8 @@
 namespace og {
 
 /// log(1 + f) for 1 + f in [sqrt(1/2), sqrt(2)], a little more is harmless.
-OG_FN float log_near_one(float f) {
-  float p = -0x1.41d9d4p-4f;
+template <class F, if_float<F> = 0> OG_FN F log_near_one(F f) {
+  F p = -0x1.41d9d4p-4f;
   p = fma(p, f, 0x1.07d444p-3f);
   p = fma(p, f, -0x1.0ce52ep-3f);
   p = fma(p, f, 0x1.226db4p-3f);
@@ -34,7 +35,9 @@ OG_FN double log_near_one(double f) {
 }
 
 /// k ln2 + y, small terms first.
-OG_FN float add_ln2(float k, float y) { return fma(k, 0x1.62e43p-1f, fma(k, -0x1.05c61p-29f, y)); }
+template <class F, if_float<F> = 0> OG_FN F add_ln2(F k, F y) {
+  return fma(k, 0x1.62e43p-1f, fma(k, -0x1.05c61p-29f, y));
+}
 OG_FN double add_ln2(double k, double y) {
   return fma(k, 0x1.62e42fefa39efp-1, fma(k, 0x1.abc9e3b39803fp-56, y));
 }
@@ -56,20 +59,39 @@ OG_FN double unscale(double x, double k) { return from_bits(bits(x) - (bits(k + 
 
 // What log and log1p share outside their range: y where u is positive and finite, else inf, -inf at 0, NaN below 0.
 template <class T> OG_FN T log_limits(T u, T y) {
-  const T not_positive = u == 0 ? -infinity<T>() : quiet_nan<T>();
-  const T finite = u < infinity<T>() ? y : u;
-  return u > 0 ? finite : not_positive;
+  const T not_positive = choose(u == 0, -infinity<T>(), quiet_nan<T>());
+  const T finite = choose(u < infinity<T>(), y, u);
+  return choose(u > 0, finite, not_positive);
 }
 
-template <class T> OG_FN T log_any(T x) {
+/// x = 2^k m, m in [sqrt(1/2), sqrt(2)), x positive, subnormals too: returns m, sets k.
+template <class T> OG_FN T split(T x, T& k) {
   const bool subnormal = x < smallest_normal<T>();
   const T normal = subnormal ? x * (T)0x1p54 : x;
-  const T k = binary_exponent(normal);
-  const T y = add_ln2(subnormal ? k - 54 : k, log_near_one(unscale(normal, k) - 1));
-  return log_limits(x, y);
+  const T exponent = binary_exponent(normal);
+  k = subnormal ? exponent - 54 : exponent;
+  return unscale(normal, exponent);
 }
-OG_FN float log(float x) { return log_any(x); }
-OG_FN double log(double x) { return log_any(x); }
+#if OG_LANES
+OG_FN floats unscale(floats x, floats k) { return scale(x, -k); }
+OG_FN floats split(floats x, floats& k) {
+  const floats m = mantissa_of(x);
+  const bools high = m >= 0x1.6a09e6p+0f;  // the float above sqrt(2)
+  k = choose(high, exponent_of(x) + 1, exponent_of(x));
+  return choose(high, 0.5f * m, m);
+}
+OG_FN floats binary_exponent(floats x) {
+  floats k;
+  split(x, k);
+  return k;
+}
+#endif
+
+template <class T> OG_FN T log(T x) {
+  T k;
+  const T m = split(x, k);
+  return log_limits(x, add_ln2(k, log_near_one(m - 1)));
+}
 
 /// log(1 + x) for 1 + x positive and finite. 2^-k (1 + x) - 1 is formed from x with one rounding, so the bits of x that
 /// 1 + x would drop are kept.
@@ -78,13 +100,11 @@ template <class T> OG_FN T log1p_in_range(T x) {
   const T shrink = unscale((T)1, k);
   return add_ln2(k, log_near_one(fma(shrink, x, shrink - 1)));
 }
-template <class T> OG_FN T log1p_any(T x) {
-  const bool large = x > (T)0x1p64f;  // 2^-k would be subnormal at the end: there log1p x = log(1 + x/4) + 2 ln2
-  const T y = log1p_in_range(large ? x * (T)0.25 : x);
-  const T all = large ? y + (T)0x1.62e42fefa39efp+0 : y;
+template <class T> OG_FN T log1p(T x) {
+  const mask<T> large = x > (T)0x1p64f;  // 2^-k would be subnormal at the end: there log1p x = log(1 + x/4) + 2 ln2
+  const T y = log1p_in_range(choose(large, x * (T)0.25, x));
+  const T all = choose(large, y + (T)0x1.62e42fefa39efp+0, y);
   return copysign(log_limits(1 + x, all), x);  // the sign of x is that of the result: keeps -0.0
 }
-OG_FN float log1p(float x) { return log1p_any(x); }
-OG_FN double log1p(double x) { return log1p_any(x); }
 
 }  // namespace og

@@ -2,6 +2,7 @@
 #include "arith.h"
 #include "config.h"
 #include "exp.h"
+#include "lanes.h"
 #include "log.h"
 
 // pow(x, y) = e^(y log|x|). An error d in the logarithm becomes y d in the result, up to 88 times as much in float and 745
@@ -14,36 +15,31 @@ template <class T> struct pair {
 };
 
 /// log x for x > 0 as high + low, relative error about 2^-30.
-OG_FN pair<float> log_pair(float x) {
-  const bool subnormal = x < smallest_normal<float>();
-  const float normal = subnormal ? x * 0x1p24f : x;
-  const float k = binary_exponent(normal);
-  const float f = unscale(normal, k) - 1;
-  const float d = 2 + f, d_low = f - (d - 2);
-  const float w = divide(1.0f, d), s = f * w;
-  const float s_low = fma(-s, d_low, fma(-s, d, f)) * w;
-  const float z = s * s;
+template <class F, if_float<F> = 0> OG_FN pair<F> log_pair(F x) {
+  F e;
+  const F f = split(x, e) - 1;
+  const F d = 2 + f, d_low = f - (d - 2);
+  const F w = divide((F)1, d), s = f * w;
+  const F s_low = fma(-s, d_low, fma(-s, d, f)) * w;
+  const F z = s * s;
   // log(1 + f) = 2s + s z Q(z); own minimax fit of Q, error 2^-31.
-  float q = 0x1.e29bd4p-3f;
+  F q = 0x1.e29bd4p-3f;
   q = fma(q, z, 0x1.243b98p-2f);
   q = fma(q, z, 0x1.999a6ep-2f);
   q = fma(q, z, 0x1.555556p-1f);
-  const float tail = fma(s, z * q, 2 * s_low);
-  // k ln2: the high part of ln2 has 16 bits, so the product is exact.
-  const float e = k - (subnormal ? 24.0f : 0.0f);
-  const float e_ln2 = e * 0x1.62e4p-1f;
-  const float sum = fma(2.0f, s, e_ln2);
-  const float sum_low = fma(2.0f, s, e_ln2 - sum) + fma(e, 0x1.7f7d1cp-20f, tail);
-  const float high = sum + sum_low;
+  const F tail = fma(s, z * q, 2 * s_low);
+  // e ln2: the high part of ln2 has 16 bits, so the product is exact.
+  const F e_ln2 = e * 0x1.62e4p-1f;
+  const F sum = fma((F)2, s, e_ln2);
+  const F sum_low = fma((F)2, s, e_ln2 - sum) + fma(e, 0x1.7f7d1cp-20f, tail);
+  const F high = sum + sum_low;
   return {high, (sum - high) + sum_low};
 }
 
 /// log x for x > 0 as high + low, relative error about 2^-66.
 OG_FN pair<double> log_pair(double x) {
-  const bool subnormal = x < smallest_normal<double>();
-  const double normal = subnormal ? x * 0x1p54 : x;
-  const double k = binary_exponent(normal);
-  const double f = unscale(normal, k) - 1;
+  double e;
+  const double f = split(x, e) - 1;
   // s = f / (2 + f) in double-double
   const double d = 2 + f, d_low = f - (d - 2);
   const double s = divide(f, d);
@@ -64,8 +60,7 @@ OG_FN pair<double> log_pair(double x) {
   const double u = third + tail, u_low = ((third - u) + tail) + third_low;
   const double v = 2 * s * u, v_low = fma(2 * s, u, -v) + 2 * fma(s, u_low, s_low * u);
   const double near = 2 * s + v, near_low = ((2 * s - near) + v) + (v_low + 2 * s_low);
-  // k ln2: the high part of ln2 has 40 bits, so the product is exact.
-  const double e = k - (subnormal ? 54.0 : 0.0);
+  // e ln2: the high part of ln2 has 40 bits, so the product is exact.
   const double e_ln2 = e * 0x1.62e42fefa2p-1;
   const double sum = e_ln2 + near;
   const double sum_low = ((e_ln2 - sum) + near) + fma(e, 0x1.9ef35793c7673p-41, near_low);
@@ -74,19 +69,20 @@ OG_FN pair<double> log_pair(double x) {
 }
 
 /// Whether y is an integer (infinity counts), and whether an odd one.
-template <class T> OG_FN bool is_integer(T y) { return trunc(y) == y; }
-template <class T> OG_FN bool is_odd(T y) {
+template <class T> OG_FN mask<T> is_integer(T y) { return trunc(y) == y; }
+template <class T> OG_FN mask<T> is_odd(T y) {
   const T half = y * (T)0.5;
   return is_integer(y) & (trunc(half) != half);
 }
 
+template <class T> OG_FN bool is_negative(T x) { return (bits(x) >> (8 * sizeof(T) - 1)) != 0; }
+
 /// The sign and the cases C99 lists, given |x|^y (Annex F.10.4.4): x^0 = 1 and 1^y = 1 even for NaN.
 template <class T> OG_FN T pow_signed(T x, T y, T magnitude) {
-  const bool negative = (bits(x) >> (8 * sizeof(T) - 1)) != 0;
-  const T with_sign = negative & is_odd(y) ? -magnitude : magnitude;
-  const T real = (x < 0) & (x > -infinity<T>()) & !is_integer(y) ? quiet_nan<T>() : with_sign;
-  const bool one = (y == 0) | (x == 1) | ((x == -1) & (abs(y) == infinity<T>()));
-  return one ? (T)1 : real;
+  const T with_sign = choose(is_negative(x) & is_odd(y), -magnitude, magnitude);
+  const T real = choose((x < 0) & (x > -infinity<T>()) & !is_integer(y), quiet_nan<T>(), with_sign);
+  const mask<T> one = (y == 0) | (x == 1) | ((x == -1) & (abs(y) == infinity<T>()));
+  return choose(one, (T)1, real);
 }
 
 /// |x|^(y + y_low) = 2^n (1 + t), y log|x|, which is kept within +-limit, and where it is not a power of two, 2^100 at most,
@@ -97,14 +93,14 @@ template <class T> struct power {
 template <class T> OG_FN power<T> power_parts(T x, T y, T y_low, T limit) {
   const T a = abs(x);
   const pair<T> l = log_pair(a);
-  const bool regular = a > 0 && a < infinity<T>();
-  const T irregular = a == 0 ? -infinity<T>() : a;  // log|x| for 0, infinity and NaN
-  const T high = regular ? l.high : irregular;
+  const mask<T> regular = a > 0 && a < infinity<T>();
+  const T irregular = choose(a == 0, -infinity<T>(), a);  // log|x| for 0, infinity and NaN
+  const T high = choose(regular, l.high, irregular);
   const T p = y * high;
   const T p_low = fma(y, high, -p) + fma(y_low, high, y * l.low);
   const T bounded = at_most(at_least(p, -limit), limit);
   T n;
-  const T t = exp_reduce(bounded, bounded == p ? p_low : (T)0, n);
+  const T t = exp_reduce(bounded, choose(bounded == p, p_low, (T)0), n);
   const T beyond = at_most(at_least(p - bounded, (T)-100), (T)100);
   return {n, t, p, pow2((beyond + exp_constants<T>::magic) - exp_constants<T>::magic)};
 }
@@ -113,11 +109,13 @@ template <class T> struct power_limit;
 template <> struct power_limit<float> { static constexpr float pow = 105, backward = 261; };
 template <> struct power_limit<double> { static constexpr double pow = 746, backward = 2100; };
 
-template <class T> OG_FN T pow_any(T x, T y) {
-  const power<T> p = power_parts(x, y, (T)0, power_limit<T>::pow);
+#if OG_LANES
+template <> struct power_limit<floats> : power_limit<float> {};
+#endif
+
+template <class T> OG_FN T pow(T x, T y) {
+  const power<T> p = power_parts(x, y, (T)0, (T)power_limit<T>::pow);
   return pow_signed(x, y, keep_nan(p.exponent, scale_exp(p.t, p.n)));
 }
-OG_FN float pow(float x, float y) { return pow_any(x, y); }
-OG_FN double pow(double x, double y) { return pow_any(x, y); }
 
 }  // namespace og

@@ -17,3 +17,27 @@
 #include "trig64.h"
 
 // The whole scalar library. Everything computes in float or double; convert.h is the way to and from 16-bit storage.
+
+#if OG_LANES
+namespace og {
+#define OG_EACH(f) \
+  OG_FN floats f(floats x) { return each_lane([](float a) OG_LAMBDA { return f(a); }, x); }
+OG_EACH(sin)
+OG_EACH(cos)
+OG_EACH(tan)
+OG_EACH(asin)
+OG_EACH(acos)
+OG_EACH(atan)
+OG_EACH(sinh)
+OG_EACH(cosh)
+OG_EACH(asinh)
+OG_EACH(acosh)
+OG_EACH(atanh)
+OG_EACH(lgamma)
+OG_EACH(digamma)
+OG_EACH(trigamma)
+#undef OG_EACH
+OG_FN floats fmod(floats x, floats y) { return each_lane([](float a, float b) OG_LAMBDA { return fmod(a, b); }, x, y); }
+OG_FN floats mod(floats x, floats y) { return each_lane([](float a, float b) OG_LAMBDA { return mod(a, b); }, x, y); }
+}  // namespace og
+#endif

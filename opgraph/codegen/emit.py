@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from opgraph.codegen.halves import put_halves
+from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.literals import literal
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, RUN, STRIDED, UNIFORM, Variant
@@ -38,7 +39,8 @@ def emit_functor(loop: Loop, variant: Variant, *, packs: bool, approximate: froz
     """The functor of one kernel variant: its operands, its arithmetic, and how an element is loaded and stored.
 
     Args:
-        packs: with `fetch` and `finish`, which move packs (CUDA); the CPU's compiler vectorises `element`.
+        packs: with `fetch` and `finish`, which move packs (CUDA); else with `lanes`, for 16 floats at a time, where all
+            arithmetic is in f32, and `element`, which the CPU's compiler vectorises.
         approximate: results of the statements that are computed by og::fast.
     """
     return Emitter(loop, variant, approximate).functor(packs)
@@ -65,9 +67,12 @@ class Emitter:
             self.levels[s.result] = PER_ROW if s.reduces else level
         self.lines: list[str] = []
         self.tags: dict[int, int] = {}
+        #: Whether `apply` is a template over float and og::floats.
+        self.by_lanes = False
 
     def functor(self, packs: bool) -> Functor:
         """The whole text."""
+        self.by_lanes = not packs and goes_by_lanes(self)
         self.put("struct Fused {")
         self.members()
         self.bind()
@@ -81,6 +86,8 @@ class Emitter:
             self.packs()
         else:
             put_halves(self)
+            if self.by_lanes:
+                put_lanes(self)
         self.put("};")
         return Functor("\n".join(self.lines), self.tags)
 
@@ -169,17 +176,32 @@ class Emitter:
 
     def apply(self) -> None:
         """One element: what the CPU and the GPU have in common."""
-        params = [f"const {compute_type(x.dtype)} {self.value(x.name)}" for x in self.element_loads()]
-        params += [f"{compute_type(s.dtype)}& r{i}" for i, s in enumerate(self.loop.stores)]
-        self.put(f"  OG_FN void apply({', '.join(params)}) const {{")
+        params = [f"const {self.apply_type(x.dtype)} {self.value(x.name)}" for x in self.element_loads()]
+        params += [f"{self.apply_type(s.dtype)}& r{i}" for i, s in enumerate(self.loop.stores)]
+        template = "template <class F> " if self.by_lanes else ""
+        self.put(f"  {template}OG_FN void apply({', '.join(params)}) const {{")
         for s in self.loop.statements:
             if self.levels[s.result] == ELEMENT:
                 self.put(
-                    f"    const {compute_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag
+                    f"    const {self.apply_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}",
+                    s.tag,
                 )
         for i, store in enumerate(self.loop.stores):
-            self.put(f"    r{i} = {self.value(store.value)};")
+            self.put(f"    r{i} = {self.in_apply(store.value)};")
         self.put("  }")
+
+    def apply_type(self, dtype: str) -> str:
+        """The C++ type that `apply` computes values of a dtype in."""
+        compute = compute_type(dtype)
+        if not self.by_lanes:
+            return compute
+        return "og::mask<F>" if compute == "bool" else "F"
+
+    def in_apply(self, name: str) -> str:
+        """The C++ for a value within `apply`: what is known before the row is one number for all lanes."""
+        if self.by_lanes and self.levels[name] < ELEMENT:
+            return f"{self.apply_type(self.dtypes[name])}({self.value(name)})"
+        return self.value(name)
 
     def expression(self, s: Statement) -> str:
         """C++ for the value of a statement."""
@@ -187,13 +209,14 @@ class Emitter:
         compute = compute_type(s.literal_dtype(self.dtypes))
         names = [self.argument(s, place) for place in range(len(s.args))]
         attrs = dict(s.attrs)
+        within = self.by_lanes and self.levels[s.result] == ELEMENT
         if record.is_cast:
-            text = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype)
+            text = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype, "F" if within else "")
         else:
             position = {"position": names.pop()} if record.by_position else {}
             ports = record.with_optional(len(names))
             inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
-            text = record.cxx({**inputs, **position}, attrs, lambda v: literal(v, compute))
+            text = record.cxx({**inputs, **position}, attrs, lambda v: self.literal(v, compute, within))
         if s.result in self.approximate:
             text = text.replace("og::", "og::fast::")
         return f"og::round_{s.dtype}({text})" if s.rounds else text
@@ -205,15 +228,27 @@ class Emitter:
     def argument(self, s: Statement, place: int) -> str:
         """C++ for an argument of a statement."""
         arg = s.args[place]
-        return (
-            self.value(arg) if isinstance(arg, str) else literal(arg, compute_type(s.literal_dtype(self.dtypes, place)))
-        )
+        within = self.by_lanes and self.levels[s.result] == ELEMENT
+        if isinstance(arg, str):
+            return self.in_apply(arg) if within else self.value(arg)
+        return self.literal(arg, compute_type(s.literal_dtype(self.dtypes, place)), within)
+
+    def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
+        """A number; `within` a template of lanes, where all of them have it."""
+        text = literal(value, compute)
+        if not within or compute not in ("float", "bool"):
+            return text
+        return f"{'og::mask<F>' if compute == 'bool' else 'F'}({text})"
 
     # -- memory -------------------------------------------------------------------------------------------------
 
     def element_loads(self) -> list[Load]:
         """The loads that each element reads."""
         return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
+
+    def per_element(self) -> list[str]:
+        """The values that are another one for each element."""
+        return [name for name, level in self.levels.items() if level == ELEMENT]
 
     def read(self, load: Load, kind: str, counter: str = "i") -> str:
         """The value of a load at an element of the row."""
@@ -259,7 +294,9 @@ class Emitter:
         """Variables for all results, and the call that fills them."""
         for i, store in enumerate(self.loop.stores):
             self.put(f"{indent}{compute_type(store.dtype)} r{i};")
-        self.put(f"{indent}apply({', '.join([*args, *[f'r{i}' for i in range(len(self.loop.stores))]])});")
+        template = "<float>" if self.by_lanes else ""
+        results = [f"r{i}" for i in range(len(self.loop.stores))]
+        self.put(f"{indent}apply{template}({', '.join([*args, *results])});")
 
     def packs(self) -> None:
         """V neighbouring elements: loads, then all that follows, so that a skeleton can load several packs first."""
@@ -298,13 +335,16 @@ class Emitter:
         self.put("  }")
 
 
-def _cast(value: str, source: str, target: str) -> str:
-    """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts."""
+def _cast(value: str, source: str, target: str, lanes: str) -> str:
+    """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts. `lanes` is the name of f32."""
     if compute_type(source) == compute_type(target):
         return value
     if compute_type(source) == "double" and target in ("f16", "bf16"):
         return f"og::round_{target}({value})"  # once: not through f32
-    return f"og::cast<{compute_type(target)}>({value})"
+    compute = compute_type(target)
+    if lanes:
+        compute = f"og::mask<{lanes}>" if compute == "bool" else lanes
+    return f"og::cast<{compute}>({value})"
 
 
 def index_text(counter: str, name: str, kind: str) -> str:

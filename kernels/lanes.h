@@ -1,0 +1,156 @@
+#pragma once
+#include "config.h"
+
+// floats: 16 floats at a time, in the scalar library's own words. Its templates take float, double and, where the machine
+// has AVX-512, floats; what differs is said here and in a few overloads: 2^n is applied by one instruction (vscalefps), an
+// exponent is taken off by two (vgetexpps, vgetmantps), conditions are masks, so GCC cannot make jumps of them. Each gives
+// the bits of the scalar form (tests/test_lanes.py). Elsewhere OG_LANES is 0 and GCC vectorises the scalar form.
+//
+// No header of the system is included: <immintrin.h> alone takes longer to compile than most kernels.
+
+namespace og {
+
+/// What a comparison of two T gives.
+template <class T> struct mask_of { using type = bool; };
+template <class T> using mask = typename mask_of<T>::type;
+
+/// condition ? if_true : if_false, for every T. (`select` in arith.h does the same by bits.)
+template <class T> OG_FN T choose(bool condition, T if_true, T if_false) { return condition ? if_true : if_false; }
+
+/// `template <class F, if_float<F> = 0>`: a function of float and floats, which has another form for double.
+template <class T> struct float_only {};
+template <> struct float_only<float> { using type = int; };
+template <class T> using if_float = typename float_only<T>::type;
+
+#if !OG_DEVICE && defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__)
+#define OG_LANES 1
+
+#define OG_LAMBDA __attribute__((always_inline))
+
+enum { lane_count = 16 };
+
+typedef float floats16 __attribute__((vector_size(64)));
+typedef u32 words16 __attribute__((vector_size(64)));
+typedef i32 ints16 __attribute__((vector_size(64)));
+
+struct bools {
+  u16 m;
+  OG_FN bools() = default;
+  OG_FN explicit constexpr bools(u16 bits, int) : m(bits) {}
+  OG_FN bools(bool b) : m((u16)-(int)b) {}
+};
+OG_FN bools operator&(bools a, bools b) { return bools((u16)(a.m & b.m), 0); }
+OG_FN bools operator|(bools a, bools b) { return bools((u16)(a.m | b.m), 0); }
+OG_FN bools operator&&(bools a, bools b) { return a & b; }
+OG_FN bools operator||(bools a, bools b) { return a | b; }
+OG_FN bools operator!=(bools a, bools b) { return bools((u16)(a.m ^ b.m), 0); }
+OG_FN bools operator==(bools a, bools b) { return bools((u16)~(a.m ^ b.m), 0); }
+OG_FN bools operator!(bools a) { return bools((u16)~a.m, 0); }
+
+template <> struct mask_of<bools> { using type = bools; };
+OG_FN bools choose(bools condition, bools if_true, bools if_false) { return (condition & if_true) | (!condition & if_false); }
+OG_FN bools select(bools condition, bools if_true, bools if_false) { return choose(condition, if_true, if_false); }
+
+/// The bits of 16 floats.
+struct words {
+  words16 v;
+  OG_FN words() = default;
+  OG_FN words(words16 x) : v(x) {}
+  OG_FN words(u32 x) : v(x - (words16){}) {}
+};
+OG_FN words operator&(words a, words b) { return a.v & b.v; }
+OG_FN words operator|(words a, words b) { return a.v | b.v; }
+OG_FN words operator~(words a) { return ~a.v; }
+OG_FN words operator+(words a, words b) { return a.v + b.v; }
+OG_FN words operator-(words a, words b) { return a.v - b.v; }
+OG_FN words operator<<(words a, int n) { return a.v << n; }
+OG_FN words operator>>(words a, int n) { return a.v >> n; }
+
+struct floats {
+  floats16 v;
+  OG_FN floats() = default;
+  OG_FN floats(floats16 x) : v(x) {}
+  OG_FN floats(float x) : v((floats16){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}) {}
+};
+template <> struct mask_of<floats> { using type = bools; };
+template <> struct float_only<floats> { using type = int; };
+
+OG_FN floats operator+(floats a, floats b) { return a.v + b.v; }
+OG_FN floats operator-(floats a, floats b) { return a.v - b.v; }
+OG_FN floats operator*(floats a, floats b) { return a.v * b.v; }
+OG_FN floats operator-(floats a) { return -a.v; }
+OG_FN floats& operator*=(floats& a, floats b) { return a = a * b; }
+OG_FN floats& operator+=(floats& a, floats b) { return a = a + b; }
+
+enum { all16 = 0xffff, nearest_even = 4 };  // every lane; rounding as the machine is set
+template <int predicate> OG_FN bools compare(floats a, floats b) {
+  return bools((u16)__builtin_ia32_cmpps512_mask(a.v, b.v, predicate, all16, nearest_even), 0);
+}
+OG_FN bools operator==(floats a, floats b) { return compare<0>(a, b); }
+OG_FN bools operator!=(floats a, floats b) { return compare<4>(a, b); }
+OG_FN bools operator<(floats a, floats b) { return compare<17>(a, b); }
+OG_FN bools operator<=(floats a, floats b) { return compare<18>(a, b); }
+OG_FN bools operator>(floats a, floats b) { return compare<30>(a, b); }
+OG_FN bools operator>=(floats a, floats b) { return compare<29>(a, b); }
+
+OG_FN floats choose(bools condition, floats if_true, floats if_false) {
+  return (floats16)__builtin_ia32_blendmps_512_mask(if_false.v, if_true.v, condition.m);
+}
+OG_FN floats select(bools condition, floats if_true, floats if_false) { return choose(condition, if_true, if_false); }
+
+OG_FN words bits(floats x) { return (words16)x.v; }
+OG_FN floats from_bits(words b) { return (floats16)b.v; }
+OG_FN bools is_negative(floats x) { return bools((u16)__builtin_ia32_cvtd2mask512((ints16)x.v), 0); }
+
+OG_FN floats fma(floats a, floats b, floats c) {
+  return __builtin_ia32_vfmaddps512_mask(a.v, b.v, c.v, all16, nearest_even);
+}
+OG_FN floats divide(floats a, floats b) { return a.v / b.v; }
+OG_FN floats sqrt(floats x) { return __builtin_ia32_sqrtps512_mask(x.v, x.v, all16, nearest_even); }
+template <int how> OG_FN floats rounded(floats x) {
+  return __builtin_ia32_rndscaleps_mask(x.v, how, x.v, all16, nearest_even);
+}
+OG_FN floats rint(floats x) { return rounded<0>(x); }
+OG_FN floats floor(floats x) { return rounded<1>(x); }
+OG_FN floats ceil(floats x) { return rounded<2>(x); }
+OG_FN floats trunc(floats x) { return rounded<3>(x); }
+OG_FN floats abs(floats x) { return from_bits(bits(x) & 0x7fffffffu); }
+OG_FN floats copysign(floats magnitude, floats sign) {
+  return from_bits((bits(magnitude) & 0x7fffffffu) | (bits(sign) & 0x80000000u));
+}
+
+template <> OG_FN floats infinity<floats>() { return infinity<float>(); }
+template <> OG_FN floats quiet_nan<floats>() { return quiet_nan<float>(); }
+template <> OG_FN floats smallest_normal<floats>() { return smallest_normal<float>(); }
+
+/// x 2^n for any integer n, rounded once.
+OG_FN floats scale(floats x, floats n) {
+  return __builtin_ia32_scalefps512_mask(x.v, n.v, x.v, all16, nearest_even);
+}
+/// The larger and the smaller; y where one is NaN.
+OG_FN floats larger(floats x, floats y) { return __builtin_ia32_maxps512_mask(x.v, y.v, y.v, all16, nearest_even); }
+OG_FN floats smaller(floats x, floats y) { return __builtin_ia32_minps512_mask(x.v, y.v, y.v, all16, nearest_even); }
+/// floor(log2 x) for x > 0, and the mantissa of x in [1, 2) with its sign; subnormals too.
+OG_FN floats exponent_of(floats x) { return __builtin_ia32_getexpps512_mask(x.v, x.v, all16, nearest_even); }
+OG_FN floats mantissa_of(floats x) { return __builtin_ia32_getmantps512_mask(x.v, 0, x.v, all16, nearest_even); }
+
+// ---- functions that have no form of their own ------------------------------------------------------------------------
+
+/// f of each lane: GCC vectorises the loop as it does outside of here.
+template <class F, class... X> OG_FN floats each_lane(F f, X... x) {
+  alignas(64) float in[sizeof...(X)][lane_count], out[lane_count];
+  int k = 0;
+  ((*(floats16*)in[k++] = x.v), ...);
+#pragma GCC ivdep
+  for (int i = 0; i < lane_count; ++i) {
+    if constexpr (sizeof...(X) == 1) out[i] = f(in[0][i]);
+    else out[i] = f(in[0][i], in[1][i]);
+  }
+  return *(floats16*)out;
+}
+
+#else
+#define OG_LANES 0
+#endif
+
+}  // namespace og
