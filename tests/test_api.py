@@ -87,7 +87,7 @@ def test_signatures(path: str) -> None:
 
 @pytest.mark.parametrize("cls", PROPERTIES)
 def test_properties(cls: str) -> None:
-    names = [n for n, v in vars(getattr(og, cls)).items() if isinstance(v, property) and not n.startswith("_")]
+    names = [n for n, v in inspect.getmembers(getattr(og, cls)) if isinstance(v, property) and not n.startswith("_")]
     assert sorted(names) == PROPERTIES[cls]
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from opgraph.errors import InvalidArguments, InvalidDataType
 from opgraph.ir import dtypes
+
+if TYPE_CHECKING:
+    from opgraph.ir.logical_tensor import LogicalTensor
 
 #: What counts as a number without a dtype. np.float64 is a float, so it is one; other NumPy scalars have a dtype.
 NUMBERS = (bool, int, float)
@@ -103,6 +106,12 @@ def narrowed(data: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
         odd = (toward_zero.view(np.uint32) | np.uint32(1)).view(np.float32)
         inexact = (toward_zero != wide) & ~np.isnan(wide)
         return np.where(inexact, odd, single).astype(dtype.numpy)
+
+
+def array_of(tensor: LogicalTensor) -> np.ndarray:
+    """The data of a constant."""
+    assert tensor.data is not None
+    return tensor.data
 
 
 def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgraph.ir.constants import canonical_bytes
-from opgraph.ir.graph import Graph
+from opgraph.ir.content import Content
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.verify import topological_order
@@ -17,7 +17,7 @@ from opgraph.ir.verify import topological_order
 MAX_ROUNDS = 10
 
 
-def fingerprint(graph: Graph) -> tuple[object, ...]:
+def fingerprint(graph: Content) -> tuple[object, ...]:
     """A value equal for two graphs if their contents are equal, and different if they are not.
 
     Every op is named by what it computes: a hash of its kind, attributes and inputs. Where that leaves two ops, or two

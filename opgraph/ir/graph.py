@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir.collector import no_collector
 from opgraph.ir.constants import constant_data
+from opgraph.ir.content import Content
 from opgraph.ir.dims import checked_dims
 from opgraph.ir.entering import checked_op, short_form
 from opgraph.ir.logical_tensor import Dim, LogicalTensor
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from opgraph.partition.report import Report
 
 
-class Graph:
+class Graph(Content):
     """A directed acyclic graph of ops on logical tensors.
 
     Two ways to build it, on the same graph: oneDNN's (`add_op(Op(...))` on LogicalTensors that the caller numbers)
@@ -46,9 +47,9 @@ class Graph:
         self.engine = engine
         self.fpmath = fpmath
         self._tables = Tables()
-        self._order: tuple[Op, ...] | None = None
-        self._consumers: dict[int, list[Op]] = {}
-        self._outputs: tuple[int, ...] = ()
+        self._order = None
+        self._consumers = {}
+        self._outputs = ()
         #: Values that inputs have where a call gives none, by name (an ONNX model may state some). Like `source` no
         #: part of the graph's content: the text form leaves them out, and graphs with other ones are equal.
         self.defaults: dict[str, Any] = {}
@@ -148,7 +149,8 @@ class Graph:
         Raises:
             InvalidGraph: the graph is finalized, or does not know one of the tensors; none is marked then.
         """
-        ids = self._known_ids(tensors, "Graph.output")
+        self._check_open("Graph.output")
+        ids = self._tables.known_ids(tensors, "Graph.output")
         self._tables.outputs.update(dict.fromkeys(ids))
 
     def set_outputs(self, tensors: Iterable[LogicalTensor]) -> None:
@@ -157,25 +159,10 @@ class Graph:
         Raises:
             InvalidGraph: as for `output`.
         """
-        ids = self._known_ids(tensors, "Graph.set_outputs")
+        self._check_open("Graph.set_outputs")
+        ids = self._tables.known_ids(tensors, "Graph.set_outputs")
         self._tables.outputs = dict.fromkeys(ids)
         self._tables.exact_outputs = True
-
-    def _known_ids(self, tensors: Iterable[LogicalTensor], where: str) -> list[int]:
-        self._check_open(where)
-        ids = []
-        for tensor in tensors:
-            if not isinstance(tensor, LogicalTensor):
-                raise InvalidArguments(
-                    f"got {type(tensor).__name__} as an output", where=where, fix="pass LogicalTensors of this graph"
-                )
-            known = self._tables.tensors.get(tensor.id)
-            if known is None or (known.name != tensor.name and None not in (known.name, tensor.name)):
-                raise InvalidGraph(
-                    f"{tensor.label} is not in this graph", where=where, fix="add the op that makes it first"
-                )
-            ids.append(tensor.id)
-        return ids
 
     def _check_open(self, where: str) -> None:
         if self._order is not None:
@@ -228,11 +215,6 @@ class Graph:
             self._outputs = tuple(outputs)
         return self
 
-    @property
-    def is_finalized(self) -> bool:
-        """Whether `finalize` succeeded; nothing can be added then."""
-        return self._order is not None
-
     def get_partitions(self, policy: str = "fusion", *, disable: Sequence[str] = ()) -> list[Partition]:
         """Cuts the graph into partitions, in topological order; every op but End is in exactly one.
 
@@ -262,70 +244,3 @@ class Graph:
         from opgraph.partition.rules import rules_without
 
         return partition(self.finalize(), policy=policy, rules=rules_without(disable)).report
-
-    # -- looking ------------------------------------------------------------------------------------------------
-
-    @property
-    def inputs(self) -> tuple[LogicalTensor, ...]:
-        """Inputs in declaration order. Constants are not among them."""
-        return tuple(self._tables.tensors[i] for i in self._tables.inputs)
-
-    @property
-    def outputs(self) -> tuple[LogicalTensor, ...]:
-        """Outputs: those declared, in that order, then all values without a consumer."""
-        ids = self._outputs if self.is_finalized else self._tables.output_ids()
-        return tuple(self._tables.tensors[i] for i in ids)
-
-    @property
-    def constants(self) -> tuple[LogicalTensor, ...]:
-        """Constants in declaration order."""
-        return tuple(t for t in self._tables.tensors.values() if t.is_constant)
-
-    @property
-    def ops(self) -> tuple[Op, ...]:
-        """Ops: in topological order once finalized, before that as added."""
-        return self._order if self._order is not None else tuple(self._tables.ops.values())
-
-    def tensor(self, id: int) -> LogicalTensor:
-        """The logical tensor of an id, as far as known by now.
-
-        Raises:
-            InvalidArguments: unknown id.
-        """
-        try:
-            return self._tables.tensors[id]
-        except (KeyError, TypeError):
-            raise InvalidArguments(
-                f"there is no tensor {id}", where="Graph.tensor", fix="use an id of this graph"
-            ) from None
-
-    def producer(self, id: int) -> Op | None:
-        """The op that makes a tensor; None for inputs and constants."""
-        return self._tables.producer.get(id)
-
-    def consumers(self, id: int) -> list[Op]:
-        """The ops that read a tensor, one entry per use; the graph must be finalized."""
-        return self._consumers.get(id, [])
-
-    def __iter__(self) -> Iterator[Op]:
-        return iter(self.ops)
-
-    def __len__(self) -> int:
-        return len(self._tables.ops)
-
-    def __str__(self) -> str:
-        from opgraph.ir.text import graph_text  # text.py builds graphs, so it comes after this module
-
-        return graph_text(self)
-
-    def __repr__(self) -> str:
-        return f"<Graph: {len(self.inputs)} inputs, {len(self)} ops, {len(self.outputs)} outputs>"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Graph):
-            return NotImplemented
-        from opgraph.ir.equality import fingerprint
-
-        return self is other or fingerprint(self) == fingerprint(other)
-
-    __hash__ = None  # type: ignore[assignment]  # a graph changes until it is finalized

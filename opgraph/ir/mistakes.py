@@ -71,6 +71,33 @@ def find_mistake(record: OpDef) -> str | None:
     return None
 
 
+def find_mistake_in_formulas(record: OpDef) -> str | None:
+    """A name that a formula of a record uses and the op does not have, or None.
+
+    Raises:
+        KeyError: the C++ expression uses one.
+    """
+    required = [p.name for p in record.inputs if not p.optional]
+    made = [*(p.name for p in record.outputs), "d"]
+    attrs = [a.name for a in record.attrs]
+    trees: list[tuple[str, Expr | None, list[str]]] = []
+    # Either with what is optional given as attributes, or as inputs.
+    forms = [(required, record.example_attrs()), ([p.name for p in record.inputs], record.default_attrs())]
+    for given, values in forms if len(required) < len(record.inputs) else forms[:1]:
+        if record.expression is not None:
+            record.cxx({name: name for name in given}, values, str)
+        trees.append(("decomposition", record.decompose(values, given), given))
+        for name in given if isinstance(record.gradient, Mapping) else ():
+            trees.append(("gradient", record.gradient_of(name, values, given), [*given, *made]))
+    if record.gradient_from_output is not None:
+        trees.append(("gradient", record.gradient_of(None, record.default_attrs(), required), made))
+    for what, tree, names in trees:
+        unknown = unknown_name(tree, names, attrs)
+        if unknown:
+            return f"its {what} names {unknown}, which it does not have"
+    return None
+
+
 def _mistake_in_outputs(record: OpDef, inputs: Collection[str]) -> str | None:
     further = [p.name for p in record.outputs[1:]]
     if list(record.also) != further:

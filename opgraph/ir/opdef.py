@@ -6,16 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from opgraph.ir.builder import Attrs, Builder, GradientRule, ShapeRule, Speller, Template
+from opgraph.ir.constants import array_of
 from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.ir.mistakes import find_mistake, unknown_name
+from opgraph.ir.mistakes import find_mistake, find_mistake_in_formulas
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.registry import all_ops, find, get, of, register
 from opgraph.ir.shapes import channel_axes
-from opgraph.ir.signature import Attr, Onnx, Port, TorchCall
+from opgraph.ir.signature import Attr, Onnx, Port, Row, TorchCall, port_names, ports_of
 
 __all__ = [
     "Attr",
@@ -25,31 +24,18 @@ __all__ = [
     "Onnx",
     "OpDef",
     "Port",
+    "Row",
     "ShapeRule",
     "Speller",
     "Template",
     "TorchCall",
     "all_ops",
+    "array_of",
     "find",
     "get",
     "of",
     "register",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """How a generated kernel reduces a row.
-
-    Attributes:
-        how: what becomes of the elements: "add", "multiply", "largest" or "smallest".
-        each: C++ for what an element contributes, over `{src}`, in the compute type.
-        total: C++ for the result over `{total}` and `{count}`, the number of elements, in double.
-    """
-
-    how: str
-    each: str = "{src}"
-    total: str = "{total}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,24 +141,9 @@ class OpDef:
 
     def __post_init__(self) -> None:
         # Mistakes in a record fail at import, not on a user's machine.
-        mistake = find_mistake(self)
+        mistake = find_mistake(self) or find_mistake_in_formulas(self)
         if mistake:
             raise ValueError(f"{self.kind}: {mistake}")
-        required = [p.name for p in self.inputs if not p.optional]
-        made = [*(p.name for p in self.outputs), "d"]
-        # Either with what is optional given as attributes, or as inputs.
-        forms = [(required, self.example_attrs()), ([p.name for p in self.inputs], self.default_attrs())]
-        for given, attrs in forms if len(required) < len(self.inputs) else forms[:1]:
-            if self.expression is not None:
-                self.cxx({name: name for name in given}, attrs, str)
-            tree = self.decompose(attrs, given)
-            unknown = unknown_name(tree, given, [a.name for a in self.attrs])
-            if unknown:
-                raise ValueError(f"{self.kind}: its decomposition names {unknown}, which it does not have")
-            for name in given if isinstance(self.gradient, Mapping) else ():
-                self._check_gradient(self.gradient_of(name, attrs, given), [*given, *made])
-        if self.gradient_from_output is not None:
-            self._check_gradient(self.gradient_of(None, self.default_attrs(), required), made)
 
     @property
     def is_pointwise(self) -> bool:
@@ -183,11 +154,6 @@ class OpDef:
     def returns_several(self) -> bool:
         """Whether `reference` and `torch` return one value for each output, not one alone."""
         return not self.is_pointwise and len(self.outputs) > 1
-
-    @property
-    def decomposed(self) -> Expr | None:
-        """The decomposition with default attributes and without optional inputs."""
-        return self.decompose(self.default_attrs(), [p.name for p in self.inputs if not p.optional])
 
     def decompose(self, attrs: Attrs, given: Collection[str]) -> Expr | None:
         """The decomposition of an op with these attributes and these inputs (by name); None where there is none."""
@@ -222,11 +188,6 @@ class OpDef:
             found.append(Op.locked(op.id, call.kind, inputs, (tensor,), op.name, attrs))
         return tuple(found)
 
-    def _check_gradient(self, tree: Expr | None, names: Collection[str]) -> None:
-        unknown = unknown_name(tree, names, [a.name for a in self.attrs])
-        if unknown:
-            raise ValueError(f"{self.kind}: its gradient names {unknown}, which it does not have")
-
     def appended_axes(self, index: int, ndims: Sequence[int | None], attrs: Attrs) -> int:
         """How many axes of size 1 follow input `index` before broadcasting, given the ndim of every input."""
         others = [n or 0 for i, n in enumerate(ndims) if i != index]
@@ -243,16 +204,11 @@ class OpDef:
 
     def default_attrs(self) -> dict[str, AttrValue]:
         """Every attribute's default; a neutral value for required ones (for tests and checks of the record)."""
-        return {
-            a.name: a.default if a.default is not None else a.choices[0] if a.choices else _NEUTRAL[a.type]
-            for a in self.attrs
-            if not a.optional
-        }
+        return {a.name: a.example for a in self.attrs if not a.optional}
 
     def example_attrs(self) -> dict[str, AttrValue]:
         """As `default_attrs`, with a neutral value for optional attributes too."""
-        optional = {a.name: _NEUTRAL[a.type] for a in self.attrs if a.optional}
-        return {**self.default_attrs(), **optional}
+        return {**self.default_attrs(), **{a.name: a.example for a in self.attrs if a.optional}}
 
     def cxx(self, inputs: Mapping[str, str], attrs: Attrs, literal: Callable[[Any], str]) -> str:
         """The C++ expression with its inputs and attributes filled in.
@@ -283,28 +239,12 @@ class OpDef:
 
     def input_names(self, count: int) -> list[str]:
         """Names of `count` given inputs, each its own: those of a variadic port are numbered."""
-        if self.inputs and self.inputs[-1].variadic:
-            fixed = [p.name for p in self.inputs[:-1]]
-            return [*fixed, *[f"{self.inputs[-1].name}_{i}" for i in range(count - len(fixed))]]
-        return [p.name for p in self.inputs[:count]]
+        return port_names(self.inputs, count)
 
     def with_optional(self, count: int) -> tuple[Port, ...]:
         """The input ports that `count` given inputs stand for (variadic ports repeated)."""
-        ports = self.inputs
-        if ports and ports[-1].variadic:
-            return (*ports[:-1], *[ports[-1]] * (count - len(ports) + 1))
-        return ports[:count]
+        return ports_of(self.inputs, count)
 
 
 def _literal(value: Any, literal: Callable[[Any], str]) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else literal(value)
-
-
-#: A value that an attribute of each type may have, for examples.
-_NEUTRAL: dict[str, AttrValue] = {"f32": 1.0, "s64": 0, "bool": False, "string": "", "f32[]": (), "s64[]": ()}
-
-
-def array_of(tensor: LogicalTensor) -> np.ndarray:
-    """The data of a constant."""
-    assert tensor.data is not None
-    return tensor.data

@@ -1,8 +1,8 @@
-"""What an op's record is made of: attributes, ports and ONNX forms."""
+"""What an op's record is made of: attributes, ports, how rows are reduced, ONNX and torch forms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ _PYTHON_TYPES: dict[str, type] = {
     "string[]": tuple,
 }
 ATTR_TYPES = tuple(_PYTHON_TYPES)
+#: A value that an attribute of each type may have, for examples.
+_NEUTRAL: dict[str, AttrValue] = {"f32": 1.0, "s64": 0, "bool": False, "string": "", "f32[]": (), "s64[]": ()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,13 @@ class Attr:
         """Whether an op must set it."""
         return self.default is None and not self.optional
 
+    @property
+    def example(self) -> AttrValue:
+        """A value that it may have: the default, if there is one."""
+        if self.default is not None:
+            return self.default
+        return self.choices[0] if self.choices else _NEUTRAL[self.type]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
@@ -64,6 +73,36 @@ class Port:
     variadic: bool = False
     shape_only: bool = False
     wide: bool = False
+
+
+def port_names(ports: Sequence[Port], count: int) -> list[str]:
+    """Names of `count` given inputs, each its own: those of a variadic port are numbered."""
+    if ports and ports[-1].variadic:
+        fixed = [p.name for p in ports[:-1]]
+        return [*fixed, *[f"{ports[-1].name}_{i}" for i in range(count - len(fixed))]]
+    return [p.name for p in ports[:count]]
+
+
+def ports_of(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
+    """The ports that `count` given inputs stand for (variadic ports repeated)."""
+    if ports and ports[-1].variadic:
+        return (*ports[:-1], *[ports[-1]] * (count - len(ports) + 1))
+    return ports[:count]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How a generated kernel reduces a row.
+
+    Attributes:
+        how: what becomes of the elements: "add", "multiply", "largest" or "smallest".
+        each: C++ for what an element contributes, over `{src}`, in the compute type.
+        total: C++ for the result over `{total}` and `{count}`, the number of elements, in double.
+    """
+
+    how: str
+    each: str = "{src}"
+    total: str = "{total}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir import dtypes
 from opgraph.ir.constants import converted
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -65,6 +67,27 @@ class Tables:
         """Adds a tensor that belongs to no op yet."""
         self.tensors[tensor.id] = tensor
         self.next_tensor = max(self.next_tensor, tensor.id + 1)
+
+    def known_ids(self, tensors: Iterable[LogicalTensor], where: str) -> list[int]:
+        """The ids of tensors that are here.
+
+        Raises:
+            InvalidArguments: no LogicalTensor.
+            InvalidGraph: one of another graph.
+        """
+        ids = []
+        for tensor in tensors:
+            if not isinstance(tensor, LogicalTensor):
+                raise InvalidArguments(
+                    f"got {type(tensor).__name__} as an output", where=where, fix="pass LogicalTensors of this graph"
+                )
+            known = self.tensors.get(tensor.id)
+            if known is None or (known.name != tensor.name and None not in (known.name, tensor.name)):
+                raise InvalidGraph(
+                    f"{tensor.label} is not in this graph", where=where, fix="add the op that makes it first"
+                )
+            ids.append(tensor.id)
+        return ids
 
     def output_ids(self) -> list[int]:
         """Outputs: what was declared, what End reads, then values without a consumer."""

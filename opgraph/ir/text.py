@@ -19,9 +19,9 @@ import numpy as np
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes, opdef, schema
 from opgraph.ir.attributes import f32
+from opgraph.ir.content import Content
 from opgraph.ir.dims import quoted, word
 from opgraph.ir.equality import constant_digest
-from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.verify import topological_order
@@ -30,7 +30,7 @@ from opgraph.ir.verify import topological_order
 MAX_PRINTED_ELEMENTS = 64
 
 
-def graph_text(graph: Graph) -> str:
+def graph_text(graph: Content) -> str:
     """The text form of a graph; ops in topological order, constants that nothing reads left out.
 
     Raises:
@@ -49,7 +49,7 @@ def graph_text(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def value_names(graph: Graph, left_out: Collection[int] = ()) -> dict[int, str]:
+def value_names(graph: Content, left_out: Collection[int] = ()) -> dict[int, str]:
     """How each tensor is called in the text: its name where nothing else has it, else %number.
 
     Inputs come first, then outputs: an output called like an input is a %number, and its name stands in its type.
@@ -153,12 +153,12 @@ def _needs_types(op: Op) -> bool:
     return not plain or [(t.dtype, t.dims) for t in op.outputs] != list(zip(types, dims, strict=False))
 
 
-def _unread_constants(graph: Graph) -> set[int]:
+def _unread_constants(graph: Content) -> set[int]:
     read = {t.id for op in graph.ops for t in op.inputs} | {t.id for t in graph.outputs}
     return {t.id for t in graph.constants} - read
 
 
-def _inlined_constants(graph: Graph) -> set[int]:
+def _inlined_constants(graph: Content) -> set[int]:
     """Unnamed scalar constants used once, whose dtype the reader finds from the op's other inputs."""
     used: Counter[int] = Counter()
     candidates: dict[int, bool] = {}

@@ -16,8 +16,8 @@ from opgraph.onnx.load import imported
 from opgraph.onnx.norm_bodies import RMS_NORM
 from opgraph.onnx.source import Source
 from opgraph.partition.rules import NORMS
-from opgraph.partition.search import scalar
 from opgraph.partition.units import RuleTable, Unit, match_units
+from opgraph.partition.view import scalar
 
 _LAYER = "layer_norm"
 _LAYER_SINCE, _RMS_SINCE = 17, 23

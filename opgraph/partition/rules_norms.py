@@ -6,8 +6,9 @@ whose reductions are native (`opgraph.onnx.load(model, library=True)`).
 
 from __future__ import annotations
 
-from opgraph.partition.search import Match, scalar
+from opgraph.partition.search import Match
 from opgraph.partition.units import Rule
+from opgraph.partition.view import scalar
 
 
 def _square(x: str) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
-from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.schema import f32
 from opgraph.ops.families import LAYOUT_ATTRS
 from opgraph.partition.pattern import ONE_OF, Pattern
+from opgraph.partition.view import Form, View, equals_number, is_scalar
 
 
 @dataclass(slots=True)
@@ -29,80 +27,12 @@ class Match:
     ops: dict[int, Op] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """One way to read an op: as itself, or as the single op that a unit found there means."""
-
-    kind: str
-    inputs: tuple[LogicalTensor, ...]
-    attrs: dict[str, AttrValue]
-    ops: tuple[Op, ...]
-
-
-class View:
-    """A finalized graph as patterns see it."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._producer = {t.id: op for op in graph.ops for t in op.outputs[:1]}
-        self._units: dict[int, _Form] = {}
-
-    def stands_for(
-        self, op: Op, kind: str, inputs: tuple[LogicalTensor, ...], attrs: dict[str, AttrValue], ops: tuple[Op, ...]
-    ) -> None:
-        """From now on, `op` also reads as this single op."""
-        self._units[op.id] = _Form(kind, inputs, attrs, ops)
-
-    def producer(self, tensor: LogicalTensor) -> Op | None:
-        """The op whose first output this is."""
-        return self._producer.get(tensor.id)
-
-    def forms(self, op: Op) -> Iterator[_Form]:
-        """The readings of an op."""
-        yield _Form(op.kind, op.inputs, op.attrs, (op,))
-        if op.id in self._units:
-            yield self._units[op.id]
-
-    def reads_as(self, op: Op, kind: str) -> bool:
-        """Whether one of its readings has this kind."""
-        return op.kind == kind or (op.id in self._units and self._units[op.id].kind == kind)
-
-    def kinds_below(self, op: Op) -> list[tuple[str, str]]:
-        """Kinds of the ops right below and of those under these: (kind, ""), (kind, kind under it).
-
-        All readings count. Operands of an op's own kind are looked through once: products may be associated anyhow.
-        """
-        kinds: dict[tuple[str, str], None] = {}
-        for tensor in op.inputs:
-            below = self._producer.get(tensor.id)
-            if below is None:
-                continue
-            self._add_kinds(below, kinds)
-            if below.kind == op.kind:
-                for inner in below.inputs:
-                    further = self._producer.get(inner.id)
-                    if further is not None:
-                        self._add_kinds(further, kinds)
-        return list(kinds)
-
-    def _add_kinds(self, op: Op, kinds: dict[tuple[str, str], None]) -> None:
-        unit = self._units.get(op.id)
-        readings = [(op.kind, op.inputs)] if unit is None else [(op.kind, op.inputs), (unit.kind, unit.inputs)]
-        for kind, inputs in readings:
-            kinds[kind, ""] = None
-            for tensor in inputs:
-                under = self._producer.get(tensor.id)
-                if under is not None:
-                    kinds[kind, under.kind] = None
-                    if under.id in self._units:
-                        kinds[kind, self._units[under.id].kind] = None
-
-
 def find_match(pattern: Pattern, op: Op, view: View, accept: Callable[[Match], bool]) -> Match | None:
     """The first match of a pattern at `op` that `accept` agrees to, or None."""
     if op.kind != pattern.root or not op.outputs or op.outputs[0].dtype not in dtypes.FLOATS:
         return None
     search = _Search(view, Match(op), accept)
-    return search.match if search.read(pattern.tree, _Form(op.kind, op.inputs, op.attrs, (op,)), None) else None
+    return search.match if search.read(pattern.tree, Form(op.kind, op.inputs, op.attrs, (op,)), None) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +75,7 @@ class _Search:
             return self.call(goal.expr, goal)
         if isinstance(goal.expr, Var):
             return self.bind(self.match.tensors, goal.expr.name, goal.tensor, goal.then)
-        if not _is_scalar(goal.tensor, goal.peers):
+        if not is_scalar(goal.tensor, goal.peers):
             return False
         if isinstance(goal.expr, Num):
             return equals_number(goal.tensor, goal.expr.value) and self.solve(goal.then)
@@ -169,7 +99,7 @@ class _Search:
             return False
         return any(self.read(call, form, goal.then) for form in self.view.forms(op) if form.kind == call.kind)
 
-    def read(self, call: Call, form: _Form, then: _Goals) -> bool:
+    def read(self, call: Call, form: Form, then: _Goals) -> bool:
         """Matches a call with one reading of an op."""
         bound = self.bind_attrs(call, form.attrs)
         if bound is None:
@@ -208,7 +138,7 @@ class _Search:
             self.match.attrs.pop(name, None)
         return None
 
-    def operands(self, call: Call, form: _Form, then: _Goals) -> bool:
+    def operands(self, call: Call, form: Form, then: _Goals) -> bool:
         commutative = opdef.get(call.kind, where="a pattern").commutative
         if not commutative:
             if len(call.args) != len(form.inputs):
@@ -225,7 +155,7 @@ class _Search:
                 del self.match.ops[op.id]
         return False
 
-    def flattened(self, form: _Form, count: int) -> list[tuple[tuple[LogicalTensor, ...], tuple[Op, ...]]]:
+    def flattened(self, form: Form, count: int) -> list[tuple[tuple[LogicalTensor, ...], tuple[Op, ...]]]:
         """The ways to read a tree of one commutative kind as `count` operands, and the ops in between."""
         found: list[tuple[tuple[LogicalTensor, ...], tuple[Op, ...]]] = [(form.inputs, ())]
         for _ in range(count - len(form.inputs)):
@@ -270,22 +200,3 @@ def _one_float_dtype(match: Match) -> bool:
     if len(names) != 1 or not names <= set(dtypes.FLOATS):
         return False
     return not numbers or (numbers == {"f32"} and names <= {"f16", "bf16"})
-
-
-def _is_scalar(tensor: LogicalTensor, peers: Sequence[LogicalTensor]) -> bool:
-    """Whether a tensor is one constant number that does not add dimensions to what it meets ([1] next to [N,C])."""
-    if tensor.data is None or tensor.data.size != 1:
-        return False
-    rank = tensor.data.ndim
-    return rank == 0 or any((p.ndim or 0) >= rank for p in peers if p.id != tensor.id)
-
-
-def scalar(tensor: LogicalTensor) -> float:
-    """The value of a constant of one element."""
-    return float(opdef.array_of(tensor).reshape(-1)[0])
-
-
-def equals_number(tensor: LogicalTensor, value: float) -> bool:
-    """Whether a constant of one element is `value`, rounded to the constant's dtype."""
-    data = opdef.array_of(tensor)
-    return scalar(tensor) == float(np.asarray(value).astype(data.dtype))

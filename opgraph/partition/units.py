@@ -13,7 +13,8 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.schema import f32
 from opgraph.partition.pattern import Pattern, compile_pattern
-from opgraph.partition.search import Match, View, find_match, scalar
+from opgraph.partition.search import Match, find_match
+from opgraph.partition.view import View, scalar
 
 
 @dataclass(frozen=True, slots=True, eq=False)

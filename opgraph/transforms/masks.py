@@ -7,7 +7,8 @@ from functools import lru_cache
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.partition.pattern import Pattern, compile_pattern
-from opgraph.partition.search import Match, View, find_match, scalar
+from opgraph.partition.search import Match, find_match
+from opgraph.partition.view import View, scalar
 
 #: Spellings of y whose condition holds exactly where y > 0: the positive branch is x itself, so that nothing underflows
 #: to 0, and the other one is never positive. NaN is neither. (`x >= 0` is not `y >= 0`: n x may be -0, and -0 >= 0.)
