@@ -10,17 +10,20 @@
 namespace og {
 namespace ort {
 
-// A kernel for operands of these kinds.
+// A kernel for operands of these kinds: og::launch of elements, or og::launch_rows of boxes.
 struct Variant {
   const char* kinds;
-  void (*range)(const Space&, i64, i64);
+  void (*launch)(void* const*, const i64*, i64, i64, i64, Parallel);
 };
 
-// One way to call an op: with how many inputs, which load reads which input. Input 255: the attribute alpha. `moderate`: a
-// kernel for the usual alphas, whatever the layout; may be null.
+// One way to call an op: with how many inputs, which load reads which input. Input 255: the attribute alpha. `row_rank`:
+// how many axes make a row, 0 where rows are not reduced. `result`: what each result holds. `moderate`: a kernel for the
+// usual alphas, whatever the layout; may be null.
 struct Form {
   i64 inputs, loads;
   const DenseLoad* load;
+  i64 row_rank;
+  const u8* result;
   i64 variants;
   const Variant* variant;
   const Variant* moderate;
@@ -69,26 +72,29 @@ inline Status* read_shape(const Value* value, DenseShape* shape) {
 }
 
 struct Job {
-  Space space;
-  i64 piece;
-  void (*range)(const Space&, i64, i64);
+  void* const* base;
+  const i64* layout;
+  i64 piece, end;  // in elements, or in boxes of rows
+  void (*launch)(void* const*, const i64*, i64, i64, i64, Parallel);
 };
 
 inline void work_piece(void* data, usize index) {
   const Job& job = *(const Job*)data;
   const i64 begin = (i64)index * job.piece;
-  job.range(job.space, begin, begin + job.piece < job.space.size ? begin + job.piece : job.space.size);
+  job.launch(job.base, job.layout, begin, begin + job.piece < job.end ? begin + job.piece : job.end, 1, nullptr);
 }
 
 // Elements for one piece: enough to be worth waking a thread, few enough to even out threads that start late.
 enum { piece_size = 16384 };
 
 inline const Variant* find_variant(const Form& form, const DenseLayout& layout) {
+  const bool single = layout.dims[layout.rank - 1] == 1;
   for (i64 v = 0; v < form.variants; ++v) {
     bool fits = true;
     for (i64 k = 0; fits && form.variant[v].kinds[k] != 0; ++k) {
-      // One element is where every kind of operand begins.
-      fits = layout.size == 1 || serves(form.variant[v].kinds[k], layout.kinds[k]);
+      const char slot = form.variant[v].kinds[k];
+      // One element, of the space or of each row, is where every kind of operand begins.
+      fits = layout.size == 1 || (single && slot != 'u') || serves(slot, layout.kinds[k]);
     }
     if (fits) return &form.variant[v];
   }
@@ -114,7 +120,7 @@ inline Status* compute(void* state, Context* context) {
   if (form == nullptr) return refused("opgraph: a node has too few inputs");
 
   DenseShape shapes[dense_operands];
-  void* base[dense_operands];
+  void* base[dense_operands + 1];
   for (i64 k = 0; k < form->loads; ++k) {
     const i64 input = form->load[k].input;
     if (input == attribute) {
@@ -126,26 +132,39 @@ inline Status* compute(void* state, Context* context) {
     OG_TRY(api->GetTensorMutableData((Value*)values[input], &base[k]));
   }
   DenseLayout layout;
-  if (!dense_layout(form->load, form->loads, shapes, op.results, &layout)) {
+  if (!dense_layout(form->load, form->loads, shapes, form->result, op.results, form->row_rank, &layout)) {
     return refused("opgraph: the inputs of a fused node do not broadcast");
   }
+  bool left_open = false;  // results for rows that have no element
   for (i64 r = 0; r < op.results; ++r) {
     Value* value = nullptr;
-    OG_TRY(api->KernelContext_GetOutput(context, (usize)r, layout.shape.dims, (usize)layout.shape.rank, &value));
+    DenseShape shape;
+    result_shape(layout.shape, form->row_rank, form->result[r], &shape);
+    i64 size = 1;
+    for (i64 d = 0; d < shape.rank; ++d) size *= shape.dims[d];
+    left_open = left_open || (layout.size == 0 && size > 0);
+    OG_TRY(api->KernelContext_GetOutput(context, (usize)r, shape.dims, (usize)shape.rank, &value));
     OG_TRY(api->GetTensorMutableData(value, &base[form->loads + r]));
   }
+  if (left_open) return refused("opgraph: a fused node reduces rows without elements");
   if (layout.size == 0) return nullptr;
   const bool moderate = form->moderate != nullptr && is_moderate(kernel.alpha);
   const Variant* variant = moderate ? form->moderate : find_variant(*form, layout);
   if (variant == nullptr) return api->CreateStatus(fail, "opgraph: no kernel was built for this layout");
-  const i64 inner = layout.dims[layout.rank - 1];
-  Job job = {{base, layout.rank, layout.size, inner, layout.dims, layout.strides}, piece_size, variant->range};
+  const i64 operands = form->loads + op.results;
+  i64 whole[2 + dense_rank + dense_operands * dense_rank + 3 + 2 * dense_rank], *end = whole;
+  *end++ = layout.rank;
+  *end++ = layout.size;
+  for (i64 d = 0; d < layout.rank; ++d) *end++ = layout.dims[d];
+  for (i64 i = 0; i < operands * layout.rank; ++i) *end++ = layout.strides[i];
+  base[operands] = nullptr;  // nothing is left for a second stage
+  const bool rows = form->row_rank > 0;
+  Job job = {base, whole, rows ? 1 : piece_size, rows ? cut_rows(layout, piece_size, end) : layout.size, variant->launch};
   if (layout.size < 2 * piece_size) {
-    variant->range(job.space, 0, layout.size);
+    job.launch(base, whole, 0, job.end, 1, nullptr);
     return nullptr;
   }
-  const usize pieces = (usize)((layout.size + piece_size - 1) / piece_size);
-  return api->KernelContext_ParallelFor(context, work_piece, pieces, 0, &job);
+  return api->KernelContext_ParallelFor(context, work_piece, (usize)((job.end + job.piece - 1) / job.piece), 0, &job);
 }
 
 // ---- what onnxruntime asks about an op -----------------------------------------------------------------------------

@@ -68,6 +68,26 @@ ACTIVATIONS = {
     },
     "f64": ("graph(x: f64[n,8]) -> (y)\n t = Exp(x)\n u = Add(t, 0.1)\n y = Divide(x, u)", [{"x": (6, 8)}]),
     "swish inside": ("graph(x: f32[n]) -> (y)\n s = Swish(x, alpha=1.25)\n y = Multiply(s, 3.0)", [{"x": (1000,)}]),
+    "a norm between others": (
+        "graph(x: f32[b,t,c], r: f32[b,t,c], w: f32[c], v: f32[c]) -> (s, y)\n s = Add(x, r)\n"
+        " n = LayerNorm(s, w, v, keep_stats=false)\n y = Tanh(n)",
+        [{"x": (b, t, c), "r": (b, t, c), "w": (c,), "v": (c,)}
+         for b, t, c in ((2, 5, 8), (1, 1, 8), (3, 70, 200), (2, 3, 1), (0, 3, 8), (1, 2, 4000))],
+    ),
+    "two axes and their mean": (
+        "graph(x: f32[b,6,h,w], a: f32[h,1]) -> (y, p)\n t = Multiply(x, a)\n y = Exp(t)\n"
+        " p = ReduceMean(y, axes=[2,3], keep_dims=true)",
+        [{"x": (2, 6, 5, 7), "a": (5, 1)}, {"x": (1, 6, 1, 1), "a": (1, 1)}, {"x": (3, 6, 50, 40), "a": (50, 1)}],
+    ),
+    "a number for each row": (
+        "graph(x: f32[b,t,c], k: f32[t,1]) -> (e)\n u = Multiply(x, k)\n p = ReduceSum(u, axes=[-1], keep_dims=false)\n"
+        " e = Tanh(p)",
+        [{"x": (2, 5, 9), "k": (5, 1)}, {"x": (4, 300, 33), "k": (300, 1)}],
+    ),
+    "a softmax in f16": (
+        "graph(x: f16[n,m], a: f16[m]) -> (y)\n t = Add(x, a)\n y = SoftMax(t, axis=-1)",
+        [{"x": (6, 50), "a": (50,)}, {"x": (900, 45), "a": (45,)}],
+    ),
     "without dimensions": ("graph(x: f32[]) -> (y)\n t = Exp(x)\n y = Add(t, 1.0)", [{"x": ()}]),
 }  # fmt: skip
 
@@ -297,6 +317,29 @@ def test_a_lone_swish_that_onnxruntime_has_a_kernel_for_is_left_to_it() -> None:
     draft = drafted(og.parse(text), Request(library=True))
     assert [n.op_type for n in draft.proto().graph.node] == ["Sigmoid", "Mul"]
     assert draft.library == []
+
+
+@pytest.mark.parametrize(
+    ("row", "nodes"),
+    [
+        ("LayerNorm(t, w, v, keep_stats=false)", ["Add", "LayerNormalization"]),
+        ("SoftMax(t, axis=-1)", ["Add", "Softmax"]),
+    ],
+)
+def test_rows_that_onnxruntime_has_faster_kernels_for_are_left_to_it(row: str, nodes: list[str]) -> None:
+    """Short ones, and every f32 softmax; `keep` leaves all of them."""
+    text = f"graph(x: f32[n,64], w: f32[64], v: f32[64]) -> (y)\n t = Add(x, w)\n y = {row}"
+    assert [n.op_type for n in drafted(og.parse(text), Request(library=True)).proto().graph.node] == nodes
+    longer = og.parse(text.replace("64", "640"))
+    assert len(drafted(longer, Request(library=True)).proto().graph.node) == (2 if "SoftMax" in row else 1)
+    kept = drafted(longer, Request(library=True, keep=frozenset({"rows"}))).proto()
+    assert [n.op_type for n in kept.graph.node] == nodes
+
+
+def test_rows_of_no_element_are_an_error_of_the_run(drafts: dict[str, Any], library: str) -> None:
+    run = session(drafts["a number for each row"].proto(), library)
+    with pytest.raises(Exception, match="opgraph: a fused node reduces rows without elements"):
+        run.run(None, {"x": np.zeros((2, 5, 0), np.float32), "k": np.ones((5, 1), np.float32)})
 
 
 def test_what_a_library_cannot_run_stays_as_it_is() -> None:

@@ -18,6 +18,7 @@ from opgraph.onnx.draft import Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.functions import canonical
 from opgraph.onnx.library.ops import LibraryOp, fused_op, swish_ops
+from opgraph.onnx.library.rows import has_rows, rows_pay
 from opgraph.onnx.nodes import reads
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
@@ -29,8 +30,10 @@ from opgraph.runtime.providers.onnx_region import tensor_proto
 
 #: A function of one node would say nothing.
 _FEWEST = 2
-#: What a fused partition counts as in a summary, and in `keep`.
-FUSED_UNIT = "fused"
+#: What steers a node, its axes, has no more entries.
+_MOST_AXES = 32
+#: What a fused partition counts as in a summary, and in `keep`; one that reduces rows is the latter.
+FUSED_UNIT, ROWS_UNIT = "fused", "rows"
 
 #: Nodes with the index that they had, or that the node had which they replace.
 Numbered = list[tuple[int, NodeProto]]
@@ -42,10 +45,12 @@ class Folding:
 
     Attributes:
         library: whether an onnxruntime library is to run them; then a partition that it cannot run stays as it is.
+        rows: whether partitions that reduce rows are wanted.
         ops: what that library holds.
     """
 
     library: bool
+    rows: bool = True
     ops: list[LibraryOp] = field(default_factory=list)
 
     def fold(
@@ -82,7 +87,8 @@ class Folding:
                 continue
             calls[indices[-1]] = call
             folded |= set(indices)
-            summary.units[FUSED_UNIT] = summary.units.get(FUSED_UNIT, 0) + 1
+            name = ROWS_UNIT if has_rows(part) else FUSED_UNIT
+            summary.units[name] = summary.units.get(name, 0) + 1
         if self.library and any(n.domain == DOMAIN and n.op_type == CHOSEN for _, n in nodes):
             # A registered op wins over a function of its name, and so has to serve every dtype of it.
             self.ops.extend(swish_ops())
@@ -102,6 +108,8 @@ class Folding:
         unit = part.unit_matches[-1] if part.unit_matches else None
         if unit is not None and len(unit.ops) == len(part.ops) and is_onnxruntimes_own(unit):
             return False
+        if has_rows(part) and (not self.rows or len(inside) < _FEWEST or not rows_pay(part)):
+            return False
         alone = len(inside) == 1 and (inside[0].domain != DOMAIN or inside[0].op_type == CHOSEN)
         return not alone and bool(part.input_ports) and any(t.dtype in dtypes.FLOATS for t in ports)
 
@@ -116,7 +124,8 @@ class Folding:
         emitter: Emitter,
     ) -> NodeProto | None:
         """A function of these nodes, and the node that calls it; None where the library cannot run it."""
-        body = [*numbers.of(inside), *inside]
+        ids = {source.value_of[t.id]: t.id for t in (*_tensors(part.ops), *part.constants) if t.id in source.value_of}
+        body = [*numbers.of(inside, ids), *inside]
         made = {n for node in body for n in node.output if n}
         within = Counter(n for node in inside for n in node.input)
         inputs = list(dict.fromkeys(n for node in body for n in node.input if n and n not in made))
@@ -138,9 +147,6 @@ class Folding:
         named = canonical(function) + types.encode()
         function.name = f"{stem}_{hashlib.sha256(named).hexdigest()[:8]}"
         if self.library:
-            ids = {
-                source.value_of[t.id]: t.id for t in (*_tensors(part.ops), *part.constants) if t.id in source.value_of
-            }
             if any(name not in ids for name in (*inputs, *results)):
                 return None
             places = {ids[name]: place for place, name in enumerate(inputs)}
@@ -180,7 +186,7 @@ def _tensors(ops: Iterable[Op]) -> list[LogicalTensor]:
 
 @dataclass(slots=True)
 class _Numbers:
-    """The constants of one element of a model, by name: in a function they are part of the body.
+    """The small constants of a model, by name: numbers and axes, which are part of the body of a function.
 
     A kernel has them built in, so they must count in the function's name.
     """
@@ -194,14 +200,14 @@ class _Numbers:
             if node.op_type == "Constant" and node.domain == "":
                 self.nodes[node.output[0]] = node
 
-    def of(self, inside: list[NodeProto]) -> list[NodeProto]:
-        """A Constant node for each that these nodes read."""
+    def of(self, inside: list[NodeProto], operands: Collection[str]) -> list[NodeProto]:
+        """A Constant node for each that these nodes read: of one element, or what is no operand of the ops (axes)."""
         names = dict.fromkeys(n for node in inside for n in node.input if n)
         found = [(name, self._value(name)) for name in names]
         return [
             helper.make_node("Constant", [], [name], value=tensor_proto("", data))
             for name, data in found
-            if data is not None and data.size == 1
+            if data is not None and (data.size == 1 or name not in operands)
         ]
 
     def _value(self, name: str) -> np.ndarray | None:
@@ -213,5 +219,5 @@ class _Numbers:
         if name not in origin.tensors or name in origin.inputs:  # a default may be another number at run time
             return None
         tensor = origin.tensors[name]
-        small = int(np.prod(tensor.shape.numpy(), dtype=np.int64)) == 1 and int(tensor.dtype) in dtypes.BY_ONNX
+        small = int(np.prod(tensor.shape.numpy(), dtype=np.int64)) <= _MOST_AXES and int(tensor.dtype) in dtypes.BY_ONNX
         return origin.array(name) if small else None

@@ -12,8 +12,9 @@ from opgraph.onnx.compose import finish
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.functions import FunctionTable
-from opgraph.onnx.fused_functions import FUSED_UNIT, Folding, Numbered
+from opgraph.onnx.fused_functions import FUSED_UNIT, ROWS_UNIT, Folding, Numbered
 from opgraph.onnx.leftovers import drop_initializers, drop_value_info, sorted_nodes, without_unused
+from opgraph.onnx.library.rows import rows_pay
 from opgraph.onnx.load import imported
 from opgraph.onnx.norms import Norm, norms_of
 from opgraph.onnx.request import Request
@@ -41,6 +42,10 @@ def rewritten(graph: Graph, source: Source, request: Request, target: Target, su
         return draft
     # Partitions are folded in the model as it is with its units: what became a norm is none of their business any more.
     again = imported(draft.as_origin())
+    if request.library and ROWS_UNIT not in request.keep:
+        # Rows are reduced by native ops, of which there are fewer partitions that are elementwise alone.
+        native = imported(draft.as_origin(), library=True)
+        again = native if any(map(rows_pay, native.get_partitions())) else again
     assert isinstance(again.source, Source)
     result = _with_functions(again, again.source, request, target, draft)
     _check_placed(source.origin.skeleton.graph, result.skeleton.graph)
@@ -105,7 +110,7 @@ def _with_functions(graph: Graph, source: Source, request: Request, target: Targ
     imports = opsets(skeleton)
     opset = imports.get("", 1)
     emitter = Emitter(opset, "function", target, _names(skeleton.graph, source.origin.tensors), FunctionTable(opset))
-    folding = Folding(library=request.library)
+    folding = Folding(library=request.library, rows=ROWS_UNIT not in request.keep)
     outputs = {o.name for o in skeleton.graph.output}
     for function in skeleton.functions:
         emitter.functions.keep(function)

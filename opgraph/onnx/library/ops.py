@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opgraph.codegen.emit import emit_functor
+from opgraph.codegen.rows import emit_rows
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.loops.cuts import has_cuts
 from opgraph.loops.layout import CONTIGUOUS, ROW, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Axes, Load, Loop, Statement, Store, verify_loop
 from opgraph.loops.lower import Lowered, lower
@@ -42,6 +44,11 @@ class Form:
     reads: tuple[int, ...]
     kinds: tuple[str, ...]
     moderate: str = ""
+
+    @property
+    def row_rank(self) -> int:
+        """How many of the last axes make a row; 0 where rows are not reduced."""
+        return len(self.loop.row_axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +115,13 @@ def _swish(dtype: str, *, factor: bool) -> Form:
 
 
 def fused_op(name: str, part: Partition, inputs: Mapping[int, int], outputs: Sequence[int]) -> LibraryOp | None:
-    """A fused partition as an op; None where it needs more than the elementwise kernels of a library.
+    """A fused partition as an op; None where it needs more than the kernels of a library.
 
     Args:
         inputs: tensor id -> position among the node's inputs, constants with dimensions included.
         outputs: the tensor ids of the node's outputs, in order.
     """
-    lowered = _elementwise(part)
+    lowered = _lowered(part)
     if lowered is None or set(outputs) != {t.id for t in lowered.stores}:
         return None
     tensors: list[LogicalTensor] = [t for t in lowered.loads if t is not None]
@@ -141,22 +148,19 @@ def fused_op(name: str, part: Partition, inputs: Mapping[int, int], outputs: Seq
     )
 
 
-def _elementwise(part: Partition) -> Lowered | None:
-    """The loop of a partition, if every element is computed by itself from dense operands."""
-    plain = all(record.is_pointwise and not record.index_of and not record.by_position for record in _records(part))
-    if part.kind != FUSED or not plain:
+def _lowered(part: Partition) -> Lowered | None:
+    """The loop of a partition, if it computes elements, or rows along the last axes, of dense operands."""
+    records = [opdef.get(op.kind, where="library") for op in part.ops]
+    if part.kind != FUSED or any(record.index_of or record.by_position for record in records):
         return None
     try:
         lowered = lower(part)
     except OpGraphError:
         return None
-    whole = all(axes.kind == "parallel" for axes in lowered.loop.axes) and not lowered.loop.has_sums
-    dense = all(x.align in ("right", "channel") for x in lowered.loop.loads) and all(lowered.loads)
-    return lowered if whole and dense and lowered.loop.reads() & {x.name for x in lowered.loop.loads} else None
-
-
-def _records(part: Partition) -> list[opdef.OpDef]:
-    return [opdef.get(op.kind, where="library") for op in part.ops]
+    loop, rank = lowered.loop, len(lowered.loop.row_axes)
+    last = tuple(sorted(loop.row_axes)) == tuple(range(-rank, 0))
+    dense = all(x.align in ("right", "channel") for x in loop.loads) and all(lowered.loads) and not has_cuts(loop)
+    return lowered if last and dense and not loop.has_sums and loop.reads() & {x.name for x in loop.loads} else None
 
 
 def _kinds(lowered: Lowered, part: Partition) -> tuple[str, ...]:
@@ -164,15 +168,15 @@ def _kinds(lowered: Lowered, part: Partition) -> tuple[str, ...]:
     loop = lowered.loop
     used = loop.reads()
     read = [x.name in used for x in loop.loads]
-    stores = CONTIGUOUS * len(loop.stores)
+    stores = "".join(ROW if s.per_row else CONTIGUOUS for s in loop.stores)
     anyhow = "".join(STRIDED if r else UNIFORM for r in read) + stores
-    if all(read) and len(read) <= _FEW:
+    if all(read) and len(read) <= _FEW and not loop.row_axes:
         return tuple(f"{ways}{stores}" for ways in _every_way(len(read)))
     found = ["".join(CONTIGUOUS if r else UNIFORM for r in read) + stores]
     tensors = [*part.input_ports]
     layout = Operands(lowered, tensors).probable_layout([t.dims for t in tensors])
     if layout is not None and STRIDED not in layout.variant.operands and layout.size > 1:
-        kinds = zip(layout.variant.operands, read)
+        kinds = zip(layout.variant.operands, read)  # of loads; those of stores follow
         probable = "".join((ROW if k == UNIFORM else k) if r else UNIFORM for k, r in kinds) + stores
         found.insert(0, probable)
     return tuple(dict.fromkeys([*found, anyhow]))
@@ -186,4 +190,6 @@ def _every_way(count: int) -> list[str]:
 
 def functor_of(form: Form, kinds: str) -> str:
     """The emitted text of one kernel."""
-    return emit_functor(form.loop, Variant(kinds, flat=False), packs=False).code
+    variant = Variant(kinds, flat=False)
+    functor = emit_rows(form.loop, variant) if form.row_rank else emit_functor(form.loop, variant, packs=False)
+    return functor.code

@@ -13,6 +13,9 @@ from opgraph.ir import dtypes
 from opgraph.loops.loop import Loop
 from opgraph.onnx.library.ops import Form, LibraryOp, functor_of
 
+#: kernels/ort_dense.h: what a result holds, by `Store.per_row`.
+_RESULTS = {"": "og::each_element", "kept": "og::each_row_kept", "dropped": "og::each_row_dropped"}
+
 _ENTRY = """extern "C" __attribute__((visibility("default"))) og::ort::Status* RegisterCustomOps(
     og::ort::SessionOptions* options, const og::ort::ApiBase* base) {{
   return og::ort::register_ops(options, base, ops, {count});
@@ -38,7 +41,8 @@ def library_text(ops: Sequence[LibraryOp]) -> str:
             f'  {{{{}}, "{op.name}", {op.least}, {len(op.inputs)}, {len(op.outputs)}, op{index}_in, op{index}_out, '
             f"{'true' if op.has_alpha else 'false'}, {len(op.forms)}, op{index}_forms}},"
         )
-    parts = [spliced("ort_op.h"), *(f"namespace {name} {{\n{code}\n}}" for code, name in kernels.items())]
+    skeleton = "ort_rows.h" if any(form.row_rank for op in unique for form in op.forms) else "ort_op.h"
+    parts = [spliced(skeleton), *(f"namespace {name} {{\n{code}\n}}" for code, name in kernels.items())]
     parts += ["\n".join(tables), "static og::ort::Op ops[] = {", "\n".join(rows), "};"]
     return "\n\n".join(parts[:-4]) + "\n\n" + "\n".join(parts[-4:]) + "\n\n" + _ENTRY.format(count=len(unique))
 
@@ -50,21 +54,25 @@ def _form_tables(name: str, form: Form, kernels: dict[str, str]) -> tuple[str, s
         f"{{{source}, {_bool(x.align == 'channel')}, {_bool(x.name in used)}}}"
         for x, source in zip(form.loop.loads, form.reads, strict=True)
     )
-    variants = []
+    variants, launch = [], "launch_rows" if form.row_rank else "launch"
     for kinds in form.kinds:
         code = functor_of(form, kinds)
         kernel = kernels.setdefault(code, f"kernel{len(kernels)}")
-        variants.append(f'{{"{kinds}", og::range<{kernel}::Fused>}}')
+        variants.append(f'{{"{kinds}", og::{launch}<{kernel}::Fused>}}')
     lines = [
         *_remarks(form.loop),
         f"static const og::DenseLoad {name}_loads[] = {{{loads}}};",
+        f"static const og::u8 {name}_results[] = {{{', '.join(_RESULTS[s.per_row] for s in form.loop.stores)}}};",
         f"static const og::ort::Variant {name}_variants[] = {{{', '.join(variants)}}};",
     ]
     moderate = "nullptr"
     if form.moderate:
-        lines.append(f'static const og::ort::Variant {name}_moderate = {{"", og::range<{form.moderate}>}};')
+        lines.append(f'static const og::ort::Variant {name}_moderate = {{"", og::launch<{form.moderate}>}};')
         moderate = f"&{name}_moderate"
-    entry = f"{{{form.inputs}, {len(form.loop.loads)}, {name}_loads, {len(variants)}, {name}_variants, {moderate}}}"
+    entry = (
+        f"{{{form.inputs}, {len(form.loop.loads)}, {name}_loads, {form.row_rank}, {name}_results, {len(variants)}, "
+        f"{name}_variants, {moderate}}}"
+    )
     return "\n".join(lines), entry
 
 

@@ -1,0 +1,6 @@
+#pragma once
+#include "host_rows.h"
+#include "ort_op.h"
+
+// A library with loops over rows, too: kernels/ort_op.h calls og::launch_rows as it calls og::launch, with boxes of rows in
+// the place of elements.
