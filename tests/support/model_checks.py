@@ -114,8 +114,8 @@ def computed(graph: og.Graph, feeds: dict[str, Any], *, compiled: bool = False) 
     return [np.asarray(v) for v in (made.values() if isinstance(made, dict) else [made])]
 
 
-def expected(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] | None:
-    """The outputs by onnxruntime, else by onnx's evaluator; None where neither takes the model."""
+def by_onnxruntime(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] | None:
+    """The outputs by onnxruntime; None where it does not take the model."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -123,17 +123,27 @@ def expected(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] 
     options.intra_op_num_threads = 1
     closed = onnx.ModelProto.FromString(model.SerializeToString())
     drop_last_gaps(closed.graph.node)
+    try:
+        session = onnxruntime.InferenceSession(closed.SerializeToString(), options)
+        return [np.asarray(v) for v in session.run(None, feeds)]
+    except Exception:  # its classes share no base
+        return None
+
+
+def by_evaluator(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] | None:
+    """The outputs by onnx's own evaluator; None where it does not take the model."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        try:
-            session = onnxruntime.InferenceSession(closed.SerializeToString(), options)
-            return [np.asarray(v) for v in session.run(None, feeds)]
-        except Exception:  # onnxruntime's classes share no base
-            pass
         try:
             return [np.asarray(v) for v in evaluator(model).run(None, feeds)]
         except Exception:  # nor do the evaluator's
             return None
+
+
+def expected(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] | None:
+    """The outputs by onnxruntime, else by onnx's evaluator; None where neither takes the model."""
+    found = by_onnxruntime(model, feeds)
+    return found if found is not None else by_evaluator(model, feeds)
 
 
 def has_an_answer(model: onnx.ModelProto) -> bool:
@@ -184,7 +194,14 @@ def survives(model: onnx.ModelProto, rng: Any) -> str:
     want = None if got is None or not has_an_answer(model) else expected(model, feeds)
     if got is None or want is None:
         return "loaded"
-    agrees(got, want, model)
+    try:
+        agrees(got, want, model)
+    except AssertionError:
+        # A Clip to NaN, say, is NaN by onnx's own definition, and onnxruntime's bound does nothing.
+        other = by_evaluator(model, feeds)
+        if other is None:
+            raise
+        agrees(got, other, model)
     return "agreed"
 
 
