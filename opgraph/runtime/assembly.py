@@ -16,12 +16,13 @@ from opgraph.runtime.hybrid import ONNXRUNTIME, Wiring, wired
 
 
 def assembled(
-    graph: Graph, partitions: Sequence[Partition], engine: Engine, rounding: str, *, regroup: bool
+    graph: Graph, partitions: Sequence[Partition], engine: Engine, rounding: str, *, regroup: bool, waits: bool = False
 ) -> tuple[Wiring, list[Runner]]:
     """The partitions as they run on an engine, and what runs each; kernels for dense arrays are compiled.
 
     Args:
         regroup: whether what stands between two regions of onnxruntime may be regrouped, on a CPU.
+        waits: whether a kernel that is alone is left to its first call, which knows how its arrays are laid out.
 
     Raises:
         Unimplemented: nothing runs one.
@@ -30,14 +31,14 @@ def assembled(
     plain = Wiring(partitions=tuple(partitions), first=0, reasons={})
     if regroup and engine.kind == "cpu":
         wiring = wired(graph, partitions)
-        runs = _runners(wiring, engine, rounding)
+        runs = _runners(wiring, engine, rounding, waits)
         if all(p.provider != ONNXRUNTIME or run.runs_in == ONNXRUNTIME for p, run in zip(wiring.partitions, runs)):
             return wiring, runs
     # A region of which onnxruntime refuses one node falls to a slow evaluator as a whole: then small ones are better.
-    return plain, _runners(plain, engine, rounding)
+    return plain, _runners(plain, engine, rounding, waits)
 
 
-def _runners(wiring: Wiring, engine: Engine, rounding: str) -> list[Any]:
+def _runners(wiring: Wiring, engine: Engine, rounding: str, waits: bool) -> list[Any]:
     lone = sum(p.provider == ONNXRUNTIME for p in wiring.partitions[wiring.first :]) == 1
     runs: list[Runner] = []
     for place, part in enumerate(wiring.partitions):
@@ -47,7 +48,8 @@ def _runners(wiring: Wiring, engine: Engine, rounding: str) -> list[Any]:
             runs.append(OnnxRuntimeRegion(part, lone=True))
         else:
             runs.append(runner(part, engine, rounding=rounding))
-    _prepare(runs, wiring.partitions)
+    if len(runs) > 1 or not waits:
+        _prepare(runs, wiring.partitions)
     return runs
 
 

@@ -31,7 +31,14 @@ class Executable:
     """
 
     def __init__(
-        self, graph: Graph, engine: Engine, *, donate: tuple[str, ...], rounding: str, regroup: bool = True
+        self,
+        graph: Graph,
+        engine: Engine,
+        *,
+        donate: tuple[str, ...],
+        rounding: str,
+        regroup: bool = True,
+        waits: bool = False,
     ) -> None:
         if rounding not in ROUNDINGS:
             raise InvalidArguments(
@@ -51,7 +58,7 @@ class Executable:
             )
         self._partitioning = partition(graph, engine=engine.kind)
         found = needed_for(self._partitioning.partitions, {t.id for t in graph.outputs})
-        self._wiring, runs = assembled(graph, found, engine, rounding, regroup=regroup)
+        self._wiring, runs = assembled(graph, found, engine, rounding, regroup=regroup, waits=waits)
         donated = {t.id: t for t, name in zip(self._ins.tensors, self._ins.names) if name in donate}
         self._is_kernel = len(self.partitions) == 1 and self.partitions[0].kind == FUSED
         plans = engine.kind == "cpu" and not self._is_kernel

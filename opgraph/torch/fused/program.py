@@ -10,6 +10,7 @@ import torch
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
+from opgraph.runtime import pages
 from opgraph.runtime.arguments import check_shape
 from opgraph.runtime.compiled import Runner
 from opgraph.runtime.engine import Engine
@@ -41,7 +42,8 @@ class Program:
         self._names = [port_name(t) for t in graph.inputs]
         self._outputs = [port_name(t) for t in graph.outputs]
         engine = Engine("cuda", device.index) if device.type == "cuda" else Engine("cpu")
-        self._executable = Executable(graph, engine, donate=(), rounding=rounding)
+        # On the CPU `plan` compiles what the tensors need: gradients often come broadcast, as from sum().
+        self._executable = Executable(graph, engine, donate=(), rounding=rounding, waits=engine.kind == "cpu")
 
     def plan(self, tensors: Tensors) -> Run:
         """What runs it on tensors laid out like these; checks them once for all.
@@ -108,6 +110,9 @@ class Program:
     def _run_into(self, tensors: Tensors) -> list[torch.Tensor]:
         """Several partitions, or no compiler: torch allocates the results."""
         outs = self.results.empty(tensors)
+        for out in outs:
+            if out.is_cpu:
+                pages.advise(out.data_ptr(), out.nbytes)
         self._executable(self._fed(tensors), out=dict(zip(self._outputs, outs)))
         return outs
 
@@ -121,7 +126,21 @@ class Program:
 
 
 def _maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
-    """What allocates a result like this one: by an input that has its dtype, shape and strides where there is one."""
+    """What allocates a result on the CPU like this one."""
+    make, size = _plain_maker(out, tensors), out.nbytes
+    if size < pages.LARGE:
+        return make
+
+    def make_large(tensors: Tensors) -> torch.Tensor:
+        made = make(tensors)
+        pages.advise(made.data_ptr(), size)
+        return made
+
+    return make_large
+
+
+def _plain_maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
+    """By an input that has its dtype, shape and strides where there is one."""
     shape, strides, dtype, device = out.shape, out.stride(), out.dtype, out.device
     empty_like, empty_strided = torch.empty_like, torch.empty_strided
     for i, tensor in enumerate(tensors):

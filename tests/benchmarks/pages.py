@@ -1,0 +1,87 @@
+"""What huge pages are worth for new memory: filling it, and a step of NAF1, with and without; in turns, as ratios.
+
+python tests/benchmarks/pages.py
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import resource
+from collections.abc import Callable
+from unittest import mock
+
+import numpy as np
+import torch
+
+import opgraph.torch as ogt
+from opgraph.bench.machine import machine
+from opgraph.bench.timing import compare
+from opgraph.runtime import pages
+from opgraph.torch.naf1 import with_order
+
+SIZES = (4, 8, 16, 32, 128)
+
+
+def filled(mebibytes: int) -> dict[str, float]:
+    """Mapping so much memory, writing it once and giving it back."""
+
+    def fill(advised: bool) -> Callable[[], None]:
+        def call() -> None:
+            memory = mmap.mmap(-1, mebibytes << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            handle = ctypes.c_char.from_buffer(memory)
+            if advised:
+                pages.advise(ctypes.addressof(handle), mebibytes << 20)
+            del handle
+            array = np.frombuffer(memory, np.float32)
+            array.fill(1.0)
+            del array
+            memory.close()
+
+        return call
+
+    return found(fill(True), fill(False), rounds=21)
+
+
+def naf1(elements: int) -> dict[str, float]:
+    """Forward and backward: two results of that many f32."""
+    x, d = torch.randn(elements, requires_grad=True), torch.ones(elements)
+    module = with_order(0.9)
+    fused = ogt.fuse(module.forward)
+
+    def step() -> object:
+        return torch.autograd.grad(fused(x), [x, module.frac_order], d)
+
+    def without() -> object:
+        with mock.patch.object(pages, "_madvise", lambda: None):
+            return step()
+
+    return found(step, without, rounds=15)
+
+
+def found(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> dict[str, float]:
+    """Times of both, and the page faults of one call each, which no other work on the machine changes."""
+    return compare(ours, theirs, rounds) | {"faults": faults(ours), "theirs_faults": faults(theirs)}
+
+
+def faults(call: Callable[[], object]) -> float:
+    """Page faults of one call."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    call()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def main() -> None:
+    """Runs everything and prints it."""
+    print("machine:", ", ".join(f"{k} {v}" for k, v in machine().items()))
+    print(f"\n{'case':<32}{'with us':>12}{'without us':>12}{'ratio':>8}  {'quartiles':<16}{'faults':>8}{'without':>8}")
+    cases = {f"filling {size} MiB": filled(size) for size in SIZES}
+    cases[f"NAF1, {8 << 20} f32"] = naf1(8 << 20)
+    for name, r in cases.items():
+        times = f"{r['ours_us']:>12.1f}{r['theirs_us']:>12.1f}{r['ratio']:>8.3f}"
+        spread = f"{r['low']:.3f} to {r['high']:.3f}"
+        print(f"{name:<32}{times}  {spread:<16}{r['faults']:>8.0f}{r['theirs_faults']:>8.0f}")
+
+
+if __name__ == "__main__":
+    main()
