@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.transforms.cut import Cut
+from opgraph.transforms.gradient import differentiated, prepared
 
 SWISH = "graph(x: f32[n,8], a: f32[8]) -> (y)\n  %0 = Multiply(a, x)\n  %1 = Sigmoid(%0)\n  y = Multiply(x, %1)"
 
@@ -209,3 +211,31 @@ def test_where_there_is_a_choice_the_missing_library_is_named(monkeypatch: pytes
     with pytest.raises(og.errors.Unimplemented, match="networkx") as error:
         og.compile(g, wrt=("x", "u"))
     assert 'pip install "opgraph[train]"' in str(error.value)
+
+
+def test_ways_from_each_input_show_that_no_cut_is_cheaper_and_never_say_so_wrongly() -> None:
+    networkx_free = 0
+    for seed in range(60):
+        cut = _random_cut(seed)
+        sources = {i for i in cut.slice if i in cut.fixed or i not in cut.made_from}
+        if sources and cut._each_has_a_way(sources):
+            weight, kept = cut._minimum_cut(sources)
+            assert weight == pytest.approx(sum(cut.weights[i] for i in sources)) and kept == sources, f"seed {seed}"
+            networkx_free += 1
+    assert networkx_free > 30
+
+
+def _random_cut(seed: int) -> Cut:
+    rng = np.random.default_rng(seed)
+    g = og.Graph()
+    shapes = ((64, 64), (64, 1), (64,))
+    values = [g.input(f"x{i}", shape=shapes[rng.integers(3)]) for i in range(rng.integers(1, 5))]
+    for _ in range(rng.integers(3, 14)):
+        kind = ("Add", "Multiply", "Sin", "Exp", "Select")[rng.integers(5)]
+        a, b = (values[rng.integers(len(values))] for _ in range(2))
+        if kind == "Select":
+            values.append(g.add_op(kind, g.add_op("Greater", a, b), a, b))
+        else:
+            values.append(g.add_op(kind, *((a,) if kind in ("Sin", "Exp") else (a, b))))
+    ready = prepared(g.finalize(), ["x0"], units=True)
+    return Cut(ready, differentiated(ready, ["x0"], from_outputs=()), ())

@@ -6,6 +6,7 @@ is the same at every call of an exported model. A parameter that meets data itse
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
+def is_in_onnx_export() -> bool:
+    """`torch.onnx.is_in_onnx_export()`, without loading that module (50 ms) where nobody exports."""
+    exporter = sys.modules.get("torch.onnx")
+    return exporter is not None and exporter.is_in_onnx_export()
+
+
 def called_for_onnx(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `call` returns; under ONNX export with what it computes from parameters alone as numbers."""
-    if not torch.onnx.is_in_onnx_export() or torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or not is_in_onnx_export():
         return call(*args, **kwargs)
     with _Folding():
         return call(*args, **kwargs)

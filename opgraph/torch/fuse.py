@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from opgraph.errors import InvalidArguments
-from opgraph.torch.fold import called_for_onnx
+from opgraph.torch.fold import called_for_onnx, is_in_onnx_export
 from opgraph.torch.fuse_module import fuse_module
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.lazy.value import compute, lazies
@@ -103,7 +103,7 @@ def fuse_function(
         return slow(args, kwargs)
 
     def slow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.onnx.is_in_onnx_export():
+        if is_in_onnx_export():
             return called_for_onnx(fn, args, kwargs)
         if next(lazies((args, kwargs)), None) is not None:  # of a fused module around it
             compute(args, kwargs)

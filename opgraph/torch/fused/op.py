@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
+from opgraph.torch.fold import is_in_onnx_export
 from opgraph.torch.fused.autograd import Trained, record
 from opgraph.torch.fused.composite import composite
 from opgraph.torch.fused.graph import prepared, with_data, without_data
@@ -190,7 +191,7 @@ class FusedOp:
                     fix="pass torch tensors",
                 )
         check_count(self.graph, tensors)
-        if torch.onnx.is_in_onnx_export() or _tracing() is not None:
+        if is_in_onnx_export() or _tracing() is not None:
             return tuple(composite(self.graph, tensors, self.rounding))
         return call(self.spelling, tensors)
 

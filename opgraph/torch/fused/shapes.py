@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -13,13 +13,12 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.runtime.providers.torch import torch_dtype
+from opgraph.torch.broadcast import broadcast_shapes
 
 #: Sizes; ints, or torch's symbols for them while it traces.
 Shape: TypeAlias = tuple[Any, ...]
 #: An input by its position, or the shape of a constant; and whether it lies along the channel axis.
 _Leaf: TypeAlias = tuple[int | Shape, bool]
-
-_broadcast_shapes: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 class Results:
@@ -86,7 +85,7 @@ def _broadcast(leaves: tuple[_Leaf, ...], inputs: Sequence[Shape]) -> Shape:
     rank = max((len(s) for s, along in shapes if not along or len(s) != 1), default=1)
     aligned = [(*s, *[1] * max(rank - 2, 0)) if along and len(s) == 1 else s for s, along in shapes]
     try:
-        return tuple(_broadcast_shapes(*aligned))
+        return tuple(broadcast_shapes(aligned))
     except RuntimeError:
         raise InvalidShape(
             f"shapes {' and '.join(str(tuple(s)) for s, _ in shapes)} do not broadcast",

@@ -1,12 +1,12 @@
 """One torch call as ops: torch's type promotion becomes casts, its numbers constants.
 
-Which dtype and shape a call has is torch's own answer, from the same call on tensors of the meta device.
+Which dtype and shape a call has is torch's own answer, from the same call on tensors without elements (`outcome`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num, Param, parse_expression
+from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found
 from opgraph.torch.tracing.proxy import Proxy, Ref
@@ -48,17 +49,54 @@ def name_of(dtype: torch.dtype, what: str) -> str:
     return NAMES[dtype]
 
 
-def on_meta(func: Callable[..., Any], args: Any, kwargs: Any = {}) -> Any:  # noqa: B006 - it is not changed
-    """The result of a call on tensors without data: its dtype and shape, or torch's own error."""
-    return func(*_meta(args), **_meta(kwargs))
+def outcome(func: Callable[..., Any], args: Any, kwargs: Any = {}) -> Any:  # noqa: B006 - it is not changed
+    """A tensor of the dtype and shape that a pointwise call results in, without data; or torch's own error.
+
+    The meta device answers that, but the first call there loads all of torch's compiler (1 to 2 s). So the call is made
+    on the CPU, on tensors that have no elements, and on the meta device only where that fails.
+    """
+    shapes = [t.shape for t in _tensors((*args, *kwargs.values()))]
+    try:
+        shape = broadcast_shapes(shapes)
+        with torch._C._DisableAutocast():
+            found = func(*_changed(args, _emptied), **_changed(kwargs, _emptied))
+        if _extents(found.shape) == _extents(shape):
+            return torch.empty(shape, dtype=found.dtype, device="meta")
+    except Exception:  # torch says it better about tensors of the real shapes
+        pass
+    return func(*_changed(args, _on_meta), **_changed(kwargs, _on_meta))
 
 
-def _meta(value: Any) -> Any:
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+
+
+def _extents(shape: torch.Size) -> tuple[bool, ...]:
+    return tuple([extent == 1 for extent in shape])
+
+
+def _emptied(tensor: torch.Tensor) -> torch.Tensor:
+    """One of the same rank and dtype, of which every axis that is not 1 long is 0 long."""
+    return torch.empty([1 if extent == 1 else 0 for extent in tensor.shape], dtype=tensor.dtype)
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same arguments, every tensor changed."""
     if isinstance(value, torch.Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return change(value)
     if isinstance(value, dict):
-        return {name: _meta(v) for name, v in value.items()}
-    return type(value)(_meta(v) for v in value) if type(value) in (list, tuple) else value
+        return {name: _changed(v, change) for name, v in value.items()}
+    return type(value)(_changed(v, change) for v in value) if type(value) in (list, tuple) else value
 
 
 class Emitter:
@@ -203,4 +241,4 @@ def compute_dtype(result: torch.Tensor, bound: dict[str, Any]) -> torch.dtype:
     ]  # fmt: skip
     if len(operands) < 2:
         return operands[0].dtype if isinstance(operands[0], torch.Tensor) else torch.bool
-    return torch.result_type(*_meta(operands[:2]))
+    return torch.result_type(*_changed(operands[:2], _on_meta))

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from opgraph.torch.broadcast import broadcast_shapes
+
 if TYPE_CHECKING:
     from opgraph.torch.tracing.session import Session
 
 #: torch's argument parsers want a tensor under every Proxy; on the meta device nothing is computed by mistake.
 _NOTHING = torch.empty(0, device="meta")
 _make = torch.Tensor._make_subclass
-_broadcast_shapes: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 class Ref:
@@ -76,7 +77,7 @@ class Proxy(torch.Tensor):
         """As torch's."""
         self.session.asked()
         if self.sizes is None:
-            self.sizes = _broadcast_shapes(*[t.shape for t in _tensors(self.origin)])
+            self.sizes = broadcast_shapes([t.shape for t in _tensors(self.origin)])
         return self.sizes
 
     @property

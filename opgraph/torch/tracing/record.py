@@ -9,7 +9,7 @@ import torch
 
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found, table
-from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, on_meta
+from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
 from opgraph.torch.tracing.expansions import EXPANSIONS, answer, cast_target, fill_value, is_view
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.refusals import refuse
@@ -90,7 +90,7 @@ def _compute(
     plain = {k: v for k, v in kwargs.items() if k != "inplace"}
     positional = args[: [n for n, _ in found.parameters].index("inplace")] if "inplace" in bound else args
     _check_devices(emitter.session, name, bound)
-    result = on_meta(found.functional, positional, plain)
+    result = outcome(found.functional, positional, plain)
     ref = emitter.call(found, bound, result.dtype, compute_dtype(result, bound))
     if not changes:
         _made(node, ref, result.dtype)

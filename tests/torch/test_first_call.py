@@ -1,0 +1,44 @@
+"""What the first call of a fused function costs: no module that it does not need, no kernel that nobody asked for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+#: Modules that take 0.05 to 1 s to load, and how one gets them by mistake: a comparison on the meta device loads all of
+#: torch's compiler, torch.broadcast_shapes loads sympy, torch.onnx.is_in_onnx_export() the exporter.
+COSTLY = ("torch._dynamo", "sympy", "torch.onnx", "networkx")
+CODE = f"""
+import json, sys, torch, opgraph.torch as ogt
+from opgraph.torch.naf1 import with_order
+from opgraph.runtime import host
+before = set(sys.modules)
+module, x = with_order(0.9), torch.randn(1000, requires_grad=True)
+fused = ogt.fuse(module.forward)
+fused(x).sum().backward()
+costly = [name for name in {COSTLY} if name in sys.modules and name not in before]
+after_sum = len(host._loaded)
+torch.autograd.grad(fused(x), x, torch.ones(1000))  # for which torch itself loads sympy
+print(json.dumps([costly, after_sum, len(host._loaded)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def first_call(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    """What is loaded after NAF1's first forward and backward, and how many kernels."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    found: list[object] = json.loads(done.stdout)
+    return found
+
+
+def test_the_first_call_loads_nothing_costly(first_call: list[object]) -> None:
+    assert first_call[0] == []
+
+
+def test_a_gradient_from_a_sum_needs_one_kernel_each_way_and_a_dense_one_its_own(first_call: list[object]) -> None:
+    assert first_call[1:] == [2, 3]
