@@ -10,6 +10,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
+from opgraph.ops.shape import VIEWS
 
 #: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
 UNKNOWN_EXTENT = 4096
@@ -44,7 +45,7 @@ class Cut:
                 self.needed.update(i for i in read if i not in backward)
             else:
                 self.made_from.update((o, read) for o in outs)
-                if not opdef.get(op.kind, where=op.label).is_pointwise:
+                if not opdef.get(op.kind, where=op.label).is_pointwise and op.kind not in VIEWS:
                     self.fixed.update(outs)
         # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
         self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
