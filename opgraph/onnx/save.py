@@ -66,9 +66,11 @@ def save(
             form="decomposed" nothing else changes in a model that was loaded.
         ort_library: a shared library to be written beside the model: with it registered
             (`SessionOptions.register_custom_ops_library`), onnxruntime 1.17 or newer runs every fused partition and
-            every swish as one compiled op. Without it, the functions in the model run instead.
+            every swish as one compiled op; of the partitions that reduce rows, those where that is faster. Without
+            it, the functions in the model run instead.
         march: the processors that the library is for, as the C++ compiler calls them.
-        keep: names of units that stay as they are spelled: "swish", "gelu", "rms_norm" ..., "fused" for partitions.
+        keep: names of units that stay as they are spelled: "swish", "gelu", "rms_norm" ..., "fused" for partitions,
+            "rows" for those of them that reduce rows.
 
     Raises:
         Unimplemented: an op or type has no ONNX form, or none that the target reads; names it.
