@@ -1,36 +1,43 @@
 #pragma once
 #include "sums.cuh"
 
-// The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. A group of T
-// threads takes a row, up to a warp of them several groups to a block, more than a warp one to a block. The row is walked
-// once for each reduction that waits for another. Where it is `held`, its operands are read once, P packs of V neighbours
-// by each thread, and wait in registers, as do values that passes keep for each other; longer rows are read again.
+// The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. A group of
+// T threads takes a row: up to a warp of them, several groups to a block; more than a warp, one to a block. The row is
+// walked once for each reduction that waits for another. Where it is `held`, its operands are read once, P packs of V
+// neighbours by each thread, and wait in registers, as do values that passes keep for each other; longer rows are read
+// again.
 //
-// No atomics. A thread joins its own packs, the threads of a warp meet in a butterfly of shuffles, which gives all of them
-// the same bits, and warps in shared memory: one order whatever the grid. Where something is added up over rows too (the
-// gradient of a norm's scale), a group takes `chunk` rows one after the other, keeps what it adds up in registers, and
-// leaves it to the second stage of sums.cuh.
+// No atomics. A thread joins its own packs, the threads of a warp meet in a butterfly of shuffles, which gives all of
+// them the same bits, and warps in shared memory: one order whatever the grid. Where something is added up over rows
+// too (the gradient of a norm's scale), a group takes `chunk` rows one after the other, keeps what it adds up in
+// registers, and leaves it to the second stage of sums.cuh.
 
 namespace og {
 
-enum { warp_size = 32 };
+enum { warp_size = 32, ahead = 2 };  // ahead: packs of cached operands that are loaded before they are needed
 enum class How { add, multiply, largest, smallest };
+// once: of a row that is held; cached: the same for many rows, in each pass; again: of a row that is not held.
+enum class Reading { once, cached, again };
 
-// ---- joining ---------------------------------------------------------------------------------------------------------
+// ---- joining ---------------------------------------------------------------------------------------------------
 
-// of(a, b) has the bits of of(b, a), NaN aside.
+// of(a, b) has the bits of of(b, a), NaN aside. Wide: what threads have when they meet; sums of a few floats each are
+// added up in double, which costs two shuffles instead of one.
 template <How how> struct Join;
 template <> struct Join<How::add> {
+  template <class T> using Wide = double;
   template <class T> static OG_FN T nothing() { return 0; }
   template <class T> static OG_FN T of(T a, T b) { return a + b; }
 };
 template <> struct Join<How::multiply> {
+  template <class T> using Wide = T;
   template <class T> static OG_FN T nothing() { return 1; }
   template <class T> static OG_FN T of(T a, T b) { return a * b; }
 };
 
 // NaN if one is; +0 is larger than -0.
 template <int sign> struct Extreme {
+  template <class T> using Wide = T;
   template <class T> static OG_FN T nothing() { return sign * -infinity<T>(); }
   template <class T> static OG_FN T of(T a, T b) {
     const T beyond = (sign > 0 ? b > a : b < a) ? b : a;
@@ -65,25 +72,35 @@ template <class J, int n, class T> OG_FN T met(T x) {
   return x;
 }
 
-// Where the warps of a row meet. Two places by turns: before a warp writes to one again, all have met in the other.
-template <class T, int T_row, int most> struct Meeting {
-  static constexpr int warps = T_row / warp_size;
-  T (*place)[most][warps];
+// The first n of x become those of all threads of a row, joined as `J` says. Warps meet in two places by turns: before
+// one writes to a place again, all have met in the other.
+template <class T, int threads, int most> struct Meeting {
+  static constexpr int warps = threads > warp_size ? threads / warp_size : 1;
+  double (*place)[most][warps];
   int turn;
-  // The first n of x, of all threads.
   template <class J, int n> OG_FN void meet(T (&x)[most]) {
-    const int thread = (int)threadIdx.x, lane = thread % warp_size;
-    each<n>([&](auto k) { x[k.value] = met<typename J::template Of<k.value>, warp_size>(x[k.value]); });
-    if (lane == 0) OG_UNROLL for (int k = 0; k < n; ++k) place[turn][k][thread / warp_size] = x[k];
-    __syncthreads();
     each<n>([&](auto k) {
-      x[k.value] = met<typename J::template Of<k.value>, warps>(place[turn][k.value][lane % warps]);
+      using Own = typename J::template Of<k.value>;
+      typename Own::template Wide<T> wide = x[k.value];
+      wide = met<Own, (threads < warp_size ? threads : warp_size)>(wide);
+      if constexpr (threads > warp_size) {
+        if ((int)threadIdx.x % warp_size == 0) place[turn][k.value][(int)threadIdx.x / warp_size] = (double)wide;
+      }
+      x[k.value] = (T)wide;
     });
-    turn ^= 1;
+    if constexpr (threads > warp_size) {
+      __syncthreads();
+      each<n>([&](auto k) {
+        using Own = typename J::template Of<k.value>;
+        using Wide = typename Own::template Wide<T>;
+        x[k.value] = (T)met<Own, warps>((Wide)place[turn][k.value][(int)threadIdx.x % warps]);
+      });
+      turn ^= 1;
+    }
   }
 };
 
-// ---- dividing a row --------------------------------------------------------------------------------------------------
+// ---- dividing a row --------------------------------------------------------------------------------------------
 
 // x / d for many x: two products instead of a quotient, 1.5 ulp off at most. The first takes the exponent of 1 / d, so
 // that neither overflows, or loses bits, unless the quotient does; 0, infinities and NaN come out as of a division.
@@ -97,7 +114,7 @@ OG_FN Inverse inverse_of(float d) {
 }
 OG_FN float times(float x, Inverse inverse) { return x * inverse.scale * inverse.part; }
 
-// ---- the space -------------------------------------------------------------------------------------------------------
+// ---- the space -------------------------------------------------------------------------------------------------
 
 // Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: those of rows, then those of a row.
 // packs: of a row, and of one run of it. part[k]: where in `work` sum k leaves what groups add up to; -1: there is one
@@ -130,7 +147,7 @@ struct RowGroup {
 
   void* const* base;
   const Space* space;
-  Meeting<Addend, T < warp_size ? warp_size : T, most> meeting;
+  Meeting<Addend, T, most> meeting;
   int lane;
   bool inside;  // of the space; a group beyond goes through the motions of the last row, for the others of its warp
   i64 offset[operands];
@@ -154,18 +171,24 @@ struct RowGroup {
     }
   }
 
-  template <int pass> OG_FN void fetch(I first) {
-    if constexpr (F::template fetches<pass, held, small>()) {
-      OG_UNROLL for (int p = 0; p < P; ++p) {
-        const I q = first + (I)(p * T + lane);
-        if (exists(q)) f.template fetch<pass, held, small>(pack[p], column(q));
-      }
+  // Pack p of every thread.
+  template <int pass, Reading how> OG_FN void fetch_one(I first, int p) {
+    if constexpr (F::template fetches<pass, how, small>()) {
+      const I q = first + (I)(p * T + lane);
+      if (exists(q)) f.template fetch<pass, how, small>(pack[p], column(q));
     }
+  }
+  template <int pass, Reading how> OG_FN void fetch(I first) {
+    OG_UNROLL for (int p = 0; p < P; ++p) fetch_one<pass, how>(first, p);
   }
 
   // P packs of every thread: what they add to each reduction.
   template <int pass> OG_FN void compute(I first, Addend (&total)[most]) {
+    if constexpr (held) OG_UNROLL for (int p = 0; p < P && p < ahead; ++p) fetch_one<pass, Reading::cached>(first, p);
     OG_UNROLL for (int p = 0; p < P; ++p) {
+      if constexpr (held) {
+        if (p + ahead < P) fetch_one<pass, Reading::cached>(first, p + ahead);
+      }
       const I q = first + (I)(p * T + lane);
       if (exists(q)) {
         Addend s[terms][V];
@@ -200,7 +223,7 @@ struct RowGroup {
       Addend total[most];
       nothing<pass>(total);
       if constexpr (held) {
-        if constexpr (pass > 0) fetch<pass>(0);  // the first pass's are under way
+        if constexpr (pass > 0) fetch<pass, Reading::once>(0);  // the first pass's are under way
         compute<pass>(0, total);
       } else {
         const I packs = (I)space->packs;
@@ -208,7 +231,7 @@ struct RowGroup {
           // What a stretch adds up to on its own: sums of sums lose less than one long chain.
           Addend part[most];
           nothing<pass>(part);
-          fetch<pass>(first);
+          fetch<pass, Reading::again>(first);
           compute<pass>(first, part);
           each<F::reductions(pass)>([&](auto k) {
             total[k.value] = Join<F::how(pass, k.value)>::of(total[k.value], part[k.value]);
@@ -216,12 +239,7 @@ struct RowGroup {
         }
       }
       if constexpr (F::reductions(pass) > 0) {
-        if constexpr (T > warp_size) {
-          meeting.template meet<Reducing<F, pass>, F::reductions(pass)>(total);
-        } else {
-          each<F::reductions(pass)>(
-              [&](auto k) { total[k.value] = met<Join<F::how(pass, k.value)>, T>(total[k.value]); });
-        }
+        meeting.template meet<Reducing<F, pass>, F::reductions(pass)>(total);
         f.template reduced<pass>(total, (Addend)space->length);
       }
       passes<pass + 1>();
@@ -234,7 +252,7 @@ struct RowGroup {
     if constexpr (rank > row_rank)
       move_along<I, 0, rank - row_rank>(*space, (I)(inside ? number : space->rows - 1), offset);
     f.move(base, offset);
-    if constexpr (held) fetch<0>(0);  // all loads before what changes once a row, which would keep them waiting
+    if constexpr (held) fetch<0, Reading::once>(0);  // before what changes once a row, which would keep loads waiting
     f.call();
     if constexpr (row_rank > 1) f.move(base, offset);
     f.row();
@@ -250,8 +268,7 @@ struct RowGroup {
       const i64 part = space->part[k.value];
       if constexpr (F::adds_row(k.value)) {
         Addend total[most] = {added[k.value][0][0]};
-        if constexpr (T > warp_size) meeting.template meet<Adding, 1>(total);
-        else total[0] = met<Join<How::add>, T>(total[0]);
+        meeting.template meet<Adding, 1>(total);
         if (lane == 0 && inside) {
           if (part < 0) F::total(k.value, base[operand], 0, total[0]);
           else work[part + (i64)group] = total[0];
@@ -284,7 +301,7 @@ OG_FN void reduce_rows(void* const* base, const RowSpace<rank, operands, sums>& 
   constexpr int groups = T > warp_size ? 1 : block_size / T;
   Group g;
   if constexpr (T > warp_size) {
-    __shared__ typename F::Addend place[2][Group::most][T / warp_size];
+    __shared__ double place[2][Group::most][T / warp_size];
     g.meeting.place = place;
     g.meeting.turn = 0;
   }

@@ -30,12 +30,14 @@ class Held:
         waiting: bytes that wait in registers between two passes, at most.
         added: bytes in registers for sums over rows.
         instructions: roughly, in all passes.
+        is_wide: whether it is computed in f64.
     """
 
     loaded: int
     waiting: int
     added: int
     instructions: int
+    is_wide: bool
 
 
 def held_by(loop: Loop, variant: Variant, small: frozenset[str]) -> Held:
@@ -110,7 +112,7 @@ class _CudaRowEmitter(Emitter):
         first = sum(size[name] for name in self.first_read if self.fetched_in(name) == 0)
         added = sum(_width("f64" if self.addend() == "double" else "f32") for k in self.sums if self.is_column(k))
         cost = sum(opdef.get(s.kind, where="a row").cost for one in self.held for s in one.statements)
-        return Held(first, max(waiting), added, cost)
+        return Held(first, max(waiting), added, cost, self.addend() == "double")
 
     def is_column(self, store: int) -> bool:
         """Whether a sum is one for each column."""
@@ -178,15 +180,15 @@ class _CudaRowEmitter(Emitter):
                 position, name = self.positions[load.name], load.name
                 when = []
                 if name in self.first_read and self.fetched_in(name) == number:
-                    when.append(f"held && !(small >> {position} & 1)")
+                    when.append(f"how == og::Reading::once && !(small >> {position} & 1)")
                 if name in in_held:
-                    when.append(f"held && small >> {position} & 1")
+                    when.append(f"how == og::Reading::cached && small >> {position} & 1")
                 if name in in_again:
-                    when.append("!held")
+                    when.append("how == og::Reading::again")
                 if when:
                     condition = " || ".join(f"({w})" if len(when) > 1 else w for w in when)
                     lines.append((f"pass == {number} && ({condition})", f"in.{name} = {self.fetched(load)};"))
-        head = "  template <int pass, bool held, unsigned long long small"
+        head = "  template <int pass, og::Reading how, unsigned long long small"
         any_of = " || ".join(f"({condition})" for condition, _ in lines)
         self.put(f"{head}> static constexpr bool fetches() {{ return {any_of or 'pass < 0'}; }}")
         self.put(f"{head}, int V> OG_FN void fetch(Packs<V>& in, og::i64 i) const {{")

@@ -16,8 +16,11 @@ from opgraph.loops.tiles import BLOCK_SIZE, Tiling, sums_of
 
 _WARP = 32
 _LONGEST = 512  # threads of a row: with 128 registers each
-#: Of a thread: registers in which a row waits, bytes that it loads before it computes, instructions of all passes.
-_REGISTERS, _WANTED, _INSTRUCTIONS = 64, 64, 4096
+#: Of a thread: registers in which a row waits, where there are more threads than a warp; the same within a warp, and in
+#: f64, whose arithmetic takes more itself.
+_REGISTERS, _FEWER = 64, 32
+#: Of a thread: bytes that it loads before it computes, instructions of all passes.
+_WANTED, _INSTRUCTIONS = 64, 4096
 _SEGMENT = 64  # bytes that neighbouring threads load of a row together, at least
 #: Where something is added up over rows: rows that a group takes, at least, and groups' blocks, about.
 _CHUNK, _BLOCKS = 16, 512
@@ -69,12 +72,9 @@ def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
     outer = len(layout.dims) - layout.row_rank
     small = [i for i in range(len(loop.loads)) if not any(layout.strides[i][:outer]) and outer]
     held = held_by(loop, layout.variant, frozenset(loop.loads[i].name for i in small))
-    operands = [*loop.loads, *loop.stores]
-    moving = [
-        dtypes.BY_NAME[x.dtype].itemsize
-        for x, k in zip(operands, layout.variant.operands, strict=True)
-        if k == CONTIGUOUS
-    ]
+    types = [*(x.dtype for x in loop.loads), *(x.dtype for x in loop.stores)]
+    kinds = layout.variant.operands
+    moving = [dtypes.BY_NAME[t].itemsize for t, kind in zip(types, kinds, strict=True) if kind == CONTIGUOUS]
     threads, each, fits = _threads(packs, vector, held, min(moving, default=4))
     narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
     return RowCut(vector, each, threads, fits, packs == threads * each, sum(1 << i for i in small), narrow)
@@ -83,7 +83,8 @@ def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
 def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, int, bool]:
     """Threads of a row, packs of each, and whether they hold all of it."""
     registers = max(vector * (held.waiting + held.added) // 4, 1)
-    most = max(min(_REGISTERS // registers, _INSTRUCTIONS // (vector * max(held.instructions, 1)), 32), 1)
+    room = _FEWER if held.is_wide else _REGISTERS
+    most = max(min(room // registers, _INSTRUCTIONS // (vector * max(held.instructions, 1)), 32), 1)
     wanted = max(min(_WANTED // max(vector * held.loaded, 1), most), 1)
     fewest = min(_power_of_two(packs), _power_of_two(-(-_SEGMENT // (vector * narrowest))), _WARP)
     found = []
@@ -91,7 +92,8 @@ def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, 
     while threads <= _LONGEST:
         each = max(-(-packs // threads), 1)
         if each <= most:
-            key = (threads > _WARP, packs % threads != 0, abs(log2(each / wanted)), threads)
+            in_warp = threads <= _WARP and each * registers <= _FEWER
+            key = (not in_warp, packs % threads != 0, abs(log2(each / wanted)), threads)
             found.append((key, threads, each))
         threads *= 2
     if not found:

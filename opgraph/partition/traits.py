@@ -16,7 +16,7 @@ OPGRAPH = "opgraph"
 
 def reduces_rows(engine: str) -> bool:
     """Whether kernels of an engine kind reduce rows; elsewhere reductions, softmax and norms go to a library."""
-    return engine == "cpu"
+    return engine in ("cpu", "cuda")
 
 
 def kind_and_provider(op: Op) -> tuple[str, str]:

@@ -1,0 +1,338 @@
+"""Rows on CUDA, without a GPU: emulated kernels against float64 and torch, the same bits in any order, NVRTC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import nvrtc
+import pytest
+import sass
+from emulator import FakeArray, FakeCupy
+from support.random_rows import row_graph
+from test_cuda_engine import cupy  # noqa: F401 - a fixture
+from test_nvrtc import together
+from test_rows import ALL, RMS, as_dict, as_torch, assert_near, feeds_of, from_torch, samples
+
+import opgraph as og
+from opgraph.codegen.cuda_rows import RowCut, row_cut, row_launches
+from opgraph.codegen.cuda_sums import SumLaunch
+from opgraph.codegen.sources import spliced
+from opgraph.ir.logical_tensor import row_major
+from opgraph.loops.layout import Layout, bind
+from opgraph.loops.loop import Loop
+from opgraph.loops.lower import lower
+
+torch = pytest.importorskip("torch")
+
+#: Every reduction, a softmax, and what follows both.
+EVERYTHING = ALL.replace("x: {t}[n,c]", "x: {t}[n,c], r: {t}[n,c]").replace("f, g)", "f, g, y)")
+EVERYTHING += "  s = SoftMax(x, axis=-1)\n  y = Add(s, r)\n"
+NORMS = {
+    "LayerNorm": "t = LayerNorm(g, w, w, keep_stats=false)",
+    "RMSNorm": "t = RMSNorm(g, w)",
+    "LogSoftmax": "l = LogSoftmax(g, axis=-1)\n  t = Multiply(l, w)",
+}
+BACKWARD = """graph(x: {t}[n,c], w: {t}[c], b: {t}[c], d_y: {t}[n,c]) -> (dx, dw, db)
+  y, m, v = LayerNorm(x, w, b)
+  dx, dw, db = LayerNormBackward(x, d_y, m, v, w, b)
+"""
+
+
+def run(cupy: FakeCupy, f: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:  # noqa: F811
+    """The results, which must not depend on the order of threads, warps and blocks."""
+    got: dict[str, np.ndarray] = {}
+    for backwards in (False, True):
+        cupy.backwards = backwards
+        made = f({k: cupy.asarray(v) for k, v in feeds.items()})
+        made = {k: v.host for k, v in as_dict(made).items()}
+        assert all(made[k].tobytes() == v.tobytes() for k, v in got.items())
+        got = made
+    cupy.backwards = False
+    return got
+
+
+def compiled(text: str, dtype: str) -> Any:
+    return og.compile(og.parse(text.format(t=dtype)), device="cuda")
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+LENGTHS = {
+    "f32": (1, 2, 31, 32, 33, 1000, 4096, 8192, 10_000, 70_001),
+    "bf16": (1, 33, 4096, 40_000),
+    "f16": (2, 1000),
+    "f64": (31, 1000, 10_000),
+}
+
+
+@pytest.mark.parametrize(("dtype", "length"), [(d, n) for d, lengths in LENGTHS.items() for n in lengths])
+def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
+    cupy: FakeCupy,  # noqa: F811
+    dtype: str,
+    length: int,
+) -> None:
+    x, r = samples((3, length), dtype), samples((3, length), dtype, seed=1)
+    got = run(cupy, compiled(EVERYTHING, dtype), {"x": x, "r": r})
+    wide, t = x.astype(np.longdouble), as_torch(x)
+    powers = np.exp(wide - wide.max(1, keepdims=True))
+    exact = {
+        "a": wide.sum(1), "b": wide.mean(1, keepdims=True), "f": np.abs(wide).sum(1),
+        "g": np.sqrt((wide * wide).sum(1)), "c": wide.max(1), "d": wide.min(1, keepdims=True),
+        "y": powers / powers.sum(1, keepdims=True) + r.astype(np.longdouble),
+    }  # fmt: skip
+    peer = {
+        "a": t.sum(1), "b": t.mean(1, keepdim=True), "f": t.norm(1, 1), "g": t.norm(2, 1), "c": t.amax(1),
+        "d": t.amin(1, keepdim=True), "y": torch.softmax(t, -1) + as_torch(r),
+    }  # fmt: skip
+    assert len(cupy.launches) == 2
+    for name, want in exact.items():
+        assert_near(got[name], want, from_torch(peer[name]))
+    if length < 100:
+        np.testing.assert_allclose(got["e"].astype("f8"), x.astype("f8").prod(1), rtol=max(length * unit(dtype), 1e-14))
+
+
+def unit(dtype: str) -> float:
+    """What rounding a result may change, relative to it."""
+    return 2.0 ** -{"f64": 53, "f32": 24, "f16": 11, "bf16": 8}[dtype]
+
+
+@pytest.mark.parametrize(("dtype", "length"), [("f32", 33), ("f32", 1000), ("bf16", 9000)])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_with_what_is_before_and_after_are_one_kernel(
+    cupy: FakeCupy,  # noqa: F811
+    name: str,
+    dtype: str,
+    length: int,
+) -> None:
+    text = "graph(x: {t}[n,c], w: {t}[c], r: {t}[n,c]) -> (g, y)\n  g = GELU(x)\n  "
+    text += NORMS[name] + "\n  y = Add(t, r)"
+    shapes = {"x": (9, length), "w": (length,), "r": (9, length)}
+    feeds = {n: samples(s, dtype, seed=i) for i, (n, s) in enumerate(shapes.items())}
+    f = compiled(text, dtype)
+    got = run(cupy, f, feeds)
+    assert [p.kind for p in f.partitions] == ["fused"] and len(cupy.launches) == 2
+    graph = og.parse(text.format(t=dtype))
+    exact, host = as_dict(og.evaluate(graph, feeds)), as_dict(og.compile(graph)(feeds))
+    for key, want in exact.items():
+        assert_near(got[key], np.asarray(want, np.longdouble), host[key])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, seed: int) -> None:  # noqa: F811
+    graph = row_graph(seed)
+    f = og.compile(graph, device="cuda")
+    for again in range(2):
+        feeds = feeds_of(graph, 3 * seed + again)
+        got = as_dict(f({k: cupy.asarray(v) for k, v in feeds.items()}))
+        for (name, value), want in zip(got.items(), as_dict(og.evaluate(graph, feeds)).values(), strict=True):
+            assert value.shape == want.shape, name
+            np.testing.assert_allclose(value.host, want, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("shape", "launches"), [((1, 40), 1), ((300, 40), 2), ((50, 1000), 2), ((33, 4096), 2), ((17, 9000), 3)], ids=str
+)
+def test_a_norm_backward_adds_up_its_parameters_gradients(
+    cupy: FakeCupy,  # noqa: F811
+    shape: tuple[int, int],
+    launches: int,
+) -> None:
+    """One pass over the data, and what its groups leave; where rows do not fit into registers, sums are made apart."""
+    shapes = {"x": shape, "w": shape[1:], "b": shape[1:], "d_y": shape}
+    feeds = {n: samples(s, seed=i) for i, (n, s) in enumerate(shapes.items())}
+    got = run(cupy, compiled(BACKWARD, "f32"), feeds)
+    assert len(cupy.launches) == 2 * launches
+    graph = og.parse(BACKWARD.format(t="f32"))
+    host = as_dict(og.compile(graph)(feeds))
+    for key, want in as_dict(og.evaluate(graph, feeds)).items():
+        limit = max(4 * np.abs(host[key] - want).max(), 2.0**-22 * np.abs(want).max())
+        assert np.abs(got[key] - want).max() <= limit, key
+
+
+OTHERS = {
+    "a batch norm, whose rows are several runs": (
+        "graph(x: {t}[n,c,h], m: {t}[c], v: {t}[c], w: {t}[c], b: {t}[c]) -> (y, rm, rv)\n"
+        '  y, rm, rv, k, l = BatchNormForwardTraining(x, m, v, w, b, data_format="NCX", epsilon=1e-5)',
+        {"x": (6, 3, 20), "m": (3,), "v": (3,), "w": (3,), "b": (3,)},
+    ),
+    "an operand that changes with the runs": (
+        "graph(x: {t}[n,k,l], w: {t}[k,1]) -> (y)\n  p = Multiply(x, w)\n"
+        "  m = ReduceMax(p, axes=[1,2], keep_dims=true)\n  y = Subtract(p, m)",
+        {"x": (4, 3, 50), "w": (3, 1)},
+    ),
+    "a sum for each run, apart": (
+        "graph(x: {t}[n,c,h], w: {t}[c,1]) -> (y, dw)\n  m = ReduceMean(x, axes=[0,2], keep_dims=true)\n"
+        "  y = Subtract(x, m)\n  p = Multiply(y, x)\n  dw = SumTo(p, w)",
+        {"x": (40, 3, 90), "w": (3, 1)},
+    ),
+    "one number for all rows": (
+        "graph(x: {t}[n,c], k: {t}[]) -> (y, dk)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, k)\n"
+        "  p = Multiply(s, x)\n  dk = SumTo(p, k)",
+        {"x": (90, 70), "k": ()},
+    ),
+    "sums for each group of rows, apart": (
+        "graph(x: {t}[n,c,h], w: {t}[c,1]) -> (y, dw, dz)\n  m = ReduceMean(x, axes=[2], keep_dims=true)\n"
+        "  y = Subtract(x, m)\n  q = Multiply(y, y)\n  dw = SumTo(q, w)\n  dz = SumTo(x, w)",
+        {"x": (20, 3, 30), "w": (3, 1)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_rows_and_sums(cupy: FakeCupy, name: str) -> None:  # noqa: F811
+    text, shapes = OTHERS[name]
+    feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
+    f = compiled(text, "f64")
+    got = run(cupy, f, feeds)
+    assert [p.kind for p in f.partitions] == ["fused"]
+    for key, want in as_dict(og.evaluate(og.parse(text.format(t="f64")), feeds)).items():
+        assert got[key].shape == want.shape
+        np.testing.assert_allclose(got[key], want, rtol=1e-12, atol=1e-12, err_msg=key)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+VIEWS = {
+    "an odd address": lambda a: a[:, 1:65],
+    "every other element": lambda a: a[:, :128:2],
+    "every other row": lambda a: a[::2, :64],
+    "columns as rows": lambda a: a[:, :64].T,
+    "backwards": lambda a: a[:, 63::-1],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_are_read_and_written_where_they_lie(cupy: FakeCupy, name: str) -> None:  # noqa: F811
+    text = "graph(x: f32[n,c]) -> (y)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, x)"
+    f = og.compile(og.parse(text), device="cuda")
+    base, out = samples((64, 130)), np.full((64, 130), -7, np.float32)
+    view = VIEWS[name]
+    f(x=FakeArray(view(cupy.asarray(base).host)), out=FakeArray(view(out)))
+    expected = np.full((64, 130), -7, np.float32)
+    view(expected)[...] = og.compile(og.parse(text))(x=np.ascontiguousarray(view(base)))
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)  # and nothing else is written
+
+
+def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    text, shapes = OTHERS["a batch norm, whose rows are several runs"]
+    feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
+    narrow = run(cupy, compiled(text, "f64"), feeds)
+    monkeypatch.setattr("opgraph.codegen.cuda_rows.NARROW", 1)
+    f = compiled(text, "f64")
+    wide = run(cupy, f, feeds)
+    assert all("og::i64, 2>" in text for text in f.kernels.values())
+    assert all(wide[k].tobytes() == narrow[k].tobytes() for k in wide)
+
+
+def test_results_may_lie_over_inputs_of_bound_calls_too(cupy: FakeCupy) -> None:  # noqa: F811
+    """Rows that are held and such as are read again; sums must be made before."""
+    for text, shapes in [(BACKWARD, {"x": (17, 9000)}), (BACKWARD, {"x": (300, 40)})]:
+        shapes = {**shapes, "w": shapes["x"][1:], "b": shapes["x"][1:], "d_y": shapes["x"]}
+        feeds = {n: samples(s, seed=i) for i, (n, s) in enumerate(shapes.items())}
+        f = compiled(text, "f32")
+        want = run(cupy, f, feeds)
+        for name in ("x", "d_y"):
+            held = {k: cupy.asarray(v) for k, v in feeds.items()}
+            outs = {"dx": held[name], "dw": cupy.empty(shapes["w"], "f4"), "db": cupy.empty(shapes["w"], "f4")}
+            f(held, out=outs)
+            assert all(outs[k].host.tobytes() == want[k].tobytes() for k in want)
+        held = {k: cupy.asarray(v) for k, v in feeds.items()}
+        outs["dx"] = held["x"]
+        launch, before = f.bind(held, out=outs), cupy.allocated
+        launch()
+        assert all(outs[k].host.tobytes() == want[k].tobytes() for k in want) and cupy.allocated == before
+
+
+def test_rows_of_nothing_have_the_value_of_no_elements(cupy: FakeCupy) -> None:  # noqa: F811
+    f = compiled(ALL, "f32")
+    got = {k: v.host for k, v in f(x=cupy.asarray(np.zeros((2, 0), np.float32))).items()}
+    assert got["a"].tolist() == [0, 0] and np.isnan(got["b"]).all() and got["c"].tolist() == [-np.inf] * 2
+    assert got["d"].ravel().tolist() == [np.inf] * 2 and got["e"].tolist() == [1, 1] and got["g"].tolist() == [0, 0]
+    none = f(x=cupy.asarray(np.zeros((0, 5), np.float32)))
+    assert none["a"].shape == (0,) and none["b"].shape == (0, 1)
+    backward = compiled(BACKWARD, "f32")
+    empty = {n: cupy.asarray(np.zeros(s, "f4")) for n, s in {"x": (0, 8), "w": (8,), "b": (8,), "d_y": (0, 8)}.items()}
+    assert backward(empty)["dw"].host.tolist() == [0] * 8
+
+
+def test_nan_and_infinities_stay_in_their_rows(cupy: FakeCupy) -> None:  # noqa: F811
+    x = samples((6, 1000))
+    x[1, 7], x[2, 99], x[3, 0], x[4, 50], x[4, 51] = np.nan, np.inf, -np.inf, np.inf, -np.inf
+    got = run(cupy, compiled(EVERYTHING, "f32"), {"x": x, "r": np.zeros_like(x)})
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(np.isnan(got["a"]), np.isnan(x.sum(1)))
+        np.testing.assert_array_equal(got["c"], x.max(1))
+        np.testing.assert_array_equal(got["d"][:, 0], x.min(1))
+    np.testing.assert_array_equal(np.isnan(got["y"]).all(1), [False, True, True, False, True, False])
+
+
+# -- the cut, and machine code ----------------------------------------------------------------------------------------
+
+
+def bound(text: str, rows: int, length: int) -> tuple[Loop, Layout]:
+    """The loop of a graph over [n,c] and [c], and its layout for dense arrays."""
+    graph = og.parse(text)
+    (partition,) = graph.get_partitions()
+    lowered = lower(partition)
+    sizes = {"n": rows, "c": length}
+    shapes = [
+        tuple(d if isinstance(d, int) else sizes[d] for d in (t.dims or ())) if t is not None else (1,)
+        for t in lowered.loads
+    ]
+    return lowered.loop, bind(lowered.loop, shapes, [row_major(s) for s in shapes])
+
+
+SOFTMAX = "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"
+
+
+@pytest.mark.parametrize(
+    ("length", "vector", "threads", "packs", "held"),
+    [
+        (1, 1, 1, 1, True), (8, 4, 2, 1, True), (33, 1, 16, 3, True), (64, 4, 4, 4, True), (1024, 4, 32, 8, True),
+        (4096, 4, 256, 4, True), (8192, 4, 512, 4, True), (10_000, 4, 512, 5, True), (65_536, 4, 512, 4, False),
+    ],
+)  # fmt: skip
+def test_a_row_is_taken_by_as_many_threads_as_it_needs(
+    length: int, vector: int, threads: int, packs: int, held: bool
+) -> None:
+    cut = row_cut(*bound(SOFTMAX, 4096, length))
+    assert cut == RowCut(vector, packs, threads, held, vector * threads * packs == length, 0, True)
+
+
+def launches(text: str, dtype: str, length: int) -> list[SumLaunch]:
+    return row_launches(*bound(text.replace("f32", dtype).format(t=dtype), 4096, length))
+
+
+COMPILED = {
+    "softmax": SOFTMAX,
+    "rmsnorm": RMS,
+    "softmax backward": "graph(x: f32[n,c], d: f32[n,c]) -> (dx)\n  y = SoftMax(x, axis=-1)\n"
+    "  dx = SoftMaxBackward(d, y, axis=-1)",
+    "gelu, layernorm, add": "graph(x: f32[n,c], w: f32[c], r: f32[n,c]) -> (y)\n  g = GELU(x)\n"
+    "  t = LayerNorm(g, w, w, keep_stats=false)\n  y = Add(t, r)",
+    "layernorm backward": BACKWARD,
+    "everything": EVERYTHING,
+}
+
+
+@pytest.mark.skipif(
+    nvrtc.library() is None or nvrtc.disassembler() is None,
+    reason="pip install nvidia-cuda-nvrtc nvidia-cuda-nvdisasm",
+)
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_kind_of_row_compiles_without_spills(dtype: str, arch: str) -> None:
+    lengths = {"f32": (33, 1000, 8192, 100_000), "bf16": (4096,)}[dtype]
+    made = [
+        item.source
+        for name, text in COMPILED.items()
+        if dtype == "f32" or name != "layernorm backward"
+        for n in lengths
+        for item in launches(text, dtype, n)
+    ]
+    sources = [s for s in made if s.code.startswith(spliced("rows.cuh"))]
+    programs = sass.programs(nvrtc.disassemble(nvrtc.compile_text(together(sources, "rows.cuh"), arch, nvrtc.OPTIONS)))
+    assert programs.keys() >= {s.entry for s in sources}
+    for name, program in programs.items():
+        assert program.frame == 0 and not [x for x in program.instructions if x.kind in ("LDL", "STL")], name
