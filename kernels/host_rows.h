@@ -545,20 +545,26 @@ template <class F> OG_FN Boxes row_boxes(void* const* base, const i64* layout, d
 }
 
 template <class F>
-OG_FN void launch_rows(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_boxes_of_rows(void (*take)(void*), void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
+                                Parallel parallel) {
   double small[small_work];
   const Boxes boxes = row_boxes<F>(base, layout, small);
   if (begin >= 0) {
     RowTeam team = {&boxes, boxes.box[-1], begin, end};
     if (threads > 1 && parallel != nullptr && end - begin > 1) {
-      parallel(take_rows<F>, &team, (unsigned)threads, 0);
+      parallel(take, &team, (unsigned)threads, 0);
     } else {
-      take_rows<F>(&team);
+      take(&team);
     }
   }
   if (begin < 0 || (begin == 0 && end == boxes.count)) {
     for (int k = 0; k < F::sums; ++k) row_totals<F>(boxes, k);
   }
+}
+
+template <class F>
+OG_FN void launch_rows(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  launch_boxes_of_rows<F>(take_rows<F>, base, layout, begin, end, threads, parallel);
 }
 
 // The same where boxes are pieces of rows.

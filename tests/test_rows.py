@@ -137,19 +137,6 @@ def test_what_only_its_reader_knows_to_lack_the_axes_of_rows_is_made_outside() -
     np.testing.assert_allclose(got, x - (x.mean(1) + d * k)[:, None])
 
 
-def test_a_reduction_of_short_rows_alone_goes_to_a_library() -> None:
-    alone = "graph(x: f32[{}]) -> (y)\n y = ReduceMax(x, axes=[-1])"
-    assert cut(alone.format("n,8")) == [("library", ["ReduceMax"])]
-    assert (
-        cut(alone.format("n,64"))
-        == cut(alone.format("n,c"))
-        == cut(alone.format("100,8"))
-        == [("fused", ["ReduceMax"])]
-    )
-    around = "graph(x: f32[n,8]) -> (y)\n t = Tanh(x)\n y = ReduceMax(t, axes=[-1])"
-    assert cut(around) == [("fused", ["Tanh", "ReduceMax"])]
-
-
 def test_on_a_gpu_rows_are_cut_as_on_the_cpu() -> None:
     graph = og.parse(RMS.format(t="f32"))
     (part,) = partition(graph, engine="cuda").partitions

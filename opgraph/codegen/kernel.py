@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from opgraph.codegen.beside import emit_beside
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.rows import emit_rows
@@ -20,7 +21,8 @@ _BYTES_PER_ACCESS = 16
 BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
 _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
-_HOST, _HOST_SUMS, _HOST_ROWS, _CUDA = "host.h", "host_sums.h", "host_rows.h", "pointwise.cuh"
+_HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
+_CUDA = "pointwise.cuh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,9 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> K
     """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY."""
     on_gpu = skeleton.endswith(".cuh")
     chosen = approximate(loop, variant) if on_gpu else frozenset[str]()
-    if loop.row_axes:
+    if variant.beside:
+        functor = emit_beside(loop, variant)
+    elif loop.row_axes:
         functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant)
     else:
         functor = emit_functor(loop, variant, packs=on_gpu, approximate=chosen)
@@ -62,7 +66,9 @@ def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelS
     GOMP_parallel)`; layout as kernels/host.h says; as kernels/host_sums.h where there are sums, or where `boxed`; as
     kernels/host_rows.h where rows are reduced, there with pieces of rows where `boxed`."""
     skeleton, launch = _HOST, "launch<Fused>"
-    if loop.row_axes:
+    if variant.beside:
+        skeleton, launch = _HOST_BESIDE, "launch_beside<Fused>"
+    elif loop.row_axes:
         skeleton, launch = _HOST_ROWS, "launch_pieces<Fused>" if boxed else "launch_rows<Fused>"
     elif variant.has_sums:
         skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"

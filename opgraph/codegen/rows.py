@@ -14,10 +14,12 @@ _HOW = {"add": "og::How::add", "multiply": "og::How::multiply", "largest": "og::
 
 def emit_rows(loop: Loop, variant: Variant) -> Functor:
     """The functor of one variant of a loop over rows."""
-    return _RowEmitter(loop, variant).rows()
+    return RowEmitter(loop, variant).rows()
 
 
-class _RowEmitter(Emitter):
+class RowEmitter(Emitter):
+    """Collects lines of one functor."""
+
     def __init__(self, loop: Loop, variant: Variant) -> None:
         super().__init__(loop, variant, frozenset())
         self.kinds = {x.name: k for x, k in self.loads}
@@ -51,6 +53,7 @@ class _RowEmitter(Emitter):
         return f"og::div({self.argument(s, 0)}, {divisor})" if is_float else ""
 
     def expression(self, s: Statement) -> str:
+        """As of elements; a division by a value of the row is a product."""
         text = super().expression(s)
         divisor = s.args[-1] if s.args else None
         if divisor in self.divisors and text == self.quotient(s) and self.levels[s.result] == ELEMENT:
@@ -82,6 +85,7 @@ class _RowEmitter(Emitter):
         return f"b_{name}[i]" if self.place is None else f"y{self.place}[i]"
 
     def rows(self) -> Functor:
+        """The whole text."""
         self.put("struct Fused {")
         self.members()
         self.row_members()
@@ -105,6 +109,7 @@ class _RowEmitter(Emitter):
         return Functor("\n".join(self.lines), self.tags)
 
     def members(self) -> None:
+        """Operands, and the values that leave the innermost loop."""
         super().members()
         if not self.sums:
             self.put("  static constexpr int sums = 0;")
@@ -112,27 +117,33 @@ class _RowEmitter(Emitter):
             self.put("  static constexpr bool adds_row(int) { return false; }")
 
     def row_members(self) -> None:
+        """Passes, what each reduces, and what there is one of for each run or row."""
         counts = [len(p.reductions) for p in self.passes]
         self.put(f"  static constexpr int passes = {len(self.passes)}, most = {max(counts)};")
         self.put(f"  static constexpr bool stores = {'true' if self.passes[-1].stores else 'false'};")
         chosen = "".join(f"pass == {number} ? {count} : " for number, count in enumerate(counts))
         self.put(f"  static constexpr int reductions(int pass) {{ return {chosen}0; }}")
         chosen = "".join(
-            f"pass == {number} && k == {k} ? {_HOW[_row(s).how]} : "
+            f"pass == {number} && k == {k} ? {_HOW[row_of(s).how]} : "
             for number, p in enumerate(self.passes)
             for k, s in enumerate(p.reductions)
-            if _row(s).how != "add"
+            if row_of(s).how != "add"
         )
         self.put(f"  static constexpr og::How how(int pass, int k) {{ return {chosen}og::How::add; }}")
         for load, kind in self.loads:
             if kind == RUN:
                 self.put(f"  {compute_type(load.dtype)} {self.value(load.name)};")
+        self.per_row_members()
+
+    def per_row_members(self) -> None:
+        """What there is one of for each row, besides values."""
         for i, store in self.per_row:
             self.put(f"  {storage_type(store.dtype)}* y{i};")
         for name in self.divisors:
             self.put(f"  og::Inverse {name}_inverse;")
 
     def buffers(self) -> None:
+        """Where values are kept for a later pass."""
         kept = self.kept if self.place is None else ()
         sizes = [dtypes.BY_NAME[self.dtypes[name]].compute for name in kept]
         self.put(f"  static constexpr og::i64 kept_bytes = {' + '.join(f'sizeof({t})' for t in sizes) or '0'};")
@@ -170,7 +181,7 @@ class _RowEmitter(Emitter):
         for name in one.kept:
             self.put(f"      {self.buffer(name)} = {name};")
         for k, s in enumerate(one.reductions):
-            each = _row(s).each.format(src=self.argument(s, 0))
+            each = row_of(s).each.format(src=self.argument(s, 0))
             self.put(f"      s[{k} * apart] = {each};  // {s.kind} #{s.tag}", s.tag)
         if one.stores:
             for i, store in self.elementwise():
@@ -188,11 +199,8 @@ class _RowEmitter(Emitter):
         for number, one in enumerate(self.passes):
             self.put(f"    if constexpr (pass == {number}) {{")
             for k, s in enumerate(one.reductions):
-                text = _row(s).total.format(total=f"total({k})", count="count")
-                compute = compute_type(s.dtype)
-                narrow = text if s.dtype in ("f16", "bf16") and s.rounds else f"({compute}){_in_brackets(text)}"
-                rounded = f"og::round_{s.dtype}({narrow})" if s.rounds else narrow
-                self.put(f"      {s.result} = {rounded};  // {s.kind} #{s.tag}", s.tag)
+                total = self.total_of(s, f"total({k})")
+                self.put(f"      {s.result} = {total};  // {s.kind} #{s.tag}", s.tag)
                 self.inverse(s)
             for s in self.loop.statements:
                 is_here = self.levels[s.result] == PER_ROW and self.depth[s.result] == number + 1
@@ -202,11 +210,20 @@ class _RowEmitter(Emitter):
             self.put("    }")
         self.put("  }")
 
+    def total_of(self, s: Statement, total: str) -> str:
+        """What a reduction makes of its total."""
+        text = row_of(s).total.format(total=total, count="count")
+        compute = compute_type(s.dtype)
+        narrow = text if s.dtype in ("f16", "bf16") and s.rounds else f"({compute}){_in_brackets(text)}"
+        return f"og::round_{s.dtype}({narrow})" if s.rounds else narrow
+
     def inverse(self, s: Statement) -> None:
+        """What elements are multiplied by instead of being divided."""
         if s.result in self.divisors:
             self.put(f"      {s.result}_inverse = og::inverse_of({s.result});")
 
     def is_hoisted(self, s: Statement) -> bool:
+        """What waits for a reduction is not."""
         return self.depth[s.result] == 0
 
     def finish(self) -> None:
@@ -218,19 +235,23 @@ class _RowEmitter(Emitter):
         self.put("  }")
 
     def elementwise(self) -> list[tuple[int, Store]]:
+        """The stores of one value for each element, with their places."""
         return [(i, s) for i, s in super().elementwise() if not s.per_row]
 
     def pointers(self) -> list[tuple[int, str, str, str]]:
+        """Those of elements, and of what is stored once a row."""
         n = len(self.loop.loads)
         return super().pointers() + [(n + i, f"y{i}", s.dtype, "") for i, s in self.per_row]
 
     def addend(self) -> str:
+        """The type that addends of all reductions and sums have."""
         reduced = [s.dtype for p in self.passes for s in p.reductions]
         summed = [self.loop.stores[i].dtype for i in self.sums]
         return "double" if any(compute_type(d) == "double" for d in (*reduced, *summed)) else "float"
 
 
-def _row(s: Statement) -> opdef.Row:
+def row_of(s: Statement) -> opdef.Row:
+    """How a statement reduces."""
     row = opdef.get(s.kind, where="emit").row
     assert row is not None
     return row

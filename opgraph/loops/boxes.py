@@ -114,6 +114,27 @@ def boxes_of_rows(layout: Layout) -> Boxes:
     return Boxes(tuple(box), counts, tuple(sums), are_pieces)
 
 
+def boxes_beside(layout: Layout, lanes: int) -> Boxes:
+    """The cut of a layout whose rows lie side by side: boxes of whole rows, so many neighbours at least."""
+    dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
+    places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
+    keeps = [tuple(s != 0 for s in layout.strides[i]) for i in places]
+    size = prod(dims)
+    wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
+    box = [*[1] * first, *dims[first:-1], 1]
+    box[-1] = _even(dims[-1], max(wanted // prod(box), lanes), lanes)
+    for axis in reversed(range(first)):
+        box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
+    for kept in keeps:
+        for axis in reversed(range(first)):
+            left = prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
+            if not kept[axis] and left * ELEMENTS_PER_CELL > max(size, ONE_BOX):
+                box[axis] = _even(dims[axis], box[axis] * -(-left * ELEMENTS_PER_CELL // max(size, 1)), 1)
+    counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
+    sums = [BoxedSum(place, *_cell_strides(tuple(box), kept), False) for place, kept in zip(places, keeps, strict=True)]
+    return Boxes(tuple(box), counts, tuple(sums))
+
+
 def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:
     size, last = prod(dims), len(dims) - 1
     wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)

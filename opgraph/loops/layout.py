@@ -21,6 +21,7 @@ ROW = "r"  # one value for each row
 RUN = "b"  # one value for each run of a row that is several
 CONTIGUOUS = "c"  # the next element in memory
 STRIDED = "s"  # a stride known at run time
+TURNED = "t"  # read and written by way of a tile, where rows lie side by side
 #: How a sum does: a sum that reduces nothing at these shapes is an ordinary store.
 ADDED = "a"  # the row is added up
 KEPT = "k"  # one sum for each column
@@ -31,12 +32,14 @@ class Variant:
     """What the emitted text depends on besides the loop.
 
     Attributes:
-        operands: one of u, r, b, c, s for each load, then for each store; a or k for a sum.
+        operands: one of u, r, b, c, s, t for each load, then for each store; a or k for a sum.
         flat: the whole space is one row.
+        beside: rows lie side by side (`opgraph.loops.beside`): the letters are about the way from row to row.
     """
 
     operands: str
     flat: bool
+    beside: bool = False
 
     @property
     def has_sums(self) -> bool:

@@ -19,6 +19,8 @@ from opgraph.partition.traits import aligned_operands
 
 #: Elements of a space that fit into the second-level cache with room to spare.
 CACHED = 64 * 1024
+#: Runs of a row that are shorter take longer to begin than to walk.
+SHORT_RUN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,7 @@ class Rows:
         gone = [i for i, (a, b) in enumerate(zip(src, like, strict=True)) if a != b]
         if not gone or any(like[i] != 1 for i in gone):
             return None
-        rows = tuple(i - len(src) for i in gone)
-        return RowValue(src, rows, "kept") if _is_walked(rows, src) else None
+        return RowValue(src, tuple(i - len(src) for i in gone), "kept")
 
     # -- where they lead ----------------------------------------------------------------------------------------
 
@@ -219,12 +220,12 @@ class Rows:
 
 
 def _is_walked(rows: tuple[int, ...], space: tuple[int | str, ...]) -> bool:
-    """Whether kernels walk such rows: neighbours in memory are neighbours in the row, or all of it fits into a cache.
-
-    A kernel takes one row after the other; where the last axis is none of a row's, each touches all cache lines of its
-    neighbours, and a library, which takes them side by side, is the better choice.
-    """
-    return -1 in rows or is_cached(space)
+    """Whether kernels walk such rows well: not those of many short runs (the groups of GroupNorm where channels come
+    last), which a library does faster, unless all of it fits into a cache."""
+    run = next(k for k in range(len(rows) + 1) if -1 - k not in rows)
+    sizes = [d for d in space[len(space) - run :] if isinstance(d, int)]
+    is_short = 0 < run < len(rows) and len(sizes) == run and prod(sizes) < SHORT_RUN
+    return not is_short or is_cached(space)
 
 
 def is_cached(space: tuple[int | str, ...]) -> bool:

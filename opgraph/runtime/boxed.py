@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import prod
 
 from opgraph.ir import dtypes
-from opgraph.loops.boxes import Boxes, boxes_of, boxes_of_rows
+from opgraph.loops.beside import LANES
+from opgraph.loops.boxes import Boxes, boxes_beside, boxes_of, boxes_of_rows
 from opgraph.loops.layout import ADDED, KEPT, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.passes import pass_counts
@@ -71,7 +72,8 @@ class BoxedRows:
 
 def boxed_reductions(loop: Loop, layout: Layout) -> BoxedRows:
     """The cut of a layout of at least one element."""
-    boxes, planes = boxes_of_rows(layout), _planes(loop, layout, any(s.dtype == "f64" for s in loop.statements))
+    boxes = boxes_beside(layout, LANES) if layout.variant.beside else boxes_of_rows(layout)
+    planes = _planes(loop, layout, any(s.dtype == "f64" for s in loop.statements))
     leaves = 0
     sums: list[int] = []
     for one in boxes.sums:

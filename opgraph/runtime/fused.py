@@ -10,6 +10,7 @@ import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
+from opgraph.loops.beside import beside
 from opgraph.loops.boxes import boxes_of_rows
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import Variant
@@ -46,7 +47,10 @@ class HostKernel:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
         layout = self._operands.probable_layout(dims)
         if layout is not None and layout.size:
-            if layout.row_rank:
+            turned = beside(self.lowered.loop, layout)
+            if turned is not None:
+                self._entry(turned.variant, False)
+            elif layout.row_rank:
                 self._entry(layout.variant, boxes_of_rows(layout).are_pieces)
             else:
                 wide, boxed = boxed_rows(self.lowered.loop, layout)
@@ -152,6 +156,7 @@ class HostKernel:
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         fixed += tuple((position, 0) for position in self._operands.virtual)
         has_rows = layout.row_rank > 0
+        layout = beside(self.lowered.loop, layout) or layout
         wide, boxed = (layout, None) if has_rows else boxed_rows(self.lowered.loop, layout)
         numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
         operands, boxes, work, stages, in_boxes = len(wide.strides), 0, 0, 1, boxed is not None

@@ -1,0 +1,320 @@
+#pragma once
+#include "host_rows.h"
+
+// The CPU skeleton of a loop over rows that lie side by side (opgraph/loops/beside.py): lane i of a vector is row i of
+// `side` neighbours. The axes are those outside, those of a row, and last that of the lanes. An operand whose lanes lie far
+// apart while elements of a row lie together is turned: a tile of it is copied so that lanes are neighbours, and back.
+// Each row is reduced in the order of its elements, so the bits do not depend on its neighbours.
+
+namespace og {
+
+enum { side = 64 };
+
+// ---- one reduction of all lanes --------------------------------------------------------------------------------------
+
+template <How how, class T> struct Across;
+template <class T> struct Across<How::add, T> {
+  static constexpr bool exact = sizeof(T) == sizeof(double);
+  alignas(64) double sum[side];
+  alignas(64) double rest[exact ? side : 1];
+  OG_FN void start() {
+    for (int i = 0; i < side; ++i) sum[i] = 0;
+    for (int i = 0; i < (exact ? side : 1); ++i) rest[i] = 0;
+  }
+  OG_FN void add(i64 i, T x) {
+    if constexpr (exact) {
+      add_exactly(sum[i], rest[i], x);
+    } else {
+      sum[i] += (double)x;
+    }
+  }
+  OG_FN double result(i64 i) const { return exact ? whole(sum[i], rest[exact ? i : 0]) : sum[i]; }
+};
+template <class T> struct Across<How::multiply, T> {
+  alignas(64) double product[side];
+  OG_FN void start() {
+    for (int i = 0; i < side; ++i) product[i] = 1;
+  }
+  OG_FN void add(i64 i, T x) { product[i] *= (double)x; }
+  OG_FN double result(i64 i) const { return product[i]; }
+};
+template <class T, int sign> struct ExtremeAcross {
+  alignas(64) T best[side];
+  OG_FN void start() {
+    for (int i = 0; i < side; ++i) best[i] = Extreme<T, sign>::nothing();
+  }
+  OG_FN void add(i64 i, T x) { best[i] = Extreme<T, sign>::chosen(best[i], x); }
+  OG_FN double result(i64 i) const { return (double)best[i]; }
+};
+template <class T> struct Across<How::largest, T> : ExtremeAcross<T, 1> {};
+template <class T> struct Across<How::smallest, T> : ExtremeAcross<T, -1> {};
+
+// The reductions of a pass.
+template <class F, int pass, int k = 0> struct AllAcross {
+  Across<F::how(pass, k), typename F::Addend> own;
+  AllAcross<F, pass, k + 1> others;
+  OG_FN void start() {
+    own.start();
+    others.start();
+  }
+  OG_FN void add(i64 i, const typename F::Addend* x) {
+    own.add(i, *x);
+    others.add(i, x + 1);
+  }
+  OG_FN void results(double (*to)[side]) const {
+    for (i64 i = 0; i < side; ++i) (*to)[i] = own.result(i);
+    others.results(to + 1);
+  }
+};
+template <class F, int pass> struct AllAcross<F, pass, F::reductions(pass)> {
+  OG_FN void start() {}
+  OG_FN void add(i64, const typename F::Addend*) {}
+  OG_FN void results(double (*)[side]) const {}
+};
+
+// ---- tiles -----------------------------------------------------------------------------------------------------------
+
+// 8 rows of 8 elements, turned: three rounds of interleaving the two halves.
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+OG_FN void turn_eight(float* to, i64 to_step, const float* from, i64 from_step) {
+  Eight a[8], b[8];
+  each<8>([&](auto i) { a[i.value] = *(const Eight*)(from + i.value * from_step); });
+  const auto interleave = [](Eight* x, const Eight* y) {
+    each<4>([&](auto i) {
+      x[2 * i.value] = __builtin_shufflevector(y[i.value], y[i.value + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+      x[2 * i.value + 1] = __builtin_shufflevector(y[i.value], y[i.value + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+    });
+  };
+  interleave(b, a);
+  interleave(a, b);
+  interleave(b, a);
+  each<8>([&](auto i) { *(Eight*)(to + i.value * to_step) = b[i.value]; });
+}
+
+// to[j * to_step + i] = from[i * from_step + j * from_each] for i < rows, j < columns.
+template <class T>
+OG_FN void turn_each(T* to, i64 to_step, i64 to_each, const T* from, i64 from_step, i64 from_each, i64 rows, i64 columns) {
+  for (i64 i = 0; i < rows; ++i)
+    for (i64 j = 0; j < columns; ++j) to[j * to_step + i * to_each] = from[i * from_step + j * from_each];
+}
+template <class T>
+OG_FN void turn(T* to, i64 to_step, i64 to_each, const T* from, i64 from_step, i64 from_each, i64 rows, i64 columns) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (to_each == 1 && from_each == 1) {
+      const i64 whole_rows = rows & -8, whole_columns = columns & -8;
+      for (i64 i = 0; i < whole_rows; i += 8)
+        for (i64 j = 0; j < whole_columns; j += 8)
+          turn_eight((float*)to + j * to_step + i, to_step, (const float*)from + i * from_step + j, from_step);
+      turn_each(to + whole_columns * to_step, to_step, to_each, from + whole_columns, from_step, from_each, whole_rows,
+                columns - whole_columns);
+      turn_each(to + whole_rows, to_step, to_each, from + whole_rows * from_step, from_step, from_each, rows - whole_rows,
+                columns);
+      return;
+    }
+  }
+  turn_each(to, to_step, to_each, from, from_step, from_each, rows, columns);
+}
+
+// Copies operands of `bytes` each: lanes by elements of the caller's memory into a tile, or back.
+OG_FN void turn_in(void* tile, const void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
+  if (bytes == 1) turn((u8*)tile, side, 1, (const u8*)memory, lane, along, lanes_, length);
+  if (bytes == 2) turn((u16*)tile, side, 1, (const u16*)memory, lane, along, lanes_, length);
+  if (bytes == 4) turn((u32*)tile, side, 1, (const u32*)memory, lane, along, lanes_, length);
+  if (bytes == 8) turn((u64*)tile, side, 1, (const u64*)memory, lane, along, lanes_, length);
+}
+OG_FN void turn_out(void* memory, const void* tile, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
+  if (bytes == 1) turn((u8*)memory, lane, along, (const u8*)tile, side, 1, length, lanes_);
+  if (bytes == 2) turn((u16*)memory, lane, along, (const u16*)tile, side, 1, length, lanes_);
+  if (bytes == 4) turn((u32*)memory, lane, along, (const u32*)tile, side, 1, length, lanes_);
+  if (bytes == 8) turn((u64*)memory, lane, along, (const u64*)tile, side, 1, length, lanes_);
+}
+
+// ---- up to `side` rows -----------------------------------------------------------------------------------------------
+
+struct Beside {
+  void* const* base;
+  const Boxes* boxes;
+  const i64* along;  // strides of each operand along the axes of a row
+  i64 row_rank, length, lanes_;
+};
+
+// One element of each row. `cell` and `rests` are those of the sums, in the last pass.
+template <class F, int pass, bool keep>
+OG_FN void one_of_each(const F& f, i64 n, AllAcross<F, pass>& all, double* const* cell, const i64* rests) {
+  using Addend = typename F::Addend;
+  constexpr bool writes = pass + 1 == F::passes && F::stores;
+  constexpr int n_reductions = F::reductions(pass), n_sums = writes ? F::sums : 0;
+  alignas(64) Addend addend[n_sums + 1][side];
+  OG_VECTORIZE
+  for (i64 i = 0; i < n; ++i) {
+    Addend s[n_reductions + n_sums + 1];
+    f.template element<pass, keep, 1>(i, s);
+    all.add(i, s);
+    for (int k = 0; k < n_sums; ++k) addend[k][i] = s[n_reductions + k];
+  }
+  each<n_sums>([&](auto k) {
+    Addend* x = addend[k.value];
+    if constexpr (F::adds_row(k.value)) {
+      const i64 filled = (n + lanes - 1) / lanes * lanes;
+      for (i64 i = n; i < filled; ++i) x[i] = 0;
+      Row<Addend> total;
+      total.add(x, filled);
+      total.into(cell[k.value], rests[k.value]);
+    } else {
+      add_each(cell[k.value], rests[k.value], x, n);
+    }
+  });
+}
+
+template <class F, bool keep, int pass = 0>
+OG_FN void passes_beside(F& f, const Beside& walk, const i64* offset, double* const* cell, const i64* rests, char* memory) {
+  if constexpr (pass < F::passes) {
+    constexpr int n = F::operands, m = F::sums;
+    constexpr i64 room = F::kept_bytes ? keep_bytes / (F::kept_bytes ? F::kept_bytes : 1) / 8 * 8 : 0;
+    const i64 rank = walk.boxes->space.rank, first = rank - 1 - walk.row_rank;
+    i64 own[n], at[max_rank];
+    double* cells[m + 1];
+    for (int k = 0; k < n; ++k) own[k] = offset[k];
+    for (int k = 0; k < m; ++k) cells[k] = cell[k];
+    for (i64 d = 0; d < walk.row_rank; ++d) at[d] = 0;
+    AllAcross<F, pass> all;
+    all.start();
+    for (i64 number = 0;;) {
+      f.move(walk.base, own);
+      f.run();
+      if constexpr (keep) f.keep(memory, room, number * side);
+      if (walk.lanes_ == side) {
+        one_of_each<F, pass, keep>(f, side, all, cells, rests);
+      } else {
+        one_of_each<F, pass, keep>(f, walk.lanes_, all, cells, rests);
+      }
+      if (++number == walk.length) break;
+      for (i64 d = walk.row_rank - 1; d >= 0; --d) {  // the next element, like an odometer
+        const i64 extent = walk.boxes->space.dims[first + d];
+        const bool inside = ++at[d] < extent;
+        const i64 moved = inside ? 1 : 1 - extent;
+        for (int k = 0; k < n; ++k) own[k] += moved * walk.along[k * walk.row_rank + d];
+        for (int k = 0; k < m; ++k) cells[k] += moved * walk.boxes->sum(k).strides[first + d];
+        if (inside) break;
+        at[d] = 0;
+      }
+    }
+    alignas(64) double total[F::most + 1][side];
+    all.results(total);
+    f.template reduced<pass>(total, (double)walk.length, walk.lanes_);
+    passes_beside<F, keep, pass + 1>(f, walk, offset, cell, rests, memory);
+  }
+}
+
+template <class F> constexpr i64 tile_bytes() {
+  i64 sum = 0;
+  for (int k = 0; k < F::operands; ++k) sum += F::turned(k);
+  return sum;
+}
+
+template <class F, bool keep> void box_beside(const Boxes& boxes, i64 row_rank, i64 number) {
+  constexpr int n = F::operands, m = F::sums;
+  constexpr bool turns = tile_bytes<F>() > 0;
+  enum { longest = 256 * 1024 };
+  const Space& space = boxes.space;
+  const i64 rank = space.rank, first = rank - 1 - row_rank;
+  i64 chunk[max_rank], extent[max_rank], at[max_rank], step[n], offset[n], own[n], along[n * max_rank], rests[m + 1];
+  double *cell[m + 1], *cells[m + 1];
+  void* base[n];
+  i64 rows = 1, length = 1;
+  for (int k = 0; k < n; ++k) {
+    offset[k] = 0;
+    base[k] = space.base[k];
+    step[k] = F::turned(k) ? 1 : space.strides[k * rank + rank - 1];
+    for (i64 d = 0; d < row_rank; ++d) along[k * row_rank + d] = F::turned(k) ? side : space.strides[k * rank + first + d];
+  }
+  for (i64 d = rank - 1, rest = number; d >= 0; --d) {
+    chunk[d] = rest % boxes.counts[d];
+    rest /= boxes.counts[d];
+    extent[d] = boxes.extent(d, chunk[d]);
+    at[d] = 0;
+    if (d < first) rows *= extent[d];
+    if (d >= first && d < rank - 1) length *= extent[d];
+    for (int k = 0; k < n; ++k) offset[k] += chunk[d] * boxes.box[d] * space.strides[k * rank + d];
+  }
+  for (int k = 0; k < m; ++k) {
+    const Sum sum = boxes.sum(k);
+    cell[k] = boxes.work + number * boxes.leaves + sum.left;
+    rests[k] = sum.cells;
+    for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cell[k][i] = 0;
+  }
+  alignas(64) char memory[keep ? keep_bytes : 1];
+  alignas(64) char tiles[turns ? longest : 1];
+  if constexpr (turns) {
+    char* tile = tiles;
+    for (int k = 0; k < n; ++k) {
+      if (!F::turned(k)) continue;
+      base[k] = tile;
+      tile += F::turned(k) * side * length;
+    }
+  }
+  F f;
+  f.steps(step);
+  f.move(space.base, offset);
+  f.call();
+  for (;;) {
+    for (i64 lane = 0; lane < extent[rank - 1]; lane += side) {
+      const i64 left = extent[rank - 1] - lane, lanes_ = left < side ? left : side;
+      for (int k = 0; k < n; ++k) {
+        const i64 from = offset[k] + lane * space.strides[k * rank + rank - 1];
+        own[k] = F::turned(k) ? 0 : from;
+        if (F::turned(k) && k < F::loads)
+          turn_in(base[k], (const char*)space.base[k] + from * F::turned(k), F::turned(k), space.strides[k * rank + rank - 1],
+                  space.strides[k * rank + first], lanes_, length);
+      }
+      for (int k = 0; k < m; ++k) cells[k] = cell[k] + lane * boxes.sum(k).strides[rank - 1];
+      f.move(base, own);
+      f.row(lanes_);
+      const Beside walk = {base, &boxes, along, row_rank, length, lanes_};
+      passes_beside<F, keep>(f, walk, own, cells, rests, memory);
+      f.move(base, own);
+      f.finish(lanes_);
+      for (int k = F::loads; k < n; ++k) {
+        const i64 to = offset[k] + lane * space.strides[k * rank + rank - 1];
+        if (F::turned(k))
+          turn_out((char*)space.base[k] + to * F::turned(k), base[k], F::turned(k), space.strides[k * rank + rank - 1],
+                   space.strides[k * rank + first], lanes_, length);
+      }
+    }
+    if (--rows == 0) return;
+    for (i64 d = first - 1; d >= 0; --d) {  // the next rows, like an odometer
+      const bool inside = ++at[d] < extent[d];
+      const i64 moved = inside ? 1 : 1 - extent[d];
+      for (int k = 0; k < n; ++k) offset[k] += moved * space.strides[k * rank + d];
+      for (int k = 0; k < m; ++k) cell[k] += moved * boxes.sum(k).strides[d];
+      if (inside) break;
+      at[d] = 0;
+    }
+  }
+}
+
+template <class F> void take_beside(void* data) {
+  RowTeam* team = (RowTeam*)data;
+  const Space& space = team->boxes->space;
+  i64 length = 1;
+  for (i64 d = space.rank - 1 - team->row_rank; d < space.rank - 1; ++d) length *= space.dims[d];
+  for (;;) {
+    const i64 number = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
+    if (number >= team->end) return;
+    if constexpr (F::kept_bytes > 0) {
+      if (length * side <= keep_bytes / F::kept_bytes / 8 * 8) {
+        box_beside<F, true>(*team->boxes, team->row_rank, number);
+        continue;
+      }
+    }
+    box_beside<F, false>(*team->boxes, team->row_rank, number);
+  }
+}
+
+// As og::launch_rows.
+template <class F>
+OG_FN void launch_beside(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  launch_boxes_of_rows<F>(take_beside<F>, base, layout, begin, end, threads, parallel);
+}
+
+}  // namespace og

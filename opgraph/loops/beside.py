@@ -1,0 +1,77 @@
+"""Rows side by side: a vector's lanes are neighbouring rows instead of elements of one.
+
+Where the elements of a row lie far apart and those of neighbouring rows lie together (a softmax over the channels of
+NCX), that is how memory is walked in order. Where rows are short, it is how nothing is done for one row alone: tiles of
+them are turned around on the way in and out. The axis of the lanes comes last, after those of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from opgraph.ir import dtypes
+from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, RUN, STRIDED, TURNED, UNIFORM, Layout, Variant
+from opgraph.loops.loop import Loop
+
+#: Rows that are walked together (kernels/host_beside.h).
+LANES = 64
+#: Rows are short where they have so many elements at most in all operands that are turned together: the turn costs as
+#: much for each, and what is done once a row costs as much for any. Fewer rows than that are not worth it.
+SHORT_ROW, FEW_ROWS = 64, 16
+#: Fewer neighbours than that leave most of a vector empty.
+FEW_LANES = 8
+#: Bytes of all tiles: they stay in the second-level cache.
+TILE_BYTES = 256 * 1024
+
+
+def beside(loop: Loop, layout: Layout) -> Layout | None:
+    """The layout with rows side by side; None where one row after the other is the better way."""
+    outer = len(layout.dims) - layout.row_rank
+    if not layout.row_rank or not outer or not layout.size:
+        return None
+    kinds = layout.variant.operands
+    row_values = {i for i, s in enumerate(loop.stores, start=len(loop.loads)) if s.per_row}
+    large = [
+        own
+        for i, own in enumerate(layout.strides)
+        if i not in row_values and kinds[i] not in (ADDED, KEPT) and any(own[outer:]) and any(own[:outer])
+    ]
+    along = sum(own[-1] == 1 for own in large)
+    across = [sum(own[axis] == 1 for own in large) for axis in range(outer)]
+    lane = max(range(outer), key=lambda axis: (across[axis], axis))
+    if across[lane] > along and layout.dims[lane] >= FEW_LANES:
+        return _moved(loop, layout, lane, row_values, turns=False)
+    lane = outer - 1
+    length = prod(layout.dims[outer:])
+    if layout.row_rank > 1 or length * len(large) > SHORT_ROW or layout.dims[lane] < FEW_ROWS or not large:
+        return None
+    items = [0 if x.is_position else dtypes.get(x.dtype).itemsize for x in loop.loads]
+    items += [dtypes.get(s.dtype).itemsize for s in loop.stores]
+    if LANES * length * sum(items) > TILE_BYTES:
+        return None
+    return _moved(loop, layout, lane, row_values, turns=True)
+
+
+def _moved(loop: Loop, layout: Layout, lane: int, row_values: set[int], *, turns: bool) -> Layout:
+    order = [*(a for a in range(len(layout.dims)) if a != lane), lane]
+    strides = tuple(tuple(own[a] for a in order) for own in layout.strides)
+    kinds = []
+    for place, (own, before) in enumerate(zip(strides, layout.variant.operands, strict=True)):
+        is_load = place < len(loop.loads)
+        in_row, step = any(own[-1 - layout.row_rank : -1]), own[-1]
+        if before in (ADDED, KEPT):
+            kinds.append(KEPT if step else ADDED)
+        elif place in row_values:
+            kinds.append(ROW)
+        elif is_load and not in_row:
+            kinds.append(ROW if any(own) else UNIFORM)
+        elif is_load and not step:
+            kinds.append(RUN)
+        elif step == 1:
+            kinds.append(CONTIGUOUS)
+        else:
+            is_memory = not (is_load and loop.loads[place].is_position)
+            kinds.append(TURNED if turns and in_row and is_memory else STRIDED)
+    dims = tuple(layout.dims[a] for a in order)
+    return replace(layout, dims=dims, strides=strides, variant=Variant("".join(kinds), False, beside=True))
