@@ -18,7 +18,6 @@ import sass
 import sass_suite
 
 from opgraph.codegen.sources import kernel_folder, spliced
-from opgraph.loops.tiles import BLOCK_SIZE
 
 ARCH = "sm_90"
 DIRECTIONS = ("forward", "backward")
@@ -34,8 +33,9 @@ What the kernels of the performance goals cost on an H200, derived from their ma
 fails where a change of the sources makes an entry worse.
 
 - *instructions*, *special*: what one thread executes for each element, on the way that nearly all take: whole tiles, no
-  slow path of a division. Where parameter gradients are added up, one turn of the loop over the data. Special functions
-  (MUFU) are exponentials, reciprocals, roots.
+  slow path of a division. Where parameter gradients are added up, one turn of the loop over the data. Of a row of 8192
+  (softmax, norms) all of it, with what is done once a row. Special functions (MUFU) are exponentials, reciprocals,
+  roots.
 - *bytes*: read and written for each element. Operands along columns and channels stay in a cache.
 - *of memory's time*: how long arithmetic takes, as a part of the time that memory takes for the bytes at 4.3 TB/s (a
   copy's, seen on an H200). Up to 1.00 memory decides. The unit that needs longest is named: *issue* of instructions
@@ -94,7 +94,7 @@ def version() -> str:
 def measured(dtypes: Iterable[str] = sass_suite.DTYPES) -> Iterator[Row]:
     """The rows of the page, from the sources as they are."""
     for dtype in dtypes:
-        made = [(e, d, sass_suite.kernels(e, d, dtype)) for e in sass_suite.entries() for d in DIRECTIONS]
+        made = [(e, d, sass_suite.kernels(e, d, dtype)) for e in sass_suite.entries(dtype) for d in DIRECTIONS]
         compiled = _programs([k for _, _, kernels in made for k in kernels])
         for entry, direction, kernels in made:
             yield _joined(entry.name, direction, dtype, [(k, compiled[k.source.entry]) for k in kernels])
@@ -139,10 +139,10 @@ def _joined(name: str, direction: str, dtype: str, parts: list[tuple[sass_suite.
 def _row(kernel: sass_suite.Kernel, program: sass.Program) -> Row:
     path = program.main_loop() if kernel.loops else program.main_path()
     elements: float = kernel.elements
-    if kernel.loops:  # the compiler may have made several turns one
+    if kernel.loops and kernel.loaded:  # the compiler may have made several turns one
         elements *= sum(x.bytes_moved for x in path if x.is_load and x.bytes_moved == 16) / kernel.loaded
     share = budget.share(path, elements, kernel.moved)
-    threads = BLOCK_SIZE * budget.resident_blocks(program.registers, BLOCK_SIZE, kernel.shared)
+    threads = kernel.block * budget.resident_blocks(program.registers, kernel.block, kernel.shared)
     accesses = [x.bytes_moved for x in path if x.kind in ("LDG", "STG")]
     local = program.frame + sum(x.kind in ("LDL", "STL") for x in program.instructions)
     return Row(

@@ -57,9 +57,7 @@ def test_whole_operands_move_in_16_bytes_and_nothing_is_in_local_memory(rows: li
 
 
 def test_the_page_has_no_other_rows() -> None:
-    known = {
-        (e.name, d, dtype) for e in sass_suite.ENTRIES for d in sass_table.DIRECTIONS for dtype in sass_suite.DTYPES
-    }
+    known = {(e.name, d, dtype) for e in sass_suite.ENTRIES for d in sass_table.DIRECTIONS for dtype in e.dtypes}
     assert written().keys() == known, sass_table.REWRITE
 
 

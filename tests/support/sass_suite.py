@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import opgraph as og
+from opgraph.codegen.cuda_rows import row_cut, row_launches
 from opgraph.codegen.cuda_sums import sum_launches
 from opgraph.codegen.kernel import KernelSource, cuda_source, cuda_variant
 from opgraph.ir import dtypes
@@ -14,6 +15,7 @@ from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import lower
+from opgraph.loops.tiles import BLOCK_SIZE, selected, with_stores
 from opgraph.partition.examples import graph_of
 
 DTYPES = ("f32", "bf16", "f16", "f64")
@@ -33,19 +35,23 @@ class Entry:
     """One forward, and the backward that computes the gradient of each of its inputs.
 
     Attributes:
-        expression: over x and other inputs; "" for NAF1, which is traced.
+        expression: over x and other inputs, or a whole text; "" for NAF1, which is traced.
         shape: of x.
         others: shapes of the other inputs.
+        dtypes: in which it is shown.
     """
 
     name: str
     expression: str
     shape: str = ROWS
     others: tuple[tuple[str, str], ...] = ()
+    dtypes: tuple[str, ...] = DTYPES
 
     def graph(self, dtype: str) -> og.Graph:
         if not self.expression:
             return _naf1(dtype)
+        if self.expression.startswith("graph("):
+            return og.parse(self.expression.format(t=dtype))
         types = {name: f"{dtype}{shape}" for name, shape in self.others}
         return og.parse(graph_of(self.expression, dtype=dtype, shape=self.shape, **types))
 
@@ -68,15 +74,25 @@ ENTRIES = (
     Entry("swish, trained factor", "Swish(x, a)", others=(("a", "[]"),)),
     Entry("swish, factor per channel", "Swish(x, a)", IMAGES, (("a", "[64,1,1]"),)),
     Entry("swish, factor per column", "Swish(x, a)", others=(("a", "[8192]"),)),
+    # In f64 rows of 8192 are not all held.
+    Entry("softmax", "SoftMax(x, axis=-1)", dtypes=DTYPES[:3]),
+    Entry("rmsnorm", "RMSNorm(x, w)", others=(("w", "[8192]"),), dtypes=DTYPES[:3]),
+    # The scale apart: LayerNorm has none in f16.
+    Entry(
+        "layernorm",
+        "graph(x: {t}[4096,8192], w: {t}[8192], b: {t}[8192]) -> (y)\n"
+        "  n = LayerNorm(x, use_affine=false, keep_stats=false)\n  m = Multiply(n, w)\n  y = Add(m, b)",
+        dtypes=DTYPES[:3],
+    ),
     Entry("12 ops", _chained()),
     Entry("NAF1", ""),
 )
 
 
-def entries() -> Iterator[Entry]:
+def entries(dtype: str) -> Iterator[Entry]:
     """Those that can be built here: NAF1 needs torch."""
     for entry in ENTRIES:
-        if entry.expression or importlib.util.find_spec("torch"):
+        if dtype in entry.dtypes and (entry.expression or importlib.util.find_spec("torch")):
             yield entry
 
 
@@ -98,11 +114,12 @@ class Kernel:
     """One kernel of an entry.
 
     Attributes:
-        elements: that one thread does in a whole tile, or in one turn of the loop that adds up.
+        elements: that one thread does in a whole tile, in a row, or in one turn of the loop that adds up.
         loops: whether it is such a loop whose turns count.
-        loaded: bytes that a thread asks for before it computes.
+        loaded: bytes that a thread asks for before it computes; 0 where a turn is one row, as it is written.
         moved: bytes read and written for each element.
         shared: bytes of shared memory of a block.
+        block: its threads.
     """
 
     source: KernelSource
@@ -111,6 +128,7 @@ class Kernel:
     loaded: int
     moved: float
     shared: int = 0
+    block: int = BLOCK_SIZE
 
 
 def kernels(entry: Entry, direction: str, dtype: str) -> list[Kernel]:
@@ -119,14 +137,13 @@ def kernels(entry: Entry, direction: str, dtype: str) -> list[Kernel]:
     if direction == "backward":
         names = [str(t.name) for t in graph.inputs]
         graph = og.gradient(graph, names)
-    found = []
+    bound = []
     for partition in graph.get_partitions():
         lowered = lower(partition)
         shapes = [() if t is None else _sizes(t.dims or ()) for t in lowered.loads]
-        layout = bind(lowered.loop, shapes, [row_major(s) for s in shapes])
-        if layout.size > 1:
-            found.extend(_kernels(lowered.loop, layout))
-    return found
+        bound.append((lowered.loop, bind(lowered.loop, shapes, [row_major(s) for s in shapes])))
+    largest = max(layout.size for _, layout in bound)
+    return [k for loop, layout in bound if layout.size * 64 > largest for k in _kernels(loop, layout)]
 
 
 def _sizes(dims: Sequence[object]) -> tuple[int, ...]:
@@ -135,6 +152,11 @@ def _sizes(dims: Sequence[object]) -> tuple[int, ...]:
 
 
 def _kernels(loop: Loop, layout: Layout) -> list[Kernel]:
+    if layout.row_rank:
+        cut, (launch,) = row_cut(loop, layout), row_launches(loop, layout)
+        made = _kernel(launch.source, loop, layout, cut.vector * cut.packs, loops=layout.variant.has_sums)
+        shared = 2 * 8 * cut.threads // 32 * launch.source.functor.count("// Reduce")
+        return [replace(made, loaded=0, shared=shared, block=launch.threads)]
     if not layout.variant.has_sums:
         variant = cuda_variant(loop, layout)
         elements = variant.vector * variant.unroll
@@ -150,8 +172,6 @@ def _kernels(loop: Loop, layout: Layout) -> list[Kernel]:
 
 
 def _of_stores(loop: Loop, layout: Layout, stores: tuple[int, ...]) -> tuple[Loop, Layout]:
-    from opgraph.loops.tiles import selected, with_stores
-
     return with_stores(loop, stores), selected(layout, len(loop.loads), stores)
 
 
