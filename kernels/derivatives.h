@@ -24,7 +24,7 @@ template <class T> OG_FN T relu_backward(T x, T d) { return choose(x <= 0, (T)0,
 
 template <class T> OG_FN T abs_backward(T x, T d) {
   const T moved = choose(x < 0, -d, d);
-  return choose(x == 0, (T)0, keep_nan(x, moved));
+  return choose(x == 0, (T)0, choose(x == x, moved, x));
 }
 
 /// oneDNN's: 0 at both bounds.
@@ -294,24 +294,37 @@ template <class T> OG_FN T power_sign(T x, T b, int order) {
   return choose(fraction, quiet_nan<T>(), sign);
 }
 
-/// The derivative of x^b of an order, times d: c x^(b - order) d. 0 where c is 0, at x = 0 too. The power of a finite x is
-/// neither 0 nor infinite, as it is not before it is rounded: 0 and infinity times it are 0 and infinity.
-template <class T> OG_FN T pow_backward(T x, T d, T b, int order) {
+/// The derivative of |x|^b of an order, times sign d: c |x|^(b - order) sign d, and c. The power of a finite x is neither 0 nor
+/// infinite, as it is not before it is rounded: 0 and infinity times it are 0 and infinity.
+template <class T> OG_FN T power_slope(T x, T d, T b, int order, T sign, T& c) {
   const T y = b - order, back = y + order, a = abs(x);
   const T y_low = (b - back) + ((back - y) - order);
-  const T c = falling_factorial(b, order);
+  c = falling_factorial(b, order);
   const power<T> p = power_parts(x, y, y_low, (T)power_limit<T>::backward);
   const mask<T> regular = (a > 0) & (a < infinity<T>()) & (abs(b) < infinity<T>());
   const T irregular = choose(p.exponent < 0, (T)0, infinity<T>());
-  const T size = pow_signed(a, y, keep_nan(p.exponent, select(regular, 1 + p.t, irregular)));
+  const T size = choose((y == 0) | (a == 1), (T)1, select(p.exponent == p.exponent, select(regular, 1 + p.t, irregular), p.exponent));
   const mask<T> small = abs(c) < 1;  // c * size may overflow, or c be subnormal
-  const T g = c * (select(small, (T)0x1p64, (T)0.5) * power_sign(x, b, order) * size);
+  const T g = c * (select(small, (T)0x1p64, (T)0.5) * sign * size);
   const T n = select(regular, p.n + select(small, (T)-64, (T)1), (T)1);
   // Where d c is a normal number it goes first: neither d 2^n nor c 2^n need be one.
   const T product = d * g;
   const mask<T> first = (abs(product) >= smallest_normal<T>()) & (abs(product) < infinity<T>());
   const T value = times_power(select(first, product, d), select(first, (T)1, g) * select(regular, p.excess, (T)1), n);
-  return select(c == 0, (T)0, select(d == d + d, product, value));  // 0 and infinity times a power are what they are
+  return select(d == d + d, product, value);  // 0 and infinity times a power are what they are
 }
+/// The derivative of x^b of an order, times d; 0 where its factor is 0, at x = 0 too.
+template <class T> OG_FN T pow_backward(T x, T d, T b, int order) {
+  T c;
+  const T value = power_slope(x, d, b, order, power_sign(x, b, order), c);
+  return select(c == 0, (T)0, value);
+}
+namespace positive {
+template <class T> OG_FN T pow_backward(T x, T d, T b, int order) {
+  T c;
+  const T value = power_slope(x, d, b, order, (T)1, c);
+  return select(c == 0, (T)0, value);
+}
+}  // namespace positive
 
 }  // namespace og

@@ -89,9 +89,12 @@ OG_FN double at_most(double x, double positive_high) {
 #if OG_LANES
 template <> struct exp_constants<floats> : exp_constants<float> {};
 OG_FN floats pow2(floats n) { return scale(floats(1.0f), n); }
-OG_FN floats at_least(floats x, floats low) { return larger(low, x); }  // these keep NaN
+// These keep a NaN, and what follows hands it on: nothing has to be mended.
+OG_FN floats at_least(floats x, floats low) { return larger(low, x); }
 OG_FN floats at_most(floats x, floats high) { return smaller(high, x); }
+OG_FN floats keep_nan(floats, floats y) { return y; }
 #endif
+/// y, or x where that is NaN.
 template <class T> OG_FN T keep_nan(T x, T y) { return choose(x == x, y, x); }
 
 /// e^(x + low) = 2^n (1 + t): returns t, sets n. `low` is the part of an argument that did not fit into x.
@@ -147,12 +150,17 @@ template <class T> OG_FN T tanh(T x) {
   return keep_nan(x, copysign(divide(m, m + 2), x));
 }
 
+/// min(x, 0), in arithmetic: GCC makes a select of it into branches.
+template <class T> OG_FN T at_most_zero(T x) { return (T)0.5 * (x - abs(x)); }
+#if OG_LANES
+OG_FN floats at_most_zero(floats x) { return smaller(x, 0.0f); }
+#endif
+
 /// numerator / (1 + 2^n (1 + t)) = quotient * 2^rest, rest <= 0. Where e^z is large its exponent beyond `part` is taken out,
 /// so the quotient neither overflows nor loses bits: sigmoid(-100) is a right subnormal. Dividing by 1 + e^z rounds three
 /// times; the folded x * (e * r) with e = e^-|x| and r = 1 / (1 + e) rounds four times and exceeds 3 ulp (measured).
 template <class T> OG_FN T logistic_quotient(T numerator, T t, T n, T& rest) {
-  const T room = exp_constants<T>::part - n;
-  rest = (T)0.5 * (room - abs(room));  // min(part - n, 0), in arithmetic: GCC makes a select of it into branches
+  rest = at_most_zero(exp_constants<T>::part - n);
   return divide(numerator, 1 + scale_one(t, n + rest));
 }
 

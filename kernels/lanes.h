@@ -22,7 +22,7 @@ template <class T> struct float_only {};
 template <> struct float_only<float> { using type = int; };
 template <class T> using if_float = typename float_only<T>::type;
 
-#if !OG_DEVICE && defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__)
+#if !OG_DEVICE && !defined(OG_NO_LANES) && defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__)
 #define OG_LANES 1
 
 #define OG_LAMBDA __attribute__((always_inline))
@@ -133,6 +133,12 @@ OG_FN floats smaller(floats x, floats y) { return __builtin_ia32_minps512_mask(x
 /// floor(log2 x) for x > 0, and the mantissa of x in [1, 2) with its sign; subnormals too.
 OG_FN floats exponent_of(floats x) { return __builtin_ia32_getexpps512_mask(x.v, x.v, all16, nearest_even); }
 OG_FN floats mantissa_of(floats x) { return __builtin_ia32_getmantps512_mask(x.v, 0, x.v, all16, nearest_even); }
+
+/// What a logarithm y of x is where x is not a positive finite number: -inf at 0, NaN below, x for inf and NaN. One table
+/// of responses by class of x: quiet and signalling NaN, zero, one, -inf, inf, negative, positive.
+OG_FN floats log_ends(floats x, floats y) {
+  return __builtin_ia32_fixupimmps512_mask(y.v, x.v, (ints16)words(0x03530421u).v, 0, all16, nearest_even);
+}
 
 // ---- functions that have no form of their own ------------------------------------------------------------------------
 

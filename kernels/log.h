@@ -58,6 +58,9 @@ OG_FN float unscale(float x, float k) { return from_bits(bits(x) - (bits(k + 0x1
 OG_FN double unscale(double x, double k) { return from_bits(bits(x) - (bits(k + 0x1.8p52) << 52)); }
 
 // What log and log1p share outside their range: y where u is positive and finite, else inf, -inf at 0, NaN below 0.
+#if OG_LANES
+OG_FN floats log_limits(floats u, floats y) { return log_ends(u, y); }
+#endif
 template <class T> OG_FN T log_limits(T u, T y) {
   const T not_positive = choose(u == 0, -infinity<T>(), quiet_nan<T>());
   const T finite = choose(u < infinity<T>(), y, u);

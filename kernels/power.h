@@ -85,6 +85,15 @@ template <class T> OG_FN T pow_signed(T x, T y, T magnitude) {
   return choose(one, (T)1, real);
 }
 
+/// y, a logarithm of |x| = a, and what it is where a is 0, infinity or NaN.
+template <class T> OG_FN T log_of_size(T a, T y) {
+  const mask<T> regular = a > 0 && a < infinity<T>();
+  return choose(regular, y, choose(a == 0, -infinity<T>(), a));
+}
+#if OG_LANES
+OG_FN floats log_of_size(floats a, floats y) { return log_ends(a, y); }
+#endif
+
 /// |x|^(y + y_low) = 2^n (1 + t), y log|x|, which is kept within +-limit, and where it is not a power of two, 2^100 at most,
 /// for what is beyond. (Of a bool that tells GCC 12 makes jumps, and no vector code.)
 template <class T> struct power {
@@ -93,9 +102,7 @@ template <class T> struct power {
 template <class T> OG_FN power<T> power_parts(T x, T y, T y_low, T limit) {
   const T a = abs(x);
   const pair<T> l = log_pair(a);
-  const mask<T> regular = a > 0 && a < infinity<T>();
-  const T irregular = choose(a == 0, -infinity<T>(), a);  // log|x| for 0, infinity and NaN
-  const T high = choose(regular, l.high, irregular);
+  const T high = log_of_size(a, l.high);
   const T p = y * high;
   const T p_low = fma(y, high, -p) + fma(y_low, high, y * l.low);
   const T bounded = at_most(at_least(p, -limit), limit);
@@ -117,5 +124,14 @@ template <class T> OG_FN T pow(T x, T y) {
   const power<T> p = power_parts(x, y, (T)0, (T)power_limit<T>::pow);
   return pow_signed(x, y, keep_nan(p.exponent, scale_exp(p.t, p.n)));
 }
+
+/// For an x that is known to be positive, or NaN: no sign, and a logarithm that is shared with powers of the same x.
+namespace positive {
+template <class T> OG_FN T log(T x) { return log_of_size(x, log_pair(x).high); }
+template <class T> OG_FN T pow(T x, T y) {
+  const power<T> p = power_parts(x, y, (T)0, (T)power_limit<T>::pow);
+  return choose((y == 0) | (x == 1), (T)1, keep_nan(p.exponent, scale_exp(p.t, p.n)));
+}
+}  // namespace positive
 
 }  // namespace og

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.literals import literal
+from opgraph.codegen.positive import powers_of_positives
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, RUN, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Arg, Load, Loop, Statement, Store
@@ -52,6 +53,7 @@ class Emitter:
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
         self.loop = loop
         self.approximate = approximate
+        self.positive = powers_of_positives(loop) - approximate
         self.dtypes = loop.dtype_of()
         used = loop.reads()
         #: Loads that nothing reads still shape the iteration space, but are not touched.
@@ -219,6 +221,8 @@ class Emitter:
             text = record.cxx({**inputs, **position}, attrs, lambda v: self.literal(v, compute, within))
         if s.result in self.approximate:
             text = text.replace("og::", "og::fast::")
+        if s.result in self.positive:
+            text = text.replace("og::", "og::positive::", 1)
         return f"og::round_{s.dtype}({text})" if s.rounds else text
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:
@@ -336,7 +340,7 @@ class Emitter:
 
 
 def _cast(value: str, source: str, target: str, lanes: str) -> str:
-    """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts. `lanes` is the name of f32."""
+    """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts; `lanes` stands for f32."""
     if compute_type(source) == compute_type(target):
         return value
     if compute_type(source) == "double" and target in ("f16", "bf16"):

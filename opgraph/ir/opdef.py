@@ -71,6 +71,7 @@ class OpDef:
             data_format is "NCX", the last if "NXC". `appended_axes` says how many axes of size 1 follow them before
             everything broadcasts as in NumPy. reference, torch and infer do that themselves; expression, onnx and
             decomposition mean operands already so aligned.
+        powers: a power or the logarithm of the first input: for a positive one the expression is meant in og::positive too.
         is_cast: the op converts its input to the dtype of its output, which only the output tells; expression,
             reference and torch are the identity, and who calls them converts.
         by_dtype: the result depends on the dtype of the output: reference and torch take its name as the keyword `to`
@@ -127,6 +128,7 @@ class OpDef:
     check: Callable[[Op], None] | None = None
     channel_inputs: tuple[int, ...] = ()
     is_cast: bool = False
+    powers: bool = False
     by_dtype: bool = False
     index_of: str | None = None
     by_position: bool = False

@@ -46,6 +46,7 @@ def backward(
     domain: tuple[tuple[float, float], ...] = ((-8, 8), (-4, 4)),
     source: str,
     check: Any = None,
+    powers: bool = False,
 ) -> OpDef:
     """A record f'(src) diff_dst. `second` is the gradient of src, `further` of the other inputs."""
 
@@ -70,6 +71,7 @@ def backward(
         domain=domain,
         source=source,
         check=check,
+        powers=powers,
         gradient={src: second, "diff_dst": again, **(further or {})},
     )
 
@@ -258,6 +260,7 @@ POW_BACKWARD = backward(
         + ("{exponent}, " if "exponent" in given else "{beta}, ")
         + f"{attrs['order']})"
     ),
+    powers=True,
     torch=_torch_power,
     decomposition=_power_decomposition,
     second=lambda attrs, given: (

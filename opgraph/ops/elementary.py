@@ -47,6 +47,7 @@ LOG = pointwise(
     "y = ln(x); -inf at 0, NaN for negative x.",
     reference=np.log,
     expression="og::log({src})",
+    powers=True,
     torch=lambda t, x: t.log(x),
     onnx=(Onnx(op_type="Log", since=6),),
     cost=15,

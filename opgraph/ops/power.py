@@ -56,6 +56,7 @@ POW = pointwise(
     attrs=(Attr(name="beta", type="f32", optional=True),),
     reference=_power,
     expression=lambda attrs, given: "og::pow({src}, {exponent})" if "exponent" in given else "og::pow({src}, {beta})",
+    powers=True,
     torch=lambda t, src, exponent=None, beta=None: t.pow(src, beta if exponent is None else exponent),
     onnx=(Onnx(op_type="Pow", since=7, inputs=("src", "exponent|$beta"), note="int8 and uint8 bases are not allowed"),),
     cost=60,
