@@ -10,17 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, Arithmetic, compute_type, storage_type
 from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
-from opgraph.codegen.literals import literal
-from opgraph.codegen.positive import powers_of_positives
-from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, RUN, STRIDED, UNIFORM, Variant
-from opgraph.loops.loop import Arg, Load, Loop, Statement, Store
-
-#: When a value changes: once a call, once a row, with every element.
-CALL, PER_ROW, ELEMENT = 0, 1, 2
-_LEVEL = {UNIFORM: CALL, ROW: PER_ROW, RUN: ELEMENT, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
+from opgraph.codegen.packs import put_packs
+from opgraph.loops.layout import ADDED, KEPT, STRIDED, UNIFORM, Variant
+from opgraph.loops.loop import Load, Loop, Statement, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +42,18 @@ def emit_functor(loop: Loop, variant: Variant, *, packs: bool, approximate: froz
     return Emitter(loop, variant, approximate).functor(packs)
 
 
-class Emitter:
+class Emitter(Arithmetic):
     """Collects lines of one functor."""
 
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
-        self.loop = loop
-        self.approximate = approximate
-        self.positive = powers_of_positives(loop) - approximate
-        self.dtypes = loop.dtype_of()
-        used = loop.reads()
-        #: Loads that nothing reads still shape the iteration space, but are not touched.
-        self.loads = [(x, k) for x, k in zip(loop.loads, variant.operands) if x.name in used]
+        super().__init__(loop, variant, approximate)
         self.positions = {x.name: i for i, x in enumerate(loop.loads)}
         #: Loads without memory: their offset is their value.
         self.virtual = {x.name for x in loop.loads if x.is_position}
         self.store_kinds = variant.operands[len(loop.loads) :]
         self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
-        self.levels: dict[str, int] = {x.name: _LEVEL[k] for x, k in self.loads}
-        for s in loop.statements:
-            level = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
-            self.levels[s.result] = PER_ROW if s.reduces else level
         self.lines: list[str] = []
         self.tags: dict[int, int] = {}
-        #: Whether `apply` is a template over float and og::floats.
-        self.by_lanes = False
 
     def functor(self, packs: bool) -> Functor:
         """The whole text."""
@@ -85,7 +68,7 @@ class Emitter:
         if self.sums:
             self.total()
         if packs:
-            self.packs()
+            put_packs(self)
         else:
             put_halves(self)
             if self.by_lanes:
@@ -157,10 +140,6 @@ class Emitter:
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
 
-    def value(self, name: str) -> str:
-        """The identifier that holds a value: a load's pointer x0 is read into v0."""
-        return f"v{name[1:]}" if name.startswith("x") else name
-
     def hoisted(self, method: str, level: int) -> None:
         """A method that computes the values of one level."""
         self.put(f"  OG_FN void {method}() {{")
@@ -191,58 +170,6 @@ class Emitter:
         for i, store in enumerate(self.loop.stores):
             self.put(f"    r{i} = {self.in_apply(store.value)};")
         self.put("  }")
-
-    def apply_type(self, dtype: str) -> str:
-        """The C++ type that `apply` computes values of a dtype in."""
-        compute = compute_type(dtype)
-        if not self.by_lanes:
-            return compute
-        return "og::mask<F>" if compute == "bool" else "F"
-
-    def in_apply(self, name: str) -> str:
-        """The C++ for a value within `apply`: what is known before the row is one number for all lanes."""
-        if self.by_lanes and self.levels[name] < ELEMENT:
-            return f"{self.apply_type(self.dtypes[name])}({self.value(name)})"
-        return self.value(name)
-
-    def expression(self, s: Statement) -> str:
-        """C++ for the value of a statement."""
-        record = opdef.get(s.kind, where="emit")
-        compute = compute_type(s.literal_dtype(self.dtypes))
-        names = [self.argument(s, place) for place in range(len(s.args))]
-        attrs = dict(s.attrs)
-        within = self.by_lanes and self.levels[s.result] == ELEMENT
-        if record.is_cast:
-            text = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype, "F" if within else "")
-        else:
-            position = {"position": names.pop()} if record.by_position else {}
-            ports = record.with_optional(len(names))
-            inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
-            text = record.cxx({**inputs, **position}, attrs, lambda v: self.literal(v, compute, within))
-        if s.result in self.approximate:
-            text = text.replace("og::", "og::fast::")
-        if s.result in self.positive:
-            text = text.replace("og::", "og::positive::", 1)
-        return f"og::round_{s.dtype}({text})" if s.rounds else text
-
-    def arg_dtype(self, arg: Arg, fallback: str) -> str:
-        """The dtype of an argument; `fallback` for a literal."""
-        return self.dtypes[arg] if isinstance(arg, str) else fallback
-
-    def argument(self, s: Statement, place: int) -> str:
-        """C++ for an argument of a statement."""
-        arg = s.args[place]
-        within = self.by_lanes and self.levels[s.result] == ELEMENT
-        if isinstance(arg, str):
-            return self.in_apply(arg) if within else self.value(arg)
-        return self.literal(arg, compute_type(s.literal_dtype(self.dtypes, place)), within)
-
-    def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
-        """A number; `within` a template of lanes, where all of them have it."""
-        text = literal(value, compute)
-        if not within or compute not in ("float", "bool"):
-            return text
-        return f"{'og::mask<F>' if compute == 'bool' else 'F'}({text})"
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -302,67 +229,9 @@ class Emitter:
         results = [f"r{i}" for i in range(len(self.loop.stores))]
         self.put(f"{indent}apply{template}({', '.join([*args, *results])});")
 
-    def packs(self) -> None:
-        """V neighbouring elements: loads, then all that follows, so that a skeleton can load several packs first."""
-        kinds = {x.name: k for x, k in self.loads}
-        loads = self.element_loads()
-        self.put("  template <int V> struct Packs {")
-        packed = [x for x in loads if not x.is_position]
-        for x in packed:
-            self.put(f"    og::Pack<{storage_type(x.dtype)}, V> {x.name};")
-        self.put("  };")
-        self.put("  template <int V> OG_FN void fetch(Packs<V>& in, og::i64 i) const {")
-        for x in packed:
-            if kinds[x.name] == CONTIGUOUS:
-                self.put(f"    in.{x.name} = og::load_pack<V>({x.name} + i);")
-            else:
-                self.put(f"    in.{x.name} = og::gather_pack<V>({x.name}, i, {x.name}_step);")
-        self.put("  }")
-        self.put(
-            "  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i"
-            f"{', Addend* s' if self.sums else ''}) const {{"
-        )
-        for i, store in enumerate(self.loop.stores):
-            self.put(f"    {compute_type(store.dtype)} r{i}[V];")
-        args = [
-            self.read(x, kinds[x.name], "(i + k)") if x.is_position else f"og::load(in.{x.name}.item[k])" for x in loads
-        ]
-        args += [f"r{i}[k]" for i in range(len(self.loop.stores))]
-        self.put(f"    OG_UNROLL for (int k = 0; k < V; ++k) apply({', '.join(args)});")
-        for i, _ in self.elementwise():
-            if self.store_kinds[i] == STRIDED:
-                self.put(f"    og::scatter_pack<V>(y{i}, i, y{i}_step, r{i});")
-            else:
-                self.put(f"    og::store_pack<V>(y{i} + i, r{i});")
-        for k, i in enumerate(self.sums):
-            self.put(f"    OG_UNROLL for (int k = 0; k < V; ++k) s[{k} * V + k] = r{i}[k];")
-        self.put("  }")
-
-
-def _cast(value: str, source: str, target: str, lanes: str) -> str:
-    """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts; `lanes` stands for f32."""
-    if compute_type(source) == compute_type(target):
-        return value
-    if compute_type(source) == "double" and target in ("f16", "bf16"):
-        return f"og::round_{target}({value})"  # once: not through f32
-    compute = compute_type(target)
-    if lanes:
-        compute = f"og::mask<{lanes}>" if compute == "bool" else lanes
-    return f"og::cast<{compute}>({value})"
-
 
 def index_text(counter: str, name: str, kind: str) -> str:
     """C++ for the place of element `counter` of an operand."""
     if kind == UNIFORM:
         return "0"
     return f"{counter} * {name}_step" if kind == STRIDED else counter
-
-
-def storage_type(dtype: str) -> str:
-    """The C++ type of a dtype in memory."""
-    return dtypes.BY_NAME[dtype].storage
-
-
-def compute_type(dtype: str) -> str:
-    """The C++ type that values of a dtype are computed in."""
-    return dtypes.BY_NAME[dtype].compute

@@ -1,0 +1,116 @@
+"""The arithmetic of a loop in C++: what a statement, a value and a number are called."""
+
+from __future__ import annotations
+
+from opgraph.codegen.literals import literal
+from opgraph.codegen.positive import powers_of_positives
+from opgraph.ir import dtypes, opdef
+from opgraph.loops.layout import CONTIGUOUS, ROW, RUN, STRIDED, UNIFORM, Variant
+from opgraph.loops.loop import Arg, Loop, Statement
+
+#: When a value changes: once a call, once a row, with every element.
+CALL, PER_ROW, ELEMENT = 0, 1, 2
+_LEVEL = {UNIFORM: CALL, ROW: PER_ROW, RUN: ELEMENT, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
+
+
+class Arithmetic:
+    """The statements of one loop as expressions.
+
+    Attributes:
+        loop: what is computed.
+        dtypes: of all values.
+        loads: the loads that something reads, and how they move. (Others shape the iteration space alone.)
+        levels: name of a value -> when it changes.
+        by_lanes: whether `apply` is a template over float and og::floats.
+    """
+
+    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
+        self.loop = loop
+        self.approximate = approximate
+        self.positive = powers_of_positives(loop) - approximate
+        self.dtypes = loop.dtype_of()
+        used = loop.reads()
+        self.loads = [(x, k) for x, k in zip(loop.loads, variant.operands) if x.name in used]
+        self.levels: dict[str, int] = {x.name: _LEVEL[k] for x, k in self.loads}
+        for s in loop.statements:
+            level = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
+            self.levels[s.result] = PER_ROW if s.reduces else level
+        self.by_lanes = False
+
+    def value(self, name: str) -> str:
+        """The identifier that holds a value: a load's pointer x0 is read into v0."""
+        return f"v{name[1:]}" if name.startswith("x") else name
+
+    def apply_type(self, dtype: str) -> str:
+        """The C++ type that `apply` computes values of a dtype in."""
+        compute = compute_type(dtype)
+        if not self.by_lanes:
+            return compute
+        return "og::mask<F>" if compute == "bool" else "F"
+
+    def in_apply(self, name: str) -> str:
+        """The C++ for a value within `apply`: what is known before the row is one number for all lanes."""
+        if self.by_lanes and self.levels[name] < ELEMENT:
+            return f"{self.apply_type(self.dtypes[name])}({self.value(name)})"
+        return self.value(name)
+
+    def expression(self, s: Statement) -> str:
+        """C++ for the value of a statement."""
+        record = opdef.get(s.kind, where="emit")
+        compute = compute_type(s.literal_dtype(self.dtypes))
+        names = [self.argument(s, place) for place in range(len(s.args))]
+        attrs = dict(s.attrs)
+        within = self.by_lanes and self.levels[s.result] == ELEMENT
+        if record.is_cast:
+            text = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype, "F" if within else "")
+        else:
+            position = {"position": names.pop()} if record.by_position else {}
+            ports = record.with_optional(len(names))
+            inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
+            text = record.cxx({**inputs, **position}, attrs, lambda v: self.literal(v, compute, within))
+        if s.result in self.approximate:
+            text = text.replace("og::", "og::fast::")
+        if s.result in self.positive:
+            text = text.replace("og::", "og::positive::", 1)
+        return f"og::round_{s.dtype}({text})" if s.rounds else text
+
+    def arg_dtype(self, arg: Arg, fallback: str) -> str:
+        """The dtype of an argument; `fallback` for a literal."""
+        return self.dtypes[arg] if isinstance(arg, str) else fallback
+
+    def argument(self, s: Statement, place: int) -> str:
+        """C++ for an argument of a statement."""
+        arg = s.args[place]
+        within = self.by_lanes and self.levels[s.result] == ELEMENT
+        if isinstance(arg, str):
+            return self.in_apply(arg) if within else self.value(arg)
+        return self.literal(arg, compute_type(s.literal_dtype(self.dtypes, place)), within)
+
+    def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
+        """A number; `within` a template of lanes, where all of them have it."""
+        text = literal(value, compute)
+        if not within or compute not in ("float", "bool"):
+            return text
+        return f"{'og::mask<F>' if compute == 'bool' else 'F'}({text})"
+
+
+def _cast(value: str, source: str, target: str, lanes: str) -> str:
+    """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts; `lanes` stands for f32."""
+    if compute_type(source) == compute_type(target):
+        return value
+    if compute_type(source) == "double" and target in ("f16", "bf16"):
+        return f"og::round_{target}({value})"  # once: not through f32
+    compute = compute_type(target)
+    if lanes:
+        compute = f"og::mask<{lanes}>" if compute == "bool" else lanes
+    return f"og::cast<{compute}>({value})"
+
+
+def storage_type(dtype: str) -> str:
+    """The C++ type of a dtype in memory."""
+    return dtypes.BY_NAME[dtype].storage
+
+
+def compute_type(dtype: str) -> str:
+    """The C++ type that values of a dtype are computed in."""
+    return dtypes.BY_NAME[dtype].compute

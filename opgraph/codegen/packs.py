@@ -1,0 +1,49 @@
+"""Packs of neighbouring elements on CUDA: what `fetch` and `finish` of a functor move at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from opgraph.codegen.arithmetic import compute_type, storage_type
+from opgraph.loops.layout import CONTIGUOUS, STRIDED
+
+if TYPE_CHECKING:
+    from opgraph.codegen.emit import Emitter
+
+
+def put_packs(emitter: Emitter) -> None:
+    """V neighbouring elements: loads, then all that follows, so that a skeleton can load several packs first."""
+    put = emitter.put
+    kinds = {x.name: k for x, k in emitter.loads}
+    loads = emitter.element_loads()
+    put("  template <int V> struct Packs {")
+    packed = [x for x in loads if not x.is_position]
+    for x in packed:
+        put(f"    og::Pack<{storage_type(x.dtype)}, V> {x.name};")
+    put("  };")
+    put("  template <int V> OG_FN void fetch(Packs<V>& in, og::i64 i) const {")
+    for x in packed:
+        if kinds[x.name] == CONTIGUOUS:
+            put(f"    in.{x.name} = og::load_pack<V>({x.name} + i);")
+        else:
+            put(f"    in.{x.name} = og::gather_pack<V>({x.name}, i, {x.name}_step);")
+    put("  }")
+    put(
+        "  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i"
+        f"{', Addend* s' if emitter.sums else ''}) const {{"
+    )
+    for i, store in enumerate(emitter.loop.stores):
+        put(f"    {compute_type(store.dtype)} r{i}[V];")
+    args = [
+        emitter.read(x, kinds[x.name], "(i + k)") if x.is_position else f"og::load(in.{x.name}.item[k])" for x in loads
+    ]
+    args += [f"r{i}[k]" for i in range(len(emitter.loop.stores))]
+    put(f"    OG_UNROLL for (int k = 0; k < V; ++k) apply({', '.join(args)});")
+    for i, _ in emitter.elementwise():
+        if emitter.store_kinds[i] == STRIDED:
+            put(f"    og::scatter_pack<V>(y{i}, i, y{i}_step, r{i});")
+        else:
+            put(f"    og::store_pack<V>(y{i} + i, r{i});")
+    for k, i in enumerate(emitter.sums):
+        put(f"    OG_UNROLL for (int k = 0; k < V; ++k) s[{k} * V + k] = r{i}[k];")
+    put("  }")
