@@ -16,13 +16,13 @@ from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.attributes import typed_literal
-from opgraph.ir.expression import Call, Expr, Num, Param, Var, parse_expression
+from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import OpDef
 from opgraph.ir.schema import f32
+from opgraph.onnx.formulas import formula_of
 from opgraph.onnx.norm_bodies import RMS_NORM, rms_norm_nodes
-from opgraph.onnx.other_bodies import OTHER_BODIES, WHOLE
 from opgraph.onnx.signature import DOMAIN, Signature, onnx_value, substituted
 from opgraph.onnx.to_nodes import plain_form, plain_node
 from opgraph.ops.families import LAYOUT_ATTRS
@@ -82,39 +82,12 @@ class _Body:
         for index, (name, dtype, _) in enumerate(self.signature.inputs):
             value = self._cast(name, "f32") if casts and dtype not in ("f32", "boolean") else name
             self.done[Var(name)] = (self._aligned(index, value), "boolean" if dtype == "boolean" else self.work)
-        result, dtype = self.write(self._tree())
+        result, dtype = self.write(formula_of(self.record, self.signature, self.work))
         if result in given:
             result = self._node("Identity", [result])
         if casts and self.signature.output not in ("f32", dtype):
             result = self._rounded(result)
         return result
-
-    def _tree(self) -> Expr:
-        given = {name: ndim for name, _, ndim in self.signature.inputs}
-        other = OTHER_BODIES.get((self.record.kind, self.work, len(given)))
-        if other is not None:
-            return parse_expression(other)
-        # Attributes that stay open are no number while the formula is chosen, so that it holds for every value.
-        types = {a.name: a.type for a in self.record.attrs}
-        attrs = {n: float("nan") if types[n] == "f32" else v for n, v in self.signature.attrs.items()}
-        narrow = any(d in ("f16", "bf16") for _, d, _ in self.signature.inputs)
-        whole = self.record.kind in WHOLE and narrow and self._is_in_onnx()
-        tree = None if whole else self.record.decompose(attrs, given)
-        if tree is not None:
-            return tree
-        if isinstance(self.record.onnx, tuple):
-            return Call(self.record.kind, tuple(Var(n) for n in given), tuple((n, Param(n)) for n in attrs))
-        raise Unimplemented(
-            f"{self.record.kind} cannot be written to ONNX: {self.record.onnx.removeprefix('none: ')}",
-            where=f"{self.record.kind} of {', '.join(d for _, d, _ in self.signature.inputs)}",
-            fix="compute it outside the exported graph",
-        )
-
-    def _is_in_onnx(self) -> bool:
-        """Whether ai.onnx has the op itself for the type that the body computes in."""
-        attrs = {n: v for n, v in self.signature.attrs.items() if n not in LAYOUT_ATTRS}
-        inputs = {name: LogicalTensor(0, self.work, None) for name, _, _ in self.signature.inputs}
-        return plain_form(self.record, attrs, inputs, self.work, self.signature.opset) is not None
 
     def write(self, tree: Expr) -> tuple[str, str]:
         """The name and dtype of an expression's value. Records are written by hand, so the recursion is bounded."""
