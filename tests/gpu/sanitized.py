@@ -32,6 +32,7 @@ extern "C" __global__ void planted(float* y, const float* x) { y[threadIdx.x] = 
 """,
 }
 GATED = "graph(x: {0}[n], a: {0}[n]) -> (y)\n  %0 = Swish(x, a)\n  y = Add(%0, a)"
+NORM = "graph(x: {0}[n,c], w: {0}[c]) -> (y)\n  t = RMSNorm(x, w)\n  y = SoftMax(t, axis=-1)"
 ROWS = "graph(x: {0}[n,c], a: {0}[c]) -> (y)\n  %0 = Swish(x, a)\n  y = Multiply(%0, x)"
 
 
@@ -49,8 +50,23 @@ def graphs() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
         found.append((total, {"x": (130, 70), "a": (1,), "d_y": (130, 70)}))
     mask = "graph(x: f32[n]) -> (y)\n  %0 = Greater(x, 0.0)\n  y: u8[n] = TypeCast(%0)"
     found.append((og.parse(mask), {"x": (4099,)}))
-    softmax = "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=1)"
-    found.append((og.parse(softmax), {"x": (33, 257)}))
+    found += rows()
+    channels = "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=0)"  # of a library
+    found.append((og.parse(channels), {"x": (257, 333)}))
+    return found
+
+
+def rows() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
+    """Rows of a few threads, of a warp, of a block; held and read again; gradients added up over rows, and apart."""
+    found = []
+    for dtype in ("f32", "bf16"):
+        for length in (7, 257, 1000, 4096, 40_000):
+            found.append((og.parse(NORM.format(dtype)), {"x": (33, length), "w": (length,)}))
+    trained = og.gradient(og.parse(NORM.format("f32")), ["x", "w"])
+    for shape in ((300, 40), (40, 1000), (33, 4096), (17, 20_000)):
+        found.append((trained, {"x": shape, "w": shape[1:], "d_y": shape}))
+    batch = "graph(x: f32[n,c,h]) -> (y, m)\n  m = ReduceMean(x, axes=[0,2], keep_dims=true)\n  y = Subtract(x, m)"
+    found.append((og.parse(batch), {"x": (9, 5, 40)}))
     return found
 
 
