@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.ir.collector import no_collector
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
-from opgraph.partition.cutter import Cutter, Refusal
+from opgraph.partition.books import Books, Refusal
+from opgraph.partition.cutter import Cutter
 from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, make_partition, verify_partitions
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.split import split
@@ -70,28 +72,35 @@ def partition(
         raise InvalidArguments(f"unknown policy {policy!r}", where="partition", fix=f"use one of {', '.join(POLICIES)}")
     if not graph.is_finalized:
         raise InvalidGraph("the graph is not finalized", where="partition", fix="call graph.finalize() first")
-    cutter = Cutter(graph, with_rows=reduces_rows(graph.engine if engine is None else engine))
+    with no_collector():
+        return _partitioned(graph, policy, rules, graph.engine if engine is None else engine)
+
+
+def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule], engine: str) -> Partitioning:
+    cutter = Cutter(graph, with_rows=reduces_rows(engine))
     if policy == "fusion":
         cutter.fuse_equal_shapes()
         cutter.fuse_readers()
         cutter.absorb_smaller_shapes()
-        cutter.leave_short_rows()
     cutter.leave_reshapes()
     if policy == "fusion":
         cutter.join_libraries()
+    books = cutter.books
     units = find_units(graph, rules)
-    cluster, splits = split(cutter, [cutter.clusters.find(node) for node in range(len(cutter.ops))], units)
-    partitions = _in_order(graph, cutter, cluster, units)
+    cluster, splits = split(books, [books.clusters.find(node) for node in range(len(cutter.nodes.ops))], units)
+    partitions = _in_order(graph, books, cluster, units)
     verify_partitions(graph, partitions)
-    return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=(*cutter.told(), *splits))
+    return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=(*books.told(), *splits))
 
 
-def _in_order(graph: Graph, cutter: Cutter, cluster: list[int], units: Sequence[Unit]) -> tuple[Partition, ...]:
+def _in_order(graph: Graph, books: Books, cluster: list[int], units: Sequence[Unit]) -> tuple[Partition, ...]:
     """Partitions in topological order; of those that could run next, the one with the earliest op."""
     members: dict[int, list[int]] = {}
     for node, own in enumerate(cluster):
         members.setdefault(own, []).append(node)
-    waits_for = {c: {cluster[s] for node in nodes for s in cutter.sources[node]} - {c} for c, nodes in members.items()}
+    waits_for = {
+        c: {cluster[s] for node in nodes for s in books.nodes.sources[node]} - {c} for c, nodes in members.items()
+    }
     feeds: dict[int, list[int]] = {c: [] for c in members}
     for c, sources in waits_for.items():
         for source in sources:
@@ -107,41 +116,41 @@ def _in_order(graph: Graph, cutter: Cutter, cluster: list[int], units: Sequence[
             waiting[after] -= 1
             if waiting[after] == 0:
                 heapq.heappush(ready, (members[after][0], after))
-    inside = _units_inside(cutter, cluster, units)
+    inside = _units_inside(books, cluster, units)
     outputs = {t.id for t in graph.outputs}
     parts = []
     for index, c in enumerate(order):
-        ops = list({cutter.owners[node].id: cutter.owners[node] for node in members[c]}.values())
-        kind, provider = cutter.kinds[c]
+        ops = list({books.nodes.owners[node].id: books.nodes.owners[node] for node in members[c]}.values())
+        kind, provider = books.kinds[c]
         rows = NO_ROWS
         if kind == FUSED:
-            rows = _rows(cutter, c, members[c])
+            rows = _rows(books, c, members[c])
         parts.append(make_partition(graph, outputs, index, kind, ops, inside.get(c, ()), provider, rows))
     return tuple(parts)
 
 
-def _rows(cutter: Cutter, cluster: int, nodes: Sequence[int]) -> RowForms:
+def _rows(books: Books, cluster: int, nodes: Sequence[int]) -> RowForms:
     """What of a fused cluster is one value for each row, and which ops run as others."""
-    axes, forms, sums = cutter.row_forms(cluster)
-    seen = cutter.seen
+    axes, forms, sums = books.row_forms(cluster)
+    seen = books.nodes.seen
     in_pieces = bool(axes) or any(n in seen.reshapes for n in nodes)
     inside: dict[int, tuple[Op, ...]] = {}
     for node in nodes:
-        owner = cutter.owners[node]
-        if in_pieces and (owner.id in cutter.inside or cutter.ops[node] is not owner):
-            inside[owner.id] = (*inside.get(owner.id, ()), cutter.ops[node])
-        elif owner.id in cutter.inside:
-            inside[owner.id] = cutter.inside[owner.id]
-    ids = (t.id for n in nodes if n in seen.said for t in (*cutter.ops[n].inputs, *cutter.ops[n].outputs))
+        owner = books.nodes.owners[node]
+        if in_pieces and (owner.id in books.nodes.inside or books.nodes.ops[node] is not owner):
+            inside[owner.id] = (*inside.get(owner.id, ()), books.nodes.ops[node])
+        elif owner.id in books.nodes.inside:
+            inside[owner.id] = books.nodes.inside[owner.id]
+    ids = (t.id for n in nodes if n in seen.said for t in (*books.nodes.ops[n].inputs, *books.nodes.ops[n].outputs))
     cuts = cuts_of(seen.pieces, ids) if in_pieces else {}
     if not axes and not inside:
         return NO_ROWS
     return RowForms(axes=axes, forms=forms, sums=sums, inside=inside, cuts=cuts)
 
 
-def _units_inside(cutter: Cutter, cluster: list[int], units: Sequence[Unit]) -> dict[int, list[Unit]]:
+def _units_inside(books: Books, cluster: list[int], units: Sequence[Unit]) -> dict[int, list[Unit]]:
     """The units that lie in one cluster each, by cluster."""
-    node_of = {op.id: node for node, op in enumerate(cutter.owners)}
+    node_of = {op.id: node for node, op in enumerate(books.nodes.owners)}
     inside: dict[int, list[Unit]] = {}
     for unit in units:
         touched = {cluster[node_of[op.id]] for op in unit.ops}

@@ -9,7 +9,7 @@ from typing import Any
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.partition.cutter import Refusal
+from opgraph.partition.books import Refusal
 from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, Partition
 from opgraph.partition.traits import described
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opgraph.ir import dtypes
-from opgraph.partition.cutter import Cutter, Refusal
+from opgraph.partition.books import Books, Refusal
 from opgraph.partition.partition import FUSED
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
@@ -36,7 +36,7 @@ class _Flow:
     allowed: list[bool]
 
 
-def split(cutter: Cutter, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[list[int], list[Refusal]]:
+def split(books: Books, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[list[int], list[Refusal]]:
     """The cluster of each node after splitting, and why ops were kept apart.
 
     Args:
@@ -50,35 +50,35 @@ def split(cutter: Cutter, cluster: Sequence[int], units: Iterable[Unit]) -> tupl
         members.setdefault(own, []).append(node)
     result: list[int] = list(cluster)
     told: list[Refusal] = []
-    large = {c: nodes for c, nodes in members.items() if _is_large(cutter, c, nodes)}
+    large = {c: nodes for c, nodes in members.items() if _is_large(books, c, nodes)}
     if not large:
         return result, told
-    last_of = _unit_ends(cutter, cluster, units, large)
+    last_of = _unit_ends(books, cluster, units, large)
     for nodes in large.values():
-        flow = _flow(cutter, nodes, last_of)
+        flow = _flow(books, nodes, last_of)
         begin = 0
         for place in [*_cuts(flow), len(nodes)]:
-            for piece in _connected(cutter, nodes[begin:place]):
+            for piece in _connected(books, nodes[begin:place]):
                 for node in piece:
                     result[node] = piece[0]
             begin = place
-        told += _told(cutter, nodes, result)
+        told += _told(books, nodes, result)
     return result, told
 
 
-def _is_large(cutter: Cutter, cluster: int, nodes: Sequence[int]) -> bool:
+def _is_large(books: Books, cluster: int, nodes: Sequence[int]) -> bool:
     """Whether a cluster is pointwise throughout, and more than one kernel should be."""
-    if cutter.kinds[cluster][0] != FUSED or cutter.cost[cluster] <= MAX_COST:
+    if books.kinds[cluster][0] != FUSED or books.cost[cluster] <= MAX_COST:
         return False
-    plain = all(not cutter.sums[n] and cutter.owners[n] is cutter.ops[n] for n in nodes)
-    return plain and not cutter.row_forms(cluster)[0]
+    plain = all(not books.nodes.sums[n] and books.nodes.owners[n] is books.nodes.ops[n] for n in nodes)
+    return plain and not books.row_forms(cluster)[0]
 
 
 def _unit_ends(
-    cutter: Cutter, cluster: Sequence[int], units: Iterable[Unit], large: Mapping[int, object]
+    books: Books, cluster: Sequence[int], units: Iterable[Unit], large: Mapping[int, object]
 ) -> dict[int, int]:
     """For the first node of each unit inside a large cluster, its last node."""
-    node_of = {op.id: node for node, op in enumerate(cutter.owners)}
+    node_of = {op.id: node for node, op in enumerate(books.nodes.owners)}
     found: dict[int, int] = {}
     for unit in units:
         nodes = sorted(node_of[op.id] for op in unit.ops)
@@ -87,19 +87,19 @@ def _unit_ends(
     return found
 
 
-def _flow(cutter: Cutter, nodes: Sequence[int], last_of: Mapping[int, int]) -> _Flow:
+def _flow(books: Books, nodes: Sequence[int], last_of: Mapping[int, int]) -> _Flow:
     """Bytes per element that a cut at each place would move again; values of smaller shapes cost nothing."""
     place = {node: p for p, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 1)
     first: dict[int, int] = {}  # value from outside -> where it is read first, and last
     last: dict[int, int] = {}
     for p, node in enumerate(nodes):
-        for value in cutter.reads[node]:
+        for value in books.nodes.reads[node]:
             first.setdefault(value, p)
             last[value] = p
-    made = {t.id: node for node in nodes for t in cutter.ops[node].outputs}
+    made = {t.id: node for node in nodes for t in books.nodes.ops[node].outputs}
     for value, start in first.items():
-        tensor = next(t for t in cutter.ops[nodes[start]].inputs if t.id == value)
+        tensor = next(t for t in books.nodes.ops[nodes[start]].inputs if t.id == value)
         times, begin = (1, start) if value not in made else (2, place[made[value]])
         change[begin + 1] += times * dtypes.get(tensor.dtype).itemsize
         change[last[value] + 1] -= times * dtypes.get(tensor.dtype).itemsize
@@ -110,7 +110,7 @@ def _flow(cutter: Cutter, nodes: Sequence[int], last_of: Mapping[int, int]) -> _
         moved.append(total)
         allowed.append(node > until)
         until = max(until, last_of.get(node, -1))
-        cost.append(cost[-1] + cost_of(cutter.ops[node]))
+        cost.append(cost[-1] + cost_of(books.nodes.ops[node]))
     return _Flow(cost, moved, allowed)
 
 
@@ -133,7 +133,7 @@ def _cuts(flow: _Flow) -> list[int]:
     return cuts
 
 
-def _connected(cutter: Cutter, nodes: Sequence[int]) -> list[list[int]]:
+def _connected(books: Books, nodes: Sequence[int]) -> list[list[int]]:
     """The parts of a piece that hang together by values that they make or read, each in order."""
     parent = {node: node for node in nodes}
 
@@ -145,7 +145,7 @@ def _connected(cutter: Cutter, nodes: Sequence[int]) -> list[list[int]]:
 
     touched: dict[int, int] = {}
     for node in nodes:
-        for tensor in (*cutter.ops[node].inputs, *cutter.ops[node].outputs):
+        for tensor in (*books.nodes.ops[node].inputs, *books.nodes.ops[node].outputs):
             other = touched.setdefault(tensor.id, node)
             parent[root(node)] = root(other)
     parts: dict[int, list[int]] = {}
@@ -154,13 +154,13 @@ def _connected(cutter: Cutter, nodes: Sequence[int]) -> list[list[int]]:
     return list(parts.values())
 
 
-def _told(cutter: Cutter, nodes: Sequence[int], result: Sequence[int]) -> list[Refusal]:
-    total = sum(cost_of(cutter.ops[n]) for n in nodes)
+def _told(books: Books, nodes: Sequence[int], result: Sequence[int]) -> list[Refusal]:
+    total = sum(cost_of(books.nodes.ops[n]) for n in nodes)
     inside = set(nodes)
     reason = f"split: one kernel of {total} instructions per element would compile slowly, and little crosses here"
     return [
-        Refusal(cutter.ops[source], cutter.ops[node], reason)
+        Refusal(books.nodes.ops[source], books.nodes.ops[node], reason)
         for node in nodes
-        for source in cutter.sources[node]
+        for source in books.nodes.sources[node]
         if source in inside and result[source] != result[node]
     ]

@@ -1,0 +1,171 @@
+"""Books: what is known of each cluster of nodes while partitions grow, and why clusters stayed apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from opgraph.ir import opdef
+from opgraph.ir.op import Op
+from opgraph.partition.clusters import Blocked, Clusters
+from opgraph.partition.nodes import Nodes
+from opgraph.partition.partition import FUSED
+from opgraph.partition.symbols import Shape
+from opgraph.partition.traits import described
+
+#: How many edges the searches for cycles may visit, for each op of the graph.
+SEARCH_BUDGET = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why two neighbours stayed apart: the op that gave the value, the one that reads it, and the reason."""
+
+    producer: Op
+    consumer: Op
+    reason: str
+
+
+class Books:
+    """The clusters of a graph's nodes. What is known of one stands at the node that stands for it.
+
+    Attributes:
+        members: its nodes.
+        kinds: the kind of partition that it is, and who runs it.
+        shape: its largest shape.
+        axes: those of its rows, if it has any.
+        cost: instructions per element.
+        makes_output: whether it makes an output of the graph.
+        placed: why it cannot be computed inside a larger shape.
+        refusals: why two nodes ended in two clusters.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.clusters = Clusters(nodes.sources, SEARCH_BUDGET * len(nodes.ops) + 1000)
+        self.members = [[node] for node in range(len(nodes.ops))]
+        self.kinds = list(nodes.kinds)
+        self.shape: list[Shape] = list(nodes.shape)
+        self.axes = list(nodes.axes)
+        self.cost = list(nodes.cost)
+        self.makes_output = list(nodes.makes_output)
+        self.placed = list(nodes.placed)
+        self.refusals: dict[tuple[int, int], str] = {}
+        self._apart: dict[int, set[tuple[int, int]]] = {}  # few clusters have any such edge
+        for edge in nodes.apart:
+            for node in edge:
+                self._apart.setdefault(node, set()).add(edge)
+        if nodes.inside:
+            self._join_opened()
+
+    def _join_opened(self) -> None:
+        """Makes one cluster of what is inside each op that was opened: a path that leaves it does not come back."""
+        nodes = self.nodes
+        place: dict[int, int] = {}
+        joins = []
+        for node, owner in enumerate(nodes.owners):
+            first = place.setdefault(owner.id, node)
+            if first != node:
+                joins.append((first, node))
+        # An op is about one shape, that of its rows, or of its result, whatever else its parts are made of.
+        shape = {place[owner.id]: nodes.shape[n] for n, owner in enumerate(nodes.owners) if owner is not nodes.ops[n]}
+        shape |= {place[nodes.owners[n].id]: nodes.shape[n] for n, axes in enumerate(nodes.axes) if axes is not None}
+        self.keep(self.clusters.join_all(joins, {n: place[o.id] for n, o in enumerate(nodes.owners)}))
+        for node, own in shape.items():
+            self.shape[self.clusters.find(node)] = own
+
+    # -- joining ------------------------------------------------------------------------------------------------
+
+    def join(self, producer: int, consumer: int, a: int, b: int) -> None:
+        """Joins cluster a (of `producer`) and cluster b (of `consumer`), or notes why not."""
+        between = self.apart_between(a, b)
+        if between:
+            self.refusals[producer, consumer] = self.why_apart(min(between))
+            return
+        if self.rows_differ(a, b):
+            axes = [list(self.axes[c] or ()) for c in (a, b)]
+            self.refusals[producer, consumer] = f"rows over axes {axes[0]} and over axes {axes[1]} are two loops"
+            return
+        shape = self.shape[b]  # values only grow on their way through pointwise ops
+        result = self.clusters.join(a, b)
+        if isinstance(result, Blocked):
+            self.refusals[producer, consumer] = self._in_the_way(result)
+        else:
+            self.keep([result])
+            self.shape[result[0]] = shape
+
+    def keep(self, joins: Iterable[tuple[int, int]]) -> None:
+        """Writes down joins that were made, (kept, absorbed)."""
+        for kept, gone in joins:
+            self.cost[kept] += self.cost[gone]
+            self.axes[kept] = self.axes[kept] or self.axes[gone]
+            self.makes_output[kept] |= self.makes_output[gone]
+            self.placed[kept] = self.placed[kept] or self.placed[gone]
+            # The shorter goes into the longer, so that all joins together stay linear (but for a logarithm).
+            longer, shorter = self.members[kept], self.members[gone]
+            if len(longer) < len(shorter):
+                longer, shorter = shorter, longer
+            longer.extend(shorter)
+            self.members[kept], self.members[gone] = longer, []
+            if gone in self._apart:
+                edges = (self._apart.pop(kept, set()), self._apart.pop(gone))
+                less, more = sorted(edges, key=len)
+                more.update(less)
+                self._apart[kept] = more
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def apart_between(self, a: int, b: int) -> list[int]:
+        """The nodes from which an edge leads from one cluster to the other that must not lie inside any."""
+        if a not in self._apart or b not in self._apart:
+            return []
+        find = self.clusters.find
+        fewer = min(self._apart[a], self._apart[b], key=len)
+        return [p for p, c in fewer if {find(p), find(c)} == {a, b}]
+
+    def rows_differ(self, a: int, b: int) -> bool:
+        """Whether both clusters have rows, along different axes."""
+        return None not in (self.axes[a], self.axes[b]) and self.axes[a] != self.axes[b]
+
+    def edge(self, part: int, user: int) -> tuple[int, int]:
+        """The first edge from one cluster to another, as nodes."""
+        for node in self.members[part]:
+            for target in self.nodes.targets[node]:
+                if self.clusters.find(target) == user:
+                    return node, target
+        raise AssertionError("clusters without an edge")
+
+    def why_apart(self, producer: int) -> str:
+        """Why no edge from this node may lie inside a cluster, if one must not."""
+        if self.nodes.sums[producer]:
+            return "a sum is whole only when its loop has ended; what uses it is another kernel"
+        if self.nodes.rows.of(self.nodes.ops[producer]) is not None:
+            return "one value for each row, used along another axis"
+        return "an operand along the channel axis is read from memory"
+
+    def _in_the_way(self, blocked: Blocked) -> str:
+        if not blocked.path:
+            return "the search for cycles reached its limit"
+        foreign = [c for c in blocked.path if self.kinds[c][0] != FUSED]
+        return f"fusing would make a cycle through {described(self.nodes.ops[min(foreign or blocked.path)])}"
+
+    def told(self) -> list[Refusal]:
+        """The refusals between ops that indeed ended apart."""
+        find, owners = self.clusters.find, self.nodes.owners
+        told = [(p, c, r) for (p, c), r in self.refusals.items() if find(p) != find(c)]
+        return [Refusal(owners[p], owners[c], r) for p, c, r in told]
+
+    def row_forms(self, cluster: int) -> tuple[tuple[int, ...], dict[int, str], frozenset[int]]:
+        """The axes of a cluster's rows, which of its values are one for each row, in which form, and which of these are
+        sums; nothing of all that where the cluster neither reduces rows nor holds more than their values."""
+        axes, rows = self.axes[cluster], self.nodes.rows
+        if axes is None:
+            return (), {}, frozenset()
+        ops = [self.nodes.ops[node] for node in self.members[cluster]]
+        forms = {t.id: rows.values[t.id].form for op in ops for t in op.outputs[:1] if t.id in rows.values}
+        records = [opdef.of(op) for op in ops]
+        reduces = any(record.row is not None for record in records)
+        sums = rows.sums & forms.keys()
+        moves = any(record.family == "shape" for record in records)
+        is_plain = not (reduces or sums or moves) and len(forms) == len(ops) and set(forms.values()) == {"kept"}
+        return ((), {}, frozenset()) if is_plain else (axes, forms, frozenset(sums))

@@ -1,0 +1,114 @@
+"""Nodes: the ops of a graph as they are cut, and what is known of each by itself."""
+
+from __future__ import annotations
+
+from opgraph.ir import opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.op import Op
+from opgraph.partition.opened import opened_ops
+from opgraph.partition.partition import FUSED
+from opgraph.partition.rows import Rows, RowValue
+from opgraph.partition.symbols import Shape, is_scalar_shape
+from opgraph.partition.traits import (
+    OPGRAPH,
+    SUM,
+    aligned_operands,
+    bound_to_its_shape,
+    kind_and_provider,
+    values_read,
+)
+
+_ROWS = "its rows are those of its own shape"
+
+
+class Nodes:
+    """A node is the place of an op (End left out) in topological order.
+
+    An op that its record spells in smaller ones, all of which fit into one loop, is a node for each of these.
+
+    Args:
+        graph: finalized.
+        with_rows: whether kernels may reduce rows; else libraries do.
+
+    Attributes:
+        ops, owners: the op, and the op of the graph that it belongs to.
+        kinds: the kind of partition that it goes to, and who runs that.
+        sources, targets: the nodes that it reads from, and those that read it.
+        sums: whether it is a sum that ends its loop.
+        axes: those of its row, if it is of one.
+        shape: its own; of a sum, the one that it runs over; of one value for each row, that of all rows.
+        cost: instructions per element; 0-d parts leave the loop, so they do not count.
+        makes_output: whether it makes an output of the graph.
+        placed: why it cannot be computed inside a larger shape; "" where it can.
+        reads: ids of the values of its shape whose data it reads.
+        apart: edges that must not lie inside any cluster, (source, node).
+        mixed: shapes of which rows run along different axes.
+        inside, seen, rows: see `Opened` and `Rows`.
+    """
+
+    def __init__(self, graph: Graph, *, with_rows: bool) -> None:
+        taken = opened_ops([op for op in graph.ops if op.kind != "End"], with_rows=with_rows)
+        self.inside, self.seen, self.owners = taken.inside, taken.seen, taken.owners
+        self.ops = list(self.seen.ops)
+        outside = {t.id for node in self.seen.plain for t in self.ops[node].outputs}
+        self.rows = Rows(self.ops if with_rows else (), self.seen.shapes, outside)
+        made = {t.id: node for node, op in enumerate(self.ops) for t in op.outputs}
+        self.sources = [_once([made[t.id] for t in op.inputs if t.id in made]) for op in self.ops]
+        self.targets: list[list[int]] = [[] for _ in self.ops]
+        for node, sources in enumerate(self.sources):
+            for source in sources:
+                self.targets[source].append(node)
+        outputs = {t.id for t in graph.outputs}
+        self.makes_output = [any(t.id in outputs for t in op.outputs) for op in self.ops]
+        tags = [self.rows.of(op) for op in self.ops]
+        self.axes = [tag.axes if tag else None for tag in tags]
+        self.kinds: list[tuple[str, str]] = []
+        self.sums: list[bool] = []
+        self.shape: list[Shape] = []
+        self.cost: list[int] = []
+        self.placed: list[str] = []
+        self.reads: list[list[int]] = []
+        for node, (op, tag) in enumerate(zip(self.ops, tags, strict=True)):
+            self._know(node, op, tag)
+        self.apart: set[tuple[int, int]] = set()
+        self._keep_apart(made)
+        several: dict[Shape, set[tuple[int, ...]]] = {}
+        for tag in tags:
+            if tag:
+                several.setdefault(tag.space, set()).add(tag.axes)
+        self.mixed = {shape for shape, axes in several.items() if len(axes) > 1}
+
+    def _know(self, node: int, op: Op, tag: RowValue | None) -> None:
+        record, shapes = opdef.of(op), self.seen.shapes
+        kind = (FUSED, OPGRAPH) if tag or record.is_pointwise else kind_and_provider(op)
+        is_sum = record.family == SUM and tag is None
+        shape = self.seen.plain.get(node)
+        if shape is None and (tag or op.outputs):
+            shape = tag.space if tag else shapes[(op.inputs if is_sum else op.outputs)[0].id]
+        shape = () if shape is None else shape
+        self.kinds.append(kind)
+        self.sums.append(is_sum)
+        self.shape.append(shape)
+        self.cost.append(0 if is_scalar_shape(shape) else record.cost)
+        self.placed.append(_ROWS if tag else bound_to_its_shape(op, shapes))
+        self.reads.append(values_read(op, shapes, shape) if kind[0] == FUSED else [])
+
+    def _keep_apart(self, made: dict[int, int]) -> None:
+        with_rows = bool(self.rows.values)
+        for node, op in enumerate(self.ops):
+            if opdef.of(op).channel_inputs:
+                self._read_from_memory(aligned_operands(op, self.seen.shapes), node, made)
+            if with_rows:
+                self._read_from_memory(self.rows.misread(op), node, made)
+            if node in self.seen.apart:
+                self._read_from_memory(self.seen.apart[node], node, made)
+            for source in self.sources[node]:
+                if self.sums[source]:
+                    self.apart.add((source, node))
+
+    def _read_from_memory(self, operands: list[int] | tuple[int, ...], node: int, made: dict[int, int]) -> None:
+        self.apart.update((made[id], node) for id in operands if id in made)
+
+
+def _once(nodes: list[int]) -> list[int]:
+    return nodes if len(nodes) < 2 else list(dict.fromkeys(nodes))
