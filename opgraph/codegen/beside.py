@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from opgraph.codegen.emit import CALL, ELEMENT, PER_ROW, Functor, compute_type, storage_type
+from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, storage_type
+from opgraph.codegen.emit import Functor
 from opgraph.codegen.rows import RowEmitter
 from opgraph.loops.layout import ADDED, CONTIGUOUS, ROW, RUN, STRIDED, TURNED, UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement

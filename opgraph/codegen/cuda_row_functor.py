@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from opgraph.codegen.emit import CALL, ELEMENT, PER_ROW, Emitter, Functor, compute_type, storage_type
+from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, storage_type
+from opgraph.codegen.emit import Emitter, Functor
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import KEPT, RUN, STRIDED, Variant
 from opgraph.loops.loop import Load, Loop, Statement, Store

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from opgraph.codegen.emit import CALL, ELEMENT, PER_ROW, Emitter, Functor, compute_type, index_text, storage_type
+from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, storage_type
+from opgraph.codegen.emit import Emitter, Functor, index_text
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import CONTIGUOUS, RUN, UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement, Store
