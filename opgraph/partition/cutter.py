@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
-
-from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.partition.books import Books
 from opgraph.partition.clusters import Blocked
 from opgraph.partition.nodes import Nodes
 from opgraph.partition.partition import FUSED, LIBRARY
-from opgraph.partition.rows import is_cached
 from opgraph.partition.symbols import row_share, shape_text, size_ratio
 from opgraph.partition.traits import kind_and_provider
 

@@ -23,7 +23,7 @@ def opened(ops: Iterable[Op], *, with_rows: bool) -> dict[int, tuple[Op, ...]]:
     """
     found: dict[int, tuple[Op, ...]] = {}
     for op in ops:
-        if opdef.get(op.kind, where=op.label).spelled is not None:
+        if opdef.of(op).spelled is not None:
             inner = spelled_ops(op)
             if not with_rows and any(opdef.get(i.kind, where=op.label).row is not None for i in inner):
                 continue
@@ -84,7 +84,7 @@ def is_one_loop(ops: Sequence[Op], outputs: set[int]) -> bool:
     made: set[int] = set()
     ended: set[int] = set()  # sums, which nothing inside may read
     for place, op in enumerate(ops):
-        record = opdef.get(op.kind, where=op.label)
+        record = opdef.of(op)
         read = {t.id for t in op.inputs}
         if read & ended or {*aligned_operands(op, shapes), *rows.misread(op), *seen.apart.get(place, ())} & made:
             return False

@@ -91,16 +91,12 @@ class Rows:
         without rows' axes that it takes for something else, and those of which it alone knows that they are such."""
         if not self.values:
             return []
-        own, is_view = self.of(op), opdef.get(op.kind, where=op.label).family == "shape"
+        own, is_view = self.of(op), opdef.of(op).family == "shape"
         found = []
         for tensor in op.inputs:
             tag = self.values.get(tensor.id)
             if tag is None:
-                is_row = (
-                    own is not None
-                    and (is_view or own.form == "dropped")
-                    and opdef.get(op.kind, where=op.label).row is None
-                )
+                is_row = own is not None and (is_view or own.form == "dropped") and opdef.of(op).row is None
                 if is_row and not is_scalar_shape(self.shapes[tensor.id]):
                     found.append(tensor.id)
             elif tag.form == "dropped" and own != tag and own != tag.in_form("kept"):
@@ -110,7 +106,7 @@ class Rows:
     # -- where rows begin ---------------------------------------------------------------------------------------
 
     def _reduction(self, op: Op) -> RowValue | None:
-        record = opdef.get(op.kind, where=op.label)
+        record = opdef.of(op)
         if record.row is None or op.outputs[0].id in self._apart:
             return None
         src, axes = self.shapes[op.inputs[0].id], static_axes(op.inputs, op.attrs)
@@ -123,7 +119,7 @@ class Rows:
         """A SumTo that keeps its axes, as one value for each row."""
         if op.outputs and op.outputs[0].id in self._apart:
             return None
-        if opdef.get(op.kind, where=op.label).family != "sum" or aligned_operands(op, self.shapes):
+        if opdef.of(op).family != "sum" or aligned_operands(op, self.shapes):
             return None
         src, like = self.shapes[op.inputs[0].id], self.shapes[op.inputs[1].id]
         if isinstance(src, str) or isinstance(like, str) or not src:
@@ -153,7 +149,7 @@ class Rows:
 
     def _follows(self, op: Op) -> RowValue | None:
         """The row value that an op makes of others."""
-        record = opdef.get(op.kind, where=op.label)
+        record = opdef.of(op)
         shape = self.shapes[op.outputs[0].id]
         if op.outputs[0].id in self._apart:
             return None
@@ -191,7 +187,7 @@ class Rows:
                 if own == tag or (own is not None and own == tag.in_form("kept")):
                     leads = op.outputs[0].id in back
                 else:
-                    pointwise = opdef.get(op.kind, where=op.label).is_pointwise
+                    pointwise = opdef.of(op).is_pointwise
                     leads = pointwise and any(self.shapes[t.id] == tag.space for t in op.outputs)
                 if leads:
                     back.add(tensor.id)
@@ -203,7 +199,7 @@ class Rows:
         for tag in made.values():
             known.setdefault(tag.in_form("kept").shape, tag.in_form("dropped"))
         for op in reversed(self.ops):
-            record = opdef.get(op.kind, where=op.label)
+            record = opdef.of(op)
             wanted = self._wanted.get(op.outputs[0].id) if len(op.outputs) == 1 else None
             if record.family == "shape":
                 shape = self.shapes[op.outputs[0].id]

@@ -21,7 +21,7 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
 
     Inputs and outputs are the tensors of the op itself; what lies between has ids of its own, the same on each call.
     """
-    record = opdef.get(op.kind, where=op.label)
+    record = opdef.of(op)
     if record.spelled is None:
         return ()
     plain = _without_layouts(op)

@@ -40,7 +40,7 @@ def shapes_of(ops: Iterable[Op]) -> dict[int, Shape]:
 
 
 def _output_shapes(op: Op, shapes: dict[int, Shape], namer: _Namer) -> list[Shape]:
-    record = opdef.get(op.kind, where=op.label)
+    record = opdef.of(op)
     if record.family == "sum":  # the shape of what it is summed to, whatever that is
         return [namer.unified(op.outputs[0], shapes[op.inputs[1].id])]
     if record.family in ("reduction", "shape") and not any(isinstance(shapes[t.id], str) for t in op.inputs):

@@ -21,7 +21,7 @@ def reduces_rows(engine: str) -> bool:
 
 def kind_and_provider(op: Op) -> tuple[str, str]:
     """The kind of partition an op goes to, and who runs it; by its record, or by the ONNX node that it came from."""
-    record = opdef.get(op.kind, where=op.label)
+    record = opdef.of(op)
     if record.is_pointwise or record.family == SUM:
         return FUSED, OPGRAPH
     if record.foreign and "onnx_op" in op.attrs:
@@ -39,17 +39,17 @@ def described(op: Op) -> str:
 
 def is_sum(op: Op) -> bool:
     """Whether the result is whole only when the loop over the input has ended."""
-    return opdef.get(op.kind, where=op.label).family == SUM
+    return opdef.of(op).family == SUM
 
 
 def cost_of(op: Op) -> int:
     """Rough instructions per element."""
-    return opdef.get(op.kind, where=op.label).cost
+    return opdef.of(op).cost
 
 
 def values_read(op: Op, shapes: dict[int, Shape], shape: Shape) -> list[int]:
     """Ids of the operands of that shape whose data an op reads; those of one element cost nothing to read."""
-    record = opdef.get(op.kind, where=op.label)
+    record = opdef.of(op)
     if is_scalar_shape(shape) or record.index_of is not None:
         return []
     ports = record.with_optional(len(op.inputs))
@@ -59,7 +59,7 @@ def values_read(op: Op, shapes: dict[int, Shape], shape: Shape) -> list[int]:
 
 def bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:
     """Why an op cannot be computed in a loop over a larger shape than its own; "" where it can."""
-    record = opdef.get(op.kind, where=op.label)
+    record = opdef.of(op)
     if record.index_of is not None or record.by_position:
         return "its value depends on the place in its own shape"
     if record.family == SUM:
@@ -69,7 +69,7 @@ def bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:
 
 def aligned_operands(op: Op, shapes: dict[int, Shape]) -> list[int]:
     """Ids of operands that do not broadcast as in NumPy, or may not: they are read with strides of their own."""
-    record = opdef.get(op.kind, where=op.label)
+    record = opdef.of(op)
     if not record.channel_inputs:
         return []
     ranks = [None if isinstance(shapes[t.id], str) else len(shapes[t.id]) for t in op.inputs]

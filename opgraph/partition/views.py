@@ -225,7 +225,7 @@ class _Views:
 
     def _own_shape(self, place: int) -> Shape:
         op = self.ops[place]
-        summed = opdef.get(op.kind, where=op.label).family == "sum"
+        summed = opdef.of(op).family == "sum"
         return self.shapes[(op.inputs if summed else op.outputs or op.inputs)[0].id]
 
     # -- which reshapes -----------------------------------------------------------------------------------------
@@ -243,11 +243,7 @@ class _Views:
             )
         ]
         with_rows: set[int] = set()  # tensors of the shapes around a reduction
-        waiting = [
-            op.inputs[0].id
-            for op in self.ops
-            if opdef.get(op.kind, where=op.label).row is not None or op.kind == "SumTo"
-        ]
+        waiting = [op.inputs[0].id for op in self.ops if opdef.of(op).row is not None or op.kind == "SumTo"]
         crossed = set(both)
         while waiting:
             id = waiting.pop()
@@ -288,7 +284,7 @@ class _Views:
     def _spread(self, place: int) -> Iterable[int]:
         """Says an op again in pieces, if it can be; returns the tensors that got theirs thereby."""
         op = self.ops[place]
-        record = opdef.get(op.kind, where=op.label)
+        record = opdef.of(op)
         if op.kind in UNIT_AXES:
             return self._without_axes(place, op)
         if place in self.rewritten or place in self.candidates or not _is_fusible(op):
@@ -374,7 +370,7 @@ class _Views:
 
 def _is_fusible(op: Op) -> bool:
     """Whether a loop over pieces may do an op: elementwise, whatever the place of the element, a reduction or a sum."""
-    record = opdef.get(op.kind, where=op.label)
+    record = opdef.of(op)
     if record.row is not None or record.family == "sum":
         return True
     return record.is_pointwise and len(op.outputs) == 1 and record.index_of is None and not record.by_position
