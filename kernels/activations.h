@@ -85,8 +85,7 @@ template <class T> OG_FN T swish_of_product(T x, T product, T low) {
   T n, rest;
   const T t = exp_reduce(at_least(z, (T)c::tiny_exponent), choose(regular, -low, (T)0), n);
   const T quotient = logistic_quotient(numerator, t, n, rest);
-  const T half = at_least(rest, -2 * c::part + 2);
-  return keep_nan(product, scale(scale(quotient, half), rest - half));
+  return keep_nan(product, scale_down(quotient, rest));
 }
 /// x sigmoid(a x) for any a, the rounding error of a x passed along.
 template <class T> OG_FN T swish(T x, T a) {
@@ -178,8 +177,7 @@ template <class T> OG_FN T softplus(T x, T beta) {
   const T t = exp_reduce(magnitude, choose(z > 0, -low, low), k);
   const T first = at_least(k, -c::part);  // log(1 + e) is e below: scaled at the end, as beta may make it normal again
   const T rest = k - first;
-  const T half = at_least(rest, -2 * c::part + 2);
-  const T y = scale(scale(divide(log1p_in_range(scale_one(t, first)), beta), half), rest - half);
+  const T y = scale_down(divide(log1p_in_range(scale_one(t, first)), beta), rest);
   return keep_nan(z, select(z > 0, x, (T)0) + y);
 }
 

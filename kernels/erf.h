@@ -74,8 +74,7 @@ template <class T> OG_FN T tail_times(T t_any) {
   const T exponent = minus_half * t;
   T n;
   const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
-  const T half = fma(n, (T)0.5, exp_constants<T>::magic) - exp_constants<T>::magic;
-  return scale(scale(a + fma(a, e, a_low), half), n - half);
+  return scale_twice(a + fma(a, e, a_low), n);
 }
 
 // erf on [0, 1]: x + x P(x^2), fit error 2^-29.2 and 2^-56.2.

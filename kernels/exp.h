@@ -61,7 +61,12 @@ OG_FN float pow2(float n) { return from_bits(bits(n + (0x1.8p23f + 127.0f)) << 2
 OG_FN double pow2(double n) { return from_bits(bits(n + (0x1.8p52 + 1023.0)) << 52); }
 /// x 2^n for the same n.
 template <class T> OG_FN T scale(T x, T n) { return x * pow2(n); }
-/// 2^n (1 + t) for the same n.
+/// x 2^n, rounded once, for n up to twice as far.
+template <class T> OG_FN T scale_twice(T x, T n) {
+  const T half = fma(n, (T)0.5, exp_constants<T>::magic) - exp_constants<T>::magic;
+  return scale(scale(x, half), n - half);
+}
+/// 2^n (1 + t) for the same n as scale.
 template <class T> OG_FN T scale_one(T t, T n) {
   const T power = pow2(n);
   return fma(power, t, power);
@@ -86,9 +91,16 @@ OG_FN double at_most(double x, double positive_high) {
   const i64 a = (i64)bits(x), b = (i64)bits(positive_high);
   return from_bits((u64)(a < b ? a : b));
 }
+/// x 2^n for n <= 0 as far down: a result that is not normal is rounded once where n is a normal power by itself.
+template <class T> OG_FN T scale_down(T x, T n) {
+  const T most = at_least(n, -2 * exp_constants<T>::part + 2);
+  return scale(scale(x, most), n - most);
+}
 #if OG_LANES
 template <> struct exp_constants<floats> : exp_constants<float> {};
 OG_FN floats pow2(floats n) { return scale(floats(1.0f), n); }
+OG_FN floats scale_twice(floats x, floats n) { return scale(x, n); }
+OG_FN floats scale_down(floats x, floats n) { return scale(x, n); }
 // These keep a NaN, and what follows hands it on: nothing has to be mended.
 OG_FN floats at_least(floats x, floats low) { return larger(low, x); }
 OG_FN floats at_most(floats x, floats high) { return smaller(high, x); }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from opgraph.codegen.emit import Emitter
 
 #: What og::load_lanes reads and og::store_lanes writes.
-_STORED = frozenset({"f32", "f16", "bf16", "bool"})
+_STORED = frozenset({"f32", "f16", "bf16", "boolean"})
 
 
 def goes_by_lanes(emitter: Emitter) -> bool:
