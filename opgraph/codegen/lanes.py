@@ -41,7 +41,7 @@ def put_lanes(emitter: Emitter) -> None:
         else:
             args.append(f"og::load_lanes({x.name} + i, n)")
     for i, store in enumerate(emitter.loop.stores):
-        put(f"    {'og::bools' if store.dtype == 'bool' else 'og::floats'} r{i};")
+        put(f"    {'og::bools' if store.dtype == 'boolean' else 'og::floats'} r{i};")
     results = [f"r{i}" for i in range(len(emitter.loop.stores))]
     put(f"    apply<og::floats>({', '.join([*args, *results])});")
     for i, _ in emitter.elementwise():
