@@ -38,6 +38,7 @@ def test_a_model_comes_back_as_it_was_in_every_form_as_a_fixed_point(rng: Any) -
     assert graph is not None
     model_checks.goes_back(graph, model)
     model_checks.emits(graph)
+    model_checks.serves_a_library(graph, model)
 
 
 @examples(40)

@@ -95,6 +95,8 @@ def main() -> int:
             seed = current + 1
         else:
             seed += count
+        if seed % 10000 == 0:
+            print(f"up to seed {seed - 1}: {time.monotonic() - started:.0f} s", flush=True)
         for bad, text in found[counts["kept"] :]:
             print(f"seed {bad}: {text}", flush=True)
             model_checks.FINDINGS.mkdir(exist_ok=True)

@@ -26,7 +26,7 @@ _BEFORE = """\
 #include <ucontext.h>
 static struct { unsigned x, y, z; } blockIdx, threadIdx;
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static
 static ucontext_t scheduler, coroutine[1024];
 enum Waiting { runs, in_shuffle, at_barrier, ended };

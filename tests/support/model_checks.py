@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 import warnings
@@ -19,7 +20,9 @@ from opgraph.codegen.kernel import cuda_source, cuda_variant, host_source
 from opgraph.errors import OpGraphError
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
-from opgraph.onnx.save import to_model
+from opgraph.onnx.library.text import library_text
+from opgraph.onnx.request import Request
+from opgraph.onnx.save import drafted, to_model
 from opgraph.runtime.providers.onnx_loop import evaluator
 from opgraph.runtime.providers.onnx_region import drop_last_gaps
 
@@ -77,6 +80,20 @@ def emits(graph: og.Graph) -> None:
         host_source(lowered.loop, layout.variant)
         if not layout.variant.has_sums:
             cuda_source(lowered.loop, cuda_variant(lowered.loop, layout))
+
+
+def serves_a_library(graph: og.Graph, model: onnx.ModelProto) -> None:
+    """With library ops as native ones the model comes back, too, and has kernels; so has a library of custom ops."""
+    try:
+        native = og.onnx.load(model, library=True)
+    except OpGraphError as error:
+        assert len(str(error).splitlines()) == 3, str(error)
+        return
+    emits(native)
+    with contextlib.suppress(OpGraphError):
+        assert to_model(native, form="decomposed") == to_model(graph, form="decomposed")
+    with contextlib.suppress(OpGraphError):
+        library_text(drafted(graph, Request(library=True)).library)
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -184,6 +201,7 @@ def survives(model: onnx.ModelProto, rng: Any) -> str:
         return "refused"
     goes_back(graph)
     emits(graph)
+    serves_a_library(graph, model)
     if not is_small(graph):
         return "loaded"
     try:
