@@ -131,22 +131,35 @@ OG_FN float round_f16(double x) { return load(to_f16(x)); }
 #if OG_LANES
 typedef u16 shorts16 __attribute__((vector_size(32)));
 typedef u8 bytes16 __attribute__((vector_size(16)));
+typedef short halves16 __attribute__((vector_size(32)));  // as the machine's functions spell them
+typedef char chars16 __attribute__((vector_size(16)));
 
-/// The first n of 16 elements from p; zeros for the rest.
+/// The first n of 16 lanes.
+OG_FN u16 first_of(i64 n) { return (u16)(all16 >> (lane_count - n)); }
+
+/// The first n of 16 elements from p, zeros for the rest; and to p. Memory beyond them is not touched.
 template <class V, class S> OG_FN V some(const S* p, i64 n) {
-  V x = {};
+  V x;
   if (n == lane_count) {
     __builtin_memcpy(&x, p, sizeof(V));
+  } else if constexpr (sizeof(S) == 4) {
+    x = (V)__builtin_ia32_loadups512_mask((const float*)p, (floats16){}, first_of(n));
+  } else if constexpr (sizeof(S) == 2) {
+    x = (V)__builtin_ia32_loaddquhi256_mask((const short*)p, (halves16){}, first_of(n));
   } else {
-    __builtin_memcpy(&x, p, n * sizeof(S));
+    x = (V)__builtin_ia32_loaddquqi128_mask((const char*)p, (chars16){}, first_of(n));
   }
   return x;
 }
 template <class V, class S> OG_FN void put(S* p, V x, i64 n) {
   if (n == lane_count) {
     __builtin_memcpy(p, &x, sizeof(V));
+  } else if constexpr (sizeof(S) == 4) {
+    __builtin_ia32_storeups512_mask((float*)p, (floats16)x, first_of(n));
+  } else if constexpr (sizeof(S) == 2) {
+    __builtin_ia32_storedquhi256_mask((short*)p, (halves16)x, first_of(n));
   } else {
-    __builtin_memcpy(p, &x, n * sizeof(S));
+    __builtin_ia32_storedquqi128_mask((char*)p, (chars16)x, first_of(n));
   }
 }
 
@@ -155,11 +168,10 @@ OG_FN floats load_lanes(const bf16* p, i64 n) {
   return (floats16)(__builtin_convertvector(some<shorts16>(p, n), words16) << 16);
 }
 OG_FN floats load_lanes(const f16* p, i64 n) {
-  return __builtin_ia32_vcvtph2ps512_mask((short __attribute__((vector_size(32))))some<shorts16>(p, n), (floats16){}, all16, nearest_even);
+  return __builtin_ia32_vcvtph2ps512_mask((halves16)some<shorts16>(p, n), (floats16){}, all16, nearest_even);
 }
 OG_FN bools load_lanes(const b8* p, i64 n) {
   const bytes16 x = some<bytes16>(p, n);
-  typedef char chars16 __attribute__((vector_size(16)));
   return bools((u16)__builtin_ia32_ptestmb128((chars16)x, (chars16)x, all16), 0);
 }
 
@@ -170,17 +182,15 @@ OG_FN void store_lanes(bf16* p, floats x, i64 n) {
   put(p, __builtin_convertvector(bits(choose(x == x, rounded, nan)).v, shorts16), n);
 }
 OG_FN void store_lanes(f16* p, floats x, i64 n) {
-  typedef short halves16 __attribute__((vector_size(32)));
   put(p, __builtin_ia32_vcvtps2ph512_mask(x.v, 0, (halves16){}, all16), n);
 }
 OG_FN void store_lanes(b8* p, bools x, i64 n) {
-  typedef char chars16 __attribute__((vector_size(16)));
   put(p, (bytes16)__builtin_ia32_cvtmask2b128(x.m) & (u8)1, n);
 }
 
 /// The first n of 16, zeros for the rest.
 OG_FN floats first_lanes(floats x, i64 n) {
-  return choose(bools((u16)(all16 >> (lane_count - n)), 0), x, (floats)0.0f);
+  return choose(bools(first_of(n), 0), x, (floats)0.0f);
 }
 
 /// Elements that lie `step` apart.
