@@ -127,7 +127,10 @@ template <class T> OG_FN T pow(T x, T y) {
 
 /// For an x that is known to be positive, or NaN: no sign, and a logarithm that is shared with powers of the same x.
 namespace positive {
-template <class T> OG_FN T log(T x) { return log_of_size(x, log_pair(x).high); }
+template <class T> OG_FN T log(T x) {
+  const T a = abs(x);  // x itself, but the text that power_parts has, which the compiler then computes once
+  return log_of_size(a, log_pair(a).high);
+}
 template <class T> OG_FN T pow(T x, T y) {
   const power<T> p = power_parts(x, y, (T)0, (T)power_limit<T>::pow);
   return choose((y == 0) | (x == 1), (T)1, keep_nan(p.exponent, scale_exp(p.t, p.n)));
