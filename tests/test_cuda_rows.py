@@ -60,9 +60,9 @@ def compiled(text: str, dtype: str) -> Any:
 
 LENGTHS = {
     "f32": (1, 2, 31, 32, 33, 1000, 4096, 8192, 10_000, 70_001),
-    "bf16": (1, 33, 4096, 40_000),
-    "f16": (2, 1000),
-    "f64": (31, 1000, 10_000),
+    "bf16": (33, 4096, 40_000),
+    "f16": (1000,),
+    "f64": (31, 10_000),
 }
 
 
@@ -97,8 +97,10 @@ def unit(dtype: str) -> float:
     return 2.0 ** -{"f64": 53, "f32": 24, "f16": 11, "bf16": 8}[dtype]
 
 
-@pytest.mark.parametrize(("dtype", "length"), [("f32", 33), ("f32", 1000), ("bf16", 9000)])
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "length"),
+    [("LayerNorm", "f32", 1000), ("LayerNorm", "bf16", 9000), ("RMSNorm", "f32", 33), ("LogSoftmax", "bf16", 1000)],
+)
 def test_norms_with_what_is_before_and_after_are_one_kernel(
     cupy: FakeCupy,  # noqa: F811
     name: str,
@@ -118,7 +120,7 @@ def test_norms_with_what_is_before_and_after_are_one_kernel(
         assert_near(got[key], np.asarray(want, np.longdouble), host[key])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, seed: int) -> None:  # noqa: F811
     graph = row_graph(seed)
     f = og.compile(graph, device="cuda")
@@ -131,7 +133,7 @@ def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, s
 
 
 @pytest.mark.parametrize(
-    ("shape", "launches"), [((1, 40), 1), ((300, 40), 2), ((50, 1000), 2), ((33, 4096), 2), ((17, 9000), 3)], ids=str
+    ("shape", "launches"), [((1, 40), 1), ((300, 40), 2), ((33, 4096), 2), ((17, 9000), 3)], ids=str
 )
 def test_a_norm_backward_adds_up_its_parameters_gradients(
     cupy: FakeCupy,  # noqa: F811
@@ -210,7 +212,8 @@ def test_views_are_read_and_written_where_they_lie(cupy: FakeCupy, name: str) ->
     view = VIEWS[name]
     f(x=FakeArray(view(cupy.asarray(base).host)), out=FakeArray(view(out)))
     expected = np.full((64, 130), -7, np.float32)
-    view(expected)[...] = og.compile(og.parse(text))(x=np.ascontiguousarray(view(base)))
+    powers = np.exp(view(base).astype(np.float64))
+    view(expected)[...] = powers / powers.sum(1, keepdims=True) * view(base)
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)  # and nothing else is written
 
 
@@ -227,18 +230,13 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
 
 def test_results_may_lie_over_inputs_of_bound_calls_too(cupy: FakeCupy) -> None:  # noqa: F811
     """Rows that are held and such as are read again; sums must be made before."""
-    for text, shapes in [(BACKWARD, {"x": (17, 9000)}), (BACKWARD, {"x": (300, 40)})]:
-        shapes = {**shapes, "w": shapes["x"][1:], "b": shapes["x"][1:], "d_y": shapes["x"]}
+    for shape, name in [((17, 9000), "x"), ((300, 40), "d_y")]:
+        shapes = {"x": shape, "w": shape[1:], "b": shape[1:], "d_y": shape}
         feeds = {n: samples(s, seed=i) for i, (n, s) in enumerate(shapes.items())}
-        f = compiled(text, "f32")
-        want = run(cupy, f, feeds)
-        for name in ("x", "d_y"):
-            held = {k: cupy.asarray(v) for k, v in feeds.items()}
-            outs = {"dx": held[name], "dw": cupy.empty(shapes["w"], "f4"), "db": cupy.empty(shapes["w"], "f4")}
-            f(held, out=outs)
-            assert all(outs[k].host.tobytes() == want[k].tobytes() for k in want)
+        f = compiled(BACKWARD, "f32")
+        want = {k: v.host for k, v in f({k: cupy.asarray(v) for k, v in feeds.items()}).items()}
         held = {k: cupy.asarray(v) for k, v in feeds.items()}
-        outs["dx"] = held["x"]
+        outs = {"dx": held[name], "dw": cupy.empty(shapes["w"], "f4"), "db": cupy.empty(shapes["w"], "f4")}
         launch, before = f.bind(held, out=outs), cupy.allocated
         launch()
         assert all(outs[k].host.tobytes() == want[k].tobytes() for k in want) and cupy.allocated == before
@@ -323,14 +321,12 @@ COMPILED = {
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_every_kind_of_row_compiles_without_spills(dtype: str, arch: str) -> None:
-    lengths = {"f32": (33, 1000, 8192, 100_000), "bf16": (4096,)}[dtype]
-    made = [
-        item.source
-        for name, text in COMPILED.items()
-        if dtype == "f32" or name != "layernorm backward"
-        for n in lengths
-        for item in launches(text, dtype, n)
-    ]
+    wanted = {
+        "f32": [("softmax", 33), ("rmsnorm", 1000), ("softmax backward", 8192), ("gelu, layernorm, add", 8192),
+                ("layernorm backward", 8192), ("everything", 100_000)],
+        "bf16": [("softmax", 1000), ("gelu, layernorm, add", 8192)],
+    }  # fmt: skip
+    made = [item.source for name, n in wanted[dtype] for item in launches(COMPILED[name], dtype, n)]
     sources = [s for s in made if s.code.startswith(spliced("rows.cuh"))]
     programs = sass.programs(nvrtc.disassemble(nvrtc.compile_text(together(sources, "rows.cuh"), arch, nvrtc.OPTIONS)))
     assert programs.keys() >= {s.entry for s in sources}

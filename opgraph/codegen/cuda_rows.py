@@ -151,8 +151,11 @@ def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment
     chosen = [str(n) for n in (cut.vector, cut.packs, cut.threads)]
     chosen += ["true" if flag else "false" for flag in (cut.held, cut.whole)]
     chosen += [f"{cut.small}ull", "og::u32" if cut.narrow else "og::i64", str(layout.row_rank)]
+    # Where a block takes many rows or packs one after the other, a compiler that saves registers for a second block
+    # spills (sm_80), or asks for some operands late.
+    bounds = f"{cut.block}, 1" if sums or not cut.held else f"{cut.block}"
     text = [
-        f'extern "C" __global__ void __launch_bounds__({cut.block}) '
+        f'extern "C" __global__ void __launch_bounds__({bounds}) '
         f"ENTRY({', '.join(f'void* {n}' for n in names)}, const og::RowSpace{template} space, void* work) {{",
         f"  void* const base[] = {{{', '.join(names)}}};",
         f"  og::reduce_rows<Fused, {', '.join(chosen)}>(base, space, (Fused::Addend*)work);",

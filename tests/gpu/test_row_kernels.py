@@ -54,7 +54,7 @@ def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
     }  # fmt: skip
     for name, want in exact.items():
         assert_near(got[name], want, from_torch(peer[name].cpu()))
-    if length < 100:
+    if length < 100 and dtype in ("f32", "f64"):  # in 16 bits the product is subnormal
         np.testing.assert_allclose(got["e"].astype("f8"), x.astype("f8").prod(1), rtol=max(length * unit(dtype), 1e-14))
 
 
