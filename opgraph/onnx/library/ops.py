@@ -18,7 +18,7 @@ from opgraph.loops.lower import Lowered, lower
 from opgraph.partition.partition import FUSED, Partition
 from opgraph.runtime.operands import Operands
 
-#: The input that stands for the node's attribute alpha; kernels/ort_op.h: attribute.
+#: The input that stands for the node's attribute alpha; kernels/ort_call.h: attribute.
 ALPHA = 255
 #: kernels/ort_dense.h: dense_operands.
 MAX_OPERANDS = 64

@@ -1,4 +1,4 @@
-"""The source text of a library: spliced headers, one functor for each kernel, and tables for kernels/ort_op.h.
+"""The source text of a library: spliced headers, one functor for each kernel, and tables for kernels/ort_call.h.
 
 A pure value like every emitted text. No name of a model reaches it but the names of ops, which opgraph makes up.
 """
