@@ -16,9 +16,9 @@ from opgraph.torch.explain_reasons import reads_values, reason
 from opgraph.torch.explain_report import FusedCalls, FusionReport, Guess, LeftCall, LeftKey, merged
 from opgraph.torch.fuse_module import FusedForward
 from opgraph.torch.lazy.mode import run_lazily
-from opgraph.torch.lazy.session import Observer
+from opgraph.torch.lazy.node import Node
+from opgraph.torch.lazy.observer import Observer
 from opgraph.torch.lazy.shape import NO_DIMENSION
-from opgraph.torch.lazy.value import Node
 from opgraph.torch.tracing.record import function_name
 from opgraph.torch.tracing.trace import trace
 

@@ -9,8 +9,8 @@ import torch
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import port_name
+from opgraph.torch.lazy.node import Node
 from opgraph.torch.lazy.run import Kernel, one_by_one
-from opgraph.torch.lazy.value import Node
 
 
 def kept_by_op(kernel: Kernel, tensors: Sequence[torch.Tensor], outputs: Sequence[Node]) -> int:

@@ -24,8 +24,9 @@ import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
 from opgraph.torch.lazy.call import TENSOR, Specs  # noqa: E402
+from opgraph.torch.lazy.node import Node, Spec  # noqa: E402
 from opgraph.torch.lazy.session import LazySession  # noqa: E402
-from opgraph.torch.lazy.value import Lazy, Node, Spec, lazy  # noqa: E402
+from opgraph.torch.lazy.value import Lazy, lazy  # noqa: E402
 from opgraph.torch.tracing.calls import table  # noqa: E402
 
 

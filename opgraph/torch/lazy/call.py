@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from opgraph.torch.lazy.value import Spec
+from opgraph.torch.lazy.node import Spec
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import NAMES
 

@@ -10,7 +10,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from opgraph.torch.lazy.doors import watched_doors
-from opgraph.torch.lazy.session import LazySession, Observer, saved_tensor_hooks
+from opgraph.torch.lazy.hooks import saved_tensor_hooks
+from opgraph.torch.lazy.observer import Observer
+from opgraph.torch.lazy.session import LazySession
 
 _thread = threading.local()
 

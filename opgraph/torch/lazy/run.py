@@ -11,13 +11,13 @@ import torch
 
 from opgraph.errors import OpGraphError
 from opgraph.torch.fused.op import FusedOp
+from opgraph.torch.lazy.node import Node
 from opgraph.torch.lazy.shape import is_own
-from opgraph.torch.lazy.value import Node
 from opgraph.torch.tracing.build import pattern
 from opgraph.torch.tracing.trace import Tracer
 
 if TYPE_CHECKING:
-    from opgraph.torch.lazy.session import Observer
+    from opgraph.torch.lazy.observer import Observer
 
 #: A value that somebody still holds is not stored but computed again where that takes no more calls and memory.
 _MAX_REPEATED = 8

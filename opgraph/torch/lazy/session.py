@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from opgraph.torch.lazy.call import CAST, SPECS, TENSOR, WRITES, cast_dtype, in_place, kind_of, to_dtype
+from opgraph.torch.lazy.hooks import hooked, saved_tensor_hooks
+from opgraph.torch.lazy.memory import storages_read, tensors_in
+from opgraph.torch.lazy.node import Node, Spec
+from opgraph.torch.lazy.observer import Observer
 from opgraph.torch.lazy.run import run
 from opgraph.torch.lazy.shape import is_own, meeting
-from opgraph.torch.lazy.value import Lazy, Node, Spec, given_up, lazies, lazy
+from opgraph.torch.lazy.value import Lazy, given_up, lazies, lazy
 from opgraph.torch.tracing.calls import Found
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _DEVICES = ("cpu", "cuda")
 _grad, _inference = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _transforms = torch._C._are_functorch_transforms_active
-
-
-def saved_tensor_hooks() -> Any:
-    """The hooks that tensors saved for backward go through now; None without."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
-class Observer:
-    """Is told what a session does; this one does not listen."""
-
-    def site(self) -> Any:
-        """Where in the model the run is."""
-
-    def runs(self, nodes: list[Node], outputs: list[Node], kernel: Any, tensors: list[torch.Tensor]) -> None:
-        """Calls are about to run on these tensors: by a kernel, or one by one in torch where there is none."""
-
-    def left(self, func: Callable[..., Any], why: str, result: Any) -> None:
-        """A call was left to torch; `why` is empty where opgraph does not know the function."""
 
 
 class LazySession:
@@ -220,7 +205,7 @@ class LazySession:
 
     def compute(self, nodes: list[Node]) -> None:
         """Runs what these nodes need, and gives their tensors the values."""
-        with self._lock, _hooked(self.hooks):
+        with self._lock, hooked(self.hooks):
             run([n for n in nodes if n.value is None], self.rounding, self.observer)
 
     def compute_all(self) -> None:
@@ -234,46 +219,5 @@ class LazySession:
         held = [tensor for tensor in (handle() for handle in self._handles) if type(tensor) is Lazy]
         if not held:
             return
-        written = {t.untyped_storage()._cdata for t in _tensors(values)}
-        self.compute([t.node for t in held if any(s in written for s in _read(t.node))])
-
-
-@contextlib.contextmanager
-def _pushed(hooks: Any) -> Iterator[None]:
-    pack, unpack = hooks or (_same, _same)
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _hooked(hooks: Any) -> contextlib.AbstractContextManager[None]:
-    """What was noted down under some hooks is saved by them."""
-    return contextlib.nullcontext() if saved_tensor_hooks() == hooks else _pushed(hooks)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    waiting = [values]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            if value.layout is torch.strided:
-                yield value
-        elif isinstance(value, (list, tuple)):
-            waiting += value
-        elif isinstance(value, dict):
-            waiting += value.values()
-
-
-def _read(node: Node) -> Iterator[int]:
-    """The storages that a node that has not run reads."""
-    waiting: list[Node | torch.Tensor] = [node]
-    while waiting:
-        item = waiting.pop()
-        if type(item) is Node and item.value is None:
-            waiting += item.operands
-        else:
-            tensor = item.value if type(item) is Node else item
-            yield tensor.untyped_storage()._cdata  # type: ignore[union-attr]
+        written = {t.untyped_storage()._cdata for t in tensors_in(values)}
+        self.compute([t.node for t in held if any(s in written for s in storages_read(t.node))])

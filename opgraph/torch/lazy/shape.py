@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opgraph.torch.lazy.value import Node
+from opgraph.torch.lazy.node import Node
 
 NO_DIMENSION = "it has no dimension"
 
