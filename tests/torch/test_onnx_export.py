@@ -85,6 +85,7 @@ def test_a_parameter_that_meets_data_stays_a_parameter(tmp_path: Path) -> None:
     program = torch.onnx.export(model, (torch.randn(4, 8),), dynamo=True, verbose=False)
     graph = program.model_proto.graph
     assert "slope" in [t.name for t in graph.initializer]
+    assert [node.op_type for node in graph.node if "slope" in node.input] == ["Mul"]
     assert "Exp" not in [node.op_type for node in graph.node]
     program.save(tmp_path / "model.onnx")
     x = torch.randn(4, 8)
@@ -100,3 +101,17 @@ def test_outside_of_an_export_nothing_is_folded() -> None:
     (grad,) = torch.autograd.grad(fused(x).sum(), [module.frac_order])
     (eager,) = torch.autograd.grad(module(x).sum(), [module.frac_order])
     torch.testing.assert_close(grad, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_nor_where_a_fused_module_runs_as_it_was_written() -> None:
+    model = ogt.fuse(NAF1(0.3))
+    x = torch.linspace(-2, 2, 9)
+
+    def total(order: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.func.functional_call(model, {"frac_order": order}, x)
+        return y.sum()
+
+    order = model.frac_order.detach()
+    plain = NAF1(0.3)
+    (eager,) = torch.autograd.grad(plain(x).sum(), [plain.frac_order])
+    torch.testing.assert_close(torch.func.grad(total)(order), eager, rtol=1e-4, atol=1e-5)

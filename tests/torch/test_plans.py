@@ -406,3 +406,16 @@ def test_torch_compile_sees_the_function_as_it_was_written() -> None:
     fused = fuse(lambda x: x * torch.sigmoid(x))
     compiled = torch.compile(lambda x: fused(x) + 1, backend="eager", fullgraph=True)
     assert close(compiled(X), F.silu(X) + 1)
+
+
+def test_a_function_that_changes_a_tensor_runs_at_each_call() -> None:
+    steps = torch.zeros(())
+
+    def fn(x):
+        steps.add_(1)
+        return x * torch.sigmoid(x)
+
+    counted = Counted(fn)
+    for _ in range(3):
+        assert close(counted(X), F.silu(X))
+    assert steps == 3 and "changes a tensor" in counted.fused.why_rerun
