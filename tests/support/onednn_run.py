@@ -114,18 +114,38 @@ def _judged(
 ) -> str:
     id = op.outputs[index].id
     got, truth = values[id], exact[id]
-    moves = []  # what only moves values about is judged by the op that made them
-    while op.kind.startswith(_MOVES) and op.inputs[0].id in maker:
-        moves.append(op)
-        op, index = maker[op.inputs[0].id], 0
+    op, moves = _moved(op, maker)  # what only moves values about is judged by the op that made them
+    index = 0 if moves else index
     before = part.ops if part.kind == "fused" else ()
     says = wrong(got, truth, op, index, part.ops, before)
     if says and op.kind.startswith(_SUMS):
-        slack = _slack(op, {**values, **exact})
-        for move in reversed(moves):
-            (slack,) = in_float64(move, [slack])
-        says = wrong(got, truth, op, index, part.ops, before, slack)
+        known = {**values, **exact}
+        slack = _slack(op, known)
+        within, inner_moves = _moved(maker.get(op.inputs[0].id, op), maker)
+        if op.kind.startswith("Reduce") and within is not op and within.kind.startswith(_SUMS):
+            slack = slack + _along(op, _along_all(inner_moves, _slack(within, known)))  # of sums that it adds up
+        says = wrong(got, truth, op, index, part.ops, before, _along_all(moves, slack))
     return says
+
+
+def _moved(op: og.Op, maker: Mapping[int, og.Op]) -> tuple[og.Op, list[og.Op]]:
+    """The op that computed what `op` makes, and the ops that only moved it about, the last one first."""
+    moves = []
+    while op.kind.startswith(_MOVES) and op.inputs[0].id in maker:
+        moves.append(op)
+        op = maker[op.inputs[0].id]
+    return op, moves
+
+
+def _along_all(moves: Sequence[og.Op], slack: np.ndarray) -> np.ndarray:
+    for move in reversed(moves):
+        slack = _along(move, slack)
+    return slack
+
+
+def _along(op: og.Op, slack: np.ndarray) -> np.ndarray:
+    """What errors of the input may come to in the output of a linear op."""
+    return in_float64(op, [slack])[0]
 
 
 def _truth(part: og.Partition, inputs: Mapping[int, np.ndarray], *, at_casts: bool) -> dict[int, np.ndarray]:
@@ -137,7 +157,7 @@ def _truth(part: og.Partition, inputs: Mapping[int, np.ndarray], *, at_casts: bo
     exact: dict[int, np.ndarray] = {}
     stored: dict[int, np.ndarray] = {}
     kept = {t.id for t in part.output_ports}
-    kept |= {t.id for op in part.ops if op.kind.startswith(_SUMS) for t in op.inputs}
+    kept |= {t.id for op in part.ops if op.kind.startswith(_SUMS) for t in (*op.inputs, *op.outputs)}
     last = {t.id: op.id for op in part.ops for t in (*op.outputs, *op.inputs)}
     for op in part.ops:
         given = [stored[t.id] if t.id in stored else _wide(inputs[t.id]) for t in op.inputs]
@@ -145,7 +165,8 @@ def _truth(part: og.Partition, inputs: Mapping[int, np.ndarray], *, at_casts: bo
             given = [_rounded(given[0], op.inputs[0])]
         for tensor, made in zip(op.outputs, in_float64(op, given), strict=True):
             exact[tensor.id] = made
-            is_stored = part.kind != "fused" or op.kind == "TypeCast"
+            last_inside = part.rows.inside.get(op.id, (op,))[-1]  # of one that runs as smaller ops: a cast to its dtype
+            is_stored = part.kind != "fused" or last_inside.kind == "TypeCast"
             stored[tensor.id] = _rounded(made, tensor) if is_stored else made
         for tensor in (*op.inputs, *op.outputs):  # the largest files take many GB
             if last[tensor.id] == op.id:
