@@ -232,6 +232,16 @@ def test_a_huge_sparse_constant_is_carried_and_costs_nothing() -> None:
     assert to_model(graph, form="decomposed") == made
 
 
+def test_sparse_constants_that_would_be_huge_together_stay_sparse_from_there_on() -> None:
+    sparse = sparse_constant([1 << 22], [3]).graph.node[0].attribute[0].sparse_tensor
+    nodes = [helper.make_node("Constant", [], [f"c{k}"], sparse_value=sparse) for k in range(6)]
+    made = model([*nodes, helper.make_node("Sum", [f"c{k}" for k in range(6)], ["y"])], [],
+                 [info("y", T.FLOAT, [1 << 22])])  # fmt: skip
+    graph = og.onnx.load(made)
+    assert sum(op.kind == "Wildcard" for op in graph.ops) == 2
+    assert to_model(graph, form="decomposed") == made
+
+
 def test_an_absent_optional_operand_stays_absent() -> None:
     nodes = [helper.make_node("Clip", ["x", "", "high"], ["c"]),
              helper.make_node("Resize", ["c", "", "scales"], ["y"], mode="nearest")]  # fmt: skip
