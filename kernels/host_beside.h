@@ -1,5 +1,5 @@
 #pragma once
-#include "host_rows.h"
+#include "row_reductions.h"
 
 // The CPU skeleton of a loop over rows that lie side by side (opgraph/loops/beside.py): lane i of a vector is row i of
 // `side` neighbours. The axes are those outside, those of a row, and last that of the lanes. An operand whose lanes lie far
@@ -293,28 +293,23 @@ template <class F, bool keep> void box_beside(const Boxes& boxes, i64 row_rank, 
   }
 }
 
-template <class F> void take_beside(void* data) {
-  RowTeam* team = (RowTeam*)data;
-  const Space& space = team->boxes->space;
+// One box, its values kept for later passes where there is room.
+template <class F> OG_FN void take_box_beside(const Boxes& boxes, i64 row_rank, i64 number) {
   i64 length = 1;
-  for (i64 d = space.rank - 1 - team->row_rank; d < space.rank - 1; ++d) length *= space.dims[d];
-  for (;;) {
-    const i64 number = __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED);
-    if (number >= team->end) return;
-    if constexpr (F::kept_bytes > 0) {
-      if (length * side <= keep_bytes / F::kept_bytes / 8 * 8) {
-        box_beside<F, true>(*team->boxes, team->row_rank, number);
-        continue;
-      }
-    }
-    box_beside<F, false>(*team->boxes, team->row_rank, number);
+  for (i64 d = boxes.space.rank - 1 - row_rank; d < boxes.space.rank - 1; ++d) length *= boxes.space.dims[d];
+  if constexpr (F::kept_bytes > 0) {
+    if (length * side <= keep_bytes / F::kept_bytes / 8 * 8) return box_beside<F, true>(boxes, row_rank, number);
   }
+  box_beside<F, false>(boxes, row_rank, number);
 }
 
-// As og::launch_rows.
+// As og::boxes_at and og::each_box say.
 template <class F>
 OG_FN void launch_beside(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
-  launch_boxes_of_rows<F>(take_beside<F>, base, layout, begin, end, threads, parallel);
+  double small[small_work];
+  const Boxes boxes = boxes_at<F>(base, layout, 0, small);
+  const i64 row_rank = boxes.box[-1];
+  each_box<F>(boxes, begin, end, threads, parallel, [&](i64 number) { take_box_beside<F>(boxes, row_rank, number); });
 }
 
 }  // namespace og

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.random_rows import row_graph
 
 import opgraph as og
 from opgraph.ir import dtypes
@@ -169,3 +170,21 @@ def test_reductions_of_unknown_size_along_any_axis_are_kernels() -> None:
         "graph(x: f32[64,512,64,64]) -> (y)\n t = Tanh(x)\n y = LogSoftmax(t, axis=1)",
     ):
         assert [p.kind for p in og.parse(text).get_partitions()] == ["fused"], text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_graphs_of_rows_without_the_last_axis(seed: int) -> None:
+    graph = row_graph(seed, not_last=True)
+    f = og.compile(graph)
+    for extents in ((3, 5, 2, 9), (17, 2, 70, 64), (1, 130, 1, 8)):
+        choose = np.random.default_rng(seed)
+        given = {
+            str(t.name): choose.standard_normal(
+                tuple(d if isinstance(d, int) else extents[int(str(d)[1:])] for d in t.dims or ())
+            )
+            for t in graph.inputs
+        }
+        got, exact = f(given), og.evaluate(graph, given)
+        for name, value in exact.items() if isinstance(exact, dict) else [("y", exact)]:
+            own = got[name] if isinstance(got, dict) else got
+            np.testing.assert_allclose(own, value, rtol=1e-9, atol=1e-9, err_msg=name)

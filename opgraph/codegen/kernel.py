@@ -22,7 +22,7 @@ BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory
 _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
-_CUDA = "pointwise.cuh"
+_HOST_PIECES, _CUDA = "host_pieces.h", "pointwise.cuh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelS
     if variant.beside:
         skeleton, launch = _HOST_BESIDE, "launch_beside<Fused>"
     elif loop.row_axes:
-        skeleton, launch = _HOST_ROWS, "launch_pieces<Fused>" if boxed else "launch_rows<Fused>"
+        skeleton, launch = (_HOST_PIECES, "launch_pieces<Fused>") if boxed else (_HOST_ROWS, "launch_rows<Fused>")
     elif variant.has_sums:
         skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"
     elif boxed:

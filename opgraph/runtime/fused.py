@@ -13,7 +13,7 @@ from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.loops.beside import beside
 from opgraph.loops.boxes import boxes_of_rows
 from opgraph.loops.interpret import interpret
-from opgraph.loops.layout import Variant
+from opgraph.loops.layout import TURNED, Variant
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
@@ -48,7 +48,8 @@ class HostKernel:
         layout = self._operands.probable_layout(dims)
         if layout is not None and layout.size:
             turned = beside(self.lowered.loop, layout)
-            if turned is not None:
+            known = all(isinstance(d, int) for shape in dims for d in shape or ())  # guesses are short
+            if turned is not None and (known or TURNED not in turned.variant.operands):
                 self._entry(turned.variant, False)
             elif layout.row_rank:
                 self._entry(layout.variant, boxes_of_rows(layout).are_pieces)

@@ -72,13 +72,19 @@ class _Pool:
         return tuple(a - self.rank if self.choose.random() < 0.5 else a for a in self.rows)
 
 
-def row_graph(seed: int, dtype: str = "f64") -> og.Graph:
-    """A finalized graph; inputs are named in `_Pool`, dimensions n0, n1, ..."""
+def row_graph(seed: int, dtype: str = "f64", *, not_last: bool = False) -> og.Graph:
+    """A finalized graph; inputs are named in `_Pool`, dimensions n0, n1, ...
+
+    Args:
+        not_last: the last axis is none of a row's, where there is another.
+    """
     choose = random.Random(seed)
     rank = choose.choice((1, 2, 2, 3, 4))
     inner = [(rank - 1,), tuple(range(rank - 1, rank)), tuple(range(rank))]
     if rank > 2:
         inner += [(rank - 2, rank - 1), (0, rank - 1)]
+    if not_last and rank > 1:
+        inner = [(0,), (rank - 2,), *([(0, 1)] if rank > 2 else [])]
     rows = choose.choice(inner)
     graph = og.Graph()
     pool = _Pool(graph, rank, rows, dtype, choose)
