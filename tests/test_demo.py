@@ -31,7 +31,7 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The part in PyTorch on a few numbers."""
     pytest.importorskip("torch")
-    from opgraph.torch import side_by_side
+    from opgraph.bench import side_by_side
 
     monkeypatch.setattr(demo_torch, "TIMING_BUDGET", 0.0)
     monkeypatch.setattr(side_by_side, "TENSOR", (4, 8, 16, 16))

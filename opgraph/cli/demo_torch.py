@@ -13,7 +13,7 @@ from opgraph.cli.terminal import console, printable, progress, table
 from opgraph.errors import OpGraphError
 
 if TYPE_CHECKING:
-    from opgraph.torch.side_by_side import Measured
+    from opgraph.bench.side_by_side import Measured
 
 #: Seconds of timing, for the tensor and for the network.
 TIMING_BUDGET = 2.0
@@ -52,7 +52,8 @@ def run(folder: Path, *, torch_compile: bool) -> None:
     source = folder / "naf1.py"
     with progress() as step:
         step("loading PyTorch")
-        from opgraph.torch import naf1, side_by_side
+        from opgraph.bench import side_by_side
+        from opgraph.torch import naf1
 
         shutil.copyfile(naf1.__file__, source)
         ways = {n: way for n, way in side_by_side.WAYS.items() if torch_compile or n != side_by_side.COMPILED}

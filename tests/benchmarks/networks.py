@@ -23,9 +23,9 @@ from torch import nn
 
 import opgraph.torch as ogt
 from opgraph.bench.machine import machine
+from opgraph.bench.side_by_side import COMPILED, EAGER, WAYS
 from opgraph.bench.timing import HostClock, in_turns, ratio
 from opgraph.torch.naf1 import NAF1
-from opgraph.torch.side_by_side import COMPILED, EAGER, WAYS
 from opgraph.torch.zoo import MODELS
 
 BATCH = 128

@@ -195,7 +195,8 @@ def of_networks(*, quick: bool, compiles: bool, budget: float, say: Say) -> list
         compiles: whether torch.compile takes part: half a minute for the small one, minutes for ResNet-18.
         budget: seconds of timing for each.
     """
-    from opgraph.torch import naf1, side_by_side
+    from opgraph.bench import side_by_side
+    from opgraph.torch import naf1
     from opgraph.torch.zoo import MODELS
 
     ways = {n: w for n, w in side_by_side.WAYS.items() if compiles or n != side_by_side.COMPILED}

@@ -6,7 +6,6 @@ import copy
 import functools
 import itertools
 import logging
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +18,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from opgraph.bench.timing import HostClock, in_turns, ratio
 from opgraph.torch.fuse import fuse
 from opgraph.torch.memory.measure import saved_tensors
 
 #: Of the tensor, and of the images for the network.
 TENSOR, IMAGES = (16, 32, 32, 32), (16, 3, 32, 32)
 _CHANNELS = 32
-#: Rounds of timing, at least and at most.
-_ROUNDS = (3, 30)
 
 Way = Callable[[nn.Module, type[nn.Module]], nn.Module]
 
@@ -40,7 +38,7 @@ class Measured:
         peak: bytes above the weights, at most, in one forward and one backward pass.
         first: seconds of the first forward and backward pass, with all that is compiled for it.
         step: seconds of a later one, the fastest.
-        ratio: of `step` to that of the first way: the median over rounds in which they took turns.
+        ratio: of a step to one of the first way: the median over rounds in which they took turns.
         results: the output, and the gradient of the input where it was asked for.
     """
 
@@ -127,9 +125,10 @@ def measured(
             calls[name] = functools.partial(_passes, way(copy.deepcopy(model), activation), x)
             firsts[name] = _seconds(calls[name])
         step("steps, in turns")
-        times = _in_turns(list(calls.values()), budget)
+        times = in_turns(calls, HostClock(), budget)
+        first = [t for t in times[next(iter(ways))] if t is not None]
         found = {}
-        for (name, call), taken in zip(calls.items(), times, strict=True):
+        for name, call in calls.items():
             step(f"{name}: what it keeps")
             made = call.args[0]
             report = saved_tensors(lambda *inputs, made=made: made(*inputs), x)  # a function: no hooks on modules
@@ -137,8 +136,8 @@ def measured(
                 kept=report.totals.kept,
                 peak=report.peak.bytes,
                 first=firsts[name],
-                step=min(taken),
-                ratio=statistics.median(a / b for a, b in zip(taken, times[0], strict=True)),
+                step=min(t for t in times[name] if t is not None),
+                ratio=1 / ratio(first, times[name]).median,
                 results=call(),
             )
     return found
@@ -161,16 +160,6 @@ def _seconds(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def _in_turns(calls: list[Callable[[], Any]], budget: float) -> list[list[float]]:
-    times: list[list[float]] = [[] for _ in calls]
-    least, most = _ROUNDS
-    end = time.perf_counter() + budget
-    while len(times[0]) < least or (len(times[0]) < most and time.perf_counter() < end):
-        for call, taken in zip(calls, times, strict=True):
-            taken.append(_seconds(call))
-    return times
 
 
 @contextmanager
