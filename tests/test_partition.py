@@ -16,9 +16,10 @@ from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir import opdef
 from opgraph.partition.clusters import Blocked, Clusters
 from opgraph.partition.examples import graph_of
-from opgraph.partition.partition import make_partition, verify_partitions
+from opgraph.partition.partition import make_partition
 from opgraph.partition.partitioner import partition
 from opgraph.partition.symbols import shape_text, symbolic_shapes
+from opgraph.partition.verify import verify_partitions
 
 
 def foreign(graph, *inputs, onnx_op="Conv", name="", dims=None, dtype="f32"):

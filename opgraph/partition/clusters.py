@@ -91,7 +91,7 @@ class Clusters:
                     joinable.append(source)
             level[cluster] = own
             joins += [(s, cluster) for s in joinable if level[s] == own]
-        return self._joined(joins, level)
+        return self.join_all(joins, level)
 
     def join_siblings(self, color: Callable[[int], str]) -> list[tuple[int, int]]:
         """Joins clusters of one color (not "") that lie at the same depth; legal, since no path joins two of these.
@@ -107,13 +107,10 @@ class Clusters:
                 key = (color(cluster), level[cluster])
                 if first.setdefault(key, cluster) != cluster:
                     joins.append((first[key], cluster))
-        return self._joined(joins, level)
+        return self.join_all(joins, level)
 
     def join_all(self, joins: list[tuple[int, int]], level: dict[int, int]) -> list[tuple[int, int]]:
         """Joins these pairs, legal or not; `level` of every cluster is its place in a topological order afterwards."""
-        return self._joined(joins, level)
-
-    def _joined(self, joins: list[tuple[int, int]], level: dict[int, int]) -> list[tuple[int, int]]:
         made = []
         for a, b in joins:
             a, b = self.find(a), self.find(b)
@@ -162,10 +159,11 @@ class Clusters:
             if self.budget < 0 and front and back:
                 return Blocked(())
         # The search that came to its end has seen all that stands between the two on its side; that moves away.
+        label = self._label.__getitem__
         if front:
-            anchor, moved, place = a, self._in_order(behind, b), a
+            anchor, moved, place = a, sorted(behind.keys() - {b}, key=label), a
         else:
-            anchor, moved, place = b, self._in_order(ahead, a), self._next[b]
+            anchor, moved, place = b, sorted(ahead.keys() - {a}, key=label), self._next[b]
         kept, absorbed = self._merge(a, b)
         for node in moved:
             self._unlink(node)
@@ -197,9 +195,6 @@ class Clusters:
                 seen[near] = node
                 queue.append(near)
         return None
-
-    def _in_order(self, seen: Iterable[int], without: int) -> list[int]:
-        return sorted((n for n in seen if n != without), key=self._label.__getitem__)
 
     # -- the list -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Partition: a piece of a graph that runs as one; and the check that the pieces of a graph fit together."""
+"""Partition: a piece of a graph that runs as one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
+from opgraph.partition.ports import needed_outside, read_from_outside
 from opgraph.partition.units import Unit
 
 if TYPE_CHECKING:
@@ -149,33 +150,19 @@ def make_partition(
         outputs: ids of the graph's outputs.
         ops: in topological order.
     """
-    inputs, constants = _read_from_outside(ops)
+    inputs, constants = read_from_outside(ops)
     return Partition(
         id=id,
         kind=kind,
         ops=tuple(ops),
         input_ports=inputs,
-        output_ports=_needed_outside(graph, outputs, ops),
+        output_ports=needed_outside(graph, outputs, ops),
         constants=constants,
         unit_matches=tuple(units),
         provider=provider,
         engine=graph.engine,
         rows=rows,
     )
-
-
-def _read_from_outside(ops: Iterable[Op]) -> tuple[tuple[LogicalTensor, ...], tuple[LogicalTensor, ...]]:
-    made: set[int] = set()
-    inputs: dict[int, LogicalTensor] = {}
-    constants: dict[int, LogicalTensor] = {}
-    for op in ops:
-        for tensor in op.inputs:
-            if tensor.is_constant:
-                constants.setdefault(tensor.id, tensor)
-            elif tensor.id not in made:
-                inputs.setdefault(tensor.id, tensor)
-        made.update(t.id for t in op.outputs)
-    return tuple(inputs.values()), tuple(constants.values())
 
 
 def needed_for(partitions: Sequence[Partition], values: Iterable[int]) -> tuple[Partition, ...]:
@@ -187,84 +174,3 @@ def needed_for(partitions: Sequence[Partition], values: Iterable[int]) -> tuple[
             wanted.update(t.id for t in part.input_ports)
             kept.append(part)
     return tuple(reversed(kept))
-
-
-def _needed_outside(graph: Graph, outputs: set[int], ops: Sequence[Op]) -> tuple[LogicalTensor, ...]:
-    inside = {op.id for op in ops}
-    made = [t for op in ops for t in op.outputs]
-    needed = [t for t in made if t.id in outputs or any(c.id not in inside for c in graph.consumers(t.id))]
-    # Where nobody needs anything (an importer dropped the values), the partition still makes its last values.
-    return tuple(needed or [t for t in made if not graph.consumers(t.id)])
-
-
-def verify_partitions(graph: Graph, partitions: Sequence[Partition]) -> None:
-    """What partitioning promises: every op but End in exactly one partition, in an order in which they can run.
-
-    Each partition's inputs are made by earlier ones; so the graph of partitions has no cycle, and each is convex. A
-    fused one is connected, by values that its ops make or read. Ports are what is read from and needed outside.
-
-    Raises:
-        InvalidGraph: a promise is broken; a mistake in the partitioner, not of its caller.
-    """
-    place: dict[int, int] = {}
-    position = {op.id: index for index, op in enumerate(graph.ops)}
-    for index, part in enumerate(partitions):
-        if part.id != index:
-            raise _broken(part, f"stands at place {index}")
-        for op in part.ops:
-            if op.id in place:
-                raise _broken(part, f"holds {op.label}, which partition {place[op.id]} holds too")
-            place[op.id] = index
-        if any(position[a.id] >= position[b.id] for a, b in zip(part.ops, part.ops[1:], strict=False)):
-            raise _broken(part, "holds its ops out of order")
-    for op in graph.ops:
-        if (op.id in place) == (op.kind == "End"):
-            raise InvalidGraph(
-                f"{op.label} is in {'a' if op.id in place else 'no'} partition",
-                where="verify_partitions",
-                fix="every op but End belongs to exactly one partition",
-            )
-        for tensor in op.inputs:
-            maker = graph.producer(tensor.id)
-            if maker is not None and op.id in place and place[maker.id] > place[op.id]:
-                raise _broken(partitions[place[op.id]], f"needs {tensor.label} before partition {place[maker.id]} ran")
-    outputs = {t.id for t in graph.outputs}
-    for part in partitions:
-        _verify_one(graph, outputs, part)
-
-
-def _verify_one(graph: Graph, outputs: set[int], part: Partition) -> None:
-    inputs, constants = _read_from_outside(part.ops)
-    needed = _needed_outside(graph, outputs, part.ops)
-    ports = (part.input_ports, part.constants, part.output_ports)
-    for given, right, what in zip(
-        ports, (inputs, constants, needed), ("input ports", "constants", "output ports"), strict=True
-    ):
-        if [t.id for t in given] != [t.id for t in right]:
-            raise _broken(part, f"has {what} {[t.id for t in given]} instead of {[t.id for t in right]}")
-    inside = {op.id for op in part.ops}
-    if any(op.id not in inside for unit in part.unit_matches for op in unit.ops):
-        raise _broken(part, "names a unit that reaches outside")
-    if part.kind == FUSED and not _connected(part.ops):
-        raise _broken(part, "is fused, but not connected")
-
-
-def _connected(ops: Sequence[Op]) -> bool:
-    """Whether all ops hang together by the values that they make and read."""
-    touching: dict[int, list[Op]] = {}
-    for op in ops:
-        for tensor in (*op.inputs, *op.outputs):
-            touching.setdefault(tensor.id, []).append(op)
-    seen, waiting = {ops[0].id}, [ops[0]]
-    while waiting:
-        op = waiting.pop()
-        for tensor in (*op.inputs, *op.outputs):
-            for other in touching.pop(tensor.id, ()):
-                if other.id not in seen:
-                    seen.add(other.id)
-                    waiting.append(other)
-    return len(seen) == len(ops)
-
-
-def _broken(part: Partition, what: str) -> InvalidGraph:
-    return InvalidGraph(f"partition {part.id} {what}", where=repr(part), fix="report this graph: the partitioner erred")

@@ -203,15 +203,15 @@ def test_a_file_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
 
 
 def test_many_ops_take_time_in_proportion(tmp_path: Path) -> None:
-    """A hundred thousand in seconds, a million in tens of them; measured in time of this process."""
+    """Loaded and cut: a hundred thousand in seconds, a million in tens of them; in time of this process."""
     times = {}
     for count in (2_000, 8_000):
         ops = ",".join([json.dumps(op(i, "Abs", [tensor(i)], [tensor(i + 1)])) for i in range(count)])
         (tmp_path / "graph.json").write_text(json.dumps(document())[:-2] + ops + "]}")
         start = time.process_time()
-        og.onednn.load(tmp_path / "graph.json")
+        assert og.onednn.load(tmp_path / "graph.json").get_partitions()
         times[count] = (time.process_time() - start) / count
-    assert times[8_000] < 2 * times[2_000] and times[8_000] < 250e-6
+    assert times[8_000] < 2 * times[2_000] and times[8_000] < 400e-6
 
 
 def test_a_cycle_through_many_ops_is_found_without_recursion(tmp_path: Path) -> None:
