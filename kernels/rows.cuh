@@ -1,11 +1,11 @@
 #pragma once
 #include "sums.cuh"
 
-// The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. A group of
-// T threads takes a row: up to a warp of them, several groups to a block; more than a warp, one to a block. The row is
-// walked once for each reduction that waits for another. Where it is `held`, its operands are read once, P packs of V
-// neighbours by each thread, and wait in registers, as do values that passes keep for each other; longer rows are read
-// again.
+// The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. A group
+// of T threads takes a row: up to a warp of them, several groups to a block; more than a warp, one to a block. The row
+// is walked once for each reduction that waits for another. Where it is `held`, its operands are read once, P packs of
+// V neighbours by each thread, and wait in registers, as do values that passes keep for each other; longer rows are read
+// again, and where they are few, several blocks take pieces of each.
 //
 // No atomics. A thread joins its own packs, the threads of a warp meet in a butterfly of shuffles, which gives all of
 // them the same bits, and warps in shared memory: one order whatever the grid. Where something is added up over rows
@@ -74,26 +74,37 @@ template <class J, int n, class T> OG_FN T met(T x) {
 
 // The first n of x become those of all threads of a row, joined as `J` says. Warps meet in two places by turns: before
 // one writes to a place again, all have met in the other.
-template <class T, int threads, int most> struct Meeting {
-  static constexpr int warps = threads > warp_size ? threads / warp_size : 1;
-  double (*place)[most][warps];
+template <class T, int threads, int most, int beside> struct Meeting {
+  static constexpr bool warps = beside == 1 && threads > warp_size, shared = warps || (beside > 1 && threads > 1);
+  static constexpr int slots = warps ? threads / warp_size : beside > 1 ? threads * beside : 1;
+  double (*place)[most][slots];
   int turn;
   template <class J, int n> OG_FN void meet(T (&x)[most]) {
+    const int thread = (int)threadIdx.x;
     each<n>([&](auto k) {
       using Own = typename J::template Of<k.value>;
       typename Own::template Wide<T> wide = x[k.value];
-      wide = met<Own, (threads < warp_size ? threads : warp_size)>(wide);
-      if constexpr (threads > warp_size) {
-        if ((int)threadIdx.x % warp_size == 0) place[turn][k.value][(int)threadIdx.x / warp_size] = (double)wide;
+      if constexpr (beside == 1) wide = met<Own, (warps ? warp_size : threads)>(wide);
+      if constexpr (warps) {
+        if (thread % warp_size == 0) place[turn][k.value][thread / warp_size] = (double)wide;
+      } else if constexpr (shared) {
+        place[turn][k.value][thread] = (double)wide;
       }
       x[k.value] = (T)wide;
     });
-    if constexpr (threads > warp_size) {
+    if constexpr (shared) {
       __syncthreads();
       each<n>([&](auto k) {
         using Own = typename J::template Of<k.value>;
         using Wide = typename Own::template Wide<T>;
-        x[k.value] = (T)met<Own, warps>((Wide)place[turn][k.value][(int)threadIdx.x % warps]);
+        const double* own = place[turn][k.value];
+        if constexpr (warps) {
+          x[k.value] = (T)met<Own, slots>((Wide)own[thread % slots]);
+        } else {
+          Wide total = (Wide)own[thread % beside];
+          OG_UNROLL for (int t = 1; t < threads; ++t) total = Own::of(total, (Wide)own[t * beside + thread % beside]);
+          x[k.value] = (T)total;
+        }
       });
       turn ^= 1;
     }
@@ -117,10 +128,10 @@ OG_FN float times(float x, Inverse inverse) { return x * inverse.scale * inverse
 // ---- the space -------------------------------------------------------------------------------------------------
 
 // Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: those of rows, then those of a row.
-// packs: of a row, and of one run of it. part[k]: where in `work` sum k leaves what groups add up to; -1: there is one
-// group, which completes it.
+// packs: of a row, of one run of it, and of a piece, where several blocks take a row. part[k]: where in `work` sum k
+// leaves what groups add up to; -1: there is one group, which completes it.
 template <int rank, int operands, int sums> struct RowSpace {
-  i64 rows, chunk, length, packs, run_packs;
+  i64 rows, chunk, length, packs, run_packs, pieces, piece_packs;
   i64 part[sums > 0 ? sums : 1];
   i64 extent[rank];
   i64 strides[operands][rank];
@@ -137,25 +148,34 @@ OG_FN void move_along(const RowSpace<rank, operands, sums>& space, I at, i64 (&o
 }
 
 // One group of threads at work on one row after the other.
-template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int rank, int operands,
-          int sums>
+template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int beside, int rank,
+          int operands, int sums>
 struct RowGroup {
   using Space = RowSpace<rank, operands, sums>;
   using Addend = typename F::Addend;
   using Packs = typename F::template Packs<V>;
   static constexpr int most = F::most > 0 ? F::most : 1, terms = F::terms > 0 ? F::terms : 1;
+  static constexpr int threads = T, abreast = beside;
+  static constexpr int groups = beside > 1 ? beside : T > warp_size ? 1 : block_size / T;  // of a block
 
   void* const* base;
   const Space* space;
-  Meeting<Addend, T, most> meeting;
-  int lane;
+  Meeting<Addend, T, most, beside> meeting;
+  int lane;  // of the T threads
   bool inside;  // of the space; a group beyond goes through the motions of the last row, for the others of its warp
+  I end;        // of the packs that it takes
   i64 offset[operands];
   F f;
   Packs pack[P];
   Addend added[F::sums > 0 ? F::sums : 1][P][V];
 
-  OG_FN bool exists(I q) const { return whole || q < (I)space->packs; }
+  OG_FN void start() {
+    i64 step[operands];
+    OG_UNROLL for (int k = 0; k < operands; ++k) step[k] = space->strides[k][rank - 1];
+    f.steps(step);
+  }
+
+  OG_FN bool exists(I q) const { return whole || q < end; }
 
   // The column of pack q of the row, within its run, to which `f` is moved.
   OG_FN i64 column(I q) {
@@ -218,6 +238,28 @@ struct RowGroup {
         [&](auto k) { total[k.value] = Join<F::how(pass, k.value)>::template nothing<Addend>(); });
   }
 
+  // What packs from `first` on add to the reductions of a pass, of a row that is not held.
+  template <int pass> OG_FN void walk(I first, Addend (&total)[most]) {
+    double whole_way[most];  // sums of stretches are added up in double
+    each<F::reductions(pass)>([&](auto k) { whole_way[k.value] = (double)total[k.value]; });
+    OG_ROLLED for (; first < end; first += P * T) {
+      Addend part[most];
+      nothing<pass>(part);
+      fetch<pass, Reading::again>(first);
+      compute<pass>(first, part);
+      each<F::reductions(pass)>([&](auto k) {
+        using J = Join<F::how(pass, k.value)>;
+        using Wide = typename J::template Wide<Addend>;
+        whole_way[k.value] = (double)J::of((Wide)whole_way[k.value], (Wide)part[k.value]);
+      });
+    }
+    each<F::reductions(pass)>([&](auto k) { total[k.value] = (Addend)whole_way[k.value]; });
+  }
+
+  template <int pass> OG_FN void meet(Addend (&total)[most]) {
+    meeting.template meet<Reducing<F, pass>, F::reductions(pass)>(total);
+  }
+
   template <int pass = 0> OG_FN void passes() {
     if constexpr (pass < F::passes) {
       Addend total[most];
@@ -226,39 +268,88 @@ struct RowGroup {
         if constexpr (pass > 0) fetch<pass, Reading::once>(0);  // the first pass's are under way
         compute<pass>(0, total);
       } else {
-        const I packs = (I)space->packs;
-        OG_ROLLED for (I first = 0; first < packs; first += P * T) {
-          // What a stretch adds up to on its own: sums of sums lose less than one long chain.
-          Addend part[most];
-          nothing<pass>(part);
-          fetch<pass, Reading::again>(first);
-          compute<pass>(first, part);
-          each<F::reductions(pass)>([&](auto k) {
-            total[k.value] = Join<F::how(pass, k.value)>::of(total[k.value], part[k.value]);
-          });
-        }
+        walk<pass>(0, total);
       }
       if constexpr (F::reductions(pass) > 0) {
-        meeting.template meet<Reducing<F, pass>, F::reductions(pass)>(total);
+        meet<pass>(total);
         f.template reduced<pass>(total, (Addend)space->length);
       }
       passes<pass + 1>();
     }
   }
 
-  OG_FN void row(i64 number) {
+  // Moves to a row; what changes with rows follows behind the first loads.
+  OG_FN void find(i64 number) {
     inside = number < space->rows;
+    end = (I)space->packs;
     OG_UNROLL for (int k = 0; k < operands; ++k) offset[k] = 0;
     if constexpr (rank > row_rank)
       move_along<I, 0, rank - row_rank>(*space, (I)(inside ? number : space->rows - 1), offset);
     f.move(base, offset);
-    if constexpr (held) fetch<0, Reading::once>(0);  // before what changes once a row, which would keep loads waiting
+  }
+  OG_FN void begin() {
     f.call();
     if constexpr (row_rank > 1) f.move(base, offset);
     f.row();
+  }
+
+  OG_FN void row(i64 number) {
+    find(number);
+    if constexpr (held) fetch<0, Reading::once>(0);
+    begin();
     passes();
     if constexpr (row_rank > 1) f.move(base, offset);
     if (lane == 0 && inside) f.finish();
+  }
+
+  // ---- one row in pieces: a stage for each pass, and one for the results of rows
+
+  static constexpr int reductions_before(int pass) {
+    int n = 0;
+    for (int p = 0; p < pass; ++p) n += F::reductions(p);
+    return n;
+  }
+  OG_FN i64 place_of(i64 number, i64 piece) const {
+    return (number * space->pieces + piece) * reductions_before(F::passes);
+  }
+
+  // What follows from the stages before this one.
+  template <int stage, int pass = 0> OG_FN void restore(i64 number, const double* work) {
+    if constexpr (pass < stage && F::reductions(pass) > 0) {
+      Addend total[most];
+      nothing<pass>(total);
+      if (inside) {
+        OG_ROLLED for (i64 piece = lane; piece < space->pieces; piece += T) {
+          const double* left = work + place_of(number, piece) + reductions_before(pass);
+          each<F::reductions(pass)>([&](auto k) {
+            total[k.value] = Join<F::how(pass, k.value)>::of(total[k.value], (Addend)left[k.value]);
+          });
+        }
+      }
+      meet<pass>(total);
+      f.template reduced<pass>(total, (Addend)space->length);
+    }
+    if constexpr (pass < stage) restore<stage, pass + 1>(number, work);
+  }
+
+  template <int stage> OG_FN void piece(i64 number, i64 piece, double* work) {
+    find(number);
+    begin();
+    restore<stage>(number, work);
+    if constexpr (stage == F::passes) {
+      if (lane == 0 && inside) f.finish();
+    } else {
+      const i64 first = piece * space->piece_packs, last = first + space->piece_packs;
+      end = (I)(last < space->packs ? last : space->packs);
+      Addend total[most];
+      nothing<stage>(total);
+      walk<stage>((I)first, total);
+      if constexpr (F::reductions(stage) > 0) {
+        meet<stage>(total);
+        double* left = work + place_of(number, piece) + reductions_before(stage);
+        if (lane == 0 && inside) OG_UNROLL for (int k = 0; k < F::reductions(stage); ++k) left[k] = (double)total[k];
+      }
+    }
   }
 
   // What the group has added up over its rows.
@@ -292,26 +383,32 @@ struct RowGroup {
   }
 };
 
-// held: a row fits into P packs of each of its T threads; whole: it fills them; small: bits of the operands that do not
-// wait in registers.
-template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int rank, int operands,
-          int sums>
-OG_FN void reduce_rows(void* const* base, const RowSpace<rank, operands, sums>& space, typename F::Addend* work) {
-  using Group = RowGroup<F, V, P, T, held, whole, small, I, row_rank, rank, operands, sums>;
-  constexpr int groups = T > warp_size ? 1 : block_size / T;
-  Group g;
-  if constexpr (T > warp_size) {
-    __shared__ double place[2][Group::most][T / warp_size];
+// A group at the start, and which of its block's it is. beside > 1: neighbouring threads take neighbouring rows, so
+// many of them, since memory runs along these, and the T threads of a row meet in shared memory alone.
+template <class Group, class Space> OG_FN i64 set_up(Group& g, void* const* base, const Space& space) {
+  constexpr int T = Group::threads, beside = Group::abreast;
+  if constexpr (decltype(g.meeting)::shared) {
+    __shared__ double place[2][Group::most][decltype(g.meeting)::slots];
     g.meeting.place = place;
     g.meeting.turn = 0;
   }
   g.base = base;
   g.space = &space;
-  g.lane = (int)threadIdx.x % T;
-  i64 step[operands];
-  OG_UNROLL for (int k = 0; k < operands; ++k) step[k] = space.strides[k][rank - 1];
-  g.f.steps(step);
-  const i64 group = (i64)blockIdx.x * groups + (int)threadIdx.x / T;
+  g.start();
+  const int thread = (int)threadIdx.x;
+  g.lane = beside > 1 ? thread / beside : thread % T;
+  return beside > 1 ? thread % beside : thread / T;
+}
+
+// held: a row fits into P packs of each of its T threads; whole: it fills them; small: bits of the operands that do not
+// wait in registers.
+template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int beside, int rank,
+          int operands, int sums>
+OG_FN void reduce_rows(void* const* base, const RowSpace<rank, operands, sums>& space, typename F::Addend* work) {
+  using Group = RowGroup<F, V, P, T, held, whole, small, I, row_rank, beside, rank, operands, sums>;
+  Group g;
+  const i64 own = set_up(g, base, space);
+  const i64 group = (i64)blockIdx.x * Group::groups + own;
   if constexpr (F::sums == 0) {
     g.row(group);
   } else {
@@ -322,6 +419,17 @@ OG_FN void reduce_rows(void* const* base, const RowSpace<rank, operands, sums>& 
     g.inside = group * space.chunk < space.rows;
     g.leave((I)group, work);
   }
+}
+
+// One stage of few long rows, each of which `pieces` blocks share: what passes make of the pieces is left in `work`,
+// and every block of the next stage joins it in the same order.
+template <class F, int V, int P, int T, u64 small, class I, int row_rank, int beside, int stage, int rank, int operands>
+OG_FN void reduce_pieces(void* const* base, const RowSpace<rank, operands, 0>& space, double* work) {
+  using Group = RowGroup<F, V, P, T, false, false, small, I, row_rank, beside, rank, operands, 0>;
+  Group g;
+  const i64 own = set_up(g, base, space);
+  const i64 pieces = stage == F::passes ? 1 : space.pieces, block = (i64)blockIdx.x / pieces;
+  g.template piece<stage>(block * Group::groups + own, (i64)blockIdx.x - block * pieces, work);
 }
 
 }  // namespace og

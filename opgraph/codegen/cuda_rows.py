@@ -12,6 +12,7 @@ from opgraph.ir import dtypes
 from opgraph.loops.apart import sums_apart, without_sums
 from opgraph.loops.layout import CONTIGUOUS, KEPT, Layout
 from opgraph.loops.loop import Loop
+from opgraph.loops.passes import pass_counts
 from opgraph.loops.tiles import BLOCK_SIZE, Tiling, sums_of
 
 _WARP = 32
@@ -24,6 +25,9 @@ _WANTED, _INSTRUCTIONS = 64, 4096
 _SEGMENT = 64  # bytes that neighbouring threads load of a row together, at least
 #: Where something is added up over rows: rows that a group takes, at least, and groups' blocks, about.
 _CHUNK, _BLOCKS = 16, 512
+#: Where rows make fewer blocks than this, blocks share a row, in pieces of so many elements at least.
+_FEW_BLOCKS, _PIECE = 128, 16384
+_SHARED = 40 * 1024  # bytes of shared memory of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class RowCut:
         whole: whether all threads have P packs.
         small: bits of the operands that are the same for all rows, and read again in each pass.
         narrow: places are found in 32-bit arithmetic.
+        beside: neighbouring rows that neighbouring threads take; 1: neighbouring threads share a row.
+        pieces: blocks that share a row.
     """
 
     vector: int
@@ -47,10 +53,14 @@ class RowCut:
     whole: bool
     small: int
     narrow: bool
+    beside: int = 1
+    pieces: int = 1
 
     @property
     def groups(self) -> int:
         """Rows that a block takes side by side."""
+        if self.beside > 1:
+            return self.beside
         return 1 if self.threads > _WARP else BLOCK_SIZE // self.threads
 
     @property
@@ -65,7 +75,8 @@ def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
     Args:
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
-    vector = packed_vector(loop, layout, alignment)
+    beside = _runs_across(loop, layout)
+    vector = 1 if beside else packed_vector(loop, layout, alignment)
     while layout.dims[-1] % vector:
         vector //= 2
     packs = prod(layout.dims[-layout.row_rank :]) // vector
@@ -75,9 +86,42 @@ def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
     types = [*(x.dtype for x in loop.loads), *(x.dtype for x in loop.stores)]
     kinds = layout.variant.operands
     moving = [dtypes.BY_NAME[t].itemsize for t, kind in zip(types, kinds, strict=True) if kind == CONTIGUOUS]
-    threads, each, fits = _threads(packs, vector, held, min(moving, default=4))
+    if beside:
+        threads, each, fits = _threads_beside(packs, held, pass_counts(loop)[2])
+    else:
+        threads, each, fits = _threads(packs, vector, held, min(moving, default=4))
     narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
-    return RowCut(vector, each, threads, fits, packs == threads * each, sum(1 << i for i in small), narrow)
+    cut = RowCut(vector, each, threads, fits, packs == threads * each, sum(1 << i for i in small), narrow)
+    cut = replace(cut, beside=BLOCK_SIZE // threads) if beside else cut
+    blocks = -(-prod(layout.dims[:outer]) // cut.groups)
+    if fits or blocks >= _FEW_BLOCKS:
+        return cut
+    return replace(cut, pieces=max(min(-(-_BLOCKS // max(blocks, 1)), packs * vector // _PIECE), 1))
+
+
+def _runs_across(loop: Loop, layout: Layout) -> bool:
+    """Whether memory runs along neighbouring rows rather than along a row, for most operands that move along both."""
+    outer, read = len(layout.dims) - layout.row_rank, loop.reads()
+    if not outer:
+        return False
+    votes = 0
+    for i, strides in enumerate(layout.strides):
+        if strides[-1] and strides[outer - 1] and (i >= len(loop.loads) or loop.loads[i].name in read):
+            votes += (abs(strides[outer - 1]) < abs(strides[-1])) * 2 - 1
+    return votes > 0
+
+
+def _threads_beside(packs: int, held: Held, most_reductions: int) -> tuple[int, int, bool]:
+    """The same where neighbouring threads take neighbouring rows: a warp, at least, of these."""
+    registers = max(held.waiting // 4, 1)
+    room = _FEWER if held.is_wide else _REGISTERS
+    most = max(min(room // registers, _INSTRUCTIONS // max(held.instructions, 1), 32), 1)
+    wanted = max(min(_WANTED // max(held.loaded, 1), most), 1)
+    # All threads meet in shared memory, in two places by turns.
+    fits = 2 * 8 * BLOCK_SIZE * most_reductions <= _SHARED
+    threads = min(_power_of_two(-(-packs // wanted)), BLOCK_SIZE // _WARP if fits else 1)
+    each = max(-(-packs // threads), 1)
+    return (threads, each, True) if each <= most else (threads, wanted, False)
 
 
 def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, int, bool]:
@@ -106,7 +150,7 @@ def adds_up(layout: Layout, cut: RowCut) -> bool:
     """Whether the kernel of rows adds up the sums of a layout, too: those over all rows, where rows are held."""
     outer = len(layout.dims) - layout.row_rank
     over_all = not any(any(layout.strides[i][:outer]) for i in sums_of(layout))
-    return cut.held and layout.row_rank == 1 and over_all
+    return cut.held and cut.beside == 1 and layout.row_rank == 1 and over_all
 
 
 def row_launches(loop: Loop, layout: Layout, *, alignment: int = 16) -> list[SumLaunch]:
@@ -119,14 +163,14 @@ def row_launches(loop: Loop, layout: Layout, *, alignment: int = 16) -> list[Sum
     """
     if layout.size == 0:
         rest = without_sums(loop, layout)
-        return [row_launch(*rest, alignment=alignment)] if rest else []
+        return row_launch(*rest, alignment=alignment) if rest else []
     if sums_of(layout) and not adds_up(layout, row_cut(loop, layout, alignment=alignment)):
         return _apart(loop, layout, alignment)
-    return [row_launch(loop, layout, tuple(range(len(loop.stores))), alignment=alignment)]
+    return row_launch(loop, layout, tuple(range(len(loop.stores))), alignment=alignment)
 
 
-def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment: int = 16) -> SumLaunch:
-    """The launch for a layout with rows, of at least one row.
+def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment: int = 16) -> list[SumLaunch]:
+    """The launch for a layout with rows, of at least one row; one for each stage where blocks share rows.
 
     Args:
         stores: which stores of the caller's loop those of `loop` are.
@@ -135,7 +179,7 @@ def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment
     cut = row_cut(loop, layout, alignment=alignment)
     sums = sums_of(layout)
     assert not sums or adds_up(layout, cut), "sums that the kernel of rows does not add up"
-    rank, operands, outer = len(layout.dims), len(layout.strides), len(layout.dims) - layout.row_rank
+    outer = len(layout.dims) - layout.row_rank
     rows, length = prod(layout.dims[:outer]), prod(layout.dims[outer:])
     chunk = max(_CHUNK, -(-rows // (_BLOCKS * cut.groups))) if sums else 1
     chunks = -(-rows // chunk)
@@ -147,28 +191,16 @@ def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment
         work += -(-each * chunks // cut.vector) * cut.vector  # packs are left in one access
     parts = parts or [-1] * len(sums)
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
-    template = f"<{rank}, {operands}, {len(sums)}>"
-    chosen = [str(n) for n in (cut.vector, cut.packs, cut.threads)]
-    chosen += ["true" if flag else "false" for flag in (cut.held, cut.whole)]
-    chosen += [f"{cut.small}ull", "og::u32" if cut.narrow else "og::i64", str(layout.row_rank)]
-    # Where a block takes many rows or packs one after the other, a compiler that saves registers for a second block
-    # spills (sm_80), or asks for some operands late.
-    bounds = f"{cut.block}, 1" if sums or not cut.held else f"{cut.block}"
-    text = [
-        f'extern "C" __global__ void __launch_bounds__({bounds}) '
-        f"ENTRY({', '.join(f'void* {n}' for n in names)}, const og::RowSpace{template} space, void* work) {{",
-        f"  void* const base[] = {{{', '.join(names)}}};",
-        f"  og::reduce_rows<Fused, {', '.join(chosen)}>(base, space, (Fused::Addend*)work);",
-        "}",
-    ]
     tiling = Tiling((*range(outer),), 0, (0, 0), 1, rows, length, chunk, length, tuple(parts), work)
     blocks, left = totals_words(layout, tiling) if sums else (0, ())
+    text = _entries(loop, layout, cut, names)
     if blocks:
         text += totals_entry([names[i] for i in sums], tiling)
     source = source_of(loop, layout.variant, "rows.cuh", "\n".join(text))
-    words = [rows, chunk, length, length // cut.vector, layout.dims[-1] // cut.vector, *(parts or [0]), *layout.dims]
-    words += [step for strides in layout.strides for step in strides]
-    return SumLaunch(
+    packs = length // cut.vector
+    words = [rows, chunk, length, packs, layout.dims[-1] // cut.vector, cut.pieces, -(-packs // cut.pieces)]
+    words += [*(parts or [0]), *layout.dims, *(step for strides in layout.strides for step in strides)]
+    launch = SumLaunch(
         source=source,
         totals=second_stage(source) if blocks else None,
         stores=stores,
@@ -180,19 +212,59 @@ def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment
         places=(*range(len(loop.loads)), *(len(loop.loads) + i for i in stores)),
         threads=cut.block,
     )
+    if cut.pieces == 1:
+        return [launch]
+    work, shared = rows * cut.pieces * pass_counts(loop)[1], launch.blocks[0]
+    made = []
+    for stage in range(_stages(loop)):
+        grid = shared if stage == pass_counts(loop)[0] else shared * cut.pieces
+        entry = source if stage == 0 else replace(source, entry=f"{source.entry}_{stage}")
+        made.append(replace(launch, source=entry, blocks=(grid, 0), work=work, addend="f64"))
+    return made
+
+
+def _stages(loop: Loop) -> int:
+    """Of rows in pieces: one for each pass, and one for the results of rows."""
+    return pass_counts(loop)[0] + any(s.per_row != "" for s in loop.stores)
+
+
+def _entries(loop: Loop, layout: Layout, cut: RowCut, names: list[str]) -> list[str]:
+    """The entry points: one, or that of each stage."""
+    sums, operands = len(sums_of(layout)), len(layout.strides)
+    chosen = [str(n) for n in (cut.vector, cut.packs, cut.threads)]
+    chosen += ["true" if flag else "false" for flag in (cut.held, cut.whole)] if cut.pieces == 1 else []
+    index = "og::u32" if cut.narrow else "og::i64"
+    chosen += [f"{cut.small}ull", index, str(layout.row_rank), str(cut.beside)]
+    # Where a block takes many rows or packs one after the other, a compiler that saves registers for a second block
+    # spills (sm_80), or asks for some operands late.
+    bounds = f"{cut.block}, 1" if sums or not cut.held else f"{cut.block}"
+    text = []
+    for stage in range(_stages(loop) if cut.pieces > 1 else 1):
+        call = f"reduce_rows<Fused, {', '.join(chosen)}>(base, space, (Fused::Addend*)work)"
+        if cut.pieces > 1:
+            call = f"reduce_pieces<Fused, {', '.join([*chosen, str(stage)])}>(base, space, (double*)work)"
+        text += [
+            f'extern "C" __global__ void __launch_bounds__({bounds}) '
+            f"ENTRY{f'_{stage}' if stage else ''}({', '.join(f'void* {n}' for n in names)}, "
+            f"const og::RowSpace<{len(layout.dims)}, {operands}, {sums}> space, void* work) {{",
+            f"  void* const base[] = {{{', '.join(names)}}};",
+            f"  og::{call};",
+            "}",
+        ]
+    return text
 
 
 def _apart(loop: Loop, layout: Layout, alignment: int) -> list[SumLaunch]:
     parts, loads = sums_apart(loop, layout), len(loop.loads)
     adding = sum_launches(*parts.sums, alignment=alignment)
-    # The row values lie behind what sums leave, each from a multiple of 256 bytes on.
-    room = max(item.bytes for item in adding)
+    making = row_launch(*parts.values, (), alignment=alignment) if parts.values is not None else []
+    # The row values lie behind what these leave, each from a multiple of 256 bytes on.
+    room = max(item.bytes for item in (*adding, *making))
     rows = prod(layout.dims[: len(layout.dims) - layout.row_rank])
     starts = [-(-room // 256) * 256 + k * -(-rows * 8 // 256) * 256 for k in range(parts.count)]
     room = starts[-1] + rows * 8 if starts else room
     made = []
-    if parts.values is not None:
-        item = row_launch(*parts.values, (), alignment=alignment)
+    for item in making:
         places = (*range(loads), *[None] * parts.count)
         inside = tuple((loads + k, start) for k, start in enumerate(starts))
         made.append(replace(item, places=places, inside=inside, room=room))
@@ -202,7 +274,7 @@ def _apart(loop: Loop, layout: Layout, alignment: int) -> list[SumLaunch]:
         inside = tuple((loads + k, start) for k, start in enumerate(starts))
         made.append(replace(item, stores=stores, sums=sums, places=places, inside=inside, room=room))
     if parts.rest is not None:
-        made.append(row_launch(*parts.rest, parts.others, alignment=alignment))
+        made += row_launch(*parts.rest, parts.others, alignment=alignment)
     return made
 
 

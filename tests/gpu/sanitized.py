@@ -51,8 +51,9 @@ def graphs() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
     mask = "graph(x: f32[n]) -> (y)\n  %0 = Greater(x, 0.0)\n  y: u8[n] = TypeCast(%0)"
     found.append((og.parse(mask), {"x": (4099,)}))
     found += rows()
-    channels = "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=0)"  # of a library
-    found.append((og.parse(channels), {"x": (257, 333)}))
+    found.append(
+        (og.parse("graph(x: f32[n,k], z: f32[k,m]) -> (y)\n  y = MatMul(x, z)"), {"x": (33, 40), "z": (40, 7)})
+    )
     return found
 
 
@@ -67,6 +68,10 @@ def rows() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
         found.append((trained, {"x": shape, "w": shape[1:], "d_y": shape}))
     batch = "graph(x: f32[n,c,h]) -> (y, m)\n  m = ReduceMean(x, axes=[0,2], keep_dims=true)\n  y = Subtract(x, m)"
     found.append((og.parse(batch), {"x": (9, 5, 40)}))
+    columns = "graph(x: f32[n,c]) -> (y, m)\n  y = SoftMax(x, axis=0)\n  m = ReduceMax(x, axes=[0])"
+    for shape in ((37, 90), (2000, 33), (40_000, 3)):  # neighbouring rows side by side; in pieces
+        found.append((og.parse(columns), {"x": shape}))
+    found.append((og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=1)"), {"x": (2, 100_001)}))
     return found
 
 

@@ -99,7 +99,7 @@ def test_other_rows_and_sums(any_memory: Any, name: str) -> None:
     feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
     got = called(any_memory, compiled(text, "f64"), feeds)
     for key, want in as_dict(og.evaluate(og.parse(text.format(t="f64")), feeds)).items():
-        np.testing.assert_allclose(got[key], want, rtol=1e-12, atol=1e-12, err_msg=key)
+        np.testing.assert_allclose(got[key], want, rtol=1e-11, atol=1e-11, err_msg=key)
 
 
 @pytest.mark.parametrize("name", [n for n in VIEWS if n != "backwards"])  # torch has no negative strides
