@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from opgraph.partition.examples import graph_of
-from opgraph.partition.halves import half_of
 from opgraph.partition.search import Match
+from opgraph.partition.spellings import half_of, sigmoid_of_minus
 from opgraph.partition.units import Rule
 
 # The sizes of things. sqrt(2/pi), sqrt(2) and sqrt(1/2) to f64's precision; exporters round them to the graph's dtype.
@@ -37,9 +37,7 @@ def _is_not_f64(match: Match) -> bool:
 INNER: tuple[Rule, ...] = (
     Rule(
         name="sigmoid",
-        pattern="OneOf(Reciprocal(Add(1, Exp({e}))), Divide(1, Add(1, Exp({e}))))".replace(
-            "{e}", "OneOf(Neg(x), Subtract(0, x))"
-        ),
+        pattern=sigmoid_of_minus("OneOf(Neg(x), Subtract(0, x))"),
         becomes="Sigmoid(x)",
         takes=graph_of("Reciprocal(Add(1, Exp(Neg(x))))"),
         leaves=graph_of("Reciprocal(Add(2, Exp(Neg(x))))"),
@@ -47,7 +45,7 @@ INNER: tuple[Rule, ...] = (
     ),
     Rule(
         name="sigmoid",
-        pattern="OneOf(Reciprocal(Add(1, Exp(Multiply(x, $c)))), Divide(1, Add(1, Exp(Multiply(x, $c)))))",
+        pattern=sigmoid_of_minus("Multiply(x, $c)"),
         becomes="Sigmoid(x)",
         given={"alpha": (-1.0, "c")},
         takes=graph_of("Divide(1, Add(1, Exp(Multiply(x, -1.5))))"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opgraph.partition.examples import graph_of
-from opgraph.partition.halves import half_of
+from opgraph.partition.spellings import half_of, sigmoid_of_minus
 from opgraph.partition.units import Rule
 
 #: Ways to write -k x; what x sigmoid(k x) then becomes, its alpha as a product, and an example.
@@ -41,7 +41,7 @@ def _swish_by_division() -> Iterator[Rule]:
         if index in _NO_SIGMOID:
             yield Rule(
                 name="swish",
-                pattern=f"Multiply(x, OneOf(Reciprocal(Add(1, Exp({minus_kx}))), Divide(1, Add(1, Exp({minus_kx})))))",
+                pattern=f"Multiply(x, {sigmoid_of_minus(minus_kx)})",
                 becomes=becomes,
                 given={"alpha": alpha},
                 takes=graph_of(f"Multiply(x, Reciprocal({one_plus}))", dtype="f64"),

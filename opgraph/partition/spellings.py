@@ -1,4 +1,4 @@
-"""A piece of pattern that GELU and swish share."""
+"""Pieces of patterns that several units share, in every spelling."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ def half_of(value: str) -> str:
         f"OneOf(Multiply(0.5, x, {one}), Divide(Multiply(x, {one}), 2), Multiply(Divide(x, 2), {one}), "
         f"Multiply(x, Divide({one}, 2)), Add({half}, {part}), Multiply(0.5, {both}), Divide({both}, 2))"
     )
+
+
+def inverse_of(value: str) -> str:
+    """1 / value."""
+    return f"OneOf(Reciprocal({value}), Divide(1, {value}))"
+
+
+def sigmoid_of_minus(value: str) -> str:
+    """1 / (1 + exp(value)), spelled out."""
+    return inverse_of(f"Add(1, Exp({value}))")
