@@ -199,6 +199,14 @@ template <class S> OG_FN auto gather_lanes(const S* p, i64 step, i64 n) {
   for (i64 i = 0; i < n; ++i) x[i] = p[i * step];
   return load_lanes(x, lane_count);
 }
+OG_FN floats gather_lanes(const float* p, i64 step, i64 n) {
+  if (n < lane_count) return gather_lanes<float>(p, step, n);
+  // In registers: what was just stored in 16 pieces is not soon loaded as one.
+  const float *q = p + 4 * step, *r = q + 4 * step, *s = r + 4 * step;
+  const i64 two = 2 * step, three = 3 * step;
+  return (floats16){p[0], p[step], p[two], p[three], q[0], q[step], q[two], q[three],
+                    r[0], r[step], r[two], r[three], s[0], s[step], s[two], s[three]};
+}
 template <class S, class V> OG_FN void scatter_lanes(S* p, i64 step, V x, i64 n) {
   S y[lane_count];
   store_lanes(y, x, lane_count);

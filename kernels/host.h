@@ -55,6 +55,34 @@ template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
   }
 }
 
+// A transposed operand has its neighbours in the next row. Of such operands, tiles are walked instead of rows: what a row
+// reads with its neighbours is still in the first cache (128 lines of 64 bytes) when the next row comes to it.
+enum { tile_rows = 16, tile_columns = 128 };
+OG_FN bool is_turned(const Space& space, int operands) {
+  if (space.rank < 2 || space.inner <= tile_columns) return false;
+  for (int k = 0; k < operands; ++k) {
+    const i64* step = space.strides + (k + 1) * space.rank - 2;
+    const i64 down = step[0] < 0 ? -step[0] : step[0], along = step[1] < 0 ? -step[1] : step[1];
+    if (down != 0 && down < along) return true;
+  }
+  if (space.rank < 2 || space.inner <= tile_columns) return false;
+}
+
+// The first `rows` rows from those offsets on.
+template <class F> OG_FN void tiles(F f, const Space& space, const i64* offset, i64 rows) {
+  constexpr int n = F::operands;
+  for (i64 column = 0; column < space.inner; column += tile_columns) {
+    const i64 end = column + tile_columns < space.inner ? column + tile_columns : space.inner;
+    for (i64 r = 0; r < rows; ++r) {
+      i64 moved[n];
+      for (int k = 0; k < n; ++k) moved[k] = offset[k] + r * space.strides[(k + 1) * space.rank - 2];
+      f.move(space.base, moved);
+      f.row();
+      span(f, column, end);
+    }
+  }
+}
+
 // Elements [begin, end) of the space, in row-major order.
 template <class F> void range(const Space& space, i64 begin, i64 end) {
   constexpr int n = F::operands;
@@ -74,12 +102,23 @@ template <class F> void range(const Space& space, i64 begin, i64 end) {
   f.steps(step);
   f.move(space.base, offset);
   f.call();
+  const bool turned = is_turned(space, n);
   while (begin < end) {
     const i64 length = end - begin < inner - column ? end - begin : inner - column;
-    f.move(space.base, offset);
-    f.row();
-    span(f, column, column + length);
-    begin += length;
+    i64 rows = turned && column == 0 ? (end - begin) / inner : 1;
+    if (rows > 1) {
+      const i64 left = space.dims[rank - 2] - at[rank - 2], most = left < tile_rows ? left : tile_rows;
+      rows = rows < most ? rows : most;
+      tiles(f, space, offset, rows);
+      for (int k = 0; k < n; ++k) offset[k] += (rows - 1) * space.strides[k * rank + rank - 2];
+      at[rank - 2] += rows - 1;
+    } else {
+      rows = 1;
+      f.move(space.base, offset);
+      f.row();
+      span(f, column, column + length);
+    }
+    begin += rows > 1 ? rows * inner : length;
     column = 0;
     for (i64 d = rank - 2; d >= 0; --d) {  // the next row, like an odometer
       for (int k = 0; k < n; ++k) offset[k] += space.strides[k * rank + d];

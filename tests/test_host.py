@@ -236,3 +236,25 @@ def test_16_bit_values_are_converted_a_vector_at_a_time(dtype: str, widens: str,
     (entry,) = entries(tmp_path / "opgraph")
     code = subprocess.run(["objdump", "-d", str(entry)], capture_output=True, text=True, check=True).stdout
     assert any(widens in line and ("ymm" in line or "zmm" in line) for line in code.splitlines())
+
+
+@pytest.mark.parametrize("shape", [(3, 37, 300), (1, 16, 129), (2, 33, 128), (5, 1, 500), (40, 257)])
+@pytest.mark.parametrize("pieces", [1, 3])  # of the space: they may begin and end within a row
+def test_transposed_operands_are_walked_in_tiles_and_nothing_is_left_out(
+    shape: tuple[int, ...], pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opgraph.runtime import threads
+
+    monkeypatch.setattr(threads, "team", lambda size: (pieces, None))
+    rng = np.random.default_rng(len(shape))
+    g = og.Graph()
+    x, w, c = (g.input(n, shape=(None,) * len(shape)) for n in "xwc")
+    g.output(g.add_op("Add", g.add_op("Multiply", x, w), c, name="y"))
+    f = og.compile(g)
+    a, b = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape[::-1]).astype(np.float32).T
+    column = rng.normal(size=(*shape[:-1], 1)).astype(np.float32)
+    want = a * b + column
+    np.testing.assert_array_equal(f(x=a, w=b, c=column), want)
+    turned = np.full(shape[::-1], np.nan, np.float32).T
+    f(x=a, w=b, c=column, out=turned)
+    np.testing.assert_array_equal(turned, want)
