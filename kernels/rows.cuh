@@ -4,8 +4,8 @@
 // The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. A group
 // of T threads takes a row: up to a warp of them, several groups to a block; more than a warp, one to a block. The row
 // is walked once for each reduction that waits for another. Where it is `held`, its operands are read once, P packs of
-// V neighbours by each thread, and wait in registers, as do values that passes keep for each other; longer rows are read
-// again, and where they are few, several blocks take pieces of each.
+// V neighbours by each thread, and wait in registers, as do values that passes keep for each other; longer rows are
+// read again, and where they are few, several blocks take pieces of each.
 //
 // No atomics. A thread joins its own packs, the threads of a warp meet in a butterfly of shuffles, which gives all of
 // them the same bits, and warps in shared memory: one order whatever the grid. Where something is added up over rows
