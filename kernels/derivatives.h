@@ -152,28 +152,35 @@ OG_FN double swish_slope(double z, double d) {
   const double bounded = at_most(at_least(z, derivative_constants<double>::end), -derivative_constants<double>::end);
   return keep_nan(z, gated_slope(bounded, 0.0, bounded, 0.0, d));
 }
+/// Of a float z, e^-|z| 2^-under = power (1 + t) = e: what float holds as a normal number, and the rest of its exponent.
+template <class F> struct half_decay {
+  F size, t, power, e, under;
+};
+template <class F> OG_FN half_decay<F> half_decay_of(F z) {
+  F n;
+  const F size = at_most(abs(z), (F)120), t = exp_reduce(-size, n);
+  const F normal = at_least(n, (F)-126);
+  return {size, t, pow2(normal), scale_one(t, normal), n - normal};
+}
 /// In float, e = e^-|z| and r = 1 / (1 + e): f' = e r (1 - |z| r) on the left and 1 minus that on the right, what r and |z| r
 /// round off carried along. 1.8 ulp, which leaves room for the rounding of z = a x, and half the time of gated_slope.
 template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
-  F n;
-  const F size = at_most(abs(z), (F)120), t = exp_reduce(-size, n);
-  const F normal = at_least(n, (F)-126), e = scale_one(t, normal);
+  const half_decay<F> v = half_decay_of(z);
+  const F size = v.size, e = v.e;
   const F one = 1 + e, r = divide((F)1, one);
   const F r_low = fma(-r, e - (one - 1), fma(-r, one, (F)1));  // as a part of r
   const F product = size * r, y = fma(-product, r, r);
   const F y_low = fma(r_low, fma((F)-2, product, (F)1), -fma(size, r, -product));  // the same
-  const F left = scale(fma(e, y, e * r * y_low), n - normal), right = 1 - left;
+  const F left = scale(fma(e, y, e * r * y_low), v.under), right = 1 - left;
   return keep_nan(z, d * choose(z < 0, left, right));
 }
 OG_FN double swish_backward(double x, double d) { return swish_slope(x, d); }
 /// f' = e (1 + e - |x|) / (1 + e)^2 on the left: 2.7 ulp in the time of torch's, whose one division this has too.
 template <class F, if_float<F> = 0> OG_FN F swish_backward(F x, F d) {
-  F n;
-  const F size = at_most(abs(x), (F)120), t = exp_reduce(-size, n);
-  const F normal = at_least(n, (F)-126), power = pow2(normal), e = scale_one(t, normal);
-  const F above = fma(power, t, (1 - size) + power);
-  const F one = 1 + e, one_low = e - (one - 1);
-  const F left = scale(divide(e * above, fma(one, one, (one + one) * one_low)), n - normal), right = 1 - left;
+  const half_decay<F> v = half_decay_of(x);
+  const F above = fma(v.power, v.t, (1 - v.size) + v.power);
+  const F one = 1 + v.e, one_low = v.e - (one - 1);
+  const F left = scale(divide(v.e * above, fma(one, one, (one + one) * one_low)), v.under), right = 1 - left;
   return keep_nan(x, d * choose(x < 0, left, right));
 }
 template <class T> OG_FN T swish_backward(T x, T d, T a) { return swish_slope(a * choose(a == 0, (T)0, x), d); }
