@@ -10,6 +10,7 @@ import pytest
 from accuracy.measure import Case, cases, columns_of, measured_ops
 
 import opgraph as og
+from opgraph.codegen.kernel import KernelSource
 from opgraph.ir import dtypes
 from opgraph.runtime import host
 
@@ -60,7 +61,7 @@ def functor(f: og.Executable) -> str:
 
 
 def scalar_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-DOG_NO_LANES"))
+    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, host.NO_LANES))
 
 
 def same(got: np.ndarray, want: np.ndarray) -> None:
@@ -80,6 +81,7 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
     lanes = og.compile(case.graph())
     assert "by_lanes" in functor(lanes)
     got = lanes(feeds)
+    assert not host.without_lanes, "no form for og::floats: see the end of kernels/scalar.h"
     scalar_form(monkeypatch)
     same(got, og.compile(case.graph())(feeds))
 
@@ -113,3 +115,12 @@ def test_a_power_of_what_is_surely_positive_needs_no_sign() -> None:
 def test_a_kernel_with_other_types_goes_one_by_one() -> None:
     f = og.compile(og.parse("graph(x: f32[n], k: s64[n]) -> (y)\n %0: f32[n] = TypeCast(k)\n y = Add(x, %0)"))
     assert "by_lanes = true" not in functor(f)
+
+
+def test_what_has_no_form_for_lanes_is_compiled_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "without_lanes", [])
+    ((entry, code),) = og.compile(og.parse("graph(x: f32[n]) -> (y)\n y = Softsign(x)")).kernels.items()
+    scalar = "namespace og { OG_FN float plain(float x) { return x + 1; } }\nstruct Fused {"
+    code = code.replace("struct Fused {", scalar).replace("og::softsign(", "og::plain(")
+    host.load(KernelSource(entry=entry, functor="", code=code, tags={}), ("Softsign",))
+    assert host.without_lanes == [entry]

@@ -28,6 +28,8 @@ GCC_FLAGS = ("-fvect-cost-model=unlimited", "-fno-tree-pre", "-fno-gcse", "-fno-
 # A flat kernel's last few elements, which no full vector holds, are done one by one: GCC would copy the loop for half
 # vectors, which takes up to half of its time. Kernels over rows keep the copy: a row may be short.
 FLAT_FLAGS = ("--param", "vect-epilogues-nomask=0")
+#: Leaves kernels/lanes.h out.
+NO_LANES = "-DOG_NO_LANES"
 #: What a source is called while it is compiled.
 _FILE = "kernel.cpp"
 _COMPILERS = ("g++", "c++", "clang++")
@@ -93,6 +95,9 @@ def _cpu() -> str:
 
 
 _loaded: dict[str, Any] = {}
+#: Entries of kernels that this process compiled without og::floats, which has no form of an op in them, or which this
+#: GCC does not compile: slower, with the same bits.
+without_lanes: list[str] = []
 
 
 def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
@@ -143,13 +148,18 @@ def _compiled(source: KernelSource, compiler: Compiler, flags: tuple[str, ...], 
         text, made = os.path.join(folder, _FILE), os.path.join(folder, "kernel.so")
         with open(text, "w", encoding="utf-8") as file:
             file.write(source.code)
-        command = [*compiler.command, *flags, "-o", made, text]
         # zig keeps a cache of its own, which needs a home folder that can be written.
         environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environment)
-        if done.returncode == 0:
-            with open(made, "rb") as file:
-                return file.read()
+        for form in (), (NO_LANES,):
+            command = [*compiler.command, *flags, *form, "-o", made, text]
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", check=False, env=environment
+            )
+            if done.returncode == 0:
+                if form:
+                    without_lanes.append(source.entry)
+                with open(made, "rb") as file:
+                    return file.read()
     raise DeviceError(
         f"the C++ compiler refused kernel {source.entry}:\n{told(done.stderr, source, labels, _FILE)}",
         where=ops_of(done.stderr, source, labels, _FILE) or " ".join(command[:1]),
