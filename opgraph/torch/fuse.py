@@ -14,7 +14,8 @@ from opgraph.torch.fold import called_for_onnx, is_in_onnx_export
 from opgraph.torch.fuse_module import fuse_module
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.lazy.value import compute, lazies
-from opgraph.torch.tracing.plan import Plan, make_plan
+from opgraph.torch.tracing.plan import Plan
+from opgraph.torch.tracing.planning import make_plan
 from opgraph.torch.tracing.proxy import proxies
 from opgraph.torch.tracing.reads import NotKnown, OddArgument
 from opgraph.torch.tracing.results import Output

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from opgraph.torch.memory.record import Attribute, Packed, Recorder
-from opgraph.torch.memory.report import COSTS, INPUT, MADE, OUTSIDE, WEIGHT, Kept
+from opgraph.torch.memory.sums import COSTS, INPUT, MADE, OUTSIDE, WEIGHT, Kept
 from opgraph.torch.memory.watch import Watch, storage_of
 
 _DTYPE_NAMES = {

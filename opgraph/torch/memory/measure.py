@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from opgraph.errors import Unimplemented
 from opgraph.torch.memory.entries import Roles, kept_entries
 from opgraph.torch.memory.record import Recorder
-from opgraph.torch.memory.report import MemoryReport, Peak, totals_of
+from opgraph.torch.memory.report import MemoryReport, Peak
+from opgraph.torch.memory.sums import totals_of
 from opgraph.torch.memory.watch import BACKWARD, Sample, Watch, existing_storages
 
 #: torch's own files, and ours.

@@ -8,7 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from opgraph.errors import InvalidArguments
-from opgraph.torch.memory.report import Group, MemoryReport
+from opgraph.torch.memory.report import MemoryReport
+from opgraph.torch.memory.sums import Group
 from opgraph.torch.memory.text import size
 from opgraph.torch.memory.watch import BACKWARD, FORWARD
 
