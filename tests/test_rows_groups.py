@@ -117,6 +117,44 @@ def test_the_gradient_of_groupnorm_is_one_kernel_that_keeps_inputs_and_statistic
         assert own <= 2 * np.abs(errors[1][name] - exact).max() + 1e-6, name
 
 
+def test_instance_norm_is_groupnorm_of_as_many_groups_as_channels() -> None:
+    text = WHOLE.replace("groups=3", "groups=0").replace("n,12", "n,c").replace("f32[12]", "f32[c]")
+    given = arrays(2, 12, 5, 6)
+    graph = og.parse(text)
+    assert cut(graph) == [("fused", 2)]
+    assert [p.kind for p in og.gradient(graph, wrt=("x", "g", "b")).get_partitions()] == ["fused"]
+    each = og.parse(WHOLE.replace("groups=3", "groups=12"))
+    np.testing.assert_array_equal(og.evaluate(graph, **given), og.evaluate(each, **given))
+    as_good_as_f32(og.compile(graph)(**given), graph, given)
+
+
+def test_groupnorm_as_torch_exports_it_is_one_kernel_beside_what_a_library_runs() -> None:
+    """Reshape, InstanceNormalization with ones and zeros, Reshape, Mul, Add; then Sigmoid and Mul."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        g (float[2,12,5,6] x, float[12,1,1] a, float[12,1,1] b) => (float[2,12,5,6] y)
+        <int64[3] groups = {0, 3, -1}, float[3] one = {1, 1, 1}, float[3] zero = {0, 0, 0},
+         int64[4] whole = {2, 12, 5, 6}>
+        {
+          r = Reshape(x, groups)
+          n = InstanceNormalization <epsilon = 0.00001> (r, one, zero)
+          k = Reshape(n, whole)
+          u = Mul(k, a)
+          v = Add(u, b)
+          s = Sigmoid(v)
+          y = Mul(v, s)
+        }"""
+    )
+    graph = og.onnx.load(model, library=True)
+    assert cut(graph) == [("library", 1), ("fused", 6)]
+    given = arrays(2, 12, 5, 6)
+    got = og.compile(graph)(x=given["x"], a=given["g"].reshape(12, 1, 1), b=given["b"].reshape(12, 1, 1))
+    tensors = [torch.from_numpy(given[n].astype(np.float64)) for n in "xgb"]
+    exact = torch.nn.functional.silu(torch.nn.functional.group_norm(tensors[0], 3, *tensors[1:], 1e-5)).numpy()
+    np.testing.assert_allclose(got, exact, rtol=2e-6, atol=2e-6)
+
+
 def test_gradients_by_way_of_the_statistics_arrive() -> None:
     text = (
         WHOLE.replace("(y)", "(y, m, v)")

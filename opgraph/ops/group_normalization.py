@@ -27,7 +27,7 @@ def _shapes(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]
     if len(dims) < 2:
         raise ShapeMismatch(f"src has {len(dims)} dimensions, no channel axis", "give src two dimensions or more")
     channels = dims[channel_axis(len(dims), attrs)]
-    if groups < 1 or (isinstance(channels, int) and channels % groups):
+    if groups < 0 or (groups and isinstance(channels, int) and channels % groups):
         raise ShapeMismatch(f"{channels} channels do not make {groups} groups", "let groups divide the channels")
     for tensor in inputs[1:]:
         if tensor.dims is not None and not statistics.agree(tensor.dims, (channels,)):
@@ -35,7 +35,8 @@ def _shapes(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]
                 f"src has {channels} channels and {tensor.label} is {dims_text(tensor.dims)}",
                 "give one element for each channel, or set data_format",
             )
-    return dims, (dims[0], groups), (dims[0], groups)
+    kept = (dims[0], groups or channels)
+    return dims, kept, kept
 
 
 def _group_norm(
@@ -51,6 +52,7 @@ def _group_norm(
 ) -> Iterator[Any]:
     samples = src.shape[0]
     channels = src.shape[1 if data_format == "NCX" else -1]
+    groups = groups or channels
     if data_format == "NCX":
         split, axes = (samples, groups, channels // groups, prod(src.shape[2:])), (2, 3)
     else:
@@ -68,13 +70,14 @@ def _group_norm(
 
 
 def _grouped(build: Builder, op: Op, src: LogicalTensor) -> tuple[LogicalTensor, tuple[int, ...]]:
-    """src with its groups as an axis, and the axes that one group of a sample has.
+    """src with its groups as an axis (channels, where each is one), and the axes that one group of a sample has.
 
     Raises:
         Unimplemented: nobody knows the rank, or how many channels there are.
     """
-    groups, by_rows = attr_of(op, "groups"), op.attrs["data_format"] == "NCX"
-    rank_of(op, src)
+    groups, by_rows, rank = attr_of(op, "groups"), op.attrs["data_format"] == "NCX", rank_of(op, src)
+    if not groups:
+        return src, tuple(range(2, rank)) if by_rows else tuple(range(1, rank - 1))
     channels = src.dims[-1] if src.dims else None
     if not by_rows and not isinstance(channels, int):
         raise Unimplemented(
@@ -92,11 +95,17 @@ def _spell(build: Builder, op: Op) -> list[LogicalTensor]:
     grouped, axes = _grouped(build, op, src)
     center, distance, variance = statistics.moments(build, grouped, axes)
     made = build("Multiply", distance, inverse_deviation(build, op, variance))
-    made = build("ReshapeTo", made, source)
+    made = _like_source(build, op, made, source)
     for kind, vector in zip(("Multiply", "Add"), affine, strict=False):
         made = build(kind, made, spread(build, vector, op))
     kept = [build("Squeeze", t, axes=axes) for t in (center, variance)] if len(op.outputs) > 1 else []
     return as_declared(build, op, [made, *kept])
+
+
+def _like_source(build: Builder, op: Op, value: LogicalTensor, like: LogicalTensor) -> LogicalTensor:
+    """A value in groups in the shape of another tensor."""
+    result: LogicalTensor = build("ReshapeTo", value, like) if op.attrs["groups"] else value
+    return result
 
 
 def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
@@ -110,17 +119,17 @@ def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequ
         grad, inverse = widened(build, d[0]), inverse_deviation(build, op, variance)
         normal = build("Multiply", distance, inverse)
         scaled = build("Multiply", grad, spread(build, widened(build, affine[0]), op)) if affine else grad
-        in_groups = build("ReshapeTo", scaled, grouped)
+        in_groups = _like_source(build, op, scaled, grouped)
         made = statistics.backward(build, in_groups, normal, inverse, lambda t: mean(build, t, axes))
-        parts.append(build("ReshapeTo", made, src))
+        parts.append(_like_source(build, op, made, src))
         if affine:
-            both = build("Multiply", grad, build("ReshapeTo", normal, src)), grad
+            both = build("Multiply", grad, _like_source(build, op, normal, src)), grad
             sums = (build("SumTo", t, affine[0], data_format=op.attrs["data_format"]) for t in both)
             of_affine = [in_dtype(build, t, affine[0].dtype) for t in sums]
     if any(g is not None for g in d[1:]):
         kept = [None if g is None else build("Unsqueeze", g, axes=axes) for g in d[1:]]
         through = statistics.through_moments(build, grouped, axes, center, kept[0], kept[1])
-        parts += [build("ReshapeTo", part, src) for part in through]
+        parts += [_like_source(build, op, part, src) for part in through]
     total = statistics.summed(build, parts)
     return [None if total is None else in_dtype(build, total, src.dtype), *of_affine]
 
@@ -128,8 +137,8 @@ def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequ
 GROUP_NORM = library(
     "GroupNorm",
     "y = (src - mean) / sqrt(variance + epsilon) gamma + beta, mean and variance (that of the population) over one "
-    "group of neighbouring channels of one sample, gamma and beta with one element for each channel. f16 and bf16 are "
-    "computed in f32.",
+    "group of neighbouring channels of one sample, gamma and beta with one element for each channel. 0 groups: each "
+    "channel is one. f16 and bf16 are computed in f32.",
     family="norm",
     inputs=(Port(name="src", type="T1"), *AFFINE),
     outputs=(Port(name="dst", type="T1"), *KEPT),
@@ -147,9 +156,17 @@ GROUP_NORM = library(
             inputs=("src", "gamma", "beta"),
             attrs={"groups": "num_groups", "epsilon": "epsilon"},
             when={"keep_stats": False, "use_affine": True, "data_format": "NCX"},
-            applies=lambda attrs, ndims: ndims.get("gamma") is not None,
+            applies=lambda attrs, ndims: ndims.get("gamma") is not None and attrs["groups"] > 0,
+        ),
+        Onnx(
+            op_type="InstanceNormalization",
+            since=6,
+            inputs=("src", "gamma", "beta"),
+            attrs={"epsilon": "epsilon"},
+            when={"keep_stats": False, "use_affine": True, "data_format": "NCX", "groups": 0},
+            applies=lambda attrs, ndims: ndims.get("gamma") is not None and (ndims.get("src") or 0) > 2,
         ),
     ),
-    source="oneDNN Graph GroupNorm",
+    source="oneDNN Graph GroupNorm; 0 groups: InstanceNormalization of ai.onnx",
     check=statistics.fits_forward,
 )
