@@ -71,7 +71,8 @@ class OpDef:
             data_format is "NCX", the last if "NXC". `appended_axes` says how many axes of size 1 follow them before
             everything broadcasts as in NumPy. reference, torch and infer do that themselves; expression, onnx and
             decomposition mean operands already so aligned.
-        powers: a power or the logarithm of the first input: for a positive one the expression is meant in og::positive too.
+        powers: a power or the logarithm of the first input: for a positive one the expression is meant in og::positive
+            too.
         is_cast: the op converts its input to the dtype of its output, which only the output tells; expression,
             reference and torch are the identity, and who calls them converts.
         by_dtype: the result depends on the dtype of the output: reference and torch take its name as the keyword `to`
@@ -226,7 +227,8 @@ class OpDef:
         """
         assert self.expression is not None
         template = self.expression if isinstance(self.expression, str) else self.expression(attrs, inputs.keys())
-        values = {name: _literal(value, literal) for name, value in attrs.items() if f"{{{name}}}" in template}
+        used = {n: v for n, v in attrs.items() if f"{{{n}}}" in template}
+        values = {n: ("true" if v else "false") if isinstance(v, bool) else literal(v) for n, v in used.items()}
         if self.by_position:
             values["position"] = "position"
         return template.format_map({**values, **inputs})
@@ -246,7 +248,3 @@ class OpDef:
     def with_optional(self, count: int) -> tuple[Port, ...]:
         """The input ports that `count` given inputs stand for (variadic ports repeated)."""
         return ports_of(self.inputs, count)
-
-
-def _literal(value: Any, literal: Callable[[Any], str]) -> str:
-    return ("true" if value else "false") if isinstance(value, bool) else literal(value)

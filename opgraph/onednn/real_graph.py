@@ -75,8 +75,7 @@ class RealGraph:
         return [self._described(self._own("graph_partition", ctypes.c_void_p(h))) for h in handles]
 
     def _op(self, op: Op) -> ctypes.c_void_p:
-        lib = self._library
-        record = opdef.get(op.kind, where=op.label)
+        lib, record = self._library, opdef.of(op)
         number = capi.KIND.get(op.kind.lower())
         if number is None:
             raise Unimplemented(
