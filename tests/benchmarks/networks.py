@@ -1,10 +1,11 @@
 """What an activation costs a network: kept for backward, peak and step time, several ways.
 
-    python tests/benchmarks/networks.py [--json FILE] [--compile] [--steps] [--batch 8] [--seconds 20] [--limit 600]
+    python tests/benchmarks/networks.py [--json FILE] [--compile] [--steps] [--batch 16] [--seconds 20] [--limit 600]
         [--networks resnet18 ...] [--activations Mish ...]
 
 Kept and peak are counted at batch 128, 3x32x32, f32, in a dry run, which allocates nothing: `ogt.saved_tensors`. For
-torch.compile, which a dry run cannot follow, they are counted at --batch and scaled. Step times are ratios to the same
+torch.compile, which a dry run cannot follow, they are counted at --batch and scaled, with what does not grow with the
+batch: at 2 images that doubles the figure. Step times are ratios to the same
 network with eager SiLU, in turns, at --batch, for --seconds each (--steps; convolutions take most of them on a CPU).
 Each cell of torch.compile (--compile) runs in a process of its own, which is given up after --limit seconds.
 """
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--json", help="write the results to this file as well")
     parser.add_argument("--compile", action="store_true", help="with torch.compile, which takes minutes")
     parser.add_argument("--steps", action="store_true", help="with step times")
-    parser.add_argument("--batch", type=int, default=8, help="images in a step, and where torch.compile is counted")
+    parser.add_argument("--batch", type=int, default=16, help="images in a step, and where torch.compile is counted")
     parser.add_argument("--seconds", type=float, default=20, help="of timing for each step time")
     parser.add_argument("--limit", type=float, default=600, help="seconds for one cell of torch.compile")
     parser.add_argument("--networks", nargs="*", default=list(MODELS), choices=list(MODELS))
