@@ -5,9 +5,9 @@
 
 Kept and peak are counted at batch 128, 3x32x32, f32, in a dry run, which allocates nothing: `ogt.saved_tensors`. For
 torch.compile, which a dry run cannot follow, they are counted at --batch and scaled, with what does not grow with the
-batch: at 2 images that doubles the figure. Step times are ratios to the same
-network with eager SiLU, in turns, at --batch, for --seconds each (--steps; convolutions take most of them on a CPU).
-Each cell of torch.compile (--compile) runs in a process of its own, which is given up after --limit seconds.
+batch: at 2 images that doubles the figure. Step times are ratios to the same network with eager SiLU, in turns, at
+--batch, for --seconds each (--steps; convolutions take most of them on a CPU). Each cell of torch.compile (--compile)
+runs in a process of its own, which is given up after --limit seconds.
 """
 
 from __future__ import annotations
