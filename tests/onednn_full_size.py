@@ -1,6 +1,6 @@
 """Runs oneDNN's graph files at their own sizes; what test_files_run.py does with smaller tensors.
 
-    python tests/onednn/at_full_size.py [PART_OF_A_NAME] [--above 3e5] [--memory 8] [--seconds 300] [--table FILE]
+    python tests/onednn_full_size.py [PART_OF_A_NAME] [--above 3e5] [--memory 8] [--seconds 300] [--table FILE]
 
 Every file runs in a process of its own, which is ended beyond that many GB or seconds: in float64 the largest takes
 many times the memory of its tensors. `--table` writes what came out as a table, the rows of earlier runs kept.
@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "support"))
 
 from onednn_files import RUNNABLE
 from onednn_fill import feeds_of
