@@ -15,7 +15,8 @@ from test_nvrtc import together
 from test_rows import ALL, RMS, as_dict, as_torch, assert_near, feeds_of, from_torch, samples
 
 import opgraph as og
-from opgraph.codegen.cuda_rows import RowCut, row_cut, row_launches
+from opgraph.codegen.cuda_row_cut import RowCut, row_cut
+from opgraph.codegen.cuda_rows import row_launches
 from opgraph.codegen.cuda_sums import SumLaunch
 from opgraph.codegen.sources import spliced
 from opgraph.ir.logical_tensor import row_major
@@ -85,7 +86,8 @@ def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
         "a": t.sum(1), "b": t.mean(1, keepdim=True), "f": t.norm(1, 1), "g": t.norm(2, 1), "c": t.amax(1),
         "d": t.amin(1, keepdim=True), "y": torch.softmax(t, -1) + as_torch(r),
     }  # fmt: skip
-    assert len(cupy.launches) == 2
+    # One kernel; where rows are few and too long to be held, one for each of three passes and one for the row values.
+    assert len(cupy.launches) == 2 * (4 if length >= 40_000 else 1)
     for name, want in exact.items():
         assert_near(got[name], want, from_torch(peer[name]))
     if length < 100:
@@ -245,10 +247,10 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
     text, shapes = OTHERS["a batch norm, whose rows are several runs"]
     feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
     narrow = run(cupy, compiled(text, "f64"), feeds)
-    monkeypatch.setattr("opgraph.codegen.cuda_rows.NARROW", 1)
+    monkeypatch.setattr("opgraph.codegen.cuda_row_cut.NARROW", 1)
     f = compiled(text, "f64")
     wide = run(cupy, f, feeds)
-    assert all("og::i64, 2>" in text for text in f.kernels.values())
+    assert all("og::i64, 2, 1>" in text for text in f.kernels.values())
     assert all(wide[k].tobytes() == narrow[k].tobytes() for k in wide)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import opgraph as og
-from opgraph.codegen.cuda_rows import row_cut, row_launches
+from opgraph.codegen.cuda_row_cut import row_cut
+from opgraph.codegen.cuda_rows import row_launches
 from opgraph.codegen.cuda_sums import sum_launches
 from opgraph.codegen.kernel import KernelSource, cuda_source, cuda_variant
 from opgraph.ir import dtypes

@@ -1,0 +1,155 @@
+"""How rows are shared out among the threads of a GPU: by sizes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log2, prod
+
+from opgraph.codegen.cuda_row_functor import Held, held_by
+from opgraph.codegen.kernel import NARROW, packed_vector
+from opgraph.ir import dtypes
+from opgraph.loops.layout import CONTIGUOUS, Layout
+from opgraph.loops.loop import Loop
+from opgraph.loops.passes import pass_counts
+from opgraph.loops.tiles import BLOCK_SIZE, sums_of
+
+_WARP = 32
+_LONGEST = 512  # threads of a row: with 128 registers each
+#: Of a thread: registers in which a row waits, where there are more threads than a warp; the same within a warp, and in
+#: f64, whose arithmetic takes more itself.
+_REGISTERS, _FEWER = 64, 32
+#: Of a thread: bytes that it loads before it computes, instructions of all passes.
+_WANTED, _INSTRUCTIONS = 64, 4096
+_SEGMENT = 64  # bytes that neighbouring threads load of a row together, at least
+#: Where something is added up over rows: rows that a group takes, at least; and blocks, about.
+CHUNK, BLOCKS = 16, 512
+#: Where rows make fewer blocks than this, blocks share a row, in pieces of so many elements at least.
+_FEW_BLOCKS, _PIECE = 128, 16384
+_SHARED = 40 * 1024  # bytes of shared memory of a block
+
+
+@dataclass(frozen=True, slots=True)
+class RowCut:
+    """How a row is shared out, with the names of kernels/rows.cuh.
+
+    Attributes:
+        vector: V, neighbouring elements of a pack.
+        packs: P, of a thread.
+        threads: T, of a row.
+        held: whether a row is read once.
+        whole: whether all threads have P packs.
+        small: bits of the operands that are the same for all rows, and read again in each pass.
+        narrow: places are found in 32-bit arithmetic.
+        beside: neighbouring rows that neighbouring threads take; 1: neighbouring threads share a row.
+        pieces: blocks that share a row.
+    """
+
+    vector: int
+    packs: int
+    threads: int
+    held: bool
+    whole: bool
+    small: int
+    narrow: bool
+    beside: int = 1
+    pieces: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Rows that a block takes side by side."""
+        if self.beside > 1:
+            return self.beside
+        return 1 if self.threads > _WARP else BLOCK_SIZE // self.threads
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.groups * self.threads
+
+
+def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
+    """How rows of a layout are shared out: by sizes alone.
+
+    Args:
+        alignment: the power of two up to 16 that divides the address of every contiguous operand.
+    """
+    beside = _runs_across(loop, layout)
+    vector = 1 if beside else packed_vector(loop, layout, alignment)
+    while layout.dims[-1] % vector:
+        vector //= 2
+    packs = prod(layout.dims[-layout.row_rank :]) // vector
+    outer = len(layout.dims) - layout.row_rank
+    small = [i for i in range(len(loop.loads)) if not any(layout.strides[i][:outer]) and outer]
+    held = held_by(loop, layout.variant, frozenset(loop.loads[i].name for i in small))
+    types = [*(x.dtype for x in loop.loads), *(x.dtype for x in loop.stores)]
+    kinds = layout.variant.operands
+    moving = [dtypes.BY_NAME[t].itemsize for t, kind in zip(types, kinds, strict=True) if kind == CONTIGUOUS]
+    if beside:
+        threads, each, fits = _threads_beside(packs, held, pass_counts(loop)[2])
+    else:
+        threads, each, fits = _threads(packs, vector, held, min(moving, default=4))
+    narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
+    cut = RowCut(vector, each, threads, fits, packs == threads * each, sum(1 << i for i in small), narrow)
+    cut = replace(cut, beside=BLOCK_SIZE // threads) if beside else cut
+    blocks = -(-prod(layout.dims[:outer]) // cut.groups)
+    if fits or blocks >= _FEW_BLOCKS:
+        return cut
+    return replace(cut, pieces=max(min(-(-BLOCKS // max(blocks, 1)), packs * vector // _PIECE), 1))
+
+
+def _runs_across(loop: Loop, layout: Layout) -> bool:
+    """Whether memory runs along neighbouring rows rather than along a row, for most operands that move along both."""
+    outer, read = len(layout.dims) - layout.row_rank, loop.reads()
+    if not outer:
+        return False
+    votes = 0
+    for i, strides in enumerate(layout.strides):
+        if strides[-1] and strides[outer - 1] and (i >= len(loop.loads) or loop.loads[i].name in read):
+            votes += (abs(strides[outer - 1]) < abs(strides[-1])) * 2 - 1
+    return votes > 0
+
+
+def _threads_beside(packs: int, held: Held, most_reductions: int) -> tuple[int, int, bool]:
+    """The same where neighbouring threads take neighbouring rows: a warp, at least, of these."""
+    registers = max(held.waiting // 4, 1)
+    room = _FEWER if held.is_wide else _REGISTERS
+    most = max(min(room // registers, _INSTRUCTIONS // max(held.instructions, 1), 32), 1)
+    wanted = max(min(_WANTED // max(held.loaded, 1), most), 1)
+    # All threads meet in shared memory, in two places by turns.
+    fits = 2 * 8 * BLOCK_SIZE * most_reductions <= _SHARED
+    threads = min(_power_of_two(-(-packs // wanted)), BLOCK_SIZE // _WARP if fits else 1)
+    each = max(-(-packs // threads), 1)
+    return (threads, each, True) if each <= most else (threads, wanted, False)
+
+
+def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, int, bool]:
+    """Threads of a row, packs of each, and whether they hold all of it."""
+    registers = max(vector * (held.waiting + held.added) // 4, 1)
+    room = _FEWER if held.is_wide else _REGISTERS
+    most = max(min(room // registers, _INSTRUCTIONS // (vector * max(held.instructions, 1)), 32), 1)
+    wanted = max(min(_WANTED // max(vector * held.loaded, 1), most), 1)
+    fewest = min(_power_of_two(packs), _power_of_two(-(-_SEGMENT // (vector * narrowest))), _WARP)
+    found = []
+    threads = fewest
+    while threads <= _LONGEST:
+        each = max(-(-packs // threads), 1)
+        if each <= most:
+            in_warp = threads <= _WARP and each * registers <= _FEWER
+            key = (not in_warp, packs % threads != 0, abs(log2(each / wanted)), threads)
+            found.append((key, threads, each))
+        threads *= 2
+    if not found:
+        return _LONGEST, wanted, False
+    _, threads, each = min(found)
+    return threads, each, True
+
+
+def adds_up(layout: Layout, cut: RowCut) -> bool:
+    """Whether the kernel of rows adds up the sums of a layout, too: those over all rows, where rows are held."""
+    outer = len(layout.dims) - layout.row_rank
+    over_all = not any(any(layout.strides[i][:outer]) for i in sums_of(layout))
+    return cut.held and cut.beside == 1 and layout.row_rank == 1 and over_all
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
