@@ -11,7 +11,7 @@ import opgraph as og
 from opgraph.loops.interpret import interpret
 from opgraph.loops.lower import lower
 from opgraph.loops.text import parse_loop
-from opgraph.partition.views import common_pieces, flat
+from opgraph.partition.pieces import common_pieces, flat
 
 torch = pytest.importorskip("torch")
 

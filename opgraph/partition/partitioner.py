@@ -21,12 +21,12 @@ from opgraph.ir.op import Op
 from opgraph.partition.books import Books, Refusal
 from opgraph.partition.cutter import Cutter
 from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, make_partition
+from opgraph.partition.pieces import cuts_of
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.split import split
 from opgraph.partition.traits import reduces_rows
 from opgraph.partition.units import Rule, Unit
 from opgraph.partition.verify import verify_partitions
-from opgraph.partition.views import cuts_of
 
 if TYPE_CHECKING:
     from opgraph.partition.report import Report

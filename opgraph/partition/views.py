@@ -8,120 +8,15 @@ about axes is said again here about the pieces; shapes are theirs, and a reshape
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from opgraph.ir import opdef
 from opgraph.ir.op import Op
 from opgraph.ops.reduction_gradients import static_axes
 from opgraph.ops.shape import RESHAPES, UNIT_AXES
+from opgraph.partition.pieces import Frame, Pieces, common_pieces, flat
 from opgraph.partition.symbols import Shape, is_scalar_shape
-
-#: A number, or the name of one that nobody knows.
-Size: TypeAlias = int | str
-#: For each axis the pieces that it is cut into; of an axis that an operand lacks, none: it then has size 1.
-Pieces: TypeAlias = tuple[tuple[Size, ...], ...]
-
-
-def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces] | None:
-    """The pieces that make two shapes of one row-major tensor alike, as few as there can be; None where sizes that
-    nobody knows stand in the way."""
-    left = [_Side(a), _Side(b)]
-    for from_end in (False, True):
-        while left[0].rest and left[1].rest and _match(left[0], left[1], from_end=from_end):
-            pass
-    for one, other in (left, left[::-1]):
-        if len(one.rest) == 1 and (len(other.rest) > 1 or isinstance(one.rest[0][1], str)):
-            # All that is left: whatever its size is, it is theirs.
-            (place, _), sizes = one.rest[0], [size for _, size in other.rest]
-            one.middle[place] += sizes
-            for own, size in other.rest:
-                other.middle[own].append(size)
-            one.rest.clear()
-            other.rest.clear()
-    if left[0].rest or left[1].rest:
-        return None
-    return left[0].pieces(), left[1].pieces()
-
-
-class _Side:
-    """One of two shapes, and what of it has been matched from both ends."""
-
-    def __init__(self, shape: Sequence[Size]) -> None:
-        self.rest = deque(enumerate(shape))
-        self.first: list[list[Size]] = [[] for _ in shape]
-        self.middle: list[list[Size]] = [[] for _ in shape]
-        self.last: list[list[Size]] = [[] for _ in shape]
-
-    def take(self, size: Size, left: Size, from_end: bool) -> None:
-        """Takes a piece off an end of the axis there, and leaves that much of it; 1: nothing."""
-        place, _ = self.rest.pop() if from_end else self.rest.popleft()
-        (self.last if from_end else self.first)[place].append(size)
-        if left != 1:
-            (self.rest.append if from_end else self.rest.appendleft)((place, left))
-
-    def pieces(self) -> Pieces:
-        return tuple(
-            (*first, *middle, *reversed(last))
-            for first, middle, last in zip(self.first, self.middle, self.last, strict=True)
-        )
-
-
-def _match(a: _Side, b: _Side, *, from_end: bool) -> bool:
-    """Takes one piece off an end of both."""
-    x, y = (side.rest[-1 if from_end else 0][1] for side in (a, b))
-    if x == y:
-        a.take(x, 1, from_end)
-        b.take(y, 1, from_end)
-        return True
-    if not isinstance(x, int) or not isinstance(y, int) or 0 in (x, y):
-        return False
-    if x % y == 0:
-        a.take(y, x // y, from_end)
-        b.take(y, 1, from_end)
-    elif y % x == 0:
-        a.take(x, 1, from_end)
-        b.take(x, y // x, from_end)
-    else:
-        return False
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A shape and the pieces of its axes. What broadcasts to it has the same pieces."""
-
-    shape: tuple[Size, ...]
-    pieces: Pieces
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the pieces are the axes."""
-        return flat(self.pieces) == self.shape
-
-    def of(self, shape: Shape) -> Pieces | None:
-        """The pieces of a shape that broadcasts to this one; None where it may not."""
-        if isinstance(shape, str) or len(shape) > len(self.shape):
-            return None
-        found = []
-        lead = len(self.shape) - len(shape)
-        for own, size, cut in zip(shape, self.shape[lead:], self.pieces[lead:], strict=True):
-            if own != size and own != 1:
-                return None
-            found.append(cut if own == size else (1,) * len(cut))
-        return tuple(found)
-
-    def along_channel(self, shape: Shape) -> Pieces | None:
-        """The same for one dimension that lies along axis 1."""
-        if len(shape) != 1 or len(self.shape) < 2 or shape[0] != self.shape[1]:
-            return None
-        return (self.pieces[1], *[()] * sum(len(p) for p in self.pieces[2:]))
-
-
-def flat(pieces: Pieces) -> tuple[Size, ...]:
-    """The shape that pieces make."""
-    return tuple(d for p in pieces for d in (p or (1,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,13 +273,3 @@ def _is_fusible(op: Op) -> bool:
 
 def _rank(shape: Shape) -> int | None:
     return None if isinstance(shape, str) else len(shape)
-
-
-def cuts_of(pieces: Mapping[int, Pieces], ids: Iterable[int]) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """For each of these tensors that is cut, how: names of sizes are left out."""
-    found = {}
-    for id in ids:
-        own = pieces.get(id)
-        if own is not None and any(len(p) != 1 for p in own):
-            found[id] = tuple(tuple(d if isinstance(d, int) else 0 for d in p) for p in own)
-    return found
