@@ -11,6 +11,7 @@ from opgraph.loops.layout import CONTIGUOUS, KEPT, STRIDED, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.tiles import BLOCK_SIZE, Tiling, passes, sums_of, tiled
 
+_MANY = 48  # statements
 _COLUMNS = 32  # that a block of the second stage takes where each column has its sum
 
 
@@ -75,7 +76,9 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     pointers = ", ".join(f"void* {n}" for n in names)
     unroll = _unroll(loop, layout, vector)
-    head = f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) '
+    # Of long loops compilers make room for a second block, and spill.
+    bounds = f"{BLOCK_SIZE}, 1" if len(loop.statements) > _MANY else f"{BLOCK_SIZE}"
+    head = f'extern "C" __global__ void __launch_bounds__({bounds}) '
     first = [
         f"{head}ENTRY({pointers}, const og::Tiles<{rank}, {operands}, {count}> tiles, void* work) {{",
         f"  void* const base[] = {{{', '.join(names)}}};",
