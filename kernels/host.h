@@ -65,7 +65,7 @@ OG_FN bool is_turned(const Space& space, int operands) {
     const i64 down = step[0] < 0 ? -step[0] : step[0], along = step[1] < 0 ? -step[1] : step[1];
     if (down != 0 && down < along) return true;
   }
-  if (space.rank < 2 || space.inner <= tile_columns) return false;
+  return false;
 }
 
 // The first `rows` rows from those offsets on.
