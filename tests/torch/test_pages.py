@@ -40,8 +40,8 @@ def middle(tensor: torch.Tensor) -> int:
 @needs_advice
 def test_large_results_and_gradients_of_one_kernel_lie_on_huge_pages() -> None:
     fused = ogt.fuse(lambda x, a: x * torch.sigmoid(a * x))
-    # Above 32 MiB the allocator always takes new memory, so that no earlier advice shows here.
-    x = torch.randn(9 << 20, requires_grad=True)
+    # Memory of the test's own: the allocator may give out some that was advised before, for another tensor.
+    x = torch.frombuffer(mmap.mmap(-1, 36 << 20), dtype=torch.float32).normal_().requires_grad_()
     a = torch.ones(1, requires_grad=True)
     y = fused(x, a)
     (gradient,) = torch.autograd.grad(y, x, torch.randn(9 << 20))
