@@ -13,6 +13,7 @@ from support.random_rows import row_graph
 from test_cuda_engine import cupy  # noqa: F401 - a fixture
 from test_nvrtc import together
 from test_rows import ALL, RMS, as_dict, as_torch, assert_near, feeds_of, from_torch, samples
+from test_rows_groups import SPELLED, WHOLE
 
 import opgraph as og
 from opgraph.codegen.cuda_row_cut import RowCut, row_cut
@@ -154,11 +155,21 @@ def test_a_norm_backward_adds_up_its_parameters_gradients(
         assert np.abs(got[key] - want).max() <= limit, key
 
 
+_OF_CHANNELS = {"g": (12, 1, 1), "b": (12, 1, 1)}
 OTHERS = {
     "a batch norm, whose rows are several runs": (
         "graph(x: {t}[n,c,h], m: {t}[c], v: {t}[c], w: {t}[c], b: {t}[c]) -> (y, rm, rv)\n"
         '  y, rm, rv, k, l = BatchNormForwardTraining(x, m, v, w, b, data_format="NCX", epsilon=1e-5)',
         {"x": (6, 3, 20), "m": (3,), "v": (3,), "w": (3,), "b": (3,)},
+    ),
+    "a group norm between pointwise ops": (
+        "graph(x: {t}[n,12,h,w], g: {t}[12], b: {t}[12]) -> (y)\n  t = Tanh(x)\n"
+        '  k = GroupNorm(t, g, b, groups=3, keep_stats=false, data_format="NCX")\n  y = Multiply(k, x)',
+        {"x": (2, 12, 5, 7), "g": (12,), "b": (12,)},
+    ),
+    "a group norm that is spelled around reshapes": (
+        SPELLED.replace("f32", "{t}"),
+        {"x": (3, 12, 5, 6), **_OF_CHANNELS},
     ),
     "an operand that changes with the runs": (
         "graph(x: {t}[n,k,l], w: {t}[k,1]) -> (y)\n  p = Multiply(x, w)\n"
@@ -217,6 +228,16 @@ def test_other_rows_and_sums(cupy: FakeCupy, name: str) -> None:  # noqa: F811
     for key, want in as_dict(og.evaluate(og.parse(text.format(t="f64")), feeds)).items():
         assert got[key].shape == want.shape
         np.testing.assert_allclose(got[key], want, rtol=1e-11, atol=1e-11, err_msg=key)
+
+
+def test_the_gradients_of_a_group_norm(cupy: FakeCupy) -> None:  # noqa: F811
+    graph = og.gradient(og.parse(WHOLE.replace("f32", "f64")).finalize(), wrt=["x", "g", "b"])
+    feeds = {
+        t.name: samples((12,) if t.name in "gb" else (2, 12, 5, 7), "f64", seed=i) for i, t in enumerate(graph.inputs)
+    }
+    got = run(cupy, og.compile(graph, device="cuda"), feeds)
+    for key, want in as_dict(og.evaluate(graph, feeds)).items():
+        np.testing.assert_allclose(got[key], want, rtol=1e-10, atol=1e-10, err_msg=key)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
