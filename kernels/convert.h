@@ -169,7 +169,7 @@ OG_FN floats load_lanes(const bf16* p, i64 n) {
   return (floats16)((words16)__builtin_ia32_pmovzxwd512_mask((halves16)some<shorts16>(p, n), (ints16){}, all16) << 16);
 }
 OG_FN floats load_lanes(const f16* p, i64 n) {
-  return __builtin_ia32_vcvtph2ps512_mask((halves16)some<shorts16>(p, n), (floats16){}, all16, nearest_even);
+  return __builtin_ia32_vcvtph2ps512_mask((halves16)some<shorts16>(p, n), (floats16){}, all16, rounding);
 }
 OG_FN bools load_lanes(const b8* p, i64 n) {
   const bytes16 x = some<bytes16>(p, n);

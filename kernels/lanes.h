@@ -60,11 +60,6 @@ struct words {
 };
 OG_FN words operator&(words a, words b) { return a.v & b.v; }
 OG_FN words operator|(words a, words b) { return a.v | b.v; }
-OG_FN words operator~(words a) { return ~a.v; }
-OG_FN words operator+(words a, words b) { return a.v + b.v; }
-OG_FN words operator-(words a, words b) { return a.v - b.v; }
-OG_FN words operator<<(words a, int n) { return a.v << n; }
-OG_FN words operator>>(words a, int n) { return a.v >> n; }
 
 struct floats {
   floats16 v;
@@ -80,11 +75,10 @@ OG_FN floats operator-(floats a, floats b) { return a.v - b.v; }
 OG_FN floats operator*(floats a, floats b) { return a.v * b.v; }
 OG_FN floats operator-(floats a) { return -a.v; }
 OG_FN floats& operator*=(floats& a, floats b) { return a = a * b; }
-OG_FN floats& operator+=(floats& a, floats b) { return a = a + b; }
 
-enum { all16 = 0xffff, nearest_even = 4 };  // every lane; rounding as the machine is set
+enum { all16 = 0xffff, rounding = 4 };  // every lane; as the machine is set to round
 template <int predicate> OG_FN bools compare(floats a, floats b) {
-  return bools((u16)__builtin_ia32_cmpps512_mask(a.v, b.v, predicate, all16, nearest_even), 0);
+  return bools((u16)__builtin_ia32_cmpps512_mask(a.v, b.v, predicate, all16, rounding), 0);
 }
 OG_FN bools operator==(floats a, floats b) { return compare<0>(a, b); }
 OG_FN bools operator!=(floats a, floats b) { return compare<4>(a, b); }
@@ -103,12 +97,12 @@ OG_FN floats from_bits(words b) { return (floats16)b.v; }
 OG_FN bools is_negative(floats x) { return bools((u16)__builtin_ia32_cvtd2mask512((ints16)x.v), 0); }
 
 OG_FN floats fma(floats a, floats b, floats c) {
-  return __builtin_ia32_vfmaddps512_mask(a.v, b.v, c.v, all16, nearest_even);
+  return __builtin_ia32_vfmaddps512_mask(a.v, b.v, c.v, all16, rounding);
 }
 OG_FN floats divide(floats a, floats b) { return a.v / b.v; }
-OG_FN floats sqrt(floats x) { return __builtin_ia32_sqrtps512_mask(x.v, x.v, all16, nearest_even); }
+OG_FN floats sqrt(floats x) { return __builtin_ia32_sqrtps512_mask(x.v, x.v, all16, rounding); }
 template <int how> OG_FN floats rounded(floats x) {
-  return __builtin_ia32_rndscaleps_mask(x.v, how, x.v, all16, nearest_even);
+  return __builtin_ia32_rndscaleps_mask(x.v, how, x.v, all16, rounding);
 }
 OG_FN floats rint(floats x) { return rounded<0>(x); }
 OG_FN floats floor(floats x) { return rounded<1>(x); }
@@ -125,19 +119,19 @@ template <> OG_FN floats smallest_normal<floats>() { return smallest_normal<floa
 
 /// x 2^n for any integer n, rounded once.
 OG_FN floats scale(floats x, floats n) {
-  return __builtin_ia32_scalefps512_mask(x.v, n.v, x.v, all16, nearest_even);
+  return __builtin_ia32_scalefps512_mask(x.v, n.v, x.v, all16, rounding);
 }
 /// The larger and the smaller; y where one is NaN.
-OG_FN floats larger(floats x, floats y) { return __builtin_ia32_maxps512_mask(x.v, y.v, y.v, all16, nearest_even); }
-OG_FN floats smaller(floats x, floats y) { return __builtin_ia32_minps512_mask(x.v, y.v, y.v, all16, nearest_even); }
+OG_FN floats larger(floats x, floats y) { return __builtin_ia32_maxps512_mask(x.v, y.v, y.v, all16, rounding); }
+OG_FN floats smaller(floats x, floats y) { return __builtin_ia32_minps512_mask(x.v, y.v, y.v, all16, rounding); }
 /// floor(log2 x) for x > 0, and the mantissa of x in [1, 2) with its sign; subnormals too.
-OG_FN floats exponent_of(floats x) { return __builtin_ia32_getexpps512_mask(x.v, x.v, all16, nearest_even); }
-OG_FN floats mantissa_of(floats x) { return __builtin_ia32_getmantps512_mask(x.v, 0, x.v, all16, nearest_even); }
+OG_FN floats exponent_of(floats x) { return __builtin_ia32_getexpps512_mask(x.v, x.v, all16, rounding); }
+OG_FN floats mantissa_of(floats x) { return __builtin_ia32_getmantps512_mask(x.v, 0, x.v, all16, rounding); }
 
 /// What a logarithm y of x is where x is not a positive finite number: -inf at 0, NaN below, x for inf and NaN. One table
 /// of responses by class of x: quiet and signalling NaN, zero, one, -inf, inf, negative, positive.
 OG_FN floats log_ends(floats x, floats y) {
-  return __builtin_ia32_fixupimmps512_mask(y.v, x.v, (ints16)words(0x03530421u).v, 0, all16, nearest_even);
+  return __builtin_ia32_fixupimmps512_mask(y.v, x.v, (ints16)words(0x03530421u).v, 0, all16, rounding);
 }
 
 // ---- functions that have no form of their own ------------------------------------------------------------------------
@@ -146,13 +140,15 @@ OG_FN floats log_ends(floats x, floats y) {
 template <class F, class... X> OG_FN floats each_lane(F f, X... x) {
   alignas(64) float in[sizeof...(X)][lane_count], out[lane_count];
   int k = 0;
-  ((*(floats16*)in[k++] = x.v), ...);
+  (__builtin_memcpy(in[k++], &x.v, sizeof(x.v)), ...);
 #pragma GCC ivdep
   for (int i = 0; i < lane_count; ++i) {
     if constexpr (sizeof...(X) == 1) out[i] = f(in[0][i]);
     else out[i] = f(in[0][i], in[1][i]);
   }
-  return *(floats16*)out;
+  floats y;
+  __builtin_memcpy(&y.v, out, sizeof(out));
+  return y;
 }
 
 #else
