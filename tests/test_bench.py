@@ -69,6 +69,15 @@ def test_bytes_are_what_is_read_and_written_once() -> None:
     assert a and len(b) >= 2
 
 
+def test_backward_reads_what_training_keeps() -> None:
+    case = make(entry_of("softmax"), BACKWARD, "f32", SIZE)
+    x = case.arrays["x"].astype(np.float64)
+    true = np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
+    assert case.kept == ("y",) and set(case.feeds) == {"y", "d_y"}
+    np.testing.assert_allclose(case.feeds["y"], true, rtol=1e-6)
+    assert make(entry_of("rms norm"), BACKWARD, "f32", SIZE).kept == ()
+
+
 def test_halves_are_views_of_one_array_and_a_turned_operand_is_a_transpose() -> None:
     case = make(entry_of("glu of halves"), BACKWARD, "f32", SIZE)
     assert np.shares_memory(case.arrays["a"], case.packed) and np.shares_memory(case.arrays["b"], case.packed)

@@ -25,8 +25,8 @@ class Case:
 
     Attributes:
         space: the dimensions of the formula's result.
-        arrays: inputs by name, "d_y" among them for backward: NumPy arrays, or torch tensors on a GPU. All in memory
-            that was written before. Bound in place by whoever can; never written to, but by entries in place.
+        arrays: inputs by name, for backward "d_y" among them and what forward made and keeps: NumPy arrays, or torch
+            tensors on a GPU. All in memory that was written before. Bound in place by whoever can; never written to, but by entries in place.
         outs: where results go, by the names of the graph's outputs; shared by all peers, which run in turns.
         packed: the array that holds both halves, for entries that have halves; `packed_out` the same for results.
         threads: how many every peer may use.
@@ -60,6 +60,12 @@ class Case:
         return sum(math.prod(t.shape) * dtypes.get(t.dtype).itemsize for t in (*self.graph.inputs, *self.graph.outputs))
 
     @property
+    def kept(self) -> tuple[str, ...]:
+        """What the gradient reads of what forward made: its result perhaps."""
+        given = {"d_y", *(o.name for o in self.entry.operands)}
+        return tuple(t.name or "" for t in self.graph.inputs if t.name not in given)
+
+    @property
     def feeds(self) -> dict[str, Any]:
         """The inputs that the graph reads: a gradient leaves some out."""
         return {t.name or "": self.arrays[t.name or ""] for t in self.graph.inputs}
@@ -89,6 +95,7 @@ def make(entry: Entry, direction: str, dtype: str, n: int, device: str = "cpu", 
     arrays = {o.name: _operand(memory, o, space, packed) for o in entry.operands}
     if direction == BACKWARD:
         arrays["d_y"] = memory.filled("d_y", space, 0.0)
+        arrays |= _made_by_forward(entry, arrays, space, dtype, device)
     packed_out = memory.filled("out", (*space[:-1], 2 * space[-1]), 0.0) if packed is not None else None
     outs = {}
     for tensor in graph.outputs:
@@ -110,6 +117,18 @@ def make(entry: Entry, direction: str, dtype: str, n: int, device: str = "cpu", 
         packed_out=packed_out if direction == BACKWARD else None,
         threads=threads,
     )
+
+
+def _made_by_forward(
+    entry: Entry, arrays: Mapping[str, Any], space: tuple[int, ...], dtype: str, device: str
+) -> dict[str, Any]:
+    """What the gradient reads besides operands."""
+    plan = entry.plan(space, dtype)
+    kept = [t.name or "" for t in plan.backward.inputs if t.name not in arrays]
+    if not kept:
+        return {}
+    made = og.compile(plan.forward, device=device)({t.name or "": arrays[t.name or ""] for t in plan.forward.inputs})
+    return {name: made[name] if isinstance(made, dict) else made for name in kept}
 
 
 def _has_halves(entry: Entry) -> bool:

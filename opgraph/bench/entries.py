@@ -12,6 +12,7 @@ from opgraph.bench.formula import Formula, Step, recorded
 from opgraph.errors import InvalidArguments
 from opgraph.ir import opdef
 from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.transforms.saved import TrainingPlan, training_plan
 
 #: What may be measured; an entry may take fewer.
 DTYPES = ("f32", "bf16", "f16")
@@ -118,7 +119,15 @@ class Entry:
         return g.finalize()
 
     def graph(self, space: tuple[int, ...], dtype: str, direction: str) -> og.Graph:
-        """The formula, or its gradient, as a graph for arrays of these dimensions: finalized, result "y"."""
+        """The formula as a graph for arrays of these dimensions, finalized, result "y"; or its gradient, as training runs
+        it: of what forward keeps, which may be its result."""
+        return self.plan(space, dtype).backward if direction == BACKWARD else self._forward(space, dtype)
+
+    def plan(self, space: tuple[int, ...], dtype: str) -> TrainingPlan:
+        """What training runs."""
+        return training_plan(self._forward(space, dtype), self.wrt)
+
+    def _forward(self, space: tuple[int, ...], dtype: str) -> og.Graph:
         g = og.Graph()
         values = {o.name: g.input(o.name, dtype, o.dims(space)) for o in self.operands}
         steps = self.steps()
@@ -126,8 +135,7 @@ class Entry:
             args = [values[a] if isinstance(a, str) else a for a in step.args]
             name = "y" if step is steps[-1] else ""
             values[step.result] = _added(g, step, args, name)
-        g.finalize()
-        return og.gradient(g, wrt=self.wrt) if direction == BACKWARD else g
+        return g.finalize()
 
 
 def _added(g: og.Graph, step: Step, args: list[LogicalTensor | float], name: str) -> LogicalTensor:

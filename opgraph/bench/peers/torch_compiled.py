@@ -8,7 +8,7 @@ from typing import Any
 
 from opgraph.bench.case import Case
 from opgraph.bench.peers.peer import Built, Peer
-from opgraph.bench.peers.torch_tensors import find_torch, tensor, tensors
+from opgraph.bench.peers.torch_tensors import by_autograd, find_torch, tensor, tensors
 
 
 def _build(case: Case) -> Built:
@@ -39,6 +39,8 @@ def _build(case: Case) -> Built:
     torch.compiler.reset()  # one function of ours serves all entries: torch would take the ninth for a ninth version
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if case.kept:  # what forward made is read, so forward is no part of it
+            return by_autograd(case, torch.compile(lambda *xs: formula(words, *xs), fullgraph=True))
         if case.is_backward:
             d_y = tensor(case.arrays["d_y"])
             gradient: Any = torch.compile(backward, fullgraph=True)
