@@ -26,7 +26,8 @@ class Case:
     Attributes:
         space: the dimensions of the formula's result.
         arrays: inputs by name, for backward "d_y" among them and what forward made and keeps: NumPy arrays, or torch
-            tensors on a GPU. All in memory that was written before. Bound in place by whoever can; never written to, but by entries in place.
+            tensors on a GPU. All in memory that was written before. Bound in place by whoever can; never written to,
+            but by entries in place.
         outs: where results go, by the names of the graph's outputs; shared by all peers, which run in turns.
         packed: the array that holds both halves, for entries that have halves; `packed_out` the same for results.
         threads: how many every peer may use.

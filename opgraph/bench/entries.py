@@ -119,8 +119,10 @@ class Entry:
         return g.finalize()
 
     def graph(self, space: tuple[int, ...], dtype: str, direction: str) -> og.Graph:
-        """The formula as a graph for arrays of these dimensions, finalized, result "y"; or its gradient, as training runs
-        it: of what forward keeps, which may be its result."""
+        """The formula as a graph for arrays of these dimensions, finalized, result "y"; or its gradient.
+
+        The gradient is that which training runs: of what forward keeps, which may be its result.
+        """
         return self.plan(space, dtype).backward if direction == BACKWARD else self._forward(space, dtype)
 
     def plan(self, space: tuple[int, ...], dtype: str) -> TrainingPlan:
