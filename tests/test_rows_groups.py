@@ -155,6 +155,33 @@ def test_groupnorm_as_torch_exports_it_is_one_kernel_beside_what_a_library_runs(
     np.testing.assert_allclose(got, exact, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize(("opset", "count"), [(18, 9), (21, 5)])
+def test_groupnorm_that_torch_exports_with_sizes_nobody_knows_is_one_kernel_with_its_neighbours(
+    opset: int, count: int
+) -> None:
+    """Before opset 21 it ends in Reshape(y, Shape(x)), and Shape is no op of the graph then."""
+    pytest.importorskip("onnxscript", reason="torch's exporter needs it")
+    import exported
+
+    size = torch.export.Dim
+    module = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.GroupNorm(3, 12), torch.nn.SiLU()).eval()
+    model = exported.export(
+        module, (torch.randn(2, 12, 5, 6),), opset, dynamic_shapes=({0: size("n"), 2: size("h"), 3: size("w")},)
+    )
+    assert (opset == 18) == any(node.op_type == "Shape" for node in model.graph.node)
+    graph = og.onnx.load(model, library=True)
+    assert cut(graph) == [("fused", count)]
+    run = og.compile(graph)
+    for shape in [(2, 12, 5, 6), (1, 12, 3, 40), (0, 12, 5, 6)]:
+        x = torch.randn(shape)
+        exact = module.double()(x.double()).detach().numpy()
+        np.testing.assert_allclose(run({graph.inputs[0].name: x.numpy()}), exact, rtol=3e-6, atol=3e-6)
+        module.float()
+    from opgraph.onnx.save import to_model
+
+    assert to_model(graph, form="decomposed") == model
+
+
 def test_gradients_by_way_of_the_statistics_arrive() -> None:
     text = (
         WHOLE.replace("(y)", "(y, m, v)")

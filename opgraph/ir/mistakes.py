@@ -64,7 +64,7 @@ def find_mistake(record: OpDef) -> str | None:
         }
         if not named <= attrs:
             return f"its onnx form names unknown attributes: {', '.join(sorted(named - attrs))}"
-        if not {*form.scalars, *(w for w in _words(form) if not w.startswith("$"))} <= set(inputs):
+        if not {*form.scalars, *(w.lstrip("@") for w in _words(form) if not w.startswith("$"))} <= set(inputs):
             return f"its onnx form names unknown inputs: {form.inputs or ()} {form.scalars}"
         if not set(form.dtypes or ()) <= {*dtypes.BY_NAME}:
             return f"its onnx form has unknown dtypes: {form.dtypes}"

@@ -120,9 +120,10 @@ class Onnx:
         fixed: ONNX attributes that the node must have for it to mean our op, e.g. Gelu's approximate.
         when: our attributes that must have these values for the form to apply; on import, the node sets them.
         inputs: what stands at each ONNX input: one of our inputs, "$attr" for a scalar constant of the first input's
-            dtype with that attribute's value (of an attribute that is a list of ints: for a 1-d s64 constant), or
-            "input|$attr" for whichever is given; an absent optional one is left empty. The form applies only to an op
-            whose inputs are all listed. None: our inputs, in order.
+            dtype with that attribute's value (of an attribute that is a list of ints: for a 1-d s64 constant),
+            "input|$attr" for whichever is given, or "@input" for the shape of that input, which a node Shape makes; an
+            absent optional one is left empty. The form applies only to an op whose inputs are all listed. None: our
+            inputs, in order.
         dtypes: dtypes of the first input for which alone the form applies, where that depends on attributes and so
             `onnx.defs` cannot say it.
         scalars: our inputs that must have no dimensions.

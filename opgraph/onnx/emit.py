@@ -19,6 +19,7 @@ from opgraph.onnx.functions import FunctionTable
 from opgraph.onnx.signature import Signature
 from opgraph.onnx.target import Target
 from opgraph.onnx.to_nodes import mark_operands, plain_form, plain_node
+from opgraph.onnx.whole_shapes import SHAPE
 
 #: The kind whose form the caller chooses.
 CHOSEN = "Swish"
@@ -73,11 +74,19 @@ class Emitter:
         def scalar(attr: str) -> str:
             return self.scalar(attrs[attr], inputs[0][0].dtype, f"{output[1]}.{attr}")
 
+        before: list[NodeProto] = []
+
+        def shape(value: str) -> str:
+            name = self.fresh(f"{output[1]}.shape")
+            before.append(NodeProto(op_type=SHAPE, input=[value], output=[name]))
+            return name
+
         operands = {name: value for name, (_, value) in given.items()}
-        node = plain_node(record, form, attrs, operands, (output[1], output[0].dtype), self.opset, scalar)
+        whole = (output[1], output[0].dtype)
+        node = plain_node(record, form, attrs, operands, whole, self.opset, scalar, shape=shape)
         if op is not None:
             mark_operands(node, op, record, form)
-        return [node]
+        return [*before, node]
 
     def called(
         self, record: OpDef, attrs: Mapping[str, AttrValue], inputs: Sequence[Value], output: Value

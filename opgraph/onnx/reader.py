@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -22,6 +22,7 @@ from opgraph.onnx.spellings import plain_nodes
 from opgraph.onnx.to_ops import Native, constant_value, native_candidates, wildcard_attrs
 from opgraph.onnx.validate import is_unchanged, opsets
 from opgraph.onnx.value_types import dtype_and_dims, element_only, value_types
+from opgraph.onnx.whole_shapes import whole_shapes
 from opgraph.runtime.providers.onnx_types import type_text
 
 
@@ -40,6 +41,7 @@ class Reader:
         self.room = Room()  # for sparse constants with their zeros
         self.not_nodes: set[int] = set()  # ops that stand for an initializer
         self.functions = {(f.domain, f.name, f.overload): f for f in self.model.functions}
+        self.shapes = whole_shapes(self.model.graph, self.opsets.get("", 0), library)
 
     def read(self) -> Graph:
         """The finalized graph; `Graph.source` of it is the model."""
@@ -50,11 +52,8 @@ class Reader:
             if name in self.origin.tensors:
                 self.graph.defaults[name] = self.origin.array(name)
         for index, node in enumerate(self.model.graph.node):
-            first = self.graph._next_op
-            self.node(node)
-            for op_id in range(first, self.graph._next_op):
-                if op_id not in self.not_nodes:
-                    self.source.node_of[op_id] = index
+            if self.shapes.keys().isdisjoint(node.output):  # those are read when somebody needs them
+                self._read(index, node)
         names = [o.name for o in self.model.graph.output]
         self.graph.set_outputs([self.value(name, "the model's outputs") for name in names])
         if len(set(names)) < len(names):
@@ -63,6 +62,12 @@ class Reader:
         self.graph.finalize()
         self._note_dropped()
         return self.graph
+
+    def _read(self, index: int, node: NodeProto) -> None:
+        first = self.graph._next_op
+        self.node(node)
+        for op_id in {*range(first, self.graph._next_op)} - self.not_nodes:
+            self.source.node_of.setdefault(op_id, index)
 
     def _note_dropped(self) -> None:
         outputs = {t.id for t in self.graph.outputs}
@@ -76,6 +81,8 @@ class Reader:
 
     def value(self, name: str, where: str) -> LogicalTensor:
         """The tensor of a value; constants are entered when they are first used."""
+        if name in self.shapes:
+            self._read(*self.shapes.pop(name))
         found = self.values.get(name)
         if found is None:
             if name not in self.origin.tensors:
@@ -143,14 +150,16 @@ class Reader:
                 fix="repair or export the model again",
             )
 
-    def _operands(self, node: NodeProto) -> list[LogicalTensor | None]:
+    def _operands(self, node: NodeProto, others: Mapping[int, str] | None = None) -> list[LogicalTensor | None]:
         where = f'{node.op_type} "{node.name}"'
-        return [self.value(name, where) if name else None for name in node.input]
+        names = [(others or {}).get(place, name) for place, name in enumerate(node.input)]
+        return [self.value(name, where) if name else None for name in names]
 
     def _native(self, node: NodeProto, opset: int) -> bool:
         if node.domain != "" or len(node.output) != 1 or not is_unchanged(node.op_type, opset):
             return False
-        candidates = native_candidates(node, opset, self._operands(node), self.library)
+        shapes = {i: self.shapes[name][1].input[0] for i, name in enumerate(node.input) if name in self.shapes}
+        candidates = native_candidates(node, opset, self._operands(node, shapes), self.library, shapes)
         return any(self._added(node, candidate) for candidate in candidates)
 
     def _added(self, node: NodeProto, native: Native) -> bool:

@@ -55,7 +55,7 @@ def _operands_as_onnx_wants(
 
 def _says_all(record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs: Mapping[str, LogicalTensor]) -> bool:
     """Whether every input and attribute of the op has its place in the form."""
-    words = [w for slot in slots(record, form, len(inputs)) for w in slot.split("|")]
+    words = [w.lstrip("@") for slot in slots(record, form, len(inputs)) for w in slot.split("|")]
     if not set(inputs) <= set(words) or any(attrs.get(k) != v for k, v in form.when.items()):
         return False
     known = {*form.attrs, *form.when, *(w[1:] for w in words if w.startswith("$"))}
@@ -95,6 +95,7 @@ def plain_node(
     opset: int,
     scalar: Callable[[str], str],
     attribute: WriteAttribute | None = None,
+    shape: Callable[[str], str] | None = None,
 ) -> NodeProto:
     """The node of a form.
 
@@ -103,10 +104,15 @@ def plain_node(
         output: the name of the output and its dtype.
         scalar: the value that holds an attribute as a constant: a scalar of the first input's dtype, a list in s64.
         attribute: how to write an attribute (our name, ONNX's name, value); by value when left out.
+        shape: the value that holds the shape of another.
     """
     inputs = []
     for slot in slots(record, form, len(operands)):
         words = slot.split("|")
+        if slot.startswith("@"):
+            assert shape is not None
+            inputs.append(shape(operands[slot[1:]]))
+            continue
         name = next((w for w in words if w in operands), None)
         attr = next((w[1:] for w in words if w.startswith("$") and w[1:] in attrs), None)
         inputs.append(operands[name] if name is not None else scalar(attr) if attr is not None else "")

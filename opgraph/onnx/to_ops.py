@@ -22,7 +22,11 @@ Native = tuple[str, list[LogicalTensor], dict[str, AttrValue]]
 
 
 def native_candidates(
-    node: NodeProto, opset: int, operands: Sequence[LogicalTensor | None], library: bool = False
+    node: NodeProto,
+    opset: int,
+    operands: Sequence[LogicalTensor | None],
+    library: bool = False,
+    shapes: Collection[int] = (),
 ) -> list[Native]:
     """The ops that mean what a node means; the graph may refuse one for its dtypes, then the next one is tried.
 
@@ -31,6 +35,7 @@ def native_candidates(
         opset: the opset that the node belongs to.
         operands: its inputs; None where an optional one is left out.
         library: whether library ops are wanted, too; those that opgraph wrote are told by their metadata anyway.
+        shapes: places where the node reads the shape of the tensor that stands in `operands`.
     """
     said = {p.key: p.value for p in node.metadata_props}
     hint = said.get(OPERANDS_KEY, "")
@@ -43,6 +48,8 @@ def native_candidates(
         attrs = _attributes(record, form, node, opset)
         first = operands[0].dtype if operands and operands[0] is not None else None
         if attrs is None or (form.dtypes is not None and first not in form.dtypes):
+            continue
+        if [i for i, slot in enumerate(slots(record, form, len(operands))) if slot[0] == "@"] != [*shapes]:
             continue
         for keep in ({*hint.split(",")}, {p.name for p in record.inputs}):
             bound = _bound(record, form, operands, keep)
@@ -109,7 +116,7 @@ def _bound(
     attrs: dict[str, AttrValue] = {}
     inputs: dict[str, LogicalTensor] = {}
     for slot, tensor in reversed(list(zip(wanted, given, strict=True))):
-        words = slot.split("|")
+        words = slot.lstrip("@").split("|")
         name = next((w for w in words if not w.startswith("$")), None)
         attr = next((w[1:] for w in words if w.startswith("$")), None)
         if tensor is None:

@@ -111,7 +111,17 @@ RESHAPE_TO = library(
     reference=lambda src, like: src.reshape(like.shape),
     torch=lambda t, src, like: src.reshape(like.shape),
     gradient=gradients.of_reshape_to,
-    onnx="none: ai.onnx Reshape takes a shape where this takes a tensor",
+    onnx=(
+        Onnx(op_type="Reshape", since=14, inputs=("src", "@like"), fixed={"allowzero": 1}),
+        Onnx(
+            op_type="Reshape",
+            since=14,
+            inputs=("src", "@like"),
+            fixed={"allowzero": 0},
+            note="of empty tensors it copies sizes of src for those of `like` that are 0",
+        ),
+        Onnx(op_type="Reshape", since=5, until=13, inputs=("src", "@like")),
+    ),
     source="torch.Tensor.view_as",
 )
 

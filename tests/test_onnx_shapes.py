@@ -1,0 +1,72 @@
+"""Reshape(y, Shape(x)) is read as ReshapeTo(y, x), where nobody else wants the shape, and written so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import opgraph as og
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from opgraph.onnx.save import to_model  # noqa: E402  # needs onnx
+
+MODEL = """<ir_version: 8, opset_import: ["": 18]>
+g (float[n,6] x, float[m,k] y) => (float[n,3,2] z)
+<int64[3] six = {0, 3, 2}>
+{
+  s = Shape(x)
+  e = Exp(y)
+  r = Reshape(e, s)
+  z = Reshape(r, six)
+}"""
+
+
+def kinds(graph: og.Graph) -> list[str]:
+    return [str(op.attrs.get("onnx_op", op.kind)) for op in graph.ops]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", ["Exp", "ReshapeTo", "StaticReshape"]),
+        ("Shape(x)", "Shape <start = 0> (x)", ["Exp", "ReshapeTo", "StaticReshape"]),
+        ("Reshape(e, s)", "Reshape <allowzero = 1> (e, s)", ["Exp", "ReshapeTo", "StaticReshape"]),
+        # A part of the shape, a shape that is read as numbers, or an output as well.
+        ("Shape(x)", "Shape <end = 2> (x)", ["Shape", "Exp", "Reshape", "StaticReshape"]),
+        ("e = Exp(y)", "q = Size(s)  e = Exp(y)", ["Shape", "Size", "Exp", "Reshape", "StaticReshape"]),
+        ("(float[n,3,2] z)", "(float[n,3,2] z, int64[2] s)", ["Shape", "Exp", "Reshape", "StaticReshape"]),
+        # Inside a branch it is read as well; there is then a node that makes it.
+        (
+            "z = Reshape(r, six)",
+            "c = Cast<to = 9>(k0)  p = If(c) <then_branch = t () => (float[2] u) {u = Cast<to = 1>(s)},"
+            " else_branch = f () => (float[2] v) {v = Cast<to = 1>(s)}>  z = Reshape(r, six)",
+            ["Exp", "ReshapeTo", "Cast", "Shape", "If", "StaticReshape"],
+        ),
+    ],
+)
+def test_a_shape_that_only_reshapes_read_is_no_op(old: str, new: str, expected: list[str]) -> None:
+    text = MODEL.replace(old, new).replace("{0, 3, 2}>", "{0, 3, 2}, int64 k0 = {1}>" if "k0" in new else "{0, 3, 2}>")
+    model = onnx.parser.parse_model(text)
+    graph = og.onnx.load(model, library=True)
+    assert [k for k in kinds(graph) if k != "TypeCast"] == [k for k in expected if k != "Cast"]
+    given = {"x": np.zeros((4, 6), np.float32), "y": np.arange(24, dtype=np.float32).reshape(8, 3) / 24}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    made = og.compile(graph)(**given)
+    (got, *_) = made.values() if isinstance(made, dict) else [made]
+    np.testing.assert_allclose(got, session.run(None, given)[0], rtol=1e-6)
+    assert to_model(graph, form="decomposed") == model
+    assert "ReshapeTo" not in kinds(og.onnx.load(model))  # onnxruntime runs it with its neighbours
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_a_gradient_over_sizes_that_nobody_knows_is_written_and_runs_in_onnxruntime(opset: int) -> None:
+    text = "graph(x: f32[n,h,w]) -> (y)\n r = StaticReshape(x, shape=[0,-1], special_zero=true)\n y = Exp(r)"
+    graph = og.gradient(og.parse(text), wrt=("x",))
+    assert [op.kind for op in graph.ops][-1] == "ReshapeTo"
+    model = to_model(graph, opset=opset)
+    assert og.onnx.load(model) == graph
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x, d = np.zeros((2, 3, 4), np.float32), np.arange(24, dtype=np.float32).reshape(2, 12)
+    np.testing.assert_array_equal(session.run(None, {"x": x, "d_y": d})[0], d.reshape(2, 3, 4))
