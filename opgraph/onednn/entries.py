@@ -1,6 +1,7 @@
 """How ops and tensors are spelled in a graph file: from a finalized Graph to JSON's objects.
 
-What oneDNN has no word for is refused by name: kinds beyond its own, f64, constants with data, infinite attributes.
+What oneDNN has no word for is refused by name: kinds beyond its own, inputs, attributes and dtypes that they have here
+alone, f64, constants with data, infinite attributes.
 Symbols become unknown sizes.
 """
 
@@ -16,6 +17,7 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, row_major
 from opgraph.ir.op import AttrValue, Op
+from opgraph.onednn.beyond import beyond, own_attributes
 from opgraph.onednn.document import UNKNOWN, Entry
 
 #: The oneDNN whose form is written.
@@ -46,15 +48,15 @@ def op_entry(op: Op) -> Entry:
     record = opdef.get(op.kind, where=op.label)
     if not is_onednn(record):
         raise _no_word(f"kind {op.kind}", op.label, "write the op in oneDNN's kinds, or save the graph as text or ONNX")
+    unknown = beyond(op, record)
+    if unknown is not None:
+        raise _no_word(unknown, op.label, "write it in ops, inputs, attributes and dtypes that oneDNN has")
     attrs: Entry = {}
     for name, value in op.attrs.items():
         attr = record.attr(name)
         assert attr is not None, "the graph has checked its attributes"
-        if record.kind == "Sigmoid" and value == attr.default:
-            continue  # a factor is the one attribute that opgraph adds to a kind of oneDNN's
-        if record.kind == "Sigmoid":
-            raise _no_word(f"Sigmoid with {name} = {value}", op.label, "multiply its input by the factor")
-        attrs[name] = {"type": attr.type, "value": _value(value, op, name)}
+        if name not in own_attributes(record):
+            attrs[name] = {"type": attr.type, "value": _value(value, op, name)}
     return {
         "id": op.id,
         "name": op.name,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from opgraph.ir import dtypes
+from opgraph.ir.op import Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +20,19 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """Differences of one reason: `kinds` and `what` are patterns (`*` is any text)."""
+    """Differences of one reason.
+
+    Attributes:
+        kinds, what: patterns (`*` is any text).
+        is_onednn: oneDNN has it, and only the schema file does not say so.
+        used_by: whether an op makes use of it, so that oneDNN refuses the op, where the words do not say.
+    """
 
     reason: str
     kinds: tuple[str, ...]
     what: tuple[str, ...]
+    is_onednn: bool = False
+    used_by: Callable[[Op], bool] | None = None
 
     def names(self, found: Difference, kind: str, what: str) -> bool:
         """Whether two of the patterns name a difference."""
@@ -103,6 +113,7 @@ DIFFERENCES: tuple[Listed, ...] = (
         reason="converting a dtype to itself changes nothing, and bf16 to f16 rounds once: neither has to be refused",
         kinds=("TypeCast",),
         what=("check_typecast_data_type is not demanded",),
+        used_by=lambda op: "f32" not in (a := op.inputs[0].dtype, b := op.outputs[0].dtype) or a == b,
     ),
     Listed(
         reason="the factor that oneDNN's design of swish names as its first way on; 1 by default",
@@ -140,11 +151,13 @@ DIFFERENCES: tuple[Listed, ...] = (
     ),
     Listed(
         reason="the schema file is cut off before these two; oneDNN's pages and its graph files have them",
+        is_onednn=True,
         kinds=("Quantize", "Dequantize"),
         what=("has attribute qtype", "has attribute zps"),
     ),
     Listed(
         reason="the schema file leaves it out; oneDNN's pages and its graph files have it",
+        is_onednn=True,
         kinds=("DynamicQuantize", "DynamicDequantize"),
         what=("has attribute qtype",),
     ),
@@ -163,5 +176,15 @@ DIFFERENCES: tuple[Listed, ...] = (
         reason="as for AvgPoolBackward",
         kinds=("ConvolutionBackwardData",),
         what=("check_conv_bwd_data_output_shape is not demanded",),
+    ),
+)
+
+#: Those that no schema shows.
+UNSEEN: tuple[Listed, ...] = (
+    Listed(
+        reason="each channel is a group then, however many there are: ai.onnx InstanceNormalization",
+        kinds=("GroupNorm",),
+        what=("attribute groups may be 0",),
+        used_by=lambda op: op.attrs.get("groups") == 0,
     ),
 )

@@ -14,7 +14,7 @@ import numpy as np
 from opgraph.ir import dtypes
 from opgraph.ir.opdef import Attr, Onnx, OpDef, Port, all_ops
 from opgraph.ops import samples
-from opgraph.ops.differences import DIFFERENCES
+from opgraph.ops.differences import DIFFERENCES, UNSEEN
 from opgraph.ops.families import broadcast_rule
 
 #: Points at which formulas break.
@@ -45,7 +45,7 @@ def index_text() -> str:
                 _table(["kind", "formula"], rows),
                 "## Where schemas differ from oneDNN's",
                 "Everything else is as oneDNN declares it: inputs, outputs, attributes, defaults, dtypes, constraints.",
-                _table(["kinds", "difference", "why"], [d.row() for d in DIFFERENCES]),
+                _table(["kinds", "difference", "why"], [d.row() for d in (*DIFFERENCES, *UNSEEN)]),
             ]
         )
         + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from opgraph.cli import main
 from opgraph.errors import InvalidArguments, InvalidGraphOp, InvalidShape, ModelError, OpGraphError, Unimplemented
 from opgraph.ir.opdef import all_ops
 from opgraph.onednn.document import UNKNOWN
-from opgraph.onednn.entries import is_onednn
+from opgraph.onednn.entries import is_onednn, op_entry
 from opgraph.onednn.record import FileRecord
 from opgraph.onednn.repair import repaired
 
@@ -286,6 +287,35 @@ def test_a_graph_that_was_built_is_written_and_read_back(tmp_path: Path) -> None
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("kind", ["Sigmoid", "SigmoidBackward"])
+def test_what_opgraph_adds_to_a_kind_is_left_out_where_it_says_nothing(kind: str, tmp_path: Path) -> None:
+    graph = _with(lambda g, x: g.add_op(kind, *[x] * (1 + (kind != "Sigmoid")), alpha=1.0))
+    assert "alpha" not in dumped(tmp_path, graph)["graph"][0]["attrs"]
+
+
+@needs_files
+def test_what_is_written_of_each_kind_are_the_attributes_of_its_schema() -> None:
+    """Of the ops of all files and of their gradients."""
+    schemas = {s["kind"]: s for s in json.loads(SCHEMA.read_text())}
+    written_kinds: set[str] = set()
+    for name in RUNNABLE:
+        graphs = [graph_of(name)]
+        wrt = [t.name for t in graphs[0].inputs if t.dtype == "f32"]
+        with suppress(OpGraphError):  # no gradient exists
+            graphs += [og.gradient(graphs[0], wrt=wrt)] if wrt else []
+        for o in (o for g in graphs for o in g.ops):
+            try:
+                entry = op_entry(o)
+            except Unimplemented:
+                continue
+            written_kinds.add(o.kind)
+            known = {a[0] for a in schemas[o.kind]["attributes"]} | {"qtype", "zps"}
+            assert set(entry["attrs"]) <= known, (name, o.kind)
+            required = {a[0] for a in schemas[o.kind]["attributes"] if a[1] == "req"}
+            assert required <= set(entry["attrs"]), (name, o.kind)
+    assert len(written_kinds) > 70
+
+
 def _with(build: Any) -> og.Graph:
     g = og.Graph()
     build(g, g.input("x", shape=(4,)))
@@ -297,12 +327,28 @@ def _with(build: Any) -> og.Graph:
     [
         (lambda g, x: g.add_op("Swish", x), "kind Swish"),
         (lambda g, x: g.add_op("Sigmoid", x, alpha=2.0), "Sigmoid with alpha"),
+        (lambda g, x: g.add_op("SigmoidBackward", x, x, alpha=2.0), "SigmoidBackward with alpha"),
+        (lambda g, x: g.add_op("Clamp", x, g.input("z", shape=()), max=1.0), "the input low of Clamp"),
+        (lambda g, x: g.add_op("Clamp", x, max=1.0), "Clamp without min"),
+        (lambda g, x: g.add_op("Pow", x, x), "the input exponent of Pow"),
+        (lambda g, x: g.add_op("Add", *[g.input("z", dtype="s64", shape=(4,))] * 2), "s64 as src_0 of Add"),
+        (lambda g, x: g.add_op("TypeCast", x, dtype="f32"), "this TypeCast"),
+        (lambda g, x: g.add_op("Concat", *[x] * 65, axis=0), "Concat of 65 inputs"),
+        (
+            lambda g, x: g.add_op(
+                "GroupNorm", g.input("z", shape=(2, 5, 3)), groups=0, use_affine=False, keep_stats=False
+            ),
+            "this GroupNorm: each channel is a group",
+        ),
         (lambda g, x: g.add_op("Add", x, 1.5), "data of constants"),
         (lambda g, x: g.add_op("Abs", g.input("z", dtype="f64", shape=(2,))), "dtype f64"),
         (lambda g, x: g.add_op("Clamp", x, min=0.0, max=math.inf), "number inf"),
         (lambda g, x: g.set_outputs([g.add_op("Abs", x), g.add_op("Exp", x)][:1]), "nobody reads"),
     ],
-    ids=("kind", "attribute", "constant", "dtype", "infinity", "dropped value"),
+    ids=(
+        *("kind", "attribute", "attribute backward", "bound", "no bound", "exponent", "integers", "cast to itself"),
+        *("65", "0 groups", "constant", "dtype", "infinity", "dropped value"),
+    ),
 )
 def test_what_onednn_has_no_word_for_is_refused_and_nothing_written(build: Any, what: str, tmp_path: Path) -> None:
     (tmp_path / "dump.json").write_text("as it was")
