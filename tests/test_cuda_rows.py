@@ -271,7 +271,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
     monkeypatch.setattr("opgraph.codegen.cuda_row_cut.NARROW", 1)
     f = compiled(text, "f64")
     wide = run(cupy, f, feeds)
-    assert all("og::i64, 2, 1>" in text for text in f.kernels.values())
+    assert all("og::i64, 2, 1, -1, 0ull>" in text for text in f.kernels.values())
     assert all(wide[k].tobytes() == narrow[k].tobytes() for k in wide)
 
 

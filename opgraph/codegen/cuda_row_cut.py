@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log2, prod
 
-from opgraph.codegen.cuda_row_functor import Held, held_by
+from opgraph.codegen.cuda_row_reads import Held, held_by
 from opgraph.codegen.kernel import NARROW, packed_vector
 from opgraph.ir import dtypes
-from opgraph.loops.layout import CONTIGUOUS, Layout
+from opgraph.loops.layout import CONTIGUOUS, KEPT, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.passes import pass_counts
 from opgraph.loops.tiles import BLOCK_SIZE, sums_of
@@ -25,6 +25,8 @@ _SEGMENT = 64  # bytes that neighbouring threads load of a row together, at leas
 CHUNK, BLOCKS = 16, 512
 #: Where rows make fewer blocks than this, blocks share a row, in pieces of so many elements at least.
 _FEW_BLOCKS, _PIECE = 128, 16384
+#: Rows may begin anywhere where they have so many packs, and accesses would have fewer bytes otherwise.
+_ENOUGH, _WIDE = 16, 8
 _SHARED = 40 * 1024  # bytes of shared memory of a block
 
 
@@ -41,6 +43,8 @@ class RowCut:
         small: bits of the operands that are the same for all rows, and read again in each pass.
         narrow: places are found in 32-bit arithmetic.
         beside: neighbouring rows that neighbouring threads take; 1: neighbouring threads share a row.
+        lead: the operand at whose multiples packs begin, where rows begin anywhere; -1: rows are whole packs.
+        loose: bits of the operands whose packs lie anywhere then.
         pieces: blocks that share a row.
     """
 
@@ -52,6 +56,8 @@ class RowCut:
     small: int
     narrow: bool
     beside: int = 1
+    lead: int = -1
+    loose: int = 0
     pieces: int = 1
 
     @property
@@ -74,27 +80,63 @@ def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
     beside = _runs_across(loop, layout)
-    vector = 1 if beside else packed_vector(loop, layout, alignment)
-    while layout.dims[-1] % vector:
-        vector //= 2
+    vector, lead, loose = (1, -1, 0) if beside else _packed(loop, layout, alignment)
     packs = prod(layout.dims[-layout.row_rank :]) // vector
     outer = len(layout.dims) - layout.row_rank
     small = [i for i in range(len(loop.loads)) if not any(layout.strides[i][:outer]) and outer]
     held = held_by(loop, layout.variant, frozenset(loop.loads[i].name for i in small))
-    types = [*(x.dtype for x in loop.loads), *(x.dtype for x in loop.stores)]
-    kinds = layout.variant.operands
-    moving = [dtypes.BY_NAME[t].itemsize for t, kind in zip(types, kinds, strict=True) if kind == CONTIGUOUS]
+    moving = [_item(loop, i) for i, kind in enumerate(layout.variant.operands) if kind == CONTIGUOUS]
     if beside:
         threads, each, fits = _threads_beside(packs, held, pass_counts(loop)[2])
     else:
         threads, each, fits = _threads(packs, vector, held, min(moving, default=4))
     narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
-    cut = RowCut(vector, each, threads, fits, packs == threads * each, sum(1 << i for i in small), narrow)
+    whole = lead < 0 and packs == threads * each
+    cut = RowCut(vector, each, threads, fits, whole, sum(1 << i for i in small), narrow, lead=lead, loose=loose)
     cut = replace(cut, beside=BLOCK_SIZE // threads) if beside else cut
     blocks = -(-prod(layout.dims[:outer]) // cut.groups)
     if fits or blocks >= _FEW_BLOCKS:
         return cut
     return replace(cut, pieces=max(min(-(-BLOCKS // max(blocks, 1)), packs * vector // _PIECE), 1))
+
+
+def _packed(loop: Loop, layout: Layout, alignment: int) -> tuple[int, int, int]:
+    """Elements of a pack; `lead` and `loose` of RowCut."""
+    whole = packed_vector(loop, layout, alignment)
+    while layout.dims[-1] % whole:
+        whole //= 2
+    kinds, outer = layout.variant.operands, len(layout.dims) - layout.row_rank
+    if layout.row_rank > 1 or KEPT in kinds:  # a thread has the same columns in each row
+        return whole, -1, 0
+    runs = [
+        i
+        for i, kind in enumerate(kinds)
+        if kind == CONTIGUOUS and not (i < len(loop.loads) and loop.loads[i].is_position)
+    ]
+    moving = [i for i in runs if all(layout.strides[i][:outer])]
+    flat = replace(layout, strides=tuple((*[0] * outer, *s[outer:]) for s in layout.strides))
+    vector = packed_vector(loop, flat, alignment, whole_rows=False)
+    if whole * min((_item(loop, i) for i in runs), default=_WIDE) >= _WIDE:
+        return whole, -1, 0
+    while vector > whole and vector * _ENOUGH <= layout.dims[-1]:
+        lead = next(iter(moving), -1)
+        loose = [i for i in runs if lead < 0 or any(_apart(layout, i, lead, d, vector) for d in range(outer))]
+        # What is the same for several rows is in a cache: there, element by element will do.
+        if not any(i in moving or i >= len(loop.loads) for i in loose):
+            return vector, lead, sum(1 << i for i in loose)
+        vector //= 2
+    return whole, -1, 0
+
+
+def _item(loop: Loop, i: int) -> int:
+    """Bytes of an element of operand i."""
+    operand = loop.loads[i] if i < len(loop.loads) else loop.stores[i - len(loop.loads)]
+    return dtypes.BY_NAME[operand.dtype].itemsize
+
+
+def _apart(layout: Layout, i: int, lead: int, axis: int, vector: int) -> bool:
+    """Whether the packs of two operands begin at different columns somewhere along an axis."""
+    return (layout.strides[i][axis] - layout.strides[lead][axis]) % vector != 0
 
 
 def _runs_across(loop: Loop, layout: Layout) -> bool:

@@ -96,7 +96,7 @@ def _entries(loop: Loop, layout: Layout, cut: RowCut, names: list[str]) -> list[
     chosen = [str(n) for n in (cut.vector, cut.packs, cut.threads)]
     chosen += ["true" if flag else "false" for flag in (cut.held, cut.whole)] if cut.pieces == 1 else []
     index = "og::u32" if cut.narrow else "og::i64"
-    chosen += [f"{cut.small}ull", index, str(layout.row_rank), str(cut.beside)]
+    chosen += [f"{cut.small}ull", index, str(layout.row_rank), str(cut.beside), str(cut.lead), f"{cut.loose}ull"]
     # Where a block takes many rows or packs one after the other, a compiler that saves registers for a second block
     # spills (sm_80), or asks for some operands late.
     bounds = f"{cut.block}, 1" if sums or not cut.held else f"{cut.block}"

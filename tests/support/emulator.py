@@ -2,8 +2,9 @@
 
 Each thread of a block is a coroutine that runs until it meets others: those of its warp in a shuffle, those of its
 block in `__syncthreads()`. Warps run one after the other between two barriers, and so do blocks. `backwards` turns both
-round, so that a result which depends on who comes first shows. What differs from a GPU is what `OG_DEVICE` switches:
-the machine's own instructions for accesses, rounding and division. `FakeCupy` stands for the few
+round, so that a result which depends on who comes first shows. An access to a pack that does not lie at a multiple of
+its size fails, as on a GPU. What differs from a GPU is what `OG_DEVICE` switches: the machine's own instructions for
+accesses, rounding and division. `FakeCupy` stands for the few
 functions of CuPy that the CUDA engine calls, on host memory, and passes kernel arguments as CuPy 14.2 does.
 """
 
@@ -47,7 +48,19 @@ template <class T> T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   __builtin_memcpy(&value, shuffled[turn][self ^ lanes], sizeof value);
   return value;
 }
+static bool misplaced;
+template <class P> P* placed(P* p, unsigned long size) {
+  misplaced |= (unsigned long)p % size != 0;
+  return p;
+}
 """
+#: Accesses of kernels/pointwise.cuh -> the same, which say whether they are where a GPU allows them.
+_PLACED = {
+    "__builtin_memcpy(to, p, 16)": "__builtin_memcpy(to, placed(p, 16), 16)",
+    "__builtin_memcpy(p, from, 16)": "__builtin_memcpy(placed(p, 16), from, 16)",
+    "return *(const Pack<T, V>*)p;": "return *(const Pack<T, V>*)placed(p, alignof(Pack<T, V>));",
+    "*(Pack<T, V>*)p = pack;": "*(Pack<T, V>*)placed(p, alignof(Pack<T, V>)) = pack;",
+}
 _AFTER = """
 template <int... I> struct Places {};
 template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
@@ -72,6 +85,7 @@ extern "C" int run(void** args, unsigned blocks, unsigned threads, int backwards
     blockIdx.x = backwards ? blocks - 1 - b : b;
     if (!SYNCHRONISES) {
       for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) call(ENTRY, args);
+      if (misplaced) return 2;
       continue;
     }
     for (unsigned t = 0; t < threads; ++t) {
@@ -99,7 +113,7 @@ extern "C" int run(void** args, unsigned blocks, unsigned threads, int backwards
       }
     }
   }
-  return 0;
+  return misplaced ? 2 : 0;
 }
 """
 
@@ -107,6 +121,9 @@ extern "C" int run(void** args, unsigned blocks, unsigned threads, int backwards
 def build(code: str, entry: str) -> ctypes.CDLL:
     """A CUDA source as a host library with `run(args, blocks, threads)`."""
     synchronises = "true" if "__syncthreads" in code or "__shfl" in code else "false"
+    for plain, watched in _PLACED.items():
+        assert code.count(plain) == 1, plain
+        code = code.replace(plain, watched)
     text = _BEFORE + code + _AFTER.replace("ENTRY", entry).replace("SYNCHRONISES", synchronises)
     path = Path(_FOLDER.name) / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not path.exists():
@@ -206,7 +223,8 @@ class _Function:
         held = [_argument(a) for a in args]
         self.cupy.launches.append((self.name, grid, stream.ptr))
         given = (ctypes.c_void_p * len(held))(*[ctypes.addressof(h) for h in held])
-        assert self.library.run(given, grid[0], block[0], self.cupy.backwards) == 0, "a barrier that some threads miss"
+        wrong = ("", "a barrier that some threads miss", "a pack that does not lie at a multiple of its size")
+        assert not wrong[self.library.run(given, grid[0], block[0], self.cupy.backwards)]
 
 
 def _argument(value: Any) -> Any:
