@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from base64 import b64encode
 from typing import Any
@@ -24,7 +25,7 @@ NODE = 'onnx_domain="", onnx_opset=21'
 def region(text: str, constants: dict[str, np.ndarray] | None = None) -> provider.OnnxRuntimeRegion:
     (part,) = og.parse(text, constants=constants).get_partitions()
     assert (part.kind, part.provider) == ("library", "onnxruntime")
-    return provider.OnnxRuntimeRegion(part, threads=1)
+    return provider.OnnxRuntimeRegion(part)
 
 
 def test_a_region_is_one_session_over_several_nodes() -> None:
@@ -37,6 +38,38 @@ def test_a_region_is_one_session_over_several_nodes() -> None:
     outs = {a.shape: a for a in made.run([x, w])}
     assert set(outs) == {(4, 3), (3, 4)}
     assert made.runs_in == "onnxruntime"
+
+
+def test_onnxruntime_is_told_which_sizes_are_equal_as_long_as_they_are() -> None:
+    """It reshapes both operands of a sum of convolutions otherwise. What a file says of inner values may be untrue."""
+    made = region(
+        "graph(x: f32[n,4], y: f32[n,4]) -> (z)\n"
+        f'  a: f32[4,n] = Wildcard(x, onnx_op="Transpose", {NODE})\n'
+        f'  b: f32[4,n] = Wildcard(y, onnx_op="Transpose", {NODE})\n'
+        f'  z: f32[4,n] = Wildcard(a, b, onnx_op="Max", {NODE})'
+    )
+
+    def declared() -> list[str]:
+        return [i.type.tensor_type.shape.dim[0].dim_param for i in made._model.proto.graph.input]
+
+    x, y = np.ones((3, 4), np.float32), np.arange(4, dtype=np.float32).reshape(1, 4)
+    assert made.run([x, x])[0].tolist() == x.T.tolist()
+    assert declared() == ["n", "n"]
+    assert made.run([x, y])[0].tolist() == np.maximum(x, y).T.tolist()
+    assert declared() == ["", ""]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="says which cores a process may use")
+def test_a_region_has_no_more_threads_than_cores_that_the_process_may_use() -> None:
+    """onnxruntime counts the machine's, and then two threads that spin share one."""
+    text = f'graph(x: f32[n,4]) -> (y)\n  y: f32[4,n] = Wildcard(x, onnx_op="Transpose", {NODE})'
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        few = region(text)._session.get_session_options().intra_op_num_threads
+    finally:
+        os.sched_setaffinity(0, before)
+    assert few == (1 if os.cpu_count() != 1 else 0)
 
 
 def test_a_last_input_that_is_left_out_is_left_out() -> None:

@@ -55,12 +55,28 @@ def team(size: int) -> tuple[int, int | None]:
     if size < SINGLE_THREADED or _forked:
         return 1, None
     with_torch = "torch" in sys.modules
-    found = _teams.get(with_torch)
-    if found is None:
-        found = _teams[with_torch] = _find(with_torch)
+    found = _teams.get(with_torch) or _team(with_torch)
     if found.parallel is None:
         return len(os.sched_getaffinity(0)), None
     return min(found.max_threads(), len(os.sched_getaffinity(0))), found.parallel  # type: ignore[operator]
+
+
+def _team(with_torch: bool) -> Team:
+    found = _teams[with_torch] = _teams.get(with_torch) or _find(with_torch)
+    return found
+
+
+def limit() -> int | None:
+    """How many threads a library may use beside the kernels; None: as many as the machine has cores.
+
+    What holds for kernels: the cores that this process may run on, and what torch or OpenMP were told. onnxruntime
+    counts the machine's cores instead, and then two of its threads spin on one.
+    """
+    count = len(os.sched_getaffinity(0))
+    kernels = _team("torch" in sys.modules)
+    if kernels.parallel is not None:
+        count = min(kernels.max_threads(), count)  # type: ignore[operator]
+    return None if count >= (os.cpu_count() or 1) else count
 
 
 @cache

@@ -54,7 +54,12 @@ class RegionModel:
 
 
 def region_model(
-    ops: Sequence[Op], inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], *, typed: bool = True
+    ops: Sequence[Op],
+    inputs: Sequence[LogicalTensor],
+    outputs: Sequence[LogicalTensor],
+    *,
+    typed: bool = True,
+    symbols: bool = False,
 ) -> RegionModel:
     """The model of some ops.
 
@@ -62,6 +67,7 @@ def region_model(
         ops: Wildcards with an ONNX node, and native ops that have a form in ONNX's ops; producers first.
         inputs, outputs: what crosses the border of the region.
         typed: whether to declare types; an evaluator that reads none takes values of any type then.
+        symbols: whether to declare which sizes of inputs are equal, as their symbols say. A runtime relies on it.
 
     Raises:
         Unimplemented: ops of two versions of one domain, or a type that nobody states.
@@ -82,9 +88,9 @@ def region_model(
     drop_last_gaps(graph.node)
     texts = type_texts(ops) if typed else {}
     for tensor in inputs:
-        graph.input.append(_value(names[tensor.id], tensor, texts, shape=True, typed=typed))
+        graph.input.append(_value(names[tensor.id], tensor, texts, shape=True, symbols=symbols, typed=typed))
     for tensor in outputs:
-        graph.output.append(_value(names[tensor.id], tensor, texts, shape=False, typed=typed))
+        graph.output.append(_value(names[tensor.id], tensor, texts, shape=False, symbols=False, typed=typed))
     proto = ModelProto(ir_version=_IR_VERSION, graph=graph, producer_name="opgraph")
     for domain, version in _opsets(ops, graph.node).items():
         proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
@@ -175,11 +181,14 @@ def type_texts(ops: Iterable[Op]) -> dict[int, str]:
     return result
 
 
-def _value(name: str, tensor: LogicalTensor, texts: Mapping[int, str], *, shape: bool, typed: bool) -> ValueInfoProto:
+def _value(
+    name: str, tensor: LogicalTensor, texts: Mapping[int, str], *, shape: bool, symbols: bool, typed: bool
+) -> ValueInfoProto:
     value = ValueInfoProto(name=name)
     if typed:
-        # Only sizes are declared: a symbol would make the runtime compare what opgraph has compared already.
-        sizes = None if tensor.dims is None else tuple(d if isinstance(d, int) else None for d in tensor.dims)
+        sizes = (
+            None if tensor.dims is None else tuple(d if symbols or isinstance(d, int) else None for d in tensor.dims)
+        )
         plain = tensor.with_(dims=sizes if shape else None, strides=None)
         value.type.CopyFrom(type_proto(plain, texts.get(tensor.id, ""), tensor.label))
     return value

@@ -24,6 +24,7 @@ from opgraph.runtime.providers.onnx_session import (
     ort_value,
     session_of,
 )
+from opgraph.runtime.threads import limit
 
 if TYPE_CHECKING:
     from opgraph.partition.partition import Partition
@@ -36,7 +37,6 @@ class OnnxRuntimeRegion:
 
     Args:
         partition: a library partition whose ops all carry an ONNX node.
-        threads: how many threads one run may use; None: onnxruntime decides.
         device: "cpu" or "cuda", as onnxruntime is asked for it.
         lone: whether nothing else of the graph runs in turns with it: its threads may spin then.
 
@@ -47,19 +47,19 @@ class OnnxRuntimeRegion:
     region instead; a RuntimeWarning says so once.
     """
 
-    def __init__(
-        self, partition: Partition, threads: int | None = None, device: str = "cpu", *, lone: bool = False
-    ) -> None:
+    def __init__(self, partition: Partition, device: str = "cpu", *, lone: bool = False) -> None:
         self._inputs = tuple(partition.input_ports)
         self._outputs = tuple(partition.output_ports)
         self._where = f"region of {len(partition.ops)} ONNX nodes, first {partition.ops[0].label}"
-        self._model = region_model(partition.ops, self._inputs, self._outputs)
+        self._ops, self._device = partition.ops, device
+        self._model = region_model(self._ops, self._inputs, self._outputs, symbols=True)
+        self._equal = _equal_sizes(self._inputs)
         self._evaluator: Any = None
         self._session: Any = None
         self.spins = lone
-        ort = onnxruntime_module()
+        onnxruntime_module()
         try:
-            self._session = session_of(ort, self._model, threads, device, spins=lone)
+            self._session = self._opened()
         except Exception as error:  # onnxruntime's classes share no base of their own
             self._evaluator = self._evaluator_for(error)
             self._notice(error)
@@ -84,6 +84,7 @@ class OnnxRuntimeRegion:
         Raises:
             UnboundError: onnx's evaluator runs it, which allocates its results itself.
         """
+        self._check_sizes(arrays)
         if self._session is None:
             raise UnboundError(self._where)
         inputs, outputs = zip(self._model.inputs, self._inputs), zip(self._model.outputs, self._outputs)
@@ -109,6 +110,7 @@ class OnnxRuntimeRegion:
         Raises:
             DeviceError: a node failed; the message is the runtime's.
         """
+        self._check_sizes(arrays)
         if self._session is None:
             return self._evaluated(arrays)
         try:
@@ -125,6 +127,23 @@ class OnnxRuntimeRegion:
             self._session = None
             self._notice(error)
             return results
+
+    def _opened(self) -> Any:
+        return session_of(onnxruntime_module(), self._model, limit(), self._device, spins=self.spins)
+
+    def _check_sizes(self, arrays: Sequence[Any]) -> None:
+        """Forgets symbols that do not hold.
+
+        Those of a graph's inputs have been checked. Those of values between partitions may be what a file says of them,
+        and onnxruntime, once told that two sizes are equal, never looks again.
+        """
+        for first, second in self._equal:
+            if arrays[first[0]].shape[first[1]] != arrays[second[0]].shape[second[1]]:
+                self._equal = []
+                self._model = region_model(self._ops, self._inputs, self._outputs)
+                if self._session is not None:
+                    self._session = self._opened()
+                return
 
     def _evaluated(self, arrays: Sequence[Any]) -> list[Any]:
         """Runs onnx's evaluator.
@@ -175,6 +194,17 @@ class OnnxRuntimeRegion:
             f"onnxruntime cannot run a {self._where}; onnx's NumPy evaluator runs it, slowly, and others like it. "
             f"onnxruntime says: {one_line(refusal)}"
         )
+
+
+def _equal_sizes(tensors: Sequence[LogicalTensor]) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Pairs of (tensor, axis) that are declared to be equal."""
+    first: dict[str, tuple[int, int]] = {}
+    pairs = []
+    for index, tensor in enumerate(tensors):
+        for axis, size in enumerate(tensor.dims or () if tensor.dtype != dtypes.UNDEF else ()):
+            if isinstance(size, str) and first.setdefault(size, (index, axis)) != (index, axis):
+                pairs.append((first[size], (index, axis)))
+    return pairs
 
 
 _noticed = False
