@@ -54,17 +54,22 @@ template <class J, int n, class T> OG_FN T joined(const T* x) {
 template <class F, int pass> struct Reducing { template <int k> using Of = Join<F::how(pass, k)>; };
 struct Adding { template <int k> using Of = Join<How::add>; };
 
-// What the n <= 32 threads of a group, neighbours in a warp, have; all of the warp's threads come here.
-template <class J, int n, class T> OG_FN T met(T x) {
-  OG_UNROLL for (int d = n / 2; d > 0; d /= 2) x = J::of(x, __shfl_xor_sync(0xffffffffu, x, d));
+// What the n <= 32 threads of a group have, of neighbours in a warp those `apart` from each other; all of the warp's
+// threads come here.
+template <class J, int n, int apart = 1, class T> OG_FN T met(T x) {
+  OG_UNROLL for (int d = n / 2; d >= apart; d /= 2) x = J::of(x, __shfl_xor_sync(0xffffffffu, x, d));
   return x;
 }
 
 // The first n of x become those of all threads of a row, joined as `J` says. Warps meet in two places by turns: before
-// one writes to a place again, all have met in the other.
+// one writes to a place again, all have met in the other. beside > 1: rows lie beside each other, and so do their
+// threads; those of a row are `beside` apart.
 template <class T, int threads, int most, int beside> struct Meeting {
-  static constexpr bool warps = beside == 1 && threads > warp_size, shared = warps || (beside > 1 && threads > 1);
-  static constexpr int slots = warps ? threads / warp_size : beside > 1 ? threads * beside : 1;
+  static constexpr bool warps = beside == 1 && threads > warp_size;
+  static constexpr int in_warp = beside >= warp_size ? 1 : warp_size / beside;  // threads of a row beside others
+  static constexpr int terms = beside > 1 ? threads / (in_warp < threads ? in_warp : threads) : 1;
+  static constexpr bool shared = warps || terms > 1;
+  static constexpr int slots = warps ? threads / warp_size : terms * beside;
   double (*place)[most][slots];
   int turn;
   template <class J, int n> OG_FN void meet(T (&x)[most]) {
@@ -73,10 +78,12 @@ template <class T, int threads, int most, int beside> struct Meeting {
       using Own = typename J::template Of<k.value>;
       typename Own::template Wide<T> wide = x[k.value];
       if constexpr (beside == 1) wide = met<Own, (warps ? warp_size : threads)>(wide);
+      else if constexpr (in_warp > 1) wide = met<Own, warp_size, beside>(wide);
       if constexpr (warps) {
         if (thread % warp_size == 0) place[turn][k.value][thread / warp_size] = (double)wide;
       } else if constexpr (shared) {
-        place[turn][k.value][thread] = (double)wide;
+        if (thread / beside % in_warp == 0)
+          place[turn][k.value][thread / beside / in_warp * beside + thread % beside] = (double)wide;
       }
       x[k.value] = (T)wide;
     });
@@ -90,7 +97,7 @@ template <class T, int threads, int most, int beside> struct Meeting {
           x[k.value] = (T)met<Own, slots>((Wide)own[thread % slots]);
         } else {
           Wide total = (Wide)own[thread % beside];
-          OG_UNROLL for (int t = 1; t < threads; ++t) total = Own::of(total, (Wide)own[t * beside + thread % beside]);
+          OG_UNROLL for (int t = 1; t < terms; ++t) total = Own::of(total, (Wide)own[t * beside + thread % beside]);
           x[k.value] = (T)total;
         }
       });

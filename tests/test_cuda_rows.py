@@ -199,6 +199,15 @@ OTHERS = {
         "graph(x: {t}[n,c]) -> (a, b)\n  a = ReduceMean(x, axes=[0])\n  b = ReduceMax(x, axes=[0])",
         {"x": (40_000, 5)},
     ),
+    "two columns, whose threads meet in a warp and then in a block": (
+        "graph(x: {t}[n,c]) -> (a, b, y)\n  a = ReduceMean(x, axes=[0])\n  b = ReduceMin(x, axes=[0])\n"
+        "  y = SoftMax(x, axis=0)",
+        {"x": (300, 2)},
+    ),
+    "three columns of several matrices, not held": (
+        "graph(x: {t}[n,k,c]) -> (y)\n  y = SoftMax(x, axis=1)",
+        {"x": (3, 3000, 3)},
+    ),
     "few long rows, in pieces": ("graph(x: {t}[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)", {"x": (2, 150_001)}),
     "one row of several runs, in pieces": (
         "graph(x: {t}[n,c]) -> (a, b, d)\n  a = ReduceMax(x, axes=[0,1])\n"
@@ -347,12 +356,23 @@ def test_a_row_is_taken_by_as_many_threads_as_it_needs(
 
 @pytest.mark.parametrize(
     ("rows", "length", "beside", "pieces"),
-    [(8192, 4096, 32, 1), (64, 1 << 20, 32, 64), (8192, 3, 256, 1), (1, 1 << 27, 1, 512), (100, 1 << 20, 32, 64)],
+    [
+        (32_768, 4096, 32, 1),
+        (8192, 4096, 32, 2),
+        (64, 1 << 20, 32, 256),
+        (100, 1 << 20, 32, 128),
+        (8192, 3, 256, 1),
+        (1, 1 << 27, 1, 512),
+        (2, 1 << 20, 2, 128),
+        (3, 1 << 20, 4, 256),
+        (5, 1 << 24, 8, 512),
+        (3, 1000, 4, 1),
+    ],
 )
 def test_few_rows_are_shared_by_blocks_and_neighbouring_rows_taken_side_by_side(
     rows: int, length: int, beside: int, pieces: int
 ) -> None:
-    """Columns of a matrix: there are as many blocks as a GPU wants, whatever the shape."""
+    """Columns of a matrix: there are as many blocks as a GPU wants, and as many threads at work, whatever the shape."""
     text = "graph(x: f32[n,c]) -> (y)\n  y = ReduceMean(x, axes=[0])"
     cut = row_cut(*bound(text, length, rows))
     assert (cut.beside, cut.pieces) == (beside, pieces)

@@ -23,7 +23,8 @@ _WANTED, _INSTRUCTIONS = 64, 4096
 _SEGMENT = 64  # bytes that neighbouring threads load of a row together, at least
 #: Where something is added up over rows: rows that a group takes, at least; and blocks, about.
 CHUNK, BLOCKS = 16, 512
-#: Where rows make fewer blocks than this, blocks share a row, in pieces of so many elements at least.
+#: Where rows make fewer blocks than this, blocks share a row, in pieces of so many elements at least, those of
+#: neighbouring rows that the block takes with them.
 _FEW_BLOCKS, _PIECE = 128, 16384
 #: Rows may begin anywhere where they have so many packs, and accesses would have fewer bytes otherwise.
 _ENOUGH, _WIDE = 16, 8
@@ -87,7 +88,7 @@ def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
     held = held_by(loop, layout.variant, frozenset(loop.loads[i].name for i in small))
     moving = [_item(loop, i) for i, kind in enumerate(layout.variant.operands) if kind == CONTIGUOUS]
     if beside:
-        threads, each, fits = _threads_beside(packs, held, pass_counts(loop)[2])
+        threads, each, fits = _threads_beside(packs, held, pass_counts(loop)[2], layout.dims[outer - 1])
     else:
         threads, each, fits = _threads(packs, vector, held, min(moving, default=4))
     narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
@@ -95,9 +96,9 @@ def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
     cut = RowCut(vector, each, threads, fits, whole, sum(1 << i for i in small), narrow, lead=lead, loose=loose)
     cut = replace(cut, beside=BLOCK_SIZE // threads) if beside else cut
     blocks = -(-prod(layout.dims[:outer]) // cut.groups)
-    if fits or blocks >= _FEW_BLOCKS:
+    if fits or blocks >= (BLOCKS if beside else _FEW_BLOCKS):
         return cut
-    return replace(cut, pieces=max(min(-(-BLOCKS // max(blocks, 1)), packs * vector // _PIECE), 1))
+    return replace(cut, pieces=max(min(-(-BLOCKS // max(blocks, 1)), packs * vector * cut.beside // _PIECE), 1))
 
 
 def _packed(loop: Loop, layout: Layout, alignment: int) -> tuple[int, int, int]:
@@ -151,15 +152,15 @@ def _runs_across(loop: Loop, layout: Layout) -> bool:
     return votes > 0
 
 
-def _threads_beside(packs: int, held: Held, most_reductions: int) -> tuple[int, int, bool]:
-    """The same where neighbouring threads take neighbouring rows: a warp, at least, of these."""
+def _threads_beside(packs: int, held: Held, most_reductions: int, nearby: int) -> tuple[int, int, bool]:
+    """The same where neighbouring threads take neighbouring rows: a warp, at least, of these, or all `nearby` ones."""
     registers = max(held.waiting // 4, 1)
     room = _FEWER if held.is_wide else _REGISTERS
     most = max(min(room // registers, _INSTRUCTIONS // max(held.instructions, 1), 32), 1)
     wanted = max(min(_WANTED // max(held.loaded, 1), most), 1)
     # All threads meet in shared memory, in two places by turns.
     fits = 2 * 8 * BLOCK_SIZE * most_reductions <= _SHARED
-    threads = min(_power_of_two(-(-packs // wanted)), BLOCK_SIZE // _WARP if fits else 1)
+    threads = min(_power_of_two(-(-packs // wanted)), BLOCK_SIZE // min(_power_of_two(nearby), _WARP) if fits else 1)
     each = max(-(-packs // threads), 1)
     return (threads, each, True) if each <= most else (threads, wanted, False)
 

@@ -69,7 +69,7 @@ def rows() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
     batch = "graph(x: f32[n,c,h]) -> (y, m)\n  m = ReduceMean(x, axes=[0,2], keep_dims=true)\n  y = Subtract(x, m)"
     found.append((og.parse(batch), {"x": (9, 5, 40)}))
     columns = "graph(x: f32[n,c]) -> (y, m)\n  y = SoftMax(x, axis=0)\n  m = ReduceMax(x, axes=[0])"
-    for shape in ((37, 90), (2000, 33), (40_000, 3)):  # neighbouring rows side by side; in pieces
+    for shape in ((37, 90), (2000, 33), (300, 2), (40_000, 3)):  # neighbouring rows side by side; in pieces
         found.append((og.parse(columns), {"x": shape}))
     found.append((og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=1)"), {"x": (2, 100_001)}))
     return found
