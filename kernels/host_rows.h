@@ -1,5 +1,5 @@
 #pragma once
-#include "row_reductions.h"
+#include "row_lanes.h"
 
 // The CPU skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. It is walked
 // once for each reduction that waits for another; what the last pass needs is then known, and results are written. Boxes
@@ -20,7 +20,7 @@ OG_FN Inverse inverse_of(float d) {
   const double scale = from_bits((u64)(exponent + 1023) << 52);
   return {(float)scale, (float)(exact / scale)};
 }
-OG_FN float times(float x, Inverse inverse) { return x * inverse.scale * inverse.part; }
+template <class T> OG_FN T times(T x, Inverse inverse) { return x * inverse.scale * inverse.part; }
 
 // ---- one row ---------------------------------------------------------------------------------------------------------
 
@@ -36,30 +36,16 @@ OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double
   constexpr bool writes = pass + 1 == F::passes && F::stores;
   constexpr int n_reductions = F::reductions(pass), n_sums = writes ? F::sums : 0;
   if constexpr (n_reductions + n_sums == 0) {
-    OG_VECTORIZE
-    for (i64 i = 0; i < width; ++i) f.template element<pass, keep, 0>(i, nullptr);
+    write_run<F, pass, keep>(f, width);
   } else if constexpr (n_sums == 0) {
-    i64 first = 0;
-    alignas(64) Addend x[n_reductions * block];
-    for (; first + block <= width; first += block) {
-      OG_VECTORIZE
-      for (int i = 0; i < block; ++i) f.template element<pass, keep, block>(first + i, x + i);
-      reductions.add(x, block);
-    }
-    if (first < width) {
-      OG_VECTORIZE
-      for (i64 i = 0; i < width - first; ++i) f.template element<pass, keep, block>(first + i, x + i);
-      reductions.fill(x, width - first, block);
-      reductions.add(x, block);
-    }
+    reduce_run<F, pass, keep>(f, width, reductions);
   } else {
     alignas(64) Addend addend[n_reductions + n_sums][strip];
     Row<Addend> total[n_sums + 1];
     for (i64 first = 0; first < width; first += strip) {
       const i64 n = width - first < strip ? width - first : strip;
       const i64 filled = (n + block - 1) / block * block;
-      OG_VECTORIZE
-      for (i64 i = 0; i < n; ++i) f.template element<pass, keep, strip>(first + i, &addend[0][i]);
+      addends<F, pass, keep, strip>(f, first, n, addend[0]);
       if constexpr (n_reductions > 0) {
         if (filled > n) reductions.fill(addend[0] + filled - block, n - filled + block, strip);
         for (i64 i = 0; i < filled; i += block) reductions.add(addend[0] + i, strip);

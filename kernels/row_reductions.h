@@ -95,13 +95,21 @@ template <How how, class T> struct Reduction;
 template <> struct Reduction<How::add, float> : Wide {
   static OG_FN float nothing() { return 0; }
   OG_FN void start() { Wide::start(0); }
+  template <int k> OG_FN void add_pair(Vector<float> pair) {  // two elements are added up as floats
+    lane[2 * k] += widened<per>(Half<2 * per>::lower(pair));
+    lane[2 * k + 1] += widened<per>(Half<2 * per>::upper(pair));
+  }
   OG_FN void add(const float* x) {
-    each<count / 2>([&](auto k) {  // pairs are added up as floats
-      const Vector<float> pair = vector_at(x + 2 * per * k.value) + vector_at(x + lanes + 2 * per * k.value);
-      lane[2 * k.value] += widened<per>(Half<2 * per>::lower(pair));
-      lane[2 * k.value + 1] += widened<per>(Half<2 * per>::upper(pair));
+    each<count / 2>([&](auto k) {
+      add_pair<k.value>(vector_at(x + 2 * per * k.value) + vector_at(x + lanes + 2 * per * k.value));
     });
   }
+#if OG_LANES
+  OG_FN void add_lanes(floats a, floats b, floats c, floats d) {
+    add_pair<0>(a.v + c.v);
+    add_pair<1>(b.v + d.v);
+  }
+#endif
   OG_FN Partial partial() {
     return Wide::partial([](auto a, auto b) { return a + b; });
   }
@@ -144,6 +152,14 @@ template <class T> struct Reduction<How::multiply, T> {
   OG_FN void add(const T* x) {
     for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[l] * (double)x[l + lanes];
   }
+#if OG_LANES
+  OG_FN void add_lanes(floats a, floats b, floats c, floats d) {
+    const floats all[] = {a, b, c, d};
+    alignas(64) float x[block];
+    __builtin_memcpy(x, all, sizeof(x));
+    add(x);
+  }
+#endif
   OG_FN Partial partial() {
     for (int half = lanes / 2; half > 0; half /= 2)
       for (int l = 0; l < half; ++l) lane[l] *= lane[l + half];
@@ -176,6 +192,40 @@ template <class T, int sign> struct Extreme {
   static OG_FN void join(Partial& into, Partial x) { into.value = chosen(into.value, x.value); }
   static OG_FN double result(Partial x) { return x.value; }
 };
+#if OG_LANES
+// Of 16 floats the larger ones by one instruction, which does not take a NaN: whether there was one is kept apart.
+template <int sign> struct Extreme<float, sign> {
+  floats lane[4];
+  bools none;
+  static OG_FN float nothing() { return sign * -infinity<float>(); }
+  template <class U> static OG_FN U chosen(U a, U b) {
+    const auto beyond = sign > 0 ? b > a : b < a;
+    return beyond | (b != b) ? b : a;
+  }
+  static OG_FN floats beyond(floats a, floats b) { return sign > 0 ? larger(b, a) : smaller(b, a); }
+  OG_FN void start() {
+    each<4>([&](auto k) { lane[k.value] = nothing(); });
+    none = false;
+  }
+  OG_FN void add_lanes(floats a, floats b, floats c, floats d) {
+    lane[0] = beyond(lane[0], a);
+    lane[1] = beyond(lane[1], b);
+    lane[2] = beyond(lane[2], c);
+    lane[3] = beyond(lane[3], d);
+    none = none | compare<3>(a, b) | compare<3>(c, d);
+  }
+  OG_FN void add(const float* x) {
+    add_lanes(load_lanes(x, 16), load_lanes(x + 16, 16), load_lanes(x + 32, 16), load_lanes(x + 48, 16));
+  }
+  OG_FN Partial partial() {
+    Vector<float> v[] = {lane[0].v, lane[1].v, lane[2].v, lane[3].v};
+    const float found = folded_all<float, 4>(v, [](auto a, auto b) { return chosen(a, b); });
+    return {none.m ? quiet_nan<float>() : found, 0};
+  }
+  static OG_FN void join(Partial& into, Partial x) { into.value = chosen(into.value, x.value); }
+  static OG_FN double result(Partial x) { return x.value; }
+};
+#endif
 template <class T> struct Reduction<How::largest, T> : Extreme<T, 1> {};
 template <class T> struct Reduction<How::smallest, T> : Extreme<T, -1> {};
 
@@ -198,6 +248,17 @@ template <class F, int pass, int k = 0> struct Reductions {
     for (i64 i = n; i < block; ++i) x[i] = own.nothing();
     others.fill(x + apart, n, apart);
   }
+#if OG_LANES
+  // The same of four times 16 elements, each with those of the next reduction behind it.
+  OG_FN void add_lanes(const floats* a, const floats* b, const floats* c, const floats* d) {
+    own.add_lanes(*a, *b, *c, *d);
+    others.add_lanes(a + 1, b + 1, c + 1, d + 1);
+  }
+  OG_FN void fill_lanes(floats* x, i64 n) {
+    *x = choose(bools(first_of(n), 0), *x, (floats)own.nothing());
+    others.fill_lanes(x + 1, n);
+  }
+#endif
   OG_FN void partials(Partial* to) {
     *to = own.partial();
     others.partials(to + 1);
@@ -215,6 +276,10 @@ template <class F, int pass> struct Reductions<F, pass, F::reductions(pass)> {
   OG_FN void start() {}
   OG_FN void add(const typename F::Addend*, int) {}
   OG_FN void fill(typename F::Addend*, i64, int) {}
+#if OG_LANES
+  OG_FN void add_lanes(const floats*, const floats*, const floats*, const floats*) {}
+  OG_FN void fill_lanes(floats*, i64) {}
+#endif
   OG_FN void partials(Partial*) {}
   static OG_FN void join(Partial*, const Partial*) {}
   static OG_FN void results(const Partial*, double*) {}

@@ -25,6 +25,9 @@ class _BesideEmitter(RowEmitter):
         super().__init__(loop, replace(variant, operands=variant.operands.replace(TURNED, CONTIGUOUS)))
         self.divisors = []
 
+    def takes_lanes(self) -> bool:
+        return False
+
     def divisors_of(self) -> list[str]:
         return []  # lanes are divided by vectors
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, storage_type
-from opgraph.codegen.emit import Emitter, Functor, index_text
-from opgraph.ir import dtypes, opdef
+from opgraph.codegen.emit import Emitter, Functor
+from opgraph.codegen.lanes import goes_by_lanes
+from opgraph.codegen.row_passes import put_passes
+from opgraph.codegen.row_reductions import reduction_members, row_of
+from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, RUN, UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement, Store
-from opgraph.loops.passes import Pass, kept_values, passes_of, row_stores
-
-_HOW = {"add": "og::How::add", "multiply": "og::How::multiply", "largest": "og::How::largest",
-        "smallest": "og::How::smallest"}  # fmt: skip
+from opgraph.loops.passes import kept_values, passes_of, row_stores
 
 
 def emit_rows(loop: Loop, variant: Variant) -> Functor:
@@ -34,8 +34,13 @@ class RowEmitter(Emitter):
         if self.place is not None:
             self.again = self.passes
         self.per_row = row_stores(loop)
+        self.by_lanes = self.takes_lanes()
         self.divisors: list[str] = []
         self.divisors = self.divisors_of()
+
+    def takes_lanes(self) -> bool:
+        """Whether elements are done 16 at a time where the machine has that."""
+        return goes_by_lanes(self) and all(compute_type(self.dtypes[name]) == "float" for name in self.kept)
 
     def divisors_of(self) -> list[str]:
         """Floats, one for each row, that elements are divided by: by a product with what is worked out once a row."""
@@ -51,7 +56,7 @@ class RowEmitter(Emitter):
         if len(s.args) != 2 or not isinstance(divisor, str) or self.depth[divisor] == 0:
             return ""
         is_float = compute_type(self.dtypes[divisor]) == "float" and self.levels[divisor] == PER_ROW
-        return f"og::div({self.argument(s, 0)}, {divisor})" if is_float else ""
+        return f"og::div({self.argument(s, 0)}, {self.argument(s, 1)})" if is_float else ""
 
     def expression(self, s: Statement) -> str:
         """As of elements; a division by a value of the row is a product."""
@@ -81,10 +86,6 @@ class RowEmitter(Emitter):
         )
         return next(fitting, None)
 
-    def buffer(self, name: str) -> str:
-        """Where a kept value of element i lies."""
-        return f"b_{name}[i]" if self.place is None else f"y{self.place}[i]"
-
     def rows(self) -> Functor:
         """The whole text."""
         self.put("struct Fused {")
@@ -95,14 +96,7 @@ class RowEmitter(Emitter):
         self.hoisted("call", CALL)
         self.hoisted("row", PER_ROW)
         self.run()
-        self.put("  template <int pass, bool keep, int apart> OG_FN void element(og::i64 i, Addend* s) const {")
-        for number, (one, again) in enumerate(zip(self.passes, self.again, strict=True)):
-            if not self.kept or self.place is not None:
-                self.one_pass(one, f"pass == {number}")
-            else:
-                self.one_pass(one, f"pass == {number} && keep")
-                self.one_pass(again, f"pass == {number} && !keep")
-        self.put("  }")
+        put_passes(self)
         self.reduced()
         self.finish()
         self.total()
@@ -122,15 +116,8 @@ class RowEmitter(Emitter):
         counts = [len(p.reductions) for p in self.passes]
         self.put(f"  static constexpr int passes = {len(self.passes)}, most = {max(counts)};")
         self.put(f"  static constexpr bool stores = {'true' if self.passes[-1].stores else 'false'};")
-        chosen = "".join(f"pass == {number} ? {count} : " for number, count in enumerate(counts))
-        self.put(f"  static constexpr int reductions(int pass) {{ return {chosen}0; }}")
-        chosen = "".join(
-            f"pass == {number} && k == {k} ? {_HOW[row_of(s).how]} : "
-            for number, p in enumerate(self.passes)
-            for k, s in enumerate(p.reductions)
-            if row_of(s).how != "add"
-        )
-        self.put(f"  static constexpr og::How how(int pass, int k) {{ return {chosen}og::How::add; }}")
+        for line in reduction_members(self.passes):
+            self.put(line)
         for load, kind in self.loads:
             if kind == RUN:
                 self.put(f"  {compute_type(load.dtype)} {self.value(load.name)};")
@@ -163,36 +150,6 @@ class RowEmitter(Emitter):
             if kind == RUN:
                 self.put(f"    {self.value(load.name)} = {self.read(load, UNIFORM)};")
         self.put("  }")
-
-    def one_pass(self, one: Pass, condition: str) -> None:
-        """Element i of the row: what it adds to reduction k goes to s[k * apart]; the sums' addends follow."""
-        self.put(f"    if constexpr ({condition}) {{")
-        wanted = [s.value for s in self.loop.stores if not s.per_row] if one.stores else []
-        used = {a for s in (*one.statements, *one.reductions) for a in s.args if isinstance(a, str)} | set(wanted)
-        for load, kind in self.loads:
-            if load.name in used and self.levels[load.name] == ELEMENT and kind != RUN:
-                compute = compute_type(load.dtype)
-                self.put(f"      const {compute} {self.value(load.name)} = {self.read(load, kind)};")
-        for name in one.read:
-            self.put(f"      const {compute_type(self.dtypes[name])} {name} = {self.buffer(name)};")
-        for s in one.statements:
-            self.put(
-                f"      const {compute_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag
-            )
-        for name in one.kept:
-            self.put(f"      {self.buffer(name)} = {name};")
-        for k, s in enumerate(one.reductions):
-            each = row_of(s).each.format(src=self.argument(s, 0))
-            self.put(f"      s[{k} * apart] = {each};  // {s.kind} #{s.tag}", s.tag)
-        if one.stores:
-            for i, store in self.elementwise():
-                index = index_text("i", f"y{i}", self.store_kinds[i])
-                value = self.value(store.value)
-                self.put(f"      y{i}[{index}] = og::store<{storage_type(store.dtype)}>({value});")
-            for k, i in enumerate(self.sums):
-                value = self.value(self.loop.stores[i].value)
-                self.put(f"      s[{len(one.reductions) + k} * apart] = {value};")
-        self.put("    }")
 
     def reduced(self) -> None:
         """What the reductions of a pass make of a row, and what follows from that for the row."""
@@ -249,13 +206,6 @@ class RowEmitter(Emitter):
         reduced = [s.dtype for p in self.passes for s in p.reductions]
         summed = [self.loop.stores[i].dtype for i in self.sums]
         return "double" if any(compute_type(d) == "double" for d in (*reduced, *summed)) else "float"
-
-
-def row_of(s: Statement) -> opdef.Row:
-    """How a statement reduces."""
-    row = opdef.get(s.kind, where="emit").row
-    assert row is not None
-    return row
 
 
 def _in_brackets(text: str) -> str:

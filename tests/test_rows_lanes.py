@@ -1,0 +1,86 @@
+"""Rows on the CPU: 16 floats at a time by AVX-512 give the bits that one float at a time gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_lanes import pytestmark, same, scalar_form
+
+import opgraph as og
+from opgraph.ir import dtypes
+
+__all__ = ["pytestmark"]  # no lanes without AVX-512
+
+#: Every way to reduce, a value that is kept in the result and one in a buffer, a truth value, an operand of every kind
+#: (contiguous, one number, one for each row and each column), results of 16 bits, and sums of both kinds.
+ROWS = """graph(x: {t}[n,c], h: f16[n,c], w: f32[c], b: bf16[n,1], a: f32[]) -> (y, z, k, m, s, q, dw, db)
+  wide: f32[n,c] = TypeCast(x)
+  half: f32[n,c] = TypeCast(h)
+  row: f32[n,1] = TypeCast(b)
+  low = ReduceMin(half, axes=[1], keep_dims=true)
+  m = ReduceMax(wide, axes=[1])
+  u = Unsqueeze(m, axes=[1])
+  d = Subtract(wide, u)
+  e = Exp(d)
+  s = ReduceSum(e, axes=[1])
+  t = Unsqueeze(s, axes=[1])
+  p = Divide(e, t)
+  g = Multiply(p, w)
+  v = Multiply(half, row)
+  o = Add(g, v)
+  up = Greater(o, low)
+  f = Select(up, o, a)
+  q = ReduceProd(f, axes=[1])
+  y: {t}[n,c] = TypeCast(f)
+  z: f16[n,c] = TypeCast(g)
+  k = Greater(wide, half)
+  dw = SumTo(f, w)
+  db = SumTo(g, row)
+"""
+
+
+def both_ways(text: str, given: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes = og.compile(og.parse(text))
+    got = lanes(given)
+    assert all("by_lanes = true" in source for source in lanes.kernels.values())
+    before = og.onednn.get_compiled_partition_cache_capacity()
+    og.onednn.set_compiled_partition_cache_capacity(0)
+    with monkeypatch.context() as patch:
+        scalar_form(patch)
+        want = og.compile(og.parse(text))(given)
+    og.onednn.set_compiled_partition_cache_capacity(before)
+    for name in want:
+        same(np.asarray(got[name]), np.asarray(want[name]))
+
+
+def feeds(shape: tuple[int, int], dtype: str, step: int = 1) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(shape[1])
+    rows, columns = shape
+
+    def sample(dtype: str, *dims: int) -> np.ndarray:
+        return rng.normal(size=dims).astype(dtypes.get(dtype).numpy)
+
+    return {
+        "x": sample(dtype, rows, columns * step)[:, ::step],
+        "h": sample("f16", rows, columns),
+        "w": sample("f32", columns),
+        "b": sample("bf16", rows, 1),
+        "a": np.array(0.9, np.float32),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_bits_are_those_of_one_at_a_time(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (65, 79, 128, 256, 513, 40_000):  # the last does not fit into the buffer
+        both_ways(ROWS.format(t=dtype), feeds((3, columns), dtype), monkeypatch)
+    if dtype == "f32":
+        both_ways(ROWS.format(t=dtype), feeds((2, 150), dtype, step=3), monkeypatch)
+
+
+def test_nan_and_infinities_are_found_by_lanes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = feeds((8, 333), "f32")
+    for row, (column, value) in enumerate([(0, np.nan), (332, np.nan), (100, -np.nan), (17, np.inf), (300, -np.inf)]):
+        given["x"][row, column] = given["h"][row, column] = value
+    given["x"][5:] = -np.inf
+    given["h"][6] = np.nan
+    both_ways(ROWS.format(t="f32"), given, monkeypatch)
