@@ -249,6 +249,16 @@ def test_the_gradients_of_a_group_norm(cupy: FakeCupy) -> None:  # noqa: F811
         np.testing.assert_allclose(got[key], want, rtol=1e-10, atol=1e-10, err_msg=key)
 
 
+def test_a_gradient_and_the_forward_beside_it_share_what_they_make_of_a_row() -> None:
+    """Mean and variance once, not twice: the derivative of the normalised rows names them anew."""
+    text = "graph(x: bf16[n,c], w: bf16[c]) -> (y)\n  n = LayerNorm(x, use_affine=false, keep_stats=false)\n"
+    graph = og.gradient(og.parse(text + "  y = Multiply(n, w)").finalize(), ["x", "w"])
+    (partition,) = graph.get_partitions()
+    kinds = [s.kind for s in lower(partition).loop.statements]
+    # The two of the norm, those of its derivative, and one cast of x.
+    assert kinds.count("ReduceMean") == 4 and kinds.count("Sqrt") == 1 and kinds.count("Square") == 1
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 VIEWS = {

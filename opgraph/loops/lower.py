@@ -145,6 +145,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
     statements: list[Statement] = []
+    made: dict[str, str] = {}  # what is computed -> the statement that does it first
     stored_only = _used_by_stores_only(live, outputs)
     for step in live:
         record = step.record
@@ -172,23 +173,25 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
         if record.by_position:
             args.append(operands.position())
-        result = values[step.output.id] = f"t{len(statements)}"
+        result = f"t{len(statements)}"
         dtype = step.output.dtype
         narrow = dtype in ("f16", "bf16")
         kind = "ReduceSum" if step.per_row else step.kind
-        statements.append(
-            Statement(
-                result=result,
-                dtype=dtype,
-                kind=kind,
-                args=tuple(args),
-                attrs=() if step.reduces else tuple(sorted(step.attrs.items())),
-                rounds=narrow
-                and step.output.id not in stored_only
-                and (rounding == "each" or (record.is_cast and step.inputs[0].dtype != dtype)),
-                tag=step.tag,
-            )
+        statement = Statement(
+            result=result,
+            dtype=dtype,
+            kind=kind,
+            args=tuple(args),
+            attrs=() if step.reduces else tuple(sorted(step.attrs.items())),
+            rounds=narrow
+            and step.output.id not in stored_only
+            and (rounding == "each" or (record.is_cast and step.inputs[0].dtype != dtype)),
+            tag=step.tag,
         )
+        # A gradient has statistics of rows again that the forward beside it has: a compiler does not join two sums.
+        values[step.output.id] = made.setdefault(_computed(statement), result)
+        if values[step.output.id] == result:
+            statements.append(statement)
     loop = Loop(
         axes=_axes(rows.axes),
         loads=tuple(operands.loads),
@@ -201,6 +204,11 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),
     )
+
+
+def _computed(s: Statement) -> str:
+    """What a statement computes, whatever its name and its op; text, in which 0.0 is not -0.0 and 1 not True."""
+    return repr((s.kind, s.dtype, s.args, s.attrs, s.rounds))
 
 
 def _axes(rows: tuple[int, ...]) -> tuple[Axes, ...]:
