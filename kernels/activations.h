@@ -108,7 +108,11 @@ template <class T> OG_FN T gelu_by_tail(T x) {
   return copysign(choose(x <= 0, (T)0, x) - tail, x);  // x <= 0 is false for NaN: it gets through
 }
 template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
+#if OG_TABLES
+  return larger((F)-0.0f, x) - tail_by_table(x);  // -0 on the left, where the tail may be 0; NaN gets through
+#else
   return gelu_by_tail(x);
+#endif
 }
 /// Near 0 the long polynomial of the tail costs 4.2 ulp; x/2 + x/2 erf(x / sqrt2) does not.
 OG_FN double gelu_erf(double x) {

@@ -224,7 +224,7 @@ template <class F, if_float<F> = 0> OG_FN F near_half(F x) {
 OG_FN double near_half(double x) { return x; }
 
 /// Phi(x) + x phi(x) is e^(-t^2 / 2) (R(t) - t / sqrt(2 pi)) at x = -t, and 1 minus that at t. R as in erf.h, in two parts.
-template <class T> OG_FN T gelu_erf_backward(T x, T d) {
+template <class T> OG_FN T gelu_erf_slope(T x, T d) {
   using c = derivative_constants<T>;
   const T t = at_most(abs(x), (T)c::normal_end);
   const T k = tail_center(t);
@@ -249,7 +249,7 @@ template <class T> OG_FN T gelu_erf_backward(T x, T d) {
 ///   e w ((2 + e) + 4x (1 + e) w),         D = 2 + e (2 + e),       for x < 0,
 ///   w ((1 + 2e) + 4x e^2 (1 + e) w),      D = 1 + 2e (1 + e),      for x >= 0.
 /// On the left the terms nearly cancel; w and what it multiplies are carried in two parts.
-template <class T> OG_FN T mish_backward(T x, T d) {
+template <class T> OG_FN T mish_slope_of(T x, T d) {
   const T end = derivative_constants<T>::end;
   const T bounded = at_most(at_least(x, end), -end);
   const decay<T> v = decay_of(bounded);
@@ -274,6 +274,37 @@ template <class T> OG_FN T mish_backward(T x, T d) {
   const T q = above * w, q_low = fma(above, w, -q) + fma(above, w_low, above_low * w);
   return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), select(left, v.n, (T)0)));
 }
+
+#if OG_TABLES
+/// d y 2^n for n <= 0, where y 2^max(n, -8) is at most about 1: rounded twice at most, and not at infinity.
+template <class F> OG_FN F times_far(F d, F y, F n) {
+  const F near = at_least(n, (F)-8);
+  return scale_far(d, n - near) * scale(y, near);
+}
+template <class F, if_float<F> = 0> OG_FN F gelu_erf_backward(F x, F d) {
+  const F t = at_most(abs(x), (F)derivative_constants<F>::normal_end);
+  const bell<F> v = bell_of(t);
+  const F bounded = size_within(t, (F)14.875f);  // what it is times e^(-t^2 / 2) does not matter above
+  const F h = by_table(tail_slope, interval_of(bounded), bounded), y = fma(h, v.e, h);
+  const mask<F> left = x < 0;
+  const F right = fma(-y, pow2(at_least(v.n, (F)-100)), (F)1);
+  return keep_nan(x, times_far(d, choose(left, y, right), choose(left, v.n, (F)0)));
+}
+/// By a table that is multiplied by e^min(x, 0).
+template <class F, if_float<F> = 0> OG_FN F mish_backward(F x, F d) {
+  const F end = derivative_constants<F>::end;
+  const F size = at_most(abs(x), -end);
+  F n;
+  const F e = exp_reduce(smaller_number(at_least(x, end), (F)0), n);
+  const F g = by_table(mish_slope, interval_of(size, x), size);
+  return keep_nan(x, times_far(d, fma(g, e, g), n));
+}
+OG_FN double gelu_erf_backward(double x, double d) { return gelu_erf_slope(x, d); }
+OG_FN double mish_backward(double x, double d) { return mish_slope_of(x, d); }
+#else
+template <class T> OG_FN T gelu_erf_backward(T x, T d) { return gelu_erf_slope(x, d); }
+template <class T> OG_FN T mish_backward(T x, T d) { return mish_slope_of(x, d); }
+#endif
 
 /// 1 for x > 0, a e^x otherwise.
 template <class T> OG_FN T elu_backward(T x, T d, T a) {

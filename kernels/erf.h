@@ -2,6 +2,7 @@
 #include "config.h"
 #include "exp.h"
 #include "lanes.h"
+#include "tables.h"
 
 // erf and the tail of the normal distribution, float and double.
 //
@@ -76,6 +77,35 @@ template <class T> OG_FN T tail_times(T t_any) {
   const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
   return scale_twice(a + fma(a, e, a_low), n);
 }
+
+#if OG_TABLES
+/// e^(-t^2 / 2) = 2^n (1 + e) for 0 <= t <= 21, and power = 2^(n + 64) for t < 16.
+template <class F> struct bell {
+  F n, e, power;
+};
+template <class F> OG_FN bell<F> bell_of(F t) {
+  // n + 64 with the bias of an exponent, at the end of the mantissa; n times 2 ln2 cut off after 16 bits is exact, and so is
+  // the square within the fma.
+  constexpr float magic = 0x1.8p23f + 191.0f, ln4 = 0x1.62e4p+0f, ln4_low = 0x1.7f7d1cp-19f;
+  const F k = fma(t * t, (F)-0x1.715476p-1f, (F)magic), n = k - magic;
+  const F r = fma(n, (F)ln4_low, fma(t, t, n * (F)ln4));  // t^2 / 2 + n ln2, twice
+  // That of exp_tail for -r / 2, as r P(r).
+  F p = 0x1.6d5ceep-16f;
+  p = fma(p, r, (F)-0x1.123bdep-12f);
+  p = fma(p, r, (F)0x1.5554dap-9f);
+  p = fma(p, r, (F)-0x1.55548ep-6f);
+  p = fma(p, r, (F)0x1p-3f);
+  p = fma(p, r, (F)-0.5f);
+  return {n, p * r, power_of_bits(k)};
+}
+/// |x| Phi(-|x|), or anything but NaN where x is NaN. What multiplies 2^n is a normal number, so the division rounds once.
+template <class F> OG_FN F tail_by_table(F x) {
+  const F t = size_within(x, (F)14.875f);  // 0 above
+  const bell<F> v = bell_of(t);
+  const F scaled = t * v.power;
+  return divide(fma(scaled, v.e, scaled), by_table(inverse_tail, interval_of(t), t));
+}
+#endif
 
 // erf on [0, 1]: x + x P(x^2), fit error 2^-29.2 and 2^-56.2.
 template <class F, if_float<F> = 0> OG_FN F erf_small(F x) {

@@ -131,7 +131,7 @@ def build(code: str, entry: str) -> ctypes.CDLL:
         assert compiler is not None
         source = path.with_suffix(".cpp")
         source.write_text(text)
-        flags = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-shared")
+        flags = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared")
         subprocess.run([*compiler.command, *flags, "-o", str(path), str(source)], check=True)
     return ctypes.CDLL(str(path))
 
