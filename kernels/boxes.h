@@ -79,16 +79,6 @@ struct Boxes {
   }
 };
 
-template <int v> struct Number { static constexpr int value = v; };
-
-// f(0), f(1), ... f(n - 1), each with a constant.
-template <int n, int k = 0, class F> OG_FN void each(F&& f) {
-  if constexpr (k < n) {
-    f(Number<k>{});
-    each<n, k + 1>(f);
-  }
-}
-
 // Writes the results of one box (or of all boxes that stand at these places along the axes that the sum keeps).
 template <class F> void deliver(const Boxes& boxes, int k, const i64* chunk, const double* cells) {
   const Sum sum = boxes.sum(k);

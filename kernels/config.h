@@ -18,6 +18,13 @@
 #define OG_SLOW inline __attribute__((noinline, cold))
 #endif
 
+// GCC: no dependence between iterations (an output may be an input, but then element by element).
+#if defined(__clang__)
+#define OG_VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define OG_VECTORIZE _Pragma("GCC ivdep")
+#endif
+
 namespace og {
 
 using i8 = signed char;
@@ -30,6 +37,18 @@ using i64 = long long;
 using u64 = unsigned long long;
 
 static_assert(sizeof(i8) == 1 && sizeof(i16) == 2 && sizeof(i32) == 4 && sizeof(i64) == 8, "fixed widths");
+
+// ---- loops of the compiler -----------------------------------------------------------------------------------------
+
+template <int v> struct Number { static constexpr int value = v; };
+
+/// f(0), f(1), ... f(n - 1), each with a constant.
+template <int n, int k = 0, class F> OG_FN void each(F&& f) {
+  if constexpr (k < n) {
+    f(Number<k>{});
+    each<n, k + 1>(f);
+  }
+}
 
 // ---- bit casts -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
 #pragma once
+#include "branches.h"
 #include "halves.h"
 #include "scalar.h"
 
@@ -6,13 +7,6 @@
 // vectorise the innermost loop over Fused::element.
 
 namespace og {
-
-// GCC: no dependence between iterations (an output may be an input, but then element by element).
-#if defined(__clang__)
-#define OG_VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define OG_VECTORIZE _Pragma("GCC ivdep")
-#endif
 
 enum { max_rank = 64 };
 
@@ -33,14 +27,15 @@ template <class F> struct has_lanes<F, ignored<decltype(F::by_lanes)>> {
 };
 
 template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
+  if constexpr (has_branches<F>::value) {
+    Branches<F> both;
+    for (; begin < end; begin += strip) both.walk(f, begin, end - begin < strip ? end - begin : strip);
 #if OG_LANES
-  if constexpr (has_lanes<F>::value) {
+  } else if constexpr (has_lanes<F>::value) {
     for (; begin + lane_count <= end; begin += lane_count) f.lanes(begin, lane_count);
     if (begin < end) f.lanes(begin, end - begin);
-    return;
-  }
 #endif
-  if constexpr (halves_of<F>::count != 0) {
+  } else if constexpr (halves_of<F>::count != 0) {
     alignas(64) float room[halves_of<F>::count][strip];
     for (i64 first = begin; first < end; first += strip) {
       const i64 n = end - first < strip ? end - first : strip;

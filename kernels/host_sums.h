@@ -9,53 +9,98 @@ namespace og {
 
 // Addends come in strips of whole lanes, the last one filled up with zeros. Plain loops over lanes: GCC vectorises these
 // for any machine; with vector types instead it took three times as long on some (GCC 12, AVX2).
-template <class T> struct Row {
-  double sum = 0, rest = 0;
-  OG_FN void add(const T* x, i64 n) {
-    double lane[lanes];
-    if constexpr (sizeof(T) == sizeof(double)) {
-      double rests[lanes];
-      for (int l = 0; l < lanes; ++l) lane[l] = rests[l] = 0;
-      for (i64 i = 0; i < n; i += lanes)
-        for (int l = 0; l < lanes; ++l) add_exactly(lane[l], rests[l], x[i + l]);
-      for (int half = lanes / 2; half > 0; half /= 2) {
-        for (int l = 0; l < half; ++l) {
-          add_exactly(lane[l], rests[l], lane[l + half]);
-          rests[l] += rests[l + half];
-        }
-      }
-      add_exactly(sum, rest, lane[0]);
-      rest += rests[0];
+template <class T> struct Row;
+
+template <> struct Row<float> {
+  enum { width = 16 };
+  double sum = 0, lane[width];
+  bool wide = false;  // whether anything is in `lane`
+  OG_FN void add(const float* x, i64 n) {
+    double own[width];
+    for (int l = 0; l < width; ++l) own[l] = wide ? lane[l] : 0;
+    wide = true;
+    for (i64 i = 0; i < n; i += width)
+      for (int l = 0; l < width; ++l) own[l] += (double)x[i + l];
+    for (int l = 0; l < width; ++l) lane[l] = own[l];
+  }
+  OG_FN void add_some(const float* x, i64 n, i64 filled) {
+    if (n <= few) {
+      add_few(x, n);
     } else {
-      for (int l = 0; l < lanes; ++l) lane[l] = 0;
-      for (i64 i = 0; i < n; i += lanes)
-        for (int l = 0; l < lanes; ++l) lane[l] += (double)x[i + l];
-      for (int half = lanes / 2; half > 0; half /= 2)
-        for (int l = 0; l < half; ++l) lane[l] += lane[l + half];
-      sum += lane[0];
+      add(x, filled);
     }
   }
   // A strip that is shorter than a tree is worth.
-  OG_FN void add_few(const T* x, i64 n) {
-    for (i64 i = 0; i < n; ++i) {
-      if constexpr (sizeof(T) == sizeof(double)) {
-        add_exactly(sum, rest, x[i]);
-      } else {
-        sum += (double)x[i];
+  OG_FN void add_few(const float* x, i64 n) {
+    for (i64 i = 0; i < n; ++i) sum += (double)x[i];
+  }
+  OG_FN void into(double* cell, i64) const {
+    double tree[width];
+    if (!wide) {
+      *cell += sum;
+      return;
+    }
+    for (int l = 0; l < width; ++l) tree[l] = lane[l];
+    for (int half = width / 2; half > 0; half /= 2)
+      for (int l = 0; l < half; ++l) tree[l] += tree[l + half];
+    *cell += tree[0] + sum;
+  }
+};
+
+template <> struct Row<double> {
+  double sum = 0, rest = 0;
+  OG_FN void add(const double* x, i64 n) {
+    double lane[lanes], rests[lanes];
+    for (int l = 0; l < lanes; ++l) lane[l] = rests[l] = 0;
+    for (i64 i = 0; i < n; i += lanes)
+      for (int l = 0; l < lanes; ++l) add_exactly(lane[l], rests[l], x[i + l]);
+    for (int half = lanes / 2; half > 0; half /= 2) {
+      for (int l = 0; l < half; ++l) {
+        add_exactly(lane[l], rests[l], lane[l + half]);
+        rests[l] += rests[l + half];
       }
     }
+    add_exactly(sum, rest, lane[0]);
+    rest += rests[0];
+  }
+  OG_FN void add_some(const double* x, i64 n, i64 filled) {
+    if (n <= few) {
+      add_few(x, n);
+    } else {
+      add(x, filled);
+    }
+  }
+  OG_FN void add_few(const double* x, i64 n) {
+    for (i64 i = 0; i < n; ++i) add_exactly(sum, rest, x[i]);
   }
   OG_FN void into(double* cell, i64 rests) const {
-    if constexpr (sizeof(T) == sizeof(double)) {
-      add_exactly(cell[0], cell[rests], sum);
-      cell[rests] += rest;
-    } else {
-      *cell += sum;
-    }
+    add_exactly(cell[0], cell[rests], sum);
+    cell[rests] += rest;
   }
 };
 
 // ---- boxes -----------------------------------------------------------------------------------------------------------
+
+// Elements [first, first + n) of a row, n <= strip; what they add to sum k goes to addend[k].
+template <class F, class Addend> OG_FN void elements(const F& f, i64 first, i64 n, Addend (*addend)[strip]) {
+#if OG_LANES
+  if constexpr (has_lanes<F>::value) {
+    i64 i = 0;
+    for (; i + lane_count <= n; i += lane_count) f.lanes(first + i, lane_count, &addend[0][i]);
+    if (i < n) f.lanes(first + i, n - i, &addend[0][i]);
+  } else
+#endif
+  if constexpr (halves_of<F>::count != 0) {
+    alignas(64) float room[halves_of<F>::count][strip];
+    f.widen(room, first, n);
+    OG_VECTORIZE
+    for (i64 i = 0; i < n; ++i) f.staged(room, first + i, i, &addend[0][i]);
+    f.narrow(room, first, n);
+  } else {
+    OG_VECTORIZE
+    for (i64 i = 0; i < n; ++i) f.element(first + i, &addend[0][i]);
+  }
+}
 
 template <class F> OG_FN void row(const F f, i64 width, double* const* cell, const i64* rests) {
   using Addend = typename F::Addend;
@@ -63,37 +108,31 @@ template <class F> OG_FN void row(const F f, i64 width, double* const* cell, con
   Row<Addend> total[F::sums + 1];
   for (i64 first = 0; first < width; first += strip) {
     const i64 n = width - first < strip ? width - first : strip;
-    const i64 filled = (n + lanes - 1) / lanes * lanes;
-    for (int k = 0; k < F::sums; ++k)
-      for (i64 i = n; i < filled; ++i) addend[k][i] = 0;
-#if OG_LANES
-    if constexpr (has_lanes<F>::value) {
-      i64 i = 0;
-      for (; i + lane_count <= n; i += lane_count) f.lanes(first + i, lane_count, &addend[0][i]);
-      if (i < n) f.lanes(first + i, n - i, &addend[0][i]);
-    } else
-#endif
-    if constexpr (halves_of<F>::count != 0) {
-      alignas(64) float room[halves_of<F>::count][strip];
-      f.widen(room, first, n);
-      OG_VECTORIZE
-      for (i64 i = 0; i < n; ++i) f.staged(room, first + i, i, &addend[0][i]);
-      f.narrow(room, first, n);
-    } else {
-      OG_VECTORIZE
-      for (i64 i = 0; i < n; ++i) f.element(first + i, &addend[0][i]);
-    }
-    each<F::sums>([&](auto k) {
-      if constexpr (F::adds_row(k.value)) {
-        if (n <= few) {
-          total[k.value].add_few(addend[k.value], n);
+    if constexpr (has_branches<F>::value) {
+      Branches<F> both;
+      both.walk(f, first, n, &addend[0][0]);
+      each<F::sums>([&](auto k) {
+        if constexpr (F::adds_row(k.value)) {
+          both.template added<F::sum_result(k.value)>([&](const float* x, i64 count, i64 filled) {
+            total[k.value].add_some(x, count, filled);
+          });
         } else {
-          total[k.value].add(addend[k.value], filled);
+          add_each(cell[k.value] + first, rests[k.value], addend[k.value], n);
         }
-      } else {
-        add_each(cell[k.value] + first, rests[k.value], addend[k.value], n);
-      }
-    });
+      });
+    } else {
+      const i64 filled = (n + lanes - 1) / lanes * lanes;
+      for (int k = 0; k < F::sums; ++k)
+        for (i64 i = n; i < filled; ++i) addend[k][i] = 0;
+      elements(f, first, n, addend);
+      each<F::sums>([&](auto k) {
+        if constexpr (F::adds_row(k.value)) {
+          total[k.value].add_some(addend[k.value], n, filled);
+        } else {
+          add_each(cell[k.value] + first, rests[k.value], addend[k.value], n);
+        }
+      });
+    }
   }
   each<F::sums>([&](auto k) {
     if constexpr (F::adds_row(k.value)) total[k.value].into(cell[k.value], rests[k.value]);
@@ -189,6 +228,7 @@ template <class F> struct Plain : F {
   OG_FN void element(i64 i, Addend*) const { F::element(i); }
   OG_FN void staged(float (*room)[strip], i64 i, i64 j, Addend*) const { F::staged(room, i, j); }
   OG_FN void lanes(i64 i, i64 n, Addend*) const { F::lanes(i, n); }
+  template <class Results> OG_FN void finish(const Results* r, i64 i, i64 n, Addend*) const { F::finish(r, i, n); }
   OG_FN static void total(int, void*, i64, double) {}
 };
 

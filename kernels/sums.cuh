@@ -13,15 +13,6 @@ namespace og {
 
 enum { strip = 1 };  // Fused::element writes the addend of sum k to s[k]
 
-// f(0), f(1), ... f(n - 1), each with a constant.
-template <int v> struct Number { static constexpr int value = v; };
-template <int n, int k = 0, class F> OG_FN void each(F&& f) {
-  if constexpr (k < n) {
-    f(Number<k>{});
-    each<n, k + 1>(f);
-  }
-}
-
 // Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: kept outer ones, added-up outer ones,
 // columns. part[k]: where in `work` sum k leaves what its tiles add up to; -1: each tile completes its results.
 template <int rank, int operands, int sums> struct Tiles {

@@ -7,10 +7,11 @@ with the kind and position of the op that it came from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, Arithmetic, compute_type, storage_type
+from opgraph.codegen.branches import branches_of, put_branches
 from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.packs import put_packs
@@ -63,13 +64,17 @@ class Emitter(Arithmetic):
         self.bind()
         self.hoisted("call", CALL)
         self.hoisted("row", PER_ROW)
-        self.apply()
-        self.element()
+        branches = branches_of(self) if self.by_lanes else None
+        if branches:
+            put_branches(self, branches)
+        else:
+            self.apply()
+            self.element()
         if self.sums:
             self.total()
         if packs:
             put_packs(self)
-        else:
+        elif not branches:
             put_halves(self)
             if self.by_lanes:
                 put_lanes(self)
@@ -161,15 +166,17 @@ class Emitter(Arithmetic):
         params += [f"{self.apply_type(s.dtype)}& r{i}" for i, s in enumerate(self.loop.stores)]
         template = "template <class F> " if self.by_lanes else ""
         self.put(f"  {template}OG_FN void apply({', '.join(params)}) const {{")
-        for s in self.loop.statements:
-            if self.levels[s.result] == ELEMENT:
-                self.put(
-                    f"    const {self.apply_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}",
-                    s.tag,
-                )
+        self.statements(self.loop.statements)
         for i, store in enumerate(self.loop.stores):
             self.put(f"    r{i} = {self.in_apply(store.value)};")
         self.put("  }")
+
+    def statements(self, statements: Iterable[Statement]) -> None:
+        """The lines of those that are computed for each element."""
+        for s in statements:
+            if self.levels[s.result] == ELEMENT:
+                line = f"    const {self.apply_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}"
+                self.put(line, s.tag)
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -190,7 +197,7 @@ class Emitter(Arithmetic):
 
     def element(self) -> None:
         """Element i of the row; what it adds to sum k goes to s[k * og::strip]."""
-        self.put(f"  OG_FN void element(og::i64 i{', Addend* s' if self.sums else ''}) const {{")
+        self.put(f"  OG_FN void element(og::i64 i{self.addends()}) const {{")
         kinds = {x.name: k for x, k in self.loads}
         args = [self.read(x, kinds[x.name]) for x in self.element_loads()]
         self.results(args, "    ")
@@ -204,9 +211,14 @@ class Emitter(Arithmetic):
         for k, i in enumerate(self.sums):
             self.put(f"    s[{k} * og::strip] = r{i};")
 
-    def stored(self, i: int, store: Store) -> str:
-        """The line that writes a result to element i of the row."""
-        return f"y{i}[{index_text('i', f'y{i}', self.store_kinds[i])}] = og::store<{storage_type(store.dtype)}>(r{i});"
+    def stored(self, i: int, store: Store, counter: str = "i", value: str = "") -> str:
+        """The line that writes a result, r<i> if not told, to an element of the row."""
+        place = index_text(counter, f"y{i}", self.store_kinds[i])
+        return f"y{i}[{place}] = og::store<{storage_type(store.dtype)}>({value or f'r{i}'});"
+
+    def addends(self) -> str:
+        """The parameter of what adds something to sums."""
+        return ", Addend* s" if self.sums else ""
 
     def addend(self) -> str:
         """The type that addends of all sums have."""

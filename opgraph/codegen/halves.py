@@ -28,8 +28,7 @@ def put_halves(emitter: Emitter) -> None:
     for name in loads:
         put(f"    og::widen({room[name]}, {name} + first, n);")
     put("  }")
-    addends = ", Addend* s" if emitter.sums else ""
-    put(f"  OG_FN void staged(float (*room)[og::strip], og::i64 i, og::i64 j{addends}) const {{")
+    put(f"  OG_FN void staged(float (*room)[og::strip], og::i64 i, og::i64 j{emitter.addends()}) const {{")
     emitter.results(
         [f"{room[x.name]}[j]" if x.name in room else emitter.read(x, kinds[x.name]) for x in emitter.element_loads()],
         "    ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from opgraph.ir import dtypes
@@ -32,24 +33,36 @@ def put_lanes(emitter: Emitter) -> None:
     put = emitter.put
     put("#if OG_LANES")
     put("  static constexpr bool by_lanes = true;")
-    put(f"  OG_FN void lanes(og::i64 i, og::i64 n{', Addend* s' if emitter.sums else ''}) const {{")
+    put(f"  OG_FN void lanes(og::i64 i, og::i64 n{emitter.addends()}) const {{")
     kinds = {x.name: kind for x, kind in emitter.loads}
-    args = []
-    for x in emitter.element_loads():
-        if kinds[x.name] == STRIDED:
-            args.append(f"og::gather_lanes({x.name} + i * {x.name}_step, {x.name}_step, n)")
-        else:
-            args.append(f"og::load_lanes({x.name} + i, n)")
+    args = [lanes_of(x.name, kinds[x.name]) for x in emitter.element_loads()]
     for i, store in enumerate(emitter.loop.stores):
         put(f"    {'og::bools' if store.dtype == 'boolean' else 'og::floats'} r{i};")
     results = [f"r{i}" for i in range(len(emitter.loop.stores))]
     put(f"    apply<og::floats>({', '.join([*args, *results])});")
-    for i, _ in emitter.elementwise():
-        if emitter.store_kinds[i] == STRIDED:
-            put(f"    og::scatter_lanes(y{i} + i * y{i}_step, y{i}_step, r{i}, n);")
-        else:
-            put(f"    og::store_lanes(y{i} + i, r{i}, n);")
-    for k, i in enumerate(emitter.sums):
-        put(f"    og::store_lanes(s + {k} * og::strip, og::first_lanes(r{i}, n), og::lane_count);")
+    put_stored_lanes(emitter, "r{}", range(len(emitter.sums)))
     put("  }")
     put("#endif")
+
+
+def lanes_of(name: str, kind: str) -> str:
+    """C++ for n of the 16 elements of an operand from i on."""
+    if kind == STRIDED:
+        return f"og::gather_lanes({name} + i * {name}_step, {name}_step, n)"
+    return f"og::load_lanes({name} + i, n)"
+
+
+def put_stored_lanes(emitter: Emitter, results: str, sums: Iterable[int]) -> None:
+    """Adds the lines that write n of 16 elements from i on, and what they add to some sums.
+
+    Args:
+        results: what the result of a store is called, by its place.
+    """
+    for i, _ in emitter.elementwise():
+        if emitter.store_kinds[i] == STRIDED:
+            emitter.put(f"    og::scatter_lanes(y{i} + i * y{i}_step, y{i}_step, {results.format(i)}, n);")
+        else:
+            emitter.put(f"    og::store_lanes(y{i} + i, {results.format(i)}, n);")
+    for k in sums:
+        added = f"og::first_lanes({results.format(emitter.sums[k])}, n)"
+        emitter.put(f"    og::store_lanes(s + {k} * og::strip, {added}, og::lane_count);")

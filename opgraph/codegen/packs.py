@@ -30,7 +30,7 @@ def put_packs(emitter: Emitter) -> None:
     put("  }")
     put(
         "  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i"
-        f"{', Addend* s' if emitter.sums else ''}) const {{"
+        f"{emitter.addends()}) const {{"
     )
     for i, store in enumerate(emitter.loop.stores):
         put(f"    {compute_type(store.dtype)} r{i}[V];")

@@ -1,0 +1,173 @@
+#pragma once
+#include "convert.h"
+#include "halves.h"
+#include "lanes.h"
+
+// A choice between two costly values: each element is given to the one that it needs, instead of computing both and keeping
+// one. The elements of a strip are packed by the condition, each side does its own, and results go back to their places. An
+// element meets the operations that it met without packing, so its bits are the same. What is added up along the row stays
+// packed: first the addends of the side where the condition fails, then those of the other.
+//
+// opgraph/codegen/branches.py says which choices are worth it, and what a functor with two branches has.
+
+namespace og {
+
+template <class F, class = void> struct has_branches {
+  static constexpr bool value = false;
+};
+template <class F> struct has_branches<F, ignored<decltype(F::branch_inputs)>> {
+  static constexpr bool value = true;
+};
+
+enum { packed_strip = strip + 32 };  // whole vectors, and whole blocks of what is added up, may end behind the last element
+
+template <class F> struct Branches {
+  static constexpr int inputs = F::branch_inputs, results = F::branch_results;
+  struct Side {
+    alignas(64) float in[inputs][packed_strip], out[results][packed_strip];
+    i64 count;
+  };
+  Side sides[2];
+
+  /// Elements [first, first + n), n <= strip. What one of them adds to the cell of its column goes to s[k * strip].
+  template <class... Addends> OG_FN void walk(const F& f, i64 first, i64 n, Addends*... s) {
+    pack(f, first, n);
+    compute<false>(f);
+    compute<true>(f);
+    unpack(f, first, n, s...);
+  }
+
+  /// f(addends, count) for both sides' addends of a sum whose result is k; zeros follow up to whole blocks of 32.
+  template <int k, class Add> OG_FN void added(Add&& add) {
+    if constexpr (F::makes(false, k)) one_added<k>(sides[0], add);
+    if constexpr (F::makes(true, k)) one_added<k>(sides[1], add);
+  }
+
+ private:
+  template <int k, class Add> OG_FN static void one_added(Side& side, Add&& add) {
+    const i64 filled = (side.count + 31) / 32 * 32;
+    for (i64 i = side.count; i < filled; ++i) side.out[k][i] = 0;
+    add(side.out[k], side.count, filled);
+  }
+
+#if OG_LANES
+  u16 taken[strip / lane_count];
+
+  OG_FN static floats at(const float* p) { return load_lanes(p, lane_count); }
+  OG_FN static void put(float* p, floats x) { store_lanes(p, x, lane_count); }
+  /// The lanes of a mask, moved together at the front, then zeros; and back, beside those of `others`.
+  OG_FN static floats front(floats x, bools m) { return __builtin_ia32_compresssf512_mask(x.v, (floats16){}, m.m); }
+  OG_FN static floats back(floats x, bools m, floats others) {
+    return __builtin_ia32_expandsf512_mask(x.v, others.v, m.m);
+  }
+  OG_FN void start() { sides[0].count = sides[1].count = 0; }
+  OG_FN void move_on(bools no, bools yes) {
+    sides[0].count += __builtin_popcount(no.m);
+    sides[1].count += __builtin_popcount(yes.m);
+  }
+
+  OG_FN void pack_lanes(const F& f, i64 first, i64 i, i64 n) {
+    floats x[inputs];
+    f.fetch(x, first + i, n);
+    const bools here((u16)((1u << n) - 1), 0), yes = f.condition(x) & here, no = here != yes;
+    taken[i / lane_count] = yes.m;
+    each<inputs>([&](auto k) {
+      put(sides[0].in[k.value] + sides[0].count, front(x[k.value], no));
+      put(sides[1].in[k.value] + sides[1].count, front(x[k.value], yes));
+    });
+    move_on(no, yes);
+  }
+  OG_FN void pack(const F& f, i64 first, i64 n) {
+    i64 i = 0;
+    start();
+    for (; i + lane_count <= n; i += lane_count) pack_lanes(f, first, i, lane_count);
+    if (i < n) pack_lanes(f, first, i, n - i);
+  }
+
+  template <bool side> OG_FN void compute(const F& f) {
+    Side& own = sides[side];
+    for (int k = 0; k < inputs; ++k) put(own.in[k] + own.count, 0.0f);
+    for (i64 i = 0; i < own.count; i += lane_count) {
+      floats x[inputs], y[results];
+      each<inputs>([&](auto k) { x[k.value] = at(own.in[k.value] + i); });
+      f.template branch<side>(x, y);
+      each<results>([&](auto k) {
+        if constexpr (F::makes(side, k.value)) put(own.out[k.value] + i, y[k.value]);
+      });
+    }
+  }
+
+  template <class... Addends> OG_FN void unpack_lanes(const F& f, i64 first, i64 i, i64 n, Addends*... s) {
+    const bools yes(taken[i / lane_count], 0), no = !yes;
+    floats y[results];
+    each<results>([&](auto k) {
+      if constexpr (!F::stays_packed(k.value)) {
+        y[k.value] = 0.0f;
+        if constexpr (F::makes(false, k.value)) y[k.value] = back(at(sides[0].out[k.value] + sides[0].count), no, y[k.value]);
+        if constexpr (F::makes(true, k.value)) y[k.value] = back(at(sides[1].out[k.value] + sides[1].count), yes, y[k.value]);
+      }
+    });
+    f.finish(y, first + i, n, s + i...);
+    move_on(no, yes);
+  }
+  template <class... Addends> OG_FN void unpack(const F& f, i64 first, i64 n, Addends*... s) {
+    const i64 counts[2] = {sides[0].count, sides[1].count};
+    i64 i = 0;
+    start();
+    for (; i + lane_count <= n; i += lane_count) unpack_lanes(f, first, i, lane_count, s...);
+    if (i < n) unpack_lanes(f, first, i, n - i, s...);
+    sides[0].count = counts[0];
+    sides[1].count = counts[1];
+  }
+#else
+  bool taken[strip];
+  float whole[inputs > results ? inputs : results][strip];
+
+  OG_FN void pack(const F& f, i64 first, i64 n) {
+    f.fetch(whole, first, n);
+    OG_VECTORIZE
+    for (i64 i = 0; i < n; ++i) {
+      float x[inputs];
+      each<inputs>([&](auto k) { x[k.value] = whole[k.value][i]; });
+      taken[i] = f.condition(x);
+    }
+    i64 ones = 0;
+    for (i64 i = 0; i < n; ++i) {  // written to both sides: which one moves on is no jump
+      each<inputs>([&](auto k) { sides[0].in[k.value][i - ones] = sides[1].in[k.value][ones] = whole[k.value][i]; });
+      ones += taken[i];
+    }
+    sides[0].count = n - ones;
+    sides[1].count = ones;
+  }
+
+  template <bool side> OG_FN void compute(const F& f) {
+    Side& own = sides[side];
+    OG_VECTORIZE
+    for (i64 i = 0; i < own.count; ++i) {
+      float x[inputs], y[results];
+      each<inputs>([&](auto k) { x[k.value] = own.in[k.value][i]; });
+      f.template branch<side>(x, y);
+      each<results>([&](auto k) {
+        if constexpr (F::makes(side, k.value)) own.out[k.value][i] = y[k.value];
+      });
+    }
+  }
+
+  template <class... Addends> OG_FN void unpack(const F& f, i64 first, i64 n, Addends*... s) {
+    each<results>([&](auto k) {
+      if constexpr (!F::stays_packed(k.value)) {
+        i64 ones = 0;
+        for (i64 i = 0; i < n; ++i) {
+          const float no = F::makes(false, k.value) ? sides[0].out[k.value][i - ones] : 0.0f;
+          const float yes = F::makes(true, k.value) ? sides[1].out[k.value][ones] : 0.0f;
+          whole[k.value][i] = taken[i] ? yes : no;
+          ones += taken[i];
+        }
+      }
+    });
+    f.finish(whole, first, n, s...);
+  }
+#endif
+};
+
+}  // namespace og

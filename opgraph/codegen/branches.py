@@ -1,0 +1,203 @@
+"""Choices between two costly values on the CPU: each element goes to the side that it needs, instead of through both.
+
+Of `where(x > 0, f(x), g(x))` vector code computes f and g for every element. Packing the elements of a strip by the
+condition (kernels/branches.h) costs some instructions for each operand and result, and then each element meets one side
+only. That pays for any data, whichever side is taken how often, where either side by itself costs more than packing: so
+only then is it done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from opgraph.codegen.arithmetic import ELEMENT
+from opgraph.codegen.lanes import lanes_of, put_stored_lanes
+from opgraph.ir import opdef
+from opgraph.loops.layout import ADDED, CONTIGUOUS
+from opgraph.loops.loop import Arg, Loop, Statement
+
+if TYPE_CHECKING:
+    from opgraph.codegen.emit import Emitter
+
+#: What packing costs in instructions per element and vector: at all, and for each operand and each result (measured).
+PACK, PACK_OPERAND, PACK_RESULT = 8, 8, 5
+#: What can be packed.
+_STORED = frozenset({"f32", "f16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is left of a loop where a condition is known.
+
+    Attributes:
+        statements: those that something needs.
+        results: the value of each store.
+    """
+
+    statements: tuple[Statement, ...]
+    results: tuple[Arg, ...]
+
+    def makes(self, k: int) -> bool:
+        """Whether result k is anything but 0.0."""
+        return isinstance(self.results[k], str) or str(self.results[k]) != "0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """A loop taken apart at one condition.
+
+    Attributes:
+        condition: the statements that it takes, the last one being the condition.
+        sides: where it fails, and where it holds.
+    """
+
+    condition: tuple[Statement, ...]
+    sides: tuple[Side, Side]
+
+
+def branches_of(emitter: Emitter) -> Branches | None:
+    """The choice that saves most, if one is worth it for any data."""
+    loop = emitter.loop
+    packed = [x.dtype for x in emitter.element_loads()] + [s.dtype for s in loop.stores]
+    if not set(packed) <= _STORED:
+        return None
+    spent = PACK + PACK_OPERAND * len(emitter.element_loads()) + PACK_RESULT * len(emitter.elementwise())
+    whole = _cost(emitter, loop.statements)
+    best, saved = None, spent
+    for same in _conditions(emitter):
+        condition = _needed(loop.statements, {next(iter(same))})
+        sides = (_side(loop, same, False), _side(loop, same, True))
+        spared = whole - max(_cost(emitter, side.statements) for side in sides) - _cost(emitter, condition)
+        if spared > saved:
+            best, saved = Branches(condition, sides), spared
+    return best
+
+
+def _conditions(emitter: Emitter) -> Sequence[Mapping[str, None]]:
+    """The conditions of choices, each with all statements that compute the same, in the order of the loop."""
+    chosen_by = {s.args[0] for s in emitter.loop.statements if s.kind == "Select"}
+    alike: dict[object, dict[str, None]] = {}
+    for s in emitter.loop.statements:
+        if s.result in chosen_by and emitter.levels[s.result] == ELEMENT:
+            alike.setdefault((s.kind, s.args, s.attrs), {})[s.result] = None
+    return list(alike.values())
+
+
+def _side(loop: Loop, same: Mapping[str, None], holds: bool) -> Side:
+    """The loop where those conditions are known to hold, or to fail."""
+    taken: dict[str, Arg] = {}
+    left = []
+    for s in loop.statements:
+        args = tuple(taken.get(a, a) if isinstance(a, str) else a for a in s.args)
+        if s.kind == "Select" and s.args[0] in same and not s.rounds:
+            taken[s.result] = args[1] if holds else args[2]
+        else:
+            left.append(replace(s, args=args))
+    results = tuple(taken.get(store.value, store.value) for store in loop.stores)
+    return Side(_needed(left, {r for r in results if isinstance(r, str)}), results)
+
+
+def _needed(statements: Sequence[Statement], results: set[str]) -> tuple[Statement, ...]:
+    """The statements that those results take."""
+    wanted, left = set(results), []
+    for s in reversed(statements):
+        if s.result in wanted:
+            left.append(s)
+            wanted.update(a for a in s.args if isinstance(a, str))
+    return tuple(reversed(left))
+
+
+def _cost(emitter: Emitter, statements: Sequence[Statement]) -> int:
+    """Instructions of an element, by the records."""
+    varying = (s for s in statements if emitter.levels[s.result] == ELEMENT)
+    return sum(opdef.get(s.kind, where="codegen").cost for s in varying)
+
+
+def put_branches(emitter: Emitter, branches: Branches) -> None:
+    """Adds what kernels/branches.h asks for, instead of what does one element or 16.
+
+    Operands and results are arrays by place. `fetch` reads operands, `condition` and `branch` compute, `finish` writes
+    results and what elements add to the cells of their columns: for 16 floats, or for a strip where there are no lanes.
+    """
+    put = emitter.put
+    loads, stores = emitter.element_loads(), emitter.loop.stores
+    sums = " || ".join(f"k == {i}" for i in emitter.sums if emitter.store_kinds[i] == ADDED)
+    put(f"  static constexpr int branch_inputs = {len(loads)}, branch_results = {len(stores)};")
+    put("  static constexpr bool makes(bool side, int k) {")
+    for side, text in zip(branches.sides, ("!side", "side"), strict=True):
+        made = " || ".join(f"k == {k}" for k in range(len(stores)) if side.makes(k))
+        put(f"    if ({text}) return {made or 'false'};")
+    put("    return false;")
+    put("  }")
+    put(f"  static constexpr bool stays_packed(int k) {{ return {sums or 'false'}; }}")
+    if emitter.sums:
+        places = "".join(f"k == {k} ? {i} : " for k, i in enumerate(emitter.sums))
+        put(f"  static constexpr int sum_result(int k) {{ return {places}-1; }}")
+    put("  template <class F> OG_FN og::mask<F> condition(const F* x) const {")
+    _put_body(emitter, branches.condition)
+    put(f"    return {emitter.in_apply(branches.condition[-1].result)};")
+    put("  }")
+    put("  template <bool side, class F> OG_FN void branch(const F* x, F* r) const {")
+    for holds, side in reversed(list(enumerate(branches.sides))):
+        put("    if constexpr (side) {" if holds else "    } else {")
+        _put_body(emitter, side.statements, side.results)
+        for k, result in enumerate(side.results):
+            if side.makes(k):
+                text = emitter.in_apply(result) if isinstance(result, str) else emitter.literal(result, "float", True)
+                put(f"    r[{k}] = {text};")
+    put("    }")
+    put("  }")
+    put("#if OG_LANES")
+    _put_lanes(emitter)
+    put("#else")
+    _put_strips(emitter)
+    put("#endif")
+
+
+def _put_body(emitter: Emitter, statements: Sequence[Statement], results: Sequence[Arg] = ()) -> None:
+    """The operands and statements of one side."""
+    used = {a for s in statements for a in s.args if isinstance(a, str)} | {r for r in results if isinstance(r, str)}
+    for k, x in enumerate(emitter.element_loads()):
+        if x.name in used:
+            emitter.put(f"    const F {emitter.value(x.name)} = x[{k}];")
+    emitter.statements(statements)
+
+
+def _put_lanes(emitter: Emitter) -> None:
+    put = emitter.put
+    kinds = {x.name: kind for x, kind in emitter.loads}
+    put("  OG_FN void fetch(og::floats* x, og::i64 i, og::i64 n) const {")
+    for k, x in enumerate(emitter.element_loads()):
+        put(f"    x[{k}] = {lanes_of(x.name, kinds[x.name])};")
+    put("  }")
+    put(f"  OG_FN void finish(const og::floats* r, og::i64 i, og::i64 n{emitter.addends()}) const {{")
+    kept = [k for k, i in enumerate(emitter.sums) if emitter.store_kinds[i] != ADDED]
+    put_stored_lanes(emitter, "r[{}]", kept)
+    put("  }")
+
+
+def _put_strips(emitter: Emitter) -> None:
+    put = emitter.put
+    kinds = {x.name: kind for x, kind in emitter.loads}
+    put("  OG_FN void fetch(float (*x)[og::strip], og::i64 first, og::i64 n) const {")
+    for k, x in enumerate(emitter.element_loads()):
+        if x.dtype == "f16" and kinds[x.name] == CONTIGUOUS:
+            put(f"    og::widen(x[{k}], {x.name} + first, n);")
+        else:
+            put("    OG_VECTORIZE")
+            put(f"    for (og::i64 i = 0; i < n; ++i) x[{k}][i] = {emitter.read(x, kinds[x.name], '(first + i)')};")
+    put("  }")
+    put(f"  OG_FN void finish(const float (*r)[og::strip], og::i64 first, og::i64 n{emitter.addends()}) const {{")
+    for i, store in emitter.elementwise():
+        if store.dtype == "f16" and emitter.store_kinds[i] == CONTIGUOUS:
+            put(f"    og::narrow(y{i} + first, r[{i}], n);")
+        else:
+            put("    OG_VECTORIZE")
+            put(f"    for (og::i64 i = 0; i < n; ++i) {emitter.stored(i, store, '(first + i)', f'r[{i}][i]')}")
+    for k, i in enumerate(emitter.sums):
+        if emitter.store_kinds[i] != ADDED:
+            put(f"    for (og::i64 i = 0; i < n; ++i) s[{k} * og::strip + i] = r[{i}][i];")
+    put("  }")
+

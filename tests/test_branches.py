@@ -1,0 +1,185 @@
+"""Choices between two costly values on the CPU: packed by the condition, with the bits that they have unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.codegen import emit
+from opgraph.ir import dtypes
+from opgraph.runtime import host
+
+#: Two costly sides; one condition spelled twice, a second one that is no complement of it (NaN), a choice of operands,
+#: a number as the value of one side, a value that both sides share, a number for all and a column.
+COSTLY = """graph(x: DTYPE[n,m], a: DTYPE[], c: DTYPE[n,1]) -> (y, z)
+  up = Greater(x, 0.0)
+  up2 = Greater(x, 0.0)
+  down = LessOrEqual(x, 0.0)
+  %0 = Select(up, x, 1.0)
+  %1 = Select(down, x, 1.0)
+  %2 = Multiply(x, c)
+  %3 = Pow(%0, a)
+  %4 = Add(%3, %2)
+  %5 = Exp(%1)
+  %6 = Tanh(%1)
+  %7 = Multiply(%5, %6)
+  %8 = Add(%7, %2)
+  y = Select(up, %4, %8)
+  %9 = Log(%3)
+  z = Select(up2, %9, 0.25)"""
+
+SIZES = [(1, 1), (1, 15), (3, 17), (2, 255), (2, 257), (1, 5000)]
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No partition is taken for one that was compiled before."""
+    before = og.onednn.get_compiled_partition_cache_capacity()
+    og.onednn.set_compiled_partition_cache_capacity(0)
+    yield monkeypatch
+    og.onednn.set_compiled_partition_cache_capacity(before)
+
+
+def has_branches(f: og.Executable) -> bool:
+    return any("branch_inputs =" in source.split("struct Fused {")[1] for source in f.kernels.values())
+
+
+def feeds_of(shape: tuple[int, int], dtype: str, case: str) -> dict[str, np.ndarray]:
+    numpy_dtype = dtypes.get(dtype).numpy
+    rng = np.random.default_rng(shape[1])
+    x = rng.normal(size=shape)
+    x = {"both": x, "above": np.abs(x) + 0.1, "below": -np.abs(x)}[case]
+    if case == "both":
+        specials = [np.nan, np.inf, -np.inf, 0.0, -0.0]
+        x.ravel()[:: max(1, x.size // 5)][:5] = specials[: x.ravel()[:: max(1, x.size // 5)][:5].size]
+    return {
+        "x": x.astype(numpy_dtype),
+        "a": np.asarray(0.4, numpy_dtype),
+        "c": rng.normal(size=(shape[0], 1)).astype(numpy_dtype),
+    }
+
+
+def without_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit, "branches_of", lambda emitter: None)
+
+
+def without_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, host.NO_LANES))
+
+
+def assert_same_bits(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+    for name, array in want.items():
+        nan = np.isnan(array)
+        np.testing.assert_array_equal(np.isnan(got[name]), nan)
+        bits = f"u{array.itemsize}"
+        np.testing.assert_array_equal(got[name][~nan].view(bits), array[~nan].view(bits))
+
+
+@pytest.mark.parametrize("case", ["both", "above", "below"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
+def test_elements_have_the_bits_that_they_have_unpacked(
+    dtype: str, case: str, lanes: bool, fresh: pytest.MonkeyPatch
+) -> None:
+    if not lanes:
+        without_lanes(fresh)
+    packed = og.compile(og.parse(COSTLY.replace("DTYPE", dtype)))
+    assert has_branches(packed)
+    results = [packed(feeds_of(shape, dtype, case)) for shape in SIZES]
+    without_branches(fresh)
+    plain = og.compile(og.parse(COSTLY.replace("DTYPE", dtype)))
+    assert not has_branches(plain)
+    for shape, got in zip(SIZES, results, strict=True):
+        assert_same_bits(got, plain(feeds_of(shape, dtype, case)))
+
+
+def test_operands_that_lie_apart(fresh: pytest.MonkeyPatch) -> None:
+    feeds = feeds_of((7, 900), "f32", "both")
+    apart = {**feeds, "x": np.repeat(feeds["x"], 3, axis=1)[:, ::3], "c": feeds["c"]}
+    turned = {**feeds, "x": np.ascontiguousarray(feeds["x"].T).T}
+    f = og.compile(og.parse(COSTLY.replace("DTYPE", "f32")))
+    want = f(feeds)
+    assert_same_bits(f(apart), want)
+    assert_same_bits(f(turned), want)
+    x = feeds["x"].copy()
+    g = og.compile(og.parse(COSTLY.replace("DTYPE", "f32")), donate=("x",))
+    assert_same_bits(g({**feeds, "x": x}), want)
+
+
+@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
+def test_gradients_with_sums_for_all_for_rows_and_for_columns(lanes: bool, fresh: pytest.MonkeyPatch) -> None:
+    if not lanes:
+        without_lanes(fresh)
+    rows = COSTLY.replace("DTYPE", "f32")
+    for form in (rows, rows.replace("c: f32[n,1]", "c: f32[m]")):
+        graph = og.parse(form)
+        backward = og.gradient(graph, wrt=("x", "a", "c"))
+        f = og.compile(backward)
+        assert has_branches(f)
+        for shape in [(3, 17), (40, 700)]:
+            rng = np.random.default_rng(0)
+            feeds = {
+                "x": rng.normal(size=shape).astype(np.float32), "a": np.float32(0.4),
+                "c": rng.normal(size=(shape[1],) if "[m]" in form else (shape[0], 1)).astype(np.float32),
+                "d_y": rng.normal(size=shape).astype(np.float32), "d_z": rng.normal(size=shape).astype(np.float32),
+            }  # fmt: skip
+            feeds = {t.name: feeds[t.name] for t in backward.inputs}
+            got = f(feeds)
+            truth, peer = og.evaluate(backward, feeds), og.evaluate(backward, feeds, dtype="f32")
+            for name, exact in truth.items():
+                one = np.finfo(np.float32).eps * np.abs(exact).max()
+                assert np.abs(got[name] - exact).max() <= max(2 * np.abs(peer[name] - exact).max(), one), name
+            again = f(feeds)
+            assert all(np.array_equal(again[name], got[name]) for name in got)
+
+
+def test_sums_are_those_of_one_by_one(fresh: pytest.MonkeyPatch) -> None:
+    backward = og.gradient(og.parse(COSTLY.replace("DTYPE", "f32")), wrt=("x", "a", "c"))
+    rng = np.random.default_rng(1)
+    feeds = {
+        t.name: np.float32(0.4) if t.name == "a" else rng.normal(size=(9, 1 if t.name == "c" else 777)).astype("f")
+        for t in backward.inputs
+    }
+    got = og.compile(backward)(feeds)
+    without_lanes(fresh)
+    want = og.compile(backward)(feeds)
+    assert_same_bits(got, {name: np.asarray(a) for name, a in want.items()})
+
+
+@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
+def test_nothing_is_added_for_lanes_behind_the_last_element(lanes: bool, fresh: pytest.MonkeyPatch) -> None:
+    # 0 has no finite addend here: the gradient to a takes the logarithm of x.
+    if not lanes:
+        without_lanes(fresh)
+    text = """graph(x: f32[n], a: f32[]) -> (y)
+  up = GreaterEqual(x, 0.0)
+  %0 = Log(x)
+  %1 = Multiply(%0, a)
+  %2 = Pow(x, a)
+  %3 = Add(%1, %2)
+  %4 = Exp(x)
+  %5 = Tanh(x)
+  %6 = Multiply(%4, %5)
+  y = Select(up, %3, %6)"""
+    f = og.compile(og.gradient(og.parse(text), wrt=("x", "a")))
+    assert has_branches(f)
+    x = np.linspace(-1, 1, 24, dtype="f")
+    assert np.isfinite(f(x=x, a=np.float32(0.4), d_y=np.ones_like(x))["d_a"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = Select(up, x, 0.0)",
+        "%0 = Multiply(x, 0.1)\n y = Select(up, x, %0)",
+        "%0 = Exp(x)\n %1 = Subtract(%0, 1.0)\n y = Select(up, x, %1)",  # ELU: one side only
+        # both are needed anyway
+        "%0 = Pow(x, 0.3)\n %1 = Exp(x)\n %2 = Select(up, %0, %1)\n %3 = Add(%0, %1)\n y = Multiply(%2, %3)",
+    ],
+)
+def test_what_saves_too_little_stays_as_it_is(text: str) -> None:
+    graph = og.parse(f"graph(x: f32[n]) -> (y)\n up = Greater(x, 0.0)\n {text}")
+    assert not has_branches(og.compile(graph))
