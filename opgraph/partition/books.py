@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from opgraph.ir import opdef
@@ -155,13 +155,13 @@ class Books:
         told = [(p, c, r) for (p, c), r in self.refusals.items() if find(p) != find(c)]
         return [Refusal(owners[p], owners[c], r) for p, c, r in told]
 
-    def row_forms(self, cluster: int) -> tuple[tuple[int, ...], dict[int, str], frozenset[int]]:
-        """The axes of a cluster's rows, which of its values are one for each row, in which form, and which of these are
-        sums; nothing of all that where the cluster neither reduces rows nor holds more than their values."""
-        axes, rows = self.axes[cluster], self.nodes.rows
+    def row_forms(self, nodes: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str], frozenset[int]]:
+        """The axes of the rows of a partition of these nodes, which values are one for each row, in which form, and
+        which of these are sums; nothing of all that where it neither reduces rows nor holds more than their values."""
+        axes, rows = next((axes for n in nodes if (axes := self.nodes.axes[n]) is not None), None), self.nodes.rows
         if axes is None:
             return (), {}, frozenset()
-        ops = [self.nodes.ops[node] for node in self.members[cluster]]
+        ops = [self.nodes.ops[node] for node in nodes]
         forms = {t.id: rows.values[t.id].form for op in ops for t in op.outputs[:1] if t.id in rows.values}
         records = [opdef.of(op) for op in ops]
         reduces = any(record.row is not None for record in records)

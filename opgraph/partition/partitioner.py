@@ -125,14 +125,14 @@ def _in_order(graph: Graph, books: Books, cluster: list[int], units: Sequence[Un
         kind, provider = books.kinds[c]
         rows = NO_ROWS
         if kind == FUSED:
-            rows = _rows(books, c, members[c])
+            rows = _rows(books, members[c])
         parts.append(make_partition(graph, outputs, index, kind, ops, inside.get(c, ()), provider, rows))
     return tuple(parts)
 
 
-def _rows(books: Books, cluster: int, nodes: Sequence[int]) -> RowForms:
-    """What of a fused cluster is one value for each row, and which ops run as others."""
-    axes, forms, sums = books.row_forms(cluster)
+def _rows(books: Books, nodes: Sequence[int]) -> RowForms:
+    """What of a fused partition is one value for each row, and which ops run as others."""
+    axes, forms, sums = books.row_forms(nodes)
     seen = books.nodes.seen
     in_pieces = bool(axes) or any(n in seen.reshapes for n in nodes)
     inside: dict[int, tuple[Op, ...]] = {}

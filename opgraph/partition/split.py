@@ -5,7 +5,8 @@ one after the other on one core), and pieces are compiled side by side. A cut co
 is written once and read once more, and operands that both sides read are read twice. That is little next to a piece's
 own arithmetic where few values cross, and much where many are alive (then the whole spills registers instead, to
 memory that stays in the nearest cache, which is cheaper). So a partition of more than MAX_COST instructions per element
-is cut, at its cheapest places, if the bytes that are moved again cost at most MAX_LOSS of the piece.
+is cut, at its cheapest places, if the bytes that are moved again cost at most MAX_LOSS of the piece. Where rows are
+reduced, what leads to them and what follows is compiled once for each pass over a row: these are pieces of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from opgraph.ir import dtypes
 from opgraph.partition.books import Books, Refusal
 from opgraph.partition.partition import FUSED
+from opgraph.partition.symbols import Shape
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
 
@@ -35,6 +37,10 @@ class _Flow:
     moved: list[int]
     allowed: list[bool]
 
+    def pays(self, place: int, begin: int, end: int) -> bool:
+        """Whether what a cut moves again is little next to the piece that it takes off, [begin, end)."""
+        return self.moved[place] * BYTE_COST <= MAX_LOSS * (self.cost[end] - self.cost[begin])
+
 
 def split(books: Books, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[list[int], list[Refusal]]:
     """The cluster of each node after splitting, and why ops were kept apart.
@@ -53,42 +59,68 @@ def split(books: Books, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[
     large = {c: nodes for c, nodes in members.items() if _is_large(books, c, nodes)}
     if not large:
         return result, told
-    last_of = _unit_ends(books, cluster, units, large)
-    for nodes in large.values():
-        flow = _flow(books, nodes, last_of)
+    whole = _units_of(books, cluster, units, large)
+    for own, nodes in large.items():
+        before, rows, after = _around_rows(books, nodes)
+        ordered = [*before, *rows, *after]
+        flow = _flow(books, ordered, [*whole[own], rows])
         begin = 0
-        for place in [*_cuts(flow), len(nodes)]:
-            for piece in _connected(books, nodes[begin:place]):
+        for place in [*_cuts(flow, len(before), len(before) + len(rows)), len(nodes)]:
+            for piece in _connected(books, ordered[begin:place]):
                 for node in piece:
                     result[node] = piece[0]
             begin = place
+        _set_apart(books, nodes, books.shape[own], result)
         told += _told(books, nodes, result)
     return result, told
 
 
 def _is_large(books: Books, cluster: int, nodes: Sequence[int]) -> bool:
-    """Whether a cluster is pointwise throughout, and more than one kernel should be."""
+    """Whether a cluster should be more than one kernel, and may be: no sum ends it, no axes are in pieces."""
     if books.kinds[cluster][0] != FUSED or books.cost[cluster] <= MAX_COST:
         return False
-    plain = all(not books.nodes.sums[n] and books.nodes.owners[n] is books.nodes.ops[n] for n in nodes)
-    return plain and not books.row_forms(cluster)[0]
+    return not any(books.nodes.sums[n] or n in books.nodes.seen.said for n in nodes)
 
 
-def _unit_ends(
+def _units_of(
     books: Books, cluster: Sequence[int], units: Iterable[Unit], large: Mapping[int, object]
-) -> dict[int, int]:
-    """For the first node of each unit inside a large cluster, its last node."""
+) -> dict[int, list[list[int]]]:
+    """For each large cluster, the nodes of each unit inside."""
     node_of = {op.id: node for node, op in enumerate(books.nodes.owners)}
-    found: dict[int, int] = {}
+    found: dict[int, list[list[int]]] = {own: [] for own in large}
     for unit in units:
-        nodes = sorted(node_of[op.id] for op in unit.ops)
+        nodes = [node_of[op.id] for op in unit.ops]
         if cluster[nodes[0]] in large and all(cluster[n] == cluster[nodes[0]] for n in nodes):
-            found[nodes[0]] = max(found.get(nodes[0], 0), nodes[-1])
+            found[cluster[nodes[0]]].append(nodes)
     return found
 
 
-def _flow(books: Books, nodes: Sequence[int], last_of: Mapping[int, int]) -> _Flow:
-    """Bytes per element that a cut at each place would move again; values of smaller shapes cost nothing."""
+def _around_rows(books: Books, nodes: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """What leads to the rows of a cluster alone, what is one kernel with them, and the rest, each in order.
+
+    One kernel: row values, what is inside ops that were opened, and all that lies on a path between any of these.
+    """
+    inside, known = set(nodes), books.nodes
+    own = {n for n in nodes if known.rows.of(known.ops[n]) is not None or known.owners[n] is not known.ops[n]}
+    below, above = set(own), set(own)
+    for node in nodes:
+        if any(source in below for source in known.sources[node]):
+            below.add(node)
+    for node in reversed(nodes):
+        if any(target in above for target in known.targets[node] if target in inside):
+            above.add(node)
+    before = [n for n in nodes if n in above and n not in below]
+    rows = [n for n in nodes if n in above and n in below]
+    return before, rows, [n for n in nodes if n not in above]
+
+
+def _flow(books: Books, nodes: Sequence[int], whole: Iterable[Sequence[int]]) -> _Flow:
+    """Bytes per element that a cut at each place would move again; values of smaller shapes cost nothing.
+
+    Args:
+        nodes: in topological order.
+        whole: nodes that stay together.
+    """
     place = {node: p for p, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 1)
     first: dict[int, int] = {}  # value from outside -> where it is read first, and last
@@ -103,27 +135,45 @@ def _flow(books: Books, nodes: Sequence[int], last_of: Mapping[int, int]) -> _Fl
         times, begin = (1, start) if value not in made else (2, place[made[value]])
         change[begin + 1] += times * dtypes.get(tensor.dtype).itemsize
         change[last[value] + 1] -= times * dtypes.get(tensor.dtype).itemsize
+    until = list(range(len(nodes)))
+    for together in whole:
+        places = [place[n] for n in together]
+        if places:
+            until[min(places)] = max(until[min(places)], *places)
     cost, moved, allowed = [0], [], []
-    total, until = 0, -1
+    total, end = 0, -1
     for p, node in enumerate(nodes):
         total += change[p]
         moved.append(total)
-        allowed.append(node > until)
-        until = max(until, last_of.get(node, -1))
+        allowed.append(p > end)
+        end = max(end, until[p])
         cost.append(cost[-1] + cost_of(books.nodes.ops[node]))
     return _Flow(cost, moved, allowed)
 
 
-def _cuts(flow: _Flow) -> list[int]:
-    """Where to cut: the cheapest place in the second half of what one kernel may be, as long as that pays."""
+def _cuts(flow: _Flow, rows: int, end: int) -> list[int]:
+    """Where to cut: around the rows, [rows, end), since what is one kernel with them is compiled once for each pass,
+    and inside what is left."""
+    count = len(flow.moved)
+    cuts = _cuts_inside(flow, 0, rows)
+    begin = cuts[-1] if cuts else 0
+    if 0 < rows < end and flow.allowed[rows] and flow.pays(rows, begin, rows):
+        cuts.append(rows)
+        begin = rows
+    if rows < end < count and flow.allowed[end] and flow.pays(end, end, count):
+        cuts += [*_cuts_inside(flow, begin, end), end]
+        begin = end
+    return cuts + _cuts_inside(flow, begin, count)
+
+
+def _cuts_inside(flow: _Flow, begin: int, end: int) -> list[int]:
+    """The cheapest places in the second half of what one kernel may be, as long as that pays for both sides."""
     cuts: list[int] = []
-    begin, count = 0, len(flow.moved)
-    while flow.cost[count] - flow.cost[begin] > MAX_COST:
+    while flow.cost[end] - flow.cost[begin] > MAX_COST:
         best, place = None, begin + 1
-        while place < count and flow.cost[place] - flow.cost[begin] <= MAX_COST:
-            own = flow.cost[place] - flow.cost[begin]
-            pays = flow.moved[place] * BYTE_COST <= MAX_LOSS * own
-            if flow.allowed[place] and pays and 2 * own >= MAX_COST:
+        while place < end and flow.cost[place] - flow.cost[begin] <= MAX_COST:
+            pays = flow.pays(place, begin, place) and flow.pays(place, place, end)
+            if flow.allowed[place] and pays and 2 * (flow.cost[place] - flow.cost[begin]) >= MAX_COST:
                 best = place if best is None or flow.moved[place] <= flow.moved[best] else best
             place += 1
         if best is None:  # too much is alive here: what follows stays with it
@@ -131,6 +181,27 @@ def _cuts(flow: _Flow) -> list[int]:
         cuts.append(best)
         begin = best
     return cuts
+
+
+def _set_apart(books: Books, nodes: Sequence[int], shape: Shape, result: list[int]) -> None:
+    """Gives values of smaller shape that several pieces need, and what leads to these, kernels of their own: a loop
+    writes results of its own shape."""
+    known, inside = books.nodes, set(nodes)
+    small = [n for n in nodes if known.shape[n] != shape]
+    waiting = [n for n in small if any(result[t] != result[n] for t in known.targets[n] if t in inside)]
+    apart: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in apart:
+            apart.add(node)
+            waiting += [source for source in known.sources[node] if source in inside]
+    group: dict[int, int] = {}
+    for own in dict.fromkeys(known.shape[n] for n in small if n in apart):
+        for piece in _connected(books, [n for n in small if n in apart and known.shape[n] == own]):
+            group.update(dict.fromkeys(piece, piece[0]))
+    number: dict[tuple[int, int | None], int] = {}
+    for node in nodes if group else ():
+        result[node] = number.setdefault((-1 if node in group else result[node], group.get(node)), node)
 
 
 def _connected(books: Books, nodes: Sequence[int]) -> list[list[int]]:
