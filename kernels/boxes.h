@@ -79,6 +79,55 @@ struct Boxes {
   }
 };
 
+// Where a walk through a box stands: along each axis, in each operand, and in the cells of each sum.
+template <class F> struct Place {
+  i64 chunk[max_rank], extent[max_rank], at[max_rank], offset[F::operands], step[F::operands], rests[F::sums + 1];
+  double* cell[F::sums + 1];
+
+  // The first place of box `number`, its cells in `cells`.
+  OG_FN void start(const Boxes& boxes, i64 number) {
+    const Space& space = boxes.space;
+    const i64 rank = space.rank;
+    for (int k = 0; k < F::operands; ++k) {
+      offset[k] = 0;
+      step[k] = space.strides[k * rank + rank - 1];
+    }
+    for (i64 d = rank - 1, rest = number; d >= 0; --d) {
+      chunk[d] = rest % boxes.counts[d];
+      rest /= boxes.counts[d];
+      extent[d] = boxes.extent(d, chunk[d]);
+      at[d] = 0;
+      for (int k = 0; k < F::operands; ++k) offset[k] += chunk[d] * boxes.box[d] * space.strides[k * rank + d];
+    }
+    for (int k = 0; k < F::sums; ++k) cell[k] = nullptr;
+  }
+  // The cells of sum k.
+  OG_FN void start_cells(const Sum& sum, int k, double* cells) {
+    cell[k] = cells;
+    rests[k] = sum.cells;
+    for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cells[i] = 0;
+  }
+  // How many places there are along axes [begin, end).
+  OG_FN i64 count(i64 begin, i64 end) const {
+    i64 product = 1;
+    for (i64 d = begin; d < end; ++d) product *= extent[d];
+    return product;
+  }
+  // The next place along axes [begin, end), like an odometer; after the last one back to the first, and false.
+  OG_FN bool next(const Boxes& boxes, i64 begin, i64 end) {
+    const Space& space = boxes.space;
+    for (i64 d = end - 1; d >= begin; --d) {
+      const bool inside = ++at[d] < extent[d];
+      const i64 moved = inside ? 1 : 1 - extent[d];
+      for (int k = 0; k < F::operands; ++k) offset[k] += moved * space.strides[k * space.rank + d];
+      for (int k = 0; k < F::sums; ++k) cell[k] += moved * boxes.sum(k).strides[d];
+      if (inside) return true;
+      at[d] = 0;
+    }
+    return false;
+  }
+};
+
 // Writes the results of one box (or of all boxes that stand at these places along the axes that the sum keeps).
 template <class F> void deliver(const Boxes& boxes, int k, const i64* chunk, const double* cells) {
   const Sum sum = boxes.sum(k);

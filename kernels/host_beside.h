@@ -122,7 +122,7 @@ OG_FN void turn_in(void* tile, const void* memory, int bytes, i64 lane, i64 alon
   if (bytes == 4) turn((u32*)tile, side, 1, (const u32*)memory, lane, along, lanes_, length);
   if (bytes == 8) turn((u64*)tile, side, 1, (const u64*)memory, lane, along, lanes_, length);
 }
-OG_FN void turn_out(void* memory, const void* tile, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
+OG_FN void turn_out(const void* tile, void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
   if (bytes == 1) turn((u8*)memory, lane, along, (const u8*)tile, side, 1, length, lanes_);
   if (bytes == 2) turn((u16*)memory, lane, along, (const u16*)tile, side, 1, length, lanes_);
   if (bytes == 4) turn((u32*)memory, lane, along, (const u32*)tile, side, 1, length, lanes_);
@@ -131,11 +131,12 @@ OG_FN void turn_out(void* memory, const void* tile, int bytes, i64 lane, i64 alo
 
 // ---- up to `side` rows -----------------------------------------------------------------------------------------------
 
-struct Beside {
-  void* const* base;
+// The walk of rows of which one element each is at hand: where operands lie, turned ones in tiles, and their strides.
+template <class F> struct Beside {
   const Boxes* boxes;
-  const i64* along;  // strides of each operand along the axes of a row
   i64 row_rank, length, lanes_;
+  void* base[F::operands];
+  i64 along[F::operands * max_rank];  // strides of each operand along the axes of a row
 };
 
 // One element of each row. `cell` and `rests` are those of the sums, in the last pass.
@@ -167,7 +168,7 @@ OG_FN void one_of_each(const F& f, i64 n, AllAcross<F, pass>& all, double* const
 }
 
 template <class F, bool keep, int pass = 0>
-OG_FN void passes_beside(F& f, const Beside& walk, const i64* offset, double* const* cell, const i64* rests, char* memory) {
+OG_FN void passes_beside(F& f, const Beside<F>& walk, const i64* offset, double* const* cell, const i64* rests, char* memory) {
   if constexpr (pass < F::passes) {
     constexpr int n = F::operands, m = F::sums;
     constexpr i64 room = F::kept_bytes ? keep_bytes / (F::kept_bytes ? F::kept_bytes : 1) / 8 * 8 : 0;
@@ -217,80 +218,50 @@ template <class F, bool keep> void box_beside(const Boxes& boxes, i64 row_rank, 
   constexpr bool turns = tile_bytes<F>() > 0;
   enum { longest = 256 * 1024 };
   const Space& space = boxes.space;
-  const i64 rank = space.rank, first = rank - 1 - row_rank;
-  i64 chunk[max_rank], extent[max_rank], at[max_rank], step[n], offset[n], own[n], along[n * max_rank], rests[m + 1];
-  double *cell[m + 1], *cells[m + 1];
-  void* base[n];
-  i64 rows = 1, length = 1;
-  for (int k = 0; k < n; ++k) {
-    offset[k] = 0;
-    base[k] = space.base[k];
-    step[k] = F::turned(k) ? 1 : space.strides[k * rank + rank - 1];
-    for (i64 d = 0; d < row_rank; ++d) along[k * row_rank + d] = F::turned(k) ? side : space.strides[k * rank + first + d];
-  }
-  for (i64 d = rank - 1, rest = number; d >= 0; --d) {
-    chunk[d] = rest % boxes.counts[d];
-    rest /= boxes.counts[d];
-    extent[d] = boxes.extent(d, chunk[d]);
-    at[d] = 0;
-    if (d < first) rows *= extent[d];
-    if (d >= first && d < rank - 1) length *= extent[d];
-    for (int k = 0; k < n; ++k) offset[k] += chunk[d] * boxes.box[d] * space.strides[k * rank + d];
-  }
-  for (int k = 0; k < m; ++k) {
-    const Sum sum = boxes.sum(k);
-    cell[k] = boxes.work + number * boxes.leaves + sum.left;
-    rests[k] = sum.cells;
-    for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cell[k][i] = 0;
-  }
+  const i64 last = space.rank - 1, first = last - row_rank;
+  Place<F> place;
+  place.start(boxes, number);
+  for (int k = 0; k < m; ++k) place.start_cells(boxes.sum(k), k, boxes.work + number * boxes.leaves + boxes.sum(k).left);
+  Beside<F> walk = {&boxes, row_rank, place.count(first, last), 0, {}, {}};
   alignas(64) char memory[keep ? keep_bytes : 1];
   alignas(64) char tiles[turns ? longest : 1];
-  if constexpr (turns) {
-    char* tile = tiles;
-    for (int k = 0; k < n; ++k) {
-      if (!F::turned(k)) continue;
-      base[k] = tile;
-      tile += F::turned(k) * side * length;
-    }
+  char* tile = tiles;
+  i64 step[n];
+  for (int k = 0; k < n; ++k) {
+    walk.base[k] = F::turned(k) ? tile : space.base[k];
+    tile += F::turned(k) * side * walk.length;
+    step[k] = F::turned(k) ? 1 : place.step[k];
+    for (i64 d = 0; d < row_rank; ++d)
+      walk.along[k * row_rank + d] = F::turned(k) ? side : space.strides[k * space.rank + first + d];
   }
   F f;
   f.steps(step);
-  f.move(space.base, offset);
+  f.move(space.base, place.offset);
   f.call();
-  for (;;) {
-    for (i64 lane = 0; lane < extent[rank - 1]; lane += side) {
-      const i64 left = extent[rank - 1] - lane, lanes_ = left < side ? left : side;
-      for (int k = 0; k < n; ++k) {
-        const i64 from = offset[k] + lane * space.strides[k * rank + rank - 1];
-        own[k] = F::turned(k) ? 0 : from;
-        if (F::turned(k) && k < F::loads)
-          turn_in(base[k], (const char*)space.base[k] + from * F::turned(k), F::turned(k), space.strides[k * rank + rank - 1],
-                  space.strides[k * rank + first], lanes_, length);
-      }
-      for (int k = 0; k < m; ++k) cells[k] = cell[k] + lane * boxes.sum(k).strides[rank - 1];
-      f.move(base, own);
-      f.row(lanes_);
-      const Beside walk = {base, &boxes, along, row_rank, length, lanes_};
-      passes_beside<F, keep>(f, walk, own, cells, rests, memory);
-      f.move(base, own);
-      f.finish(lanes_);
-      for (int k = F::loads; k < n; ++k) {
-        const i64 to = offset[k] + lane * space.strides[k * rank + rank - 1];
-        if (F::turned(k))
-          turn_out((char*)space.base[k] + to * F::turned(k), base[k], F::turned(k), space.strides[k * rank + rank - 1],
-                   space.strides[k * rank + first], lanes_, length);
-      }
+  do {
+    for (i64 lane = 0; lane < place.extent[last]; lane += side) {
+      const i64 left = place.extent[last] - lane;
+      walk.lanes_ = left < side ? left : side;
+      const auto turn_each_of = [&](int begin, int end, const auto& turn) {
+        for (int k = begin; k < end; ++k) {
+          if (!F::turned(k)) continue;
+          char* at = (char*)space.base[k] + (place.offset[k] + lane * place.step[k]) * F::turned(k);
+          turn(walk.base[k], at, F::turned(k), place.step[k], space.strides[k * space.rank + first], walk.lanes_, walk.length);
+        }
+      };
+      turn_each_of(0, F::loads, turn_in);
+      i64 own[n];
+      double* cells[m + 1];
+      for (int k = 0; k < n; ++k) own[k] = F::turned(k) ? 0 : place.offset[k] + lane * place.step[k];
+      for (int k = 0; k < m; ++k) cells[k] = place.cell[k] + lane * boxes.sum(k).strides[last];
+      f.move(walk.base, own);
+      f.row(walk.lanes_);
+      passes_beside<F, keep>(f, walk, own, cells, place.rests, memory);
+      f.move(walk.base, own);
+      f.finish(walk.lanes_);
+      turn_each_of(F::loads, n, turn_out);
     }
-    if (--rows == 0) return;
-    for (i64 d = first - 1; d >= 0; --d) {  // the next rows, like an odometer
-      const bool inside = ++at[d] < extent[d];
-      const i64 moved = inside ? 1 : 1 - extent[d];
-      for (int k = 0; k < n; ++k) offset[k] += moved * space.strides[k * rank + d];
-      for (int k = 0; k < m; ++k) cell[k] += moved * boxes.sum(k).strides[d];
-      if (inside) break;
-      at[d] = 0;
-    }
-  }
+  } while (place.next(boxes, 0, first));
 }
 
 // One box, its values kept for later passes where there is room.

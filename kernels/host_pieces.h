@@ -56,47 +56,24 @@ template <class F> OG_FN F at_row(const Pieces& pieces, i64 row, i64* offset) {
 }
 
 template <class F, int pass> void piece_of_row(const Pieces& pieces, i64 number) {
-  constexpr int n = F::operands, m = F::sums;
   const Boxes& boxes = *pieces.boxes;
   const Space& space = boxes.space;
-  const i64 rank = space.rank, outer = rank - pieces.row_rank, row = number / pieces.each;
-  i64 offset[n], extent[max_rank], at[max_rank], rests[m + 1];
-  double* cell[m + 1];
-  F f = at_row<F>(pieces, row, offset);
-  restore<F, pass>(f, pieces, row);
-  for (i64 d = rank - 1, rest = number; d >= outer; --d) {
-    const i64 chunk = rest % boxes.counts[d];
-    rest /= boxes.counts[d];
-    extent[d] = boxes.extent(d, chunk);
-    at[d] = 0;
-    for (int k = 0; k < n; ++k) offset[k] += chunk * boxes.box[d] * space.strides[k * rank + d];
-  }
+  const i64 rank = space.rank;
+  Place<F> place;
+  F f = at_row<F>(pieces, number / pieces.each, place.offset);
+  restore<F, pass>(f, pieces, number / pieces.each);
+  place.start(boxes, number);
   if (pass + 1 == F::passes) {
-    for (int k = 0; k < m; ++k) {
-      const Sum sum = boxes.sum(k);
-      cell[k] = boxes.work + number * boxes.leaves + sum.left;
-      rests[k] = sum.cells;
-      for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cell[k][i] = 0;
-    }
+    double* const left = boxes.work + number * boxes.leaves;
+    for (int k = 0; k < F::sums; ++k) place.start_cells(boxes.sum(k), k, left + boxes.sum(k).left);
   }
   Reductions<F, pass> reductions;
   reductions.start();
-  for (;;) {
-    f.move(space.base, offset);
+  do {
+    f.move(space.base, place.offset);
     f.run();
-    one_run<F, pass, false>(f, extent[rank - 1], reductions, cell, rests);
-    i64 d = rank - 2;
-    for (; d >= outer; --d) {
-      const bool inside = ++at[d] < extent[d];
-      const i64 moved = inside ? 1 : 1 - extent[d];
-      for (int k = 0; k < n; ++k) offset[k] += moved * space.strides[k * rank + d];
-      if (pass + 1 == F::passes)
-        for (int k = 0; k < m; ++k) cell[k] += moved * boxes.sum(k).strides[d];
-      if (inside) break;
-      at[d] = 0;
-    }
-    if (d < outer) break;
-  }
+    one_run<F, pass, false>(f, place.extent[rank - 1], reductions, place.cell, place.rests);
+  } while (place.next(boxes, rank - pieces.row_rank, rank - 1));
   reductions.partials(pieces.partials + number * F::most);
 }
 

@@ -70,100 +70,50 @@ OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double
   }
 }
 
-struct RowWalk {
-  void* const* base;
-  const Boxes* boxes;
-  i64 row_rank, length;  // axes of a row, its elements
-};
-
-// Moves to the next run of a row. Offsets and cells come back to the start of the row after the last one.
-template <class F> OG_FN bool next_run(const RowWalk& walk, i64* at, i64* offset, double** cell) {
-  const Space& space = walk.boxes->space;
-  const i64 rank = space.rank;
-  for (i64 d = rank - 2; d >= rank - walk.row_rank; --d) {
-    const bool inside = ++at[d] < space.dims[d];
-    const i64 moved = inside ? 1 : 1 - space.dims[d];
-    for (int k = 0; k < F::operands; ++k) offset[k] += moved * space.strides[k * rank + d];
-    for (int k = 0; k < F::sums; ++k) cell[k] += moved * walk.boxes->sum(k).strides[d];
-    if (inside) return true;
-    at[d] = 0;
-  }
-  return false;
-}
-
-template <class F, bool keep, int pass = 0>
-OG_FN void passes(F& f, const RowWalk& walk, i64* at, i64* offset, double** cell, const i64* rests, char* memory) {
-  if constexpr (pass < F::passes) {
-    const i64 width = walk.boxes->space.inner;
+// The passes [pass, end) over the row at a place, which is there again afterwards.
+template <class F, bool keep, int pass, int end>
+OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char* memory) {
+  if constexpr (pass < end) {
+    const i64 rank = boxes.space.rank, width = boxes.space.inner;
     constexpr i64 room = F::kept_bytes ? keep_bytes / (F::kept_bytes ? F::kept_bytes : 1) / 8 * 8 : 0;
     Reductions<F, pass> reductions;
     reductions.start();
     i64 first = 0;
     do {
-      f.move(walk.base, offset);
+      f.move(boxes.space.base, place.offset);
       f.run();
       if constexpr (keep) f.keep(memory, room, first);
-      one_run<F, pass, keep>(f, width, reductions, cell, rests);
+      one_run<F, pass, keep>(f, width, reductions, place.cell, place.rests);
       first += width;
-    } while (next_run<F>(walk, at, offset, cell));
+    } while (place.next(boxes, rank - row_rank, rank - 1));
     Partial partials[F::most + 1];
     double totals[F::most + 1];
     reductions.partials(partials);
     reductions.results(partials, totals);
-    f.template reduced<pass>(Totals{totals}, (double)walk.length);
-    passes<F, keep, pass + 1>(f, walk, at, offset, cell, rests, memory);
+    f.template reduced<pass>(Totals{totals}, (double)first);
+    passes<F, keep, pass + 1, end>(f, boxes, row_rank, place, memory);
   }
 }
 
 // ---- boxes of whole rows ---------------------------------------------------------------------------------------------
 
 template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
-  constexpr int n = F::operands, m = F::sums;
   const Space& space = boxes.space;
-  const i64 rank = space.rank, outer = rank - row_rank;
-  i64 chunk[max_rank], extent[max_rank], at[max_rank], step[n], offset[n], rests[m + 1];
-  double* cell[m + 1];
-  i64 rows = 1, length = 1;
-  for (int k = 0; k < n; ++k) {
-    offset[k] = 0;
-    step[k] = space.strides[k * rank + rank - 1];
-  }
-  for (i64 d = rank - 1, rest = number; d >= 0; --d) {
-    chunk[d] = rest % boxes.counts[d];
-    rest /= boxes.counts[d];
-    extent[d] = boxes.extent(d, chunk[d]);
-    at[d] = 0;
-    (d < outer ? rows : length) *= extent[d];
-    for (int k = 0; k < n; ++k) offset[k] += chunk[d] * boxes.box[d] * space.strides[k * rank + d];
-  }
+  Place<F> place;
+  place.start(boxes, number);
   double* const left = boxes.work + number * boxes.leaves;
-  for (int k = 0; k < m; ++k) {
-    const Sum sum = boxes.sum(k);
-    cell[k] = left + sum.left;
-    rests[k] = sum.cells;
-    for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cell[k][i] = 0;
-  }
+  for (int k = 0; k < F::sums; ++k) place.start_cells(boxes.sum(k), k, left + boxes.sum(k).left);
   alignas(64) char memory[keep ? keep_bytes : 1];
-  const RowWalk walk = {space.base, &boxes, row_rank, length};
   F f;
-  f.steps(step);
-  f.move(space.base, offset);
+  f.steps(place.step);
+  f.move(space.base, place.offset);
   f.call();
-  for (;;) {
-    f.move(space.base, offset);
+  do {
+    f.move(space.base, place.offset);
     f.row();
-    passes<F, keep>(f, walk, at, offset, cell, rests, memory);
+    passes<F, keep, 0, F::passes>(f, boxes, row_rank, place, memory);
     f.finish();
-    if (--rows == 0) return;
-    for (i64 d = outer - 1; d >= 0; --d) {  // the next row, like an odometer
-      const bool inside = ++at[d] < extent[d];
-      const i64 moved = inside ? 1 : 1 - extent[d];
-      for (int k = 0; k < n; ++k) offset[k] += moved * space.strides[k * rank + d];
-      for (int k = 0; k < m; ++k) cell[k] += moved * boxes.sum(k).strides[d];
-      if (inside) break;
-      at[d] = 0;
-    }
-  }
+  } while (place.next(boxes, 0, space.rank - row_rank));
 }
 
 // One box, its values kept for later passes where there is room.

@@ -151,67 +151,39 @@ template <class T> OG_FN void spread_over(void* to, const void* from, const Spre
 }
 
 template <class F> void one_box(const Boxes& boxes, i64 number, double* scratch) {
-  constexpr int n = F::operands, m = F::sums;
   const Space& space = boxes.space;
-  const i64 rank = space.rank;
-  i64 chunk[max_rank], extent[max_rank], at[max_rank], step[n], offset[n], rests[m + 1];
-  double* cell[m + 1];
-  void* base[n];
-  for (int k = 0; k < n; ++k) {
-    base[k] = space.base[k];
-    offset[k] = 0;
-    step[k] = space.strides[k * rank + rank - 1];
-  }
-  i64 rows = 1;
-  for (i64 d = rank - 1, rest = number; d >= 0; --d) {
-    chunk[d] = rest % boxes.counts[d];
-    rest /= boxes.counts[d];
-    extent[d] = boxes.extent(d, chunk[d]);
-    at[d] = 0;
-    if (d < rank - 1) rows *= extent[d];
-    for (int k = 0; k < n; ++k) offset[k] += chunk[d] * boxes.box[d] * space.strides[k * rank + d];
-  }
-  for (int k = 0; k < m; ++k) {
-    const Sum sum = boxes.sum(k);
-    cell[k] = scratch + sum.scratch;
-    rests[k] = sum.cells;
-    for (i64 i = 0; i < sum.cells * planes<typename F::Addend>(); ++i) cell[k][i] = 0;
-  }
+  const i64 last = space.rank - 1;
+  Place<F> place;
+  place.start(boxes, number);
+  for (int k = 0; k < F::sums; ++k) place.start_cells(boxes.sum(k), k, scratch + boxes.sum(k).scratch);
+  void* base[F::operands];
+  for (int k = 0; k < F::operands; ++k) base[k] = space.base[k];
   double stretches[max_spread][stretch];
   for (i64 j = 0; j < boxes.spreads; ++j) {
     const i64* at = boxes.spread + 5 * j;
     const Spread s = {at[0], at[1], at[2], at[3], at[4]};
-    const i64 first = chunk[rank - 1] * boxes.box[rank - 1], length = extent[rank - 1];
+    const i64 first = place.chunk[last] * boxes.box[last], length = place.extent[last];
     if (s.bytes == 1) spread_over<u8>(stretches[j], base[s.operand], s, first, length);
     if (s.bytes == 2) spread_over<u16>(stretches[j], base[s.operand], s, first, length);
     if (s.bytes == 4) spread_over<u32>(stretches[j], base[s.operand], s, first, length);
     if (s.bytes == 8) spread_over<u64>(stretches[j], base[s.operand], s, first, length);
     base[s.operand] = stretches[j];
-    offset[s.operand] = 0;
+    place.offset[s.operand] = 0;
   }
   F f;
-  f.steps(step);
-  f.move(base, offset);
+  f.steps(place.step);
+  f.move(base, place.offset);
   f.call();
-  for (;;) {
-    f.move(base, offset);
+  do {
+    f.move(base, place.offset);
     f.row();
-    row<F>(f, extent[rank - 1], cell, rests);
-    if (--rows == 0) break;
-    for (i64 d = rank - 2; d >= 0; --d) {  // the next row, like an odometer
-      const bool inside = ++at[d] < extent[d];
-      const i64 moved = inside ? 1 : 1 - extent[d];
-      for (int k = 0; k < n; ++k) offset[k] += moved * space.strides[k * rank + d];
-      for (int k = 0; k < m; ++k) cell[k] += moved * boxes.sum(k).strides[d];
-      if (inside) break;
-      at[d] = 0;
-    }
-  }
-  for (int k = 0; k < m; ++k) {
+    row<F>(f, place.extent[last], place.cell, place.rests);
+  } while (place.next(boxes, 0, last));
+  for (int k = 0; k < F::sums; ++k) {
     const Sum sum = boxes.sum(k);
     const double* cells = scratch + sum.scratch;
     if (sum.left < 0) {
-      deliver<F>(boxes, k, chunk, cells);
+      deliver<F>(boxes, k, place.chunk, cells);
       continue;
     }
     double* left = boxes.work + number * boxes.leaves + sum.left;

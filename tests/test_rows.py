@@ -16,6 +16,7 @@ from opgraph.loops.boxes import boxes_of_rows
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import Lowered, lower
+from opgraph.loops.passes import pass_counts
 from opgraph.loops.text import parse_loop
 from opgraph.partition.partitioner import partition
 from opgraph.runtime import threads
@@ -162,6 +163,29 @@ def test_the_loop_says_which_values_are_one_for_each_row() -> None:
         "  store f32 t3 per row\n"
         "  store f32 t6"
     )
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_factor_of_the_row_leaves_its_sum(dtype: str) -> None:
+    text = f"""graph(x: {dtype}[n,c], g: {dtype}[n,c]) -> (y, s)
+      m = ReduceMean(x, axes=[-1], keep_dims=true)
+      d = Subtract(x, m)
+      z = Square(d)
+      v = ReduceMean(z, axes=[-1], keep_dims=true)
+      r = Sqrt(v)
+      h = Divide(d, r)
+      p = Multiply(g, h)
+      q = Multiply(p, v)
+      s = ReduceSum(q, axes=[-1], keep_dims=true)
+      y = Multiply(h, s)
+    """
+    loop = lowered(text).loop
+    assert pass_counts(loop)[0] == 3  # the sum is made beside the variance, whose root and itself it is multiplied by
+    assert pass_counts(lowered(text, rounding="each").loop)[0] == (3 if dtype == "f32" else 4)
+    given = {"x": samples((5, 700), dtype), "g": samples((5, 700), dtype, 1)}
+    exact, peer = og.evaluate(og.parse(text), given), og.evaluate(og.parse(text), given, dtype=None)
+    for name, value in og.compile(og.parse(text))(given).items():
+        assert_near(value, exact[name].astype(np.longdouble), peer[name])
 
 
 def test_exp_in_a_softmax_is_computed_once() -> None:

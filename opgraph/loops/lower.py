@@ -9,6 +9,7 @@ from typing import TypeAlias
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
+from opgraph.loops.factors import without_row_factors
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store, verify_loop
 from opgraph.partition.partition import Partition, RowForms
 from opgraph.partition.rules import Unit
@@ -199,7 +200,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         stores=tuple(_store(t, values, sums, rows) for t in outputs),
     )
     return Lowered(
-        loop=verify_loop(loop),
+        loop=verify_loop(without_row_factors(loop)),
         loads=tuple(operands.tensors),
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),
