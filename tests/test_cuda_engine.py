@@ -191,6 +191,22 @@ def test_a_partition_executes_on_the_stream_that_it_is_given(cupy: FakeCupy, han
     assert cupy.launches[0][2] == 11
 
 
+def test_a_workspace_is_asked_for_on_the_stream_that_uses_it(cupy: FakeCupy) -> None:
+    """Libraries give memory away again in the order of the stream that it was asked for on."""
+    g = og.Graph(engine="cuda")
+    x, like = g.input("x", "f32", (70_001,)), g.input("like", "f32", (1,))
+    s = g.add_op("SumTo", x, like, name="s")
+    g.finalize()
+    engine = og.Engine("cuda", 0)
+    compiled = g.get_partitions()[0].compile([x, like], [s], engine)
+    given, out = random((70_001,), "f32"), cupy.empty((1,), "f4")
+    inputs = {x.id: moved(cupy, given), like.id: moved(cupy, np.zeros(1, np.float32))}
+    cupy.allocated_on.clear()
+    compiled.execute(og.Stream(engine, 11), inputs, {s.id: out})
+    assert cupy.allocated_on == [11] and {stream for _, _, stream in cupy.launches} == {11} and cupy.stream.ptr == 0
+    np.testing.assert_allclose(out.host[0], given.sum(dtype=np.float64), rtol=1e-5)
+
+
 def test_something_that_is_no_stream_is_refused(cupy: FakeCupy) -> None:
     with pytest.raises(InvalidArguments, match="str is no stream\n  where: Stream\n  fix:   pass a torch or CuPy"):
         og.Stream(og.Engine("cuda"), "side").wait()

@@ -151,6 +151,10 @@ class CupyLibrary:
         """CuPy's current stream of this thread."""
         return cupy.cuda.get_current_stream(device)
 
+    def using(self, stream: Any, device: int) -> Any:
+        """A block in which a stream is CuPy's current one of this thread."""
+        return cupy.cuda.ExternalStream(stream.ptr, device)
+
     def to_host(self, owner: Any) -> np.ndarray:
         """A copy in host memory."""
         return np.asarray(cupy.asnumpy(owner))

@@ -81,23 +81,30 @@ class CudaKernel:
         with cuda.OnDevice(self.device):
             plan = self._plan(ins, targets)
             library = library_of([*ins, *targets])
-            addresses = self._addresses(plan, ins)
-            results: list[Any] = []
-            for position, target in enumerate(targets, start=self._first_store):
-                shape, dtype = plan.results[len(results)], self._dtypes[len(results)]
-                owner, pointer = (
-                    library.empty(shape, dtype, self.device) if target is None else (target.owner, target.pointer)
-                )
-                results.append(owner)
-                addresses[position] = pointer
-            self._clear([results[i] for i in plan.cleared])
-            if plan.launches:
-                raw = None if stream is None else raw_stream(stream)
-                where = library.stream(self.device) if raw is None else raw
-                kept, work = self._workspace(plan, library)
-                for launch in plan.launches:
-                    launch.function(launch.grid, launch.block, launch.filled(addresses, work), 0, where)
-                del kept  # the stream uses it up before the library gives the memory away again
+            if stream is None or (raw := raw_stream(stream)) is None:
+                return self._launched(plan, ins, targets, library)
+            # Libraries give memory away again in the order of the stream that it was asked for on.
+            with library.using(raw, self.device):
+                return self._launched(plan, ins, targets, library)
+
+    def _launched(
+        self, plan: Plan, ins: Sequence[DeviceArray], targets: Sequence[DeviceArray | None], library: Library
+    ) -> list[Any]:
+        """The results, once everything is on the library's current stream."""
+        addresses = self._addresses(plan, ins)
+        results: list[Any] = []
+        for position, target in enumerate(targets, start=self._first_store):
+            shape, dtype = plan.results[len(results)], self._dtypes[len(results)]
+            made = library.empty(shape, dtype, self.device) if target is None else (target.owner, target.pointer)
+            results.append(made[0])
+            addresses[position] = made[1]
+        self._clear([results[i] for i in plan.cleared])
+        if plan.launches:
+            where = library.stream(self.device)
+            kept, work = self._workspace(plan, library)
+            for launch in plan.launches:
+                launch.function(launch.grid, launch.block, launch.filled(addresses, work), 0, where)
+            del kept  # the stream uses it up before the library gives the memory away again
         return results
 
     def bound(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
@@ -23,6 +24,9 @@ class Library(Protocol):
 
     def stream(self, device: int) -> Any:
         """The library's current stream on a device, now: an object with `ptr`."""
+
+    def using(self, stream: Any, device: int) -> AbstractContextManager[Any]:
+        """A block in which a stream (an object with `ptr`) is the library's current one on a device."""
 
     def to_host(self, owner: Any) -> np.ndarray:
         """A copy in host memory, complete when this returns."""

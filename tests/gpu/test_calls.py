@@ -207,7 +207,7 @@ def test_several_kernels_bound_together_are_captured_in_a_cuda_graph(torch: Any)
     recorded = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recorded):
         call()
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before  # capturing collects garbage
     given.normal_()
     recorded.replay()
     torch.cuda.synchronize()

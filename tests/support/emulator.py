@@ -162,6 +162,19 @@ class FakeStream:
         self.ptr = ptr
 
 
+class _Within:
+    """A block in which a stream is the current one."""
+
+    def __init__(self, cupy: FakeCupy, ptr: int) -> None:
+        self.cupy, self.stream = cupy, FakeStream(ptr)
+
+    def __enter__(self) -> None:
+        self.before, self.cupy.stream = self.cupy.stream, self.stream
+
+    def __exit__(self, *_: object) -> None:
+        self.cupy.stream = self.before
+
+
 class FakeCupy(types.ModuleType):
     """A module called cupy; `launches` records (kernel, grid, stream address)."""
 
@@ -171,6 +184,7 @@ class FakeCupy(types.ModuleType):
         super().__init__("cupy")
         self.launches: list[tuple[str, tuple[int, ...], int]] = []
         self.allocated = 0
+        self.allocated_on: list[int] = []
         self.backwards = False
         self.device = 0
         self.stream = FakeStream(0)
@@ -187,6 +201,7 @@ class FakeCupy(types.ModuleType):
         self.cuda = types.SimpleNamespace(
             runtime=runtime,
             get_current_stream=lambda device: self.stream,
+            ExternalStream=lambda ptr, device: _Within(self, ptr),
             Memory=_Memory,
             MemoryPointer=_MemoryPointer,
             compiler=types.SimpleNamespace(CompileException=refused),
@@ -195,6 +210,7 @@ class FakeCupy(types.ModuleType):
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> FakeArray:
         self.allocated += 1
+        self.allocated_on.append(self.stream.ptr)
         # 16-byte aligned, as every GPU allocator's memory is.
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         raw = np.full(count + 16, 0xA5, np.uint8)

@@ -68,6 +68,14 @@ class TorchLibrary:
         """Torch's current stream of this thread; a captured one during CUDA graph capture."""
         return RawStream(ptr=torch._C._cuda_getCurrentRawStream(device))
 
+    def using(self, stream: Any, device: int) -> Any:
+        """A block in which a stream is torch's current one of this thread."""
+        if stream.ptr == torch._C._cuda_getCurrentRawStream(device):
+            return torch.cuda.stream(None)
+        if stream.ptr == 0:
+            return torch.cuda.stream(torch.cuda.default_stream(device))
+        return torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr, device))  # type: ignore[no-untyped-call]
+
     def to_host(self, owner: torch.Tensor) -> np.ndarray:
         """A copy in host memory."""
         return to_numpy(owner.detach().cpu())

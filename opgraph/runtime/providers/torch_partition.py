@@ -14,6 +14,7 @@ from opgraph.runtime.device_array import DeviceArray
 from opgraph.runtime.engine import Stream
 from opgraph.runtime.native import Program, check_out_shape
 from opgraph.runtime.providers.torch import from_numpy
+from opgraph.runtime.providers.torch_cuda import TORCH
 from opgraph.runtime.providers.torch_ops import TorchOps, plain
 
 
@@ -38,8 +39,9 @@ class CudaPartition:
         """Runs the ops; arguments as of CudaKernel. Results are arrays of the library that the inputs are of."""
         views = [seen(a, self._device, "an input") for a in arrays]
         library = library_of(views)
-        current = library.stream(self._device) if stream is None else raw_stream(stream)
-        with torch.cuda.device(self._place), self._on(current), plain("cuda"):
+        given = None if stream is None else raw_stream(stream)
+        current = library.stream(self._device) if given is None else given
+        with torch.cuda.device(self._place), TORCH.using(current, self._device), plain("cuda"):
             values = dict(self._constants)
             values.update((id, _tensor(v)) for id, v in zip(self._program.inputs, views, strict=True))
             taken = [t.untyped_storage().data_ptr() for t in values.values()]
@@ -51,14 +53,6 @@ class CudaPartition:
                 taken.append(made[index].untyped_storage().data_ptr())
             targets = [None] * len(made) if outs is None else outs
             return [self._given(value, target, library) for value, target in zip(made, targets, strict=True)]
-
-    def _on(self, stream: Any) -> Any:
-        """A block in which torch uses a stream; None: the one that it uses anyway."""
-        if stream is None or stream.ptr == torch.cuda.current_stream(self._place).cuda_stream:
-            return torch.cuda.stream(None)
-        if stream.ptr == 0:
-            return torch.cuda.stream(torch.cuda.default_stream(self._place))
-        return torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr, self._place))  # type: ignore[no-untyped-call]
 
     def _given(self, value: torch.Tensor, target: Any, library: Any) -> Any:
         if target is None:
