@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from opgraph.cli.figure import Box, Diagram, Edge, Node
 from opgraph.cli.labels import (
     about,
     about_op,
@@ -29,50 +30,6 @@ MAX_OPS_OPEN = 1500
 
 _OP_HEIGHT, _PORT_HEIGHT, _HEADER, _PADDING, _PILL_HEIGHT = 34.0, 13.0, 22.0, 10.0, 28.0
 _GAP, _RANK_GAP, _BOX_GAP, _BOX_RANK_GAP = 14.0, 20.0, 26.0, 46.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """An op, or an input or output of the graph: its place, what stands on it, and what a pointer over it shows."""
-
-    centre: Point
-    size: tuple[float, float]
-    title: str
-    subtitle: str
-    details: str
-    role: str  # "op", "unit" (an op of a named unit), "input", "output", "kept" (for backward)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """A partition."""
-
-    corner: Point
-    size: tuple[float, float]
-    header: str
-    kind: str
-    details: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
-    """A tensor on its way; `label` is centred below where it leaves a partition."""
-
-    points: list[Point]
-    details: str
-    label: tuple[Point, str] | None = None
-    kind: str = ""  # "keeps": from forward to backward
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagram:
-    """A picture, ready to be written in any vector format."""
-
-    width: float
-    height: float
-    boxes: list[Box]
-    nodes: list[Node]
-    edges: list[Edge]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
-from opgraph.cli.diagram import Box, Diagram, Edge, Node, diagram
+from opgraph.cli.diagram import diagram
+from opgraph.cli.figure import Box, Diagram, Edge, Node
 from opgraph.cli.layered import Point
 from opgraph.cli.main import UsageError
 from opgraph.ir.graph import Graph

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-from opgraph.cli.diagram import Box, Diagram, Edge, Node, diagram
+from opgraph.cli.diagram import diagram
 from opgraph.cli.draw import svg_of, write_whole
+from opgraph.cli.figure import Box, Diagram, Edge, Node
 from opgraph.cli.labels import NAME_WIDTH
 from opgraph.cli.main import UsageError
 from opgraph.cli.terminal import printable

@@ -11,12 +11,13 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, ShapeRule
 from opgraph.ops import convolution_arrays as run
 from opgraph.ops import convolution_gradients as gradients
+from opgraph.ops import convolution_layouts as layouts
 from opgraph.ops import convolution_shapes as shapes
 from opgraph.ops import windows
 from opgraph.ops.families import DATA_FORMAT, FLOAT
 from opgraph.ops.library import library
 from opgraph.ops.spelling import attr_of
-from opgraph.ops.windows import NOT_GIVEN, Window, moved, moved_back, ordered
+from opgraph.ops.windows import NOT_GIVEN
 
 _GROUPS = Attr(name="groups", type="s64", default=1)
 _OUTPUT_PADDING = Attr(name="output_padding", type="s64[]", default=NOT_GIVEN)
@@ -60,56 +61,6 @@ def _fits(op: Op) -> None:
             where=op.where,
             fix="give pads_begin and pads_end instead of auto_pad, or no output_padding",
         )
-
-
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def _make_small(compute: Callable[..., Any], big: Any, weights: Any, bias: Any = None, **attrs: Any) -> Any:
-    order = windows.data_order(big.ndim, attrs)
-    big, weights = moved(big, order), moved(weights, windows.weights_order(weights.ndim, attrs))
-    window = Window.of(attrs, weights.shape[2:], big.shape[2:])
-    return moved_back(compute(big, weights, bias, window, attrs["groups"]), order)
-
-
-def _make_big(
-    compute: Callable[..., Any],
-    small: Any,
-    weights: Any,
-    bias: Any,
-    told: Sequence[int],
-    **attrs: Any,
-) -> Any:
-    order = windows.data_order(small.ndim, attrs)
-    small, weights = moved(small, order), moved(weights, windows.weights_order(weights.ndim, attrs))
-    wanted = ordered(told, order)[2:]
-    padding = () if tuple(attrs["output_padding"]) == NOT_GIVEN else attrs["output_padding"]
-    covered = Window.of(attrs, weights.shape[2:], wanted).covered(small.shape[2:], padding)
-    sizes = tuple(int(a or b or 0) for a, b in zip(wanted, covered, strict=True))
-    window = Window.of(attrs, weights.shape[2:], sizes)
-    return moved_back(compute(small, weights, bias, window, attrs["groups"], sizes), order)
-
-
-def _make_told_big(
-    compute: Callable[..., Any], small: Any, weights: Any, *shape: Any, dst_shape: Sequence[int], **attrs: Any
-) -> Any:
-    told = windows.told_shape("dst_shape", shape, {"dst_shape": dst_shape}, small.ndim)
-    return _make_big(compute, small, weights, None, told, **attrs)
-
-
-def _make_free_big(compute: Callable[..., Any], small: Any, weights: Any, bias: Any = None, **attrs: Any) -> Any:
-    return _make_big(compute, small, weights, bias, (0,) * small.ndim, **attrs)
-
-
-def _make_weights(
-    compute: Callable[..., Any], first: Any, second: Any, *shape: Any, weights_shape: Sequence[int], **attrs: Any
-) -> Any:
-    big, small = (second, first) if attrs["weights_format"] in ("XOI", "IOX") else (first, second)
-    data, order = windows.data_order(big.ndim, attrs), windows.weights_order(big.ndim, attrs)
-    big, small = moved(big, data), moved(small, data)
-    told = windows.told_shape("weights_shape", shape, {"weights_shape": weights_shape}, big.ndim)
-    window = Window.of(attrs, ordered(told, order)[2:], big.shape[2:])
-    return moved_back(compute(big, small, window, attrs["groups"]), order)
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
@@ -165,7 +116,7 @@ CONVOLUTION = _convolution(
     output="dst",
     attrs=(*_WINDOW, _GROUPS, DATA_FORMAT, _XIO),
     infer=shapes.of_small,
-    make=_make_small,
+    make=layouts.make_small,
     compute="small",
     gradient=gradients.of_convolution,
     onnx=(
@@ -189,7 +140,7 @@ CONVOLUTION_BACKWARD_DATA = _convolution(
     output="diff_src",
     attrs=(_OUTPUT_PADDING, _DST_SHAPE, *_WINDOW, _GROUPS, DATA_FORMAT, _XIO),
     infer=shapes.of_told_big,
-    make=_make_told_big,
+    make=layouts.make_told_big,
     compute="big",
     gradient=gradients.of_convolution_data,
 )
@@ -203,7 +154,7 @@ CONVOLUTION_BACKWARD_WEIGHTS = _convolution(
     output="diff_weights",
     attrs=(_WEIGHTS_SHAPE, *_WINDOW, _GROUPS, DATA_FORMAT, _XIO),
     infer=shapes.of_weights,
-    make=_make_weights,
+    make=layouts.make_weights,
     compute="weights",
     gradient=gradients.of_convolution_weights,
 )
@@ -217,7 +168,7 @@ CONV_TRANSPOSE = _convolution(
     output="dst",
     attrs=(_OUTPUT_PADDING, *_WINDOW, _GROUPS, DATA_FORMAT, _XOI),
     infer=shapes.of_free_big,
-    make=_make_free_big,
+    make=layouts.make_free_big,
     compute="big",
     gradient=gradients.of_transposed,
     onnx=(
@@ -249,7 +200,7 @@ CONV_TRANSPOSE_BACKWARD_DATA = _convolution(
     output="diff_src",
     attrs=(*_WINDOW, _GROUPS, DATA_FORMAT, _XOI),
     infer=shapes.of_small,
-    make=_make_small,
+    make=layouts.make_small,
     compute="small",
     gradient=gradients.of_transposed_data,
 )
@@ -263,7 +214,7 @@ CONV_TRANSPOSE_BACKWARD_WEIGHTS = _convolution(
     output="diff_weights",
     attrs=(_WEIGHTS_SHAPE, *_WINDOW, _GROUPS, DATA_FORMAT, _XOI),
     infer=shapes.of_weights,
-    make=_make_weights,
+    make=layouts.make_weights,
     compute="weights",
     gradient=gradients.of_transposed_weights,
 )

@@ -10,7 +10,8 @@ from opgraph.ir.opdef import Attrs
 from opgraph.ir.shapes import ShapeMismatch
 from opgraph.ops import windows
 from opgraph.ops.statistics import agree
-from opgraph.ops.windows import NOT_GIVEN, Window, completed, ordered, restored
+from opgraph.ops.told_shapes import completed, given_shape
+from opgraph.ops.windows import NOT_GIVEN, Window, ordered, restored
 
 
 def _canonical(dims: Dims, order: Any, attrs: Attrs) -> tuple[Dim, ...] | None:
@@ -100,7 +101,7 @@ def _big(inputs: tuple[LogicalTensor, ...], attrs: Attrs, *, told: bool) -> tupl
         inner = _times(weights[1], attrs["groups"])
     given: tuple[Dim, ...] = (0,) * ndim
     if told:
-        given = ordered(windows.given_shape("dst_shape", inputs, 2, attrs, ndim), order)
+        given = ordered(given_shape("dst_shape", inputs, 2, attrs, ndim), order)
     else:
         _bias_fits(inputs, inner)
     sizes = tuple(0 if n is None else n for n in given[2:])
@@ -148,7 +149,7 @@ def of_weights(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, .
     if ndim is None:
         return (None,)
     order = windows.weights_order(ndim, attrs)
-    given = ordered(windows.given_shape("weights_shape", inputs, 2, attrs, ndim), order)
+    given = ordered(given_shape("weights_shape", inputs, 2, attrs, ndim), order)
     if 0 in given[2:]:
         raise ShapeMismatch("nothing says how large the weights are", "give weights_shape, as attribute or input")
     outer = None if small is None else small[1]

@@ -15,7 +15,8 @@ from opgraph.ops import windows
 from opgraph.ops.families import DATA_FORMAT, FLOAT
 from opgraph.ops.library import library
 from opgraph.ops.statistics import agree
-from opgraph.ops.windows import NOT_GIVEN, ONES, Window, completed, moved, moved_back, ordered, restored
+from opgraph.ops.told_shapes import completed, given_shape, told_shape
+from opgraph.ops.windows import NOT_GIVEN, ONES, Window, moved, moved_back, ordered, restored
 
 _WINDOW = (windows.STRIDES, windows.PADS_BEGIN, windows.PADS_END)
 _EXCLUDE = Attr(name="exclude_pad", type="bool")
@@ -47,7 +48,7 @@ def _unpooled(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ..
         return (None,)
     order = windows.data_order(len(dims), attrs)
     small = ordered(dims, order)
-    given = ordered(windows.given_shape("src_shape", inputs, 1, attrs, len(dims)), order)
+    given = ordered(given_shape("src_shape", inputs, 1, attrs, len(dims)), order)
     covered = _window(given[2:], attrs).covered(small[2:])
     spatial = tuple(c if g == 0 else g for c, g in zip(covered, given[2:], strict=True))
     _fits_either_way(_window(spatial, attrs), spatial, small[2:])
@@ -103,7 +104,7 @@ def _forward(compute: Callable[..., Any], *data: Any, **attrs: Any) -> Any:
 def _average_back(compute: Callable[..., Any], diff_dst: Any, *shape: Any, **attrs: Any) -> Any:
     order = windows.data_order(diff_dst.ndim, attrs)
     small = moved(diff_dst, order)
-    wanted = ordered(windows.told_shape("src_shape", shape, attrs, diff_dst.ndim), order)[2:]
+    wanted = ordered(told_shape("src_shape", shape, attrs, diff_dst.ndim), order)[2:]
     covered = _window(wanted, attrs).covered(small.shape[2:])
     sizes = tuple(int(a or b or 0) for a, b in zip(wanted, covered, strict=True))
     return moved_back(compute(small, _window(sizes, attrs), sizes, attrs["exclude_pad"]), order)

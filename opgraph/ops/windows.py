@@ -7,14 +7,14 @@ arrays are NumPy's, or torch's where a function is given the module.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from opgraph.errors import InvalidGraphOp
-from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
+from opgraph.ir.logical_tensor import Dim, dims_text
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import Attr, Attrs, array_of
+from opgraph.ir.opdef import Attr, Attrs
 from opgraph.ir.shapes import ShapeMismatch
 
 #: DNNL_MAX_NDIMS, the length of oneDNN's default lists.
@@ -201,52 +201,3 @@ def moved(array: Any, order: Sequence[int]) -> Any:
 def moved_back(array: Any, order: Sequence[int]) -> Any:
     """The array of which `moved` made this one."""
     return moved(array, restored(range(len(order)), order))
-
-
-# -- sizes that are given, as an attribute or as an input -------------------------------------------------------------
-
-
-def given_shape(name: str, inputs: Sequence[LogicalTensor], index: int, attrs: Attrs, ndim: int) -> tuple[Dim, ...]:
-    """A shape that an op is told: by a constant input, or by an attribute; None where nobody says yet.
-
-    An entry 0 of the attribute says nothing.
-
-    Raises:
-        ShapeMismatch: another number of entries.
-    """
-    if len(inputs) > index:
-        if not inputs[index].is_constant:
-            return (None,) * ndim
-        values: Sequence[int] = array_of(inputs[index]).reshape(-1).tolist()
-    else:
-        values = attrs[name]
-        if not any(values):
-            return (0,) * ndim
-    if len(values) != ndim:
-        raise ShapeMismatch(f"{name} has {len(values)} entries for {ndim} dimensions", "give one for each dimension")
-    return tuple(values)
-
-
-def told_shape(name: str, given: Sequence[Any], attrs: Mapping[str, Any], ndim: int) -> tuple[int, ...]:
-    """The same when the op runs; 0 where nothing is said.
-
-    Args:
-        given: the array of the input, if the op has it.
-    """
-    values = [int(v) for v in given[0].reshape(-1).tolist()] if given else list(attrs[name])
-    return tuple(values) if any(values) else (0,) * ndim
-
-
-def completed(name: str, told: Sequence[Dim], implied: Sequence[Dim]) -> Dims:
-    """A shape from what an op is told and what its operands imply (0 and None: nothing).
-
-    Raises:
-        ShapeMismatch: they contradict each other.
-    """
-    for a, b in zip(told, implied, strict=True):
-        if isinstance(a, int) and isinstance(b, int) and a and a != b:
-            raise ShapeMismatch(
-                f"{name} is {dims_text(tuple(told))}, and the operands make it {dims_text(tuple(implied))}",
-                f"give a {name} that fits the operands",
-            )
-    return tuple(a if isinstance(a, int) and a else b for a, b in zip(told, implied, strict=True))

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from opgraph.ir import opdef
 from opgraph.ir.op import Op
 from opgraph.ops.reduction_gradients import static_axes
-from opgraph.ops.shape import RESHAPES, UNIT_AXES
-from opgraph.partition.pieces import Frame, Pieces, common_pieces, flat
+from opgraph.ops.shape import UNIT_AXES
+from opgraph.partition.pieces import Frame, Pieces, flat
+from opgraph.partition.reshapes import is_fusible, cuttable, wanted
 from opgraph.partition.symbols import Shape, is_scalar_shape
 
 
@@ -50,13 +51,7 @@ def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int] 
         inside: places of ops that belong into one loop with others; their reshapes are taken whatever is around.
             None: no reshape is taken at all.
     """
-    candidates = {}
-    for place, op in enumerate(ops if inside is not None else ()):
-        if op.kind in RESHAPES:
-            src, dst = shapes[op.inputs[0].id], shapes[op.outputs[0].id]
-            found = None if isinstance(src, str) or isinstance(dst, str) else common_pieces(src, dst)
-            if found is not None:
-                candidates[place] = found
+    candidates = {} if inside is None else cuttable(ops, shapes)
     if not candidates:
         return Viewed(tuple(ops), shapes, {}, {}, {}, frozenset(), frozenset())
     return _Views(ops, shapes, candidates, frozenset(inside or ())).viewed()
@@ -84,7 +79,7 @@ class _Views:
 
     def viewed(self) -> Viewed:
         waiting: deque[int] = deque()
-        for place in self._wanted():
+        for place in wanted(self.ops, self.shapes, self.users, self.candidates, self.inside):
             self._begin(place, waiting)
         queued = set(waiting)
         while waiting:
@@ -123,36 +118,7 @@ class _Views:
         summed = opdef.of(op).family == "sum"
         return self.shapes[(op.inputs if summed else op.outputs or op.inputs)[0].id]
 
-    # -- which reshapes -----------------------------------------------------------------------------------------
-
-    def _wanted(self) -> list[int]:
-        """The candidates inside other loops, and those with fusible ops on both sides, somewhere among which rows are
-        reduced."""
-        both = [
-            place
-            for place in self.candidates
-            if place in self.inside
-            or all(
-                any(other != place and _is_fusible(self.ops[other]) for other in self.users[t.id])
-                for t in (self.ops[place].inputs[0], self.ops[place].outputs[0])
-            )
-        ]
-        with_rows: set[int] = set()  # tensors of the shapes around a reduction
-        waiting = [op.inputs[0].id for op in self.ops if opdef.of(op).row is not None or op.kind == "SumTo"]
-        crossed = set(both)
-        while waiting:
-            id = waiting.pop()
-            if id in with_rows:
-                continue
-            with_rows.add(id)
-            for place in self.users[id]:
-                op = self.ops[place]
-                if place in crossed:
-                    waiting += [op.inputs[0].id, op.outputs[0].id]
-                elif _is_fusible(op):
-                    shape = self.shapes[id]
-                    waiting += [t.id for t in (*op.inputs, *op.outputs) if self.shapes[t.id] == shape]
-        return [place for place in both if place in self.inside or self.ops[place].inputs[0].id in with_rows]
+    # -- what begins --------------------------------------------------------------------------------------------
 
     def _begin(self, place: int, waiting: deque[int]) -> None:
         """Gives both sides of a reshape, and the shape that it takes over, their pieces."""
@@ -182,7 +148,7 @@ class _Views:
         record = opdef.of(op)
         if op.kind in UNIT_AXES:
             return self._without_axes(place, op)
-        if place in self.rewritten or place in self.candidates or not _is_fusible(op):
+        if place in self.rewritten or place in self.candidates or not is_fusible(op):
             return ()
         near = [self.frames[t.id] for t in (*op.inputs, *op.outputs) if t.id in self.frames]
         frames = list(dict.fromkeys(near))
@@ -261,14 +227,6 @@ class _Views:
                 self.frames.setdefault(id, frame)
                 new.append(id)
         return new
-
-
-def _is_fusible(op: Op) -> bool:
-    """Whether a loop over pieces may do an op: elementwise, whatever the place of the element, a reduction or a sum."""
-    record = opdef.of(op)
-    if record.row is not None or record.family == "sum":
-        return True
-    return record.is_pointwise and len(op.outputs) == 1 and record.index_of is None and not record.by_position
 
 
 def _rank(shape: Shape) -> int | None:

@@ -11,7 +11,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.attributes import typed_literal
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 
 
@@ -189,3 +189,10 @@ def _holds(dtype: str, value: float) -> bool:
 def is_float(tensor: LogicalTensor) -> bool:
     """Whether gradients flow through a tensor."""
     return tensor.dtype in dtypes.FLOATS
+
+
+def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
+    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own."""
+    inputs = {port_name(t) for t in graph.inputs}
+    is_output = any(t.id == tensor.id for t in graph.outputs)
+    return port_name(tensor) if is_output and port_name(tensor) not in inputs else f"kept_{tensor.id}"

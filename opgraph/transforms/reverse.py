@@ -12,14 +12,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.transforms.adjoint import Conditional, Conditions, Contribution
-from opgraph.transforms.draft import Draft, is_float
-
-
-def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
-    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own."""
-    inputs = {port_name(t) for t in graph.inputs}
-    is_output = any(t.id == tensor.id for t in graph.outputs)
-    return port_name(tensor) if is_output and port_name(tensor) not in inputs else f"kept_{tensor.id}"
+from opgraph.transforms.draft import Draft, is_float, kept_name
 
 
 class Reverse:

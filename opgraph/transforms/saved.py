@@ -16,9 +16,9 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.transforms.cut import Cut, read_inputs
+from opgraph.transforms.draft import kept_name
 from opgraph.transforms.gradient import differentiated, prepared
 from opgraph.transforms.masks import masks_of_outputs
-from opgraph.transforms.reverse import kept_name
 
 
 @dataclass(frozen=True, slots=True)

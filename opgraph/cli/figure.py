@@ -1,0 +1,51 @@
+"""What a picture of a graph is made of: nodes, boxes around them, and edges, each with its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgraph.cli.layered import Point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """An op, or an input or output of the graph: its place, what stands on it, and what a pointer over it shows."""
+
+    centre: Point
+    size: tuple[float, float]
+    title: str
+    subtitle: str
+    details: str
+    role: str  # "op", "unit" (an op of a named unit), "input", "output", "kept" (for backward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """A partition."""
+
+    corner: Point
+    size: tuple[float, float]
+    header: str
+    kind: str
+    details: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A tensor on its way; `label` is centred below where it leaves a partition."""
+
+    points: list[Point]
+    details: str
+    label: tuple[Point, str] | None = None
+    kind: str = ""  # "keeps": from forward to backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagram:
+    """A picture, ready to be written in any vector format."""
+
+    width: float
+    height: float
+    boxes: list[Box]
+    nodes: list[Node]
+    edges: list[Edge]

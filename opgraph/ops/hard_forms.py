@@ -1,0 +1,102 @@
+"""Activations in pieces that are straight or zero: the hard forms of smooth ones, and thresholds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from opgraph.ir.opdef import Attr, Onnx, TorchCall
+from opgraph.ops.families import pointwise
+
+HARD_SIGMOID = pointwise(
+    "HardSigmoid",
+    "y = max(0, min(1, alpha x + beta)).",
+    attrs=(Attr(name="alpha", type="f32"), Attr(name="beta", type="f32")),
+    reference=lambda x, alpha, beta: np.maximum(0, np.minimum(1, alpha * x + beta)),
+    expression="og::hard_sigmoid({src}, {alpha}, {beta})",
+    torch=lambda t, x, alpha, beta: t.clamp(alpha * x + beta, 0, 1),
+    onnx=(Onnx(op_type="HardSigmoid", since=6, attrs={"alpha": "alpha", "beta": "beta"}),),
+    cost=4,
+    torch_calls=(
+        TorchCall(
+            "hardsigmoid(input, inplace=False)",
+            lambda p: (
+                "HardSigmoid(input, alpha=0.16666667, beta=0.5)"
+                if p["dtype"] != "f64"
+                else "Divide(Clamp(Add(input, 3), min=0.0, max=6.0), 6)"
+            ),
+        ),
+    ),
+    source="oneDNN Graph HardSigmoid",
+    gradient={"src": "HardSigmoidBackward(src, d, alpha=$alpha, beta=$beta)"},
+)
+
+HARD_SWISH = pointwise(
+    "HardSwish",
+    "y = x min(max(x + 3, 0), 6) / 6; -0 at -inf, the limit.",
+    reference=lambda x: np.where(x < 3, np.maximum(x, -3) * np.minimum(np.maximum(x + 3, 0), 6) / 6, x),
+    expression="og::hard_swish({src})",
+    torch=lambda t, x: t.nn.functional.hardswish(x),
+    onnx=(Onnx(op_type="HardSwish", since=14),),
+    decomposition="Divide(Multiply(src, Minimum(Maximum(Add(src, 3), 0), 6)), 6)",
+    cost=6,
+    domain=((-5, 5),),
+    torch_calls=(TorchCall("hardswish(input, inplace=False)", "HardSwish(input)"),),
+    source="oneDNN Graph HardSwish",
+    gradient={"src": "HardSwishBackward(src, d)"},
+)
+
+THRESHOLDED_RELU = pointwise(
+    "ThresholdedRelu",
+    "y = x for x > alpha, 0 otherwise; NaN stays NaN.",
+    attrs=(Attr(name="alpha", type="f32", default=1.0),),
+    reference=lambda x, alpha: np.where(x <= alpha, x.dtype.type(0), x),
+    expression="og::thresholded_relu({src}, {alpha})",
+    torch=lambda t, x, alpha: t.where(x <= alpha, t.zeros_like(x), x),
+    onnx=(Onnx(op_type="ThresholdedRelu", since=10, attrs={"alpha": "alpha"}, note="its NaN becomes 0"),),
+    cost=2,
+    torch_calls=(
+        TorchCall(
+            "threshold(input, threshold, value, inplace=False)",
+            lambda p: (
+                "ThresholdedRelu(input, alpha=$threshold)"
+                if p["value"] == 0
+                else "Select(LessOrEqual(input, $threshold), $value, input)"
+            ),
+            "Select(LessOrEqual(input, $threshold), $value, input)",
+        ),
+    ),
+    source="ONNX ThresholdedRelu",
+    # The difference, not alpha itself, is compared: alpha need not be a number of the dtype.
+    gradient={"src": "Select(LessOrEqual(Subtract(src, $alpha), 0), 0, d)"},
+)
+
+SHRINK = pointwise(
+    "Shrink",
+    "y = x + bias for x < -lambd, x - bias for x > lambd, 0 in between; NaN stays NaN.",
+    attrs=(Attr(name="bias", type="f32", default=0.0), Attr(name="lambd", type="f32", default=0.5)),
+    reference=lambda x, bias, lambd: np.where(
+        x < -lambd, x + bias, np.where(np.abs(x) <= lambd, x.dtype.type(0), x - bias)
+    ),
+    expression="og::shrink({src}, {bias}, {lambd})",
+    torch=lambda t, x, bias, lambd: t.where(
+        x < -lambd, x + bias, t.where(t.abs(x) <= lambd, t.zeros_like(x), x - bias)
+    ),
+    onnx=(Onnx(op_type="Shrink", since=9, attrs={"bias": "bias", "lambd": "lambd"}, note="its NaN becomes 0"),),
+    cost=4,
+    torch_calls=(
+        TorchCall(
+            "softshrink(input, lambd=0.5)",
+            "Shrink(input, bias=$lambd, lambd=$lambd)",
+            "Select(Greater(input, $lambd), Subtract(input, $lambd), "
+            "Select(Less(Neg(input), $lambd), Multiply(input, 0), Add(input, $lambd)))",
+        ),
+        TorchCall(
+            "hardshrink(input, lambd=0.5)",
+            "Shrink(input, lambd=$lambd)",
+            "Select(LessOrEqual(Abs(input), $lambd), 0, input)",
+        ),
+    ),
+    source="ONNX Shrink",
+    # The difference, not lambd itself, is compared: lambd need not be a number of the dtype.
+    gradient={"src": "Select(LessOrEqual(Subtract(Abs(src), $lambd), 0), 0, d)"},
+)
