@@ -1,5 +1,6 @@
 #pragma once
 #include "branches.h"
+#include "brief.h"
 #include "halves.h"
 #include "scalar.h"
 

@@ -58,9 +58,9 @@ template <int k, int rows, class F, class I> OG_FN F and_rows(const float (&tabl
   if constexpr (k == rows) return p;
   else return and_rows<k + 1>(table, i, h, fma(p, h, lookup(table[k], i)));  // no loop: GCC would not unroll it
 }
-/// The polynomial of interval i (its last 5 bits) at t.
-template <int rows, class F, class I> OG_FN F by_table(const float (&table)[rows][intervals], I i, F t) {
-  return and_rows<2>(table, i, t - lookup(table[0], i), lookup(table[1], i));
+/// The polynomial of interval i (its last 5 bits) at t; the highest `dropped` powers are left out.
+template <int dropped = 0, int rows, class F, class I> OG_FN F by_table(const float (&table)[rows][intervals], I i, F t) {
+  return and_rows<2 + dropped>(table, i, t - lookup(table[0], i), lookup(table[1 + dropped], i));
 }
 
 /// The interval of t in [0, 15): 8 of them from 0 to 1, from 1 to 3, from 3 to 7, and from 7 to 15.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opgraph.codegen.literals import literal
 from opgraph.codegen.positive import powers_of_positives
+from opgraph.codegen.sources import brief_functions
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import CONTIGUOUS, ROW, RUN, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Arg, Loop, Statement
@@ -24,10 +25,11 @@ class Arithmetic:
         by_lanes: whether `apply` is a template over float and og::floats.
     """
 
-    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
+    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str], tier: str = "fast") -> None:
         self.loop = loop
         self.approximate = approximate
-        self.positive = powers_of_positives(loop) - approximate
+        self.tier = tier
+        self.positive = powers_of_positives(loop) - (approximate if tier == "fast" else frozenset())
         self.dtypes = loop.dtype_of()
         used = loop.reads()
         self.loads = [(x, k) for x, k in zip(loop.loads, variant.operands) if x.name in used]
@@ -69,7 +71,7 @@ class Arithmetic:
             inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
             text = record.cxx({**inputs, **position}, attrs, lambda v: self.literal(v, compute, within))
         if s.result in self.approximate:
-            text = text.replace("og::", "og::fast::")
+            text = _by_tier(text, self.tier)
         if s.result in self.positive:
             text = text.replace("og::", "og::positive::", 1)
         return f"og::round_{s.dtype}({text})" if s.rounds else text
@@ -104,6 +106,13 @@ def _cast(value: str, source: str, target: str, lanes: str) -> str:
     if lanes:
         compute = f"og::mask<{lanes}>" if compute == "bool" else lanes
     return f"og::cast<{compute}>({value})"
+
+
+def _by_tier(text: str, tier: str) -> str:
+    """An expression by another namespace: a GPU's with all that is in it, the CPU's where that has the function."""
+    if tier == "fast":
+        return text.replace("og::", "og::fast::")
+    return text.replace("og::", "og::brief::", 1) if text[4:].partition("(")[0] in brief_functions() else text
 
 
 def storage_type(dtype: str) -> str:

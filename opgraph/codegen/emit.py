@@ -38,16 +38,16 @@ def emit_functor(loop: Loop, variant: Variant, *, packs: bool, approximate: froz
     Args:
         packs: with `fetch` and `finish`, which move packs (CUDA); else with `lanes`, for 16 floats at a time, where all
             arithmetic is in f32, and `element`, which the CPU's compiler vectorises.
-        approximate: results of the statements that are computed by og::fast.
+        approximate: results of the statements that are computed by og::fast, on the CPU by og::brief.
     """
-    return Emitter(loop, variant, approximate).functor(packs)
+    return Emitter(loop, variant, approximate, "fast" if packs else "brief").functor(packs)
 
 
 class Emitter(Arithmetic):
     """Collects lines of one functor."""
 
-    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
-        super().__init__(loop, variant, approximate)
+    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str], tier: str = "fast") -> None:
+        super().__init__(loop, variant, approximate, tier)
         self.positions = {x.name: i for i, x in enumerate(loop.loads)}
         #: Loads without memory: their offset is their value.
         self.virtual = {x.name for x in loop.loads if x.is_position}

@@ -45,7 +45,7 @@ class KernelSource:
 def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> KernelSource:
     """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY."""
     on_gpu = skeleton.endswith(".cuh")
-    chosen = approximate(loop, variant) if on_gpu else frozenset[str]()
+    chosen = approximate(loop, variant)
     if variant.beside:
         functor = emit_beside(loop, variant)
     elif loop.row_axes:

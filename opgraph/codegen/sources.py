@@ -13,6 +13,7 @@ from opgraph.errors import DeviceError
 
 _INCLUDE = re.compile(r'^#include "(?P<name>[\w.]+)"$', re.MULTILINE)
 _PRAGMA = re.compile(r"^#pragma once\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^template <class F> OG_FN F (\w+)\(", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*//.*\n", re.MULTILINE)
 
 
@@ -50,6 +51,12 @@ def spliced(name: str) -> str:
         pending.append((current, True))
         pending.extend((inner, False) for inner in reversed(_INCLUDE.findall(_read(current))))
     return "\n".join(_stripped(_read(n)) for n in order)
+
+
+@cache
+def brief_functions() -> frozenset[str]:
+    """What og::brief has in its own form."""
+    return frozenset(_FUNCTION.findall(_read("brief.h")))
 
 
 @cache
