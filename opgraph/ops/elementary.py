@@ -129,7 +129,7 @@ TRIGAMMA = pointwise(
         TorchCall("Tensor.polygamma(input, n)", lambda p: {0: "Digamma(input)", 1: "Trigamma(input)"}.get(p["n"], "")),
     ),
     source="torch.polygamma(1, x)",
-    gradient="the polygamma function of order 2 is no op",
+    gradient="its derivative, the polygamma function of order 2, is no op",
 )
 
 
