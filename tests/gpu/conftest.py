@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agreement import as_on_a_gpu
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,6 +17,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(folder):
             item.add_marker(pytest.mark.filterwarnings("default"))  # other people's libraries warn
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forms_of_a_gpu() -> Iterator[None]:
+    """What the CPU engine takes from tables would differ in the last bits."""
+    with as_on_a_gpu():
+        yield
 
 
 @pytest.fixture(scope="session")

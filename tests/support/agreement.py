@@ -3,9 +3,14 @@ may be a little off (kernels/fast.h), so that now and then a result is rounded t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import ml_dtypes
 import numpy as np
 from accuracy.ulp import spacing
+
+from opgraph.runtime import host
 
 NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -34,3 +39,14 @@ def differing(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def agree(got: np.ndarray, expected: np.ndarray) -> bool:
     """Whether no element differs, nor dtype and shape."""
     return got.dtype == expected.dtype and got.shape == expected.shape and not differing(got, expected).any()
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """The CPU engine compiles the forms of functions that a GPU has, without tables (kernels/tables.h)."""
+    before = host.FLAGS
+    host.FLAGS = (*before, "-DOG_NO_TABLES")  # part of what compiled kernels are found by
+    try:
+        yield
+    finally:
+        host.FLAGS = before
