@@ -17,6 +17,7 @@ from opgraph.runtime.assembly import assembled, chained
 from opgraph.runtime.compiled import Runner
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.memory_plan import MemoryPlan
+from opgraph.runtime.whole import whole_graph
 
 if TYPE_CHECKING:
     from opgraph.partition.report import Report
@@ -72,6 +73,7 @@ class Executable:
             and not donate
         )
         self._single = len(self._outs.names) == 1
+        self._whole = whole_graph(self._steps, graph.inputs, graph.outputs) if engine.kind == "cpu" else None
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
@@ -147,10 +149,16 @@ class Executable:
         Raises:
             InvalidArguments, InvalidDataType, InvalidShape: arrays that do not fit the declarations.
         """
+        if self._whole is not None and out is None:
+            found = self._whole(feeds if not named else named if feeds is None else None)
+            if found is not None:
+                return found[0] if self._single else dict(zip(self._outs.names, found))
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = None if out is None else self._out_arrays(out, arrays)
         results = self._results(arrays, outs)
+        if self._whole is not None:
+            self._whole.learn(arrays, results)
         if outs is not None:
             for target, result in zip(outs, results):
                 self._exchange.assign(target, result)

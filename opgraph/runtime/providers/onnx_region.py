@@ -15,6 +15,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
+from opgraph.runtime.providers.onnx_pooling import pool_means
 from opgraph.runtime.providers.onnx_types import type_proto
 
 #: Constants above this many bytes are not copied into the model.
@@ -94,6 +95,8 @@ def region_model(
     proto = ModelProto(ir_version=_IR_VERSION, graph=graph, producer_name="opgraph")
     for domain, version in _opsets(ops, graph.node).items():
         proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
+    if typed:
+        pool_means(proto)
     return RegionModel(proto, tuple(names[t.id] for t in inputs), tuple(names[t.id] for t in outputs), shared)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,6 +94,23 @@ class OnnxRuntimeRegion:
         for index, array in enumerate(outs):
             bound.write(index, array)
         return bound
+
+    def names(self, reads: Sequence[int], makes: Sequence[int]) -> tuple[list[str], list[str]] | None:
+        """What the session calls inputs and outputs, given by id; None where not all of them are plain arrays."""
+        if any(t.dtype in BITS or t.dtype == dtypes.UNDEF for t in (*self._inputs, *self._outputs)):
+            return None
+        inputs = {t.id: name for t, name in zip(self._inputs, self._model.inputs, strict=True)}
+        outputs = {t.id: name for t, name in zip(self._outputs, self._model.outputs, strict=True)}
+        return [inputs[i] for i in reads], [outputs[i] for i in makes]
+
+    def feed(self, arrays: Mapping[str, np.ndarray], outputs: list[str]) -> list[np.ndarray]:
+        """A run on arrays of types and sizes that have been checked, by the session's names.
+
+        Raises:
+            Exception: the session's, whatever it is, or there is none (any more).
+        """
+        found: list[np.ndarray] = self._session._sess.run(outputs, arrays, None)
+        return found
 
     def may_write_over(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[list[int]]:
         """See BoundRunner: nobody says what onnxruntime reads after it has written."""
