@@ -436,3 +436,54 @@ def test_20_a_stream_needs_an_engine_and_no_handle_on_the_cpu() -> None:
     for arguments in ((None,), ("cpu",), (ENGINE, 1234)):
         with pytest.raises(InvalidArguments):
             og.Stream(*arguments)  # type: ignore[arg-type]
+
+
+_PART, _GRAPH = only(swish()), swish()
+_COMPILED = _PART.compile(_PART.input_ports, _PART.output_ports, ENGINE)
+NULLS: dict[str, Callable[[], Any]] = {
+    "kind of an op": lambda: og.Op(0, None, [], []),
+    "tensors of an op": lambda: og.Op(0, "Abs", None, None),
+    "a tensor of an op": lambda: og.Op(0, "Abs").add_input(None),
+    "name of an op": lambda: og.Op(0, "Abs", [], [], name=None),
+    "id of a tensor": lambda: og.LogicalTensor(None, "f32", ()),
+    "property": lambda: lt(0, property=None),
+    "output of a graph": lambda: og.Graph().output(None),
+    "engine of a graph": lambda: og.Graph(None),
+    "tensors to compile for": lambda: _PART.compile(None, None, None),
+    "engine to compile for": lambda: _PART.compile(_PART.input_ports, _PART.output_ports, None),
+    "a tensor to compile for": lambda: _PART.compile([None], [None], ENGINE),
+    "query": lambda: _COMPILED.query_logical_tensor(None),
+    "query by a list": lambda: _COMPILED.query_logical_tensor([0]),
+    "stream": lambda: _COMPILED.execute(None, {}, {}),
+    "arrays": lambda: _COMPILED.execute(STREAM, None, None),
+    "an array": lambda: _COMPILED.execute(STREAM, {0: None}, {2: None}),
+    "policy": lambda: _GRAPH.get_partitions(None),
+    "rules": lambda: _GRAPH.get_partitions(disable=None),
+    "graph to compile": lambda: og.compile(None),
+    "graph to evaluate": lambda: og.evaluate(None),
+    "graph to differentiate": lambda: og.gradient(None, wrt=("x",)),
+    "wrt": lambda: og.gradient(_GRAPH, wrt=None),
+    "path to load": lambda: og.onednn.load(None),
+    "path to dump to": lambda: og.onednn.dump(_GRAPH, None),
+    "graph to dump": lambda: og.onednn.dump(None, "never written"),
+    "text": lambda: og.parse(None),
+    "capacity": lambda: og.onednn.set_compiled_partition_cache_capacity(None),
+}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("what", NULLS)
+def test_20_nothing_where_something_is_needed_is_an_invalid_argument(what: str) -> None:
+    with pytest.raises(InvalidArguments) as caught:
+        NULLS[what]()
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_sizes_are_those_that_64_bits_hold() -> None:
+    assert og.LogicalTensor(0, "f32", (2**63 - 1,)).shape == (2**63 - 1,)
+    for wrong in ((2**63,), (np.uint64(2**63),), (10**5000,)):
+        with pytest.raises(InvalidArguments, match="is not a size"):
+            og.LogicalTensor(0, "f32", wrong)
+    for text in ("graph(x: f32[9223372036854775808]) -> (y)\n y = Abs(x)",
+                 "graph(x: f32[9223372036854775807]) -> (y)\n y = Concat(x, x, axis=0)"):  # fmt: skip
+        with pytest.raises(og.errors.OpGraphError, match="is not a size"):
+            og.parse(text).finalize()

@@ -10,6 +10,8 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments
 
+#: Sizes are s64, as oneDNN's dims are.
+MAX_SIZE = 2**63 - 1
 #: One dimension: a size, a symbol ("batch", "seq + 1") whose uses must agree at run time, or None: unknown.
 Dim: TypeAlias = int | str | None
 #: All dimensions; None where not even their number is known.
@@ -32,15 +34,18 @@ def checked_dims(dims: Any, where: str) -> Dims:
         raise InvalidArguments(
             f"dimensions {dims!r} are no sequence", where=where, fix="give one entry per dimension: dims=(8, None)"
         )
-    return tuple([d if type(d) is int and d >= 0 else _checked_dim(d, where) for d in dims])
+    return tuple([d if type(d) is int and 0 <= d <= MAX_SIZE else _checked_dim(d, where) for d in dims])
 
 
 def _checked_dim(dim: Any, where: str) -> Dim:
     if dim is None or (isinstance(dim, str) and dim):
         return dim
-    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or dim < 0:
+    if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 0 <= dim <= MAX_SIZE:
+        shown = f"of {int(dim).bit_length()} bits" if isinstance(dim, int) and dim > MAX_SIZE else repr(dim)
         raise InvalidArguments(
-            f"dimension {dim!r} is not a size", where=where, fix="use an int >= 0, a symbol (str) or None for unknown"
+            f"dimension {shown} is not a size",
+            where=where,
+            fix="use an int from 0 to 2^63 - 1, a symbol (str) or None for unknown",
         )
     return int(dim)
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.ir.given import given_graph, given_path
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
 from opgraph.onednn.document import Entry
@@ -31,10 +32,10 @@ def dump(graph: Graph, path: str | os.PathLike[str]) -> None:
     Raises:
         InvalidGraph, InvalidShape: the graph cannot be finalized.
         Unimplemented: the graph holds what oneDNN has no word for: a kind beyond its own, f64, a constant with data.
-        InvalidArguments: the path cannot be written. Nothing has changed then.
+        InvalidArguments: no graph, no path, or one that cannot be written. Nothing has changed then.
     """
-    text = "".join(_lines(graph.finalize()))
-    target = Path(os.fspath(path))
+    text = "".join(_lines(given_graph(graph, "opgraph.onednn.dump")))
+    target = Path(given_path(path, "opgraph.onednn.dump"))
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")

@@ -8,6 +8,7 @@ from typing import Any
 
 from opgraph.errors import ModelError, OpGraphError, Unimplemented
 from opgraph.ir.collector import no_collector
+from opgraph.ir.given import given_path
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.ir.modes import FPMATH_MODES
@@ -38,7 +39,7 @@ def load(path: str | os.PathLike[str], *, engine: str | None = None) -> Graph:
         ModelError: the file cannot be read, or is not of oneDNN's form.
         InvalidGraphOp, InvalidDataType, InvalidShape, InvalidGraph: its graph is wrong: an unknown kind or attribute, a
             tensor with two shapes, a cycle; `where` names file and op.
-        InvalidArguments: an unknown engine kind.
+        InvalidArguments: an unknown engine kind; no path.
 
     Source: oneDNN src/graph/interface/graph.cpp, serialize.
     """
@@ -47,7 +48,7 @@ def load(path: str | os.PathLike[str], *, engine: str | None = None) -> Graph:
 
 
 def _load(path: str | os.PathLike[str], engine: str | None) -> Graph:
-    label = os.fspath(path)
+    label = given_path(path, "opgraph.onednn.load")
     document = read_document(path)
     kind = document["engine_kind"]
     if kind not in ENGINE_OF:

@@ -6,7 +6,7 @@ spelled out. specs/partitioning.md says what the rows mean together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from opgraph.errors import InvalidArguments
@@ -41,9 +41,10 @@ def rules_without(names: Sequence[str]) -> tuple[Rule, ...]:
     Raises:
         InvalidArguments: a name that no rule has.
     """
-    unknown = [name for name in names if not any(rule.name == name for rule in RULES)]
-    if isinstance(names, str) or unknown:
+    is_list = isinstance(names, Iterable) and not isinstance(names, str)
+    unknown = [name for name in names if not any(rule.name == name for rule in RULES)] if is_list else []
+    if not is_list or unknown:
         known = ", ".join(dict.fromkeys(rule.name for rule in RULES))
-        what = f"{names!r} is no list of names" if isinstance(names, str) else f"there is no rule {unknown[0]!r}"
+        what = f"there is no rule {unknown[0]!r}" if is_list else f"{names!r} is no list of names"
         raise InvalidArguments(what, where="disable", fix=f"name some of {known}: disable=('swish',)")
     return tuple(rule for rule in RULES if rule.name not in names) if names else RULES

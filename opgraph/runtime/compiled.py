@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -108,7 +108,7 @@ class CompiledPartition:
             InvalidArguments: no port has this id.
         """
         inputs, outputs = self._tensors()
-        found = inputs.get(id) or outputs.get(id)
+        found = (inputs.get(id) or outputs.get(id)) if isinstance(id, Hashable) else None
         if found is None:
             ports = ", ".join(map(str, [*inputs, *outputs]))
             raise InvalidArguments(f"no port has id {id}", where="query_logical_tensor", fix=f"the ports are {ports}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
+from opgraph.ir.given import given_graph
 from opgraph.ir.graph import Graph
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.executable import Executable
@@ -55,7 +56,7 @@ def compile(
         OpGraphError: the graph is wrong, an op that nothing runs, no such device, a kernel that does not compile; for
             `wrt` what `gradient` raises, and InvalidArguments where backward reads an input that is donated.
     """
-    graph.finalize()
+    given_graph(graph, "compile")
     if wrt is None:
         return Executable(graph, engine_of(device), donate=_names(donate), rounding=rounding)
     from opgraph.runtime.training import TrainableExecutable  # who does not train pays nothing for it

@@ -9,6 +9,7 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.given import given_graph
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
@@ -60,7 +61,7 @@ def evaluate(
         raise InvalidArguments(
             f"cannot evaluate in {dtype!r}", where="evaluate", fix=f"use None or one of {', '.join(dtypes.FLOATS)}"
         )
-    graph.finalize()
+    given_graph(graph, "evaluate")
     feeds, named, kind = exchange.imported(feeds, named)
     arrays = Ports(graph.inputs, "input", graph.defaults).bind(feeds, named)
     with np.errstate(all="ignore"):  # overflow and NaN are results like others

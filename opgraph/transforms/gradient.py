@@ -6,9 +6,10 @@ a graph like any other it is partitioned, compiled, exported and differentiated 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from opgraph.errors import InvalidArguments, InvalidDataType
+from opgraph.ir.given import given_graph
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.transforms.draft import is_float
@@ -45,7 +46,9 @@ def prepared(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Graph:
     Args:
         units: whether named units become single ops.
     """
-    graph.finalize()
+    given_graph(graph, "gradient")
+    if not isinstance(wrt, Iterable):
+        raise InvalidArguments(f"got {type(wrt).__name__}", where="wrt", fix="give names of inputs: wrt=('x',)")
     names = [wrt] if isinstance(wrt, str) else list(wrt)
     known = {port_name(t): t for t in (*graph.inputs, *graph.constants)}
     for name in names:
