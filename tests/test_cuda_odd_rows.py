@@ -47,6 +47,16 @@ ODD = {
 }  # fmt: skip
 
 
+def odd_feeds(graph: og.Graph, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Random numbers, and for conditions every second one at random."""
+    found = {}
+    for i, t in enumerate(graph.inputs):
+        shape = shapes[str(t.name)]
+        is_flag = t.dtype == "boolean"
+        found[str(t.name)] = np.random.default_rng(i).random(shape) < 0.5 if is_flag else samples(shape, t.dtype, i)
+    return found
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> None:  # noqa: F811
     """In any order of threads and blocks the same bits, no pack where a GPU refuses it (the emulator looks), near the
@@ -58,11 +68,7 @@ def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> No
     sizes = [() if t is None else shapes[str(t.name)] for t in lowered.loads]
     cut = row_cut(lowered.loop, bind(lowered.loop, sizes, [row_major(s) for s in sizes]))
     assert (cut.vector, cut.held, cut.lead >= 0, cut.pieces > 1) == (vector, held, True, name == "in pieces")
-    feeds = {
-        str(t.name): (samples(shapes[str(t.name)], dtypes.get(t.dtype).name, seed=i) if t.dtype != "boolean" else
-                      np.random.default_rng(i).random(shapes[str(t.name)]) < 0.5)
-        for i, t in enumerate(graph.inputs)
-    }  # fmt: skip
+    feeds = odd_feeds(graph, shapes)
     got = run(cupy, compiled(text, dtype), feeds)
     exact, host = as_dict(og.evaluate(graph, feeds)), as_dict(og.compile(graph)(feeds))
     for key, want in exact.items():

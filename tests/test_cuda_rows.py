@@ -9,10 +9,11 @@ import nvrtc
 import pytest
 import sass
 from emulator import FakeArray, FakeCupy
+from row_truth import EVERYTHING, truth_and_peer
 from support.random_rows import row_graph
 from test_cuda_engine import cupy  # noqa: F401 - a fixture
 from test_nvrtc import together
-from test_rows import ALL, RMS, as_dict, as_torch, assert_near, feeds_of, from_torch, samples
+from test_rows import ALL, RMS, as_dict, assert_near, feeds_of, samples
 from test_rows_groups import SPELLED, WHOLE
 
 import opgraph as og
@@ -25,11 +26,8 @@ from opgraph.loops.layout import Layout, bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import lower
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-#: Every reduction, a softmax, and what follows both.
-EVERYTHING = ALL.replace("x: {t}[n,c]", "x: {t}[n,c], r: {t}[n,c]").replace("f, g)", "f, g, y)")
-EVERYTHING += "  s = SoftMax(x, axis=-1)\n  y = Add(s, r)\n"
 NORMS = {
     "LayerNorm": "t = LayerNorm(g, w, w, keep_stats=false)",
     "RMSNorm": "t = RMSNorm(g, w)",
@@ -76,21 +74,11 @@ def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
 ) -> None:
     x, r = samples((3, length), dtype), samples((3, length), dtype, seed=1)
     got = run(cupy, compiled(EVERYTHING, dtype), {"x": x, "r": r})
-    wide, t = x.astype(np.longdouble), as_torch(x)
-    powers = np.exp(wide - wide.max(1, keepdims=True))
-    exact = {
-        "a": wide.sum(1), "b": wide.mean(1, keepdims=True), "f": np.abs(wide).sum(1),
-        "g": np.sqrt((wide * wide).sum(1)), "c": wide.max(1), "d": wide.min(1, keepdims=True),
-        "y": powers / powers.sum(1, keepdims=True) + r.astype(np.longdouble),
-    }  # fmt: skip
-    peer = {
-        "a": t.sum(1), "b": t.mean(1, keepdim=True), "f": t.norm(1, 1), "g": t.norm(2, 1), "c": t.amax(1),
-        "d": t.amin(1, keepdim=True), "y": torch.softmax(t, -1) + as_torch(r),
-    }  # fmt: skip
+    exact, peer = truth_and_peer(x, r)
     # One kernel; where rows are few and too long to be held, one for each of three passes and one for the row values.
     assert len(cupy.launches) == 2 * (4 if length >= 40_000 else 1)
     for name, want in exact.items():
-        assert_near(got[name], want, from_torch(peer[name]))
+        assert_near(got[name], want, peer[name])
     if length < 100:
         np.testing.assert_allclose(got["e"].astype("f8"), x.astype("f8").prod(1), rtol=max(length * unit(dtype), 1e-14))
 

@@ -9,12 +9,35 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cuda_rows import BACKWARD, EVERYTHING, NORMS, OTHERS, VIEWS, unit
+from row_truth import EVERYTHING, truth_and_peer
+from test_cuda_odd_rows import ODD, odd_feeds
+from test_cuda_rows import BACKWARD, NORMS, OTHERS, VIEWS, unit
 from test_rows import ALL, as_dict, as_torch, assert_near, from_torch, samples
 
 import opgraph as og
 
-LENGTHS = (1, 2, 3, 8, 31, 32, 33, 64, 127, 257, 1000, 1024, 4096, 5120, 8192, 10_000, 16_384, 32_768, 70_001, 262_144)
+LENGTHS = (
+    1,
+    2,
+    3,
+    8,
+    31,
+    33,
+    64,
+    127,
+    257,
+    1000,
+    1024,
+    4096,
+    5120,
+    8191,
+    8192,
+    10_001,
+    16_384,
+    32_768,
+    70_001,
+    262_144,
+)
 
 
 def compiled(text: str, dtype: str) -> Any:
@@ -41,19 +64,9 @@ def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
     f = compiled(EVERYTHING, dtype)
     got = called(any_memory, f, {"x": x, "r": r})
     assert [p.kind for p in f.partitions] == ["fused"]
-    wide, t = x.astype(np.longdouble), as_torch(x).cuda()
-    powers = np.exp(wide - wide.max(1, keepdims=True))
-    exact = {
-        "a": wide.sum(1), "b": wide.mean(1, keepdims=True), "f": np.abs(wide).sum(1),
-        "g": np.sqrt((wide * wide).sum(1)), "c": wide.max(1), "d": wide.min(1, keepdims=True),
-        "y": powers / powers.sum(1, keepdims=True) + r.astype(np.longdouble),
-    }  # fmt: skip
-    peer = {
-        "a": t.sum(1), "b": t.mean(1, keepdim=True), "f": t.norm(1, 1), "g": t.norm(2, 1), "c": t.amax(1),
-        "d": t.amin(1, keepdim=True), "y": torch.softmax(t, -1) + as_torch(r).cuda(),
-    }  # fmt: skip
+    exact, peer = truth_and_peer(x, r, "cuda")
     for name, want in exact.items():
-        assert_near(got[name], want, from_torch(peer[name].cpu()))
+        assert_near(got[name], want, peer[name])
     if length < 100 and dtype in ("f32", "f64"):  # in 16 bits the product is subnormal
         np.testing.assert_allclose(got["e"].astype("f8"), x.astype("f8").prod(1), rtol=max(length * unit(dtype), 1e-14))
 
@@ -100,6 +113,17 @@ def test_other_rows_and_sums(any_memory: Any, name: str) -> None:
     got = called(any_memory, compiled(text, "f64"), feeds)
     for key, want in as_dict(og.evaluate(og.parse(text.format(t="f64")), feeds)).items():
         np.testing.assert_allclose(got[key], want, rtol=1e-11, atol=1e-11, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_rows_that_begin_anywhere_move_in_packs(any_memory: Any, name: str) -> None:
+    text, shapes, dtype, _, _ = ODD[name]
+    graph = og.parse(text.format(t=dtype)).finalize()
+    feeds = odd_feeds(graph, shapes)
+    got = called(any_memory, compiled(text, dtype), feeds)
+    exact, host = as_dict(og.evaluate(graph, feeds)), as_dict(og.compile(graph)(feeds))
+    for key, want in exact.items():
+        assert_near(got[key], np.asarray(want, np.longdouble), host[key])
 
 
 @pytest.mark.parametrize("name", [n for n in VIEWS if n != "backwards"])  # torch has no negative strides
