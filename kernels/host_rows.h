@@ -1,5 +1,5 @@
 #pragma once
-#include "row_lanes.h"
+#include "row_columns.h"
 
 // The CPU skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. It is walked
 // once for each reduction that waits for another; what the last pass needs is then known, and results are written. Boxes
@@ -97,6 +97,30 @@ OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char*
 
 // ---- boxes of whole rows ---------------------------------------------------------------------------------------------
 
+// The rows of a box, one run each, whose columns are added up: those with the same cells several at a time.
+template <class F> OG_FN void rows_together(F& f, const Boxes& boxes, Place<F>& place) {
+  const Space& space = boxes.space;
+  const i64 outer = space.rank - 1;
+  const int most = space.inner * together <= together_elements ? together : 1;
+  for (bool more = true; more;) {
+    F rows[together];
+    double* cell[F::sums];
+    for (int k = 0; k < F::sums; ++k) cell[k] = place.cell[k];
+    int count = 0;
+    for (bool same = true; more && same && count < most;) {
+      f.move(space.base, place.offset);
+      f.row();
+      passes<F, false, 0, F::passes - 1>(f, boxes, 1, place, nullptr);
+      f.finish();
+      f.move(space.base, place.offset);
+      rows[count++] = f;
+      more = place.next(boxes, 0, outer);
+      for (int k = 0; k < F::sums; ++k) same &= cell[k] == place.cell[k];
+    }
+    columns_of_rows<F>(rows, count, space.inner, cell);
+  }
+}
+
 template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
   const Space& space = boxes.space;
   Place<F> place;
@@ -108,6 +132,9 @@ template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank,
   f.steps(place.step);
   f.move(space.base, place.offset);
   f.call();
+  if constexpr (adds_columns<F>()) {
+    if (row_rank == 1) return rows_together<F>(f, boxes, place);
+  }
   do {
     f.move(space.base, place.offset);
     f.row();

@@ -38,6 +38,17 @@ ROWS = """graph(x: {t}[n,c], h: f16[n,c], w: f32[c], b: bf16[n,1], a: f32[]) -> 
   db = SumTo(g, row)
 """
 
+#: Sums of columns alone: several rows are taken at a time.
+COLUMNS = """graph(x: f32[n,c], g: bf16[n,c], w: f32[c]) -> (y, dw, db)
+  wide: f32[n,c] = TypeCast(g)
+  m = ReduceMean(x, axes=[1], keep_dims=true)
+  d = Subtract(x, m)
+  y = Multiply(d, w)
+  v = Multiply(wide, d)
+  dw = SumTo(v, w)
+  db = SumTo(wide, w)
+"""
+
 
 def both_ways(text: str, given: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = og.compile(og.parse(text))
@@ -84,3 +95,15 @@ def test_nan_and_infinities_are_found_by_lanes_too(monkeypatch: pytest.MonkeyPat
     given["x"][5:] = -np.inf
     given["h"][6] = np.nan
     both_ways(ROWS.format(t="f32"), given, monkeypatch)
+
+
+def test_columns_of_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    for rows, columns in [(1, 65), (7, 64 * 3), (8, 200), (9, 77), (70, 1000), (3, 20_000)]:
+        x, g = rng.normal(size=(2, rows, columns)).astype(np.float32)
+        given = {"x": x, "g": g.astype(dtypes.get("bf16").numpy), "w": rng.normal(size=columns).astype(np.float32)}
+        both_ways(COLUMNS, given, monkeypatch)
+        exact = (given["g"].astype(np.float64) * (x - x.mean(1, keepdims=True, dtype=np.float64))).sum(0)
+        got = og.compile(og.parse(COLUMNS))(given)
+        np.testing.assert_allclose(got["dw"], exact, rtol=1e-6, atol=1e-6 * np.abs(exact).max())
+        np.testing.assert_array_equal(got["db"], given["g"].astype(np.float64).sum(0).astype(np.float32))
