@@ -5,7 +5,7 @@ from __future__ import annotations
 from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, storage_type
 from opgraph.codegen.cuda_row_reads import RowReader
 from opgraph.codegen.emit import Functor
-from opgraph.ir import opdef
+from opgraph.codegen.row_reductions import reduction_members, row_of
 from opgraph.loops.layout import RUN, STRIDED, Variant
 from opgraph.loops.loop import Load, Loop, Statement
 from opgraph.loops.passes import Pass
@@ -46,15 +46,8 @@ class _CudaRowEmitter(RowReader):
         counts = [len(p.reductions) for p in self.held]
         most, terms = max(counts), max([*counts[:-1], counts[-1] + len(self.sums)])
         self.put(f"  static constexpr int passes = {len(counts)}, most = {most}, terms = {terms};")
-        chosen = "".join(f"pass == {number} ? {count} : " for number, count in enumerate(counts))
-        self.put(f"  static constexpr int reductions(int pass) {{ return {chosen}0; }}")
-        chosen = "".join(
-            f"pass == {number} && k == {k} ? og::How::{_row(s).how} : "
-            for number, p in enumerate(self.held)
-            for k, s in enumerate(p.reductions)
-            if _row(s).how != "add"
-        )
-        self.put(f"  static constexpr og::How how(int pass, int k) {{ return {chosen}og::How::add; }}")
+        for line in reduction_members(self.held):
+            self.put(line)
         for i, store in self.per_row:
             self.put(f"  {storage_type(store.dtype)}* y{i};")
         for name in self.divisors:
@@ -141,7 +134,7 @@ class _CudaRowEmitter(RowReader):
         for name in one.kept:
             self.put(f"        in.{name}[k] = {name};")
         for k, s in enumerate(one.reductions):
-            each = _row(s).each.format(src=self.argument(s, 0))
+            each = row_of(s).each.format(src=self.argument(s, 0))
             self.put(f"        s[{k}][k] = {each};  // {s.kind} #{s.tag}", s.tag)
         for k, i in enumerate(self.sums if one.stores else ()):
             self.put(f"        s[{len(one.reductions) + k}][k] = {self.value(self.loop.stores[i].value)};")
@@ -160,7 +153,7 @@ class _CudaRowEmitter(RowReader):
         for number, one in enumerate(self.held):
             self.put(f"    if constexpr (pass == {number}) {{")
             for k, s in enumerate(one.reductions):
-                text = _row(s).total.format(total=f"total[{k}]", count="count")
+                text = row_of(s).total.format(total=f"total[{k}]", count="count")
                 self.row_value(s, f"({compute_type(s.dtype)})({text})", rounds=s.rounds)
             for s in self.loop.statements:
                 if self.levels[s.result] == PER_ROW and self.depth[s.result] == number + 1 and not s.reduces:
@@ -180,9 +173,3 @@ class _CudaRowEmitter(RowReader):
         for i, store in self.per_row:
             self.put(f"    y{i}[0] = og::store<{storage_type(store.dtype)}>({self.value(store.value)});")
         self.put("  }")
-
-
-def _row(s: Statement) -> opdef.Row:
-    row = opdef.get(s.kind, where="emit").row
-    assert row is not None
-    return row
