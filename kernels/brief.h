@@ -20,18 +20,29 @@ template <class F> OG_FN F hard_swish(F x) {
   return bounded * (F)0x1.555556p-3f * gate;
 }
 
-/// As tail_by_table: a degree less in both, error 2^-18.4, and nothing in two parts.
-template <class F> OG_FN F gelu_erf(F x) {
-  const F t = size_within(x, (F)14.875f), square = t * t;
+/// As og::bell_of, a degree less and not in two parts: error 2^-18.4.
+template <class F> OG_FN bell<F> bell_of(F t) {
   constexpr float magic = 0x1.8p23f + 191.0f;
-  const F k = fma(square, (F)-0x1.715476p-1f, (F)magic), n = k - magic;
+  const F square = t * t, k = fma(square, (F)-0x1.715476p-1f, (F)magic), n = k - magic;
   const F r = fma(n, (F)0x1.62e43p+0f, square);  // t^2 / 2 + n ln2, twice
   F p = 0x1.541452p-9f;
   p = fma(p, r, (F)-0x1.57ce96p-6f);
   p = fma(p, r, (F)0x1.0003f4p-3f);
   p = fma(p, r, (F)-0x1.fffba8p-2f);
-  const F scaled = t * power_of_bits(k);
-  return larger((F)-0.0f, x) - divide(fma(scaled, p * r, scaled), by_table<1>(inverse_tail, interval_of(t), t));
+  return {n, p * r, power_of_bits(k)};
+}
+/// As og::gelu_erf, the polynomial a degree less.
+template <class F> OG_FN F gelu_erf(F x) {
+  const F t = size_within(x, (F)14.875f);
+  const bell<F> v = brief::bell_of(t);
+  const F scaled = t * v.power;
+  return larger((F)-0.0f, x) - divide(fma(scaled, v.e, scaled), by_table<1>(inverse_tail, interval_of(t), t));
+}
+template <class F> OG_FN F gelu_erf_backward(F x, F d) {
+  const F t = at_most(abs(x), (F)14.875f);  // 0 above, but for d infinite
+  const bell<F> v = brief::bell_of(t);
+  const F h = by_table(tail_slope, interval_of(t), t), y = scale_far(fma(h, v.e, h), v.n);
+  return keep_nan(x, d * choose(x < 0, y, 1 - y));
 }
 
 /// x m / (m + 2), m = e (e + 2), e = e^x = 2^k (1 + r p), error of that 2^-23.4. Where e is below 2^-64, m is 2e, and the rest
@@ -49,6 +60,20 @@ template <class F> OG_FN F mish(F x) {
   const F least = larger((F)(magic - 64), k), power = power_of_bits(least);
   const F e = fma(power, p * r, power), m = e * (e + 2);
   return scale(bounded * divide(m, m + 2), k - least);
+}
+
+/// As og::mish_backward, with the exponential of gelu_erf.
+template <class F> OG_FN F mish_backward(F x, F d) {
+  constexpr float magic = 0x1.8p23f;
+  const F size = at_most(abs(x), (F)201.0f), z = smaller_number(larger((F)-201.0f, x), (F)0);
+  const F k = fma(z, (F)0x1.715476p0f, (F)magic), n = k - magic;
+  const F r = fma(n, (F)-0x1.62e43p-1f, z);
+  F p = 0x1.541452p-5f;
+  p = fma(p, r, (F)0x1.57ce96p-3f);
+  p = fma(p, r, (F)0x1.0003f4p-1f);
+  p = fma(p, r, (F)0x1.fffba8p-1f);
+  const F g = by_table(mish_slope, interval_of(size, x), size);
+  return keep_nan(x, d * scale_far(fma(g, p * r, g), n));
 }
 
 }  // namespace brief

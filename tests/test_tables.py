@@ -141,6 +141,7 @@ def test_what_is_stored_in_16_bits_is_computed_briefly(text: str, functions: lis
 
 def test_every_brief_function_is_one_of_an_op() -> None:
     kinds = {"gelu_erf": "GELU(x)", "hard_swish": "HardSwish(x)", "mish": "Mish(x)"}
+    kinds |= {"gelu_erf_backward": "GELUBackward(x, x)", "mish_backward": "MishBackward(x, x)"}
     assert brief_functions() == set(kinds)
     for name, op in kinds.items():
         assert emitted(f"graph(x: bf16[n]) -> (y)\n  y = {op}") == [name]
