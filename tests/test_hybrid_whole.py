@@ -114,6 +114,38 @@ def test_an_error_of_a_node_is_told_as_ever() -> None:
             f(x=x, i=np.int64([7]))
 
 
+# -- quantized weights ------------------------------------------------------------------------------------------------
+
+
+def test_quantized_weights_stay_what_they_are() -> None:
+    """Floats made of them once, ahead, would take their memory four times, and onnxruntime its product of integers."""
+    make, to_proto = onnx.helper.make_node, onnx.numpy_helper.from_array
+    weights = rng.integers(-127, 127, (64, 32)).astype(np.int8)
+    constants = {"s": np.float32(0.05), "z": np.uint8(3), "v": np.float32(0.01), "o": np.int8(0), "weights": weights}
+    graph = onnx.helper.make_graph(
+        [
+            make("QuantizeLinear", ["x", "s", "z"], ["q"]),
+            make("DequantizeLinear", ["q", "s", "z"], ["d"]),
+            make("DequantizeLinear", ["weights", "v", "o"], ["w"]),
+            make("MatMul", ["d", "w"], ["m"]),
+            make("QuantizeLinear", ["m", "s", "z"], ["r"]),
+            make("DequantizeLinear", ["r", "s", "z"], ["y"]),
+        ],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, ("n", 64))],
+        [onnx.helper.make_tensor_value_info("y", 1, ("n", 32))],
+        [to_proto(np.asarray(a), name) for name, a in constants.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9)
+    f = og.compile(og.onnx.load(model))
+    assert [len(p.ops) for p in f.partitions] == [6]
+    x = rng.standard_normal((5, 64), np.float32)
+    session = onnxruntime.onnxruntime_module().InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_array_equal(f(x=x), session.run(None, {"x": x})[0])
+
+
 # -- means over pixels ------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,8 @@ from opgraph.partition.partition import Partition
 from opgraph.runtime.chain import Chain, Step
 from opgraph.runtime.compiled import PreparedRunner, Runner, runner
 from opgraph.runtime.engine import Engine
-from opgraph.runtime.hybrid import ONNXRUNTIME, Wiring, wired
+from opgraph.runtime.hybrid import Wiring, wired
+from opgraph.runtime.once import ONNXRUNTIME
 
 
 def assembled(

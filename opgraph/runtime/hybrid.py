@@ -13,7 +13,7 @@ The partitions of a graph say what could be one kernel. To run them beside onnxr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -25,8 +25,7 @@ from opgraph.partition.clusters import Clusters
 from opgraph.partition.partition import FUSED, LIBRARY, NO_ROWS, Partition, make_partition
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
-
-ONNXRUNTIME = "onnxruntime"
+from opgraph.runtime.once import ONNXRUNTIME, static_ops
 
 # Microseconds, measured with onnxruntime 1.31 on 2 cores: small transformers of 160 to 240 nodes take 320 to 350 us. An
 # empty session with bound buffers takes 2.2 us and a launch 1 us, but the threads of several sessions must not spin, so
@@ -69,7 +68,7 @@ def wired(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
         return Wiring(partitions=tuple(partitions), first=0, reasons={})
     from opgraph.runtime.providers.onnx_native import opset_of_region  # needs onnx
 
-    static = _static_ops(graph, partitions)
+    static = static_ops(graph, partitions)
     reasons = dict.fromkeys(static, "depends on the shapes of inputs alone: computed once for each set of shapes")
     border = _Border(
         opset=opset_of_region(op for part in regions for op in part.ops),
@@ -112,31 +111,6 @@ def _nodes_of(part: Partition, border: _Border, static: set[int], reasons: dict[
     elif part.provider == ONNXRUNTIME:
         return [_Node((op,), part.kind, part.provider, op.id in static) for op in part.ops]
     return [_Node(part.ops, part.kind, part.provider, is_static)]
-
-
-# -- what depends on shapes alone -----------------------------------------------------------------------------------
-
-
-def _static_ops(graph: Graph, partitions: Iterable[Partition]) -> set[int]:
-    """Ids of the ops whose results follow from the shapes of the graph's inputs. Fused partitions count as a whole."""
-    from opgraph.runtime.providers.onnx_native import is_deterministic, reads_shape_alone  # needs onnx
-
-    shapes = {t.id for t in graph.inputs}  # tensors whose shape is known when the call's shapes are
-    values = {t.id for t in graph.constants}
-    found: set[int] = set()
-    for part in partitions:
-        for ops in [part.ops] if part.provider != ONNXRUNTIME else [(op,) for op in part.ops]:
-            reads = {t.id for op in ops for t in op.inputs} - {t.id for op in ops for t in op.outputs}
-            if part.provider == ONNXRUNTIME:
-                follows = is_deterministic(ops[0]) and (
-                    reads <= values or (reads_shape_alone(ops[0]) and reads <= shapes | values)
-                )
-            else:
-                follows = part.kind == FUSED and bool(reads) and reads <= values
-            if follows:
-                found.update(op.id for op in ops)
-                values.update(t.id for op in ops for t in op.outputs)
-    return found
 
 
 # -- who runs a fused partition ---------------------------------------------------------------------------------------
