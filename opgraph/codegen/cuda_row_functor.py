@@ -154,7 +154,7 @@ class _CudaRowEmitter(RowReader):
             self.put(f"    if constexpr (pass == {number}) {{")
             for k, s in enumerate(one.reductions):
                 text = row_of(s).total.format(total=f"total[{k}]", count="count")
-                # Without a division's slow path more waits in registers: elsewhere that leaves less room for other rows.
+                # Without a division's slow path more waits in registers; elsewhere that leaves less room for rows.
                 if self.sums and s.result in self.approximate:
                     text = text.replace("/ count", "* og::fast::reciprocal(count)")
                 self.row_value(s, f"({compute_type(s.dtype)})({text})", rounds=s.rounds)
