@@ -711,3 +711,81 @@ def test_a_norm_along_the_last_axis_joins_what_stands_before_and_after_it() -> N
     normed = g.add_op("BatchNormInference", g.add_op("Exp", x), *vectors, epsilon=1e-5, data_format="NXC")
     g.add_op("ReLU", normed)
     assert [len(p.ops) for p in g.finalize().get_partitions()] == [3]
+
+
+# -- what kernels hold ------------------------------------------------------------------------------------------------
+
+_VECTORS = "m: f32[c], v: f32[c], g: f32[c], b: f32[c]"
+#: Norms, softmax and reductions, whole and in small ops: more inputs, and y made of p.
+AROUND: dict[str, tuple[str, str]] = {
+    "SoftMax": ("", "y = SoftMax(p, axis=-1)"),
+    "LogSoftmax": ("", "y = LogSoftmax(p)"),
+    "LayerNorm": ("g: f32[c], b: f32[c]", "y = LayerNorm(p, g, b, keep_stats=false)"),
+    "RMSNorm": ("g: f32[c]", "y = RMSNorm(p, g)"),
+    "BatchNormForwardTraining": (
+        _VECTORS,
+        'y, rm, rv, bm, bv = BatchNormForwardTraining(p, m, v, g, b, epsilon=0.001, momentum=0.9, data_format="NCX")',
+    ),
+    "BatchNormInference": (_VECTORS, 'y = BatchNormInference(p, g, b, m, v, epsilon=0.001, data_format="NCX")'),
+    "SoftMaxBackward": ("d: {t}[n,c]", "q = Tanh(d)\n y = SoftMaxBackward(q, p, axis=-1)"),
+    "LogSoftmaxBackward": ("d: {t}[n,c]", "q = Tanh(d)\n y = LogSoftmaxBackward(q, p)"),
+    "LayerNormBackward": (
+        "d: {t}[n,c], m: f32[n], v: f32[n], g: f32[c], b: f32[c]",
+        "q = Tanh(d)\n y, dg, db = LayerNormBackward(p, q, m, v, g, b)",
+    ),
+    "BatchNormTrainingBackward": (
+        "d: {t}[n,c,h,w], m: f32[c], v: f32[c], g: f32[c]",
+        'q = Tanh(d)\n y, dg, db = BatchNormTrainingBackward(p, q, m, v, g, epsilon=0.001, data_format="NCX")',
+    ),
+    **{
+        f"Reduce{name}": ("", f"r = Reduce{name}(p, axes=[-1], keep_dims=true)\n y = Subtract(p, r)")
+        for name in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum")
+    },
+    "RMSNorm, spelled": (
+        "",
+        "a = Pow(p, beta=2.0)\n k = ReduceMean(a, axes=[-1], keep_dims=true)\n e = Add(k, 1e-5)\n s = Sqrt(e)\n"
+        " r = Reciprocal(s)\n y = Multiply(p, r)",
+    ),
+    "LayerNorm, spelled": (
+        "g: {t}[c]",
+        "a = ReduceMean(p, axes=[-1], keep_dims=true)\n k = Subtract(p, a)\n q = Square(k)\n"
+        " v = ReduceMean(q, axes=[-1], keep_dims=true)\n e = Add(v, 1e-5)\n s = Sqrt(e)\n u = Divide(k, s)\n"
+        " y = Multiply(u, g)",
+    ),
+    "SoftMax, spelled": (
+        "",
+        "a = ReduceMax(p, axes=[-1], keep_dims=true)\n k = Subtract(p, a)\n e = Exp(k)\n"
+        " s = ReduceSum(e, axes=[-1], keep_dims=true)\n y = Divide(e, s)",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("name", AROUND)
+def test_what_reduces_rows_is_one_kernel_with_what_stands_around_it_and_so_is_its_gradient(
+    name: str, dtype: str
+) -> None:
+    more, body = AROUND[name]
+    shape = "n,c,h,w" if "NCX" in body else "n,c"
+    inputs = ", ".join(filter(None, [f"x: {dtype}[{shape}]", more.format(t=dtype)]))
+    graph = og.parse(f"graph({inputs}) -> (z)\n p = Sigmoid(x)\n {body}\n w = Tanh(y)\n z = Multiply(w, x)").finalize()
+    for engine in ("cpu", "cuda"):
+        assert [p.kind for p in partition(graph, engine=engine).partitions] == ["fused"]
+    if "Backward" not in name:
+        wrt = tuple(str(t.name) for t in graph.inputs if t.name not in ("m", "v"))
+        assert [p.kind for p in og.gradient(graph, wrt).get_partitions()] == ["fused"]
+
+
+def test_the_gradient_of_a_batch_norm_in_training_in_one_kernel_is_right() -> None:
+    more, body = AROUND["BatchNormForwardTraining"]
+    graph = og.gradient(
+        og.parse(f"graph(x: f32[n,c,h,w], {more}) -> (z)\n p = Sigmoid(x)\n {body}\n w = Tanh(y)\n z = Multiply(w, x)"),
+        ("x", "g", "b"),
+    )
+    rng = np.random.default_rng(0)
+    sizes = {"n": 3, "c": 5, "h": 4, "w": 7}
+    feeds = {t.name: rng.random([sizes[d] for d in t.dims or ()], np.float32) + 0.5 for t in graph.inputs}
+    made, exact, peer = og.compile(graph)(feeds), og.evaluate(graph, feeds), og.evaluate(graph, feeds, dtype=None)
+    for output, want in exact.items():
+        own = np.abs(peer[output] - want).max()
+        assert np.abs(made[output] - want).max() <= 2 * own + 1e-6 * np.abs(want).max(), output

@@ -118,12 +118,15 @@ def _batch_norm_backward(
 def _spell_batch_norm_backward(build: Builder, op: Op) -> list[LogicalTensor]:
     axes = other_axes(rank_of(op, op.inputs[0]), op.attrs)
     src, grad, center, variance, *affine = (widened(build, t) for t in op.inputs)
-    inverse = inverse_deviation(build, op, spread(build, variance, op))  # along the channel: hoisted from the loop
-    normal = build("Multiply", build("Subtract", src, spread(build, center, op)), inverse)
+    if op.attrs["data_format"] == "NCX":
+        # One for each row, as reductions make them: the forward op's may be in the same loop. (NXC: 5% slower.)
+        center, variance = (build("Unsqueeze", t, axes=axes) for t in (center, variance))
+    inverse = inverse_deviation(build, op, variance)
+    normal = build("Multiply", build("Subtract", src, center), inverse)
     scaled = build("Multiply", grad, spread(build, affine[0], op)) if affine else grad
     made = [statistics.backward(build, scaled, normal, inverse, lambda t: mean(build, t, axes))]
     for value in (build("Multiply", grad, normal), grad)[: len(op.outputs) - 1]:
-        made.append(build("SumTo", value, op.inputs[2], data_format=op.attrs["data_format"]))
+        made.append(build("SumTo", value, op.inputs[-1 if affine else 2], data_format=op.attrs["data_format"]))
     return as_declared(build, op, made)
 
 
