@@ -4,6 +4,7 @@
 #include "exp.h"
 #include "lanes.h"
 #include "log.h"
+#include "tables.h"
 
 // pow(x, y) = e^(y log|x|). An error d in the logarithm becomes y d in the result, up to 88 times as much in float and 745
 // times in double, so the logarithm is needed to about 32 and 64 bits: in two numbers of the type (Dekker 1971).
@@ -14,6 +15,59 @@ template <class T> struct pair {
   T high, low;
 };
 
+#if OG_TABLES
+// Of a mantissa m in [1, 2) the first 5 bits tell a number c of 7 bits near 1 / m, so that r = m c - 1 is exact, and then
+// log m = log1p r - log c; from 1.4375 on log(m / 2), so that nothing cancels near 1. By c, the high part of -log c, a
+// multiple of 2^-16 that e ln2 can be added to without rounding, and the low part.
+alignas(64) static const float logarithms[3][intervals] = {
+    {0x1p+0f, 0x1.e8p-1f, 0x1.d8p-1f, 0x1.dp-1f, 0x1.cp-1f, 0x1.b8p-1f, 0x1.a8p-1f, 0x1.ap-1f, 0x1.98p-1f, 0x1.88p-1f,
+     0x1.8p-1f, 0x1.78p-1f, 0x1.7p-1f, 0x1.68p-1f, 0x1.6p-1f, 0x1.58p-1f, 0x1.5p-1f, 0x1.48p-1f, 0x1.48p-1f,
+     0x1.4p-1f, 0x1.38p-1f, 0x1.3p-1f, 0x1.3p-1f, 0x1.28p-1f, 0x1.2p-1f, 0x1.2p-1f, 0x1.18p-1f, 0x1.1p-1f, 0x1.1p-1f,
+     0x1.08p-1f, 0x1.08p-1f, 0x1p-1f},
+    {0, 0x1.894p-5f, 0x1.4d3p-4f, 0x1.933p-4f, 0x1.1178p-3f, 0x1.366p-3f, 0x1.824p-3f, 0x1.a94p-3f, 0x1.d1p-3f,
+     0x1.1178p-2f, 0x1.2698p-2f, 0x1.3c24p-2f, 0x1.522cp-2f, 0x1.68acp-2f, -0x1.4618p-2f, -0x1.2e9p-2f, -0x1.1674p-2f,
+     -0x1.fb9p-3f, -0x1.fb9p-3f, -0x1.c9p-3f, -0x1.9528p-3f, -0x1.5ffp-3f, -0x1.5ffp-3f, -0x1.2958p-3f, -0x1.e27p-4f,
+     -0x1.e27p-4f, -0x1.6f1p-4f, -0x1.f0ap-5f, -0x1.f0ap-5f, -0x1.f84p-6f, -0x1.f84p-6f, 0},
+    {0, 0x1.54294p-18f, 0x1.15d208p-20f, 0x1.797566p-18f, 0x1.d044fcp-20f, -0x1.a7f538p-22f, -0x1.f4d572p-18f,
+     -0x1.2c3752p-19f, 0x1.bf932ap-18f, 0x1.d044fcp-19f, -0x1.deecb2p-18f, 0x1.277334p-18f, -0x1.1f8c76p-18f,
+     0x1.07d38ep-19f, -0x1.78438cp-19f, 0x1.d451eep-18f, -0x1.cababap-18f, -0x1.86d5e4p-19f, -0x1.86d5e4p-19f,
+     0x1.070cacp-20f, 0x1.2b185ep-18f, -0x1.83853cp-18f, -0x1.83853cp-18f, 0x1.683fp-18f, -0x1.db8abcp-22f,
+     -0x1.db8abcp-22f, 0x1.6ba8d4p-19f, -0x1.86008cp-20f, -0x1.86008cp-20f, 0x1.64f188p-18f, 0x1.64f188p-18f, 0}};
+
+/// The mantissa of x > 0 in [1, 2), subnormals too; e: its exponent.
+OG_FN float mantissa_from_one(float x, float& e) {
+  const bool subnormal = x < smallest_normal<float>();
+  const u32 b = bits(subnormal ? x * 0x1p54f : x);
+  e = from_bits(b >> 23 | 0x4b000000u) - (0x1p23f + 127.0f) - (subnormal ? 54.0f : 0.0f);
+  return from_bits((b & 0x007fffffu) | 0x3f800000u);
+}
+#if OG_LANES
+OG_FN floats mantissa_from_one(floats x, floats& e) {
+  e = exponent_of(x);
+  return mantissa_of(x);
+}
+#endif
+
+/// log x for x > 0 as high + low, relative error about 2^-30.
+template <class F, if_float<F> = 0> OG_FN pair<F> log_pair(F x) {
+  F e;
+  const F m = mantissa_from_one(x, e);
+  const auto i = shifted(bits(m), 18);
+  e = choose(m >= 1.4375f, e + 1, e);
+  const F r = fma(m, lookup(logarithms[0], i), (F)-1);
+  // log1p r = r + r^2 P(r); own fit, error 2^-26.7 of P.
+  F p = 0x1.9298b4p-3f;
+  p = fma(p, r, -0x1.0015c8p-2f);
+  p = fma(p, r, 0x1.55559ep-2f);
+  p = fma(p, r, -0.5f);
+  const F exact = fma(e, 0x1.62e4p-1f, lookup(logarithms[1], i));
+  const F tail = fma(r * r, p, fma(e, 0x1.7f7d1cp-20f, lookup(logarithms[2], i)));
+  const F sum = exact + r;
+  const F sum_low = (r - (sum - exact)) + tail;
+  const F high = sum + sum_low;
+  return {high, (sum - high) + sum_low};
+}
+#else
 /// log x for x > 0 as high + low, relative error about 2^-30.
 template <class F, if_float<F> = 0> OG_FN pair<F> log_pair(F x) {
   F e;
@@ -35,6 +89,7 @@ template <class F, if_float<F> = 0> OG_FN pair<F> log_pair(F x) {
   const F high = sum + sum_low;
   return {high, (sum - high) + sum_low};
 }
+#endif
 
 /// log x for x > 0 as high + low, relative error about 2^-66.
 OG_FN pair<double> log_pair(double x) {
