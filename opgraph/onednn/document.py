@@ -20,6 +20,8 @@ Entry: TypeAlias = dict[str, Any]
 
 #: What oneDNN writes for a shape or stride of which nothing is known, and for one unknown size among others.
 UNKNOWN = -(2**63)
+#: What f32 rounds to infinity, from here on.
+_TOO_LARGE = 2**128 - 2**103
 #: A million ops take 300 MB; more than this is read by nobody.
 MAX_BYTES = 1 << 30
 
@@ -174,7 +176,7 @@ def _fits(kind: str, value: Any) -> bool:
         return type(value) is int and value in (0, 1)
     if kind == "s64":
         return type(value) is int and -(2**63) <= value < 2**63
-    return type(value) in (int, float) and abs(value) < 2**129  # also not 1e999, which Python reads as infinite
+    return type(value) in (int, float) and abs(value) < _TOO_LARGE  # so not 1e999, which Python reads as infinite
 
 
 def _refuse_fields(entry: Mapping[str, Any], known: frozenset[str], place: str) -> NoReturn:

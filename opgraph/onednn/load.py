@@ -6,12 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opgraph.errors import ModelError, OpGraphError, Unimplemented
+from opgraph.errors import InvalidGraphOp, ModelError, OpGraphError, Unimplemented
 from opgraph.ir.collector import no_collector
 from opgraph.ir.given import given_path
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.ir.modes import FPMATH_MODES
+from opgraph.ir.opdef import find
 from opgraph.onednn.document import UNKNOWN, Entry, read_document
 from opgraph.onednn.entries import ENGINE_OF, op_entry
 from opgraph.onednn.record import FileRecord
@@ -79,7 +80,7 @@ def _load(path: str | os.PathLike[str], engine: str | None) -> Graph:
 def _fill(graph: Graph, ops: Sequence[Entry], repairs: Mapping[int, Mapping[str, Any]]) -> None:
     known: dict[int, tuple[Entry, LogicalTensor]] = {}
     for entry in ops:
-        attrs = {n: _attr_value(a) for n, a in entry.get("attrs", {}).items() if n not in _MARKS}
+        attrs = {n: _attr_value(n, a, entry) for n, a in entry.get("attrs", {}).items() if n not in _MARKS}
         attrs.update(repairs.get(entry["id"], {}))
         inputs = tuple([_tensor(t, known) for t in entry["inputs"]])
         outputs = tuple([_tensor(t, known) for t in entry["outputs"]])
@@ -123,8 +124,20 @@ def _dims(shape: Sequence[int]) -> Dims:
     return tuple([None if d == UNKNOWN else d for d in shape])
 
 
-def _attr_value(attr: Entry) -> Any:
-    value = attr["value"]
+def _attr_value(name: str, attr: Entry, op: Entry) -> Any:
+    """The value of an attribute of an op.
+
+    Raises:
+        InvalidGraphOp: the op's attribute is of another type than the file says, if it has one of that name.
+    """
+    value, record = attr["value"], find(op["kind"])
+    own = None if record is None else record.attr(name)
+    if own is not None and own.type != attr["type"]:
+        raise InvalidGraphOp(
+            f"attribute {name}, of type {attr['type']}, is not {own.type}",
+            where=op["kind"],
+            fix=f'write "type": "{own.type}"',
+        )
     if attr["type"] == "bool":
         return bool(value)
     if attr["type"] == "f32":

@@ -140,6 +140,16 @@ DOCUMENTS: dict[str, tuple[Any, str, type[OpGraphError]]] = {
     "two producers": (document(op(), op(id=1)), "two producers", InvalidGraph),
     "a cycle": (document(op(0, "Abs", [tensor(1)], [tensor(0)]), op(1)), "cycle", InvalidGraph),
     "an op that reads itself": (document(op(outputs=[tensor(0)])), "cycle", InvalidGraph),
+    "a number beyond f32": (
+        document(op(kind="Elu", attrs={"alpha": {"type": "f32", "value": 3.5e38}})),
+        "3.5e+38 is no f32",
+        ModelError,
+    ),
+    "an integer attribute for a float": (
+        document(op(kind="Elu", attrs={"alpha": {"type": "s64", "value": 1}})),
+        "of type s64, is not f32",
+        InvalidGraphOp,
+    ),
     "a tensor with two shapes": (
         document(op(), op(1, "Exp", [tensor(1, (5,))], [tensor(2, (5,))])),
         "in one place",
