@@ -111,6 +111,14 @@ OG_FN float pow(float x, float y) {
   if (!is_moderate(y)) return og::pow(x, y);
   return pow_signed(x, y, ex2(y * approx::lg2(abs(x))));
 }
+/// As og::positive: for an x that is known to be positive, or NaN.
+namespace positive {
+using og::log;
+OG_FN float pow(float x, float y) {
+  if (!is_moderate(y)) return og::positive::pow(x, y);
+  return y == 0 ? 1.0f : ex2(y * approx::lg2(x));
+}
+}  // namespace positive
 
 // ---- activations -----------------------------------------------------------------------------------------------------
 

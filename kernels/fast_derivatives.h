@@ -2,6 +2,7 @@
 #include "config.h"
 #include "derivatives.h"
 #include "fast.h"
+#include "power_derivatives.h"
 
 // Derivatives of activations times the gradient d that arrives, as derivatives.h has them, by approximate instructions.
 // With e = e^-|z| and r = 1 / (1 + e), sigmoid(z) and 1 - sigmoid(z) are r and e r, or e r and r: nothing cancels.
@@ -93,21 +94,34 @@ OG_FN float elu_backward(float x, float d, float a) {
   return select(x > 0, d, v.times(d, a));
 }
 
-/// As og::pow_backward: c x^(b - order) d. The power of a finite x neither overflows nor vanishes: where it is not of medium
-/// size, its third roots are multiplied in one by one.
-OG_FN float pow_backward(float x, float d, float b, int order) {
-  const float y = b - order, c = falling_factorial(b, order);
-  if (!is_moderate(y) || abs(c) < 0x1p-60f) return og::pow_backward(x, d, b, order);
+/// c |x|^y sign d. The power of a finite x neither overflows nor vanishes: where it is not of medium size, its third roots
+/// are multiplied in one by one.
+OG_FN float power_slope(float x, float d, float y, float c, float sign) {
   const float l = approx::lg2(abs(x)), t = y * l * 0x1.555556p-2f;
   const bool regular = abs(l) < infinity<float>();
   const float third = ex2(regular ? lower(upper(t, -125.0f), 125.0f) : t);
   const float root = y == 0 ? 1.0f : third;
-  const float signed_c = c * power_sign(x, b, order), whole = signed_c * root * (root * root);
+  const float signed_c = c * sign, whole = signed_c * root * (root * root);
   const bool at_once = !regular || (abs(whole) > 0x1p-100f && abs(whole) < 0x1p100f);
   const bool root_first = root < 1 || abs(d) < 1;  // the other way d times a part may be too large or too small
   const float near = root_first ? root : signed_c, far = root_first ? signed_c : root;
   return c == 0 ? 0.0f : at_once ? d * whole : d * near * far * root * root;
 }
+OG_FN bool is_moderate(float y, float c) { return is_moderate(y) && abs(c) >= 0x1p-60f; }
+
+/// As og::pow_backward: c x^(b - order) d.
+OG_FN float pow_backward(float x, float d, float b, int order) {
+  const float y = b - order, c = falling_factorial(b, order);
+  if (!is_moderate(y, c)) return og::pow_backward(x, d, b, order);
+  return power_slope(x, d, y, c, power_sign(x, b, order));
+}
+namespace positive {
+OG_FN float pow_backward(float x, float d, float b, int order) {
+  const float y = b - order, c = falling_factorial(b, order);
+  if (!is_moderate(y, c)) return og::positive::pow_backward(x, d, b, order);
+  return power_slope(x, d, y, c, 1.0f);
+}
+}  // namespace positive
 
 }  // namespace fast
 }  // namespace og

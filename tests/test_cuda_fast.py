@@ -128,6 +128,32 @@ def test_a_run_of_ops_is_as_accurate_as_numpy(key: tuple[str, str]) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", measure.NARROW)
+def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -> None:
+    """The form without a sign, over all values: the other one is held to the truth above."""
+    both = "  y = Pow(p, b)\n  dx = PowBackward(p, d, b)\n  dxx = PowBackward(p, d, b, order=2)"
+    head = f"graph({{0}}: {dtype}[n], b: {dtype}[n], d: {dtype}[n]) -> (y, dx, dxx)\n"
+    chosen = head.format("x") + "  c = Greater(x, 0.0)\n  p = Select(c, x, 1.0)\n" + both
+    loops = [loop_of(og.parse(text)) for text in (chosen, head.format("p") + both)]
+    assert ["fast::positive::pow" in approximate.functor(loop) for loop in loops] == [True, False]
+    kind = dtypes.get(dtype).numpy
+    line = np.tile(points.every_16_bit_value(kind), 8)
+    rng = np.random.default_rng(0)
+    some = np.array([0.0, -0.0, 0.5, 1.0, 2.0, -3.0, 17.0, np.inf, -np.inf, np.nan]).astype(kind)
+    b = np.where(rng.random(len(line)) < 0.5, rng.choice(some, len(line)), rng.uniform(-20, 20, len(line)).astype(kind))
+    d = rng.normal(0, 1, len(line)).astype(kind)
+    plain = np.where(line.astype(np.float32) >= SMALLEST, line, np.ones((), kind))
+    made = approximate.Library(loops)
+    pairs = zip(made.results(0, [line, b, d]), made.results(1, [plain, b, d]), strict=True)
+    for (name, got), (_, want) in pairs:
+        if "random" not in name:  # one instruction less draws other numbers
+            for mine, other in zip(got, want, strict=True):
+                same = (mine == other) | ((mine != mine) & (other != other))
+                at = int(np.argmin(same))
+                assert same.all(), (name, line[at], b[at], d[at], mine[at], other[at])
+
+
+@needs_compiler
 def test_a_larger_error_than_an_instruction_may_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the perturbation reaches the result: 40 times the bound of ex2 is too much for f16."""
     monkeypatch.setattr(approximate, "ERRORS", (("too much", (40.0, 0.0, 0.0, 0.0, 0.0), 0),))
@@ -137,7 +163,7 @@ def test_a_larger_error_than_an_instruction_may_have_is_found(monkeypatch: pytes
 
 
 def test_every_function_of_the_tier_is_used() -> None:
-    inner = {"sigmoid_slope", "gated_slope", "gate", "gate_any", "tail_ratio", "log1p_ratio"}
+    inner = {"power_slope", "sigmoid_slope", "gated_slope", "gate", "gate_any", "tail_ratio", "log1p_ratio"}
     text = "".join(approximate.functor(loop) for _, loop in cases())
     assert {n for n in approximate.names() - inner if f"og::fast::{n}(" not in text} == set()
 

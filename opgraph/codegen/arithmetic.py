@@ -29,7 +29,7 @@ class Arithmetic:
         self.loop = loop
         self.approximate = approximate
         self.tier = tier
-        self.positive = powers_of_positives(loop) - (approximate if tier == "fast" else frozenset())
+        self.positive = powers_of_positives(loop)
         self.dtypes = loop.dtype_of()
         used = loop.reads()
         self.loads = [(x, k) for x, k in zip(loop.loads, variant.operands) if x.name in used]
@@ -73,7 +73,8 @@ class Arithmetic:
         if s.result in self.approximate:
             text = _by_tier(text, self.tier)
         if s.result in self.positive:
-            text = text.replace("og::", "og::positive::", 1)
+            space = "og::fast::" if s.result in self.approximate and self.tier == "fast" else "og::"
+            text = text.replace(space, f"{space}positive::", 1)
         return f"og::round_{s.dtype}({text})" if s.rounds else text
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:
