@@ -7,6 +7,7 @@
 #include "derivatives.h"
 #include "erf.h"
 #include "exp.h"
+#include "gelu_derivatives.h"
 #include "integer.h"
 #include "inverse.h"
 #include "log.h"

@@ -20,7 +20,8 @@ _HEAD = """# Accuracy
 
 Written by `python tests/accuracy/table.py > specs/accuracy.md`; `tests/test_accuracy.py` measures again and fails where
 a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs the same f32 and f64
-arithmetic, but for subnormal f32, which CuPy's kernels flush to zero.
+arithmetic, but for subnormal f32, which CuPy's kernels flush to zero, and for GELU by erf, its derivative and Mish's in
+f32: the CPU has them by tables, a GPU without, within the same bounds (`tests/test_tables.py`).
 
 An ulp is the distance between neighbouring numbers of the dtype at the truth. The truth is the op's NumPy reference in
 float64, and for f64 mpmath with 50 digits; the references themselves are within 16 ulp of mpmath.
@@ -34,6 +35,7 @@ float64, and for f64 mpmath with 50 digits; the references themselves are within
 - NaN and infinities must be where the truth has them, and zeros have its sign; else the distance counts as infinite.
   What is too large to be finite is infinity from half an ulp below the first power of two that the dtype does not hold.
 - f16 and bf16 are computed in f32 and rounded once, which is why they are next to 0.5. Half an ulp is right rounding.
+  GELU by erf, Mish, their derivatives and HardSwish are computed in f32 no nearer than that asks for (`kernels/brief.h`).
 - {scaled} in f64, next to zeros that are no special arguments, are measured in ulp of max(|f|, |x f'(x)|):
   there the last bit of the argument is worth more than the result. In f32 they are not excused.
 - Derivatives (the Backward kinds: f'(x) d) are measured in ulp of max(|f'(x)|, |x f''(x)|) |d|: next to a zero of f'

@@ -1,0 +1,132 @@
+#pragma once
+#include "activations.h"
+#include "config.h"
+#include "derivatives.h"
+#include "erf.h"
+#include "lanes.h"
+#include "tables.h"
+
+// Derivatives of GELU in both forms and of Mish, times the gradient d that arrives: see derivatives.h.
+
+namespace og {
+
+/// x sigmoid(2u), 2u = v (a + b v^2) and m = v (a + 3 b v^2) in two parts each: see gelu_tanh. f' is the difference of two
+/// terms that feel the errors of 2u and of m alone, where an error of x moves both.
+template <class T> OG_FN T gelu_tanh_backward(T x, T d) {
+  using c = gelu_constants<T>;
+  const T end = derivative_constants<T>::cubic_end;
+  const T v = at_most(at_least(x, -end), end);
+  const T square = v * v, square_low = fma(v, v, -square);
+  const T cubic = c::b * square;
+  const T cubic_low = fma(c::b, square, -cubic) + fma(c::b, square_low, c::b_low * square);
+  const T slope = c::a + cubic;
+  const T back = slope - c::a;
+  const T slope_low = ((c::a - (slope - back)) + (cubic - back)) + (cubic_low + c::a_low);
+  const T z = v * slope;
+  const T z_low = fma(v, slope, -z) + v * slope_low;
+  const T steep = slope + 2 * cubic;
+  const T steep_low = (2 * cubic - (steep - slope)) + fma((T)2, cubic_low, slope_low);
+  const T m = v * steep;
+  const T m_low = fma(v, steep, -m) + v * steep_low;
+  return keep_nan(x, gated_slope(z, z_low, m, m_low, d));
+}
+
+/// f' of gelu_erf as 1/2 + x P(x^2), and where; own fit on x^2 <= 0.26, error 2^-24.8. In float the difference of R and
+/// t / sqrt(2 pi) exceeds 3 ulp there.
+template <class F, if_float<F> = 0> OG_FN mask<F> is_near_half(F t) { return t < 0.5f; }
+OG_FN bool is_near_half(double) { return false; }
+template <class F, if_float<F> = 0> OG_FN F near_half(F x) {
+  const F z = x * x;
+  F p = 0x1.1bf5f4p-10f;
+  p = fma(p, z, -0x1.36ba26p-7f);
+  p = fma(p, z, 0x1.ea354cp-5f);
+  p = fma(p, z, -0x1.105834p-2f);
+  return fma(fma(p, z, 0x1.988454p-1f), x, 0.5f);
+}
+OG_FN double near_half(double x) { return x; }
+
+/// Phi(x) + x phi(x) is e^(-t^2 / 2) (R(t) - t / sqrt(2 pi)) at x = -t, and 1 minus that at t. R as in erf.h, in two parts.
+template <class T> OG_FN T gelu_erf_slope(T x, T d) {
+  using c = derivative_constants<T>;
+  const T t = at_most(abs(x), (T)c::normal_end);
+  const T k = tail_center(t);
+  const T p = t + k, p_low = t - (p - k);
+  const T w = divide((T)1, p);
+  const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
+  const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
+  const T ratio = g * w, ratio_low = fma(ratio, w_error, fma(g, w, -ratio));
+  const T h = fma(-t, c::density, ratio) + fma(-t, c::density_low, ratio_low);
+  const T minus_half = (T)-0.5 * t;
+  const T exponent = minus_half * t;  // in two parts: at sqrt 2, f'' = 0 excuses nothing
+  T n;
+  const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
+  const T y = fma(h, e, h);
+  const T near = fma(-y, pow2(at_least(n, (T)c::smallest_power)), (T)1);
+  const mask<T> half = is_near_half(t), left = x < 0 && !half;
+  const T right = choose(half, near_half(x), near);
+  return keep_nan(x, times_power(d, choose(left, y, right), choose(left, n, (T)0)));
+}
+
+/// T + x T', T = n / (n + 2), n = e^x (e^x + 2). Over e = e^-|x| and w = 1 / D it is
+///   e w ((2 + e) + 4x (1 + e) w),         D = 2 + e (2 + e),       for x < 0,
+///   w ((1 + 2e) + 4x e^2 (1 + e) w),      D = 1 + 2e (1 + e),      for x >= 0.
+/// On the left the terms nearly cancel; w and what it multiplies are carried in two parts.
+template <class T> OG_FN T mish_slope_of(T x, T d) {
+  const T end = derivative_constants<T>::end;
+  const T bounded = at_most(at_least(x, end), -end);
+  const decay<T> v = decay_of(bounded);
+  const mask<T> left = x < 0;
+  const T e = v.e;
+  const T one = 1 + e, one_low = e - (one - 1);
+  const T two = 2 + e, two_low = e - (two - 2);
+  const T factor = select(left, e, 2 * e), term = select(left, (T)2, (T)1);
+  const T times = select(left, two, one), times_low = select(left, two_low, one_low);
+  const T below = fma(factor, times, term);
+  const T below_low = fma(factor, times, term - below) + factor * times_low;
+  const T w = divide((T)1, below);
+  const T w_low = w * fma(-w, below_low, fma(-w, below, (T)1));
+  const T u = one * w, u_low = fma(one, w, -u) + fma(one, w_low, one_low * w);
+  const T steep = 4 * bounded * select(left, (T)1, e * e);
+  const T right = fma((T)2, e, (T)1);
+  const T first = select(left, two, right), first_low = select(left, two_low, 2 * e - (right - 1));
+  const T product = steep * u;
+  const T g = first + product;
+  const T g_low = ((first - g) + product) + (fma(steep, u, -product) + fma(steep, u_low, first_low));
+  const T above = select(left, 1 + v.t, (T)1), above_low = select(left, v.t - (above - 1), (T)0);
+  const T q = above * w, q_low = fma(above, w, -q) + fma(above, w_low, above_low * w);
+  return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), select(left, v.n, (T)0)));
+}
+
+#if OG_TABLES
+/// d y 2^n for n <= 0, where y 2^max(n, -8) is at most about 1: rounded twice at most, and not at infinity.
+template <class F> OG_FN F times_far(F d, F y, F n) {
+  const F near = at_least(n, (F)-8);
+  return scale_far(d, n - near) * scale(y, near);
+}
+/// As gelu_erf_slope, what e^(-t^2 / 2) is multiplied by from a table: nothing cancels in it.
+template <class F, if_float<F> = 0> OG_FN F gelu_erf_backward(F x, F d) {
+  const F t = at_most(abs(x), (F)derivative_constants<F>::normal_end);
+  const bell<F> v = bell_of(t);
+  const F bounded = size_within(t, (F)14.875f);  // what it is times e^(-t^2 / 2) does not matter above
+  const F h = by_table(tail_slope, interval_of(bounded), bounded), y = fma(h, v.e, h);
+  const mask<F> left = x < 0;
+  const F right = fma(-y, pow2(at_least(v.n, (F)-100)), (F)1);
+  return keep_nan(x, times_far(d, choose(left, y, right), choose(left, v.n, (F)0)));
+}
+/// From a table, times e^min(x, 0).
+template <class F, if_float<F> = 0> OG_FN F mish_backward(F x, F d) {
+  const F end = derivative_constants<F>::end;
+  const F size = at_most(abs(x), -end);
+  F n;
+  const F e = exp_reduce(smaller_number(at_least(x, end), (F)0), n);
+  const F g = by_table(mish_slope, interval_of(size, x), size);
+  return keep_nan(x, times_far(d, fma(g, e, g), n));
+}
+OG_FN double gelu_erf_backward(double x, double d) { return gelu_erf_slope(x, d); }
+OG_FN double mish_backward(double x, double d) { return mish_slope_of(x, d); }
+#else
+template <class T> OG_FN T gelu_erf_backward(T x, T d) { return gelu_erf_slope(x, d); }
+template <class T> OG_FN T mish_backward(T x, T d) { return mish_slope_of(x, d); }
+#endif
+
+}  // namespace og
