@@ -2,7 +2,6 @@
 #include "config.h"
 #include "derivatives.h"
 #include "fast.h"
-#include "power_derivatives.h"
 
 // Derivatives of activations times the gradient d that arrives, as derivatives.h has them, by approximate instructions.
 // With e = e^-|z| and r = 1 / (1 + e), sigmoid(z) and 1 - sigmoid(z) are r and e r, or e r and r: nothing cancels.
