@@ -17,8 +17,8 @@ struct Inverse {
 OG_FN Inverse inverse_of(float d) {
   const double exact = 1.0 / (double)d;  // 2^-128 to 2^149, 0, infinity or NaN
   const i32 own = (i32)(bits(exact) >> 52 & 0x7ff) - 1023, exponent = own > 127 ? 127 : own < -126 ? -126 : own;
-  const double scale = from_bits((u64)(exponent + 1023) << 52);
-  return {(float)scale, (float)(exact / scale)};
+  const double scale = from_bits((u64)(1023 + exponent) << 52), back = from_bits((u64)(1023 - exponent) << 52);
+  return {(float)scale, (float)(exact * back)};
 }
 template <class T> OG_FN T times(T x, Inverse inverse) { return x * inverse.scale * inverse.part; }
 

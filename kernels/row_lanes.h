@@ -35,6 +35,26 @@ template <class S> OG_FN i64 apart_from_line(const S* p) {
   return -(i64)((u64)p / sizeof(S)) & 15;
 }
 
+// ---- rows whose elements are near the largest one --------------------------------------------------------------------
+
+// e^x for -nearest <= x <= 0: there are no ends to look after, and 2^n is applied by an addition to the exponent.
+template <bool near, class T> OG_FN T exp_of_row(T x) { return exp(x); }
+#if OG_LANES
+template <> OG_FN floats exp_of_row<true, floats>(floats x) {
+  using c = exp_constants<float>;
+  const floats magic = fma(x, c::log2e, c::magic), n = magic - c::magic;
+  const floats t = exp_tail(fma(n, -c::ln2_low, fma(n, -c::ln2_high, x)));
+  return from_bits(words(bits(1 + t).v + (bits(magic).v << 23)));
+}
+
+template <class F, int pass, class Work> OG_FN void by_nearness(const F& f, const Work& work) {
+  if constexpr (F::nears(pass)) {
+    if (f.all_near()) return work(Number<1>{});
+  }
+  work(Number<0>{});
+}
+#endif
+
 // ---- blocks of a pass ------------------------------------------------------------------------------------------------
 
 // What the elements of a pass add, in strips: those of reductions, then those of sums; from element `first` on.
@@ -55,47 +75,63 @@ OG_FN void addends(const F& f, i64 first, i64 n, typename F::Addend* x) {
   for (i64 i = 0; i < n; ++i) f.template element<pass, keep, apart>(first + i, x + i);
 }
 
-// Elements [0, width) of a pass that only writes: from where whole vectors of a result are whole lines of the cache.
+// Elements [0, width) of a pass that only writes: so that whole vectors of a result are whole lines of the cache, and from the
+// end, where the pass before has just been.
 template <class F, int pass, bool keep> OG_FN void write_run(const F& f, i64 width) {
 #if OG_LANES
   if constexpr (has_lanes<F>::value) {
-    i64 i = f.apart_from_line();
-    i = width < block ? 0 : i;
-    if (i > 0) f.template element<pass, keep, 0, floats>(0, (floats*)nullptr, i);
-    for (; i + lane_count <= width; i += lane_count) f.template element<pass, keep, 0, floats>(i, (floats*)nullptr, lane_count);
-    if (i < width) f.template element<pass, keep, 0, floats>(i, (floats*)nullptr, width - i);
-    return;
+    return by_nearness<F, pass>(f, [&](auto near) OG_LAMBDA {
+      const auto some = [&](i64 i, i64 n) OG_LAMBDA {
+        f.template element<pass, keep, 0, floats, near.value>(i, (floats*)nullptr, n);
+      };
+      const i64 head = width < block ? 0 : f.apart_from_line();
+      i64 i = head + (width - head) / lane_count * lane_count;
+      if (i < width) some(i, width - i);
+      while (i > head) some(i -= lane_count, lane_count);
+      if (head > 0) some(0, head);
+    });
   }
 #endif
   OG_VECTORIZE
   for (i64 i = 0; i < width; ++i) f.template element<pass, keep, 0>(i, (typename F::Addend*)nullptr);
 }
 
-// Elements [0, width) of a pass that reduces.
-template <class F, int pass, bool keep> OG_FN void reduce_run(const F& f, i64 width, Reductions<F, pass>& reductions) {
+#if OG_LANES
+// The same, 16 at a time.
+template <class F, int pass, bool keep, bool near>
+OG_FN void reduce_lanes(const F& f, i64 width, Reductions<F, pass>& reductions) {
   constexpr int count = F::reductions(pass);
   i64 first = 0;
-#if OG_LANES
-  if constexpr (has_lanes<F>::value) {
-    for (; first + block <= width; first += block) {
-      floats x[block / lane_count][count];
-      each<block / lane_count>([&](auto j) {
-        f.template element<pass, keep, 1, floats>(first + j.value * lane_count, x[j.value], lane_count);
-      });
-      reductions.add_lanes(x[0], x[1], x[2], x[3]);
-    }
-    if (first == width) return;
+  for (; first + block <= width; first += block) {
     floats x[block / lane_count][count];
     each<block / lane_count>([&](auto j) {
-      const i64 left = width - first - j.value * lane_count, n = left < 0 ? 0 : left < lane_count ? left : lane_count;
-      if (n > 0) f.template element<pass, keep, 1, floats>(first + j.value * lane_count, x[j.value], n);
-      reductions.fill_lanes(x[j.value], n);
+      f.template element<pass, keep, 1, floats, near>(first + j.value * lane_count, x[j.value], lane_count);
     });
     reductions.add_lanes(x[0], x[1], x[2], x[3]);
-    return;
+  }
+  if (first == width) return;
+  floats x[block / lane_count][count];
+  each<block / lane_count>([&](auto j) {
+    const i64 left = width - first - j.value * lane_count, n = left < 0 ? 0 : left < lane_count ? left : lane_count;
+    if (n > 0) f.template element<pass, keep, 1, floats, near>(first + j.value * lane_count, x[j.value], n);
+    reductions.fill_lanes(x[j.value], n, x[0]);
+  });
+  reductions.add_lanes(x[0], x[1], x[2], x[3]);
+}
+#endif
+
+// Elements [0, width) of a pass that reduces.
+template <class F, int pass, bool keep> OG_FN void reduce_run(const F& f, i64 width, Reductions<F, pass>& reductions) {
+#if OG_LANES
+  if constexpr (has_lanes<F>::value) {
+    return by_nearness<F, pass>(f, [&](auto near) OG_LAMBDA {
+      reduce_lanes<F, pass, keep, near.value>(f, width, reductions);
+    });
   }
 #endif
+  constexpr int count = F::reductions(pass);
   alignas(64) typename F::Addend x[count * block];
+  i64 first = 0;
   for (; first + block <= width; first += block) {
     addends<F, pass, keep, block>(f, first, block, x);
     reductions.add(x, block);

@@ -8,7 +8,7 @@
 namespace og {
 
 enum { block = 64, keep_bytes = 256 * 1024 };  // elements that are reduced at a time; what is kept for a later pass
-enum class How { add, multiply, largest, smallest };
+enum class How { add, multiply, largest, smallest, peak };
 
 // ---- vectors ---------------------------------------------------------------------------------------------------------
 
@@ -217,9 +217,17 @@ template <int sign> struct Extreme<float, sign> {
   OG_FN void add(const float* x) {
     add_lanes(load_lanes(x, 16), load_lanes(x + 16, 16), load_lanes(x + 32, 16), load_lanes(x + 48, 16));
   }
+  // As `folded`, but no lane is NaN, and nothing is compared by branches.
+  static OG_FN float first_of_all(floats a, floats b, floats c, floats d) {
+    floats16 v = beyond(beyond(a, c), beyond(b, d)).v;
+    v = beyond(v, (floats16)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)).v;
+    v = beyond(v, (floats16)__builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3)).v;
+    v = beyond(v, (floats16)__builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1)).v;
+    v = beyond(v, (floats16)__builtin_shufflevector(v, v, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0)).v;
+    return v[0];
+  }
   OG_FN Partial partial() {
-    Vector<float> v[] = {lane[0].v, lane[1].v, lane[2].v, lane[3].v};
-    const float found = folded_all<float, 4>(v, [](auto a, auto b) { return chosen(a, b); });
+    const float found = first_of_all(lane[0], lane[1], lane[2], lane[3]);
     return {none.m ? quiet_nan<float>() : found, 0};
   }
   static OG_FN void join(Partial& into, Partial x) { into.value = chosen(into.value, x.value); }
@@ -227,6 +235,45 @@ template <int sign> struct Extreme<float, sign> {
 };
 #endif
 template <class T> struct Reduction<How::largest, T> : Extreme<T, 1> {};
+
+// The largest element, and whether all others are so near that e^(x - largest) is a normal number. A double of a float has
+// bits to spare: the last one says so.
+enum { nearest = 87 };
+OG_FN bool all_near(double total) { return bits(total) & 1; }
+template <class T> struct Reduction<How::peak, T> : Extreme<T, 1> {};
+#if OG_LANES
+template <> struct Reduction<How::peak, float> : Extreme<float, 1> {
+  typedef Extreme<float, 1> Largest;
+  floats low[4];
+  OG_FN void start() {
+    Largest::start();
+    each<4>([&](auto k) { low[k.value] = infinity<float>(); });
+  }
+  OG_FN void add_lanes(floats a, floats b, floats c, floats d) {
+    Largest::add_lanes(a, b, c, d);
+    add_low(a, b, c, d);
+  }
+  OG_FN void add_low(floats a, floats b, floats c, floats d) {
+    low[0] = smaller(low[0], a);
+    low[1] = smaller(low[1], b);
+    low[2] = smaller(low[2], c);
+    low[3] = smaller(low[3], d);
+  }
+  OG_FN void add(const float* x) {
+    add_lanes(load_lanes(x, 16), load_lanes(x + 16, 16), load_lanes(x + 32, 16), load_lanes(x + 48, 16));
+  }
+  OG_FN Partial partial() {
+    return {Largest::partial().value, Extreme<float, -1>::first_of_all(low[0], low[1], low[2], low[3])};
+  }
+  static OG_FN void join(Partial& into, Partial x) {
+    Largest::join(into, x);
+    into.rest = x.rest < into.rest ? x.rest : into.rest;
+  }
+  static OG_FN double result(Partial x) {
+    return x.value - x.rest <= nearest ? from_bits(bits(x.value) | 1) : x.value;
+  }
+};
+#endif
 template <class T> struct Reduction<How::smallest, T> : Extreme<T, -1> {};
 
 // ---- all of a pass ---------------------------------------------------------------------------------------------------------
@@ -254,9 +301,12 @@ template <class F, int pass, int k = 0> struct Reductions {
     own.add_lanes(*a, *b, *c, *d);
     others.add_lanes(a + 1, b + 1, c + 1, d + 1);
   }
-  OG_FN void fill_lanes(floats* x, i64 n) {
-    *x = choose(bools(first_of(n), 0), *x, (floats)own.nothing());
-    others.fill_lanes(x + 1, n);
+  // `first`: those of the block.
+  OG_FN void fill_lanes(floats* x, i64 n, const floats* first) {
+    floats filler = own.nothing();
+    if constexpr (F::how(pass, k) == How::peak) filler = first->v[0];
+    *x = choose(bools(first_of(n), 0), *x, filler);
+    others.fill_lanes(x + 1, n, first + 1);
   }
 #endif
   OG_FN void partials(Partial* to) {
@@ -278,7 +328,7 @@ template <class F, int pass> struct Reductions<F, pass, F::reductions(pass)> {
   OG_FN void fill(typename F::Addend*, i64, int) {}
 #if OG_LANES
   OG_FN void add_lanes(const floats*, const floats*, const floats*, const floats*) {}
-  OG_FN void fill_lanes(floats*, i64) {}
+  OG_FN void fill_lanes(floats*, i64, const floats*) {}
 #endif
   OG_FN void partials(Partial*) {}
   static OG_FN void join(Partial*, const Partial*) {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_lanes import pytestmark, same, scalar_form
+from test_lanes import functor, pytestmark, same, scalar_form
 
 import opgraph as og
 from opgraph.ir import dtypes
@@ -107,3 +107,17 @@ def test_columns_of_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         got = og.compile(og.parse(COLUMNS))(given)
         np.testing.assert_allclose(got["dw"], exact, rtol=1e-6, atol=1e-6 * np.abs(exact).max())
         np.testing.assert_array_equal(got["db"], given["g"].astype(np.float64).sum(0).astype(np.float32))
+
+
+def test_exponentials_of_rows_near_and_far_from_their_largest_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "graph(x: f32[n,c]) -> (y, m)\n  y = SoftMax(x, axis=-1)\n  m = ReduceMax(x, axes=[1])"
+    assert "og::exp_of_row<near>(" in functor(og.compile(og.parse(text)))
+    for columns in (65, 128, 1000):
+        x = np.random.default_rng(columns).uniform(-86.9, 0, (12, columns)).astype(np.float32)
+        x[:, 3] = 0
+        x[1, 60], x[2, 7], x[3, 9], x[4, 11], x[5, 64] = -87.0, -87.00001, -88, -150, -np.inf
+        x[6] += 3e38
+        x[7] *= 1e-40
+        x[8, 1], x[9, 2] = np.nan, np.inf
+        x[10] = -np.inf
+        both_ways(text, {"x": x}, monkeypatch)

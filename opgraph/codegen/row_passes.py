@@ -26,7 +26,8 @@ def put_passes(emitter: RowEmitter) -> None:
         along = (i for i, _ in emitter.elementwise() if emitter.store_kinds[i] == CONTIGUOUS)
         written = next((f"og::apart_from_line(y{i})" for i in along), "0")
         put(f"  OG_FN og::i64 apart_from_line() const {{ return {written}; }}")
-        put("  template <int pass, bool keep, int apart, class F = float>")
+        _put_nearness(emitter)
+        put("  template <int pass, bool keep, int apart, class F = float, bool near = false>")
         put("  OG_FN void element(og::i64 i, F* s, og::i64 n = 1) const {")
     else:
         put("  template <int pass, bool keep, int apart> OG_FN void element(og::i64 i, Addend* s) const {")
@@ -37,6 +38,16 @@ def put_passes(emitter: RowEmitter) -> None:
             _put_pass(emitter, one, f"pass == {number} && keep")
             _put_pass(emitter, again, f"pass == {number} && !keep")
     put("  }")
+
+
+def _put_nearness(emitter: RowEmitter) -> None:
+    """Which passes have exponentials that are simpler in rows whose elements are all near the largest one."""
+    both = zip(emitter.passes, emitter.again, strict=True)
+    passes = [n for n, p in enumerate(both) if any(s.result in emitter.peaks for q in p for s in q.statements)]
+    chosen = " || ".join(f"pass == {n}" for n in passes)
+    emitter.put(f"  static constexpr bool nears(int pass) {{ return {chosen or 'pass < 0'}; }}")
+    near = " && ".join(f"{name}_near" for name in dict.fromkeys(emitter.peaks.values()))
+    emitter.put(f"  OG_FN bool all_near() const {{ return {near or 'false'}; }}")
 
 
 def _put_pass(emitter: RowEmitter, one: Pass, condition: str) -> None:

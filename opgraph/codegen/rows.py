@@ -35,6 +35,8 @@ class RowEmitter(Emitter):
             self.again = self.passes
         self.per_row = row_stores(loop)
         self.by_lanes = self.takes_lanes()
+        #: Exponentials of the distance to the largest element of the row -> that element.
+        self.peaks = self.peaks_of() if self.by_lanes else {}
         self.divisors: list[str] = []
         self.divisors = self.divisors_of()
 
@@ -50,6 +52,21 @@ class RowEmitter(Emitter):
                 found[str(s.args[1])] = None
         return list(found)
 
+    def peaks_of(self) -> dict[str, str]:
+        """What Exp(v - ReduceMax(v)) is called, and the largest element."""
+        made = {s.result: s for s in self.loop.statements}
+        found = {}
+        for s in self.loop.statements:
+            if s.kind != "Exp" or self.levels[s.result] != ELEMENT:
+                continue
+            distance = made.get(str(s.args[0]))
+            if distance is None or distance.kind != "Subtract" or distance.rounds:
+                continue
+            largest = made.get(str(distance.args[1]))
+            if largest is not None and largest.kind == "ReduceMax" and largest.args[0] == distance.args[0]:
+                found[s.result] = largest.result
+        return found
+
     def quotient(self, s: Statement) -> str:
         """The text of a division by what reductions made of a row; "" if it is none."""
         divisor = s.args[-1]
@@ -64,6 +81,8 @@ class RowEmitter(Emitter):
         divisor = s.args[-1] if s.args else None
         if divisor in self.divisors and text == self.quotient(s) and self.levels[s.result] == ELEMENT:
             return f"og::times({self.argument(s, 0)}, {divisor}_inverse)"
+        if s.result in self.peaks:
+            return text.replace("og::exp(", "og::exp_of_row<near>(", 1)
         return text
 
     def result_to_wait_in(self) -> int | None:
@@ -116,7 +135,7 @@ class RowEmitter(Emitter):
         counts = [len(p.reductions) for p in self.passes]
         self.put(f"  static constexpr int passes = {len(self.passes)}, most = {max(counts)};")
         self.put(f"  static constexpr bool stores = {'true' if self.passes[-1].stores else 'false'};")
-        for line in reduction_members(self.passes):
+        for line in reduction_members(self.passes, self.peaks.values()):
             self.put(line)
         for load, kind in self.loads:
             if kind == RUN:
@@ -129,6 +148,8 @@ class RowEmitter(Emitter):
             self.put(f"  {storage_type(store.dtype)}* y{i};")
         for name in self.divisors:
             self.put(f"  og::Inverse {name}_inverse;")
+        for name in dict.fromkeys(self.peaks.values()):
+            self.put(f"  bool {name}_near;")
 
     def buffers(self) -> None:
         """Where values are kept for a later pass."""
@@ -160,6 +181,8 @@ class RowEmitter(Emitter):
                 total = self.total_of(s, f"total({k})")
                 self.put(f"      {s.result} = {total};  // {s.kind} #{s.tag}", s.tag)
                 self.inverse(s)
+                if s.result in self.peaks.values():
+                    self.put(f"      {s.result}_near = og::all_near(total({k}));")
             for s in self.loop.statements:
                 is_here = self.levels[s.result] == PER_ROW and self.depth[s.result] == number + 1
                 if is_here and not s.reduces:
