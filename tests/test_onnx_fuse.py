@@ -91,6 +91,10 @@ def test_keep_is_a_list_of_names() -> None:
     assert types(og.onnx.fuse(proto(), keep=["swish"])) == ["Mul", "Sigmoid", "Mul", "Mul"]
     with pytest.raises(InvalidArguments, match="give a list"):
         og.onnx.fuse(proto(), keep="swish")
+    with pytest.raises(InvalidArguments, match="no unit is called 'swich'"):
+        og.onnx.fuse(proto(), keep=["swich"])
+    with pytest.raises(InvalidArguments, match="no unit is called"):
+        og.onnx.FusePass(keep=["swich"])
 
 
 def test_a_model_that_is_none_is_told_so(tmp_path: Path) -> None:

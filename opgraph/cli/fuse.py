@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     with progress() as step:
         step("reading the model")
         graph = opgraph.onnx.load(source)
-        from opgraph.onnx.request import Request
+        from opgraph.onnx.request import Request, checked_keep
         from opgraph.onnx.save import put
 
         request = Request(
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             target=args.target,
             functions=args.functions,
             library=args.ort_library is not None,
-            keep=frozenset(args.keep),
+            keep=checked_keep(args.keep),
         )
         outcome = Trial(args, graph, target, step).best(request)
         library = args.ort_library if outcome.draft.library else None

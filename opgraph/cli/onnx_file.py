@@ -57,7 +57,7 @@ class OnnxFile:
             raise DeviceError(
                 f"onnxruntime refuses the model: {_one_line(error)}",
                 where=path,
-                fix="see whether `opgraph check` runs it",
+                fix="write it again, or for an onnxruntime that reads it",
             ) from error
         self.inputs = _ports(self._session.get_inputs(), path)
         self.outputs = _ports(self._session.get_outputs(), path)

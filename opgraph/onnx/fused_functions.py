@@ -20,6 +20,7 @@ from opgraph.onnx.functions import canonical
 from opgraph.onnx.library.ops import LibraryOp, fused_op, swish_ops
 from opgraph.onnx.library.rows import has_rows, rows_pay
 from opgraph.onnx.nodes import reads
+from opgraph.onnx.request import FUSED_UNIT, ROWS_UNIT
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
 from opgraph.onnx.to_ops import constant_value
@@ -32,8 +33,6 @@ from opgraph.runtime.providers.onnx_region import tensor_proto
 _FEWEST = 2
 #: What steers a node, its axes, has no more entries.
 _MOST_AXES = 32
-#: What a fused partition counts as in a summary, and in `keep`; one that reduces rows is the latter.
-FUSED_UNIT, ROWS_UNIT = "fused", "rows"
 
 #: Nodes with the index that they had, or that the node had which they replace.
 Numbered = list[tuple[int, NodeProto]]

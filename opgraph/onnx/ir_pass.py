@@ -10,7 +10,7 @@ from onnx_ir.passes import FunctionalPass, PassResult, PostconditionError, Preco
 
 from opgraph.onnx.library.build import NATIVE
 from opgraph.onnx.load import load
-from opgraph.onnx.request import DEFAULT_TARGET, Request
+from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_keep
 from opgraph.onnx.save import drafted, library_written
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
@@ -48,7 +48,7 @@ class FusePass(FunctionalPass):
             functions=functions,
             opset=opset,
             library=ort_library is not None,
-            keep=frozenset(keep),
+            keep=checked_keep(keep),
         )
         self.library = (ort_library, march)
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from opgraph.errors import InvalidArguments
+from opgraph.partition.rules import NORMS, RULES
+
+#: What a fused partition counts as in a summary, and in `keep`; one that reduces rows is the latter.
+FUSED_UNIT, ROWS_UNIT = "fused", "rows"
 DEFAULT_TARGET = "onnxruntime==1.31"
 
 
@@ -22,3 +28,20 @@ class Request:
     opset: int | None = None
     library: bool = False
     keep: frozenset[str] = frozenset()
+
+
+def checked_keep(names: Collection[str]) -> frozenset[str]:
+    """Names of units to keep.
+
+    Raises:
+        InvalidArguments: a text instead of a list, or a name that no unit has.
+    """
+    if isinstance(names, str):
+        raise InvalidArguments(f"keep={names!r} is one text", where="keep", fix=f"give a list: keep=[{names!r}]")
+    known = dict.fromkeys((*(rule.name for rule in (*RULES, *NORMS)), FUSED_UNIT, ROWS_UNIT))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidArguments(
+            f"no unit is called {unknown[0]!r}", where="keep", fix=f"name some of {', '.join(known)}"
+        )
+    return frozenset(names)

@@ -12,12 +12,12 @@ from opgraph.onnx.compose import finish
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.functions import FunctionTable
-from opgraph.onnx.fused_functions import FUSED_UNIT, ROWS_UNIT, Folding, Numbered
+from opgraph.onnx.fused_functions import Folding, Numbered
 from opgraph.onnx.leftovers import drop_initializers, drop_value_info, sorted_nodes, without_unused
 from opgraph.onnx.library.rows import rows_pay
 from opgraph.onnx.load import imported
 from opgraph.onnx.norms import Norm, norms_of
-from opgraph.onnx.request import Request
+from opgraph.onnx.request import FUSED_UNIT, ROWS_UNIT, Request
 from opgraph.onnx.restamp import restamped
 from opgraph.onnx.source import Source
 from opgraph.onnx.spots import Spot, count, nodes_of, spots_of

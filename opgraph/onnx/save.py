@@ -16,7 +16,7 @@ from opgraph.onnx.compose import composed
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.library.build import NATIVE, PendingLibrary, compiled
 from opgraph.onnx.load import imported, load
-from opgraph.onnx.request import DEFAULT_TARGET, Request
+from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_keep
 from opgraph.onnx.rewrite import rewritten
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
@@ -174,15 +174,13 @@ def fuse(
 def _request(
     form: str, target: str, functions: bool, opset: int | None, library: object | None, keep: Collection[str]
 ) -> Request:
-    if isinstance(keep, str):
-        raise InvalidArguments(f"keep={keep!r} is one text", where="save", fix=f"give a list: keep=[{keep!r}]")
     return Request(
         form=form,
         target=target,
         functions=functions,
         opset=opset,
         library=library is not None,
-        keep=frozenset(keep),
+        keep=checked_keep(keep),
     )
 
 
