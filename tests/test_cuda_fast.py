@@ -141,6 +141,7 @@ def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -
     rng = np.random.default_rng(0)
     some = np.array([0.0, -0.0, 0.5, 1.0, 2.0, -3.0, 17.0, np.inf, -np.inf, np.nan]).astype(kind)
     b = np.where(rng.random(len(line)) < 0.5, rng.choice(some, len(line)), rng.uniform(-20, 20, len(line)).astype(kind))
+    line, b = np.append(line, np.full(len(some), np.inf, kind)), np.append(b, some)
     d = rng.normal(0, 1, len(line)).astype(kind)
     plain = np.where(line.astype(np.float32) >= SMALLEST, line, np.ones((), kind))
     made = approximate.Library(loops)
