@@ -191,11 +191,11 @@ def test_a_factor_of_the_row_leaves_its_sum(dtype: str) -> None:
 def test_exp_in_a_softmax_is_computed_once() -> None:
     loop = lowered(SOFTMAX.format(t="f32").replace("[*]", "[n,c]")).loop
     layout = bind(loop, [(5, 40)], [(40, 1)])
-    assert host_source(loop, layout.variant).functor.count("og::exp(") == 1
+    assert host_source(loop, layout.variant).functor.count("og::exp") == 1
     # In bf16 it cannot wait in the result: there is a buffer for rows that fit, and else it is computed again.
     loop = lowered(SOFTMAX.format(t="bf16").replace("[*]", "[n,c]")).loop
     functor = host_source(loop, bind(loop, [(5, 40)], [(40, 1)]).variant).functor
-    assert "kept_bytes = sizeof(float)" in functor and functor.count("og::exp(") == 3
+    assert "kept_bytes = sizeof(float)" in functor and functor.count("og::exp") == 3
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -18,7 +18,7 @@ from opgraph.loops.loop import Loop
 LANES = 64
 #: Rows are short where they have so many elements at most in all operands that are turned together: the turn costs as
 #: much for each, and what is done once a row costs as much for any. Fewer rows than that are not worth it.
-SHORT_ROW, FEW_ROWS = 64, 16
+SHORT_ROW, FEW_ROWS = 48, 16
 #: Fewer neighbours than that leave most of a vector empty.
 FEW_LANES = 8
 #: Bytes of all tiles: they stay in the second-level cache.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.ir.op import AttrValue
 from opgraph.loops.factors import without_row_factors
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store, verify_loop
+from opgraph.loops.steps import Shapes, live_steps, steps_of, used_by_stores_only
 from opgraph.partition.partition import Partition, RowForms
-from opgraph.partition.rules import Unit
 
 ROUNDINGS = ("store", "each")
 
@@ -32,55 +30,6 @@ class Lowered:
     loads: tuple[LogicalTensor | None, ...]
     stores: tuple[LogicalTensor, ...]
     labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One statement to be: an op, or the single op that a unit stands for."""
-
-    kind: str
-    inputs: tuple[LogicalTensor, ...]
-    attrs: dict[str, AttrValue]
-    output: LogicalTensor
-    tag: int
-    per_row: bool = False  # a SumTo that is a reduction of rows
-    form: str = ""  # of one value for each row: with or without the rows' axes
-
-    @property
-    def record(self) -> opdef.OpDef:
-        return opdef.get(self.kind, where="lower")
-
-    @property
-    def ports(self) -> tuple[opdef.Port, ...]:
-        return self.record.with_optional(len(self.inputs))
-
-    @property
-    def is_sum(self) -> bool:
-        return self.record.family == "sum" and not self.per_row
-
-    @property
-    def reduces(self) -> bool:
-        """Whether it makes one value of a row."""
-        return self.per_row or self.record.row is not None
-
-    @property
-    def is_relay(self) -> bool:
-        """Whether its value is that of its first input, in another shape: a loop has nothing to do for it."""
-        record = self.record
-        moves = record.expression == f"{{{record.inputs[0].name}}}" and any(p.shape_only for p in record.inputs)
-        return moves or self.is_sum or record.family == "shape"
-
-    def alignment(self, port: int) -> str:
-        """How an input lies in the iteration space."""
-        # A view turns one form into the other; of all else operands have the form of the result.
-        without_rows = (self.form == "dropped") != (self.record.family == "shape" and self.form != "")
-        if without_rows and not self.reduces and self.inputs[port].ndim != 0:
-            return "rows"
-        aligned = self.record.lies_along_channel(port, [t.ndim for t in self.inputs], self.attrs)
-        return "channel" if aligned else "right"
-
-
-_Leaf: TypeAlias = tuple[LogicalTensor, str]
 
 
 class _Operands:
@@ -138,16 +87,16 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     """
     outputs = partition.output_ports
     units = partition.unit_matches if rounding == "store" else ()  # a unit has no values in between to round
-    steps = _steps(partition, units)
-    shapes = _Shapes(steps)
-    live = _live(steps, {t.id for t in outputs})
+    steps = steps_of(partition, units)
+    shapes = Shapes(steps)
+    live = live_steps(steps, {t.id for t in outputs})
     rows = partition.rows
     operands = _Operands(rows)
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
     statements: list[Statement] = []
     made: dict[str, str] = {}  # what is computed -> the statement that does it first
-    stored_only = _used_by_stores_only(live, outputs)
+    stored_only = used_by_stores_only(live, outputs)
     for step in live:
         record = step.record
         args: list[Arg] = []
@@ -228,73 +177,3 @@ def _store(
         value, to = sums[tensor.id]
         return Store(value=value, dtype=tensor.dtype, to=to, cut=cut)
     return Store(value=values[tensor.id], dtype=tensor.dtype, per_row=rows.forms.get(tensor.id, ""), cut=cut)
-
-
-def _steps(partition: Partition, units: Iterable[Unit]) -> list[_Step]:
-    replaced: dict[int, Unit] = {u.root.id: u for u in units if u.kind}
-    rows = partition.rows
-    steps = []
-    for tag, op in enumerate(partition.ops):
-        unit = replaced.get(op.id)
-        if unit is None:
-            parts = rows.inside.get(op.id) or opdef.get(op.kind, where="lower").parts(op)
-            for part in parts:
-                output = part.outputs[0]
-                is_row_sum, form = output.id in rows.sums, rows.forms.get(output.id, "")
-                steps.append(_Step(part.kind, part.inputs, part.attrs, output, tag, is_row_sum, form))
-        else:
-            record = opdef.get(unit.kind, where="lower")
-            steps.append(
-                _Step(
-                    unit.kind,
-                    tuple(unit.inputs),
-                    {**record.default_attrs(), **unit.attrs},
-                    op.outputs[0],
-                    tag,
-                    form=rows.forms.get(op.outputs[0].id, ""),
-                )
-            )
-    return steps
-
-
-def _live(steps: Sequence[_Step], wanted: Iterable[int]) -> list[_Step]:
-    """The steps whose values are used; of what only lends its shape, no value is."""
-    needed = set(wanted)
-    kept = []
-    for step in reversed(steps):
-        if step.output.id in needed:
-            needed.update(t.id for t, port in zip(step.inputs, step.ports, strict=True) if not port.shape_only)
-            kept.append(step)
-    return kept[::-1]
-
-
-class _Shapes:
-    """From which operands the shape of a value follows, where something needs a shape alone."""
-
-    def __init__(self, steps: Sequence[_Step]) -> None:
-        self.steps = steps
-        self._of: dict[int, tuple[_Leaf, ...]] | None = None
-
-    def leaves(self, step: _Step, port: int) -> tuple[_Leaf, ...]:
-        """The operands whose common shape that input of a step has; none: no dimensions."""
-        return self._leaves(step.inputs[port], step.alignment(port))
-
-    def _leaves(self, tensor: LogicalTensor, align: str) -> tuple[_Leaf, ...]:
-        if self._of is None:  # rarely asked for
-            self._of = {}
-            unions: dict[tuple[tuple[_Leaf, ...], ...], tuple[_Leaf, ...]] = {}  # most steps have those of another
-            for step in self.steps:
-                own = dict.fromkeys(self.leaves(step, port) for port in range(len(step.inputs)))
-                key = tuple(own)
-                if key not in unions:
-                    unions[key] = tuple({(t.id, a): (t, a) for leaves in key for t, a in leaves}.values())
-                self._of[step.output.id] = unions[key]
-        if tensor.id in self._of:
-            return self._of[tensor.id]
-        return () if tensor.is_scalar_constant else ((tensor, align),)
-
-
-def _used_by_stores_only(steps: Sequence[_Step], outputs: Sequence[LogicalTensor]) -> set[int]:
-    """Values that are rounded by their store anyway, and by nothing else's use before."""
-    read = {t.id for step in steps for t in step.inputs}
-    return {t.id for t in outputs} - read
