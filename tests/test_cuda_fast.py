@@ -127,15 +127,11 @@ def test_a_run_of_ops_is_as_accurate_as_numpy(key: tuple[str, str]) -> None:
         assert_as_accurate_as(got, peer, exact, floor=measure.BOUNDS[key[1]], label=f"{key}, {name}")
 
 
-@needs_compiler
-@pytest.mark.parametrize("dtype", measure.NARROW)
-def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -> None:
-    """The form without a sign, over all values: the other one is held to the truth above."""
+def positive_powers(dtype: str) -> tuple[tuple[str, str], list[np.ndarray], np.ndarray]:
+    """Powers of what is surely positive, and of the same as it comes: texts, operands, and the base of the second."""
     both = "  y = Pow(p, b)\n  dx = PowBackward(p, d, b)\n  dxx = PowBackward(p, d, b, order=2)"
     head = f"graph({{0}}: {dtype}[n], b: {dtype}[n], d: {dtype}[n]) -> (y, dx, dxx)\n"
     chosen = head.format("x") + "  c = Greater(x, 0.0)\n  p = Select(c, x, 1.0)\n" + both
-    loops = [loop_of(og.parse(text)) for text in (chosen, head.format("p") + both)]
-    assert ["fast::positive::pow" in approximate.functor(loop) for loop in loops] == [True, False]
     kind = dtypes.get(dtype).numpy
     line = np.tile(points.every_16_bit_value(kind), 8)
     rng = np.random.default_rng(0)
@@ -144,6 +140,16 @@ def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -
     line, b = np.append(line, np.full(len(some), np.inf, kind)), np.append(b, some)
     d = rng.normal(0, 1, len(line)).astype(kind)
     plain = np.where(line.astype(np.float32) >= SMALLEST, line, np.ones((), kind))
+    return (chosen, head.format("p") + both), [line, b, d], plain
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", measure.NARROW)
+def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -> None:
+    """The form without a sign, over all values: the other one is held to the truth above."""
+    texts, (line, b, d), plain = positive_powers(dtype)
+    loops = [loop_of(og.parse(text)) for text in texts]
+    assert ["fast::positive::pow" in approximate.functor(loop) for loop in loops] == [True, False]
     made = approximate.Library(loops)
     pairs = zip(made.results(0, [line, b, d]), made.results(1, [plain, b, d]), strict=True)
     for (name, got), (_, want) in pairs:

@@ -109,7 +109,7 @@ def steps(folder: Path) -> list[Step]:
         found.append(Step(f"{tool} finds a planted fault", [*command, "--fault", tool], 20, "sanitizer.log", FOUND))
     workers = ["-n", str(min(12, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") else []
     # Other versions of other people's libraries warn, on import too; here that is no failure.
-    options = ["-q", "-p", "no:cacheprovider", "-W", "default", "--durations=15", *workers]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "default", "--durations=15", *workers]
     tests = [python, "-m", "pytest", str(HERE), *options]
     found.append(Step("tests", tests, 260, "tests.log"))
     bench = [python, "-m", "opgraph", "bench", "--device", "cuda", "--suite", "gpu", "--budget", "BUDGET"]

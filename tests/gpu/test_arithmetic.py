@@ -122,6 +122,18 @@ def test_approximate_functions_are_within_their_bound_over_all_values(any_memory
     assert found[at] <= measure.BOUNDS[case.dtype], ([c[at] for c in columns], got[at], truth[at], found[at])
 
 
+@pytest.mark.parametrize("dtype", measure.NARROW)
+def test_powers_of_what_is_surely_positive_are_those_of_any_number(any_memory: Any, dtype: str) -> None:
+    """lg2(1) is 0 and ex2(0) 1: what the form without a sign goes by at 1."""
+    (chosen, plain), (x, b, d), base = test_cuda_fast.positive_powers(dtype)
+    got, want = (
+        og.compile(og.parse(text), device="cuda")({k: any_memory.put(v) for k, v in feeds.items()})
+        for text, feeds in ((chosen, {"x": x, "b": b, "d": d}), (plain, {"p": base, "b": b, "d": d}))
+    )
+    for name in want:
+        assert not differing(any_memory.get(got[name]), any_memory.get(want[name])).any(), name
+
+
 @pytest.mark.parametrize("rule", RULES, ids=[f"{i}-{r.name}" for i, r in enumerate(RULES)])
 def test_every_rule_gives_what_the_cpu_gives(any_memory: Any, flush: Any, rule: Rule) -> None:
     graph = og.parse(rule.takes)
