@@ -68,7 +68,7 @@ def test_a_gpu_s_form_without_a_table_is_as_near_to_the_truth(kind: str, without
 def by_table(case: Case, columns: list[np.ndarray]) -> np.ndarray:
     flags, host.FLAGS = host.FLAGS, tuple(f for f in host.FLAGS if f != "-DOG_NO_TABLES")
     try:
-        return og.compile(case.graph())(case.feeds(columns))
+        return np.asarray(og.compile(case.graph())(case.feeds(columns)))
     finally:
         host.FLAGS = flags
 
