@@ -63,7 +63,8 @@ def test_06_every_kind_can_be_made_and_has_a_default_name(kind: str) -> None:
 def test_06_lists_of_tensors_and_appending_give_the_same_op() -> None:
     a = og.Op(0, "Add", [lt(0), lt(1)], [lt(2)], "a")
     b = og.Op(0, "Add", name="a").add_input(lt(0)).add_input(lt(1)).add_output(lt(2))
-    assert (a.inputs, a.outputs) == (b.inputs, b.outputs)
+    c = og.Op(0, "Add", name="a").add_inputs([lt(0), lt(1)]).add_outputs([lt(2)])
+    assert (a.inputs, a.outputs) == (b.inputs, b.outputs) == (c.inputs, c.outputs)
 
 
 def test_06_attributes_of_all_six_types_are_set_read_and_overwritten() -> None:

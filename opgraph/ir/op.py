@@ -126,8 +126,12 @@ class Op:
             InvalidGraph: the op belongs to a graph already.
             InvalidArguments: no LogicalTensor.
         """
+        return self.add_inputs((tensor,))
+
+    def add_inputs(self, tensors: Sequence[LogicalTensor]) -> Op:
+        """Appends inputs, as `add_input` does."""
         self._check_open()
-        self._inputs += _tensors((tensor,), self)
+        self._inputs += _tensors(tensors, self)
         return self
 
     def add_output(self, tensor: LogicalTensor) -> Op:
@@ -137,8 +141,12 @@ class Op:
             InvalidGraph: the op belongs to a graph already.
             InvalidArguments: no LogicalTensor.
         """
+        return self.add_outputs((tensor,))
+
+    def add_outputs(self, tensors: Sequence[LogicalTensor]) -> Op:
+        """Appends outputs, as `add_output` does."""
         self._check_open()
-        self._outputs += _tensors((tensor,), self)
+        self._outputs += _tensors(tensors, self)
         return self
 
     def set_attr(self, name: str, value: AttrValue | list[int] | list[float] | list[str]) -> Op:

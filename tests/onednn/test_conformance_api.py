@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.random_rows import row_graph, sizes
 
 import opgraph as og
 from opgraph.errors import InvalidArguments, InvalidGraph, InvalidGraphOp, InvalidShape, Unimplemented
@@ -214,6 +215,32 @@ def test_14_elementwise_partitions_report_their_pair(kind: str) -> None:
     cp.execute(STREAM, {0: x.copy()}, {1: expected})
     cp.execute(STREAM, {0: x}, {1: x})
     np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_14_every_reported_pair_may_share_its_memory(seed: int) -> None:
+    """Of random partitions with rows, sums and several results: the bits are those of separate memory."""
+    g = row_graph(seed, "f32")
+    extents = [max(e, 1) for e in sizes(seed, 4)]
+    rng = np.random.default_rng(seed)
+    values: dict[int, np.ndarray] = {t.id: t.data for t in g.constants if t.data is not None}
+    for t in g.inputs:
+        values[t.id] = rng.standard_normal(
+            [d if isinstance(d, int) else extents[int(str(d)[1:])] for d in t.dims or ()], np.float32
+        )
+    for part in itertools.takewhile(lambda p: p.kind == "fused", g.get_partitions()):
+        ins = [t.with_(dims=values[t.id].shape) for t in part.input_ports]
+        cp = part.compile(ins, [t.with_(dims=None) for t in part.output_ports], ENGINE)
+        apart = {t.id: np.zeros(cp.query_logical_tensor(t.id).get_dims(), np.float32) for t in part.output_ports}
+        given = {t.id: values[t.id] for t in ins}
+        cp.execute(STREAM, given, apart)
+        for source, result in cp.inplace_ports():
+            shared = given[source].copy()
+            outs = {**{i: np.zeros_like(a) for i, a in apart.items()}, result: shared}
+            cp.execute(STREAM, {**given, source: shared}, outs)
+            for i, expected in apart.items():
+                np.testing.assert_array_equal(outs[i], expected)
+        values.update(apart)
 
 
 def test_14_matmul_reports_no_pair() -> None:
@@ -474,6 +501,43 @@ def test_21_convolutions_of_every_padding_compile_and_have_their_shape(
     total = sum(padding)
     expected = (2, 6, (9 + total - 3) // stride + 1, (8 + total - 3) // stride + 1)
     assert cp.query_logical_tensor(2).dims == expected
+
+
+_POOL = 'kernel=[2,2], strides=[2,2], pads_begin=[0,0], pads_end=[0,0], data_format="NCX"'
+_CONV = 'strides=[1,1], pads_begin=[1,1], pads_end=[1,1], dilations=[1,1], data_format="NCX", weights_format="OIX"'
+_BN = 'epsilon=0.001, data_format="NCX"'
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"y = BatchNormInference(x, v, v, v, v, {_BN})",
+        f"y, a, b, d, e = BatchNormForwardTraining(x, v, v, v, v, {_BN})",
+        f"y, a, b = BatchNormTrainingBackward(x, x, v, v, v, {_BN})",
+        f"a = Convolution(x, w, v, {_CONV})\n y = Add(a, x)",
+        f"a = Convolution(x, w, {_CONV})\n b = BatchNormInference(a, v, v, v, v, {_BN})\n y = ReLU(b)",
+        f"y = AvgPool(x, exclude_pad=true, {_POOL})",
+        f"y = MaxPool(x, {_POOL})",
+        "y = Add(x, x)",
+        "a = MatMul(x, s)\n b = Add(a, x)\n y = ReLU(b)",
+        *[f"y = {kind}(x, axis=1)" for kind in ("SoftMax", "LogSoftmax")],
+        *[f"y = {kind}Backward(x, z, axis=1)" for kind in ("SoftMax", "LogSoftmax")],
+    ],
+)
+def test_21_what_onednns_tests_compile_compiles_runs_and_is_right(lines: str) -> None:
+    """Partition by partition, beside the reference in float64."""
+    g = og.parse(
+        f"graph(x: f32[2,4,6,6], z: f32[2,4,6,6], w: f32[4,4,3,3], v: f32[4], s: f32[2,4,6,6]) -> (y)\n {lines}"
+    ).finalize()
+    rng = np.random.default_rng(0)
+    feeds = {t.name: rng.random(t.shape, np.float32) + 0.5 for t in g.inputs}
+    values = {t.id: feeds[t.name] for t in g.inputs}
+    for part in g.get_partitions():
+        cp = part.compile(part.input_ports, part.output_ports, ENGINE)
+        made = {t.id: np.empty(cp.query_logical_tensor(t.id).get_dims(), np.float32) for t in part.output_ports}
+        cp.execute(STREAM, {t.id: values[t.id] for t in part.input_ports}, made)
+        values.update(made)
+    np.testing.assert_allclose(values[g.outputs[0].id], og.evaluate(g, feeds), rtol=2e-5, atol=2e-5)
 
 
 def test_a_graph_is_locked_and_an_unlocked_one_has_no_partitions() -> None:
