@@ -341,6 +341,27 @@ def test_fused_partitions_become_functions_on_request() -> None:
         np.testing.assert_allclose(session(made, level).run(None, feeds)[0], reference(made, feeds)[0], rtol=1e-4)
 
 
+@pytest.mark.parametrize("lone", [False, True])
+def test_a_unit_inside_a_function_is_found_by_onnxruntime_in_two_bytes_too(lone: bool) -> None:
+    """It finds no overload from inside a function, so what would be one is written out."""
+    text = (
+        "graph(x: f16[n,4], k: f16[4]) -> (y, z{0})\n t = Multiply(x, k)\n s = Sigmoid(t)\n y = Multiply(x, s)\n"
+        " u = Tanh(t)\n z = Add(u, s){1}"
+    )
+    tail = '\n m: f16[n,4] = Wildcard(z, onnx_op="Relu", onnx_domain="", onnx_opset=22)'
+    tail += "\n h = Sigmoid(m)\n v = Multiply(m, h)"
+    written = to_model(og.parse(text.format(", v", tail) if lone else text.format("", "")), form="decomposed")
+    graph = og.onnx.load(written)
+    made = accepted(to_model(graph, functions=True))
+    assert not any(n.overload for f in made.functions for n in f.node)
+    x, k = np.linspace(-4, 4, 24, dtype=np.float16).reshape(6, 4), np.float16([1, -2, 0.5, 3])
+    got = dict(zip([o.name for o in made.graph.output], session(made).run(None, {"x": x, "k": k}), strict=True))
+    for name, wanted in og.evaluate(graph, x=x, k=k).items():
+        np.testing.assert_allclose(got[name], wanted, rtol=2**-9, atol=2**-10)
+    again = to_model(og.onnx.load(made), functions=True)
+    assert [n.domain for n in again.graph.node] == [n.domain for n in made.graph.node]
+
+
 def test_text_of_an_imported_graph_saves_like_the_graph(tmp_path: Path) -> None:
     graph = og.onnx.load(exported(tmp_path))
     parsed = og.parse(str(graph), constants={t.name: t.data for t in graph.constants if t.data.size > 64})

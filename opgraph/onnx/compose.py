@@ -12,7 +12,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
-from opgraph.onnx.functions import FunctionTable
+from opgraph.onnx.function_table import FunctionTable
 from opgraph.onnx.request import Request
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target

@@ -15,7 +15,7 @@ from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.opdef import OpDef
-from opgraph.onnx.functions import FunctionTable
+from opgraph.onnx.function_table import FunctionTable
 from opgraph.onnx.signature import Signature
 from opgraph.onnx.target import Target
 from opgraph.onnx.to_nodes import mark_operands, plain_form, plain_node

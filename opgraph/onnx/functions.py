@@ -7,7 +7,6 @@ that op: the name alone proves nothing. Every other function is unfolded into it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import onnx
 import onnx.inliner
@@ -21,11 +20,10 @@ from opgraph.ir.opdef import OpDef
 from opgraph.onnx.bodies import function_of
 from opgraph.onnx.function_check import MAX_NODES
 from opgraph.onnx.nodes import subgraphs
-from opgraph.onnx.signature import DOMAIN, Signature, onnx_value
+from opgraph.onnx.signature import DOMAIN, Signature
 from opgraph.onnx.to_ops import Native
 from opgraph.onnx.validate import opsets
 from opgraph.onnx.value_types import dtype_and_dims, value_types
-from opgraph.ops.families import LAYOUT_ATTRS
 from opgraph.runtime.providers.onnx_node import plain_value
 
 Key = tuple[str, str]
@@ -185,54 +183,3 @@ def _deep(nodes: Sequence[NodeProto]) -> list[NodeProto]:
         found += waiting
         waiting = [inner for node in waiting for graph in subgraphs(node) for inner in graph.node]
     return found
-
-
-@dataclass(slots=True)
-class FunctionTable:
-    """The functions that a model written by opgraph needs, each body once.
-
-    A second body of one name gets an overload, called after the dtype that it is for.
-    """
-
-    opset: int
-    functions: dict[tuple[str, str], FunctionProto] = field(default_factory=dict)
-    bodies: dict[tuple[str, bytes], str] = field(default_factory=dict)
-
-    def add(self, function: FunctionProto, label: str) -> str:
-        """Adds a function unless it is there; returns its overload.
-
-        Args:
-            label: what an overload would be called.
-        """
-        key = (function.name, canonical(function))
-        if key not in self.bodies:
-            overload, number = "", 1
-            while (function.name, overload) in self.functions:
-                overload = label if number == 1 else f"{label}_{number}"
-                number += 1
-            function.overload = overload
-            self.functions[function.name, overload] = function
-            self.bodies[key] = overload
-        return self.bodies[key]
-
-    def keep(self, function: FunctionProto) -> None:
-        """Takes over a function of the model that is being rewritten, under the overload that its callers use."""
-        key = (function.name, function.overload)
-        if key not in self.functions:
-            self.functions[key] = function
-            self.bodies.setdefault((function.name, canonical(function)), function.overload)
-
-    def call(self, record: OpDef, signature: Signature, inputs: Sequence[str], output: str) -> NodeProto:
-        """A node that calls the function of an op.
-
-        Raises:
-            Unimplemented: ai.onnx cannot compute the op.
-        """
-        overload = self.add(function_of(record, signature), "_".join(dict.fromkeys(d for _, d, _ in signature.inputs)))
-        node = NodeProto(op_type=record.kind, domain=DOMAIN, overload=overload or None, input=inputs, output=[output])
-        for attr in record.attrs:
-            value = signature.attrs.get(attr.name)
-            # Stated even where it is the default: onnx's evaluator and inliner (1.23) forget the defaults of functions.
-            if value is not None and (value != attr.default or attr.name not in LAYOUT_ATTRS):
-                node.attribute.append(onnx.helper.make_attribute(attr.name, onnx_value(attr, value)))
-        return node

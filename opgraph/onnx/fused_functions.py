@@ -143,7 +143,11 @@ class Folding:
             function.opset_import.append(helper.make_opsetid(domain, 1))
         stem = "_".join(dict.fromkeys(part.units)) or "fused"
         types = "_".join(dict.fromkeys(dtype_of.get(n, "") for n in (*inputs, *results)))
-        named = canonical(function) + types.encode()
+        bare = FunctionProto()
+        bare.CopyFrom(function)
+        for node in bare.node:
+            node.ClearField("overload")  # which body of a name is called what is settled in the end
+        named = canonical(bare) + types.encode()
         function.name = f"{stem}_{hashlib.sha256(named).hexdigest()[:8]}"
         if self.library:
             if any(name not in ids for name in (*inputs, *results)):

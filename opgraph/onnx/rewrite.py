@@ -11,7 +11,7 @@ from opgraph.ir.graph import Graph
 from opgraph.onnx.compose import finish
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
-from opgraph.onnx.functions import FunctionTable
+from opgraph.onnx.function_table import FunctionTable
 from opgraph.onnx.fused_functions import Folding, Numbered
 from opgraph.onnx.leftovers import drop_initializers, drop_value_info, sorted_nodes, without_unused
 from opgraph.onnx.library.rows import rows_pay
@@ -128,6 +128,7 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     assert draft.origin is not None
     before = draft.origin.skeleton.graph
     kept = FunctionTable(emitter.opset)
+    emitter.functions.unfold_nested()
     called = _called((n for _, n in nodes), [*skeleton.functions, *emitter.functions.functions.values()])
     for function in (*skeleton.functions, *emitter.functions.functions.values()):
         if (function.domain, function.name, function.overload) in called:

@@ -1,0 +1,97 @@
+"""The functions that a model written by opgraph brings along: each body once, under names that its readers find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import FunctionProto, NodeProto
+
+from opgraph.ir.opdef import OpDef
+from opgraph.onnx.bodies import function_of
+from opgraph.onnx.functions import canonical
+from opgraph.onnx.signature import DOMAIN, Signature, onnx_value
+from opgraph.ops.families import LAYOUT_ATTRS
+
+
+@dataclass(slots=True)
+class FunctionTable:
+    """The functions that a model written by opgraph needs, each body once.
+
+    A second body of one name gets an overload, called after the dtype that it is for.
+    """
+
+    opset: int
+    functions: dict[tuple[str, str], FunctionProto] = field(default_factory=dict)
+    bodies: dict[tuple[str, bytes], str] = field(default_factory=dict)
+
+    def add(self, function: FunctionProto, label: str) -> str:
+        """Adds a function unless it is there; returns its overload.
+
+        Args:
+            label: what an overload would be called.
+        """
+        key = (function.name, canonical(function))
+        if key not in self.bodies:
+            overload, number = "", 1
+            while (function.name, overload) in self.functions:
+                overload = label if number == 1 else f"{label}_{number}"
+                number += 1
+            function.overload = overload
+            self.functions[function.name, overload] = function
+            self.bodies[key] = overload
+        return self.bodies[key]
+
+    def keep(self, function: FunctionProto) -> None:
+        """Takes over a function of the model that is being rewritten, under the overload that its callers use."""
+        key = (function.name, function.overload)
+        if key not in self.functions:
+            self.functions[key] = function
+            self.bodies.setdefault((function.name, canonical(function)), function.overload)
+
+    def unfold_nested(self) -> None:
+        """Writes a body out where another one calls it by an overload: onnxruntime (1.31) finds none from there."""
+        for function in self.functions.values():
+            bodies = [
+                self.functions.get((n.op_type, n.overload)) if n.domain == DOMAIN else None for n in function.node
+            ]
+            if function.domain == DOMAIN and any(body is not None and body.overload for body in bodies):
+                nodes = list(zip(function.node, bodies))
+                written = [_written_out(n, b) if b is not None and b.overload else [n] for n, b in nodes]
+                del function.node[:]
+                function.node.extend(node for some in written for node in some)
+
+    def call(self, record: OpDef, signature: Signature, inputs: Sequence[str], output: str) -> NodeProto:
+        """A node that calls the function of an op.
+
+        Raises:
+            Unimplemented: ai.onnx cannot compute the op.
+        """
+        overload = self.add(function_of(record, signature), "_".join(dict.fromkeys(d for _, d, _ in signature.inputs)))
+        node = NodeProto(op_type=record.kind, domain=DOMAIN, overload=overload or None, input=inputs, output=[output])
+        for attr in record.attrs:
+            value = signature.attrs.get(attr.name)
+            # Stated even where it is the default: onnx's evaluator and inliner (1.23) forget the defaults of functions.
+            if value is not None and (value != attr.default or attr.name not in LAYOUT_ATTRS):
+                node.attribute.append(onnx.helper.make_attribute(attr.name, onnx_value(attr, value)))
+        return node
+
+
+def _written_out(call: NodeProto, body: FunctionProto) -> list[NodeProto]:
+    """The nodes of a body, of plain ops, in the place of a call of it."""
+    names = {**dict(zip(body.input, call.input)), **dict(zip(body.output, call.output)), "": ""}
+    given = {a.name: a for a in (*body.attribute_proto, *call.attribute)}
+    nodes = []
+    for inner in body.node:
+        node = NodeProto()
+        node.CopyFrom(inner)
+        for values in (node.input, node.output):
+            values[:] = [names.get(v, f"{call.output[0]} {v}") for v in values]
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                name = attribute.name
+                attribute.CopyFrom(given[attribute.ref_attr_name])
+                attribute.name = name
+        nodes.append(node)
+    return nodes
