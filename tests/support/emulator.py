@@ -3,9 +3,9 @@
 Each thread of a block is a coroutine that runs until it meets others: those of its warp in a shuffle, those of its
 block in `__syncthreads()`. Warps run one after the other between two barriers, and so do blocks. `backwards` turns both
 round, so that a result which depends on who comes first shows. An access to a pack that does not lie at a multiple of
-its size fails, as on a GPU. What differs from a GPU is what `OG_DEVICE` switches: the machine's own instructions for
-accesses, rounding and division. `FakeCupy` stands for the few
-functions of CuPy that the CUDA engine calls, on host memory, and passes kernel arguments as CuPy 14.2 does.
+its size fails, as on a GPU; one beyond the end of an array ends the process (tests/support/guarded.py). What differs
+from a GPU is what `OG_DEVICE` switches: the machine's own instructions for accesses, rounding and division. `FakeCupy`
+stands for the few functions of CuPy that the CUDA engine calls, and passes kernel arguments as CuPy 14.2 does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from guarded import guarded
 
 from opgraph.runtime.host import find_compiler
 
@@ -211,11 +212,8 @@ class FakeCupy(types.ModuleType):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> FakeArray:
         self.allocated += 1
         self.allocated_on.append(self.stream.ptr)
-        # 16-byte aligned, as every GPU allocator's memory is.
-        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        raw = np.full(count + 16, 0xA5, np.uint8)
-        start = -raw.__array_interface__["data"][0] % 16
-        return FakeArray(raw[start : start + count].view(dtype).reshape(shape), self.device)
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return FakeArray(guarded(size).view(dtype).reshape(shape), self.device)
 
     def asarray(self, value: Any) -> FakeArray:
         made = self.empty(np.shape(value), np.asarray(value).dtype)
