@@ -50,7 +50,7 @@ template <class T> struct Across<How::largest, T> : ExtremeAcross<T, 1> {};
 template <class T> struct Across<How::smallest, T> : ExtremeAcross<T, -1> {};
 
 // The reductions of a pass.
-template <class F, int pass, int k = 0> struct AllAcross {
+template <class F, int pass, int k = 0, bool none = k == F::reductions(pass)> struct AllAcross {
   Across<F::how(pass, k), typename F::Addend> own;
   AllAcross<F, pass, k + 1> others;
   OG_FN void start() {
@@ -66,7 +66,7 @@ template <class F, int pass, int k = 0> struct AllAcross {
     others.results(to + 1);
   }
 };
-template <class F, int pass> struct AllAcross<F, pass, F::reductions(pass)> {
+template <class F, int pass, int k> struct AllAcross<F, pass, k, true> {
   OG_FN void start() {}
   OG_FN void add(i64, const typename F::Addend*) {}
   OG_FN void results(double (*)[side]) const {}

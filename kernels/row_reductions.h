@@ -279,7 +279,7 @@ template <class T> struct Reduction<How::smallest, T> : Extreme<T, -1> {};
 // ---- all of a pass ---------------------------------------------------------------------------------------------------------
 
 // The reductions of a pass.
-template <class F, int pass, int k = 0> struct Reductions {
+template <class F, int pass, int k = 0, bool none = k == F::reductions(pass)> struct Reductions {
   Reduction<F::how(pass, k), typename F::Addend> own;
   Reductions<F, pass, k + 1> others;
   OG_FN void start() {
@@ -322,7 +322,7 @@ template <class F, int pass, int k = 0> struct Reductions {
     decltype(others)::results(x + 1, to + 1);
   }
 };
-template <class F, int pass> struct Reductions<F, pass, F::reductions(pass)> {
+template <class F, int pass, int k> struct Reductions<F, pass, k, true> {
   OG_FN void start() {}
   OG_FN void add(const typename F::Addend*, int) {}
   OG_FN void fill(typename F::Addend*, i64, int) {}

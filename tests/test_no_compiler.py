@@ -15,6 +15,11 @@ graph(x: f32[batch,64], up: f32[batch,64]) -> (y)
   g = Multiply(x, s)
   y = Multiply(g, up)
 """
+ROWS = """\
+graph(x: f32[batch,64], up: f32[batch,64]) -> (y)
+  p = SoftMax(x, axis=-1)
+  y = Multiply(p, up)
+"""
 FALL_BACK = """
 import sys
 {hide}
@@ -45,11 +50,12 @@ def test_without_a_compiler_torch_or_numpy_runs_it_and_says_so_once(
     assert f"op by op in {engine}" in done.stderr and "opgraph[compiler]" in done.stderr
 
 
-def test_the_compiler_extra_needs_neither_path_nor_home(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [SWIGLU, ROWS], ids=["swiglu", "rows"])
+def test_the_compiler_extra_needs_neither_path_nor_home(text: str, tmp_path: Path) -> None:
     pytest.importorskip("ziglang", reason="the extra `compiler` is not installed")
     environment = {k: v for k, v in os.environ.items() if k in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        [sys.executable, "-c", FALL_BACK.format(hide="", text=SWIGLU)],
+        [sys.executable, "-c", FALL_BACK.format(hide="", text=text)],
         capture_output=True, text=True, check=False, env={**environment, "PATH": "", "XDG_CACHE_HOME": str(tmp_path)},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
