@@ -377,3 +377,18 @@ def test_a_file_of_something_else_is_refused(text: str) -> None:
 
 def test_every_suite_of_entries_is_listed_once() -> None:
     assert list(ENTRY_SUITES) == list(dict.fromkeys(e.suite for e in entries.ENTRIES))
+
+
+def test_what_is_no_number_agrees_with_a_truth_that_is_none_and_with_nothing_else() -> None:
+    from opgraph.bench.truth import far_off
+
+    true = {"y": np.array([1.0, np.nan, np.inf, -2.0])}
+    for got, right in (
+        ([1.0, np.nan, np.inf, -2.0], True),
+        ([np.nan, np.nan, np.inf, -2.0], False),
+        ([1.0, 0.0, np.inf, -2.0], False),
+        ([1.0, np.nan, -np.inf, -2.0], False),
+        ([1.0, np.nan, 3.0, -2.0], False),
+    ):
+        off, wrong = far_off({"y": np.array(got, np.float32)}, true, {"y": "f32"})
+        assert (wrong == "") is right and (off == 0.0) is right

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import opgraph as og
 from opgraph.bench.results import read
 from opgraph.cli import main
 
@@ -128,3 +129,17 @@ def test_a_missing_file_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixtur
     for args in ((tmp_path / "none.onnx",), ("--from", tmp_path / "none.json")):
         assert run(*args) == 1
         error_lines(capsys)
+
+
+def test_a_graph_that_onnx_has_no_words_for_is_measured_without_onnxruntime(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A oneDNN graph file; the variances are drawn at random, so some of the truth is no number."""
+    graph = og.parse(
+        "graph(x: f32[4,8], d: f32[4,8], m: f32[4], v: f32[4], g: f32[8], b: f32[8]) -> (y, p, q)\n"
+        " y, p, q = LayerNormBackward(x, d, m, v, g, b)"
+    )
+    og.onednn.dump(graph, tmp_path / "graph.json")
+    assert run(tmp_path / "graph.json", "--budget", "0.05") == 0
+    shown = capsys.readouterr().out
+    assert "wrong" not in shown and "graph.json" in shown

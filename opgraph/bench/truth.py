@@ -98,10 +98,13 @@ def _taken(array: Any, rows: np.ndarray | None) -> np.ndarray:
 
 
 def _apart(got: np.ndarray, true: np.ndarray, dtype: str) -> float:
-    """The largest difference in units in the last place at the largest true value; inf for what is no number."""
-    largest = float(np.abs(true).max(initial=0.0))
+    """The largest difference in units in the last place at the largest true number; inf for what is none, unless the
+    truth is the same there (a norm of a negative variance, drawn at random)."""
+    largest = float(np.abs(true[np.isfinite(true)]).max(initial=0.0))
     unit = largest * float(ml_dtypes.finfo(dtypes.get(dtype).numpy).eps)  # type: ignore[no-untyped-call]
-    apart = float(np.abs(got - true).max(initial=0.0))
+    same = (got == true) | (np.isnan(got) & np.isnan(true))
+    with np.errstate(invalid="ignore"):
+        apart = float(np.where(same, 0.0, np.abs(got - true)).max(initial=0.0))
     return (apart / unit if unit else apart) if math.isfinite(apart) else math.inf
 
 

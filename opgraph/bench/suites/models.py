@@ -62,8 +62,9 @@ def of_graph(
             makers["onnxruntime"] = lambda: _session(model, graph, feeds, expected, threads, spins)
             makers[fused] = lambda: _session(_written(graph, "auto"), graph, feeds, expected, threads, spins)
         else:
-            file = _written(graph, "decomposed")
-            makers["onnxruntime"] = lambda: _session(file, graph, feeds, expected, threads, spins)
+            makers["onnxruntime"] = lambda: _session(
+                _written(graph, "decomposed"), graph, feeds, expected, threads, spins
+            )
     if model is None and _is_here("oneDNN"):
         makers["oneDNN"] = lambda: _onednn(graph, feeds, expected, threads)
     for peer, maker in makers.items():
