@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("IN is no ONNX file", where=source, fix="`opgraph show` and `check` take the text form")
     if target.exists() and os.path.samefile(source, target):
         raise UsageError("OUT is IN", where=str(target), fix="give another file name")
+    if not target.parent.is_dir():
+        raise UsageError(f"there is no folder {str(target.parent)!r}", where=str(target), fix="give a file's path")
     if args.ort_library and os.path.realpath(args.ort_library) in map(os.path.realpath, (source, target)):
         raise UsageError("LIB.so is IN or OUT", where=args.ort_library, fix="give another file name")
     import opgraph
