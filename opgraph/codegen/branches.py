@@ -200,4 +200,3 @@ def _put_strips(emitter: Emitter) -> None:
         if emitter.store_kinds[i] != ADDED:
             put(f"    for (og::i64 i = 0; i < n; ++i) s[{k} * og::strip + i] = r[{i}][i];")
     put("  }")
-

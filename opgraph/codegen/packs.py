@@ -28,10 +28,7 @@ def put_packs(emitter: Emitter) -> None:
         else:
             put(f"    in.{x.name} = og::gather_pack<V>({x.name}, i, {x.name}_step);")
     put("  }")
-    put(
-        "  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i"
-        f"{emitter.addends()}) const {{"
-    )
+    put(f"  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i{emitter.addends()}) const {{")
     for i, store in enumerate(emitter.loop.stores):
         put(f"    {compute_type(store.dtype)} r{i}[V];")
     args = [
