@@ -789,3 +789,13 @@ def test_the_gradient_of_a_batch_norm_in_training_in_one_kernel_is_right() -> No
     for output, want in exact.items():
         own = np.abs(peer[output] - want).max()
         assert np.abs(made[output] - want).max() <= 2 * own + 1e-6 * np.abs(want).max(), output
+
+
+def test_an_opened_op_waits_for_operands_that_none_of_its_small_ops_reads() -> None:
+    # beta, of which LayerNormBackward takes the shape alone; gamma has the same one.
+    inputs = "x: f32[n,c], d: f32[n,c], m: f32[n], v: f32[n], g: f32[c], p: f32[c,k], q: f32[k]"
+    graph = og.parse(f"""graph({inputs}) -> (y, dg, db)
+  t = Tanh(x)
+  b = MatMul(p, q)
+  y, dg, db = LayerNormBackward(t, d, m, v, g, b)""")
+    assert [p.kind for p in graph.get_partitions()] == ["library", "fused"]

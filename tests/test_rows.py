@@ -385,6 +385,26 @@ def test_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch)
         assert all(got[k].tobytes() == one[k].tobytes() for k in got)
 
 
+def test_parameters_of_16_bits_leave_the_gradient_of_a_norm_in_kernels_and_its_statistics_in_f32() -> None:
+    graph = og.parse("graph(x: bf16[n,c], w: bf16[c], b: bf16[c]) -> (y)\n y = LayerNorm(x, w, b, keep_stats=false)")
+    backward = og.gradient(graph, wrt=("x", "w", "b"))
+    f = og.compile(backward)
+    assert {p.kind for p in f.partitions} == {"fused"}
+    feeds = {"x": samples((300, 200), "bf16"), "d_y": samples((300, 200), "bf16", 1)}
+    feeds |= {"w": samples((200,), "bf16", 2), "b": samples((200,), "bf16", 3)}
+    feeds = {t.name or "": feeds[t.name or ""] for t in backward.inputs}
+    exact, got = og.evaluate(backward, feeds), f(feeds)
+    for name, want in exact.items():
+        off = np.abs(got[name].astype(np.float64) - want).max()
+        assert off <= 0.51 * 2.0**-7 * 2.0 ** np.floor(np.log2(np.abs(want).max())), name
+
+
+def test_sums_of_16_bits_end_the_loop_of_an_opened_op() -> None:
+    inputs = "x: bf16[n,c], d: bf16[n,c], m: bf16[n], v: bf16[n], g: bf16[c], b: bf16[c]"
+    graph = og.parse(f"graph({inputs}) -> (y, dg, db)\n y, dg, db = LayerNormBackward(x, d, m, v, g, b)")
+    assert [p.kind for p in graph.get_partitions()] == ["fused"]
+
+
 #: Few long rows are cut; these are such.
 LONG = {
     "softmax": ("graph(x: f32[n,c]) -> (y)\n y = SoftMax(x, axis=-1)", (2, 150_001)),

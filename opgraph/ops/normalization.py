@@ -12,7 +12,7 @@ from opgraph.ir.shapes import ShapeMismatch, normalized_axes
 from opgraph.ops import statistics
 from opgraph.ops.families import FLOAT
 from opgraph.ops.library import in_numpy, in_torch, library, mean_of, wide
-from opgraph.ops.spelling import as_declared, attr_of, inverse_deviation, mean, rank_of, widened
+from opgraph.ops.spelling import as_declared, attr_of, in_dtype, inverse_deviation, mean, rank_of, widened
 from opgraph.ops.statistics import AFFINE, EPSILON, KEEP_STATS, KEPT, TYPES, USE_AFFINE
 
 _Gradients = Sequence[LogicalTensor | None]
@@ -96,21 +96,22 @@ def _layer_norm_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     """LayerNormBackward of d, and what reaches src by way of the statistics."""
     src, *affine = op.inputs
     axes = axes_of(op)
+    wide = affine
     if len(op.outputs) > 1:
         center, variance = op.outputs[1:]
     else:
         kept_mean, _, kept_variance = statistics.moments(build, widened(build, src), axes)
         center, variance = (build("Squeeze", t, axes=axes) for t in (kept_mean, kept_variance))
-        if affine and affine[0].dtype != center.dtype:
-            center, variance = (build("TypeCast", t, dtype=affine[0].dtype) for t in (center, variance))
+        wide = [in_dtype(build, t, center.dtype) for t in affine]  # statistics of 16 bits would be far from the truth
     parts: list[LogicalTensor] = []
     of_affine: list[LogicalTensor | None] = [None] * len(affine)
     if d[0] is not None:
         attrs = {n: v for n, v in op.attrs.items() if n in ("begin_norm_axis", "epsilon", "use_affine")}
         made = build.like(
-            "LayerNormBackward", [src, d[0], center, variance, *affine], [src, *affine], f"{op.name}_backward", attrs
+            "LayerNormBackward", [src, d[0], center, variance, *wide], [src, *wide], f"{op.name}_backward", attrs
         )
-        parts, of_affine = [made[0]], list(made[1:])
+        parts = [made[0]]
+        of_affine = [in_dtype(build, made_of, t.dtype) for made_of, t in zip(made[1:], affine, strict=True)]
     kept = [None if g is None else build("Unsqueeze", g, axes=axes) for g in (*d[1:], None, None)[:2]]
     parts += statistics.through_moments(build, src, axes, build("Unsqueeze", center, axes=axes), *kept)
     return [statistics.summed(build, parts), *of_affine]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.opened import opened_ops
 from opgraph.partition.partition import FUSED
@@ -53,7 +56,7 @@ class Nodes:
         outside = {t.id for node in self.seen.plain for t in self.ops[node].outputs}
         self.rows = Rows(self.ops if with_rows else (), self.seen.shapes, outside)
         made = {t.id: node for node, op in enumerate(self.ops) for t in op.outputs}
-        self.sources = [_once([made[t.id] for t in op.inputs if t.id in made]) for op in self.ops]
+        self.sources = [_once([made[t.id] for t in inputs if t.id in made]) for inputs in self._inputs()]
         self.targets: list[list[int]] = [[] for _ in self.ops]
         for node, sources in enumerate(self.sources):
             for source in sources:
@@ -77,6 +80,18 @@ class Nodes:
             if tag:
                 several.setdefault(tag.space, set()).add(tag.axes)
         self.mixed = {shape for shape, axes in several.items() if len(axes) > 1}
+
+    def _inputs(self) -> Iterator[Sequence[LogicalTensor]]:
+        """What each node waits for: what it reads, and the first one of an opened op what none of them reads."""
+        begun: set[int] = set()
+        for op, owner in zip(self.ops, self.owners, strict=True):
+            inner = self.inside.get(owner.id, ())
+            if not inner or owner.id in begun:
+                yield op.inputs
+                continue
+            begun.add(owner.id)
+            read = {t.id for o in inner for t in o.inputs}
+            yield (*op.inputs, *(t for t in owner.inputs if t.id not in read))
 
     def _know(self, node: int, op: Op, tag: RowValue | None) -> None:
         record, shapes = opdef.of(op), self.seen.shapes

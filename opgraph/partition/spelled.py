@@ -33,14 +33,30 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
     outputs = {inner.id: outer for inner, outer in zip(made, op.outputs, strict=True)}
     if len(outputs) < len(op.outputs):
         return ()
+    left = _without_casts_of_sums(builder.ops, outputs)
     ops: list[Op] = []
     found: set[int] = set()
-    for inner in builder.ops:
+    for inner in left:
         outs = tuple(outputs.get(t.id, t) for t in inner.outputs)
         ins = tuple(outputs.get(t.id, t) for t in inner.inputs)
         found.update(t.id for t in outs)
         ops.append(Op.locked(inner.id, inner.kind, ins, outs, op.name, inner.attrs))
     return tuple(ops) if all(t.id in found for t in op.outputs) else ()
+
+
+def _without_casts_of_sums(ops: Sequence[Op], outputs: dict[int, LogicalTensor]) -> list[Op]:
+    """The ops without the casts of what SumTo makes to the dtype of an output; SumTo makes the output instead.
+
+    A loop ends with its sums and rounds them as it stores them: a cast would have to follow in a loop of its own.
+    """
+    sums = {op.outputs[0].id for op in ops if op.kind == "SumTo"}
+    left = []
+    for op in ops:
+        if op.kind == "TypeCast" and op.inputs[0].id in sums and op.outputs[0].id in outputs:
+            outputs[op.inputs[0].id] = outputs.pop(op.outputs[0].id)
+        else:
+            left.append(op)
+    return left
 
 
 def _without_layouts(op: Op) -> Op:
