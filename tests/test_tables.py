@@ -111,6 +111,33 @@ def test_a_table_has_its_points_in_the_intervals_of_their_indices() -> None:
             assert (index == np.arange(32)).all(), name
 
 
+def test_the_logarithm_of_a_power_is_as_near_where_intervals_meet_and_around_one() -> None:
+    edges = np.concatenate([1 + np.arange(33) / 32, [1.4375, np.sqrt(2)]]).astype(np.float32)
+    near = (edges.view(np.int32)[:, None] + np.arange(-400, 401)).ravel().view(np.float32)
+    x = np.concatenate([near * np.float32(2.0**k) for k in (0, -1, 3, 60, -126, -140)])
+    rng = np.random.default_rng(0)
+    with np.errstate(all="ignore"):
+        a = (rng.uniform(-80, 80, x.size) / np.log(x.astype(np.float64))).astype(np.float32)  # the result is finite
+    a[~np.isfinite(a)] = 1
+    graph = og.parse("graph(x: f32[n], a: f32[n]) -> (y)\n  y = Pow(x, a)")
+    got, truth = np.asarray(og.compile(graph)(x=x, a=a)), np.asarray(og.evaluate(graph, x=x, a=a))
+    ulp = np.abs(got - truth) / np.spacing(np.abs(truth).astype(np.float32))
+    assert ulp.max() <= 3, (x[ulp.argmax()], a[ulp.argmax()], ulp.max())
+
+
+def test_logarithms_have_the_reciprocals_of_their_indices() -> None:
+    text = (kernel_folder() / "power.h").read_text(encoding="utf-8")
+    (body,) = re.findall(r"static const float logarithms\[3\]\[intervals\] = \{(.*?)\n?\};", text, re.DOTALL)
+    c, high, low = (
+        [number(n.strip().rstrip("f")) for n in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", body)
+    )
+    first, last = 1 + np.arange(32) / 32, 1 + (np.arange(32) + 1) / 32
+    assert np.all(np.abs(c * first - 1) <= 2.0**-5) and np.all(np.abs(c * last - 1) <= 2.0**-5)
+    assert all((64 * v).is_integer() for v in c) and all((2**16 * v).is_integer() for v in high)
+    exact = -np.log(np.array(c, np.longdouble)) - np.log(np.longdouble(2)) * (first >= 1.4375)
+    np.testing.assert_allclose(np.array(high, np.longdouble) + low, exact, rtol=0, atol=2.0**-41)
+
+
 # -- f16 and bf16 ------------------------------------------------------------------------------------------------------
 
 
