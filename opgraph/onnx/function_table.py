@@ -51,12 +51,17 @@ class FunctionTable:
             self.bodies.setdefault((function.name, canonical(function)), function.overload)
 
     def unfold_nested(self) -> None:
-        """Writes a body out where another one calls it by an overload: onnxruntime (1.31) finds none from there."""
+        """Writes a body out where another one calls it by an overload: onnxruntime (1.31) finds none from there.
+
+        Not in bf16, which it does not run: there a unit is better kept by its name.
+        """
         for function in self.functions.values():
             bodies = [
                 self.functions.get((n.op_type, n.overload)) if n.domain == DOMAIN else None for n in function.node
             ]
-            if function.domain == DOMAIN and any(body is not None and body.overload for body in bodies):
+            if function.domain != DOMAIN or _casts_to_bf16(function):
+                continue
+            if any(body is not None and body.overload for body in bodies):
                 nodes = list(zip(function.node, bodies))
                 written = [_written_out(n, b) if b is not None and b.overload else [n] for n, b in nodes]
                 del function.node[:]
@@ -76,6 +81,10 @@ class FunctionTable:
             if value is not None and (value != attr.default or attr.name not in LAYOUT_ATTRS):
                 node.attribute.append(onnx.helper.make_attribute(attr.name, onnx_value(attr, value)))
         return node
+
+
+def _casts_to_bf16(function: FunctionProto) -> bool:
+    return any(a.name == "to" and a.i == onnx.TensorProto.BFLOAT16 for n in function.node for a in n.attribute)
 
 
 def _written_out(call: NodeProto, body: FunctionProto) -> list[NodeProto]:
