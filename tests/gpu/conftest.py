@@ -19,9 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default"))  # other people's libraries warn
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def forms_of_a_gpu() -> Iterator[None]:
-    """What the CPU engine takes from tables would differ in the last bits."""
+    """What the CPU engine takes from tables would differ in the last bits. (Other folders' tests run beside these.)"""
     with as_on_a_gpu():
         yield
 
