@@ -30,7 +30,8 @@ template <class F> struct Branches {
   Side sides[2];
 
   /// Elements [first, first + n), n <= strip. What one of them adds to the cell of its column goes to s[k * strip].
-  template <class... Addends> OG_FN void walk(const F& f, i64 first, i64 n, Addends*... s) {
+  /// Compiled once, wherever it is called from; with a copy of the functor, which nothing that is written overlaps.
+  template <class... Addends> OG_ONCE void walk(const F f, i64 first, i64 n, Addends*... s) {
     pack(f, first, n);
     compute<false>(f);
     compute<true>(f);

@@ -16,6 +16,7 @@
 #define OG_DEVICE 0
 #define OG_FN inline __attribute__((always_inline))
 #define OG_SLOW inline __attribute__((noinline, cold))
+#define OG_ONCE inline __attribute__((noinline))
 #endif
 
 // GCC: no dependence between iterations (an output may be an input, but then element by element).

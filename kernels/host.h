@@ -64,21 +64,6 @@ OG_FN bool is_turned(const Space& space, int operands) {
   return false;
 }
 
-// The first `rows` rows from those offsets on.
-template <class F> OG_FN void tiles(F f, const Space& space, const i64* offset, i64 rows) {
-  constexpr int n = F::operands;
-  for (i64 column = 0; column < space.inner; column += tile_columns) {
-    const i64 end = column + tile_columns < space.inner ? column + tile_columns : space.inner;
-    for (i64 r = 0; r < rows; ++r) {
-      i64 moved[n];
-      for (int k = 0; k < n; ++k) moved[k] = offset[k] + r * space.strides[(k + 1) * space.rank - 2];
-      f.move(space.base, moved);
-      f.row();
-      span(f, column, end);
-    }
-  }
-}
-
 // Elements [begin, end) of the space, in row-major order.
 template <class F> void range(const Space& space, i64 begin, i64 end) {
   constexpr int n = F::operands;
@@ -101,18 +86,34 @@ template <class F> void range(const Space& space, i64 begin, i64 end) {
   const bool turned = is_turned(space, n);
   while (begin < end) {
     const i64 length = end - begin < inner - column ? end - begin : inner - column;
-    i64 rows = turned && column == 0 ? (end - begin) / inner : 1;
+    i64 rows = 1, first = column, last = column + length;
+    if (turned && column == 0 && end - begin >= 2 * inner) {
+      const i64 whole = (end - begin) / inner, left = space.dims[rank - 2] - at[rank - 2];
+      rows = whole < left ? whole : left;
+      rows = rows < tile_rows ? rows : (i64)tile_rows;
+      if (rows > 1) last = tile_columns;
+    }
+    const i64* here = offset;
+    i64 moved[n], tile_row = 0;
+    for (;;) {  // one place for rows and tiles: what is called here is most of what has to be compiled
+      f.move(space.base, here);
+      f.row();
+      span(f, first, last);
+      if (rows == 1) break;
+      if (++tile_row < rows) {
+        for (int k = 0; k < n; ++k) moved[k] = here[k] + space.strides[(k + 1) * rank - 2];
+        here = moved;
+      } else {
+        if (last == inner) break;
+        first = last;
+        last = inner - first < tile_columns ? inner : first + tile_columns;
+        tile_row = 0;
+        here = offset;
+      }
+    }
     if (rows > 1) {
-      const i64 left = space.dims[rank - 2] - at[rank - 2], most = left < tile_rows ? left : tile_rows;
-      rows = rows < most ? rows : most;
-      tiles(f, space, offset, rows);
       for (int k = 0; k < n; ++k) offset[k] += (rows - 1) * space.strides[k * rank + rank - 2];
       at[rank - 2] += rows - 1;
-    } else {
-      rows = 1;
-      f.move(space.base, offset);
-      f.row();
-      span(f, column, column + length);
     }
     begin += rows > 1 ? rows * inner : length;
     column = 0;
