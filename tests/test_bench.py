@@ -151,6 +151,15 @@ def test_results_that_were_not_written_are_wrong() -> None:
     assert checked(case, lazy, Truth(case))[0].failed.startswith("wrong: y is inf")
 
 
+def test_ends_of_which_training_would_keep_other_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opgraph.bench.truth.WHOLE", 0)
+    case = make(entry_of("bias + gelu"), BACKWARD, "f32", 1 << 22)
+    few = case.entry.graph((8, *case.space[1:]), "f32", BACKWARD)
+    assert not {t.name for t in few.inputs} <= case.feeds.keys(), "nothing else is kept of few rows"
+    cell, _ = checked(case, table.OURS, Truth(case))
+    assert not cell.failed
+
+
 def test_the_ends_of_a_large_array_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.bench.truth.WHOLE", 100)
     monkeypatch.setattr("opgraph.bench.truth.ELEMENTS", 8)

@@ -129,6 +129,10 @@ class Entry:
         """What training runs."""
         return training_plan(self._forward(space, dtype), self.wrt)
 
+    def gradient(self, space: tuple[int, ...], dtype: str) -> og.Graph:
+        """The gradient of operands alone, whatever training would keep at such sizes."""
+        return og.gradient(self._forward(space, dtype), self.wrt)
+
     def _forward(self, space: tuple[int, ...], dtype: str) -> og.Graph:
         g = og.Graph()
         values = {o.name: g.input(o.name, dtype, o.dims(space)) for o in self.operands}

@@ -49,6 +49,8 @@ class Truth:
         feeds = {name: _taken(a, None if name in shared else self._rows) for name, a in case.feeds.items()}
         space = case.space if self._rows is None else (len(self._rows), *case.space[1:])
         self._graph = case.graph if self._rows is None else case.entry.graph(space, case.dtype, case.direction)
+        if not {t.name for t in self._graph.inputs} <= feeds.keys():  # of so few rows training would keep other values
+            self._graph = case.entry.gradient(space, case.dtype)
         # Copies: an entry in place overwrites what it reads.
         self._feeds = {name: a.copy() for name, a in feeds.items()} if case.entry.in_place else feeds
         outputs = self._evaluated("f64")
