@@ -187,4 +187,10 @@ UNSEEN: tuple[Listed, ...] = (
         what=("attribute groups may be 0",),
         used_by=lambda op: op.attrs.get("groups") == 0,
     ),
+    Listed(
+        reason="oneDNN's takes none; here they keep the node of an ONNX model",
+        kinds=("Wildcard",),
+        what=("may have attributes",),
+        used_by=lambda op: bool(op.attrs),
+    ),
 )

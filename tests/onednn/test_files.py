@@ -316,6 +316,18 @@ def test_what_is_written_of_each_kind_are_the_attributes_of_its_schema() -> None
     assert len(written_kinds) > 70
 
 
+def test_a_wildcard_keeps_the_attributes_that_its_file_has(tmp_path: Path) -> None:
+    """oneDNN's schema has none, but another writer's file may."""
+    mention = {"dtype": "f32", "shape": [4], "stride": [1], "layout_type": "strided", "property_type": "undef"}
+    attrs = {"axis": {"type": "s64", "value": 1}, "partition_id": {"type": "string", "value": "0"}}
+    wildcard = {"id": 0, "name": "w", "kind": "Wildcard", "attrs": attrs}
+    wildcard |= {"inputs": [{"id": 0, **mention}], "outputs": [{"id": 1, **mention}]}
+    path = tmp_path / "w.json"
+    path.write_text(json.dumps({"engine_kind": "cpu", "graph": [wildcard]}))
+    assert dumped(tmp_path, graph := og.onednn.load(path))["graph"] == [wildcard]
+    assert graph.ops[0].attrs == {"axis": 1}
+
+
 def _with(build: Any) -> og.Graph:
     g = og.Graph()
     build(g, g.input("x", shape=(4,)))
@@ -334,6 +346,7 @@ def _with(build: Any) -> og.Graph:
         (lambda g, x: g.add_op("Add", *[g.input("z", dtype="s64", shape=(4,))] * 2), "s64 as src_0 of Add"),
         (lambda g, x: g.add_op("TypeCast", x, dtype="f32"), "this TypeCast"),
         (lambda g, x: g.add_op("Concat", *[x] * 65, axis=0), "Concat of 65 inputs"),
+        (lambda g, x: g.add_op("Wildcard", x, dtype="f32", axis=1), "this Wildcard: oneDNN's takes none"),
         (
             lambda g, x: g.add_op(
                 "GroupNorm", g.input("z", shape=(2, 5, 3)), groups=0, use_affine=False, keep_stats=False
@@ -347,7 +360,7 @@ def _with(build: Any) -> og.Graph:
     ],
     ids=(
         *("kind", "attribute", "attribute backward", "bound", "no bound", "exponent", "integers", "cast to itself"),
-        *("65", "0 groups", "constant", "dtype", "infinity", "dropped value"),
+        *("65", "wildcard", "0 groups", "constant", "dtype", "infinity", "dropped value"),
     ),
 )
 def test_what_onednn_has_no_word_for_is_refused_and_nothing_written(build: Any, what: str, tmp_path: Path) -> None:

@@ -182,6 +182,10 @@ def test_what_it_does_not_take_is_refused_by_name(library: Library) -> None:
     g.add_op("Sigmoid", g.input("x", shape=(4,)), alpha=2.0)
     with pytest.raises((Unimplemented, InvalidGraphOp)):
         library.build(g)
+    g = og.Graph()
+    g.add_op(og.Op(0, "Wildcard", *[[og.LogicalTensor(i, "f32", (4,))] for i in (0, 1)]).set_attr("axis", 1))
+    with pytest.raises(Unimplemented, match="Wildcard takes no attributes"):
+        library.build(g)
     with library.build(graph(*SWISH)) as real, pytest.raises(InvalidArguments, match="laid out"):
         real.bind({"x": np.ones((8, 4), np.float32).T}, {"v1": np.ones((4, 8), np.float32)})
     for call in (real.compile, lambda: real({"x": np.ones((4, 8), np.float32)})):
