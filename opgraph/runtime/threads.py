@@ -30,14 +30,14 @@ class Team:
 
     Attributes:
         parallel: address of GOMP_parallel, or None.
-        max_threads: omp_get_max_threads, so that OMP_NUM_THREADS and torch.set_num_threads count.
+        max_threads: omp_get_max_threads, so that OMP_NUM_THREADS and torch.set_num_threads count; of a pool no limit.
     """
 
     parallel: int | None
-    max_threads: object
+    max_threads: Callable[[], int]
 
 
-_NONE = Team(None, None)
+_POOL = Team(None, lambda: sys.maxsize)
 _teams: dict[bool, Team] = {}
 _forked = False
 
@@ -56,9 +56,7 @@ def team(size: int) -> tuple[int, int | None]:
         return 1, None
     with_torch = "torch" in sys.modules
     found = _teams.get(with_torch) or _team(with_torch)
-    if found.parallel is None:
-        return len(os.sched_getaffinity(0)), None
-    return min(found.max_threads(), len(os.sched_getaffinity(0))), found.parallel  # type: ignore[operator]
+    return min(found.max_threads(), len(os.sched_getaffinity(0))), found.parallel
 
 
 def _team(with_torch: bool) -> Team:
@@ -72,10 +70,7 @@ def limit() -> int | None:
     What holds for kernels: the cores that this process may run on, and what torch or OpenMP were told. onnxruntime
     counts the machine's cores instead, and then two of its threads spin on one.
     """
-    count = len(os.sched_getaffinity(0))
-    kernels = _team("torch" in sys.modules)
-    if kernels.parallel is not None:
-        count = min(kernels.max_threads(), count)  # type: ignore[operator]
+    count = min(_team("torch" in sys.modules).max_threads(), len(os.sched_getaffinity(0)))
     return None if count >= (os.cpu_count() or 1) else count
 
 
@@ -104,7 +99,7 @@ def _find(with_torch: bool) -> Team:
             continue
         maximum.argtypes, maximum.restype = [], ctypes.c_int
         return Team(address, maximum)
-    return _NONE
+    return _POOL
 
 
 def _loaded(path: str) -> ctypes.CDLL:
