@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from opgraph.codegen.arithmetic import ELEMENT, PER_ROW, compute_type
-from opgraph.codegen.emit import Emitter
+from opgraph.codegen.over_rows import OverRows
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import KEPT, RUN, Variant
-from opgraph.loops.loop import Load, Loop, Statement, Store
-from opgraph.loops.passes import Pass, kept_values, passes_of, row_stores
+from opgraph.loops.loop import Load, Loop, Statement
+from opgraph.loops.passes import Pass, kept_values, passes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,16 @@ def held_by(loop: Loop, variant: Variant, small: frozenset[str]) -> Held:
     return RowReader(loop, variant, frozenset()).footprint(small)
 
 
-class RowReader(Emitter):
+class RowReader(OverRows):
     """What each pass over a row reads, keeps and computes; `opgraph.codegen.cuda_row_functor` writes it down."""
 
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
         super().__init__(loop, variant, approximate)
-        self.kinds = {x.name: k for x, k in self.loads}
-        self.depth = loop.depths()
         is_element = {name: level == ELEMENT for name, level in self.levels.items()}
         #: Where a row waits in registers, and where it is read again.
         self.held = passes_of(loop, is_element, keep=True)
         self.again = passes_of(loop, is_element, keep=False)
         self.kept = kept_values(self.held)
-        self.per_row = row_stores(loop)
         self.divisors: list[str] = []
         self.divisors = list(dict.fromkeys(str(s.args[1]) for s in loop.statements if self.divides_a_row(s)))
 
@@ -113,27 +110,6 @@ class RowReader(Emitter):
     def is_column(self, store: int) -> bool:
         """Whether a sum is one for each column."""
         return self.store_kinds[store] == KEPT
-
-    # -- what differs from a loop without rows --------------------------------------------------------------------
-
-    def is_hoisted(self, s: Statement) -> bool:
-        """What waits for a reduction is not."""
-        return self.depth[s.result] == 0
-
-    def elementwise(self) -> list[tuple[int, Store]]:
-        """The stores of one value for each element, with their places."""
-        return [(i, s) for i, s in super().elementwise() if not s.per_row]
-
-    def pointers(self) -> list[tuple[int, str, str, str]]:
-        """Those of elements, and of what is stored once a row."""
-        n = len(self.loop.loads)
-        return super().pointers() + [(n + i, f"y{i}", s.dtype, "") for i, s in self.per_row]
-
-    def addend(self) -> str:
-        """The type that addends of all reductions and sums have."""
-        reduced = [s.dtype for s in self.loop.statements if s.reduces]
-        summed = [self.loop.stores[i].dtype for i in self.sums]
-        return "double" if any(compute_type(d) == "double" for d in (*reduced, *summed)) else "float"
 
 
 def _width(dtype: str) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, storage_type
-from opgraph.codegen.emit import Emitter, Functor
+from opgraph.codegen.emit import Functor
 from opgraph.codegen.lanes import goes_by_lanes
+from opgraph.codegen.over_rows import OverRows
 from opgraph.codegen.row_passes import put_passes
 from opgraph.codegen.row_reductions import reduction_members, row_of
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, RUN, UNIFORM, Variant
-from opgraph.loops.loop import Loop, Statement, Store
-from opgraph.loops.passes import kept_values, passes_of, row_stores
+from opgraph.loops.loop import Loop, Statement
+from opgraph.loops.passes import kept_values, passes_of
 
 
 def emit_rows(loop: Loop, variant: Variant) -> Functor:
@@ -18,13 +19,11 @@ def emit_rows(loop: Loop, variant: Variant) -> Functor:
     return RowEmitter(loop, variant).rows()
 
 
-class RowEmitter(Emitter):
+class RowEmitter(OverRows):
     """Collects lines of one functor."""
 
     def __init__(self, loop: Loop, variant: Variant) -> None:
         super().__init__(loop, variant, frozenset())
-        self.kinds = {x.name: k for x, k in self.loads}
-        self.depth = loop.depths()
         is_element = {name: level == ELEMENT for name, level in self.levels.items()}
         self.passes = passes_of(loop, is_element, keep=True)
         self.again = passes_of(loop, is_element, keep=False)
@@ -33,7 +32,6 @@ class RowEmitter(Emitter):
         self.place = self.result_to_wait_in()
         if self.place is not None:
             self.again = self.passes
-        self.per_row = row_stores(loop)
         self.by_lanes = self.takes_lanes()
         #: Exponentials of the distance to the largest element of the row -> that element.
         self.peaks = self.peaks_of() if self.by_lanes else {}
@@ -203,10 +201,6 @@ class RowEmitter(Emitter):
         if s.result in self.divisors:
             self.put(f"      {s.result}_inverse = og::inverse_of({s.result});")
 
-    def is_hoisted(self, s: Statement) -> bool:
-        """What waits for a reduction is not."""
-        return self.depth[s.result] == 0
-
     def finish(self) -> None:
         """The results of the row."""
         self.put("  OG_FN void finish() const {")
@@ -214,21 +208,6 @@ class RowEmitter(Emitter):
             storage = storage_type(store.dtype)
             self.put(f"    y{i}[0] = og::store<{storage}>({self.value(store.value)});")
         self.put("  }")
-
-    def elementwise(self) -> list[tuple[int, Store]]:
-        """The stores of one value for each element, with their places."""
-        return [(i, s) for i, s in super().elementwise() if not s.per_row]
-
-    def pointers(self) -> list[tuple[int, str, str, str]]:
-        """Those of elements, and of what is stored once a row."""
-        n = len(self.loop.loads)
-        return super().pointers() + [(n + i, f"y{i}", s.dtype, "") for i, s in self.per_row]
-
-    def addend(self) -> str:
-        """The type that addends of all reductions and sums have."""
-        reduced = [s.dtype for p in self.passes for s in p.reductions]
-        summed = [self.loop.stores[i].dtype for i in self.sums]
-        return "double" if any(compute_type(d) == "double" for d in (*reduced, *summed)) else "float"
 
 
 def _in_brackets(text: str) -> str:
