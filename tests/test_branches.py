@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -32,15 +30,6 @@ COSTLY = """graph(x: DTYPE[n,m], a: DTYPE[], c: DTYPE[n,1]) -> (y, z)
   z = Select(up2, %9, 0.25)"""
 
 SIZES = [(1, 1), (1, 15), (3, 17), (2, 255), (2, 257), (1, 5000)]
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """No partition is taken for one that was compiled before."""
-    before = og.onednn.get_compiled_partition_cache_capacity()
-    og.onednn.set_compiled_partition_cache_capacity(0)
-    yield monkeypatch
-    og.onednn.set_compiled_partition_cache_capacity(before)
 
 
 def has_branches(f: og.Executable) -> bool:
@@ -82,21 +71,21 @@ def assert_same_bits(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) ->
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
 def test_elements_have_the_bits_that_they_have_unpacked(
-    dtype: str, case: str, lanes: bool, fresh: pytest.MonkeyPatch
+    dtype: str, case: str, lanes: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not lanes:
-        without_lanes(fresh)
+        without_lanes(monkeypatch)
     packed = og.compile(og.parse(COSTLY.replace("DTYPE", dtype)))
     assert has_branches(packed)
     results = [packed(feeds_of(shape, dtype, case)) for shape in SIZES]
-    without_branches(fresh)
+    without_branches(monkeypatch)
     plain = og.compile(og.parse(COSTLY.replace("DTYPE", dtype)))
     assert not has_branches(plain)
     for shape, got in zip(SIZES, results, strict=True):
         assert_same_bits(got, plain(feeds_of(shape, dtype, case)))
 
 
-def test_operands_that_lie_apart(fresh: pytest.MonkeyPatch) -> None:
+def test_operands_that_lie_apart(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     feeds = feeds_of((7, 900), "f32", "both")
     apart = {**feeds, "x": np.repeat(feeds["x"], 3, axis=1)[:, ::3], "c": feeds["c"]}
     turned = {**feeds, "x": np.ascontiguousarray(feeds["x"].T).T}
@@ -110,9 +99,11 @@ def test_operands_that_lie_apart(fresh: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
-def test_gradients_with_sums_for_all_for_rows_and_for_columns(lanes: bool, fresh: pytest.MonkeyPatch) -> None:
+def test_gradients_with_sums_for_all_for_rows_and_for_columns(
+    lanes: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not lanes:
-        without_lanes(fresh)
+        without_lanes(monkeypatch)
     rows = COSTLY.replace("DTYPE", "f32")
     for form in (rows, rows.replace("c: f32[n,1]", "c: f32[m]")):
         graph = og.parse(form)
@@ -136,7 +127,7 @@ def test_gradients_with_sums_for_all_for_rows_and_for_columns(lanes: bool, fresh
             assert all(np.array_equal(again[name], got[name]) for name in got)
 
 
-def test_sums_are_those_of_one_by_one(fresh: pytest.MonkeyPatch) -> None:
+def test_sums_are_those_of_one_by_one(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     backward = og.gradient(og.parse(COSTLY.replace("DTYPE", "f32")), wrt=("x", "a", "c"))
     rng = np.random.default_rng(1)
     feeds = {
@@ -144,16 +135,18 @@ def test_sums_are_those_of_one_by_one(fresh: pytest.MonkeyPatch) -> None:
         for t in backward.inputs
     }
     got = og.compile(backward)(feeds)
-    without_lanes(fresh)
+    without_lanes(monkeypatch)
     want = og.compile(backward)(feeds)
     assert_same_bits(got, {name: np.asarray(a) for name, a in want.items()})
 
 
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
-def test_nothing_is_added_for_lanes_behind_the_last_element(lanes: bool, fresh: pytest.MonkeyPatch) -> None:
+def test_nothing_is_added_for_lanes_behind_the_last_element(
+    lanes: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # 0 has no finite addend here: the gradient to a takes the logarithm of x.
     if not lanes:
-        without_lanes(fresh)
+        without_lanes(monkeypatch)
     text = """graph(x: f32[n], a: f32[]) -> (y)
   up = GreaterEqual(x, 0.0)
   %0 = Log(x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import types
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,30 +16,6 @@ import opgraph as og
 from opgraph.errors import DeviceError, InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir import dtypes
 from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY
-
-_MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange")
-
-
-@pytest.fixture
-def cupy() -> Iterator[FakeCupy]:
-    """CuPy replaced by host memory and emulated kernels."""
-    import opgraph.runtime as package
-
-    def forget() -> None:
-        for name in _MODULES:
-            sys.modules.pop(f"opgraph.runtime.{name}", None)
-            package.__dict__.pop(name, None)
-        CACHE.set_capacity(0)  # a partition compiled for one GPU would launch on it
-        CACHE.set_capacity(DEFAULT_CAPACITY)
-
-    before = sys.modules.get("cupy")
-    forget()
-    fake = sys.modules["cupy"] = FakeCupy()
-    yield fake
-    forget()
-    sys.modules.pop("cupy")
-    if before is not None:
-        sys.modules["cupy"] = before
 
 
 def gated(dtype: str, x: tuple[int | None, ...] | None, a: tuple[int | None, ...] | None) -> og.Graph:

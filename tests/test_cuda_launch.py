@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulator import FakeArray, FakeCupy
-from test_cuda_engine import cupy, gated, moved, random  # noqa: F401 - a fixture
+from test_cuda_engine import gated, moved, random
 
 import opgraph as og
 from opgraph.errors import DeviceError
@@ -32,7 +32,7 @@ def python_calls(call: Any) -> list[str]:
     return entered
 
 
-def test_a_bound_call_enters_three_functions_and_allocates_nothing(cupy: FakeCupy) -> None:  # noqa: F811
+def test_a_bound_call_enters_three_functions_and_allocates_nothing(cupy: FakeCupy) -> None:
     """The call, the launch, and the library's function for the current stream; the driver comes next."""
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a = moved(cupy, random((512,), "f32")), moved(cupy, random((), "f32"))
@@ -43,7 +43,7 @@ def test_a_bound_call_enters_three_functions_and_allocates_nothing(cupy: FakeCup
     assert cupy.allocated == before
 
 
-def test_a_bound_call_of_another_gpu_gives_the_current_one_back(cupy: FakeCupy) -> None:  # noqa: F811
+def test_a_bound_call_of_another_gpu_gives_the_current_one_back(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda:1")
     x, a, out = (FakeArray(random(s, "f32"), device=1) for s in ((9,), (), (9,)))
     switched: list[int] = []
@@ -55,7 +55,7 @@ def test_a_bound_call_of_another_gpu_gives_the_current_one_back(cupy: FakeCupy) 
     assert switched == [1, 0] and cupy.device == 0
 
 
-def test_sums_are_bound_with_their_workspace(cupy: FakeCupy) -> None:  # noqa: F811
+def test_sums_are_bound_with_their_workspace(cupy: FakeCupy) -> None:
     g = og.Graph()
     x, like = g.input("x", "f32", (300, 40)), g.input("like", "f32", (40,))
     g.output(g.add_op("SumTo", g.add_op("Multiply", x, x), like, name="s"))
@@ -69,7 +69,7 @@ def test_sums_are_bound_with_their_workspace(cupy: FakeCupy) -> None:  # noqa: F
     assert cupy.allocated == before
 
 
-def test_several_kernels_are_bound_and_what_lies_between_them_is_allocated_once(cupy: FakeCupy) -> None:  # noqa: F811
+def test_several_kernels_are_bound_and_what_lies_between_them_is_allocated_once(cupy: FakeCupy) -> None:
     g = og.Graph()
     x, like = g.input("x", "f32", (300, 40)), g.input("like", "f32", (40,))
     g.output(g.add_op("Multiply", x, g.add_op("SumTo", g.add_op("Exp", x), like), name="y"))
@@ -90,7 +90,7 @@ def test_several_kernels_are_bound_and_what_lies_between_them_is_allocated_once(
 # -- bad luck ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_forked_process_is_told_so(cupy: FakeCupy) -> None:  # noqa: F811
+def test_a_forked_process_is_told_so(cupy: FakeCupy) -> None:
     """A real fork; CUDA itself would fail in the child with an error that names no cause, or hang."""
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a, out = moved(cupy, random((9,), "f32")), moved(cupy, random((), "f32")), cupy.empty((9,), "f4")
@@ -120,7 +120,7 @@ def test_a_forked_process_is_told_so(cupy: FakeCupy) -> None:  # noqa: F811
     f(x=x, a=a)  # the parent goes on
 
 
-def test_no_memory_says_what_for_and_how_much(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_no_memory_says_what_for_and_how_much(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a = moved(cupy, random((1024,), "f32")), moved(cupy, random((), "f32"))
     real = cupy.empty
@@ -153,7 +153,7 @@ def test_no_driver_or_one_that_is_too_old_is_one_error_of_cuda_and_named() -> No
         og.Engine("cuda")
 
 
-def test_an_exception_in_a_launch_gives_the_current_gpu_back(cupy: FakeCupy) -> None:  # noqa: F811
+def test_an_exception_in_a_launch_gives_the_current_gpu_back(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda:1")
     x, a, out = (FakeArray(random(s, "f32"), device=1) for s in ((9,), (), (9,)))
     call = f.bind(x=x, a=a, out=out)
@@ -169,7 +169,7 @@ def test_an_exception_in_a_launch_gives_the_current_gpu_back(cupy: FakeCupy) -> 
 
 
 @pytest.mark.parametrize("handle", [7])
-def test_a_thread_of_its_own_launches_on_its_own_stream(cupy: FakeCupy, handle: int) -> None:  # noqa: F811
+def test_a_thread_of_its_own_launches_on_its_own_stream(cupy: FakeCupy, handle: int) -> None:
     """Nothing of a launch is shared: two threads, each with its stream, on one executable."""
     import threading
 

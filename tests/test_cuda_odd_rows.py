@@ -7,7 +7,6 @@ import nvrtc
 import pytest
 import sass
 from emulator import FakeCupy
-from test_cuda_engine import cupy  # noqa: F401 - a fixture
 from test_cuda_rows import bound, compiled, run
 from test_rows import as_dict, assert_near, samples
 
@@ -58,7 +57,7 @@ def odd_feeds(graph: og.Graph, shapes: dict[str, tuple[int, ...]]) -> dict[str, 
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> None:  # noqa: F811
+def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> None:
     """In any order of threads and blocks the same bits, no pack where a GPU refuses it (the emulator looks), near the
     truth, and nothing beside the results is written."""
     text, shapes, dtype, vector, held = ODD[name]
@@ -75,7 +74,7 @@ def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> No
         assert_near(got[key], np.asarray(want, np.longdouble), host[key])
 
 
-def test_results_between_other_memory(cupy: FakeCupy) -> None:  # noqa: F811
+def test_results_between_other_memory(cupy: FakeCupy) -> None:
     """Rows of a larger array whose length is odd, results in its place: elements beside them stay."""
     f = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"), device="cuda")
     base, out = cupy.asarray(samples((6, 331))), cupy.asarray(np.full((6, 331), -7, np.float32))

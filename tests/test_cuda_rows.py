@@ -11,7 +11,6 @@ import sass
 from emulator import FakeArray, FakeCupy
 from row_truth import EVERYTHING, truth_and_peer
 from support.random_rows import row_graph
-from test_cuda_engine import cupy  # noqa: F401 - a fixture
 from test_nvrtc import together
 from test_rows import ALL, RMS, as_dict, assert_near, feeds_of, samples
 from test_rows_groups import SPELLED, WHOLE
@@ -39,7 +38,7 @@ BACKWARD = """graph(x: {t}[n,c], w: {t}[c], b: {t}[c], d_y: {t}[n,c]) -> (dx, dw
 """
 
 
-def run(cupy: FakeCupy, f: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:  # noqa: F811
+def run(cupy: FakeCupy, f: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The results, which must not depend on the order of threads, warps and blocks."""
     got: dict[str, np.ndarray] = {}
     for backwards in (False, True):
@@ -68,7 +67,7 @@ LENGTHS = {
 
 @pytest.mark.parametrize(("dtype", "length"), [(d, n) for d, lengths in LENGTHS.items() for n in lengths])
 def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
-    cupy: FakeCupy,  # noqa: F811
+    cupy: FakeCupy,
     dtype: str,
     length: int,
 ) -> None:
@@ -93,7 +92,7 @@ def unit(dtype: str) -> float:
     [("LayerNorm", "f32", 1000), ("LayerNorm", "bf16", 9000), ("RMSNorm", "f32", 33), ("LogSoftmax", "bf16", 1000)],
 )
 def test_norms_with_what_is_before_and_after_are_one_kernel(
-    cupy: FakeCupy,  # noqa: F811
+    cupy: FakeCupy,
     name: str,
     dtype: str,
     length: int,
@@ -112,7 +111,7 @@ def test_norms_with_what_is_before_and_after_are_one_kernel(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, seed: int) -> None:  # noqa: F811
+def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, seed: int) -> None:
     graph = row_graph(seed)
     f = og.compile(graph, device="cuda")
     for again in range(2):
@@ -127,7 +126,7 @@ def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, s
     ("shape", "launches"), [((1, 40), 1), ((300, 40), 2), ((33, 4096), 2), ((17, 9000), 3)], ids=str
 )
 def test_a_norm_backward_adds_up_its_parameters_gradients(
-    cupy: FakeCupy,  # noqa: F811
+    cupy: FakeCupy,
     shape: tuple[int, int],
     launches: int,
 ) -> None:
@@ -216,7 +215,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_rows_and_sums(cupy: FakeCupy, name: str) -> None:  # noqa: F811
+def test_other_rows_and_sums(cupy: FakeCupy, name: str) -> None:
     text, shapes = OTHERS[name]
     feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
     f = compiled(text, "f64")
@@ -227,7 +226,7 @@ def test_other_rows_and_sums(cupy: FakeCupy, name: str) -> None:  # noqa: F811
         np.testing.assert_allclose(got[key], want, rtol=1e-11, atol=1e-11, err_msg=key)
 
 
-def test_the_gradients_of_a_group_norm(cupy: FakeCupy) -> None:  # noqa: F811
+def test_the_gradients_of_a_group_norm(cupy: FakeCupy) -> None:
     graph = og.gradient(og.parse(WHOLE.replace("f32", "f64")).finalize(), wrt=["x", "g", "b"])
     feeds = {
         t.name: samples((12,) if t.name in "gb" else (2, 12, 5, 7), "f64", seed=i) for i, t in enumerate(graph.inputs)
@@ -259,7 +258,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_views_are_read_and_written_where_they_lie(cupy: FakeCupy, name: str) -> None:  # noqa: F811
+def test_views_are_read_and_written_where_they_lie(cupy: FakeCupy, name: str) -> None:
     text = "graph(x: f32[n,c]) -> (y)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, x)"
     f = og.compile(og.parse(text), device="cuda")
     base, out = samples((64, 130)), np.full((64, 130), -7, np.float32)
@@ -271,7 +270,7 @@ def test_views_are_read_and_written_where_they_lie(cupy: FakeCupy, name: str) ->
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)  # and nothing else is written
 
 
-def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     text, shapes = OTHERS["a batch norm, whose rows are several runs"]
     feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
     narrow = run(cupy, compiled(text, "f64"), feeds)
@@ -282,7 +281,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
     assert all(wide[k].tobytes() == narrow[k].tobytes() for k in wide)
 
 
-def test_results_may_lie_over_inputs_of_bound_calls_too(cupy: FakeCupy) -> None:  # noqa: F811
+def test_results_may_lie_over_inputs_of_bound_calls_too(cupy: FakeCupy) -> None:
     """Rows that are held and such as are read again; sums must be made before."""
     for shape, name in [((17, 9000), "x"), ((300, 40), "d_y")]:
         shapes = {"x": shape, "w": shape[1:], "b": shape[1:], "d_y": shape}
@@ -296,7 +295,7 @@ def test_results_may_lie_over_inputs_of_bound_calls_too(cupy: FakeCupy) -> None:
         assert all(outs[k].host.tobytes() == want[k].tobytes() for k in want) and cupy.allocated == before
 
 
-def test_rows_of_nothing_have_the_value_of_no_elements(cupy: FakeCupy) -> None:  # noqa: F811
+def test_rows_of_nothing_have_the_value_of_no_elements(cupy: FakeCupy) -> None:
     f = compiled(ALL, "f32")
     got = {k: v.host for k, v in f(x=cupy.asarray(np.zeros((2, 0), np.float32))).items()}
     assert got["a"].tolist() == [0, 0] and np.isnan(got["b"]).all() and got["c"].tolist() == [-np.inf] * 2
@@ -308,7 +307,7 @@ def test_rows_of_nothing_have_the_value_of_no_elements(cupy: FakeCupy) -> None: 
     assert backward(empty)["dw"].host.tolist() == [0] * 8
 
 
-def test_nan_and_infinities_stay_in_their_rows(cupy: FakeCupy) -> None:  # noqa: F811
+def test_nan_and_infinities_stay_in_their_rows(cupy: FakeCupy) -> None:
     x = samples((6, 1000))
     x[1, 7], x[2, 99], x[3, 0], x[4, 50], x[4, 51] = np.nan, np.inf, -np.inf, np.inf, -np.inf
     got = run(cupy, compiled(EVERYTHING, "f32"), {"x": x, "r": np.zeros_like(x)})

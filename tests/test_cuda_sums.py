@@ -6,7 +6,6 @@ import numpy as np
 import nvrtc
 import pytest
 from emulator import FakeArray, FakeCupy
-from test_cuda_engine import cupy  # noqa: F401 - a fixture
 from test_nvrtc import together
 
 import opgraph as og
@@ -49,14 +48,14 @@ def random(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     return np.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtypes.get(dtype).numpy)
 
 
-def run(cupy: FakeCupy, g: og.Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:  # noqa: F811
+def run(cupy: FakeCupy, g: og.Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     made = og.compile(g, device="cuda")({k: cupy.asarray(v) for k, v in feeds.items()})
     return {k: v.host for k, v in made.items()}
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 @pytest.mark.parametrize("name", CASES)
-def test_sums_agree_with_float64_and_do_not_depend_on_order(cupy: FakeCupy, name: str, dtype: str) -> None:  # noqa: F811
+def test_sums_agree_with_float64_and_do_not_depend_on_order(cupy: FakeCupy, name: str, dtype: str) -> None:
     shape, targets = CASES[name]
     g = graph(shape, targets, dtype)
     feeds = {t.name: random(t.shape, dtype, i) for i, t in enumerate(g.inputs)}
@@ -75,7 +74,7 @@ def test_sums_agree_with_float64_and_do_not_depend_on_order(cupy: FakeCupy, name
         assert got[key].tobytes() == again[key].tobytes()
 
 
-def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     g = graph(*CASES["two kinds of columns"])
     feeds = {t.name: random(t.shape, "f32", i) for i, t in enumerate(g.inputs)}
     narrow = run(cupy, g, feeds)  # type: ignore[arg-type]
@@ -87,7 +86,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
         assert value.tobytes() == wide[key].host.tobytes()
 
 
-def test_views_and_odd_addresses(cupy: FakeCupy) -> None:  # noqa: F811
+def test_views_and_odd_addresses(cupy: FakeCupy) -> None:
     g = graph((40, 30), [(30,), (40, 1)])
     base = random((41, 64), "f32", 0)
     feeds = {"z": random((40, 30), "f32", 1), "like0": np.zeros(30, "f4"), "like1": np.zeros((40, 1), "f4")}
@@ -101,7 +100,7 @@ def test_views_and_odd_addresses(cupy: FakeCupy) -> None:  # noqa: F811
         np.testing.assert_allclose(got["s1"].host, expected.sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
 
 
-def test_a_sum_over_nothing_is_zero(cupy: FakeCupy) -> None:  # noqa: F811
+def test_a_sum_over_nothing_is_zero(cupy: FakeCupy) -> None:
     g = graph((None, 8), [(8,)])  # type: ignore[arg-type]
     got = og.compile(g, device="cuda")(
         x=cupy.asarray(np.zeros((0, 8), "f4")),
@@ -111,7 +110,7 @@ def test_a_sum_over_nothing_is_zero(cupy: FakeCupy) -> None:  # noqa: F811
     np.testing.assert_array_equal(got["s0"].host, np.zeros(8))
 
 
-def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -> None:  # noqa: F811
+def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -> None:
     shape, targets = CASES["rows and columns"]
     g = graph(shape, targets)
     feeds = {t.name: random(t.shape, "f32", i) for i, t in enumerate(g.inputs)}

@@ -15,7 +15,6 @@ import nvrtc
 import pytest
 from emulator import FakeArray, FakeCupy
 from layouts import CASES, Case
-from test_cuda_engine import cupy  # noqa: F401 - a fixture
 
 import opgraph as og
 from opgraph.codegen.cuda_sums import sum_launches
@@ -264,7 +263,7 @@ def chain(dtype: str, x: Any, a: Any) -> og.Graph:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_layout_draws_the_same(cupy: FakeCupy, case: Case, dtype: str) -> None:  # noqa: F811
+def test_every_layout_draws_the_same(cupy: FakeCupy, case: Case, dtype: str) -> None:
     arrays = random(case.x, dtype), random(case.a, dtype, 1)
     x, a = case.views(*arrays)
     g = chain(dtype, x.shape, a.shape)
@@ -281,7 +280,7 @@ def test_every_layout_draws_the_same(cupy: FakeCupy, case: Case, dtype: str) -> 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.x and 0 not in c.x], ids=str)
 def test_rows_found_in_64_bits_draw_the_same(
-    cupy: FakeCupy,  # noqa: F811
+    cupy: FakeCupy,
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -353,7 +352,7 @@ def summing(shape: Any, to: Any) -> og.Graph:
 @pytest.mark.parametrize(("shape", "to"), SUMS, ids=str)
 @pytest.mark.parametrize("engine", ["cpu", "cuda"])
 def test_a_loop_with_sums_draws_the_same(
-    cupy: FakeCupy,  # noqa: F811
+    cupy: FakeCupy,
     shape: tuple[int, ...],
     to: tuple[int, ...],
     engine: str,
@@ -556,7 +555,7 @@ def test_onnx_is_told_why_not(tmp_path: Path) -> None:
         onnx.save(dropped((4,)), tmp_path / "model.onnx")
 
 
-def test_arrays_of_the_emulated_gpu_come_back(cupy: FakeCupy) -> None:  # noqa: F811
+def test_arrays_of_the_emulated_gpu_come_back(cupy: FakeCupy) -> None:
     feeds = {"x": random((9, 31)), **drawn()}
     y, m = both(og.compile(dropped((None, None)), device="cuda")({k: cupy.asarray(v) for k, v in feeds.items()}))
     assert isinstance(y, FakeArray)

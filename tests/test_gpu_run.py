@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from emulator import FakeCupy
-from test_cuda_engine import cupy  # noqa: F401 - a fixture
 
 GPU = Path(__file__).parent / "gpu"
 
@@ -52,7 +51,7 @@ def test_all_steps_fit_into_their_time_and_into_few_files() -> None:
     assert [s.expected for s in found].count(run.FOUND) == 3
 
 
-def test_the_program_for_the_sanitizer_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_the_program_for_the_sanitizer_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of its graphs, which compile and are right; under the tools all of them run on a GPU."""
     program = module("sanitized")
     some = program.graphs()[1::6]

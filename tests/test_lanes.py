@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -56,15 +55,6 @@ MIXED = """graph(x: f32[n,m], h: f16[n,m], b: bf16[n,m], c: f32[n,1], a: f32[]) 
   w: bf16[n,m] = TypeCast(%7)"""
 
 
-@pytest.fixture
-def no_cache() -> Iterator[None]:
-    """No partition is taken for one that was compiled before."""
-    before = og.onednn.get_compiled_partition_cache_capacity()
-    og.onednn.set_compiled_partition_cache_capacity(0)
-    yield
-    og.onednn.set_compiled_partition_cache_capacity(before)
-
-
 def functor(f: og.Executable) -> str:
     """What was emitted for its one kernel."""
     (source,) = f.kernels.values()
@@ -99,7 +89,9 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 15), (1, 16), (3, 17), (7, 40), (5, 1000)])
 @pytest.mark.parametrize("step", [1, 3])
-def test_storage_tails_and_strides(shape: tuple[int, int], step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_tails_and_strides(
+    shape: tuple[int, int], step: int, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(shape[1])
 
     def sample(dtype: str, columns: int = shape[1]) -> np.ndarray:
@@ -107,11 +99,8 @@ def test_storage_tails_and_strides(shape: tuple[int, int], step: int, monkeypatc
 
     feeds = {"x": sample("f32"), "h": sample("f16"), "b": sample("bf16"), "c": sample("f32", 1), "a": np.float32(0.3)}
     got = og.compile(og.parse(MIXED))(feeds)
-    before = og.onednn.get_compiled_partition_cache_capacity()
-    og.onednn.set_compiled_partition_cache_capacity(0)
     scalar_form(monkeypatch)
     want = og.compile(og.parse(MIXED))(feeds)
-    og.onednn.set_compiled_partition_cache_capacity(before)
     for name in want:
         same(np.asarray(got[name]), np.asarray(want[name]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -42,15 +41,6 @@ def tabled(kind: str) -> Case:
 @pytest.fixture
 def without_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-DOG_NO_TABLES"))
-
-
-@pytest.fixture
-def no_cache() -> Iterator[None]:
-    """No partition is taken for one that was compiled before."""
-    before = og.onednn.get_compiled_partition_cache_capacity()
-    og.onednn.set_compiled_partition_cache_capacity(0)
-    yield
-    og.onednn.set_compiled_partition_cache_capacity(before)
 
 
 @needs_compiler

@@ -1,0 +1,46 @@
+"""Fixtures of several test modules."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from emulator import FakeCupy
+
+import opgraph as og
+
+#: What holds on to the CuPy that it was imported with.
+_MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange")
+
+
+@pytest.fixture
+def no_cache() -> Iterator[None]:
+    """No partition is taken for one that was compiled before."""
+    before = og.onednn.get_compiled_partition_cache_capacity()
+    og.onednn.set_compiled_partition_cache_capacity(0)
+    yield
+    og.onednn.set_compiled_partition_cache_capacity(before)
+
+
+@pytest.fixture
+def cupy() -> Iterator[FakeCupy]:
+    """CuPy replaced by host memory and emulated kernels. (tests/gpu has its own, of a GPU.)"""
+    import opgraph.runtime as package
+
+    def forget() -> None:
+        for name in _MODULES:
+            sys.modules.pop(f"opgraph.runtime.{name}", None)
+            package.__dict__.pop(name, None)
+        capacity = og.onednn.get_compiled_partition_cache_capacity()
+        og.onednn.set_compiled_partition_cache_capacity(0)  # a partition compiled for one GPU would launch on it
+        og.onednn.set_compiled_partition_cache_capacity(capacity)
+
+    before = sys.modules.get("cupy")
+    forget()
+    fake = sys.modules["cupy"] = FakeCupy()
+    yield fake
+    forget()
+    sys.modules.pop("cupy")
+    if before is not None:
+        sys.modules["cupy"] = before
