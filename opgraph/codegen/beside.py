@@ -31,6 +31,9 @@ class _BesideEmitter(RowEmitter):
     def divisors_of(self) -> list[str]:
         return []  # lanes are divided by vectors
 
+    def ways(self) -> dict[str, str]:
+        return {}  # each lane adds up a row by itself, in doubles
+
     def value(self, name: str) -> str:
         """A value for each row is that of the lane."""
         own = super().value(name)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from opgraph.ir import opdef
-from opgraph.loops.loop import Statement
+from opgraph.loops.loop import Loop, Statement
 from opgraph.loops.passes import Pass
 
 
@@ -16,18 +16,28 @@ def row_of(s: Statement) -> opdef.Row:
     return row
 
 
-def reduction_members(passes: Sequence[Pass], peaks: Collection[str] = ()) -> Iterator[str]:
+def sums_of_positives(loop: Loop) -> dict[str, str]:
+    """The sums and means in which nothing cancels, since no term is negative, and how they are made."""
+    never = {s.result for s in loop.statements if opdef.get(s.kind, where="emit").never_negative}
+    reduced = [s for s in loop.statements if s.reduces and row_of(s).how == "add"]
+    return {s.result: "add_positive" for s in reduced if s.args[0] in never or row_of(s).never_negative}
+
+
+def reduction_members(passes: Sequence[Pass], ways: Mapping[str, str] | None = None) -> Iterator[str]:
     """The members of a functor that say how many reductions each pass makes, and how.
 
     Args:
-        peaks: largest elements of which it counts whether all others are near.
+        ways: how some results are made (og::How), where it is not as their records say.
     """
+    ways = ways or {}
     chosen = "".join(f"pass == {number} ? {len(p.reductions)} : " for number, p in enumerate(passes))
     yield f"  static constexpr int reductions(int pass) {{ return {chosen}0; }}"
-    chosen = "".join(
-        f"pass == {number} && k == {k} ? og::How::{'peak' if s.result in peaks else row_of(s).how} : "
+    hows = {
+        (number, k): ways.get(s.result, row_of(s).how)
         for number, p in enumerate(passes)
         for k, s in enumerate(p.reductions)
-        if row_of(s).how != "add"
+    }
+    chosen = "".join(
+        f"pass == {number} && k == {k} ? og::How::{how} : " for (number, k), how in hows.items() if how != "add"
     )
     yield f"  static constexpr og::How how(int pass, int k) {{ return {chosen}og::How::add; }}"

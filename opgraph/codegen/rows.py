@@ -7,7 +7,7 @@ from opgraph.codegen.emit import Functor
 from opgraph.codegen.lanes import goes_by_lanes
 from opgraph.codegen.over_rows import OverRows
 from opgraph.codegen.row_passes import put_passes
-from opgraph.codegen.row_reductions import reduction_members, row_of
+from opgraph.codegen.row_reductions import reduction_members, row_of, sums_of_positives
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, RUN, UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement
@@ -133,12 +133,16 @@ class RowEmitter(OverRows):
         counts = [len(p.reductions) for p in self.passes]
         self.put(f"  static constexpr int passes = {len(self.passes)}, most = {max(counts)};")
         self.put(f"  static constexpr bool stores = {'true' if self.passes[-1].stores else 'false'};")
-        for line in reduction_members(self.passes, self.peaks.values()):
+        for line in reduction_members(self.passes, self.ways()):
             self.put(line)
         for load, kind in self.loads:
             if kind == RUN:
                 self.put(f"  {compute_type(load.dtype)} {self.value(load.name)};")
         self.per_row_members()
+
+    def ways(self) -> dict[str, str]:
+        """How some reductions are made, where there is a better way than their records'."""
+        return sums_of_positives(self.loop) | dict.fromkeys(self.peaks.values(), "peak")
 
     def per_row_members(self) -> None:
         """What there is one of for each row, besides values."""
