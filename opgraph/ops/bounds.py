@@ -25,13 +25,29 @@ def _smaller(a: np.ndarray, b: Any) -> np.ndarray:
 
 
 def _torch_bounds(p: Attrs, exact: bool = False) -> str:
-    """torch.clamp: numbers are attributes, tensors operands; torch lets a NaN bound win."""
-    numbers = [p[name] is None or isinstance(p[name], (int, float)) for name in ("min", "max")]
-    if all(numbers) and not exact and (p["dtype"] not in INTEGER or abs(p["min"] or 0) + abs(p["max"] or 0) < 2**24):
-        given = [f"{name}=${name}" for name in ("min", "max") if p[name] is not None]
-        return f"Clamp({', '.join(['input', *given])})"
-    lower = "input" if p["min"] is None else "Maximum(input, min)"
-    return lower if p["max"] is None else f"Minimum({lower}, max)"
+    """torch.clamp: numbers are attributes, tensors operands. Not Maximum and Minimum: at a bound, torch's clamp has the
+    whole gradient where its maximum has half of it.
+    """
+    low, high = p.get("min"), p.get("max")
+    given = [(name, value) for name, value in (("min", low), ("max", high)) if value is not None]
+    numbers = all(isinstance(value, (int, float)) for _, value in given)
+    if numbers and not exact and (p["dtype"] not in INTEGER or abs(low or 0) + abs(high or 0) < 2**24):
+        return f"Clamp({', '.join(['input', *(f'{name}=${name}' for name, _ in given)])})"
+    if p["dtype"] in INTEGER:  # nothing to differentiate, and no sign to turn
+        lower = "input" if low is None else "Maximum(input, min)"
+        return lower if high is None else f"Minimum({lower}, max)"
+    if low is None:
+        return "Neg(Clamp(Neg(input), Neg(max)))"
+    return f"Clamp({', '.join(['input', *(name for name, _ in given)])})"
+
+
+def _exactly(p: Attrs) -> str:
+    return _torch_bounds(p, exact=True)
+
+
+def between(x: str, low: str, high: str) -> str:
+    """Bounds with the gradient of torch's hardtanh and relu6: 0 at the bounds, where that of its clamp is 1."""
+    return f"Select(LessOrEqual({x}, {low}), {low}, Select(GreaterEqual({x}, {high}), {high}, {x}))"
 
 
 MAXIMUM = pointwise(
@@ -45,10 +61,7 @@ MAXIMUM = pointwise(
     torch=lambda t, a, b: t.maximum(a, b),
     onnx=(Onnx(op_type="Max", since=8),),
     commutative=True,
-    torch_calls=(
-        TorchCall("maximum|max(input, other)"),
-        TorchCall("clamp_min(input, min)"),
-    ),
+    torch_calls=(TorchCall("maximum|max(input, other)"),),
     source="oneDNN Graph Maximum",
     # At a tie half to each, as in torch.
     gradient={
@@ -68,10 +81,7 @@ MINIMUM = pointwise(
     torch=lambda t, a, b: t.minimum(a, b),
     onnx=(Onnx(op_type="Min", since=8),),
     commutative=True,
-    torch_calls=(
-        TorchCall("minimum|min(input, other)"),
-        TorchCall("clamp_max(input, max)"),
-    ),
+    torch_calls=(TorchCall("minimum|min(input, other)"),),
     source="oneDNN Graph Minimum",
     # At a tie half to each, as in torch.
     gradient={
@@ -169,13 +179,13 @@ CLAMP = pointwise(
     cost=2,
     domain=((-4, 4), (-2, -1), (1, 2)),
     torch_calls=(
-        TorchCall("clamp|clip(input, min=None, max=None)", _torch_bounds, lambda p: _torch_bounds(p, exact=True)),
+        TorchCall("clamp|clip(input, min=None, max=None)", _torch_bounds, _exactly),
+        TorchCall("clamp_min(input, min)", _torch_bounds, _exactly),
+        TorchCall("clamp_max(input, max)", _torch_bounds, _exactly),
         TorchCall(
-            "hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False)",
-            "Clamp(input, min=$min_val, max=$max_val)",
-            "Minimum(Maximum(input, $min_val), $max_val)",
+            "hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False)", between("input", "$min_val", "$max_val")
         ),
-        TorchCall("relu6(input, inplace=False)", "Clamp(input, min=0.0, max=6.0)"),
+        TorchCall("relu6(input, inplace=False)", between("input", "0", "6")),
     ),
     source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",
     check=_bounds_once,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from opgraph.ir.opdef import Attr, Onnx, TorchCall
+from opgraph.ops.bounds import between
 from opgraph.ops.families import pointwise
 
 HARD_SIGMOID = pointwise(
@@ -22,7 +23,7 @@ HARD_SIGMOID = pointwise(
             lambda p: (
                 "HardSigmoid(input, alpha=0.16666667, beta=0.5)"
                 if p["dtype"] != "f64"
-                else "Divide(Clamp(Add(input, 3), min=0.0, max=6.0), 6)"
+                else f"Divide({between('Add(input, 3)', '0', '6')}, 6)"
             ),
         ),
     ),

@@ -17,6 +17,11 @@ _LN2 = "0.6931471805599453"
 _NEGATIVE = "Or(Less({0}, 0), Less(Reciprocal({0}), 0))"
 #: torch writes pi with this many digits too.
 _PI = "3.141592653589793"
+#: The angle whose tangent is input / other, for |input| <= |other|.
+_ANGLE = (
+    "Select(Equal(other, 0), StopGradient(input), Select(And(IsInf(input), IsInf(other)), "
+    "Select(Equal(input, other), 0.7853981633974483, -0.7853981633974483), Atan(Divide(input, other))))"
+)
 
 
 def _lerp(p: Mapping[str, Any]) -> str:
@@ -79,9 +84,14 @@ COMPOSITIONS = (
         "input), Subtract(1, Erf(input)))",
     ),
     TorchCall("logit(input, eps=None)", _logit),
-    TorchCall("xlogy(input, other)", "Select(And(Equal(input, 0), Not(IsNaN(other))), 0, Multiply(input, Log(other)))"),
+    # 0 only where the logarithm is infinite or none: elsewhere the derivative by x is the logarithm, at x = 0 too.
     TorchCall(
-        "xlog1py(input, other)", "Select(And(Equal(input, 0), Not(IsNaN(other))), 0, Multiply(input, Log1p(other)))"
+        "xlogy(input, other)",
+        "Select(And(Equal(input, 0), Or(LessOrEqual(other, 0), IsInf(other))), 0, Multiply(input, Log(other)))",
+    ),
+    TorchCall(
+        "xlog1py(input, other)",
+        "Select(And(Equal(input, 0), Or(LessOrEqual(other, -1), IsInf(other))), 0, Multiply(input, Log1p(other)))",
     ),
     TorchCall(
         "logaddexp(input, other)",
@@ -100,13 +110,13 @@ COMPOSITIONS = (
         "Maximum(Abs(input), Abs(other)), Multiply(Maximum(Abs(input), Abs(other)), "
         "Sqrt(Add(Square(Divide(Minimum(Abs(input), Abs(other)), Maximum(Abs(input), Abs(other)))), 1))))",
     ),
-    # By the ratio that is at most 1 in size, whose derivative is finite on both axes.
+    # By the ratio that is at most 1 in size, whose derivative is finite on both axes. At the origin, where there is no
+    # ratio, the derivative is 0, as in torch.
     TorchCall(
         "atan2|arctan2(input, other)",
         "Select(Greater(Abs(input), Abs(other)), "
         "Subtract(Select(Less(input, 0), -1.5707963267948966, 1.5707963267948966), Atan(Divide(other, input))), "
-        f"Add(Select({_NEGATIVE.format('other')}, Select({_NEGATIVE.format('input')}, -{_PI}, {_PI}), 0), "
-        "Select(Equal(input, 0), Select(" + _NEGATIVE.format("other") + ", Neg(input), input), "
-        "Atan(Divide(input, other)))))",
+        f"Select({_NEGATIVE.format('other')}, "
+        f"Add(Select({_NEGATIVE.format('input')}, -{_PI}, {_PI}), {_ANGLE}), {_ANGLE}))",
     ),
 )
