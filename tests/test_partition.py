@@ -16,7 +16,7 @@ from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir import opdef
 from opgraph.partition.clusters import Blocked, Clusters
 from opgraph.partition.examples import graph_of
-from opgraph.partition.partition import make_partition
+from opgraph.partition.partition import FUSED, LIBRARY, make_partition
 from opgraph.partition.partitioner import partition
 from opgraph.partition.symbols import shape_text, symbolic_shapes
 from opgraph.partition.verify import verify_partitions
@@ -309,6 +309,18 @@ def test_two_unknown_shapes_that_meet_are_taken_to_be_equal():
         (part,) = cut_text(graph_of("Multiply(Multiply(x, Sigmoid(x)), u)", shape=shape))
         assert part.units == ("swish", "swiglu")
     assert len(cut_text(graph_of("Multiply(x, Sigmoid(c))", x="f32[?,8]", c="f32[8]"))) == 2
+
+
+def test_unknown_sizes_that_keep_rows_from_a_kernel_are_named_with_the_way_out():
+    """Were one of them 1, the rows would be other ones; a name says that they are equal."""
+    for size, count in (("?", 2), ("n", 1)):
+        graph = og.parse(graph_of("Add(SoftMax(x, axis=-1), u)", shape=f"[4,{size}]"))
+        assert len(cut(graph)) == count
+        assert ("give equal sizes one name" in graph.explain().ops[0].why) == (count == 2)
+    for size, kind in (("?", LIBRARY), ("n", FUSED)):
+        graph = og.parse(graph_of("RMSNorm(x, u)", x=f"f32[4,{size}]", u=f"f32[{size}]"))
+        assert [part.kind for part in cut(graph)] == [kind]
+        assert ("give equal ones one name" in graph.explain().ops[0].why) == (kind == LIBRARY)
 
 
 def test_an_operand_along_the_channel_axis_is_read_from_memory():

@@ -154,6 +154,8 @@ class Cutter:
         if edge in self.nodes.apart:
             return books.why_apart(edge[0])
         texts = f"{shape_text(small)} inside {shape_text(big)}"
+        if shape_text(small) == shape_text(big):
+            texts += ", which may differ (give equal sizes one name)"
         if books.makes_output[part]:
             return f"smaller shape {texts}: its value is an output of the graph, which is written once"
         if books.placed[part] and small != big:

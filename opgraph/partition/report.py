@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
@@ -119,7 +120,8 @@ def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], pol
     if part.provider == NATIVE and "onnx_op" in op.attrs:
         return f"gradient of the ONNX node {op.attrs['onnx_op']}: runs in torch"
     if part.provider == NATIVE:
-        return f"library op {op.kind}: runs in torch, or in NumPy where torch is not installed"
+        where = f"library op {op.kind}: runs in torch, or in NumPy where torch is not installed"
+        return f"{where}; its unknown sizes may be why: give equal ones one name" if _may_be_unknown(op) else where
     if part.kind == LIBRARY:
         return f"foreign op {op.attrs.get('onnx_op', op.kind)}: runs in {part.provider}"
     if part.kind != FUSED:
@@ -134,6 +136,13 @@ def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], pol
     if part.rows.axes:
         parts.append(f"rows over axes {list(part.rows.axes)}")
     return "; ".join([*parts, *dict.fromkeys(told)])
+
+
+def _may_be_unknown(op: Op) -> bool:
+    """Whether kernels do such ops where enough is known of their shapes, and not all is known of this one's."""
+    record = opdef.of(op)
+    has_kernels = record.spelled is not None or record.row is not None
+    return has_kernels and any(t.dims is None or None in t.dims for t in op.inputs)
 
 
 def _partition_row(part: Partition) -> PartitionRow:
