@@ -118,6 +118,8 @@ CASES: list[tuple[str, type[OpGraphError], Callable[[], object], str, str, str]]
      "gelu_tanh"),
     ("no tensor", errors.InvalidGraphOp, with_x(lambda g, x: g.add_op("Abs", "x")), "an input is str", "Abs",
      "LogicalTensors or numbers"),
+    ("list of tensors", errors.InvalidGraphOp, with_x(lambda g, x: g.add_op("Concat", [x, x], axis=0)),
+     "an input is list", "Concat", "one by one"),
     ("broadcast", errors.InvalidShape,
      with_x(lambda g, x: g.add_op("Add", x, g.input("skip", shape=(4,)), name="residual")),
      "shapes [2,3] and [4] do not broadcast", 'Add "residual" (inputs: x f32[2,3], skip f32[4])',

@@ -50,11 +50,11 @@ def short_form(
 
 def _number(value: object, id: int, label: str) -> LogicalTensor:
     """A scalar constant for a Python number, or for a NumPy one, which has a dtype."""
-    if getattr(value, "shape", ()) != () or isinstance(value, (str, bytes)) or value is None:
+    if getattr(value, "shape", ()) != () or isinstance(value, (str, bytes, list, tuple)) or value is None:
         raise InvalidGraphOp(
             f"an input is {type(value).__name__}",
             where=label,
-            fix="pass LogicalTensors or numbers; Graph.constant takes arrays",
+            fix="pass LogicalTensors or numbers, one by one; Graph.constant takes arrays",
         )
     dtype, data = constant_data(value, None, label)
     return LogicalTensor(id, dtype, (), property="constant", data=data)

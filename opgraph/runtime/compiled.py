@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -196,6 +196,7 @@ def compile_partition(
             tensor, an input of unknown shape or layout.
         InvalidShape: a given shape disagrees with the declared or the inferred one.
     """
+    inputs, outputs = _listed(inputs, partition), _listed(outputs, partition)
     key = key_of(partition, inputs, outputs, engine) if CACHE.capacity else None
     compiled = CACHE.find(key) if key is not None else None
     if compiled is None:
@@ -203,6 +204,19 @@ def compile_partition(
         if key is not None:
             CACHE.store(key, compiled)
     return CompiledPartition(partition, engine, compiled)
+
+
+def _listed(tensors: Iterable[LogicalTensor], partition: Partition) -> Sequence[LogicalTensor]:
+    """Something to walk twice: once for the key, once for the ports."""
+    if type(tensors) is tuple or type(tensors) is list:
+        return tensors
+    if isinstance(tensors, Iterable):
+        return tuple(tensors)
+    raise InvalidArguments(
+        f"got {type(tensors).__name__} where logical tensors are expected",
+        where=f"partition {partition.id}",
+        fix="pass lists of LogicalTensors",
+    )
 
 
 def _compiled(

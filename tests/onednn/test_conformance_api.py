@@ -200,6 +200,8 @@ def test_13_logical_tensors_in_any_order_with_others_and_repeats() -> None:
     part = only(g.finalize())
     for inputs in itertools.permutations([lt(3), lt(5), lt(77)]):
         part.compile([*inputs, lt(5)], [lt(8), lt(9, None)], ENGINE)
+    cp = part.compile((lt(i) for i in (3, 5)), {9: lt(9, None)}.values(), ENGINE)  # whatever can be walked
+    assert cp.query_logical_tensor(9).dims == (4, 8)
 
 
 # -- 14: in place -----------------------------------------------------------------------------------------------------
