@@ -63,6 +63,18 @@ KEPT = {
         ("x",),
         [("", "value", 4096)],
     ),
+    "relu6 as torch differentiates it: the output tells both ends": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = LessOrEqual(x, 0.0)\n  %1 = GreaterEqual(x, 6.0)\n"
+        "  %2 = Select(%1, 6.0, x)\n  y = Select(%0, 0.0, %2)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "between ends that are out of order: two masks": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = LessOrEqual(x, 1.0)\n  %1 = GreaterEqual(x, 0.5)\n"
+        "  %2 = Select(%1, 0.5, x)\n  y = Select(%0, 1.0, %2)",
+        ("x",),
+        [("", "value", 4096), ("", "value", 4096)],
+    ),
     "an output that a library op's gradient reads": (
         "graph(x: f32[64,64]) -> (y)\n  y = ReduceMax(x, axes=[1])",
         ("x",),

@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from opgraph.errors import InvalidArguments, InvalidDataType
 from opgraph.ir.given import given_graph
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.ir.logical_tensor import port_name
 from opgraph.transforms.draft import is_float
+from opgraph.transforms.masks import Told
 from opgraph.transforms.reverse import Reverse
 from opgraph.transforms.units import freed, named, with_symbols
 
@@ -74,7 +75,7 @@ def differentiated(
     *,
     given: Collection[int] = (),
     from_outputs: Collection[int] = (),
-    masks: Mapping[int, LogicalTensor] | None = None,
+    masks: Mapping[int, Told] | None = None,
     outputs: Collection[str] | None = None,
 ) -> Graph:
     """The gradient of a prepared graph.
@@ -82,7 +83,7 @@ def differentiated(
     Args:
         given: ids of forward values that are inputs of the result instead of being recomputed.
         from_outputs: ids of ops whose gradient is taken from their output (`OpDef.gradient_from_output`).
-        masks: conditions, by id, that are recomputed as output > 0, the output being an input of the result.
+        masks: conditions, by id, that are recomputed from an output, which is an input of the result.
         outputs: names of the outputs that a gradient is given of, the others being taken as zero; None: all.
     """
     names = [wrt] if isinstance(wrt, str) else wrt

@@ -1,7 +1,8 @@
-"""Masks that an output tells: a branch by the sign of a value may leave that sign to be read from the result."""
+"""Masks that an output tells: a branch by the size of a value may leave the condition to be read from the result."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from opgraph.ir.graph import Graph
@@ -14,25 +15,56 @@ from opgraph.partition.view import View, scalar
 #: to 0, and the other one is never positive. NaN is neither. (`x >= 0` is not `y >= 0`: n x may be -0, and -0 >= 0.)
 _HOLDS = ("Select({c}, x, $n)", "Select({c}, x, Multiply(x, $n))")
 _CONDITION = "OneOf(Greater(x, 0), Less(0, x))"
+#: x between two numbers, as torch's relu6 and hardtanh are traced: what x is to each of them, y is too.
+_BETWEEN = "Select(LessOrEqual(x, $low), $least, Select(GreaterEqual(x, $high), $most, x))"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A condition that holds exactly where an output compares so with a number.
+
+    Attributes:
+        output: of the graph.
+        kind: the comparison, an op.
+        bound: the number.
+    """
+
+    output: LogicalTensor
+    kind: str
+    bound: float
 
 
 @lru_cache(maxsize=1)
-def _patterns() -> tuple[tuple[Pattern, bool], ...]:
+def _signs() -> tuple[tuple[Pattern, bool], ...]:
     return tuple(
         (pattern, "Multiply" in text) for text in _HOLDS for pattern in compile_pattern(text.replace("{c}", _CONDITION))
     )
 
 
-def masks_of_outputs(graph: Graph) -> dict[int, LogicalTensor]:
-    """Conditions of a finalized graph that hold exactly where an output is greater than 0: their ids, that output."""
-    found: dict[int, LogicalTensor] = {}
+@lru_cache(maxsize=1)
+def _between() -> tuple[Pattern, ...]:
+    return tuple(compile_pattern(_BETWEEN))
+
+
+def masks_of_outputs(graph: Graph) -> dict[int, Told]:
+    """Conditions of a finalized graph that an output tells, by id."""
+    found: dict[int, Told] = {}
     view = View(graph)
     for tensor in graph.outputs:
         op = graph.producer(tensor.id)
-        for pattern, is_product in _patterns() if op is not None else ():
-            assert op is not None
+        if op is None:
+            continue
+        for pattern, is_product in _signs():
             if find_match(pattern, op, view, _never_positive if not is_product else _never_negative):
-                found[op.inputs[0].id] = tensor
+                found[op.inputs[0].id] = Told(tensor, "Greater", 0.0)
+                break
+        for pattern in _between():
+            match = find_match(pattern, op, view, _keeps_order)
+            if match is not None:
+                inner = graph.producer(op.inputs[2].id)
+                assert inner is not None
+                found[op.inputs[0].id] = Told(tensor, "LessOrEqual", scalar(match.scalars["low"]))
+                found[inner.inputs[0].id] = Told(tensor, "GreaterEqual", scalar(match.scalars["high"]))
                 break
     return found
 
@@ -43,3 +75,8 @@ def _never_positive(match: Match) -> bool:
 
 def _never_negative(match: Match) -> bool:
     return scalar(match.scalars["n"]) >= 0
+
+
+def _keeps_order(match: Match) -> bool:
+    low, least, high, most = (scalar(match.scalars[name]) for name in ("low", "least", "high", "most"))
+    return low == least < high == most

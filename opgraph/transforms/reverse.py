@@ -13,6 +13,7 @@ from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.transforms.adjoint import Conditional, Conditions, Contribution
 from opgraph.transforms.draft import Draft, is_float, kept_name
+from opgraph.transforms.masks import Told
 
 
 class Reverse:
@@ -24,7 +25,7 @@ class Reverse:
         wrt: Sequence[str],
         given: Collection[int],
         from_outputs: Collection[int],
-        masks: Mapping[int, LogicalTensor],
+        masks: Mapping[int, Told],
     ) -> None:
         self.source = graph
         self.draft = Draft(graph)
@@ -47,7 +48,7 @@ class Reverse:
         self.active.update(t.id for _, t in self.wrt)
         #: Forward values that are inputs here, by their id in the graph.
         self.kept: dict[int, LogicalTensor] = {}
-        self.masks = {i: self.draft("Greater", self._keep(output), 0.0) for i, output in masks.items()}
+        self.masks = {i: self.draft(told.kind, self._keep(told.output), told.bound) for i, told in masks.items()}
         for op in graph.ops:
             if op.kind != "End":
                 self._forward(op, given)

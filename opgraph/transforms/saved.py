@@ -18,7 +18,7 @@ from opgraph.ir.op import Op
 from opgraph.transforms.cut import Cut, read_inputs
 from opgraph.transforms.draft import kept_name
 from opgraph.transforms.gradient import differentiated, prepared
-from opgraph.transforms.masks import masks_of_outputs
+from opgraph.transforms.masks import Told, masks_of_outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TrainingPlan:
     saved: tuple[Saved, ...]
     given: frozenset[int] = frozenset()
     from_outputs: tuple[int, ...] = ()
-    masks: Mapping[int, LogicalTensor] = field(default_factory=dict)
+    masks: Mapping[int, Told] = field(default_factory=dict)
 
     def backward_of(self, wrt: Sequence[str], outputs: Collection[str]) -> Graph:
         """The backward graph for some of the inputs, given gradients of some outputs of the forward graph alone.
@@ -99,7 +99,7 @@ def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Tr
     if shapes:
         given |= shapes
         backward = differentiated(ready, wrt, given=given, from_outputs=from_outputs, masks=masks)
-    made = [ready.tensor(i) for i in sorted(given | {t.id for t in masks.values()})]
+    made = [ready.tensor(i) for i in sorted(given | {m.output.id for m in masks.values()})]
     extra = [t for t in made if all(t.id != o.id for o in ready.outputs)]
     forward = _with_outputs(ready, extra) if extra else ready
     saved = _described(ready, backward, made)

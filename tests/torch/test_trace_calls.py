@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 
 import numpy as np
@@ -15,6 +16,7 @@ from traced import relative_error, traced  # noqa: E402
 import opgraph as og  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.runtime.providers.torch import from_numpy, to_numpy  # noqa: E402
+from opgraph.torch.fuse import fuse  # noqa: E402
 from opgraph.torch.tracing.calls import _REQUIRED, Found, table  # noqa: E402
 from opgraph.torch.tracing.emit import TORCH_DTYPES  # noqa: E402
 from opgraph.torch.tracing.trace import Tracer  # noqa: E402
@@ -251,3 +253,21 @@ def test_arguments_by_keyword_and_their_defaults() -> None:
 def test_what_opgraph_lacks_is_refused_with_the_functions_name() -> None:
     with pytest.raises(Unimplemented, match="polygamma"):
         traced(lambda x: torch.polygamma(3, x), torch.rand(3))
+
+
+@pytest.mark.parametrize(
+    "dtype,ends",
+    [(torch.float32, (-0.3, 0.7)), (torch.float32, (0.0, 6.0)), (torch.bfloat16, (-1.0, 1.0))],
+    ids=str,
+)
+def test_hardtanh_keeps_its_output_and_has_torchs_gradient(dtype, ends) -> None:
+    points = [0.0, -0.0, 6.0, -1.0, 1.0, -0.3, 0.7, 0.5, 3.0, -9.0, 9.0, math.inf, -math.inf, math.nan]
+    x = torch.tensor(points, dtype=dtype).requires_grad_()
+    function = fuse(lambda x: torch.nn.functional.hardtanh(x, *ends))
+    got, expected = function(x), torch.nn.functional.hardtanh(x, *ends)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x)[0] for y in (got, expected)], rtol=0, atol=0)
+    (plan,) = function.plans
+    (graph,) = plan.graphs.values()
+    roles = [s.role for s in graph.op.saved((True,)) if s.role != "shape"]
+    assert roles == ["output"]
