@@ -419,3 +419,32 @@ def test_a_function_that_changes_a_tensor_runs_at_each_call() -> None:
     for _ in range(3):
         assert close(counted(X), F.silu(X))
     assert steps == 3 and "changes a tensor" in counted.fused.why_rerun
+
+
+def test_a_tensor_given_twice_is_two_tensors_where_two_are_given() -> None:
+    formula = lambda x, y: x * torch.sigmoid(y)  # noqa: E731
+    f = fuse(formula)
+    x, y = torch.randn(6), torch.randn(6)
+    for given in ((x, x), (x, y), (y, x), (y, y), (x, x.clone())):
+        assert torch.allclose(f(*given), formula(*given))
+    assert f.why_rerun == "" and len(f.plans) == 2
+
+
+def test_an_argument_that_is_a_parameter_too_is_another_tensor_in_the_next_call() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Parameter(torch.rand(6)), torch.nn.Parameter(torch.rand(6))
+
+        @fuse
+        def forward(self, x):
+            return x * self.a - self.b
+
+    m = Scaled()
+    x = torch.randn(6)
+    for given in (m.a, x, m.b, x):
+        assert torch.allclose(m(given), given * m.a - m.b)
+    m.b = m.a
+    assert torch.allclose(m(x), x * m.a - m.a)
+    m.b = torch.nn.Parameter(torch.rand(6))
+    assert torch.allclose(m(x), x * m.a - m.b)

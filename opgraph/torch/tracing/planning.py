@@ -94,8 +94,14 @@ class _Writer:
             self.line(f"if {'' if tensor.dim() else 'not '}not {name}.shape: return None")
 
     def tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """That a tensor is what it was, as far as the trace depends on it."""
-        self.sources.setdefault(id(tensor), name)
+        """That a tensor is what it was, as far as the trace depends on it.
+
+        One that was given twice has one source, which is right for calls that give it twice again, and for no others.
+        """
+        source = self.sources.setdefault(id(tensor), name)
+        if source != name:
+            self.line(f"if {name} is not {source}: return None")
+            return
         self.line(f"if {name}.dtype is not {self.constant(tensor.dtype)}: return None")
         if not tensor.dtype.is_floating_point and "default" not in self.names:  # what integers become
             self.names["default"] = torch.get_default_dtype
