@@ -30,15 +30,15 @@ struct Totals {
 };
 
 // One run of a pass. `cell` and `rests` are those of the sums, in the last pass.
-template <class F, int pass, bool keep>
+template <class F, int pass, bool keep, bool ahead = false>
 OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double* const* cell, const i64* rests) {
   using Addend = typename F::Addend;
   constexpr bool writes = pass + 1 == F::passes && F::stores;
   constexpr int n_reductions = F::reductions(pass), n_sums = writes ? F::sums : 0;
   if constexpr (n_reductions + n_sums == 0) {
-    write_run<F, pass, keep>(f, width);
+    write_some<F, pass, keep>(f, first_whole(f, width), 0, width);
   } else if constexpr (n_sums == 0) {
-    reduce_run<F, pass, keep>(f, width, reductions);
+    reduce_run<F, pass, keep, ahead>(f, width, reductions);
   } else {
     alignas(64) Addend addend[n_reductions + n_sums][strip];
     Row<Addend> total[n_sums + 1];
@@ -83,7 +83,7 @@ OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char*
       f.move(boxes.space.base, place.offset);
       f.run();
       if constexpr (keep) f.keep(memory, room, first);
-      one_run<F, pass, keep>(f, width, reductions, place.cell, place.rests);
+      one_run<F, pass, keep, true>(f, width, reductions, place.cell, place.rests);
       first += width;
     } while (place.next(boxes, rank - row_rank, rank - 1));
     Partial partials[F::most + 1];
@@ -121,6 +121,54 @@ template <class F> OG_FN void rows_together(F& f, const Boxes& boxes, Place<F>& 
   }
 }
 
+// Whether a functor's last pass does nothing but to write.
+template <class F> constexpr bool only_writes() {
+  return has_lanes<F>::value && F::stores && F::sums == 0 && F::passes > 1 && F::reductions(F::passes - 1) == 0;
+}
+
+// Rows that take turns in their last pass, so many columns each: what all rows have in common, the weights of a norm say, is
+// then read from the second cache once for all of them. That pays where one row of everything fills the first cache.
+enum { turns = 4, turn = 1024, first_cache = 32 * 1024 };
+template <class F> OG_FN int rows_in_turns(const Space& space) {
+  const i64 rank = space.rank;
+  i64 common = 0, along = 0;
+  for (int k = 0; k < F::operands; ++k) {
+    const i64* step = space.strides + k * rank;
+    along += step[rank - 1] != 0;
+    common += step[rank - 1] != 0 && (rank == 1 || step[rank - 2] == 0);
+  }
+  const i64 bytes = along * space.inner * (i64)sizeof(float);
+  if (bytes * turns <= first_cache) return turns;
+  return common > 0 && bytes > first_cache && space.inner * turns <= together_elements ? turns : 1;
+}
+
+// The rows of a box, one run each.
+template <class F> OG_FN void rows_by_turns(F& f, const Boxes& boxes, Place<F>& place) {
+  const Space& space = boxes.space;
+  const i64 width = space.inner;
+  const int most = rows_in_turns<F>(space);
+  for (bool more = true; more;) {
+    F rows[turns];
+    int count = 0;
+    while (more && count < most) {
+      f.move(space.base, place.offset);
+      f.row();
+      passes<F, false, 0, F::passes - 1>(f, boxes, 1, place, nullptr);
+      f.finish();
+      f.move(space.base, place.offset);
+      rows[count++] = f;
+      more = place.next(boxes, 0, space.rank - 1);
+    }
+    const i64 part = most > 1 ? (i64)turn : width;
+    for (i64 begin = (width - 1) / part * part; begin >= 0; begin -= part) {
+      for (int r = count - 1; r >= 0; --r) {
+        const i64 head = first_whole(rows[r], width), end = head + begin + part;
+        write_some<F, F::passes - 1, false>(rows[r], head, begin ? head + begin : 0, end < width ? end : width);
+      }
+    }
+  }
+}
+
 template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
   const Space& space = boxes.space;
   Place<F> place;
@@ -130,10 +178,14 @@ template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank,
   alignas(64) char memory[keep ? keep_bytes : 1];
   F f;
   f.steps(place.step);
+  f.nexts(space.rank > 1 ? space.strides + space.rank - 2 : nullptr, space.rank, space.size);
   f.move(space.base, place.offset);
   f.call();
   if constexpr (adds_columns<F>()) {
     if (row_rank == 1) return rows_together<F>(f, boxes, place);
+  }
+  if constexpr (only_writes<F>() && !keep) {
+    if (row_rank == 1) return rows_by_turns<F>(f, boxes, place);
   }
   do {
     f.move(space.base, place.offset);

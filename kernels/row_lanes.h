@@ -30,6 +30,13 @@ OG_FN void put_elements(b8* p, bools x, i64 n) { store_lanes(p, x, n); }
 OG_FN void put_elements(b8* p, i64 step, bools x, i64 n) { scatter_lanes(p, step, x, n); }
 #endif
 
+// Asks for the line of the cache at an address, which need not be anybody's: into the second cache, to be read or written.
+OG_FN void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+OG_FN void fetch_to_write(const void* p) { __builtin_prefetch(p, 1, 2); }
+
+// Bytes of rows that the last cache may have from one call to the next: what is there comes in time without being asked for.
+enum { near_bytes = 12 * 1024 * 1024 };
+
 // Elements up to the next address that 16 of them begin at, where they are stored as a whole.
 template <class S> OG_FN i64 apart_from_line(const S* p) {
   return -(i64)((u64)p / sizeof(S)) & 15;
@@ -75,34 +82,45 @@ OG_FN void addends(const F& f, i64 first, i64 n, typename F::Addend* x) {
   for (i64 i = 0; i < n; ++i) f.template element<pass, keep, apart>(first + i, x + i);
 }
 
-// Elements [0, width) of a pass that only writes: so that whole vectors of a result are whole lines of the cache, and from the
-// end, where the pass before has just been.
-template <class F, int pass, bool keep> OG_FN void write_run(const F& f, i64 width) {
+// Elements of a pass that only writes, [begin, end) of those whose whole vectors begin at `head`: from the end, where the
+// pass before has just been.
+template <class F, int pass, bool keep> OG_FN void write_some(const F& f, i64 head, i64 begin, i64 end) {
 #if OG_LANES
   if constexpr (has_lanes<F>::value) {
     return by_nearness<F, pass>(f, [&](auto near) OG_LAMBDA {
       const auto some = [&](i64 i, i64 n) OG_LAMBDA {
         f.template element<pass, keep, 0, floats, near.value>(i, (floats*)nullptr, n);
       };
-      const i64 head = width < block ? 0 : f.apart_from_line();
-      i64 i = head + (width - head) / lane_count * lane_count;
-      if (i < width) some(i, width - i);
-      while (i > head) some(i -= lane_count, lane_count);
-      if (head > 0) some(0, head);
+      const i64 first = begin < head ? head : begin;
+      i64 i = first + (end - first) / lane_count * lane_count;
+      if (i < end) some(i, end - i);
+      while (i > first) some(i -= lane_count, lane_count);
+      if (begin < first) some(begin, first - begin);
     });
   }
 #endif
   OG_VECTORIZE
-  for (i64 i = 0; i < width; ++i) f.template element<pass, keep, 0>(i, (typename F::Addend*)nullptr);
+  for (i64 i = begin; i < end; ++i) f.template element<pass, keep, 0>(i, (typename F::Addend*)nullptr);
+}
+
+// The element of a run from which on whole vectors of a result are whole lines of the cache.
+template <class F> OG_FN i64 first_whole(const F& f, i64 width) {
+#if OG_LANES
+  if constexpr (has_lanes<F>::value) return width < block ? 0 : f.apart_from_line();
+#endif
+  return 0;
 }
 
 #if OG_LANES
-// The same, 16 at a time.
-template <class F, int pass, bool keep, bool near>
+// The same, 16 at a time. ahead: memory that is wanted soon is asked for.
+template <class F, int pass, bool keep, bool ahead, bool near>
 OG_FN void reduce_lanes(const F& f, i64 width, Reductions<F, pass>& reductions) {
   constexpr int count = F::reductions(pass);
   i64 first = 0;
   for (; first + block <= width; first += block) {
+    if constexpr (ahead) {
+      if (f.is_far) each<block / lane_count>([&](auto j) { f.template ahead<pass>(first + j.value * lane_count); });
+    }
     floats x[block / lane_count][count];
     each<block / lane_count>([&](auto j) {
       f.template element<pass, keep, 1, floats, near>(first + j.value * lane_count, x[j.value], lane_count);
@@ -121,11 +139,12 @@ OG_FN void reduce_lanes(const F& f, i64 width, Reductions<F, pass>& reductions) 
 #endif
 
 // Elements [0, width) of a pass that reduces.
-template <class F, int pass, bool keep> OG_FN void reduce_run(const F& f, i64 width, Reductions<F, pass>& reductions) {
+template <class F, int pass, bool keep, bool ahead>
+OG_FN void reduce_run(const F& f, i64 width, Reductions<F, pass>& reductions) {
 #if OG_LANES
   if constexpr (has_lanes<F>::value) {
     return by_nearness<F, pass>(f, [&](auto near) OG_LAMBDA {
-      reduce_lanes<F, pass, keep, near.value>(f, width, reductions);
+      reduce_lanes<F, pass, keep, ahead, near.value>(f, width, reductions);
     });
   }
 #endif

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from opgraph.codegen.arithmetic import ELEMENT, storage_type
 from opgraph.codegen.emit import index_text
+from opgraph.codegen.row_ahead import put_ahead
 from opgraph.codegen.row_reductions import row_of
-from opgraph.loops.layout import CONTIGUOUS, RUN, STRIDED
+from opgraph.loops.layout import RUN, STRIDED
 from opgraph.loops.loop import Load, Store
 from opgraph.loops.passes import Pass
 
@@ -23,10 +24,10 @@ def put_passes(emitter: RowEmitter) -> None:
     put = emitter.put
     if emitter.by_lanes:
         put("  static constexpr bool by_lanes = true;")
-        along = (i for i, _ in emitter.elementwise() if emitter.store_kinds[i] == CONTIGUOUS)
-        written = next((f"og::apart_from_line(y{i})" for i in along), "0")
+        written = next((f"og::apart_from_line({name})" for name in emitter.along()), "0")
         put(f"  OG_FN og::i64 apart_from_line() const {{ return {written}; }}")
         _put_nearness(emitter)
+        put_ahead(emitter)
         put("  template <int pass, bool keep, int apart, class F = float, bool near = false>")
         put("  OG_FN void element(og::i64 i, F* s, og::i64 n = 1) const {")
     else:

@@ -6,6 +6,7 @@ from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, sto
 from opgraph.codegen.emit import Functor
 from opgraph.codegen.lanes import goes_by_lanes
 from opgraph.codegen.over_rows import OverRows
+from opgraph.codegen.row_ahead import put_next_members, put_nexts
 from opgraph.codegen.row_passes import put_passes
 from opgraph.codegen.row_reductions import reduction_members, row_of, sums_of_positives
 from opgraph.ir import dtypes
@@ -146,12 +147,22 @@ class RowEmitter(OverRows):
 
     def per_row_members(self) -> None:
         """What there is one of for each row, besides values."""
+        put_next_members(self)
         for i, store in self.per_row:
             self.put(f"  {storage_type(store.dtype)}* y{i};")
         for name in self.divisors:
             self.put(f"  og::Inverse {name}_inverse;")
         for name in dict.fromkeys(self.peaks.values()):
             self.put(f"  bool {name}_near;")
+
+    def bind(self) -> None:
+        """Pointers at the start of a row, and how far it is to the next one."""
+        super().bind()
+        put_nexts(self)
+
+    def along(self) -> list[str]:
+        """The results whose elements are neighbours."""
+        return [f"y{i}" for i, _ in self.elementwise() if self.store_kinds[i] == CONTIGUOUS]
 
     def buffers(self) -> None:
         """Where values are kept for a later pass."""

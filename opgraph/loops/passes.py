@@ -101,6 +101,11 @@ def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool) -> tupl
     )
 
 
+def cost(one: Pass) -> int:
+    """Instructions of a pass for each element, but for loads and stores."""
+    return sum(opdef.get(s.kind, where="a loop").cost for s in (*one.statements, *one.reductions))
+
+
 def kept_values(passes: tuple[Pass, ...]) -> tuple[str, ...]:
     """All values that are kept, in the order of their places in the buffer."""
     return tuple(name for p in passes for name in p.kept)
