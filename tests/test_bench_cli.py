@@ -117,12 +117,34 @@ def test_a_model_is_measured_beside_onnxruntime(tmp_path: Path, capsys: pytest.C
         ("--budget", "-1"),
         ("--budget", "nan"),
         ("--from", "a", "model.onnx"),
+        ("--json", "no_such_folder/r.json"),
+        ("--json", "."),
+        ("--plot", __file__),
+        ("--plot", f"{__file__}/pictures"),
+        ("model.onnx", "--suite", "host"),
+        ("model.onnx", "--sizes", "1M"),
+        ("model.onnx", "--quick"),
+        ("--dim", "batch=4"),
+        ("--inputs", "a.npz"),
     ],
     ids=" ".join,
 )
-def test_bad_arguments_are_three_lines_and_status_2(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_are_three_lines_and_status_2(
+    args: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is measured."""
+    monkeypatch.setattr("opgraph.bench.run._Run.all", lambda *_: pytest.fail("it measured"))
     assert run(*args) == 2
     error_lines(capsys)
+
+
+def test_results_that_cannot_be_written_are_shown(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (full := tmp_path / "r.json").symlink_to("/dev/full")
+    assert run("--from", measured, "--json", full) == 1
+    shown = capsys.readouterr()
+    assert "swish, backward" in shown.out and "No space left" in shown.err
 
 
 def test_a_missing_file_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgraph.cli.feeds import Port, feeding_arguments, feeds_for
-from opgraph.cli.main import UsageError
+from opgraph.cli.main import UsageError, check_place
 from opgraph.cli.terminal import console, note, printable, progress, table
 from opgraph.errors import InvalidArguments
+from opgraph.ir.whole_file import write_whole
 
 if TYPE_CHECKING:
     from opgraph.bench.results import Results
@@ -52,10 +54,8 @@ def run(args: argparse.Namespace) -> int:
     sizes, dtypes = _sizes(args.sizes), _dtypes(args.dtypes)
     if args.budget is not None and not 0 < args.budget <= 1e6:
         raise UsageError("no time", where=f"--budget {args.budget:g}", fix="give seconds, as in --budget 150")
-    if args.read and args.model:
-        raise UsageError("--from shows results, a model would be measured", where="--from", fix="give one of them")
-    if args.plot:
-        _check_plot(args.plot)
+    _check_together(args)
+    _check_outputs(args.json, args.plot)
     try:
         if args.list:
             return _list(args.device)
@@ -64,9 +64,11 @@ def run(args: argparse.Namespace) -> int:
         raise (
             error if isinstance(error, UsageError) else UsageError(error.what, where=error.where, fix=error.fix)
         ) from None
-    if args.json:
-        Path(args.json).write_text(results.to_json(), encoding="utf-8")
-    _print(results)
+    try:
+        if args.json:
+            write_whole(args.json, results.to_json())
+    finally:  # what took so long is shown in any case
+        _print(results)
     if args.plot:
         from opgraph.bench.plots import draw
 
@@ -97,13 +99,31 @@ def _dtypes(text: str | None) -> tuple[str, ...]:
     return found
 
 
-def _check_plot(folder: str) -> None:
-    """Before minutes of measuring: that there will be something to draw with, and a place for it."""
+def _check_together(args: argparse.Namespace) -> None:
+    """That nothing is asked for that would be passed over."""
+    if args.read and args.model:
+        raise UsageError("--from shows results, a model would be measured", where="--from", fix="give one of them")
+    of_suites = ("suite", "entries", "sizes", "dtypes", "quick", "peers", "without", "cache")
+    passed_over = of_suites if args.model else ("inputs", "dim")
+    for name in passed_over if not args.read and not args.list else ():
+        if getattr(args, name):
+            what = "measures suites, not a model" if args.model else "is for a model"
+            fix = "leave it out" if args.model else "leave it out, or give a model"
+            raise UsageError(f"--{name} {what}", where=f"--{name}", fix=fix)
+
+
+def _check_outputs(json: str | None, folder: str | None) -> None:
+    """Before minutes of measuring: that there is a place for what comes out, and something to draw with."""
+    if json is not None:
+        check_place(json, "--json")
+    if folder is None:
+        return
     from opgraph.bench.plots import require
 
     require()
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise UsageError("the pictures go to a folder", where=f"--plot {folder}", fix="give a folder, not a file")
+    place = next(p for p in (Path(folder), *Path(folder).absolute().parents) if p.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise UsageError(f"no folder can be made in {str(place)!r}", where=f"--plot {folder}", fix="give a folder")
 
 
 def _read(path: str) -> Results:

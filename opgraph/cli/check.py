@@ -30,7 +30,7 @@ MAX_ROWS = 12
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.add_argument("model", metavar="A", help="an ONNX file or opgraph's text form")
+    parser.add_argument("model", metavar="A", help="an ONNX file, a oneDNN graph file or a text form")
     parser.add_argument("other", metavar="B", nargs="?", help="an ONNX file to compare with A in onnxruntime")
     feeding_arguments(parser)
     parser.add_argument("--ort-library", metavar="LIB.so", help="a library of custom ops that B needs or may use")

@@ -5,8 +5,6 @@ Every text goes through ElementTree, which escapes it; `printable` has already r
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +15,7 @@ from opgraph.cli.figure import Box, Diagram, Edge, Node
 from opgraph.cli.layered import Point
 from opgraph.cli.main import UsageError
 from opgraph.ir.graph import Graph
+from opgraph.ir.whole_file import write_whole
 from opgraph.partition.partition import Partition
 
 _MARGIN, _HEAD = 24.0, 64.0
@@ -82,22 +81,6 @@ def draw(graph: Graph, partitions: Sequence[Partition], path: str, title: str, s
         # The script holds no text of the graph; as XML its < and & would be escaped, as HTML they must not be.
         text = "<!DOCTYPE html>\n" + text.replace("<script />", f"<script>{_SCRIPT}</script>")
     write_whole(path, text)
-
-
-def write_whole(path: str, text: str) -> None:
-    """Writes a text file under another name and renames it."""
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def svg_of(picture: Diagram, title: str, summary: str) -> ElementTree.Element:

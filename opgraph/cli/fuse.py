@@ -10,7 +10,7 @@ from pathlib import Path
 from opgraph.cli.compare import number
 from opgraph.cli.feeds import feeding_arguments
 from opgraph.cli.fuse_trial import Outcome, Trial
-from opgraph.cli.main import UsageError
+from opgraph.cli.main import UsageError, check_place
 from opgraph.cli.models import ONNX, form_of
 from opgraph.cli.show import unit_text
 from opgraph.cli.terminal import console, printable, progress, table
@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("IN is no ONNX file", where=source, fix="`opgraph show` and `check` take the text form")
     if target.exists() and os.path.samefile(source, target):
         raise UsageError("OUT is IN", where=str(target), fix="give another file name")
-    if not target.parent.is_dir():
-        raise UsageError(f"there is no folder {str(target.parent)!r}", where=str(target), fix="give a file's path")
+    check_place(args.output, "-o")
     if args.ort_library and os.path.realpath(args.ort_library) in map(os.path.realpath, (source, target)):
         raise UsageError("LIB.so is IN or OUT", where=args.ort_library, fix="give another file name")
     import opgraph

@@ -9,12 +9,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from opgraph.cli.diagram import diagram
-from opgraph.cli.draw import svg_of, write_whole
+from opgraph.cli.draw import svg_of
 from opgraph.cli.figure import Box, Diagram, Edge, Node
 from opgraph.cli.labels import NAME_WIDTH
 from opgraph.cli.main import UsageError
 from opgraph.cli.terminal import printable
 from opgraph.ir import dtypes
+from opgraph.ir.whole_file import write_whole
 from opgraph.transforms.saved import Saved, TrainingPlan
 
 _GAP = 70.0

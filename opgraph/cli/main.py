@@ -115,3 +115,18 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 class UsageError(InvalidArguments):
     """An argument of the command line that cannot be; exit status 2."""
+
+
+def check_place(path: str, option: str) -> None:
+    """Before the work is done: that there is a place for the file that it ends in.
+
+    Raises:
+        UsageError: there is none.
+    """
+    folder = os.path.dirname(path) or os.curdir
+    if os.path.isdir(path):
+        raise UsageError("that is a folder", where=f"{option} {path}", fix="give a file's path")
+    if not os.path.isdir(folder):
+        raise UsageError(f"there is no folder {folder!r}", where=f"{option} {path}", fix="give a file's path")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"nothing can be written in {folder!r}", where=f"{option} {path}", fix="choose another folder")

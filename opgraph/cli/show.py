@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgraph.cli.draw import draw
+from opgraph.cli.main import check_place
 from opgraph.cli.models import load_model
 from opgraph.cli.sources import kernel_sources
 from opgraph.cli.terminal import console, printable, progress, table
@@ -26,7 +27,7 @@ MAX_ROWS = 40
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.add_argument("model", metavar="MODEL", help="an ONNX file or opgraph's text form")
+    parser.add_argument("model", metavar="MODEL", help="an ONNX file, a oneDNN graph file or a text form")
     parser.add_argument(
         "--source",
         nargs="?",
@@ -42,6 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    if args.draw:
+        check_place(args.draw, "--draw")
     with progress() as step:
         step("reading the model")
         graph = load_model(args.model)

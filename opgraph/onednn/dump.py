@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir.given import given_graph, given_path
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
+from opgraph.ir.whole_file import write_whole
 from opgraph.onednn.document import Entry
 from opgraph.onednn.entries import head_entry, op_entry
 from opgraph.onednn.record import FileRecord
@@ -35,27 +33,13 @@ def dump(graph: Graph, path: str | os.PathLike[str]) -> None:
         InvalidArguments: no graph, no path, or one that cannot be written. Nothing has changed then.
     """
     text = "".join(_lines(given_graph(graph, "opgraph.onednn.dump")))
-    target = Path(given_path(path, "opgraph.onednn.dump"))
-    temporary = None
+    target = given_path(path, "opgraph.onednn.dump")
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        if temporary is not None:
-            with suppress(OSError):
-                os.unlink(temporary)
+        write_whole(target, text)
+    except (OSError, ValueError) as error:
         raise InvalidArguments(
-            f"the file cannot be written: {error}", where=str(target), fix="choose another path"
+            f"the file cannot be written: {error}", where=target, fix="choose another path"
         ) from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _lines(graph: Graph) -> Iterator[str]:

@@ -36,8 +36,9 @@ def write(draft: Draft, path: Path) -> None:
         ModelError: it cannot be written; then nothing has changed.
     """
     with _reported(path):
-        if path.is_dir() or not path.parent.is_dir():
-            reason = "that is a folder" if path.is_dir() else f"there is no folder {str(path.parent)!r}"
+        if not path.parent.is_dir() or (path.exists() and not path.is_file()):
+            kind = "a folder" if path.is_dir() else "no file"
+            reason = f"that is {kind}" if path.exists() else f"there is no folder {str(path.parent)!r}"
             raise ModelError(f"the model cannot be written: {reason}", where=f"{str(path)!r}", fix="give a file's path")
         proto = draft.structure()
         outside = _outside(draft)

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from opgraph.errors import InvalidArguments
+from opgraph.ir.whole_file import write_whole
 from opgraph.torch.memory.report import MemoryReport
 from opgraph.torch.memory.sums import Group
 from opgraph.torch.memory.text import size
@@ -47,12 +48,7 @@ def write_picture(report: MemoryReport, path: Path) -> None:
     if path.suffix.lower() != ".svg":
         what = f"cannot draw to {path.suffix}" if path.suffix else "cannot draw to a file without ending"
         raise InvalidArguments(what, where=str(path), fix="use .svg")
-    trial = path.with_name(f".{path.name[:80]}.{os.getpid()}")
-    try:
-        trial.write_text(svg_text(report), encoding="utf-8")
-        os.replace(trial, path)
-    finally:
-        trial.unlink(missing_ok=True)
+    write_whole(path, svg_text(report))
 
 
 def svg_text(report: MemoryReport) -> str:

@@ -1,0 +1,68 @@
+"""Text files appear whole or not at all, wherever they are written to."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+import opgraph as og
+from opgraph.errors import ModelError
+from opgraph.ir.whole_file import write_whole
+
+
+def test_a_file_is_replaced_and_keeps_its_rights_and_a_new_one_has_those_of_new_ones(tmp_path: Path) -> None:
+    (old := tmp_path / "old").write_text("old")
+    old.chmod(0o640)
+    (plain := tmp_path / "plain").write_text("")
+    for path, mode in ((old, 0o640), (tmp_path / "new", stat.S_IMODE(plain.stat().st_mode))):
+        write_whole(path, "é\n")
+        assert path.read_bytes() == "é\n".encode() and stat.S_IMODE(path.stat().st_mode) == mode
+    assert {p.name for p in tmp_path.iterdir()} == {"old", "plain", "new"}
+
+
+@pytest.mark.parametrize("text", ["\ud800", None], ids=("no UTF-8", "interrupted"))
+def test_what_fails_half_way_changes_nothing(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    with pytest.raises((ValueError, TypeError)):
+        write_whole(path, text)  # type: ignore[arg-type]
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (folder := tmp_path / "there").mkdir()
+    (link := tmp_path / "a").symlink_to(folder / "b")
+    for text in ("new", "newer"):
+        write_whole(link, text)
+        assert link.is_symlink() and (folder / "b").read_text() == text
+
+
+def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    """Root may rename a file over /dev/null."""
+    try:
+        os.mknod(device := tmp_path / "null", 0o666 | stat.S_IFCHR, os.stat(os.devnull).st_rdev)
+        device.write_text("")
+    except OSError:
+        pytest.skip("devices are made by root, where they are allowed")
+    write_whole(device, "text")
+    g = og.Graph()
+    g.add_op("Abs", g.input("x", shape=(4,)))
+    og.onednn.dump(g, device)
+    if importlib.util.find_spec("onnx") is not None:  # a model may need a second file
+        with pytest.raises(ModelError, match="that is no file"):
+            og.onnx.save(g, device)
+    assert stat.S_ISCHR(device.stat().st_mode) and list(tmp_path.iterdir()) == [device]
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(path, "text")
+        assert os.read(end, 10) == b"text" and stat.S_ISFIFO(path.stat().st_mode)
+    finally:
+        os.close(end)
