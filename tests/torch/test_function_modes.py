@@ -247,6 +247,16 @@ def test_a_hessian(case: Case) -> None:
     same(*found)
 
 
+def test_many_gradients_at_once(case: Case) -> None:
+    def jacobians(function: Any) -> Any:
+        given = case.with_gradients()
+        y = function(*given)[0]
+        many = torch.stack([torch.ones_like(y), y.detach(), torch.zeros_like(y)])
+        return torch.autograd.grad(y, given, many, is_grads_batched=True, allow_unused=True)
+
+    same(jacobians(case.fused), jacobians(case.eager))
+
+
 def test_functional_call_of_a_module() -> None:
     case = Case("swish per channel")
 

@@ -84,7 +84,7 @@ class FusedOp:
         for tensor in tensors:
             kind = type(tensor)
             if (kind is not _Tensor and kind is not _Parameter) or tensor.is_neg():
-                return self._dispatched(tensors)
+                return self.dispatched(*tensors)
             if needs_one := tensor.requires_grad:
                 needs = True
             try:
@@ -92,12 +92,12 @@ class FusedOp:
             except RuntimeError as error:  # a nested tensor
                 raise _not_strided(error) from None
         if _modes() or _transforms() or forward_ad._current_level >= 0 or _tracing() is not None:
-            return self._dispatched(tensors)
+            return self.dispatched(*tensors)
         key = tuple(parts)
         found = self._calls.get(key)
         if found is None:
             if not all(t.device.type in DEVICES for t in tensors):
-                return self._dispatched(tensors)
+                return self.dispatched(*tensors)
             found = self._remember(key)
         if needs and _grad_enabled():
             trained = found.trained
@@ -181,7 +181,7 @@ class FusedOp:
         made = self._calls[key] = _Call()
         return made
 
-    def _dispatched(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def dispatched(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A call on anything but plain tensors, or under anything but plain autograd."""
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):

@@ -153,7 +153,11 @@ class Training:
             pool = [*ctx.saved_tensors, *grads]
         if backward.fills:
             pool[-len(grads) :] = self._filled(ctx.result_shapes, grads)
-        results = backward.op(*[pool[i] for i in backward.order])
+        run: Callable[..., tuple[torch.Tensor, ...]] = backward.op
+        for grad in grads:
+            if grad is not None and not _has_storage(grad):  # many at once: autograd.grad's is_grads_batched
+                run = backward.op.dispatched
+        results = run(*[pool[i] for i in backward.order])
         return [None if place is None else results[place] for place in backward.places]
 
     def tangents(
@@ -237,4 +241,5 @@ def _wanted(ctx: Any, may: Flags) -> Flags:
     return tuple(wanted)
 
 
+_has_storage = torch._C._has_storage
 _will_execute = torch._C._will_engine_execute_node
