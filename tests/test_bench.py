@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from opgraph.bench.peers import table
 from opgraph.bench.peers.copies import copies
 from opgraph.bench.peers.peer import Absent, Built, Peer, Refused
 from opgraph.bench.peers.text import cxx_function, triton_module
-from opgraph.bench.plan import ENTRY_SUITES, GROUPS, jobs, needed_bytes, suites_of
+from opgraph.bench.plan import ENTRY_SUITES, GROUPS, WAITS, jobs, needed_bytes, suites_of
 from opgraph.bench.results import Cell, Figure, Results, Row, from_json
+from opgraph.bench.run import Settings, run
 from opgraph.bench.suites.entries import SHORTEST, Budget, last_level_cache, row_of
 from opgraph.bench.suites.host import python_calls
 from opgraph.bench.suites.scale import network
@@ -342,6 +344,7 @@ def test_the_network_of_the_scale_suite_has_as_many_ops_as_asked_for() -> None:
 
 def test_groups_hold_every_suite() -> None:
     assert set(suites_of(("all",))) == set(GROUPS["all"]) > set(ENTRY_SUITES)
+    assert suites_of(("entries",)) == ENTRY_SUITES
     assert suites_of(("rows", "gpu", "rows"))[0] == "rows" and len(suites_of(("gpu", "gpu"))) == len(GROUPS["gpu"])
     with pytest.raises(InvalidArguments, match="no suite"):
         suites_of(("none",))
@@ -355,6 +358,35 @@ def test_a_gpu_run_has_large_arrays_and_one_beyond_2_to_the_31() -> None:
     assert [(j.dtype, j.size) for j in jobs(("rows",), ("softmax",), device="cpu", quick=True)] == [
         ("f32", 1 << 20)
     ] * 2
+
+
+def test_jobs_are_entries_by_directions_in_the_sizes_and_dtypes_asked_for() -> None:
+    def asked(**keywords: Any) -> list[tuple[str, int]]:
+        found = jobs(("activation",), ("swish",), device="cpu", **{"quick": False, **keywords})
+        assert [j.direction for j in found] == ["forward", "backward"] * (len(found) // 2)
+        assert {j.entry.name for j in found} == {"swish"}
+        return [(j.dtype, j.size) for j in found[::2]]
+
+    mega = 1 << 20
+    assert asked() == [("f32", 1000), ("f32", mega), ("f32", 32 * mega), ("bf16", mega), ("f16", mega)]
+    assert asked(quick=True) == [("f32", mega)]
+    assert asked(sizes=(7, 5)) == [("f32", 7), ("f32", 5)] and asked(types=("f16",)) == [("f16", mega)]
+    assert asked(sizes=(7,), types=("bf16", "f32"), quick=True) == [("bf16", 7), ("f32", 7)]
+    for quick in (False, True):
+        waits = {j.entry.name for j in jobs(ENTRY_SUITES, (), device="cpu", quick=quick) if not j.without}
+        assert waits == (set(WAITS) if quick else {e.name for e in ENTRIES})
+
+
+@pytest.mark.parametrize(("seconds", "counts"), [(None, 4), (1000.0, 4), (100.0, 3)])
+def test_the_largest_graph_is_left_out_of_a_run_that_has_no_time_for_it(
+    seconds: float | None, counts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone takes longer than short runs may."""
+    asked: list[bool] = []
+    monkeypatch.setattr("opgraph.bench.suites.scale.measured", lambda *, quick, say: asked.append(quick) or [])
+    monkeypatch.setattr("opgraph.bench.run.look", lambda *_: [])
+    run(Settings(suites=("scale",), budget=seconds))
+    assert asked == [counts == 3]
 
 
 def results() -> Results:

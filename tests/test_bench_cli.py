@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 import opgraph as og
-from opgraph.bench.results import read
+from opgraph.bench.results import Results, read
+from opgraph.bench.run import Settings
 from opgraph.cli import main
 
 GRAPH = """\
@@ -18,6 +19,9 @@ graph(x: f32[4,64]) -> (y)
   s = Sigmoid(x)
   y = Multiply(x, s)
 """
+
+
+EMPTY = Results(machine={}, settings={})
 
 
 def run(*args: object) -> int:
@@ -136,6 +140,25 @@ def test_bad_arguments_are_three_lines_and_status_2(
     monkeypatch.setattr("opgraph.bench.run._Run.all", lambda *_: pytest.fail("it measured"))
     assert run(*args) == 2
     error_lines(capsys)
+
+
+@pytest.mark.parametrize(
+    ("args", "suites"),
+    [
+        ((), ("all",)),
+        (("--entries", "swish"), ("entries",)),
+        (("--sizes", "1M"), ("entries",)),
+        (("--dtypes", "f16"), ("entries",)),
+        (("--sizes", "1M", "--suite", "host"), ("host",)),
+    ],
+    ids=str,
+)
+def test_who_asks_for_entries_gets_no_other_suites(
+    args: tuple[str, ...], suites: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Settings] = []
+    monkeypatch.setattr("opgraph.bench.run.run", lambda settings, _: asked.append(settings) or EMPTY)
+    assert run(*args) == 0 and [s.suites for s in asked] == [suites]
 
 
 def test_results_that_cannot_be_written_are_shown(

@@ -16,6 +16,7 @@ OTHER_SUITES = ("host", "compile", "scale", "models")
 #: Several suites under one name.
 GROUPS = {
     "all": (*ENTRY_SUITES, *OTHER_SUITES),
+    "entries": ENTRY_SUITES,
     "gpu": (*ENTRY_SUITES, "host", "compile"),
 }
 #: Entries for which `--quick` waits for torch.compile: those that torch has no function for.

@@ -22,6 +22,8 @@ from opgraph.errors import InvalidArguments, OpGraphError
 QUICK, GPU = 165.0, 420.0
 #: The part of a run's time that suites other than those of entries may take.
 _OTHERS = {"host": 0.06, "compile": 0.22, "scale": 0.08, "models": 0.12}
+#: Seconds that the suite of large graphs takes with its largest one, about.
+_ALL_OPS = 20.0
 #: Models of `opgraph.onnx.samples`, and the size of their batch.
 SAMPLES = {"efficientnet": 2, "llama": 2, "own_activation": 512, "gated_f16": 512}
 
@@ -204,7 +206,8 @@ class _Run:
     def _scale(self) -> None:
         from opgraph.bench.suites import scale
 
-        self._results.figures += scale.measured(quick=self._settings.quick, say=lambda w: self._say(f"scale: {w}"))
+        quick = self._settings.quick or self._share("scale", _ALL_OPS) < _ALL_OPS
+        self._results.figures += scale.measured(quick=quick, say=lambda w: self._say(f"scale: {w}"))
 
     def _models(self) -> None:
         from opgraph.bench.suites import models

@@ -27,7 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="an ONNX file, a oneDNN graph file or a text form")
     what = parser.add_argument_group("what is measured")
-    what.add_argument("--suite", action="append", metavar="NAME", help="a suite, repeat as needed (default: all)")
+    what.add_argument(
+        "--suite",
+        action="append",
+        metavar="NAME",
+        help="a suite, repeat as needed (default: all, or those of the entries, sizes or dtypes asked for)",
+    )
     what.add_argument("--entries", action="append", metavar="PATTERN", help='entries by name, as in "swish*"; repeat')
     what.add_argument("--sizes", metavar="LIST", help="elements, as in 1000,1M,32M,2G")
     what.add_argument("--dtypes", metavar="LIST", help="of f32, bf16, f16")
@@ -137,7 +142,8 @@ def _measured(args: argparse.Namespace, sizes: tuple[int, ...], dtypes: tuple[st
 
     if args.model:
         return _of_model(args)
-    suites = tuple(args.suite or ("all",))
+    of_entries = args.entries or args.sizes or args.dtypes  # which say nothing to the other suites
+    suites = tuple(args.suite or ("entries" if of_entries else "all",))
     budget = args.budget
     if budget is None and args.quick:
         budget = bench_run.QUICK
