@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opgraph.bench import entries
+from opgraph.bench import entries, plan
 from opgraph.bench.case import as_numpy, make
 from opgraph.bench.entries import BACKWARD, DTYPES, ENTRIES, FORWARD, Entry, chosen
 from opgraph.bench.formula import recorded
@@ -19,7 +20,16 @@ from opgraph.bench.peers import table
 from opgraph.bench.peers.copies import copies
 from opgraph.bench.peers.peer import Absent, Built, Peer, Refused
 from opgraph.bench.peers.text import cxx_function, triton_module
-from opgraph.bench.plan import ENTRY_SUITES, GROUPS, WAITS, jobs, needed_bytes, suites_of
+from opgraph.bench.plan import (
+    ENTRY_SUITES,
+    GROUPS,
+    SLOW_TO_BUILD,
+    WAITS,
+    available_bytes,
+    jobs,
+    needed_bytes,
+    suites_of,
+)
 from opgraph.bench.results import Cell, Figure, Results, Row, from_json
 from opgraph.bench.run import Settings, run
 from opgraph.bench.suites.entries import SHORTEST, Budget, last_level_cache, row_of
@@ -351,10 +361,11 @@ def test_groups_hold_every_suite() -> None:
 
 
 def test_a_gpu_run_has_large_arrays_and_one_beyond_2_to_the_31() -> None:
-    found = jobs(suites_of(("gpu",)), (), device="cuda", quick=False)
+    found, main = jobs(suites_of(("gpu",)), (), device="cuda", quick=False), {("bf16", 64 << 20), ("f32", 64 << 20)}
     assert {(j.dtype, j.size) for j in found} >= {(t, 64 << 20) for t in DTYPES}
     assert [j.dtype for j in found if j.size == 64 << 20 and not j.without][: len(PAIRS)] == ["bf16"] * len(PAIRS)
     assert [j.entry.name for j in found if j.size > 2**31] == ["swish", "swish"]
+    assert all(set(j.without) == (set(SLOW_TO_BUILD) if (j.dtype, j.size) not in main else set()) for j in found)
     assert [(j.dtype, j.size) for j in jobs(("rows",), ("softmax",), device="cpu", quick=True)] == [
         ("f32", 1 << 20)
     ] * 2
@@ -375,6 +386,19 @@ def test_jobs_are_entries_by_directions_in_the_sizes_and_dtypes_asked_for() -> N
     for quick in (False, True):
         waits = {j.entry.name for j in jobs(ENTRY_SUITES, (), device="cpu", quick=quick) if not j.without}
         assert waits == (set(WAITS) if quick else {e.name for e in ENTRIES})
+
+
+def test_entries_are_planned_in_their_dtypes_alone() -> None:
+    few = replace(chosen({"activation"}, ("swish",))[0], name="few", dtypes=("f32",))
+    assert [j.dtype for t in DTYPES for j in plan._rows((few,), t, 8)] == ["f32", "f32"]
+
+
+def test_the_memory_that_a_row_needs_is_that_of_its_arrays_and_of_what_peers_allocate() -> None:
+    """Of swish over 1M f32 4 MiB each: x and y, again for the copy, and two results; backward also the gradients."""
+    forward, backward = jobs(("activation",), ("swish",), device="cpu", quick=True)
+    assert [needed_bytes(j) for j in (forward, backward)] == [6 << 22, 10 << 22]
+    page, total = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    assert 0.9 * os.sysconf("SC_AVPHYS_PAGES") * page < available_bytes("cpu") < total * page
 
 
 @pytest.mark.parametrize(("seconds", "counts"), [(None, 4), (1000.0, 4), (100.0, 3)])
