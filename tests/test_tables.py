@@ -148,17 +148,20 @@ def emitted(text: str) -> list[str]:
         ("graph(x: f32[n]) -> (y)\n  y = GELU(x)", []),
         ("graph(x: bf16[n]) -> (y)\n  %0 = GELU(x)\n  y: f32[n] = TypeCast(%0)", []),
         ("graph(x: bf16[n]) -> (y)\n  %0 = GELU(x)\n  y = Floor(%0)", []),
-        ('graph(x: bf16[n]) -> (y)\n  y = GELU(x, mode="gelu_tanh")', []),
+        ("graph(x: bf16[n]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)", ["swish"]),
+        ("graph(x: bf16[n]) -> (y)\n  y = Tanh(x)", []),
     ],
-    ids=["GELU", "HardSwish", "Mish", "f32", "f32 is stored", "before a jump", "by tanh"],
+    ids=["GELU", "HardSwish", "Mish", "f32", "f32 is stored", "before a jump", "spelled", "no form of its own"],
 )
 def test_what_is_stored_in_16_bits_is_computed_briefly(text: str, functions: list[str]) -> None:
     assert emitted(text) == functions
 
 
 def test_every_brief_function_is_one_of_an_op() -> None:
-    kinds = {"gelu_erf": "GELU(x)", "hard_swish": "HardSwish(x)", "mish": "Mish(x)"}
+    kinds = {"gelu_erf": "GELU(x)", "hard_swish": "HardSwish(x)", "mish": "Mish(x)", "swish": "Swish(x)"}
     kinds |= {"gelu_erf_backward": "GELUBackward(x, x)", "mish_backward": "MishBackward(x, x)"}
+    kinds |= {"gelu_tanh": 'GELU(x, mode="gelu_tanh")', "swish_backward": "SwishBackward(x, x)"}
+    kinds |= {"gelu_tanh_backward": 'GELUBackward(x, x, mode="gelu_tanh")'}
     assert brief_functions() == set(kinds)
     for name, op in kinds.items():
         assert emitted(f"graph(x: bf16[n]) -> (y)\n  y = {op}") == [name]
