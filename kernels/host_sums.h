@@ -1,5 +1,5 @@
 #pragma once
-#include "boxes.h"
+#include "sum_columns.h"
 
 // The CPU skeleton of a loop with sums, and of one with short rows made long.
 
@@ -81,27 +81,6 @@ template <> struct Row<double> {
 
 // ---- boxes -----------------------------------------------------------------------------------------------------------
 
-// Elements [first, first + n) of a row, n <= strip; what they add to sum k goes to addend[k].
-template <class F, class Addend> OG_FN void elements(const F& f, i64 first, i64 n, Addend (*addend)[strip]) {
-#if OG_LANES
-  if constexpr (has_lanes<F>::value) {
-    i64 i = 0;
-    for (; i + lane_count <= n; i += lane_count) f.lanes(first + i, lane_count, &addend[0][i]);
-    if (i < n) f.lanes(first + i, n - i, &addend[0][i]);
-  } else
-#endif
-  if constexpr (halves_of<F>::count != 0) {
-    alignas(64) float room[halves_of<F>::count][strip];
-    f.widen(room, first, n);
-    OG_VECTORIZE
-    for (i64 i = 0; i < n; ++i) f.staged(room, first + i, i, &addend[0][i]);
-    f.narrow(room, first, n);
-  } else {
-    OG_VECTORIZE
-    for (i64 i = 0; i < n; ++i) f.element(first + i, &addend[0][i]);
-  }
-}
-
 template <class F> OG_FN void row(const F f, i64 width, double* const* cell, const i64* rests) {
   using Addend = typename F::Addend;
   alignas(64) Addend addend[F::sums + 1][strip];
@@ -174,11 +153,15 @@ template <class F> void one_box(const Boxes& boxes, i64 number, double* scratch)
   f.steps(place.step);
   f.move(base, place.offset);
   f.call();
-  do {
-    f.move(base, place.offset);
-    f.row();
-    row<F>(f, place.extent[last], place.cell, place.rests);
-  } while (place.next(boxes, 0, last));
+  if constexpr (adds_columns_alone<F>()) {
+    rows_of_columns(f, boxes, base, place);
+  } else {
+    do {
+      f.move(base, place.offset);
+      f.row();
+      row<F>(f, place.extent[last], place.cell, place.rests);
+    } while (place.next(boxes, 0, last));
+  }
   for (int k = 0; k < F::sums; ++k) {
     const Sum sum = boxes.sum(k);
     const double* cells = scratch + sum.scratch;

@@ -1,5 +1,5 @@
 #pragma once
-#include "row_vectors.h"
+#include "host_sums.h"
 
 // The largest and the smallest element of a row, exactly, and NaN if one is.
 

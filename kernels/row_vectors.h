@@ -1,5 +1,5 @@
 #pragma once
-#include "host_sums.h"
+#include "boxes.h"
 
 // Vectors by name, as wide as the machine has them, for what a pass makes of a row: as arrays they would wait in memory, one
 // block for the other.

@@ -12,8 +12,10 @@ from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.loops.beside import beside
 from opgraph.loops.boxes import boxes_of_rows
+from opgraph.loops.column_sums import column_sums
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import TURNED, Variant
+from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
@@ -47,15 +49,16 @@ class HostKernel:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
         layout = self._operands.probable_layout(dims)
         if layout is not None and layout.size:
-            turned = beside(self.lowered.loop, layout)
+            loop, layout = column_sums(self.lowered.loop, layout) or (self.lowered.loop, layout)
+            turned = beside(loop, layout)
             known = all(isinstance(d, int) for shape in dims for d in shape or ())  # guesses are short
             if turned is not None and (known or TURNED not in turned.variant.operands):
-                self._entry(turned.variant, False)
+                self._entry(loop, turned.variant, False)
             elif layout.row_rank:
-                self._entry(layout.variant, boxes_of_rows(layout).are_pieces)
+                self._entry(loop, layout.variant, boxes_of_rows(layout).are_pieces)
             else:
-                wide, boxed = boxed_rows(self.lowered.loop, layout)
-                self._entry(wide.variant, boxed is not None)
+                wide, boxed = boxed_rows(loop, layout)
+                self._entry(loop, wide.variant, boxed is not None)
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None) -> list[Array]:
         """Runs the kernel.
@@ -156,13 +159,14 @@ class HostKernel:
         own = self._operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         fixed += tuple((position, 0) for position in self._operands.virtual)
+        loop, layout = column_sums(self.lowered.loop, layout) or (self.lowered.loop, layout)
         has_rows = layout.row_rank > 0
-        layout = beside(self.lowered.loop, layout) or layout
-        wide, boxed = (layout, None) if has_rows else boxed_rows(self.lowered.loop, layout)
+        layout = beside(loop, layout) or layout
+        wide, boxed = (layout, None) if has_rows else boxed_rows(loop, layout)
         numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
         operands, boxes, work, stages, in_boxes = len(wide.strides), 0, 0, 1, boxed is not None
         if has_rows and layout.size:
-            cut = boxed_reductions(self.lowered.loop, layout)
+            cut = boxed_reductions(loop, layout)
             boxes, stages, work = cut.boxes.count * cut.stages, cut.stages, cut.work
             operands, numbers, in_boxes = operands + 1, numbers + cut.numbers, cut.boxes.are_pieces
         if boxed is not None:
@@ -171,7 +175,7 @@ class HostKernel:
             boxes, operands, numbers = boxed.boxes.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         return Plan(
-            entry=self._entry(wide.variant, in_boxes) if layout.size else None,
+            entry=self._entry(loop, wide.variant, in_boxes) if layout.size else None,
             layout=packed,
             layout_address=ctypes.addressof(packed),
             pointers=ctypes.c_void_p * operands,
@@ -184,10 +188,10 @@ class HostKernel:
             keep=tuple(a for _, a in own),
         )
 
-    def _entry(self, variant: Variant, boxed: bool) -> Any:
-        source = host_source(self.lowered.loop, variant, boxed=boxed)
+    def _entry(self, loop: Loop, variant: Variant, boxed: bool) -> Any:
+        source = host_source(loop, variant, boxed=boxed)
         self.sources[source.entry] = source
-        return host.load(source, self.lowered.labels, flat=variant.flat and not self.lowered.loop.row_axes)
+        return host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:

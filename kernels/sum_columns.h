@@ -1,0 +1,93 @@
+#pragma once
+#include "row_vectors.h"
+
+// Sums of columns: what several rows add to a column is added up before it goes to the column's cell, so that a cell, a
+// double, is touched once for them. Rows are taken together in their order and by sizes alone.
+
+namespace og {
+
+// Elements [first, first + n) of a row, n <= strip; what they add to sum k goes to addend[k].
+template <class F, class Addend> OG_FN void elements(const F& f, i64 first, i64 n, Addend (*addend)[strip]) {
+#if OG_LANES
+  if constexpr (has_lanes<F>::value) {
+    i64 i = 0;
+    for (; i + lane_count <= n; i += lane_count) f.lanes(first + i, lane_count, &addend[0][i]);
+    if (i < n) f.lanes(first + i, n - i, &addend[0][i]);
+  } else
+#endif
+  if constexpr (halves_of<F>::count != 0) {
+    alignas(64) float room[halves_of<F>::count][strip];
+    f.widen(room, first, n);
+    OG_VECTORIZE
+    for (i64 i = 0; i < n; ++i) f.staged(room, first + i, i, &addend[0][i]);
+    f.narrow(room, first, n);
+  } else {
+    OG_VECTORIZE
+    for (i64 i = 0; i < n; ++i) f.element(first + i, &addend[0][i]);
+  }
+}
+
+// Rows that are added up together, and columns of each before the next one's turn: so many that a store to one row is done
+// when the next one loads, whose address often has the same low bits.
+enum { rows_at_once = 8, columns_at_once = 64 };
+
+// Whether all sums of a functor are of columns, and in floats.
+template <class F> constexpr bool adds_columns_alone() {
+  for (int k = 0; k < F::sums; ++k)
+    if (F::adds_row(k)) return false;
+  return F::sums > 0 && sizeof(typename F::Addend) == sizeof(float) && !has_branches<F>::value;
+}
+
+// Columns [first, first + n) of some rows, n <= columns_at_once.
+template <class F> OG_FN void add_columns(const F* rows, int count, i64 first, i64 n, double* const* cell) {
+  constexpr int m = F::sums, per = per_vector<double>;
+  alignas(64) float addend[m][strip];
+  alignas(64) double total[columns_at_once];
+  Vector<double> sum[m][columns_at_once / per];
+  each<m>([&](auto k) {
+    for (i64 i = n; i < columns_at_once; ++i) addend[k.value][i] = 0;
+    each<columns_at_once / per>([&](auto j) { sum[k.value][j.value] = Vector<double>{}; });
+  });
+  for (int r = 0; r < count; ++r) {
+    elements(rows[r], first, n, addend);
+    each<m>([&](auto k) {
+      each<columns_at_once / per>([&](auto j) {
+        Vector<float, per> x;
+        __builtin_memcpy(&x, addend[k.value] + per * j.value, sizeof x);
+        sum[k.value][j.value] += widened<per>(x);
+      });
+    });
+  }
+  each<m>([&](auto k) {
+    __builtin_memcpy(total, sum[k.value], sizeof total);
+    for (i64 i = 0; i < n; ++i) cell[k.value][first + i] += total[i];
+  });
+}
+
+// The rows of a box: those with the same cells several at a time.
+template <class F> OG_FN void rows_of_columns(F& f, const Boxes& boxes, void* const* base, Place<F>& place) {
+  const i64 last = boxes.space.rank - 1, width = place.extent[last];
+  for (bool more = true; more;) {
+    F rows[rows_at_once];
+    double* cell[F::sums];
+    for (int k = 0; k < F::sums; ++k) cell[k] = place.cell[k];
+    int count = 0;
+    for (bool same = true; more && same && count < rows_at_once;) {
+      f.move(base, place.offset);
+      f.row();
+      rows[count++] = f;
+      more = place.next(boxes, 0, last);
+      for (int k = 0; k < F::sums; ++k) same &= cell[k] == place.cell[k];
+    }
+    for (i64 first = 0; first < width; first += columns_at_once) {
+      const i64 left = width - first;
+      if (left >= columns_at_once) {
+        add_columns(rows, count, first, (i64)columns_at_once, cell);
+      } else {
+        add_columns(rows, count, first, left, cell);
+      }
+    }
+  }
+}
+
+}  // namespace og

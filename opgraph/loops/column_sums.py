@@ -1,0 +1,73 @@
+"""Few long columns: rows that lie side by side, too few of them for threads to share, whose elements are added up.
+
+The sum of a [4M,8] down its columns has 8 rows of 4M elements. Rows are whole in a box, so one thread would do all of
+it. As a loop with sums it is cut along the columns too: what boxes leave is added up in a fixed order. A loop in which
+anything waits for a sum stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from opgraph.ir import opdef
+from opgraph.loops.beside import LANES, beside
+from opgraph.loops.boxes import ONE_BOX, boxes_beside
+from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Layout, Variant
+from opgraph.loops.loop import Axes, Loop, Store
+
+#: So many boxes keep threads busy.
+_ENOUGH = 16
+
+
+def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
+    """The same as a loop with sums; None where one row after the other, or rows side by side, are the better way."""
+    if not layout.row_rank or layout.size <= ONE_BOX or not _only_adds(loop):
+        return None
+    outer = len(layout.dims) - layout.row_rank
+    along = any(own[-1] == 1 for own in layout.strides[: len(loop.loads)])
+    across = any(1 in own[:outer] for own in layout.strides[: len(loop.loads)])
+    aside = beside(loop, layout)
+    if along or not across or (aside is not None and boxes_beside(aside, LANES).count >= _ENOUGH):
+        return None
+    made = {s.result: s for s in loop.statements}
+    stores = []
+    for store in loop.stores:
+        value = made[store.value].args[0] if store.per_row else store.value
+        stores.append(Store(value=str(value), dtype=store.dtype))
+    statements = tuple(s for s in loop.statements if not s.reduces)
+    summing = Loop(axes=(Axes(kind="parallel"),), loads=loop.loads, statements=statements, stores=tuple(stores))
+    return summing, _in_order(loop, layout)
+
+
+def _only_adds(loop: Loop) -> bool:
+    """Whether each reduction is a sum of what comes in, stored as it is, and nothing waits for one."""
+    depth = loop.depths()
+    reduced = {s.result: s for s in loop.statements if s.reduces}
+    waits = any(depth[s.result] and not s.reduces for s in loop.statements)
+    late = any(depth[s.result] > 1 for s in reduced.values())
+    plain = opdef.Row(how="add")
+    simple = all(
+        opdef.get(s.kind, where="a loop").row == plain and isinstance(s.args[0], str) for s in reduced.values()
+    )
+    stored = all((store.value in reduced) == bool(store.per_row) for store in loop.stores)
+    whole = all(store.dtype == reduced[store.value].dtype for store in loop.stores if store.per_row)
+    return simple and stored and whole and not waits and not late and not any(x.align == "rows" for x in loop.loads)
+
+
+def _in_order(loop: Loop, layout: Layout) -> Layout:
+    """The layout with its axes in the order of memory, and sums where rows were reduced."""
+    rank, loads = len(layout.dims), len(loop.loads)
+    large = max(layout.strides[:loads], key=lambda own: sum(s != 0 for s in own))
+    order = sorted(range(rank), key=lambda axis: -abs(large[axis]))
+    strides = [tuple(own[axis] for axis in order) for own in layout.strides]
+    kinds = []
+    for place, own in enumerate(strides):
+        if place >= loads and loop.stores[place - loads].per_row:
+            kinds.append(KEPT if own[-1] else ADDED)
+        elif not any(own):
+            kinds.append(UNIFORM)
+        else:
+            kinds.append(ROW if own[-1] == 0 else CONTIGUOUS if own[-1] == 1 else STRIDED)
+    variant = Variant("".join(kinds), rank == 1)
+    dims = tuple(layout.dims[axis] for axis in order)
+    return replace(layout, dims=dims, strides=tuple(strides), variant=variant, row_rank=0)
