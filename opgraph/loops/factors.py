@@ -103,7 +103,7 @@ class _Products:
             else:
                 like = like or own
                 waiting.extend((a, own) for a in reversed(own.args))
-        if waiting or not of_row or not factors or (like is None and len(factors) > 1):
+        if waiting or not of_row:
             return None
         return _Product(tuple(factors), tuple(of_row), like or s)
 
