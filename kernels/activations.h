@@ -82,10 +82,9 @@ template <class T> OG_FN T swish_of_product(T x, T product, T low) {
   const T z = -at_least(product, c::swish_end);
   const mask<T> regular = z < -c::swish_end && z > c::tiny_exponent;
   const T numerator = choose(z == -c::swish_end, copysign((T)0, x), x);
-  T n, rest;
+  WholeNumber<T> n;
   const T t = exp_reduce(at_least(z, (T)c::tiny_exponent), choose(regular, -low, (T)0), n);
-  const T quotient = logistic_quotient(numerator, t, n, rest);
-  return keep_nan(product, scale_down(quotient, rest));
+  return keep_nan(product, logistic_far(numerator, t, n));
 }
 /// x sigmoid(a x) for any a, the rounding error of a x passed along.
 template <class T> OG_FN T swish(T x, T a) {
@@ -111,7 +110,7 @@ template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
 #if OG_TABLES
   return larger((F)-0.0f, x) - tail_by_table(x);  // -0 on the left, where the tail may be 0; NaN gets through
 #else
-  return gelu_by_tail(x);
+  return at_least(x, (F)-0.0f) - tail_times(abs(x));
 #endif
 }
 /// Near 0 the long polynomial of the tail costs 4.2 ulp; x/2 + x/2 erf(x / sqrt2) does not.
@@ -124,7 +123,8 @@ OG_FN double gelu_erf(double x) {
 // 2 sqrt(2/pi) and the same times 0.044715, high and low parts (mpmath).
 template <class T> struct gelu_constants;
 template <> struct gelu_constants<float> {
-  static constexpr float a = 0x1.988454p+0f, a_low = -0x1.857936p-25f, b = 0x1.2444f2p-4f, b_low = 0x1.49b16ap-29f;
+  static constexpr float a = 0x1.988454p+0f, b = 0x1.2444f2p-4f, b_low = 0x1.49b16ap-29f;
+  static constexpr float a_short = 0x1.98846p+0f, a_rest = -0x1.985794p-21f;  // a in two parts, the first of 20 bits
   static constexpr float left = -11.2f, right = 9.0f;  // the result is 0 and x beyond
 };
 template <> struct gelu_constants<double> {
@@ -139,19 +139,39 @@ template <> struct gelu_constants<floats> : gelu_constants<float> {};
 
 /// x (1 + tanh u) / 2 = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): 1 + tanh u would cancel on the left. 2u reaches
 /// -100 there, so it is carried in two parts.
-template <class T> OG_FN T gelu_tanh(T x) {
-  using c = gelu_constants<T>;
-  const T left = at_least(x, c::left);
-  const T v = at_most(left, c::right);
-  const T square = v * v, square_low = fma(v, v, -square);
-  const T cubic = c::b * square;
-  const T cubic_low = fma(c::b, square, -cubic) + fma(c::b, square_low, c::b_low * square);
-  const T slope = c::a + cubic;
-  const T back = slope - c::a;
-  const T slope_low = ((c::a - (slope - back)) + (cubic - back)) + (cubic_low + c::a_low);
-  const T z = v * slope;
-  const T z_low = fma(v, slope, -z) + v * slope_low;
+OG_FN double gelu_tanh(double x) {
+  using c = gelu_constants<double>;
+  const double left = at_least(x, c::left);
+  const double v = at_most(left, c::right);
+  const double square = v * v, square_low = fma(v, v, -square);
+  const double cubic = c::b * square;
+  const double cubic_low = fma(c::b, square, -cubic) + fma(c::b, square_low, c::b_low * square);
+  const double slope = c::a + cubic;
+  const double back = slope - c::a;
+  const double slope_low = ((c::a - (slope - back)) + (cubic - back)) + (cubic_low + c::a_low);
+  const double z = v * slope;
+  const double z_low = fma(v, slope, -z) + v * slope_low;
   return keep_nan(x, logistic(left, -z, -z_low));
+}
+/// 2u of a float v in two parts, |v| < 14. The larger part of a is so short that a + b v^2 minus it is exact.
+template <class F> struct cubic {
+  F square, z, z_low;
+};
+template <class F> OG_FN cubic<F> cubic_of(F v) {
+  using c = gelu_constants<float>;
+  const F square = v * v, slope = fma((F)c::b, square, (F)c::a_short);
+  const F rounded = fma((F)c::b, fma(v, v, -square), fma((F)c::b, square, c::a_short - slope));
+  const F slope_low = fma((F)c::b_low, square, (F)c::a_rest) + rounded;
+  const F z = v * slope;
+  return {square, z, fma(v, slope_low, fma(v, slope, -z))};
+}
+template <class F, if_float<F> = 0> OG_FN F gelu_tanh(F x) {
+  using c = gelu_constants<float>;
+  const F left = at_least(x, (F)c::left), v = at_most(left, (F)c::right);
+  const cubic<F> u = cubic_of(v);
+  WholeNumber<F> n;
+  const F t = exp_reduce(-u.z, -u.z_low, n);
+  return finite_up_to(c::right, x, logistic_near(left, t, n));
 }
 
 /// y with the sign that x has, where y is 0 or has it anyway.
@@ -176,6 +196,13 @@ template <class T> OG_FN T mish(T x) {
 }
 
 /// log(1 + e^(beta x)) / beta = max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta.
+#if OG_DEVICE
+/// a / beta, where beta is a literal: nothing where that is 1.
+OG_FN float divide_by(float a, float beta) { return beta == 1 ? a : divide(a, beta); }
+OG_FN double divide_by(double a, double beta) { return beta == 1 ? a : divide(a, beta); }
+#else
+template <class T> OG_FN T divide_by(T a, T beta) { return divide(a, beta); }
+#endif
 template <class T> OG_FN T softplus(T x, T beta) {
   using c = exp_constants<T>;
   const T z = beta * x;
@@ -185,7 +212,7 @@ template <class T> OG_FN T softplus(T x, T beta) {
   const T t = exp_reduce(magnitude, choose(z > 0, -low, low), k);
   const T first = at_least(k, -c::part);  // log(1 + e) is e below: scaled at the end, as beta may make it normal again
   const T rest = k - first;
-  const T y = scale_down(divide(log1p_in_range(scale_one(t, first)), beta), rest);
+  const T y = scale_down(divide_by(log1p_in_range(scale_one(t, first)), beta), rest);
   return keep_nan(z, select(z > 0, x, (T)0) + y);
 }
 

@@ -108,6 +108,7 @@ OG_FN bools logical_not(bools a) { return !a; }
 template <class T> OG_FN mask<T> isnan(T x) { return x != x; }
 
 template <class T> OG_FN mask<T> isinf(T x, bool detect_negative, bool detect_positive) {
+  if (detect_negative && detect_positive) return abs(x) == infinity<T>();  // literals, both
   return ((x == infinity<T>()) & detect_positive) | ((x == -infinity<T>()) & detect_negative);
 }
 

@@ -112,12 +112,38 @@ template <class T> OG_FN decay<T> decay_of(T z, T low = 0) {
   return {n, t, pow2(normal), scale_one(t, normal)};
 }
 
+/// Of a float z, e^-|z| = e 2^under 2^rest, e = power (1 + t): what float holds as a normal number, and the rest of its exponent.
+template <class F> struct half_decay {
+  using Steps = decltype(WholeNumber<F>() - WholeNumber<F>());
+  F size, t, power, e;
+  Steps under, rest;
+};
+template <class F> OG_FN half_decay<F> half_decay_of(F z) {
+  WholeNumber<F> n;
+  const F size = at_most(abs(z), (F)-derivative_constants<F>::end), t = exp_reduce(-size, n);
+  const WholeNumber<F> normal = at_least(n, -126.0f), twice = at_least(n, -252.0f);
+  return {size, t, pow2(normal), scale_one(t, normal), twice - normal, n - twice};
+}
+/// r = 1 / (1 + e), and what it lacks as a part of it.
+template <class F> struct near_one { F r, low; };
+template <class F> OG_FN near_one<F> below_one(F e) {
+  const F one = 1 + e, r = inverse(one);
+  return {r, fma(-r, e - (one - 1), fma(-r, one, (F)1))};
+}
+
 /// f = sigmoid(z): f' = p (1 - p) with p = sigmoid(-|z|), whose error 1 - p damps. `factor` is dz/dx.
-template <class T> OG_FN T sigmoid_slope(T z, T d, T factor) {
-  const decay<T> v = decay_of(z);
-  const T q = divide(1 + v.t, 1 + v.e);
-  const T g = fma(-q, q * v.power, q);
+OG_FN double sigmoid_slope(double z, double d, double factor) {
+  const decay<double> v = decay_of(z);
+  const double q = divide(1 + v.t, 1 + v.e);
+  const double g = fma(-q, q * v.power, q);
   return keep_nan(z, times_power(d, factor * g, v.n));
+}
+/// In float e r r. It begins as swish_slope does, beside which it often stands.
+template <class F, if_float<F> = 0> OG_FN F sigmoid_slope(F z, F d, F factor) {
+  const half_decay<F> v = half_decay_of(z);
+  const near_one<F> w = below_one(v.e);
+  const F q = v.e * w.r, low = q * (w.r * w.low);
+  return keep_nan(z, scale(scale(d * (factor * fma(q, w.r, low + low)), v.under), v.rest));
 }
 template <class T> OG_FN T sigmoid_backward(T x, T d) { return sigmoid_slope(x, d, (T)1); }
 template <class T> OG_FN T sigmoid_backward(T x, T d, T a) { return sigmoid_slope(a * x, d, a); }
@@ -152,23 +178,12 @@ OG_FN double swish_slope(double z, double d) {
   const double bounded = at_most(at_least(z, derivative_constants<double>::end), -derivative_constants<double>::end);
   return keep_nan(z, gated_slope(bounded, 0.0, bounded, 0.0, d));
 }
-/// Of a float z, e^-|z| 2^-under = power (1 + t) = e: what float holds as a normal number, and the rest of its exponent.
-template <class F> struct half_decay {
-  F size, t, power, e, under;
-};
-template <class F> OG_FN half_decay<F> half_decay_of(F z) {
-  F n;
-  const F size = at_most(abs(z), (F)120), t = exp_reduce(-size, n);
-  const F normal = at_least(n, (F)-126);
-  return {size, t, pow2(normal), scale_one(t, normal), n - normal};
-}
 /// In float, e = e^-|z| and r = 1 / (1 + e): f' = e r (1 - |z| r) on the left and 1 minus that on the right, what r and |z| r
 /// round off carried along. 1.8 ulp, which leaves room for the rounding of z = a x, and half the time of gated_slope.
 template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
   const half_decay<F> v = half_decay_of(z);
-  const F size = v.size, e = v.e;
-  const F one = 1 + e, r = divide((F)1, one);
-  const F r_low = fma(-r, e - (one - 1), fma(-r, one, (F)1));  // as a part of r
+  const near_one<F> w = below_one(v.e);
+  const F size = v.size, e = v.e, r = w.r, r_low = w.low;
   const F product = size * r, y = fma(-product, r, r);
   const F y_low = fma(r_low, fma((F)-2, product, (F)1), -fma(size, r, -product));  // the same
   const F left = scale(fma(e, y, e * r * y_low), v.under), right = 1 - left;
@@ -183,9 +198,12 @@ template <class F, if_float<F> = 0> OG_FN F swish_backward(F x, F d) {
   const F left = scale(divide(above, fma(one, one, (one + one) * one_low)), v.under), right = 1 - left;
   return keep_nan(x, d * choose(x < 0, left, right));
 }
-template <class T> OG_FN T swish_backward(T x, T d, T a) { return swish_slope(a * choose(a == 0, (T)0, x), d); }
+/// Of a factor 0 it is d / 2, for infinite x too. z stays a x all the same, of which the factor's own gradient has e^-|z|.
+template <class T> OG_FN T swish_backward(T x, T d, T a) {
+  return choose(a == 0, (T)0.5 * d, swish_slope(x * a, d));
+}
 template <class T> OG_FN T swish_backward(T x, T d, T a, T b) {
-  return swish_slope(b * (a * choose(a == 0 || b == 0, (T)0, x)), d);
+  return choose(a == 0 || b == 0, (T)0.5 * d, swish_slope(b * (x * a), d));
 }
 
 /// 1 for x > 0, a e^x otherwise.

@@ -64,7 +64,7 @@ template <class T> OG_FN T tail_times(T t_any) {
   const T t = at_most(t_any, tail_end(t_any));
   const T k = tail_center(t);
   const T p = t + k, p_low = t - (p - k);
-  const T w = divide((T)1, p);
+  const T w = inverse(p);
   const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
   const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
   const T product = t * g, product_low = fma(t, g, -product);
@@ -73,7 +73,7 @@ template <class T> OG_FN T tail_times(T t_any) {
 
   const T minus_half = (T)-0.5 * t;
   const T exponent = minus_half * t;
-  T n;
+  WholeNumber<T> n;
   const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
   return scale_twice(a + fma(a, e, a_low), n);
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include "config.h"
+#include "exact.h"
 #include "lanes.h"
 
 // exp, expm1, tanh and the logistic family for float and double, one template for both: the types differ in constants and
@@ -66,6 +67,12 @@ template <class T> OG_FN T scale_twice(T x, T n) {
   const T half = fma(n, (T)0.5, exp_constants<T>::magic) - exp_constants<T>::magic;
   return scale(scale(x, half), n - half);
 }
+#if OG_GPU_FORMS
+OG_FN float scale_twice(float x, Exponent n) {  // for n from -190 to 127
+  const Exponent first = at_least(n, -exp_constants<float>::part);
+  return scale(scale(x, first), n - first);
+}
+#endif
 /// 2^n (1 + t) for the same n as scale.
 template <class T> OG_FN T scale_one(T t, T n) {
   const T power = pow2(n);
@@ -75,17 +82,22 @@ template <class T> OG_FN T scale_one(T t, T n) {
 // Limits on one side, as integer min of the bit patterns: floats of one sign are ordered like their bits. A NaN may become
 // the limit, so a caller gives it back (keep_nan). The obvious x < low ? low : x is not used because GCC 12 threads jumps
 // through several of them and then vectorises a maze of masks (measured: exp ran 2 times slower).
+#if OG_GPU_FORMS
+OG_FN float at_least(float x, float low) { return upper_of(x, low); }  // keep a NaN
+OG_FN float at_most(float x, float high) { return lower_of(x, high); }
+#else
 OG_FN float at_least(float x, float negative_low) {
   const u32 a = bits(x), b = bits(negative_low);
-  return from_bits(a < b ? a : b);
-}
-OG_FN double at_least(double x, double negative_low) {
-  const u64 a = bits(x), b = bits(negative_low);
   return from_bits(a < b ? a : b);
 }
 OG_FN float at_most(float x, float positive_high) {
   const i32 a = (i32)bits(x), b = (i32)bits(positive_high);
   return from_bits((u32)(a < b ? a : b));
+}
+#endif
+OG_FN double at_least(double x, double negative_low) {
+  const u64 a = bits(x), b = bits(negative_low);
+  return from_bits(a < b ? a : b);
 }
 OG_FN double at_most(double x, double positive_high) {
   const i64 a = (i64)bits(x), b = (i64)bits(positive_high);
@@ -108,6 +120,9 @@ OG_FN floats keep_nan(floats, floats y) { return y; }
 #endif
 /// y, or x where that is NaN.
 template <class T> OG_FN T keep_nan(T x, T y) { return choose(x == x, y, x); }
+#if OG_GPU_FORMS
+OG_FN float keep_nan(float, float y) { return y; }  // as with floats
+#endif
 
 /// e^(x + low) = 2^n (1 + t): returns t, sets n. `low` is the part of an argument that did not fit into x.
 template <class T> OG_FN T exp_reduce(T x, T low, T& n) {
@@ -121,6 +136,18 @@ template <class T> OG_FN T exp_reduce(T x, T& n) {
   n = fma(x, c::log2e, c::magic) - c::magic;
   return exp_tail(fma(n, -c::ln2_low, fma(n, -c::ln2_high, x)));
 }
+#if OG_GPU_FORMS
+OG_FN float exp_reduce(float x, float low, Exponent& n) {
+  using c = exp_constants<float>;
+  n.k = fma(x, c::log2e, Exponent::magic);
+  return exp_tail(fma(number_of(n), -c::ln2_low, fma(number_of(n), -c::ln2_high, x)) + low);
+}
+OG_FN float exp_reduce(float x, Exponent& n) {
+  using c = exp_constants<float>;
+  n.k = fma(x, c::log2e, Exponent::magic);
+  return exp_tail(fma(number_of(n), -c::ln2_low, fma(number_of(n), -c::ln2_high, x)));
+}
+#endif
 
 /// 2^n (1 + t), rounded once more only where the result is subnormal: in two steps of about n / 2, as 2^n may overflow.
 template <class T> OG_FN T scale_exp(T t, T n) {
@@ -183,6 +210,31 @@ template <class T> OG_FN T logistic(T numerator, T z) {
   const T quotient = logistic_quotient(numerator, t, n, rest);
   return scale(quotient, rest);
 }
+/// numerator / (1 + 2^n (1 + t)) for n as large as it may be.
+template <class T> OG_FN T logistic_far(T numerator, T t, T n) {
+  T rest;
+  const T quotient = logistic_quotient(numerator, t, n, rest);
+  return scale_down(quotient, rest);
+}
+/// The same for n up to 190 and what is neither infinite nor next to the subnormals, unless finite_up_to says what it is there.
+template <class T> OG_FN T logistic_near(T numerator, T t, T n) {
+  T rest;
+  const T quotient = logistic_quotient(numerator, t, n, rest);
+  return scale(quotient, rest);
+}
+/// y where x is less than end, else x, which y should be.
+template <class T> OG_FN T finite_up_to(float, T x, T y) { return keep_nan(x, y); }
+#if OG_GPU_FORMS
+OG_FN float finite_up_to(float end, float x, float y) { return x < end ? y : x; }
+OG_FN float logistic_near(float numerator, float t, Exponent n) {
+  const Exponent first = at_most(n, exp_constants<float>::part);
+  return scale(quotient(numerator, 1 + scale_one(t, first)), first - n);
+}
+OG_FN float logistic_far(float numerator, float t, Exponent n) {
+  const Exponent first = at_most(n, exp_constants<float>::part), second = at_most(n, 3 * exp_constants<float>::part - 2);
+  return scale(scale(divide(numerator, 1 + scale_one(t, first)), first - second), second - n);
+}
+#endif
 template <class T> OG_FN T logistic(T numerator, T z, T low) {
   T n, rest;
   const T t = exp_reduce(at_least(z, exp_constants<T>::tiny_exponent), low, n);

@@ -74,10 +74,11 @@ OG_FN float sigmoid(float x, float a) { return sigmoid(a * x); }
 struct decay {
   float h, e;
   bool far;
+  OG_FN float rest() const { return select(far, 0x1p-64f, 1.0f); }
   /// d e^-z g, or d g where it does not apply, for |g| from 2^-60 to 2^20
   OG_FN float times(float d, float g, bool applies = true) const {
     const float factor = select(applies, h, 1.0f);
-    return d * factor * g * factor * select(far & applies, 0x1p-64f, 1.0f);
+    return d * factor * g * factor * select(applies, rest(), 1.0f);
   }
 };
 OG_FN decay decay_of(float z) {

@@ -24,7 +24,7 @@ OG_FN float sqrt_backward(float x, float d) { return d * (0.5f * approx::rsqrt(x
 OG_FN float sigmoid_slope(float z, float d, float factor) {
   const decay v = slope_decay(z);
   const float root = v.h * rcp(1 + v.e);
-  return d * root * (factor * root) * select(v.far, 0x1p-64f, 1.0f);
+  return d * root * (factor * root) * v.rest();
 }
 OG_FN float sigmoid_backward(float x, float d) { return sigmoid_slope(x, d, 1.0f); }
 OG_FN float sigmoid_backward(float x, float d, float a) { return sigmoid_slope(a * x, d, a); }
@@ -32,7 +32,7 @@ OG_FN float sigmoid_backward(float x, float d, float a) { return sigmoid_slope(a
 OG_FN float tanh_backward(float x, float d) {
   const decay v = slope_decay(2 * x);
   const float root = 2 * v.h * rcp(1 + v.e);
-  return d * root * root * select(v.far, 0x1p-64f, 1.0f);
+  return d * root * root * v.rest();
 }
 
 /// sigmoid(beta x) d

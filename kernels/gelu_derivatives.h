@@ -12,7 +12,8 @@ namespace og {
 
 /// x sigmoid(2u), 2u = v (a + b v^2) and m = v (a + 3 b v^2) in two parts each: see gelu_tanh. f' is the difference of two
 /// terms that feel the errors of 2u and of m alone, where an error of x moves both.
-template <class T> OG_FN T gelu_tanh_backward(T x, T d) {
+OG_FN double gelu_tanh_backward(double x, double d) {
+  using T = double;
   using c = gelu_constants<T>;
   const T end = derivative_constants<T>::cubic_end;
   const T v = at_most(at_least(x, -end), end);
@@ -29,6 +30,23 @@ template <class T> OG_FN T gelu_tanh_backward(T x, T d) {
   const T m = v * steep;
   const T m_low = fma(v, steep, -m) + v * steep_low;
   return keep_nan(x, gated_slope(z, z_low, m, m_low, d));
+}
+/// In float as swish_slope, for z = 2u and M = z + 2 b |x|^3 in the place of size: f' = e r (1 - M r) on the left.
+template <class F, if_float<F> = 0> OG_FN F gelu_tanh_backward(F x, F d) {
+  const F v = at_most(abs(x), (F)12.75f);  // f' is 0 or 1 above
+  const cubic<F> u = cubic_of(v);
+  WholeNumber<F> n;
+  const F t = exp_reduce(-u.z, -u.z_low, n);
+  const WholeNumber<F> normal = at_least(n, -126.0f);
+  const F e = scale_one(t, normal);
+  const near_one<F> w = below_one(e);
+  const F r = w.r, r_low = w.low;
+  const F third = v * u.square, twice = 2 * gelu_constants<float>::b, size = fma(twice, third, u.z);
+  const F size_low = fma(twice, third, u.z - size) + u.z_low, product = size * r;
+  const F y = fma(-product, r, r);
+  const F y_low = fma(r_low, fma((F)-2, product, (F)1), -fma(size_low, r, fma(size, r, -product)));
+  const F left = scale(fma(e, y, e * r * y_low), n - normal), right = 1 - left;
+  return keep_nan(x, d * choose(x < 0, left, right));
 }
 
 /// f' of gelu_erf as 1/2 + x P(x^2), and where; own fit on x^2 <= 0.26, error 2^-24.8. In float the difference of R and
@@ -51,7 +69,7 @@ template <class T> OG_FN T gelu_erf_slope(T x, T d) {
   const T t = at_most(abs(x), (T)c::normal_end);
   const T k = tail_center(t);
   const T p = t + k, p_low = t - (p - k);
-  const T w = divide((T)1, p);
+  const T w = inverse(p);
   const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
   const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
   const T ratio = g * w, ratio_low = fma(ratio, w_error, fma(g, w, -ratio));
@@ -97,6 +115,24 @@ template <class T> OG_FN T mish_slope_of(T x, T d) {
   return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), select(left, v.n, (T)0)));
 }
 
+/// In float over e = e^x for every x, as f' = e w ((2 + e) + 4x (1 + e) w), w = 1 / (2 + e (2 + e)): the same, and above 20
+/// it is 1. What the parts lack matters on the left only.
+template <class F, if_float<F> = 0> OG_FN F mish_slope_in_float(F x, F d) {
+  const F bounded = at_most(at_least(x, (F)-174), (F)20);
+  WholeNumber<F> n;
+  const F t = exp_reduce(bounded, n);
+  const WholeNumber<F> normal = at_least(n, -126.0f);
+  const F e = scale_one(t, normal);
+  const F one = 1 + e, one_low = e - (one - 1), two = 2 + e, two_low = e - (two - 2);
+  const F below = fma(e, two, (F)2), below_low = fma(e, two_low, fma(e, two, 2 - below));
+  const F w = inverse(below), w_low = fma(-w, below_low, fma(-w, below, (F)1));  // as a part of w
+  const F u = one * w, u_low = fma(u, w_low, fma(one_low, w, fma(one, w, -u)));
+  const F steep = 4 * bounded, product = steep * u, g = two + product;
+  const F g_low = fma(steep, u_low, fma(steep, u, -product)) + (((two - g) + product) + two_low);
+  const F q = e * w;
+  return d * scale(fma(q, g, q * fma(g, w_low, g_low)), n - normal);
+}
+
 #if OG_TABLES
 /// d y 2^n for n <= 0, where y 2^max(n, -8) is at most about 1: rounded twice at most, and not at infinity.
 template <class F> OG_FN F times_far(F d, F y, F n) {
@@ -126,7 +162,8 @@ OG_FN double gelu_erf_backward(double x, double d) { return gelu_erf_slope(x, d)
 OG_FN double mish_backward(double x, double d) { return mish_slope_of(x, d); }
 #else
 template <class T> OG_FN T gelu_erf_backward(T x, T d) { return gelu_erf_slope(x, d); }
-template <class T> OG_FN T mish_backward(T x, T d) { return mish_slope_of(x, d); }
+template <class F, if_float<F> = 0> OG_FN F mish_backward(F x, F d) { return mish_slope_in_float(x, d); }
+OG_FN double mish_backward(double x, double d) { return mish_slope_of(x, d); }
 #endif
 
 }  // namespace og

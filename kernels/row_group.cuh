@@ -15,13 +15,13 @@ template <bool loose, int V, class T> OG_FN Pack<T, V> load_run(const T* p) {
   else return load_pack<V>(p);
 }
 
-// One group of threads at work on one row after the other.
-//
 // lead >= 0: rows begin anywhere, but where operand `lead` lies at a multiple of a pack, all do, but for the `loose`
 // ones. Packs begin there; fewer elements than a pack before the first one and behind the last go one by one.
 template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int beside, int lead,
           u64 loose, int rank, int operands, int sums>
 struct RowGroup {
+  using Functor = F;
+  using Index = I;
   using Space = RowSpace<rank, operands, sums>;
   using Addend = typename F::Addend;
   template <int W> using Packs = typename F::template Packs<W>;
@@ -213,57 +213,6 @@ struct RowGroup {
     passes();
     if constexpr (row_rank > 1) f.move(base, offset);
     if (lane == 0 && inside) f.finish();
-  }
-
-  // ---- one row in pieces: a stage for each pass, and one for the results of rows
-
-  static constexpr int reductions_before(int pass) {
-    int n = 0;
-    for (int p = 0; p < pass; ++p) n += F::reductions(p);
-    return n;
-  }
-  OG_FN i64 place_of(i64 number, i64 piece) const {
-    return (number * space->pieces + piece) * reductions_before(F::passes);
-  }
-
-  // What follows from the stages before this one.
-  template <int stage, int pass = 0> OG_FN void restore(i64 number, const double* work) {
-    if constexpr (pass < stage && F::reductions(pass) > 0) {
-      Addend total[most];
-      nothing<pass>(total);
-      if (inside) {
-        OG_ROLLED for (i64 piece = lane; piece < space->pieces; piece += T) {
-          const double* left = work + place_of(number, piece) + reductions_before(pass);
-          each<F::reductions(pass)>([&](auto k) {
-            total[k.value] = Join<F::how(pass, k.value)>::of(total[k.value], (Addend)left[k.value]);
-          });
-        }
-      }
-      meet<pass>(total);
-      f.template reduced<pass>(total, (Addend)space->length);
-    }
-    if constexpr (pass < stage) restore<stage, pass + 1>(number, work);
-  }
-
-  template <int stage> OG_FN void piece(i64 number, i64 piece, double* work) {
-    find(number);
-    begin();
-    restore<stage>(number, work);
-    if constexpr (stage == F::passes) {
-      if (lane == 0 && inside) f.finish();
-    } else {
-      const i64 first = piece * space->piece_packs, last = first + space->piece_packs;
-      end = (I)(last < (i64)end ? last : (i64)end);
-      if (piece > 0) apart = 0;
-      Addend total[most];
-      nothing<stage>(total);
-      walk<stage>((I)first, total);
-      if constexpr (F::reductions(stage) > 0) {
-        meet<stage>(total);
-        double* left = work + place_of(number, piece) + reductions_before(stage);
-        if (lane == 0 && inside) OG_UNROLL for (int k = 0; k < F::reductions(stage); ++k) left[k] = (double)total[k];
-      }
-    }
   }
 
   // What the group has added up over its rows.

@@ -1,5 +1,5 @@
 #pragma once
-#include "row_group.cuh"
+#include "row_pieces.cuh"
 
 // The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. A group
 // of T threads takes a row: up to a warp of them, several groups to a block; more than a warp, one to a block. The row
@@ -57,7 +57,7 @@ OG_FN void reduce_rows(void* const* base, const RowSpace<rank, operands, sums>& 
 template <class F, int V, int P, int T, u64 small, class I, int row_rank, int beside, int lead, u64 loose, int stage,
           int rank, int operands>
 OG_FN void reduce_pieces(void* const* base, const RowSpace<rank, operands, 0>& space, double* work) {
-  using Group = RowGroup<F, V, P, T, false, false, small, I, row_rank, beside, lead, loose, rank, operands, 0>;
+  using Group = RowPieces<RowGroup<F, V, P, T, false, false, small, I, row_rank, beside, lead, loose, rank, operands, 0>>;
   Group g;
   const i64 own = set_up(g, base, space);
   const i64 pieces = stage == F::passes ? 1 : space.pieces, block = (i64)blockIdx.x / pieces;

@@ -71,12 +71,14 @@ OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, 
   F f;
   f.steps(step);
   f.move(base, offset);
+  using P = typename F::template Packs<V>;
   typename F::Addend s[sums * V];
-  typename F::template Packs<V> pack[U];
   i64 column = begin;
   bool ready = false;  // what changes once a row is computed behind the first loads, which would wait for it
   for (; column + (U - 1) * TX * V + V <= end; column += U * TX * V) {
+    P pack[U];
     OG_UNROLL for (int u = 0; u < U; ++u) f.fetch(pack[u], column + u * TX * V);
+    if constexpr (V == 4) loads_first();  // f32: 16 bits have no instructions to spare for it
     if (!ready) {
       f.call();
       f.row();
@@ -93,8 +95,9 @@ OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, 
   }
   OG_ROLLED for (; column < end; column += TX * V) {
     if (V > 1 && column + V <= end) {
-      f.fetch(pack[0], column);
-      f.finish(pack[0], column, s);
+      P pack;
+      f.fetch(pack, column);
+      f.finish(pack, column, s);
       added.pack(s);
     } else {
       OG_ROLLED for (i64 i = column; i < end && i < column + V; ++i) {
@@ -105,24 +108,50 @@ OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, 
   }
 }
 
+// Which tile a block does.
+template <class I> struct Tile {
+  I column_chunk, row_chunk, group;
+  template <class T> OG_FN Tile(const T& tiles, I block, int groups, int group_of_thread) {
+    const I above = block / (I)tiles.column_chunks;
+    column_chunk = block % (I)tiles.column_chunks;
+    row_chunk = above % (I)tiles.row_chunks;
+    group = above / (I)tiles.row_chunks * groups + group_of_thread;
+  }
+};
+// blockIdx.x, so that what is made of it is made again: kept over the loop, it took registers that were put aside in memory.
+OG_FN u32 block_again() {
+#if OG_DEVICE
+  u32 block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return block;
+#else
+  return blockIdx.x;
+#endif
+}
+
 // The first stage. grid: column_chunks x row_chunks x groups / TG, the column chunk running fastest.
 template <class F, int V, int U, int TX, int TM, class I, int kept, int rank, int operands, int sums>
 OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles, typename F::Addend* work) {
   constexpr int TG = block_size / (TX * TM);
   __shared__ typename F::Addend meet[block_size];
   const int thread = (int)threadIdx.x, tx = thread % TX, tm = thread / TX % TM, tg = thread / (TX * TM);
-  const I column_chunk = (I)blockIdx.x % (I)tiles.column_chunks, above = (I)blockIdx.x / (I)tiles.column_chunks;
-  const I row_chunk = above % (I)tiles.row_chunks, group = above / (I)tiles.row_chunks * TG + tg;
+  Added<F, V> added;
+  {
+    const Tile<I> at(tiles, (I)blockIdx.x, TG, tg);
+    const i64 begin = (i64)at.column_chunk * tiles.column_chunk;
+    const i64 end = begin + tiles.column_chunk < tiles.columns ? begin + tiles.column_chunk : tiles.columns;
+    const i64 first = (i64)at.row_chunk * tiles.row_chunk;
+    const i64 last = first + tiles.row_chunk < tiles.rows ? first + tiles.row_chunk : tiles.rows;
+    if (at.group < (I)tiles.groups) {
+      OG_ROLLED for (i64 row = first + tm; row < last; row += TM)
+        add_row<F, V, U, TX, I, kept>(base, tiles, at.group, (I)row, begin + tx * V, end, added);
+    }
+  }
+  const Tile<I> at(tiles, (I)block_again(), TG, tg);
+  const I group = at.group, row_chunk = at.row_chunk, column_chunk = at.column_chunk;
   const bool inside = group < (I)tiles.groups;
   const i64 begin = (i64)column_chunk * tiles.column_chunk;
   const i64 end = begin + tiles.column_chunk < tiles.columns ? begin + tiles.column_chunk : tiles.columns;
-  const i64 first = (i64)row_chunk * tiles.row_chunk;
-  const i64 last = first + tiles.row_chunk < tiles.rows ? first + tiles.row_chunk : tiles.rows;
-  Added<F, V> added;
-  if (inside) {
-    OG_ROLLED for (i64 row = first + tm; row < last; row += TM)
-      add_row<F, V, U, TX, I, kept>(base, tiles, group, (I)row, begin + tx * V, end, added);
-  }
   i64 offset[operands];
   offsets<I, kept>(tiles, group, (I)0, offset);
   each<sums>([&](auto k) {

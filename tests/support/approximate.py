@@ -90,9 +90,9 @@ def is_changed(loop: Loop) -> bool:
 
 
 class Library:
-    """Loops, compiled together."""
+    """Loops, compiled together, with flags of the compiler besides."""
 
-    def __init__(self, loops: Sequence[Loop]) -> None:
+    def __init__(self, loops: Sequence[Loop], more: Sequence[str] = ()) -> None:
         compiler = find_compiler()
         assert compiler is not None
         entries = [_ENTRY.format(index=i, functor=functor(loop)) for i, loop in enumerate(loops)]
@@ -101,7 +101,7 @@ class Library:
         source, made = (Path(self._folder.name) / name for name in ("all.cpp", "all.so"))
         source.write_text(_BEFORE + spliced("pointwise.cuh") + "".join(entries))
         flags = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-shared")
-        subprocess.run([*compiler.command, *flags, "-o", str(made), str(source)], check=True)
+        subprocess.run([*compiler.command, *flags, *more, "-o", str(made), str(source)], check=True)
         self._library = ctypes.CDLL(str(made))
 
     def results(self, index: int, arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, list[np.ndarray]]]:

@@ -145,9 +145,9 @@ def asked_first(path: Iterable[Instruction]) -> int:
 
 
 def _is_rare(part: Iterable[Instruction]) -> bool:
-    """A part that calls a function and stores nothing."""
+    """A part that calls a function and stores nothing, or ends the kernel for an impossible reason."""
     listed = list(part)
-    return any(x.kind == "CALL" for x in listed) and not _stores(listed)
+    return any(x.kind in ("CALL", "BPT") for x in listed) and not _stores(listed)
 
 
 def _stores(part: Iterable[Instruction]) -> int:
