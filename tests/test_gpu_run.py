@@ -43,12 +43,61 @@ def test_a_step_that_hangs_loses_only_itself(tmp_path: Path, monkeypatch: pytest
     assert run.main([str(tmp_path / "more"), "--only", "works", "--only", "should"]) == 0
 
 
+FAILING = """
+import time
+
+def test_fails():
+    assert 6 * 7 == 41
+
+def test_hangs():
+    time.sleep(60)
+"""
+
+
+def test_tests_that_are_cut_off_have_said_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = module("run")
+    (tmp_path / "test_some.py").write_text(FAILING)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "GRACE", 20.0)
+    tests = run.Step("tests", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], 1, "tests.log")
+    tests.run(tmp_path, 24.0)
+    assert tests.status == "out of time"
+    assert "assert (6 * 7) == 41" in (tmp_path / "tests.log").read_text()
+
+
+def test_what_would_say_nothing_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that does not find a planted fault, as where it refuses the device."""
+    run = module("run")
+    python = sys.executable
+    made = [
+        run.Step("finds a fault", [python, "-c", ""], 30, "a.log", expected=9),
+        run.Step("finds none", [python, "-c", ""], 30, "a.log", after="finds a fault"),
+    ]
+    monkeypatch.setattr(run, "steps", lambda folder: made)
+    assert run.main([str(tmp_path)]) == 1
+    assert made[1].status == "not run, as this was not good: finds a fault" and not made[1].is_good
+
+
 def test_all_steps_fit_into_their_time_and_into_few_files() -> None:
     run = module("run")
     found = run.steps(Path("out"))
-    assert sum(s.limit for s in found if s.name != "benchmark") <= 540  # the worst that all but the benchmark may take
+    first = [s.name for s in found if "compute-sanitizer" not in s.command[0]]
+    assert first == [s.name for s in found][: len(first)] and first[-2:] == ["tests", "benchmark"]
+    assert sum(s.limit for s in found[: len(first)]) <= 560  # whatever they do, they have their turn
     assert len({s.log for s in found}) + 2 <= 8
     assert [s.expected for s in found].count(run.FOUND) == 3
+    assert {s.after for s in found} - {""} == {s.name for s in found if s.expected == run.FOUND}
+
+
+def test_a_benchmark_leaves_its_rows_as_they_come() -> None:
+    from opgraph.bench.run import Settings
+    from opgraph.bench.run import run as bench
+
+    kept: list[int] = []
+    chosen = {"entries": ("swish",), "sizes": (1000,), "dtypes": ("f32",), "peers": ("NumPy",)}
+    some = Settings(suites=("activation",), budget=0.2, **chosen)  # type: ignore[arg-type]
+    results = bench(some, keep=lambda r: kept.append(len(r.rows)))
+    assert kept == list(range(1, len(results.rows) + 1)) and kept
 
 
 def test_the_program_for_the_sanitizer_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,11 +50,14 @@ class Settings:
     budget: float | None = None
 
 
-def run(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Results:
+def run(
+    settings: Settings, say: Callable[[str], None] = lambda _: None, keep: Callable[[Results], None] = lambda _: None
+) -> Results:
     """Measures.
 
     Args:
         say: is told what is being done, and how much time is left.
+        keep: is given what there is of the results after each suite and each row, for a run that may be cut off.
 
     Raises:
         InvalidArguments: settings that name what there is not.
@@ -89,7 +92,7 @@ def run(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Resu
         absent={f.peer.name: f"{f.reason}; {f.peer.get}" for f in found if not f.version},
     )
     peers = [f.peer for f in found if f.version]
-    _Run(settings, results, peers, threads, cache, say).all(suites, planned)
+    _Run(settings, results, peers, threads, cache, say, keep).all(suites, planned)
     return results
 
 
@@ -121,8 +124,10 @@ class _Run:
         threads: int,
         cache: str,
         say: Callable[[str], None],
+        keep: Callable[[Results], None],
     ) -> None:
         self._settings = settings
+        self._keep = keep
         self._results = results
         self._peers = peers
         self._threads = threads
@@ -160,6 +165,7 @@ class _Run:
                     measure()
                 except (OpGraphError, RuntimeError) as error:
                     self._results.absent[f"suite {suite}"] = " ".join(str(error).split())[:300]
+                self._keep(self._results)
         if planned:
             self._entries(planned)
 
@@ -181,6 +187,7 @@ class _Run:
                     lambda what, label=label: self._say(f"{label}: {what}"),  # type: ignore[misc]
                 )
                 self._results.rows.append(row)
+                self._keep(self._results)
 
     def _host(self) -> None:
         from opgraph.bench.suites import host

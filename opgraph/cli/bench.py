@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from opgraph.cli.feeds import Port, feeding_arguments, feeds_for
 from opgraph.cli.main import UsageError, check_place
 from opgraph.cli.terminal import console, note, printable, progress, table
-from opgraph.errors import InvalidArguments
+from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -165,7 +166,14 @@ def _measured(args: argparse.Namespace, sizes: tuple[int, ...], dtypes: tuple[st
     if budget is not None:
         note(f"this takes some {budget:.0f} s")
     with progress() as step:
-        return bench_run.run(settings, step)
+        return bench_run.run(settings, step, lambda some: _keep(args.json, some))
+
+
+def _keep(path: str | None, results: Results) -> None:
+    """What there is so far; why it cannot be written is told at the end."""
+    if path:
+        with contextlib.suppress(OpGraphError):
+            write_whole(path, results.to_json())
 
 
 def _of_model(args: argparse.Namespace) -> Results:
