@@ -11,7 +11,7 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.fold import called_for_onnx, is_in_onnx_export
-from opgraph.torch.fuse_module import fuse_module
+from opgraph.torch.fuse_module import check_rounding, fuse_module
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.lazy.value import compute, lazies
 from opgraph.torch.tracing.plan import Plan
@@ -58,22 +58,37 @@ def fuse(fn: Any = None, *, rounding: str = "store", dry_run: bool = False, inpu
         tells why the Python function runs at each call, where it does ("" where it does not), `fused.tracer` leads to
         its graphs.
 
+    Raises:
+        InvalidArguments: neither a function nor a module; an unknown rounding; dry_run of a function.
+
     Raises (the result, when called):
         InvalidArguments: a branch on data, or arithmetic in place on an argument; the message names the line.
         Unimplemented, InvalidDataType: something that is not pointwise arithmetic; likewise.
     """
     if fn is None:
         return lambda target: fuse(target, rounding=rounding)
+    check_rounding(rounding)
     if isinstance(fn, nn.Module):
         if dry_run:
             from opgraph.torch.explain import explain, foresee  # nobody else needs them
 
             return explain(fn, *inputs) if inputs else foresee(fn)
         return fuse_module(fn, rounding)
+    if isinstance(fn, type):
+        raise InvalidArguments(
+            f"{fn.__name__} is a class",
+            where="fuse",
+            fix="fuse its forward (@fuse above it), or an instance: fuse(model)",
+        )
     if not callable(fn):
         raise InvalidArguments(
-            f"a {type(fn).__name__} cannot be fused", where="fuse", fix="pass a function of torch ops"
+            f"an object of type {type(fn).__name__} cannot be fused", where="fuse", fix="pass a function of torch ops"
         )
+    if dry_run:
+        raise InvalidArguments(
+            "dry_run tells of a module; nothing is known of a function before it is called", where="fuse",
+            fix="use explain(fn, *inputs)",
+        )  # fmt: skip
     return fuse_function(fn, lambda graph: FusedOp(graph, rounding=rounding), as_eager=rounding == "each")
 
 

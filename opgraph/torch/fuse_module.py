@@ -73,8 +73,7 @@ def fuse_module(model: nn.Module, rounding: str = "store") -> nn.Module:
     Raises:
         InvalidArguments: the rounding is none that there is; nothing is wrapped then.
     """
-    if rounding not in ROUNDINGS:
-        raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
+    check_rounding(rounding)
     for module in model.modules():
         if module is not model and (
             type(module).__module__.startswith("torch.nn.modules") and not any(module.children())
@@ -86,8 +85,23 @@ def fuse_module(model: nn.Module, rounding: str = "store") -> nn.Module:
     return model
 
 
+def check_rounding(rounding: str) -> None:
+    """Raises InvalidArguments where there is no such rounding."""
+    if rounding not in ROUNDINGS:
+        raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
+
+
 def unfuse(model: nn.Module) -> nn.Module:
-    """Undoes `fuse` for the module and all that it is made of."""
+    """Undoes `fuse` for the module and all that it is made of.
+
+    Raises:
+        InvalidArguments: this is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidArguments(
+            f"an object of type {type(model).__name__} is no module", where="unfuse",
+            fix="of a fused function, `fn.__wrapped__` is what it was written as",
+        )  # fmt: skip
     for module in model.modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, FusedForward):

@@ -192,10 +192,29 @@ def relu_then_dropout(x: Any) -> Any:
     return F.dropout(h, 0.5, inplace=True)  # planted
 
 
+def relu_then_added(x: Any) -> Any:
+    h = F.relu(x * 2)
+    h += 1
+    return h
+
+
 def unseen(x: Any) -> Any:
     h = x + 1
     h.data.mul_(2)  # planted
     return h + 1
+
+
+def unseen_gate(x: Any) -> Any:
+    h = x * 2
+    h.data.mul_(h.sigmoid())  # planted
+    return h * h
+
+
+def unseen_copy(x: Any) -> Any:
+    h = x * 2
+    gate = h.sigmoid()
+    h.data.copy_(gate)  # planted
+    return h * gate
 
 
 def kept_on_context(x: Any) -> Any:
@@ -240,6 +259,8 @@ MISTAKES = [
     (no_grad_after_save, "saved", None),
     (relu_then_dropout, "saved", None),
     (unseen, "hidden", None),
+    (unseen_gate, "hidden", None),
+    (unseen_copy, "hidden", None),
     (kept_on_context, "function", KeepsOnContext),
     (saved_and_dirtied, "function", SavesAndDirties),
     (not_dirtied, "function", NotDirtied),
@@ -495,6 +516,8 @@ def test_what_torch_reports_itself_is_told_apart() -> None:
     silent = {f.silent for f in ogt.check_inplace(data_after_save, values())}
     loud = {f.silent for f in ogt.check_inplace(no_grad_after_save, values())}
     assert (silent, loud) == ({True}, {False})
+    (found,) = ogt.check_inplace(relu_then_added, values())
+    assert not found.silent and found.fix == "use add instead of add_ here, or write into a clone"
 
 
 def test_the_report_prints_and_is_data() -> None:

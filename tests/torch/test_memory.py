@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
-from opgraph.errors import Unimplemented  # noqa: E402
+from opgraph.errors import InvalidArguments, Unimplemented  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
 from opgraph.torch.memory.watch import resident_peak  # noqa: E402
 
@@ -433,3 +434,25 @@ def test_tensors_that_only_serve_to_find_shapes_count_nothing() -> None:
     peaks = {dry: ogt.saved_tensors(ogt.fuse(mish), x, dry_run=dry).peak.bytes for dry in (True, False)}
     native = ogt.saved_tensors(functional.silu, x).peak.bytes
     assert peaks == {True: native, False: native}
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(InvalidArguments, match="type int cannot be called"):
+        ogt.saved_tensors(3, torch.ones(2))  # type: ignore[arg-type]
+
+
+def test_a_traced_value_that_somebody_kept_is_no_hindrance() -> None:
+    kept: list[Any] = []
+
+    def leaks(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x * 2)
+        return x * 3
+
+    ogt.fuse(leaks)(torch.ones(4))
+    assert ogt.saved_tensors(nn.Tanh(), torch.ones(4)).totals.kept == 16
+
+
+def test_a_dry_run_that_fails_prints_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(RuntimeError, match="broadcast"):
+        ogt.saved_tensors(lambda x: x + torch.ones(3), torch.ones(4), dry_run=True)
+    assert not caplog.records and not logging.getLogger("torch._subclasses.fake_tensor").disabled

@@ -7,6 +7,7 @@ import importlib.util
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,6 +17,7 @@ from traced import evaluated, traced  # noqa: E402
 import opgraph as og  # noqa: E402
 from opgraph.errors import InvalidArguments, InvalidDataType, OpGraphError, Unimplemented  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
+from opgraph.torch.fuse_module import unfuse  # noqa: E402
 from opgraph.torch.tracing.trace import Tracer, trace  # noqa: E402
 
 F = torch.nn.functional
@@ -30,6 +32,16 @@ def same(got, want, *, rtol=1e-5, atol=1e-6) -> bool:
 
 def swish(x, a):
     return x * torch.sigmoid(a * x)
+
+
+class Squares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x  # BAD
+
+    @staticmethod
+    def backward(ctx, d):
+        raise NotImplementedError
 
 
 X = torch.linspace(-3, 3, 24).reshape(4, 6)
@@ -356,13 +368,66 @@ def test_branches_on_data_are_refused_naming_the_line(body) -> None:
         (lambda x: torch.zeros(6).add_(x[0]), InvalidArguments, "did not make"),  # BAD
         (lambda x: (x * 2).backward(), Unimplemented, "no tensor has a gradient yet"),  # BAD
         (lambda x: (x * 2).data, Unimplemented, "computed value"),  # BAD
+        (lambda x: F.rrelu(x, training=True), Unimplemented, "random"),  # BAD
+        (lambda x: x * np.ones(6), InvalidArguments, "NumPy array"),  # BAD
+        (lambda x: x * len(f"{x.sin():.2f}"), InvalidArguments, "__format__ needs them"),  # BAD
+        (lambda x: Squares.apply(x), Unimplemented, "in a torch.autograd.Function"),
     ],
 )
 def test_what_cannot_be_fused_is_refused_naming_the_line(body, error, what: str) -> None:
     with pytest.raises(error, match=what) as caught:
         trace(body, X)
     assert isinstance(caught.value, OpGraphError)
-    assert f"test_trace.py:{line_of(body, '# BAD')} in" in caught.value.where
+    code = Squares.forward if "Squares" in body.__code__.co_names else body
+    assert f"test_trace.py:{line_of(code, '# BAD')} in" in caught.value.where
+
+
+def test_what_no_tensor_has_is_torchs_error_at_the_users_line() -> None:
+    body = lambda x: x.nonsense()  # noqa: E731  # BAD
+    with pytest.raises(AttributeError, match=f"'Tensor' object has no attribute 'nonsense'.*{line_of(body, '# BAD')}"):
+        trace(body, X)
+    assert traced(lambda x: x * (2 if hasattr(x, "nonsense") else 3), X)[0, 0] == X[0, 0] * 3
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout2d", "alpha_dropout"])
+def test_outside_of_training_dropout_does_nothing(name: str) -> None:
+    function = getattr(F, name)
+    assert same(traced(lambda x: function(x, 0.5, training=False) * 2, X), X * 2)
+    assert same(traced(lambda x: function(x * 2, 0.5, False), X), X * 2)
+    drop = torch.nn.Dropout(0.5)
+    with pytest.raises(Unimplemented, match="random"):
+        trace(lambda x: drop(x) * 2, X)
+    drop.eval()
+    assert same(traced(lambda x: drop(x) * 2, X), X * 2)
+
+
+def test_outside_of_training_rrelu_has_the_middle_slope() -> None:
+    assert same(traced(lambda x: F.rrelu(x * 1, 0.1, 0.3, inplace=True), X), F.rrelu(X, 0.1, 0.3))
+
+
+@pytest.mark.parametrize(
+    "make,what",
+    [
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "quantized"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_other_kinds_are_refused_by_name(make, what: str) -> None:
+    with pytest.raises(InvalidArguments, match=f"{what} tensor"):
+        fuse(lambda x: x * 2)(make())
+
+
+def test_what_cannot_be_fused_at_all_is_refused_before_it_is_called() -> None:
+    for wrong, what in ((torch.nn.SiLU, "SiLU is a class"), (3, "type int"), (X, "type Tensor")):
+        with pytest.raises(InvalidArguments, match=what):
+            fuse(wrong)
+    with pytest.raises(InvalidArguments, match="unknown rounding"):
+        fuse(swish, rounding="up")
+    with pytest.raises(InvalidArguments, match="dry_run tells of a module"):
+        fuse(swish, dry_run=True)
+    with pytest.raises(InvalidArguments, match="no module"):
+        unfuse(fuse(swish))
 
 
 def test_arithmetic_under_no_grad_inside_is_refused() -> None:

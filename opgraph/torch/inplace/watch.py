@@ -82,7 +82,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
     def _note_write(self, func: Any, tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         key = memory_of(tensor)
         stack = user_stack(self.until)
-        traced = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        # A value may have a history that this tensor is not part of (`.data`), whatever it is overwritten with.
+        alone = not tensor.requires_grad or not torch.is_grad_enabled()
         applying = next(frames_of(_APPLY), None)
         overwrite = Overwrite(
             self.number,
@@ -90,7 +91,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             stack,
             tensor.detach().clone() if tensor.nbytes <= COPY_BYTES else None,
             tensor.detach(),
-            hidden=not traced and applying is None and not self.in_backward and self._has_history(key),
+            hidden=alone and applying is None and not self.in_backward and self._has_history(key),
             in_backward=self.in_backward,
         )
 

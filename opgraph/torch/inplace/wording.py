@@ -63,14 +63,19 @@ def saved(spoilt: Spoilt) -> InplaceFinding:
         )
     how = "torch raises in backward" if spoilt.raises else "the gradient is wrong, and no error says so"
     name = overwrite.op if overwrite is not None else "something"
+    plain_op = _out_of_place(name)
+    if overwrite is None:
+        fix = "do not write into this tensor's memory before backward"
+    elif spoilt.raises and plain_op != name:
+        fix = f"use {plain_op} instead of {name} here, or write into a clone"
+    else:
+        fix = f"use {plain_op} on the tensor itself, without .data or no_grad, or on a clone"
     return _found(
         "saved",
         overwrite,
         value=_shape(kept.tensor) + maker,
         what=f"{name} overwrites a value that backward needs: {how}",
-        fix=f"use {_out_of_place(name)} on the tensor itself, without .data or no_grad, or on a clone"
-        if overwrite is not None
-        else "do not write into this tensor's memory before backward",
+        fix=fix,
         silent=not spoilt.raises,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import traceback
 import warnings
@@ -14,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from opgraph.errors import Unimplemented
+from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.torch.memory.entries import Roles, kept_entries
 from opgraph.torch.memory.record import Recorder
 from opgraph.torch.memory.report import MemoryReport, Peak
@@ -50,10 +51,17 @@ def saved_tensors(
     Returns: the report; `print` shows it as tables, `.to_dict()` gives it as data, `.plot(path)` draws it.
 
     Raises:
+        InvalidArguments: neither a module nor a function.
         Unimplemented: in a dry run, the forward pass asks for the value of a tensor that has none.
 
     Source: `torch.autograd.graph.saved_tensors_hooks` for what is kept, a dispatch mode for the memory over time.
     """
+    if not callable(model_or_fn):
+        raise InvalidArguments(
+            f"an object of type {type(model_or_fn).__name__} cannot be called",
+            where="saved_tensors",
+            fix="pass a module or a function, then its inputs",
+        )
     label = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
     recorder = Recorder(model_or_fn, label, __file__)
     notes: list[str] = []
@@ -63,6 +71,7 @@ def saved_tensors(
             # Torch looks at the .grad of every real tensor that meets a fake one, and warns of what it finds.
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
+            stack.enter_context(_quiet())
             fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             inputs, kwargs = tree_map(lambda v: _map_tensor(v, fakes.from_tensor), (inputs, kwargs))
         parameters = list(model_or_fn.parameters()) if isinstance(model_or_fn, torch.nn.Module) else []
@@ -150,6 +159,17 @@ def _unchanged(model: object) -> Iterator[None]:
             for buffer, copy in saved:
                 # By `data`: a graph of the caller's that has saved the buffer must not find a newer version of it.
                 buffer.data.copy_(copy)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch logs a traceback of its own where an op refuses shapes; the error that it raises says the same."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 @contextmanager

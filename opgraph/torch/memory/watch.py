@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from opgraph.torch.tracing.proxy import Proxy
+
 FORWARD, BACKWARD = "forward", "backward"
 
 #: In a dry run, tensors that an op makes out of nothing are real up to so many elements: scalars of parameters may
@@ -156,7 +158,8 @@ def existing_storages() -> dict[int, object]:
     found = {}
     for thing in gc.get_objects():
         # type(), not isinstance: proxies answer for the class of what they stand for, and may compute it.
-        if issubclass(type(thing), torch.Tensor):
+        # What stands for a tensor in a trace has no memory, and belongs to its run.
+        if issubclass(type(thing), torch.Tensor) and type(thing) is not Proxy:
             storage = storage_of(thing)
             if storage is not None:
                 found[storage._cdata] = storage

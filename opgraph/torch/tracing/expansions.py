@@ -141,6 +141,25 @@ def _prelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return torch.where(x > 0, x, weight * x)
 
 
+def _dropout(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Outside of training it does nothing."""
+    name = func.__name__
+    training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", "alpha" not in name))
+    if training:
+        raise places.random(name)
+    return args[0] if args else kwargs["input"]
+
+
+def _rrelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Outside of training, leaky_relu with the slope in the middle."""
+    names = ("input", "lower", "upper", "training", "inplace")
+    given = {"lower": 1 / 8, "upper": 1 / 3, "training": False, "inplace": False, **dict(zip(names, args)), **kwargs}
+    if given["training"]:
+        raise places.random("rrelu")
+    slope = (given["lower"] + given["upper"]) / 2
+    return torch.nn.functional.leaky_relu(given["input"], slope, given["inplace"])
+
+
 def _like_real(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`parameter.expand_as(x)`, `parameter.to(x)`: of x only what is known without its data is needed."""
     name, t, x = func.__name__, args[0], args[1]
@@ -166,6 +185,8 @@ EXPANSIONS: dict[str, Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], 
     "positive": _first,
     "glu": _glu,
     "prelu": _prelu,
+    "rrelu": _rrelu,
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"), _dropout),
     "expand_as": _like_real,
     "view_as": _like_real,
     "reshape_as": _like_real,

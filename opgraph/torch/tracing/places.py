@@ -12,6 +12,9 @@ import torch
 from opgraph.errors import InvalidArguments, InvalidDataType, Unimplemented
 
 _LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent.parent) + os.sep, "<frozen", "<string>")
+#: The fix for most of what follows.
+OUTSIDE = "call it outside of the fused function, before or after"
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 def place() -> str:
@@ -56,6 +59,34 @@ def wrong_dtype(name: str, dtype: object) -> InvalidDataType:
     """A function of a dtype that opgraph does not compute it in."""
     return InvalidDataType(
         f"{name} of {str(dtype).removeprefix('torch.')} cannot be fused", where=place(), fix="cast its operands first"
+    )
+
+
+def random(name: str) -> Unimplemented:
+    """A function whose result nobody can repeat."""
+    return unknown(name, "it draws random numbers", OUTSIDE)
+
+
+def meets_array() -> InvalidArguments:
+    """Data meet a NumPy array."""
+    return InvalidArguments(
+        "data of a fused function meet a NumPy array",
+        where=place(),
+        fix="make it a tensor outside of the function: torch.as_tensor(array)",
+    )
+
+
+def without_gradients(name: str) -> Unimplemented:
+    """A call under no_grad: of the function's own, or in the forward of an autograd.Function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    if frame is None:
+        return unknown(name, "it stands under no_grad, in a function that has gradients", "use x.detach()")
+    return unknown(
+        name,
+        "it stands in a torch.autograd.Function, which has a backward of its own",
+        "call that outside of the fused function, or write its forward alone: opgraph derives the gradient",
     )
 
 

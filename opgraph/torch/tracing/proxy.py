@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opgraph.torch.broadcast import broadcast_shapes
+from opgraph.torch.tracing import places
 
 if TYPE_CHECKING:
     from opgraph.torch.tracing.session import Session
@@ -63,6 +64,9 @@ class Proxy(torch.Tensor):
         return f"<traced {str(self.dtype).removeprefix('torch.')}{list(self.shape)}>"
 
     __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"'Tensor' object has no attribute {name!r} ({places.place()})")
 
     def __rtruediv__(self, other: Any) -> Any:
         if isinstance(other, torch.Tensor):

@@ -50,7 +50,7 @@ def record(
         session.forget(before)
         return EXPANSIONS.get(name, EXPANSIONS["view_as"])(session, func, args, kwargs)
     if torch.is_grad_enabled() is not session.with_gradients:
-        raise places.unknown(name, "it stands under no_grad, in a function that has gradients", "use x.detach()")
+        raise places.without_gradients(name)
     node = Node(session.node, session.count)
     emitter = Emitter(session, name)
     if is_view(name) and isinstance(args[0], Proxy) and args[0].actual is not None:

@@ -12,7 +12,7 @@ from opgraph.torch.tracing.proxy import Proxy
 _READS = frozenset(
     (
         "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__", "item", "tolist", "numpy",
-        "is_nonzero", "equal", "allclose", "nonzero", "unique", "__contains__", "data_ptr",
+        "is_nonzero", "equal", "allclose", "nonzero", "unique", "__contains__", "data_ptr", "__format__",
     )
 )  # fmt: skip
 _REDUCES = frozenset(
@@ -48,7 +48,7 @@ def refuse(name: str, args: tuple[Any, ...]) -> NoReturn:
         InvalidArguments: it needs the values of data.
         Unimplemented: everything else.
     """
-    outside = "call it outside of the fused function, before or after"
+    outside = places.OUTSIDE
     if name in _READS:
         raise places.branch_on_data(name)
     if name in _REDUCES:
@@ -56,7 +56,7 @@ def refuse(name: str, args: tuple[Any, ...]) -> NoReturn:
     if name in _PRODUCTS:
         raise places.unknown(name, "it is no pointwise function; a library runs it better", outside)
     if name in _RANDOM:
-        raise places.unknown(name, "it draws random numbers", outside)
+        raise places.random(name)
     if name in _GRADIENTS:
         raise places.unknown(name, "inside, no tensor has a gradient yet", "use it on the arguments or on the result")
     if name == "__setitem__":

@@ -241,4 +241,6 @@ class Session:
             return (kind, self._key(value.start), self._key(value.stop), self._key(value.step))
         if isinstance(value, np.generic):
             return (kind, value.item())
+        if isinstance(value, np.ndarray):
+            raise places.meets_array()
         return value  # a dtype, a device, Ellipsis

@@ -138,6 +138,12 @@ class Tracer:
 
     def _given(self, session: Session, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor):
+            if value.is_nested or value.is_quantized:
+                raise InvalidArguments(
+                    f"got a {'nested' if value.is_nested else 'quantized'} tensor",
+                    where=f'argument "{name}" of a fused function',
+                    fix="pass plain tensors",
+                )
             return session.argument(value, name) if value.dim() else value
         if type(value) in (list, tuple):
             return type(value)(self._given(session, v, f"{name}_{i}") for i, v in enumerate(value))
