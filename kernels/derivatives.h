@@ -112,7 +112,8 @@ template <class T> OG_FN decay<T> decay_of(T z, T low = 0) {
   return {n, t, pow2(normal), scale_one(t, normal)};
 }
 
-/// Of a float z, e^-|z| = e 2^under 2^rest, e = power (1 + t): what float holds as a normal number, and the rest of its exponent.
+/// Of a float z, e^-|z| = e 2^under 2^rest, e = power (1 + t): what float holds as a normal number, after a product or two also
+/// (a GPU flushes others), and the rest of its exponent.
 template <class F> struct half_decay {
   using Steps = decltype(WholeNumber<F>() - WholeNumber<F>());
   F size, t, power, e;
@@ -121,7 +122,7 @@ template <class F> struct half_decay {
 template <class F> OG_FN half_decay<F> half_decay_of(F z) {
   WholeNumber<F> n;
   const F size = at_most(abs(z), (F)-derivative_constants<F>::end), t = exp_reduce(-size, n);
-  const WholeNumber<F> normal = at_least(n, -126.0f), twice = at_least(n, -252.0f);
+  const WholeNumber<F> normal = at_least(n, -120.0f), twice = at_least(n, -246.0f);
   return {size, t, pow2(normal), scale_one(t, normal), twice - normal, n - twice};
 }
 /// r = 1 / (1 + e), and what it lacks as a part of it.
