@@ -448,3 +448,66 @@ def test_an_argument_that_is_a_parameter_too_is_another_tensor_in_the_next_call(
     assert torch.allclose(m(x), x * m.a - m.a)
     m.b = torch.nn.Parameter(torch.rand(6))
     assert torch.allclose(m(x), x * m.a - m.b)
+
+
+class Numbers:
+    """An object that gives a number by an operator, by no name."""
+
+    def __init__(self) -> None:
+        self.number = 2.0
+
+    def __getitem__(self, key: str) -> float:
+        return self.number
+
+    def __iter__(self):
+        return iter([self.number])
+
+    def __float__(self) -> float:
+        return self.number
+
+
+@pytest.mark.parametrize(
+    "read", [lambda n: n["any"], lambda n: sum(n), lambda n: float(n)], ids=["getitem", "iter", "float"]
+)
+def test_what_an_object_gives_by_an_operator_is_followed(read) -> None:
+    numbers, x = Numbers(), torch.randn(3)
+    f = fuse(lambda x: x * read(numbers))
+    for number in (2.0, 2.0, 3.0):
+        numbers.number = number
+        assert torch.equal(f(x), x * number)
+
+
+SEQUENCES = {
+    "appended": lambda layers: layers.append(torch.nn.Sigmoid()),
+    "replaced": lambda layers: layers.__setitem__(0, torch.nn.ReLU()),
+    "an attribute": lambda layers: setattr(layers[1], "negative_slope", 0.7),
+    "nested": lambda layers: layers[2].append(torch.nn.Sigmoid()),
+    "a hook": lambda layers: layers[0].register_forward_hook(lambda module, given, result: result * 3),
+    "a forward": lambda layers: setattr(layers[0], "forward", lambda x: x * 3),
+    "a parameter": lambda layers: setattr(layers[2][0], "weight", torch.nn.Parameter(torch.tensor([0.7]))),
+}
+
+
+@pytest.mark.parametrize("change", SEQUENCES.values(), ids=SEQUENCES)
+def test_a_sequence_of_modules_that_changed_is_run_again(change) -> None:
+    inner = torch.nn.Sequential(torch.nn.PReLU())
+    layers = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.LeakyReLU(0.1), inner)
+    formula = lambda x: layers(x) * 2  # noqa: E731
+    f, x = fuse(formula), torch.randn(9)
+    for step in (len, len, change):
+        step(layers)
+        assert torch.allclose(f(x), formula(x), atol=1e-6)
+        if step is len:
+            assert f.why_rerun == "" and len(f.plans) == 1
+
+
+def test_a_hook_of_all_modules_is_run() -> None:
+    layer, x = torch.nn.SiLU(), torch.randn(9)
+    f = fuse(lambda x: layer(x) * 2)
+    f(x)
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda module, given, result: result * 3)
+    try:
+        assert torch.allclose(f(x), layer(x) * 2, atol=1e-6)
+    finally:
+        hook.remove()
+    assert torch.allclose(f(x), layer(x) * 2, atol=1e-6)

@@ -19,7 +19,17 @@ from typing import Any
 import torch
 
 from opgraph.torch.tracing.proxy import Proxy
-from opgraph.torch.tracing.trusted import BUILTINS, FORBIDDEN, PRIMITIVES, STATE, is_constant, is_trusted
+from opgraph.torch.tracing.trusted import (
+    BUILTINS,
+    FORBIDDEN,
+    GLOBAL_HOOKS,
+    HARMLESS,
+    PLAIN_CLASSES,
+    PRIMITIVES,
+    STATE,
+    is_constant,
+    is_trusted,
+)
 
 
 class NotKnown(Exception):  # noqa: N818 - no error: the function is run again at each call
@@ -164,7 +174,7 @@ class _Walk:
             self.reads.values.append((place, value))
             self.function(value, place)
         elif isinstance(value, (type, BuiltinFunctionType)) or (callable(value) and not _has_attributes(value)):
-            raise NotKnown(f"{value!r} is called")
+            raise NotKnown(f"it uses {value!r}")
         else:
             self._object(value, place)
 
@@ -178,8 +188,19 @@ class _Walk:
             self._layer(value, place)
         elif callable(value) or "__getattr__" in dir(type(value)):
             raise NotKnown(f"a {type(value).__name__}, which computes its attributes")
+        if not isinstance(value, ModuleType):
+            self._operators(value, place)
         for name in sorted(self.given):
             self._attribute(value, name, place, is_layer)
+
+    def _operators(self, value: Any, place: Place) -> None:
+        """The methods that Python calls by no name: what they read counts as read, whether or not they are called."""
+        for cls in type(value).__mro__:
+            if cls in PLAIN_CLASSES:
+                continue
+            for name, found in cls.__dict__.items():
+                if name.startswith("__") and name not in HARMLESS and isinstance(found, FunctionType):
+                    self._class_attribute(value, cls, name, place)
 
     def _attribute(self, value: Any, name: str, place: Place, is_layer: bool) -> None:
         tables = [("__dict__", value.__dict__)]
@@ -211,10 +232,16 @@ class _Walk:
         """A module that may be called: its forward, and that it has no hooks."""
         forward = type(value).forward
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        if any(getattr(value, name) for name in hooks) or "forward" in value.__dict__:
+        if any(getattr(value, name) for name in hooks) or any(GLOBAL_HOOKS.values()) or "forward" in value.__dict__:
             raise NotKnown(f"{type(value).__name__} has hooks")
-        self.reads.conditions.append(Place(" and ".join(f"not {place.text}.{name}" for name in hooks), place.roots))
+        none = [f"not {place.text}.{name}" for name in hooks] + [f"not {name}" for name in GLOBAL_HOOKS]
+        text = " and ".join([*none, f"'forward' not in {place.text}.__dict__"])
+        self.reads.conditions.append(Place(text, (*place.roots, *GLOBAL_HOOKS.items())))
         self.function(forward, place)
+        if isinstance(value, torch.nn.Sequential):  # goes through its modules by no name
+            self.reads.copies.append((Place(f"list({place.text}._modules)", place.roots), list(value._modules)))
+            for name, module in value._modules.items():
+                self.value(module, place.then(f"._modules[{name!r}]"))
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:

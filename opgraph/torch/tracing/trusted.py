@@ -39,6 +39,23 @@ STATE = frozenset(
         "_modules",
     )
 )  # fmt: skip
+#: Methods that no arithmetic calls.
+HARMLESS = frozenset(
+    (
+        "__init__", "__new__", "__init_subclass__", "__post_init__", "__repr__", "__str__", "__dir__", "__eq__",
+        "__hash__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__",
+        "__deepcopy__", "__replace__",
+    )
+)  # fmt: skip
+#: Classes whose operators are looked after elsewhere, or do nothing but what names show.
+PLAIN_CLASSES = (object, torch.nn.Module, torch.nn.Sequential)
+#: Hooks of all modules, by the name that a plan has for them.
+GLOBAL_HOOKS: dict[str, Any] = {
+    name: getattr(torch.nn.modules.module, name)
+    for name in (
+        "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+    )
+}  # fmt: skip
 #: Types of values that cannot change, and are compared as such.
 PRIMITIVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type(...))
 
