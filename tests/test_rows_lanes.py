@@ -122,3 +122,23 @@ def test_exponentials_of_rows_near_and_far_from_their_largest_element(
         x[8, 1], x[9, 2] = np.nan, np.inf
         x[10] = -np.inf
         both_ways(text, {"x": x}, monkeypatch)
+
+
+@pytest.mark.parametrize("like", ["f32[n,1]", "f32[]"], ids=("rows", "all"))
+def test_columns_beside_sums_along_rows(like: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row adds up goes to a cell of its own, so such rows are not taken together."""
+    text = f"""graph(x: f32[n,c], w: f32[c], b: {like}) -> (y, dw, db)
+      m = ReduceMean(x, axes=[1], keep_dims=true)
+      d = Subtract(x, m)
+      y = Multiply(d, w)
+      v = Multiply(x, d)
+      dw = SumTo(v, w)
+      db = SumTo(v, b)
+    """
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(9, 77)).astype(np.float32), rng.normal(size=77).astype(np.float32)
+    given = {"x": x, "w": w, "b": np.zeros((9, 1) if "n" in like else (), np.float32)}
+    both_ways(text, given, monkeypatch)
+    got = og.compile(og.parse(text))(given)
+    for name, exact in og.evaluate(og.parse(text), given).items():
+        np.testing.assert_allclose(got[name], exact, rtol=1e-5, atol=1e-6 * np.abs(exact).max())
