@@ -20,26 +20,18 @@ namespace og {
 
 // IEEE division looks at its operands first and jumps where they are not of middle size: a third of its instructions. From r,
 // which is within an ulp of 1 / b, two steps reach the rounded 1 / b, and four more the rounded a / b (Markstein, Computation of
-// elementary functions on the IBM RISC System/6000, 1990); with these signs -0.0 stays. What is left of a must not be flushed.
-#if OG_DEVICE
-OG_FN float fma_whole(float a, float b, float c) {
-  float y;
-  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
-  return y;
-}
-#else
-OG_FN float fma_whole(float a, float b, float c) { return fma(a, b, c); }
-#endif
+// elementary functions on the IBM RISC System/6000, 1990); with these signs -0.0 stays.
 OG_FN float mended_inverse(float b, float r) { return fma(r, fma(-b, r, 1.0f), r); }
 OG_FN float mended_quotient(float a, float b, float r) {
   const float w = mended_inverse(b, r), q = a * w;
-  const float near = fma_whole(fma_whole(b, q, -a), -w, q);
-  return fma_whole(fma_whole(b, near, -a), -w, near);
+  const float near = fma(fma(b, q, -a), -w, q);
+  return fma(fma(b, near, -a), -w, near);
 }
 
 /// 1 / b for |b| from 2^-125 to 2^125.
 template <class T> OG_FN T inverse(T b) { return divide((T)1, b); }
-/// a / b for such b, and a of 0 or so large that neither it nor the quotient is near the subnormals; finite.
+/// a / b for such b and a finite a that is 0 or above 2^-100 (what is left of it must not be flushed), or any where b is a power
+/// of two; the quotient not subnormal.
 template <class T> OG_FN T quotient(T a, T b) { return divide(a, b); }
 #if OG_DEVICE
 OG_FN float near_inverse(float b) {

@@ -15,6 +15,7 @@ from agreement import agree, differing
 from one_op import POINTWISE, OneOp, calls
 
 import opgraph as og
+from opgraph.codegen.sources import spliced
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.opdef import OpDef
@@ -154,3 +155,25 @@ def test_f32_subnormals_are_flushed_as_the_spec_says(any_memory: Any) -> None:
     got = any_memory.get(f(x=any_memory.put(given)))
     np.testing.assert_array_equal(got, np.array([0.0, -0.0, 1.2e-38, 2e-38], np.float32))
     assert np.signbit(got[1])
+
+
+INVERSES = """
+extern "C" __global__ void inverses(float* y, float* q, const float* a) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  const float b = og::from_bits(0x3f800000u + i);
+  y[i] = og::inverse(b);
+  q[i] = og::quotient(a[i], b);
+}
+"""
+
+
+def test_inverses_and_quotients_without_guards_are_the_rounded_ones(cupy: Any) -> None:
+    """All mantissas. One answer that the PTX ISA allows would lead astray: see tests/test_cuda_exact.py."""
+    kernel = cupy.RawKernel(spliced("exact.h") + INVERSES, "inverses", options=("-std=c++17", "-fmad=false"))
+    b = (np.arange(1 << 23, dtype=np.uint32) + 0x3F800000).view(np.float32)
+    middle = 1 + (np.random.default_rng(0).integers(0, 1 << 23, b.size) + 0.5) * 2.0**-23
+    a = (middle * b).astype(np.float32)  # next to the middle between two floats, every one
+    y, q = cupy.empty(b.size, "f4"), cupy.empty(b.size, "f4")
+    kernel((b.size // 256,), (256,), (y, q, cupy.asarray(a)))
+    np.testing.assert_array_equal(cupy.asnumpy(y), np.float32(1) / b)
+    np.testing.assert_array_equal(cupy.asnumpy(q), a / b)
