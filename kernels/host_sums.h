@@ -1,4 +1,5 @@
 #pragma once
+#include "box_totals.h"
 #include "sum_columns.h"
 
 // The CPU skeleton of a loop with sums, and of one with short rows made long.

@@ -15,6 +15,7 @@ from opgraph.codegen.branches import branches_of, put_branches
 from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.packs import put_packs
+from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import ADDED, KEPT, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Load, Loop, Statement, Store
 
@@ -226,12 +227,7 @@ class Emitter(Arithmetic):
 
     def total(self) -> None:
         """Element `at` of the result of sum k."""
-        self.put("  template <class T> static OG_FN void total(int k, void* y, og::i64 at, T value) {")
-        for k, i in enumerate(self.sums):
-            dtype = self.loop.stores[i].dtype
-            value = "value" if dtype in ("f16", "bf16") else f"({compute_type(dtype)})value"
-            self.put(f"    if (k == {k}) (({storage_type(dtype)}*)y)[at] = og::store<{storage_type(dtype)}>({value});")
-        self.put("  }")
+        put_totals(self)
 
     def results(self, args: list[str], indent: str) -> None:
         """Variables for all results, and the call that fills them."""

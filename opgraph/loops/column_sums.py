@@ -13,7 +13,7 @@ from opgraph.ir import opdef
 from opgraph.loops.beside import LANES, beside
 from opgraph.loops.boxes import ONE_BOX, boxes_beside
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Layout, Variant
-from opgraph.loops.loop import Axes, Loop, Store
+from opgraph.loops.loop import Axes, Loop, Statement, Store
 
 #: So many boxes keep threads busy.
 _ENOUGH = 16
@@ -32,26 +32,34 @@ def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
     made = {s.result: s for s in loop.statements}
     stores = []
     for store in loop.stores:
-        value = made[store.value].args[0] if store.per_row else store.value
-        stores.append(Store(value=str(value), dtype=store.dtype))
+        if store.per_row:
+            reduction = made[store.value]
+            total = _row_of(reduction).total
+            stores.append(Store(value=str(reduction.args[0]), dtype=store.dtype, total=total))
+        else:
+            stores.append(Store(value=store.value, dtype=store.dtype))
     statements = tuple(s for s in loop.statements if not s.reduces)
     summing = Loop(axes=(Axes(kind="parallel"),), loads=loop.loads, statements=statements, stores=tuple(stores))
     return summing, _in_order(loop, layout)
 
 
 def _only_adds(loop: Loop) -> bool:
-    """Whether each reduction is a sum of what comes in, stored as it is, and nothing waits for one."""
+    """Whether each reduction is a sum or a mean of what comes in, stored as it is, and nothing waits for one."""
     depth = loop.depths()
     reduced = {s.result: s for s in loop.statements if s.reduces}
     waits = any(depth[s.result] and not s.reduces for s in loop.statements)
     late = any(depth[s.result] > 1 for s in reduced.values())
-    plain = opdef.Row(how="add")
-    simple = all(
-        opdef.get(s.kind, where="a loop").row == plain and isinstance(s.args[0], str) for s in reduced.values()
-    )
+    plain = all(_row_of(s).how == "add" and _row_of(s).each == "{src}" for s in reduced.values())
+    simple = plain and all(isinstance(s.args[0], str) for s in reduced.values())
     stored = all((store.value in reduced) == bool(store.per_row) for store in loop.stores)
     whole = all(store.dtype == reduced[store.value].dtype for store in loop.stores if store.per_row)
     return simple and stored and whole and not waits and not late and not any(x.align == "rows" for x in loop.loads)
+
+
+def _row_of(s: Statement) -> opdef.Row:
+    row = opdef.get(s.kind, where="a loop").row
+    assert row is not None
+    return row
 
 
 def _in_order(loop: Loop, layout: Layout) -> Layout:

@@ -148,6 +148,7 @@ class Store:
         per_row: one value for each row: "kept" with size 1 along the axes of the row, "dropped" without them; "" where
             every element is stored.
         cut: how the axes of the result are taken for more.
+        total: of a sum: C++ for the result over `{total}` and `{count}`, in double; a mean is one, too.
     """
 
     value: str
@@ -155,6 +156,7 @@ class Store:
     to: tuple[str, ...] | None = None
     per_row: str = ""
     cut: Cut = ()
+    total: str = "{total}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

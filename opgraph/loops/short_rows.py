@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from opgraph.loops.boxes import MAX_CELLS
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, STRIDED, UNIFORM, Layout, Variant
 
 #: Rows shorter than this are short.
@@ -72,11 +73,11 @@ def long_rows(layout: Layout, loads: int) -> LongRows | None:
             (tiled if inner else grouped).add(place)
         else:
             return None
-    times = extent
-    if extent * short > STRETCH:
+    times, longest = extent, _longest(layout, grouped | tiled)
+    if extent * short > longest:
         if not grouped and all(s.outer == 0 for s in spread):
             # Every place of the next axis has the same values: as many of them as fill a stretch are one row.
-            times = next(n for n in range(STRETCH // short, 0, -1) if extent % n == 0)
+            times = next((n for n in range(longest // short, 0, -1) if extent % n == 0), 0)
         elif tiled:
             return None
     if times * short < SHORT or layout.size < _USES * times * short or len(spread) > MAX_SPREAD:
@@ -95,6 +96,14 @@ def long_rows(layout: Layout, loads: int) -> LongRows | None:
     variant = Variant("".join(row_kinds), len(dims) == 1)
     made = Layout(layout.shape, layout.results, dims, tuple(strides), variant)
     return LongRows(made, short, tuple(spread), frozenset(grouped), frozenset(tiled))
+
+
+def _longest(layout: Layout, folded: set[int]) -> int:
+    """How long a row may be that is a box's: a stretch, for each of whose columns every sum has a cell."""
+    kinds = layout.variant.operands
+    sums = [place for place, kind in enumerate(kinds) if kind in (ADDED, KEPT)]
+    along = sum(place in folded or kinds[place] == KEPT for place in sums)
+    return min(STRETCH, (MAX_CELLS - (len(sums) - along)) // max(along, 1))
 
 
 def _kind(kind: str, stride: int) -> str:
