@@ -37,6 +37,14 @@ def columns(call: OneOp) -> list[np.ndarray]:
     return points.grid(call.record, call.ports, call.dtype, count=100_000)
 
 
+def flushed(array: np.ndarray) -> np.ndarray:
+    """With zeros for subnormals: what is only moved, as by Maximum, may keep them on one side and not on the other."""
+    if array.dtype not in (np.float32, dtypes.get("bf16").numpy):
+        return array
+    small = np.abs(array.astype(np.float64)) < 2.0**-126
+    return np.where(small, np.copysign(np.zeros_like(array), array), array)
+
+
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
 def test_every_op_gives_what_the_cpu_gives(any_memory: Any, flush: Any, record: OpDef) -> None:
     for call in calls(record):
@@ -56,7 +64,7 @@ def test_every_op_gives_what_the_cpu_gives(any_memory: Any, flush: Any, record: 
                     for start in range(0, len(given[0]), CHUNK)
                 ]
             )
-        wrong = np.flatnonzero(differing(got, expected))
+        wrong = np.flatnonzero(differing(flushed(got), flushed(expected)))
         shown = [([c[i] for c in given], got[i], expected[i]) for i in wrong[:5]]
         assert wrong.size == 0, f"{call}: {wrong.size} of {got.size} differ, (arguments, GPU, CPU): {shown}"
 
