@@ -121,11 +121,11 @@ def steps(folder: Path) -> list[Step]:
         options += ["--timeout", "100", "--timeout-method", "thread"]
     bench = [python, "-m", "opgraph", "bench", "--device", "cuda", "--suite", "gpu", "--budget", "BUDGET"]
     found = [
-        Step("environment", [python, "-c", _ENVIRONMENT], 60, "environment.log"),
+        Step("environment", [python, "-c", _ENVIRONMENT], 40, "environment.log"),
         # Compiled by all cores into CuPy's cache, for what follows to find.
-        Step("every kind of kernel", [python, program, "--threads", str(cores)], 60, "sanitizer.log"),
-        Step("tests", [python, "-m", "pytest", str(HERE), *options], 250, "tests.log"),
-        Step("benchmark", [*bench, "--json", str(folder / "bench.json")], 180, "bench.log"),
+        Step("every kind of kernel", [python, program, "--threads", str(cores)], 50, "sanitizer.log"),
+        Step("tests", [python, "-m", "pytest", str(HERE), *options], 210, "tests.log"),
+        Step("benchmark", [*bench, "--json", str(folder / "bench.json")], 250, "bench.log"),
     ]
     # The CPU engine's threads, of every worker, would wait for each other.
     found[2].environment["OMP_NUM_THREADS"] = "2"
