@@ -87,11 +87,21 @@ template <class F> struct Branches {
 
   template <bool side> OG_FN void compute(const F& f) {
     Side& own = sides[side];
-    for (int k = 0; k < inputs; ++k) put(own.in[k] + own.count, 0.0f);
+    for (int k = 0; k < inputs; ++k) put(own.in[k] + own.count, 1.0f);  // no function's end
+    if constexpr (F::has_ends(side)) {
+      no_ends ends;
+      vectors<side>(f, ends);
+      if (ends.held()) return;
+    }
+    any_ends ends;
+    vectors<side>(f, ends);
+  }
+  template <bool side, class Ends> OG_FN void vectors(const F& f, Ends& ends) {
+    Side& own = sides[side];
     for (i64 i = 0; i < own.count; i += lane_count) {
       floats x[inputs], y[results];
       each<inputs>([&](auto k) { x[k.value] = at(own.in[k.value] + i); });
-      f.template branch<side>(x, y);
+      f.template branch<side>(x, y, ends);
       each<results>([&](auto k) {
         if constexpr (F::makes(side, k.value)) put(own.out[k.value] + i, y[k.value]);
       });
@@ -143,11 +153,12 @@ template <class F> struct Branches {
 
   template <bool side> OG_FN void compute(const F& f) {
     Side& own = sides[side];
+    any_ends ends;
     OG_VECTORIZE
     for (i64 i = 0; i < own.count; ++i) {
       float x[inputs], y[results];
       each<inputs>([&](auto k) { x[k.value] = own.in[k.value][i]; });
-      f.template branch<side>(x, y);
+      f.template branch<side>(x, y, ends);
       each<results>([&](auto k) {
         if constexpr (F::makes(side, k.value)) own.out[k.value][i] = y[k.value];
       });

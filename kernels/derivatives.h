@@ -264,6 +264,25 @@ template <class T> OG_FN T pow_backward(T x, T d, T b, int order) {
   const T value = power_slope(x, d, b, order, (T)1, c);
   return select(c == 0, (T)0, value);
 }
+template <class T> OG_FN T pow_backward(T x, T d, T b, int order, any_ends) {
+  return positive::pow_backward(x, d, b, order);
+}
+#if OG_LANES
+/// Where no product of some factors comes near the ends of f32, their powers of two may be multiplied in any order: d is 0 or
+/// from 2^-71 to 2^60, c from 2^-8 to 2^20, the power from e^-30 to e^30.
+OG_FN floats pow_backward(floats x, floats d, floats b, int order, no_ends& ends) {
+  const floats y = b - order, back = y + order, y_low = (b - back) + ((back - y) - order);
+  const floats c = falling_factorial(b, order);
+  const pair<floats> l = log_pair(abs(x));
+  const floats p = y * l.high;
+  ends.reaches(bits(abs(p)));
+  ends.reaches(bits(abs(choose(d == 0, (floats)1, d))) - bits((floats)0x1p-71f));
+  ends.reaches(bits(choose((abs(c) >= 0x1p-8f) & (abs(c) <= 0x1p20f), (floats)0, infinity<floats>())));
+  floats n;
+  const floats t = exp_reduce(p, fma(y, l.high, -p) + fma(y_low, l.high, y * l.low), n);
+  return scale(d * (c * (1 + t)), n);
+}
+#endif
 }  // namespace positive
 
 }  // namespace og

@@ -10,6 +10,9 @@
 
 namespace og {
 
+/// Told to a function that may be given anything.
+struct any_ends {};
+
 /// What a comparison of two T gives.
 template <class T> struct mask_of { using type = bool; };
 template <class T> using mask = typename mask_of<T>::type;
@@ -60,6 +63,7 @@ struct words {
 };
 OG_FN words operator&(words a, words b) { return a.v & b.v; }
 OG_FN words operator|(words a, words b) { return a.v | b.v; }
+OG_FN words operator-(words a, words b) { return a.v - b.v; }
 
 struct floats {
   floats16 v;
@@ -133,6 +137,19 @@ OG_FN floats mantissa_of(floats x) { return __builtin_ia32_getmantps512_mask(x.v
 OG_FN floats log_ends(floats x, floats y) {
   return __builtin_ia32_fixupimmps512_mask(y.v, x.v, (ints16)words(0x03530421u).v, 0, all16, rounding);
 }
+
+/// Told to a function that has a shorter form for lanes which stay away from 0, infinity, NaN, overflow and underflow: the
+/// same bits there, and anything elsewhere. `furthest` says afterwards how far each lane went, in all calls together.
+struct no_ends {
+  words furthest = 0u;
+  OG_FN void reaches(words how_far) {
+    furthest = (words16)__builtin_ia32_pmaxud512_mask((ints16)furthest.v, (ints16)how_far.v, (ints16)how_far.v, all16);
+  }
+  /// Whether nothing went further than 30, as a float: of a NaN the bits are large.
+  OG_FN bool held() const {
+    return __builtin_ia32_ucmpd512_mask((ints16)furthest.v, (ints16)bits(floats(30.0f)).v, 2, all16) == all16;
+  }
+};
 
 // ---- functions that have no form of their own ------------------------------------------------------------------------
 

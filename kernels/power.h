@@ -190,6 +190,18 @@ template <class T> OG_FN T pow(T x, T y) {
   const power<T> p = power_parts(x, y, (T)0, (T)power_limit<T>::pow);
   return choose((y == 0) | (x == 1), (T)1, keep_nan(p.exponent, scale_exp(p.t, p.n)));
 }
+template <class T, class Ends> OG_FN T log(T x, Ends&) { return positive::log(x); }
+template <class T> OG_FN T pow(T x, T y, any_ends) { return positive::pow(x, y); }
+#if OG_LANES
+OG_FN floats pow(floats x, floats y, no_ends& ends) {
+  const pair<floats> l = log_pair(abs(x));
+  const floats p = y * l.high;
+  ends.reaches(bits(abs(p)));
+  floats n;
+  const floats t = exp_reduce(p, fma(y, l.high, -p) + y * l.low, n);
+  return scale_exp(t, n);
+}
+#endif
 }  // namespace positive
 
 }  // namespace og

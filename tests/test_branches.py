@@ -176,3 +176,44 @@ def test_nothing_is_added_for_lanes_behind_the_last_element(
 def test_what_saves_too_little_stays_as_it_is(text: str) -> None:
     graph = og.parse(f"graph(x: f32[n]) -> (y)\n up = Greater(x, 0.0)\n {text}")
     assert not has_branches(og.compile(graph))
+
+
+#: What has a shorter form for strips that stay away from the ends of f32.
+SHORTER = """graph(x: f32[n,m], d: f32[n,m], b: f32[]) -> (y, dx)
+  up = Greater(x, 0.0)
+  %0 = Select(up, x, 1.0)
+  %1 = Pow(%0, b)
+  %2 = PowBackward(%0, d, b)
+  %3 = Exp(x)
+  %4 = Tanh(x)
+  %5 = Multiply(%3, %4)
+  y = Select(up, %1, %5)
+  dx = Select(up, %2, %5)"""
+
+
+EXPONENTS = [0.0, 2.0**-8, 0.0039, 0.1, 1.0, -2.5, 7.3, 1e5, 2.0**20, 3e6, 1e30, 1e-40, np.inf, np.nan]
+
+
+@pytest.mark.parametrize("b", EXPONENTS)
+@pytest.mark.parametrize("slope", [True, False], ids=["power-and-slope", "power"])
+def test_strips_near_the_ends_of_f32_and_far_from_them_have_the_same_bits(
+    b: float, slope: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Strips of like sizes, so that each end is met by some of them and not by others."""
+    rng = np.random.default_rng(0)
+    size = np.sort(rng.uniform(-104, 88, 40 * 256)).reshape(40, 256)
+    near_one = np.sort(rng.uniform(-1e-3, 1e-3, (8, 256)).ravel()).reshape(8, 256)
+    some = np.sort(rng.uniform(-12, 12, 16 * 256)).reshape(16, 256)
+    x = np.exp(np.concatenate([size, near_one, some])).astype(np.float32)
+    reach = np.resize([149, 90, 80, 70.5, 50, 20, 10, 5], (len(x), 1))
+    d = (2.0 ** np.clip(rng.uniform(-reach, reach, x.shape), -149, 127)).astype(np.float32)
+    d[rng.random(x.shape) < 0.1] = 0
+    d[1::9, 5] = np.inf
+    feeds = {"x": x, "d": d * rng.choice([-1, 1], d.shape).astype(np.float32), "b": np.float32(b)}
+    text = SHORTER if slope else SHORTER.replace("PowBackward(%0, d, b)", "Multiply(%1, d)")
+    packed = og.compile(og.parse(text))
+    assert has_branches(packed)
+    got = packed(feeds)
+    assert not host.without_lanes
+    without_branches(monkeypatch)
+    assert_same_bits(got, og.compile(og.parse(text))(feeds))

@@ -23,6 +23,7 @@ class Arithmetic:
         loads: the loads that something reads, and how they move. (Others shape the iteration space alone.)
         levels: name of a value -> when it changes.
         by_lanes: whether `apply` is a template over float and og::floats.
+        told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
     """
 
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str], tier: str = "fast") -> None:
@@ -38,6 +39,7 @@ class Arithmetic:
             level = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
             self.levels[s.result] = PER_ROW if s.reduces else level
         self.by_lanes = False
+        self.told_ends = False
 
     def value(self, name: str) -> str:
         """The identifier that holds a value: a load's pointer x0 is read into v0."""
@@ -75,6 +77,8 @@ class Arithmetic:
         if s.result in self.positive:
             space = "og::fast::" if s.result in self.approximate and self.tier == "fast" else "og::"
             text = text.replace(space, f"{space}positive::", 1)
+            if self.told_ends:
+                text = text.removesuffix(")") + ", ends)"
         return f"og::round_{s.dtype}({text})" if s.rounds else text
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:

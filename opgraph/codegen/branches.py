@@ -139,7 +139,10 @@ def put_branches(emitter: Emitter, branches: Branches) -> None:
     _put_body(emitter, branches.condition)
     put(f"    return {emitter.in_apply(branches.condition[-1].result)};")
     put("  }")
-    put("  template <bool side, class F> OG_FN void branch(const F* x, F* r) const {")
+    told = [any(s.result in emitter.positive for s in side.statements) for side in branches.sides]
+    put(f"  static constexpr bool has_ends(bool side) {{ return side ? {told[1]:d} : {told[0]:d}; }}")
+    put("  template <bool side, class F, class Ends> OG_FN void branch(const F* x, F* r, Ends& ends) const {")
+    emitter.told_ends = True
     for holds, side in reversed(list(enumerate(branches.sides))):
         put("    if constexpr (side) {" if holds else "    } else {")
         _put_body(emitter, side.statements, side.results)
@@ -147,6 +150,7 @@ def put_branches(emitter: Emitter, branches: Branches) -> None:
             if side.makes(k):
                 text = emitter.in_apply(result) if isinstance(result, str) else emitter.literal(result, "float", True)
                 put(f"    r[{k}] = {text};")
+    emitter.told_ends = False
     put("    }")
     put("  }")
     put("#if OG_LANES")
