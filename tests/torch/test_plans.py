@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.torch.fuse import MOST_PLANS, fuse, fuse_function  # noqa: E402
 from opgraph.torch.fused.op import FusedOp  # noqa: E402
 
@@ -511,3 +512,21 @@ def test_a_hook_of_all_modules_is_run() -> None:
     finally:
         hook.remove()
     assert torch.allclose(f(x), layer(x) * 2, atol=1e-6)
+
+
+def test_how_a_tensor_lies_in_memory_is_asked_at_each_call() -> None:
+    functions = (
+        lambda x: x * 2 if x.is_contiguous() else x * 3,
+        lambda x: x * x.stride(0),
+        lambda x: x * (2 + x.storage_offset()),
+    )
+    x = torch.randn(5, 4)
+    for function in functions:
+        f = fuse(function)
+        for given in (x[:4], x[:4].t(), x[1:]):
+            assert torch.equal(f(given), function(given)), function.__code__.co_consts
+        assert "Python reads" in f.why_rerun
+    f = fuse(lambda x: (x * 2 if (x + 1).is_contiguous() else x) + 1)
+    assert torch.equal(f(x), x * 2 + 1)
+    with pytest.raises(Unimplemented, match="a computed value"):
+        f(x.t())

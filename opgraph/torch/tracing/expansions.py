@@ -29,6 +29,8 @@ _VIEWS = frozenset(
         "unsqueeze", "squeeze", "expand", "broadcast_to", "detach", "data", "ravel", "diagonal",
     )
 )  # fmt: skip
+#: Questions about how a tensor lies in memory.
+LAYOUT = ("is_contiguous", "stride", "storage_offset")
 _FILLS = {"zeros_like": 0, "ones_like": 1, "full_like": None}
 
 
@@ -37,6 +39,8 @@ def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bo
     x = args[0] if args else None
     if not isinstance(x, Proxy):
         return False, None
+    if name in LAYOUT:
+        return _layout(name, x, args[1:], kwargs)
     known: dict[str, Callable[[], Any]] = {
         "is_floating_point": lambda: x.dtype.is_floating_point,
         "is_complex": lambda: False,
@@ -55,7 +59,6 @@ def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bo
         "is_quantized": lambda: False,
         "is_nested": lambda: False,
         "is_mkldnn": lambda: False,
-        "is_contiguous": lambda: x.real is None or x.real.is_contiguous(*args[1:], **kwargs),
         "get_device": lambda: x.device.index if x.device.index is not None else -1,
         "layout": lambda: torch.strided,
         "is_same_size": lambda: x.shape == args[1].shape,
@@ -63,6 +66,18 @@ def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bo
         "_is_param": lambda: False,
     }
     return (True, known[name]()) if name in known else (False, None)
+
+
+def _layout(name: str, x: Proxy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+    """How a tensor lies in memory: of a computed value, only that it is contiguous where all that it comes from is.
+
+    Noted as calls that tell Python a value: no plan compares such things.
+    """
+    asked = getattr(torch.Tensor, name)
+    if x.actual is not None:
+        return True, x.session.eager(asked, (x.actual, *args), kwargs)
+    found = name == "is_contiguous" and all(x.session.eager(asked, (t, *args), kwargs) for t in x.sources())
+    return found, found
 
 
 def _empty(value: Any) -> Any:

@@ -98,17 +98,19 @@ class Proxy(torch.Tensor):
     def requires_grad(self) -> bool:  # type: ignore[override]
         """As torch's: whether anything that this was computed from does."""
         self.session.asked()
+        return self.torch_dtype.is_floating_point and any(t.requires_grad for t in self.sources())
+
+    def sources(self) -> Iterator[torch.Tensor]:
+        """The real tensors that it was computed from, or is."""
         waiting: list[Any] = [self]
-        if not self.torch_dtype.is_floating_point:
-            return False
         while waiting:
             tensor = waiting.pop()
-            if type(tensor) is not Proxy or tensor.actual is not None:
-                if getattr(tensor, "actual", tensor).requires_grad:
-                    return True
+            if type(tensor) is not Proxy:
+                yield tensor
+            elif tensor.actual is not None:
+                yield tensor.actual
             else:
                 waiting += _tensors(tensor.origin)
-        return False
 
     def dim(self) -> int:
         """As torch's."""

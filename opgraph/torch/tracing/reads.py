@@ -18,18 +18,9 @@ from typing import Any
 
 import torch
 
+from opgraph.torch.tracing import trusted
 from opgraph.torch.tracing.proxy import Proxy
-from opgraph.torch.tracing.trusted import (
-    BUILTINS,
-    FORBIDDEN,
-    GLOBAL_HOOKS,
-    HARMLESS,
-    PLAIN_CLASSES,
-    PRIMITIVES,
-    STATE,
-    is_constant,
-    is_trusted,
-)
+from opgraph.torch.tracing.trusted import BUILTINS, PRIMITIVES, is_constant, is_trusted
 
 
 class NotKnown(Exception):  # noqa: N818 - no error: the function is run again at each call
@@ -127,14 +118,14 @@ class _Walk:
             free = set(cells) & set(code.co_freevars)
             for instruction in dis.get_instructions(code):
                 op, name = instruction.opname, instruction.argval
-                if op in FORBIDDEN or (op == "STORE_DEREF" and name in free):
+                if op in trusted.FORBIDDEN or (op == "STORE_DEREF" and name in free):
                     raise NotKnown(f"{fn.__qualname__}: {op} {name}")
                 if op == "LOAD_GLOBAL":
                     self._global(fn, module_globals, name)
                 elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
                     self._cell(cells[name])
                 elif op in ("LOAD_ATTR", "LOAD_METHOD"):
-                    if name in STATE:
+                    if name in trusted.STATE:
                         raise NotKnown(f"{fn.__qualname__} uses {name}")
                     self.names.add(name)
 
@@ -196,10 +187,10 @@ class _Walk:
     def _operators(self, value: Any, place: Place) -> None:
         """The methods that Python calls by no name: what they read counts as read, whether or not they are called."""
         for cls in type(value).__mro__:
-            if cls in PLAIN_CLASSES:
+            if cls in trusted.PLAIN_CLASSES:
                 continue
             for name, found in cls.__dict__.items():
-                if name.startswith("__") and name not in HARMLESS and isinstance(found, FunctionType):
+                if name.startswith("__") and name not in trusted.HARMLESS and isinstance(found, FunctionType):
                     self._class_attribute(value, cls, name, place)
 
     def _attribute(self, value: Any, name: str, place: Place, is_layer: bool) -> None:
@@ -232,11 +223,15 @@ class _Walk:
         """A module that may be called: its forward, and that it has no hooks."""
         forward = type(value).forward
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        if any(getattr(value, name) for name in hooks) or any(GLOBAL_HOOKS.values()) or "forward" in value.__dict__:
+        if (
+            any(getattr(value, name) for name in hooks)
+            or any(trusted.GLOBAL_HOOKS.values())
+            or "forward" in value.__dict__
+        ):
             raise NotKnown(f"{type(value).__name__} has hooks")
-        none = [f"not {place.text}.{name}" for name in hooks] + [f"not {name}" for name in GLOBAL_HOOKS]
+        none = [f"not {place.text}.{name}" for name in hooks] + [f"not {name}" for name in trusted.GLOBAL_HOOKS]
         text = " and ".join([*none, f"'forward' not in {place.text}.__dict__"])
-        self.reads.conditions.append(Place(text, (*place.roots, *GLOBAL_HOOKS.items())))
+        self.reads.conditions.append(Place(text, (*place.roots, *trusted.GLOBAL_HOOKS.items())))
         self.function(forward, place)
         if isinstance(value, torch.nn.Sequential):  # goes through its modules by no name
             self.reads.copies.append((Place(f"list({place.text}._modules)", place.roots), list(value._modules)))

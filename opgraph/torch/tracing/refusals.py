@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from opgraph.torch.tracing import places
-from opgraph.torch.tracing.expansions import is_view
+from opgraph.torch.tracing.expansions import LAYOUT, is_view
 from opgraph.torch.tracing.proxy import Proxy
 
 #: Functions for which Python needs the values.
@@ -59,6 +59,8 @@ def refuse(name: str, args: tuple[Any, ...]) -> NoReturn:
         raise places.random(name)
     if name in _GRADIENTS:
         raise places.unknown(name, "inside, no tensor has a gradient yet", "use it on the arguments or on the result")
+    if name in LAYOUT:
+        raise places.unknown(name, "where a computed value will lie in memory is not known", "ask the arguments")
     if name == "__setitem__":
         raise places.unknown("x[...] = y", "it writes into a part of a tensor", "use torch.where(condition, y, x)")
     if is_view(name) and args and isinstance(args[0], Proxy):
