@@ -47,13 +47,17 @@ def _only_adds(loop: Loop) -> bool:
     """Whether each reduction is a sum or a mean of what comes in, stored as it is, and nothing waits for one."""
     depth = loop.depths()
     reduced = {s.result: s for s in loop.statements if s.reduces}
-    waits = any(depth[s.result] and not s.reduces for s in loop.statements)
-    late = any(depth[s.result] > 1 for s in reduced.values())
-    plain = all(_row_of(s).how == "add" and _row_of(s).each == "{src}" for s in reduced.values())
-    simple = plain and all(isinstance(s.args[0], str) for s in reduced.values())
-    stored = all((store.value in reduced) == bool(store.per_row) for store in loop.stores)
-    whole = all(store.dtype == reduced[store.value].dtype for store in loop.stores if store.per_row)
-    return simple and stored and whole and not waits and not late and not any(x.align == "rows" for x in loop.loads)
+    if any(depth[s.result] != s.reduces for s in loop.statements if depth[s.result]):
+        return False
+    for s in reduced.values():
+        row = _row_of(s)
+        if row.how != "add" or row.each != "{src}" or not isinstance(s.args[0], str):
+            return False
+    for store in loop.stores:
+        made = reduced.get(store.value)
+        if (made is None) == bool(store.per_row) or (made is not None and made.dtype != store.dtype):
+            return False
+    return not any(load.align == "rows" for load in loop.loads)
 
 
 def _row_of(s: Statement) -> opdef.Row:
