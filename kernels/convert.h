@@ -215,12 +215,13 @@ OG_FN floats first_lanes(floats x, i64 n) {
 
 /// Elements that lie `step` apart.
 template <class S> OG_FN auto gather_lanes(const S* p, i64 step, i64 n) {
+  if (step == 1) return load_lanes(p, n);  // a turned operand's copy
   S x[lane_count] = {};
   for (i64 i = 0; i < n; ++i) x[i] = p[i * step];
   return load_lanes(x, lane_count);
 }
 OG_FN floats gather_lanes(const float* p, i64 step, i64 n) {
-  if (n < lane_count) return gather_lanes<float>(p, step, n);
+  if (n < lane_count || step == 1) return gather_lanes<float>(p, step, n);
   // In registers: what was just stored in 16 pieces is not soon loaded as one.
   const float *q = p + 4 * step, *r = q + 4 * step, *s = r + 4 * step;
   const i64 two = 2 * step, three = 3 * step;

@@ -1,5 +1,6 @@
 #pragma once
 #include "row_reductions.h"
+#include "turn.h"
 
 // The CPU skeleton of a loop over rows that lie side by side (opgraph/loops/beside.py): lane i of a vector is row i of
 // `side` neighbours. The axes are those outside, those of a row, and last that of the lanes. An operand whose lanes lie far
@@ -74,59 +75,18 @@ template <class F, int pass, int k> struct AllAcross<F, pass, k, true> {
 
 // ---- tiles -----------------------------------------------------------------------------------------------------------
 
-// 8 rows of 8 elements, turned: three rounds of interleaving the two halves.
-typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
-OG_FN void turn_eight(float* to, i64 to_step, const float* from, i64 from_step) {
-  Eight a[8], b[8];
-  each<8>([&](auto i) { a[i.value] = *(const Eight*)(from + i.value * from_step); });
-  const auto interleave = [](Eight* x, const Eight* y) {
-    each<4>([&](auto i) {
-      x[2 * i.value] = __builtin_shufflevector(y[i.value], y[i.value + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-      x[2 * i.value + 1] = __builtin_shufflevector(y[i.value], y[i.value + 4], 4, 12, 5, 13, 6, 14, 7, 15);
-    });
-  };
-  interleave(b, a);
-  interleave(a, b);
-  interleave(b, a);
-  each<8>([&](auto i) { *(Eight*)(to + i.value * to_step) = b[i.value]; });
-}
-
-// to[j * to_step + i] = from[i * from_step + j * from_each] for i < rows, j < columns.
-template <class T>
-OG_FN void turn_each(T* to, i64 to_step, i64 to_each, const T* from, i64 from_step, i64 from_each, i64 rows, i64 columns) {
-  for (i64 i = 0; i < rows; ++i)
-    for (i64 j = 0; j < columns; ++j) to[j * to_step + i * to_each] = from[i * from_step + j * from_each];
-}
-template <class T>
-OG_FN void turn(T* to, i64 to_step, i64 to_each, const T* from, i64 from_step, i64 from_each, i64 rows, i64 columns) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    if (to_each == 1 && from_each == 1) {
-      const i64 whole_rows = rows & -8, whole_columns = columns & -8;
-      for (i64 i = 0; i < whole_rows; i += 8)
-        for (i64 j = 0; j < whole_columns; j += 8)
-          turn_eight((float*)to + j * to_step + i, to_step, (const float*)from + i * from_step + j, from_step);
-      turn_each(to + whole_columns * to_step, to_step, to_each, from + whole_columns, from_step, from_each, whole_rows,
-                columns - whole_columns);
-      turn_each(to + whole_rows, to_step, to_each, from + whole_rows * from_step, from_step, from_each, rows - whole_rows,
-                columns);
-      return;
-    }
-  }
-  turn_each(to, to_step, to_each, from, from_step, from_each, rows, columns);
-}
-
 // Copies operands of `bytes` each: lanes by elements of the caller's memory into a tile, or back.
 OG_FN void turn_in(void* tile, const void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
-  if (bytes == 1) turn((u8*)tile, side, 1, (const u8*)memory, lane, along, lanes_, length);
-  if (bytes == 2) turn((u16*)tile, side, 1, (const u16*)memory, lane, along, lanes_, length);
-  if (bytes == 4) turn((u32*)tile, side, 1, (const u32*)memory, lane, along, lanes_, length);
-  if (bytes == 8) turn((u64*)tile, side, 1, (const u64*)memory, lane, along, lanes_, length);
+  if (bytes == 1) transpose((u8*)tile, side, 1, (const u8*)memory, lane, along, lanes_, length);
+  if (bytes == 2) transpose((u16*)tile, side, 1, (const u16*)memory, lane, along, lanes_, length);
+  if (bytes == 4) transpose((u32*)tile, side, 1, (const u32*)memory, lane, along, lanes_, length);
+  if (bytes == 8) transpose((u64*)tile, side, 1, (const u64*)memory, lane, along, lanes_, length);
 }
 OG_FN void turn_out(const void* tile, void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
-  if (bytes == 1) turn((u8*)memory, lane, along, (const u8*)tile, side, 1, length, lanes_);
-  if (bytes == 2) turn((u16*)memory, lane, along, (const u16*)tile, side, 1, length, lanes_);
-  if (bytes == 4) turn((u32*)memory, lane, along, (const u32*)tile, side, 1, length, lanes_);
-  if (bytes == 8) turn((u64*)memory, lane, along, (const u64*)tile, side, 1, length, lanes_);
+  if (bytes == 1) transpose((u8*)memory, lane, along, (const u8*)tile, side, 1, length, lanes_);
+  if (bytes == 2) transpose((u16*)memory, lane, along, (const u16*)tile, side, 1, length, lanes_);
+  if (bytes == 4) transpose((u32*)memory, lane, along, (const u32*)tile, side, 1, length, lanes_);
+  if (bytes == 8) transpose((u64*)memory, lane, along, (const u64*)tile, side, 1, length, lanes_);
 }
 
 // ---- up to `side` rows -----------------------------------------------------------------------------------------------

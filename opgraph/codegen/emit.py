@@ -16,6 +16,7 @@ from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.packs import put_packs
 from opgraph.codegen.totals import put_totals
+from opgraph.codegen.turned import put_turned
 from opgraph.loops.layout import ADDED, KEPT, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Load, Loop, Statement, Store
 
@@ -75,10 +76,12 @@ class Emitter(Arithmetic):
             self.total()
         if packs:
             put_packs(self)
-        elif not branches:
-            put_halves(self)
-            if self.by_lanes:
-                put_lanes(self)
+        else:
+            put_turned(self)
+            if not branches:
+                put_halves(self)
+                if self.by_lanes:
+                    put_lanes(self)
         self.put("};")
         return Functor("\n".join(self.lines), self.tags)
 
