@@ -530,3 +530,21 @@ def test_how_a_tensor_lies_in_memory_is_asked_at_each_call() -> None:
     assert torch.equal(f(x), x * 2 + 1)
     with pytest.raises(Unimplemented, match="a computed value"):
         f(x.t())
+
+
+def test_one_in_a_list_is_not_the_float_one() -> None:
+    numbers, x = [1], torch.arange(3)
+    f = fuse(lambda x: x * numbers[0])
+    for number in (1, 1.0, True):
+        numbers[0] = number
+        assert f(x).dtype is (x * number).dtype
+
+
+def test_a_tensor_made_inside_follows_the_default_dtype() -> None:
+    f, x = fuse(lambda x: x * torch.tensor([1.5])), torch.randn(3)
+    try:
+        for default in (torch.float64, torch.float32, torch.float64):
+            torch.set_default_dtype(default)
+            assert f(x).dtype is default
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -103,15 +103,20 @@ class _Writer:
             self.line(f"if {name} is not {source}: return None")
             return
         self.line(f"if {name}.dtype is not {self.constant(tensor.dtype)}: return None")
-        if not tensor.dtype.is_floating_point and "default" not in self.names:  # what integers become
-            self.names["default"] = torch.get_default_dtype
-            self.line(f"if default() is not {self.constant(torch.get_default_dtype())}: return None")
+        if not tensor.dtype.is_floating_point:  # what integers become
+            self.default_dtype()
         if _HAS_DEVICES:
             self.line(f"if {name}.device != {self.constant(tensor.device)}: return None")
         if self._asks:
             self.line(f"if {name}.requires_grad is not {tensor.requires_grad}: return None")
             if id(tensor) not in self._inputs:
                 self.line(f"if {name}.shape != {self.constant(tensor.shape)}: return None")
+
+    def default_dtype(self) -> None:
+        """That torch's default dtype is what it was."""
+        if "default" not in self.names:
+            self.names["default"] = torch.get_default_dtype
+            self.line(f"if default() is not {self.constant(torch.get_default_dtype())}: return None")
 
     def same(self, text: str, value: Any) -> None:
         """That a value is the same object, or an equal number, word ..."""
@@ -133,7 +138,7 @@ class _Writer:
             else:
                 self.line(f"if {text} is not {self.constant(value)}: return None")
         for place, value in reads.copies:
-            self.line(f"if {self._text(place)} != {self.constant(value)}: return None")
+            self.line(f"if repr({self._text(place)}) != {self.constant(repr(value))}: return None")  # 1 is not 1.0
         for place, tensor in reads.tensors:
             self.tensor(self.let(self._text(place)), tensor)
 
@@ -173,6 +178,7 @@ class _Writer:
                 waiting += value
         for call in calls:
             if id(call) in needed:
+                self.default_dtype()  # what new tensors are made of
                 arguments = [self._argument(a) for a in call.args]
                 arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
                 name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")

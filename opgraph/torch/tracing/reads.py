@@ -174,13 +174,12 @@ class _Walk:
             raise NotKnown(f"a {type(value).__name__}")
         if not isinstance(value, ModuleType):
             self.reads.values.append((Place(f"type({place.text})", place.roots), type(value)))
+            self._operators(value, place)
         is_layer = isinstance(value, torch.nn.Module)
         if is_layer:
             self._layer(value, place)
         elif callable(value) or "__getattr__" in dir(type(value)):
             raise NotKnown(f"a {type(value).__name__}, which computes its attributes")
-        if not isinstance(value, ModuleType):
-            self._operators(value, place)
         for name in sorted(self.given):
             self._attribute(value, name, place, is_layer)
 
