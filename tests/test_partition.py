@@ -18,6 +18,7 @@ from opgraph.partition.clusters import Blocked, Clusters
 from opgraph.partition.examples import graph_of
 from opgraph.partition.partition import FUSED, LIBRARY, make_partition
 from opgraph.partition.partitioner import partition
+from opgraph.partition.report import MOST_REASONS
 from opgraph.partition.symbols import shape_text, symbolic_shapes
 from opgraph.partition.verify import verify_partitions
 
@@ -300,7 +301,23 @@ def test_a_smaller_part_that_others_need_too_is_computed_once():
     assert len(cut_text(text)) == 2
     head = "graph(x: f32[64,8], w: f32[32,8], c: f32[8]) -> (y, z)\n %0 = Add(c, 1.0)"
     text = head + "\n y = Multiply(x, %0)\n z = Add(w, %0)"
-    assert len(cut_text(text)) == 3
+    graph = og.parse(text)
+    assert len(cut(graph)) == 3
+    _, y, z = graph.explain().ops
+    for row, big in ((y, "[64,8]"), (z, "[32,8]")):
+        assert f"smaller shape [8] inside {big}: 2 partitions use it" in row.why
+
+
+def test_a_value_that_many_read_names_some_of_them():
+    graph = og.Graph()
+    small = graph.add_op("Exp", graph.input("c", shape=(8,)))
+    for index in range(2000):
+        graph.add_op("Multiply", graph.input(f"x{index}", shape=(index + 9, 8)), small)
+    start = time.perf_counter()
+    report = graph.explain()
+    why = report.ops[0].why
+    assert why.count("apart from") == MOST_REASONS - 1 and why.endswith(f"; and from {2000 - MOST_REASONS + 1} more")
+    assert len(str(report)) < 10**6 and time.perf_counter() - start < 5
 
 
 def test_two_unknown_shapes_that_meet_are_taken_to_be_equal():
@@ -317,6 +334,12 @@ def test_unknown_sizes_that_keep_rows_from_a_kernel_are_named_with_the_way_out()
         graph = og.parse(graph_of("Add(SoftMax(x, axis=-1), u)", shape=f"[4,{size}]"))
         assert len(cut(graph)) == count
         assert ("give equal sizes one name" in graph.explain().ops[0].why) == (count == 2)
+    head = "graph(x: f32[{0}], u: f32[{0}], v: f32[{0}]) -> (y, z)\n s = Exp(x)\n"
+    for size, count in (("?", 3), ("n", 1)):
+        graph = og.parse(head.format(size) + " y = Multiply(s, u)\n z = Multiply(s, v)")
+        assert len(cut(graph)) == count
+        told = ["give equal sizes one name): 2 partitions use it" in row.why for row in graph.explain().ops]
+        assert told == [count == 3] * 3
     for size, kind in (("?", LIBRARY), ("n", FUSED)):
         graph = og.parse(graph_of("RMSNorm(x, u)", x=f"f32[4,{size}]", u=f"f32[{size}]"))
         assert [part.kind for part in cut(graph)] == [kind]

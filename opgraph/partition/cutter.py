@@ -7,7 +7,7 @@ from opgraph.partition.books import Books
 from opgraph.partition.clusters import Blocked
 from opgraph.partition.nodes import Nodes
 from opgraph.partition.partition import FUSED, LIBRARY
-from opgraph.partition.symbols import row_share, shape_text, size_ratio
+from opgraph.partition.symbols import Shape, row_share, shape_text, size_ratio
 from opgraph.partition.traits import kind_and_provider
 
 #: Recomputing a smaller part in the loop over a bigger shape is free up to this many instructions per element ...
@@ -99,6 +99,8 @@ class Cutter:
             if books.kinds[part][0] != FUSED:
                 continue
             users = self.clusters.after(part)
+            if len(users) > 1:
+                self._tell_users(part, len(users))
             user = min(users, default=part)
             if len(users) != 1 or books.kinds[user][0] != FUSED:
                 continue
@@ -108,6 +110,21 @@ class Cutter:
                 books.refusals.setdefault(edge, reason)
             else:
                 books.join(*edge, part, user)
+
+    def _tell_users(self, part: int, count: int) -> None:
+        """Notes why a part that several partitions use is in none of them; one walk over the edges that leave it."""
+        books, find = self.books, self.clusters.find
+        said: dict[Shape, str] = {books.shape[part]: ""}
+        for node in books.members[part]:
+            for target in self.nodes.targets[node]:
+                user = find(target)
+                if user == part or books.kinds[user][0] != FUSED or (node, target) in self.nodes.apart:
+                    continue
+                big = books.shape[user]
+                if big not in said:
+                    said[big] = f"{_inside(books.shape[part], big)}: {count} partitions use it"
+                if said[big]:
+                    books.refusals.setdefault((node, target), said[big])
 
     def leave_reshapes(self) -> None:
         """Gives reshapes that no loop has anything around to a library, which need not touch the elements."""
@@ -153,15 +170,20 @@ class Cutter:
         small, big = books.shape[part], books.shape[user]
         if edge in self.nodes.apart:
             return books.why_apart(edge[0])
-        texts = f"{shape_text(small)} inside {shape_text(big)}"
-        if shape_text(small) == shape_text(big):
-            texts += ", which may differ (give equal sizes one name)"
+        texts = _inside(small, big)
         if books.makes_output[part]:
-            return f"smaller shape {texts}: its value is an output of the graph, which is written once"
+            return f"{texts}: its value is an output of the graph, which is written once"
         if books.placed[part] and small != big:
-            return f"smaller shape {texts}: {books.placed[part]}"
+            return f"{texts}: {books.placed[part]}"
         ratio, cost = size_ratio(small, big), books.cost[part]
         if cost // min(row_share(small, big), PACK) <= FREE_COST or ratio <= FREE_RATIO:
             return ""
         times = "an unknown number of" if ratio == float("inf") else f"{ratio:.0f}"
-        return f"smaller shape {texts}: recomputing costs {cost} instructions per element, {times} times each"
+        return f"{texts}: recomputing costs {cost} instructions per element, {times} times each"
+
+
+def _inside(small: Shape, big: Shape) -> str:
+    """What keeps two parts apart, in words; two unknown sizes look the same."""
+    alike = shape_text(small) == shape_text(big)
+    hint = ", which may differ (give equal sizes one name)" if alike else ""
+    return f"smaller shape {shape_text(small)} inside {shape_text(big)}{hint}"

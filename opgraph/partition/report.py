@@ -14,6 +14,9 @@ from opgraph.partition.books import Refusal
 from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, Partition
 from opgraph.partition.traits import described
 
+#: Of one op: a value that thousands read has as many neighbours.
+MOST_REASONS = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRow:
@@ -135,7 +138,10 @@ def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], pol
         parts.append("no neighbour to fuse with")
     if part.rows.axes:
         parts.append(f"rows over axes {list(part.rows.axes)}")
-    return "; ".join([*parts, *dict.fromkeys(told)])
+    reasons = list(dict.fromkeys(told))
+    if len(reasons) > MOST_REASONS:
+        reasons[MOST_REASONS - 1 :] = [f"and from {len(reasons) - MOST_REASONS + 1} more"]
+    return "; ".join([*parts, *reasons])
 
 
 def _may_be_unknown(op: Op) -> bool:
