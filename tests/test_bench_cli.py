@@ -157,7 +157,7 @@ def test_who_asks_for_entries_gets_no_other_suites(
     args: tuple[str, ...], suites: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Settings] = []
-    monkeypatch.setattr("opgraph.bench.run.run", lambda settings, _: asked.append(settings) or EMPTY)
+    monkeypatch.setattr("opgraph.bench.run.run", lambda settings, *_: asked.append(settings) or EMPTY)
     assert run(*args) == 0 and [s.suites for s in asked] == [suites]
 
 
