@@ -137,21 +137,27 @@ template <> struct gelu_constants<double> {
 template <> struct gelu_constants<floats> : gelu_constants<float> {};
 #endif
 
-/// x (1 + tanh u) / 2 = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): 1 + tanh u would cancel on the left. 2u reaches
-/// -100 there, so it is carried in two parts.
+/// 2u = v slope of a double v, u = sqrt(2/pi) (v + 0.044715 v^3), in two parts; `part` is what v^2 adds to the slope.
+struct double_cubic {
+  double part, part_low, slope, slope_low, z, z_low;
+};
+OG_FN double_cubic double_cubic_of(double v) {
+  using c = gelu_constants<double>;
+  const double square = v * v, square_low = fma(v, v, -square);
+  const double part = c::b * square;
+  const double part_low = fma(c::b, square, -part) + fma(c::b, square_low, c::b_low * square);
+  const double slope = c::a + part;
+  const double back = slope - c::a;
+  const double slope_low = ((c::a - (slope - back)) + (part - back)) + (part_low + c::a_low);
+  const double z = v * slope;
+  return {part, part_low, slope, slope_low, z, fma(v, slope, -z) + v * slope_low};
+}
+/// x (1 + tanh u) / 2 = x sigmoid(2u): 1 + tanh u would cancel on the left. 2u reaches -100 there, hence its two parts.
 OG_FN double gelu_tanh(double x) {
   using c = gelu_constants<double>;
   const double left = at_least(x, c::left);
-  const double v = at_most(left, c::right);
-  const double square = v * v, square_low = fma(v, v, -square);
-  const double cubic = c::b * square;
-  const double cubic_low = fma(c::b, square, -cubic) + fma(c::b, square_low, c::b_low * square);
-  const double slope = c::a + cubic;
-  const double back = slope - c::a;
-  const double slope_low = ((c::a - (slope - back)) + (cubic - back)) + (cubic_low + c::a_low);
-  const double z = v * slope;
-  const double z_low = fma(v, slope, -z) + v * slope_low;
-  return keep_nan(x, logistic(left, -z, -z_low));
+  const double_cubic u = double_cubic_of(at_most(left, c::right));
+  return keep_nan(x, logistic(left, -u.z, -u.z_low));
 }
 /// 2u of a float v in two parts, |v| < 14. The larger part of a is so short that a + b v^2 minus it is exact.
 template <class F> struct cubic {

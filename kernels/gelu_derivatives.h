@@ -13,23 +13,14 @@ namespace og {
 /// x sigmoid(2u), 2u = v (a + b v^2) and m = v (a + 3 b v^2) in two parts each: see gelu_tanh. f' is the difference of two
 /// terms that feel the errors of 2u and of m alone, where an error of x moves both.
 OG_FN double gelu_tanh_backward(double x, double d) {
-  using T = double;
-  using c = gelu_constants<T>;
-  const T end = derivative_constants<T>::cubic_end;
-  const T v = at_most(at_least(x, -end), end);
-  const T square = v * v, square_low = fma(v, v, -square);
-  const T cubic = c::b * square;
-  const T cubic_low = fma(c::b, square, -cubic) + fma(c::b, square_low, c::b_low * square);
-  const T slope = c::a + cubic;
-  const T back = slope - c::a;
-  const T slope_low = ((c::a - (slope - back)) + (cubic - back)) + (cubic_low + c::a_low);
-  const T z = v * slope;
-  const T z_low = fma(v, slope, -z) + v * slope_low;
-  const T steep = slope + 2 * cubic;
-  const T steep_low = (2 * cubic - (steep - slope)) + fma((T)2, cubic_low, slope_low);
-  const T m = v * steep;
-  const T m_low = fma(v, steep, -m) + v * steep_low;
-  return keep_nan(x, gated_slope(z, z_low, m, m_low, d));
+  const double end = derivative_constants<double>::cubic_end;
+  const double v = at_most(at_least(x, -end), end);
+  const double_cubic u = double_cubic_of(v);
+  const double steep = u.slope + 2 * u.part;
+  const double steep_low = (2 * u.part - (steep - u.slope)) + fma(2.0, u.part_low, u.slope_low);
+  const double m = v * steep;
+  const double m_low = fma(v, steep, -m) + v * steep_low;
+  return keep_nan(x, gated_slope(u.z, u.z_low, m, m_low, d));
 }
 /// In float as swish_slope, for z = 2u and M = z + 2 b |x|^3 in the place of size: f' = e r (1 - M r) on the left.
 template <class F, if_float<F> = 0> OG_FN F gelu_tanh_backward(F x, F d) {
