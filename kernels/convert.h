@@ -25,17 +25,16 @@ OG_FN i64 load(i64 x) { return x; }
 OG_FN bool load(bool x) { return x; }
 OG_FN bool load(b8 x) { return x.bits != 0; }
 
-#if OG_DEVICE
-/// By name: from (u32)bits << 16 the assembler makes three instructions for the upper half of a word (NVRTC 13.5).
 OG_FN float load(bf16 x) {
+#if OG_DEVICE
+  // By name: from (u32)bits << 16 the assembler makes three instructions for the upper half of a word (NVRTC 13.5).
   float y;
   asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"((u16)0), "h"(x.bits));
   return y;
-}
 #else
-OG_FN float load(bf16 x) { return from_bits((u32)x.bits << 16); }
+  return from_bits((u32)x.bits << 16);
 #endif
-
+}
 OG_FN float load(f16 x) {
 #if OG_DEVICE
   float y;

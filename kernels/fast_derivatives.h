@@ -1,6 +1,7 @@
 #pragma once
 #include "config.h"
 #include "derivatives.h"
+#include "power_derivatives.h"
 #include "fast.h"
 
 // Derivatives of activations times the gradient d that arrives, as derivatives.h has them, by approximate instructions.

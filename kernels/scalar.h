@@ -13,6 +13,7 @@
 #include "log.h"
 #include "philox.h"
 #include "power.h"
+#include "power_derivatives.h"
 #include "special.h"
 #include "trig32.h"
 #include "trig64.h"
