@@ -45,6 +45,10 @@ def fails(x):
 made = torch.nn.Sequential(torch.nn.Linear(8, 8), Swish())
 number = 3
 Plain = dict
+
+class Outer:
+    class Inner(Swish):
+        pass
 """
 
 
@@ -159,6 +163,8 @@ def pills(svg: ElementTree.Element) -> list[tuple[ElementTree.Element, str]]:
         ("ACT:Swish --input 2 --model resnet18", 2, "brings its own input", "--batch N"),
         ("ACT:Swish --model resnet18 --batch 0", 2, "at least one image", "positive"),
         ("ACT:Swish --input 2 --plot a.png", 2, "SVG", ".svg"),
+        ("ACT:Swish --input 2 --plot no-such-folder/a.svg", 2, "no folder 'no-such-folder'", "a file's path"),
+        ("ACT:Outer.Other --input 2", 2, "there is no Outer.Other in it", "it defines Swish"),
         ("ACT:Swish --model resnet18 --graph a.svg", 2, "not a network", "--input"),
         ("nowhere.py:Swish --input 2", 1, "is not there", "check the path"),
         ("no.such.module:Swish --input 2", 1, "there is no module no", "FILE.py:Name"),
@@ -194,6 +200,22 @@ def test_a_file_that_cannot_be_run_is_three_lines(
     assert status == 1
     assert what.startswith("running it raised")
     assert where == f"{path}:2"
+
+
+def test_a_file_of_a_package_is_named_by_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "inside.py"
+    path.write_text("from . import beside\n")
+    _, (_, where, mend) = error(capsys, f"{path}:Swish", "--input", "2")
+    assert where == f"{path}:1"
+    assert "package.module:Name" in mend
+
+
+def test_what_a_class_holds_is_named_by_both(act: str, capsys: pytest.CaptureFixture[str]) -> None:
+    inner, plain = (report(capsys, f"{act}:{name}", "--input", "4,8") for name in ("Outer.Inner", "Swish"))
+    assert [k["shape"] for k in inner["kept"]] == [k["shape"] for k in plain["kept"]] != []
 
 
 def test_without_torch_the_error_names_the_extra() -> None:

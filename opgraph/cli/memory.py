@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgraph.cli.joint import draw_plan
-from opgraph.cli.main import UsageError
+from opgraph.cli.main import UsageError, check_place
 from opgraph.cli.python_file import named_thing
 from opgraph.cli.terminal import console, note, printable, progress, table
 from opgraph.errors import DeviceError, InvalidArguments, OpGraphError, Unimplemented
@@ -55,9 +55,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     shapes = _shapes(args)
-    for path in (args.plot, args.graph):
+    for path, option in ((args.plot, "--plot"), (args.graph, "--graph")):
         if path and Path(path).suffix.lower() != ".svg":
             raise UsageError("the picture is an SVG file", where=path, fix="give a name that ends in .svg")
+        if path:
+            check_place(path, option)
     if args.graph and args.model:
         raise UsageError(
             "--graph draws one function, not a network", where=f"--model {args.model}", fix="give --input instead"

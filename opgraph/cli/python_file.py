@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import operator
 import sys
 import traceback
 from pathlib import Path
@@ -14,7 +15,7 @@ from opgraph.errors import ModelError
 
 
 def named_thing(target: str) -> tuple[object, str]:
-    """What `act.py:Name` or `package.module:Name` stands for, and its name.
+    """What `act.py:Name` or `package.module:Name` stands for, and its name: `Outer.Inner` for what a class holds.
 
     The file is run, as `import` would; whoever names it trusts it. Files beside it can be imported by it.
 
@@ -23,11 +24,11 @@ def named_thing(target: str) -> tuple[object, str]:
         ModelError: no such file or module, or it raises when it is run.
     """
     path, colon, name = target.rpartition(":")
-    if not colon or not path or not name.isidentifier():
+    if not colon or not path or not all(part.isidentifier() for part in name.split(".")):
         raise UsageError("no name in a Python file", where=target, fix="write FILE.py:Name or package.module:Name")
     module = _file(Path(path)) if path.endswith(".py") else _module(path)
     try:
-        return getattr(module, name), name
+        return operator.attrgetter(name)(module), name
     except AttributeError:
         own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         hint = f"it defines {', '.join(own[:8])}" if own else "it defines no class and no function"
@@ -67,8 +68,11 @@ def _module(name: str) -> ModuleType:
 def _failed(error: BaseException, path: str) -> ModelError:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     line = getattr(error, "lineno", None) or next((f.lineno for f in reversed(frames) if f.filename == path), None)
+    fix = 'make the file importable: `python -c "import ..."` shows the whole error'
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        fix = "it belongs to a package: write package.module:Name, from the folder that holds the package"
     return ModelError(
         f"running it raised {type(error).__name__}: {error}".splitlines()[0],
         where=f"{path}:{line}" if line else path,
-        fix='make the file importable: `python -c "import ..."` shows the whole error',
+        fix=fix,
     )
