@@ -101,9 +101,9 @@ OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char*
 template <class F> OG_FN void rows_together(F& f, const Boxes& boxes, Place<F>& place) {
   const Space& space = boxes.space;
   const i64 outer = space.rank - 1;
-  const int most = space.inner * together <= together_elements ? together : 1;
+  const int most = space.inner * rows_at_once <= together_elements ? rows_at_once : 1;
   for (bool more = true; more;) {
-    F rows[together];
+    F rows[rows_at_once];
     double* cell[F::sums];
     for (int k = 0; k < F::sums; ++k) cell[k] = place.cell[k];
     int count = 0;

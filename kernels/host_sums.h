@@ -154,7 +154,7 @@ template <class F> void one_box(const Boxes& boxes, i64 number, double* scratch)
   f.steps(place.step);
   f.move(base, place.offset);
   f.call();
-  if constexpr (adds_columns_alone<F>()) {
+  if constexpr (adds_columns_alone<F>() && !has_branches<F>::value) {
     rows_of_columns(f, boxes, base, place);
   } else {
     do {

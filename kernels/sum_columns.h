@@ -28,40 +28,62 @@ template <class F, class Addend> OG_FN void elements(const F& f, i64 first, i64 
 }
 
 // Rows that are added up together, and columns of each before the next one's turn: so many that a store to one row is done
-// when the next one loads, whose address often has the same low bits.
+// when the next one loads, whose address often has the same low bits, which the machine takes for the same at first.
 enum { rows_at_once = 8, columns_at_once = 64 };
 
 // Whether all sums of a functor are of columns, and in floats.
 template <class F> constexpr bool adds_columns_alone() {
   for (int k = 0; k < F::sums; ++k)
     if (F::adds_row(k)) return false;
-  return F::sums > 0 && sizeof(typename F::Addend) == sizeof(float) && !has_branches<F>::value;
+  return F::sums > 0 && sizeof(typename F::Addend) == sizeof(float);
 }
 
-// Columns [first, first + n) of some rows, n <= columns_at_once.
-template <class F> OG_FN void add_columns(const F* rows, int count, i64 first, i64 n, double* const* cell) {
-  constexpr int m = F::sums, per = per_vector<double>;
-  alignas(64) float addend[m][strip];
-  alignas(64) double total[columns_at_once];
-  Vector<double> sum[m][columns_at_once / per];
-  each<m>([&](auto k) {
-    for (i64 i = n; i < columns_at_once; ++i) addend[k.value][i] = 0;
-    each<columns_at_once / per>([&](auto j) { sum[k.value][j.value] = Vector<double>{}; });
-  });
-  for (int r = 0; r < count; ++r) {
-    elements(rows[r], first, n, addend);
+// What some rows add to columns_at_once columns of m sums.
+template <int m> struct ColumnSums {
+  static constexpr int per = per_vector<double>, vectors = columns_at_once / per;
+  Vector<double> sum[m][vectors];
+  OG_FN void start() {
+    each<m>([&](auto k) { each<vectors>([&](auto j) { sum[k.value][j.value] = Vector<double>{}; }); });
+  }
+  template <int stride> OG_FN void add(const float (*addend)[stride]) {
     each<m>([&](auto k) {
-      each<columns_at_once / per>([&](auto j) {
+      each<vectors>([&](auto j) {
         Vector<float, per> x;
         __builtin_memcpy(&x, addend[k.value] + per * j.value, sizeof x);
         sum[k.value][j.value] += widened<per>(x);
       });
     });
   }
-  each<m>([&](auto k) {
-    __builtin_memcpy(total, sum[k.value], sizeof total);
-    for (i64 i = 0; i < n; ++i) cell[k.value][first + i] += total[i];
-  });
+#if OG_LANES
+  // The 16 columns from 16 j on.
+  template <int j> OG_FN void add_lanes(const floats* addend) {
+    each<m>([&](auto k) OG_LAMBDA {
+      sum[k.value][2 * j] += widened<8>(Half<16>::lower(addend[k.value].v));
+      sum[k.value][2 * j + 1] += widened<8>(Half<16>::upper(addend[k.value].v));
+    });
+  }
+#endif
+  OG_FN void into(double* const* cell, i64 first, i64 n) const {
+    alignas(64) double total[columns_at_once];
+    each<m>([&](auto k) {
+      __builtin_memcpy(total, sum[k.value], sizeof total);
+      for (i64 i = 0; i < n; ++i) cell[k.value][first + i] += total[i];
+    });
+  }
+};
+
+// Columns [first, first + n) of some rows, n <= columns_at_once.
+template <class F> OG_FN void add_columns(const F* rows, int count, i64 first, i64 n, double* const* cell) {
+  alignas(64) float addend[F::sums][strip];
+  for (int k = 0; k < F::sums; ++k)
+    for (i64 i = n; i < columns_at_once; ++i) addend[k][i] = 0;
+  ColumnSums<F::sums> sums;
+  sums.start();
+  for (int r = 0; r < count; ++r) {
+    elements(rows[r], first, n, addend);
+    sums.add(addend);
+  }
+  sums.into(cell, first, n);
 }
 
 // The rows of a box: those with the same cells several at a time.
