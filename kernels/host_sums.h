@@ -24,7 +24,8 @@ template <> struct Row<float> {
       for (int l = 0; l < width; ++l) own[l] += (double)x[i + l];
     for (int l = 0; l < width; ++l) lane[l] = own[l];
   }
-  OG_FN void add_some(const float* x, i64 n, i64 filled) {
+  // Compiled once for all sums: a fifth less to compile of a kernel with six, whose strips take 3% longer.
+  OG_ONCE void add_some(const float* x, i64 n, i64 filled) {
     if (n <= few) {
       add_few(x, n);
     } else {
@@ -35,7 +36,7 @@ template <> struct Row<float> {
   OG_FN void add_few(const float* x, i64 n) {
     for (i64 i = 0; i < n; ++i) sum += (double)x[i];
   }
-  OG_FN void into(double* cell, i64) const {
+  OG_ONCE void into(double* cell, i64) const {
     double tree[width];
     if (!wide) {
       *cell += sum;
