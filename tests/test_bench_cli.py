@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -168,6 +169,22 @@ def test_results_that_cannot_be_written_are_shown(
     assert run("--from", measured, "--json", full) == 1
     shown = capsys.readouterr()
     assert "swish, backward" in shown.out and "No space left" in shown.err
+
+
+def test_a_run_goes_on_where_its_first_results_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    went_on = []
+
+    def measure(_: object, __: object, keep: Callable[[Results], None]) -> Results:
+        keep(EMPTY)
+        went_on.append(True)
+        return EMPTY
+
+    monkeypatch.setattr("opgraph.bench.run.run", measure)
+    (full := tmp_path / "r.json").symlink_to("/dev/full")
+    assert run("--entries", "swish", "--json", full) == 1
+    assert went_on and "No space left" in capsys.readouterr().err
 
 
 def test_a_missing_file_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

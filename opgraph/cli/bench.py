@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from opgraph.cli.feeds import Port, feeding_arguments, feeds_for
 from opgraph.cli.main import UsageError, check_place
 from opgraph.cli.terminal import console, note, printable, progress, table
-from opgraph.errors import InvalidArguments, OpGraphError
+from opgraph.errors import InvalidArguments
 from opgraph.ir.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _measured(args: argparse.Namespace, sizes: tuple[int, ...], dtypes: tuple[st
 def _keep(path: str | None, results: Results) -> None:
     """What there is so far; why it cannot be written is told at the end."""
     if path:
-        with contextlib.suppress(OpGraphError):
+        with contextlib.suppress(OSError):
             write_whole(path, results.to_json())
 
 
