@@ -97,27 +97,25 @@ OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char*
 
 // ---- boxes of whole rows ---------------------------------------------------------------------------------------------
 
+// Brings f to a row's last pass: all passes before it are done.
+template <class F> OG_FN void to_last_pass(F& f, const Boxes& boxes, Place<F>& place) {
+  f.move(boxes.space.base, place.offset);
+  f.row();
+  passes<F, false, 0, F::passes - 1>(f, boxes, 1, place, nullptr);
+  f.finish();
+  f.move(boxes.space.base, place.offset);
+}
+
 // The rows of a box, one run each, whose columns are added up: those with the same cells several at a time.
 template <class F> OG_FN void rows_together(F& f, const Boxes& boxes, Place<F>& place) {
-  const Space& space = boxes.space;
-  const i64 outer = space.rank - 1;
-  const int most = space.inner * rows_at_once <= together_elements ? rows_at_once : 1;
+  const i64 width = boxes.space.inner;
+  const int most = width * rows_at_once <= together_elements ? rows_at_once : 1;
   for (bool more = true; more;) {
     F rows[rows_at_once];
     double* cell[F::sums];
-    for (int k = 0; k < F::sums; ++k) cell[k] = place.cell[k];
-    int count = 0;
-    for (bool same = true; more && same && count < most;) {
-      f.move(space.base, place.offset);
-      f.row();
-      passes<F, false, 0, F::passes - 1>(f, boxes, 1, place, nullptr);
-      f.finish();
-      f.move(space.base, place.offset);
-      rows[count++] = f;
-      more = place.next(boxes, 0, outer);
-      for (int k = 0; k < F::sums; ++k) same &= cell[k] == place.cell[k];
-    }
-    columns_of_rows<F>(rows, count, space.inner, cell);
+    const auto begin = [&] { to_last_pass(f, boxes, place); };
+    const int count = rows_of_same_cells(f, boxes, place, rows, cell, most, more, begin);
+    columns_of_rows<F>(rows, count, width, cell);
   }
 }
 
@@ -144,21 +142,12 @@ template <class F> OG_FN int rows_in_turns(const Space& space) {
 
 // The rows of a box, one run each.
 template <class F> OG_FN void rows_by_turns(F& f, const Boxes& boxes, Place<F>& place) {
-  const Space& space = boxes.space;
-  const i64 width = space.inner;
-  const int most = rows_in_turns<F>(space);
+  const i64 width = boxes.space.inner;
+  const int most = rows_in_turns<F>(boxes.space);
   for (bool more = true; more;) {
     F rows[turns];
-    int count = 0;
-    while (more && count < most) {
-      f.move(space.base, place.offset);
-      f.row();
-      passes<F, false, 0, F::passes - 1>(f, boxes, 1, place, nullptr);
-      f.finish();
-      f.move(space.base, place.offset);
-      rows[count++] = f;
-      more = place.next(boxes, 0, space.rank - 1);
-    }
+    const auto begin = [&] { to_last_pass(f, boxes, place); };
+    const int count = rows_of_same_cells(f, boxes, place, rows, (double**)nullptr, most, more, begin);
     const i64 part = most > 1 ? (i64)turn : width;
     for (i64 begin = (width - 1) / part * part; begin >= 0; begin -= part) {
       for (int r = count - 1; r >= 0; --r) {

@@ -86,21 +86,31 @@ template <class F> OG_FN void add_columns(const F* rows, int count, i64 first, i
   sums.into(cell, first, n);
 }
 
+// Takes up to `most` rows of a box that have the same cells, which go to `cell`; begin() brings f to the row at hand.
+template <class F, class Begin>
+OG_FN int rows_of_same_cells(F& f, const Boxes& boxes, Place<F>& place, F* rows, double** cell, int most, bool& more,
+                             Begin&& begin) {
+  for (int k = 0; k < F::sums; ++k) cell[k] = place.cell[k];
+  int count = 0;
+  for (bool same = true; more && same && count < most;) {
+    begin();
+    rows[count++] = f;
+    more = place.next(boxes, 0, boxes.space.rank - 1);
+    for (int k = 0; k < F::sums; ++k) same &= cell[k] == place.cell[k];
+  }
+  return count;
+}
+
 // The rows of a box: those with the same cells several at a time.
 template <class F> OG_FN void rows_of_columns(F& f, const Boxes& boxes, void* const* base, Place<F>& place) {
-  const i64 last = boxes.space.rank - 1, width = place.extent[last];
+  const i64 width = place.extent[boxes.space.rank - 1];
   for (bool more = true; more;) {
     F rows[rows_at_once];
     double* cell[F::sums];
-    for (int k = 0; k < F::sums; ++k) cell[k] = place.cell[k];
-    int count = 0;
-    for (bool same = true; more && same && count < rows_at_once;) {
+    const int count = rows_of_same_cells(f, boxes, place, rows, cell, rows_at_once, more, [&] {
       f.move(base, place.offset);
       f.row();
-      rows[count++] = f;
-      more = place.next(boxes, 0, last);
-      for (int k = 0; k < F::sums; ++k) same &= cell[k] == place.cell[k];
-    }
+    });
     for (i64 first = 0; first < width; first += columns_at_once) {
       const i64 left = width - first;
       if (left >= columns_at_once) {
