@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import port_name
 from opgraph.partition.partition import Partition
 from opgraph.runtime.chain import Chain, Step
 from opgraph.runtime.compiled import PreparedRunner, Runner, runner
@@ -58,7 +58,7 @@ def chained(
     graph: Graph,
     wiring: Wiring,
     runs: Sequence[Runner],
-    donate: Mapping[int, LogicalTensor],
+    donate: Mapping[int, int],
     exchange: Any,
     *,
     plans: bool,
@@ -66,23 +66,23 @@ def chained(
     """The steps of an executable.
 
     Args:
-        donate: inputs whose memory may be reused, by id.
+        donate: results by the input that they are written over, both by id.
         exchange: how arrays get in and out.
         plans: whether memory may be planned.
     """
     partitions = wiring.partitions
     last_use = {t.id: index for index, part in enumerate(partitions) for t in part.input_ports}
     kept = {t.id for t in (*graph.inputs, *graph.outputs, *graph.constants)}
+    over = {result: given for given, result in donate.items()}
     steps = []
     for index, (part, run) in enumerate(zip(partitions, runs, strict=True)):
-        usable = [donate[t.id] for t in part.input_ports if t.id in donate and last_use[t.id] == index]
         steps.append(
             Step(
                 run=run,
                 reads=tuple(t.id for t in part.input_ports),
                 makes=tuple(t.id for t in part.output_ports),
                 frees=_freed(part, index, last_use, kept),
-                donated=tuple(_reusable(t, usable) if part.kind == "fused" else None for t in part.output_ports),
+                donated=tuple(over.get(t.id) for t in part.output_ports),
             )
         )
     return Chain(
@@ -92,7 +92,8 @@ def chained(
         outputs=[t.id for t in graph.outputs],
         names={t.id: t.label for part in partitions for t in part.output_ports},
         constants={t.id: t.data for t in graph.outputs if t.is_constant},
-        donation=exchange.donation,
+        donated=[(place, port_name(t), donate[t.id]) for place, t in enumerate(graph.inputs) if t.id in donate],
+        check_donated=exchange.check_donated,
         plans=plans,
     )
 
@@ -114,12 +115,3 @@ def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
         with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(waiting))) as pool:
             for done in [pool.submit(run.prepare, dims) for run, dims in waiting]:
                 done.result()
-
-
-def _reusable(out: LogicalTensor, donated: list[LogicalTensor]) -> int | None:
-    """The donated input whose memory fits an output, taken off the list."""
-    for tensor in donated:
-        if (tensor.dtype, tensor.dims) == (out.dtype, out.dims) and tensor.dims is not None and None not in tensor.dims:
-            donated.remove(tensor)
-            return tensor.id
-    return None

@@ -36,7 +36,8 @@ class Chain:
         inputs, outputs: ids of the graph's, in order.
         names: of every value that a step makes, by id.
         constants: those that are outputs, by id.
-        donation: as `opgraph.runtime.exchange.donation`.
+        donated: position and name of each input that a result is written over, and that result's id.
+        check_donated: as `opgraph.runtime.exchange.check_donated`.
         plans: whether values between steps may lie in planned memory (on a CPU).
     """
 
@@ -49,7 +50,8 @@ class Chain:
         outputs: Sequence[int],
         names: Mapping[int, str],
         constants: Mapping[int, Any],
-        donation: Callable[..., Any],
+        donated: Sequence[tuple[int, str, int]],
+        check_donated: Callable[..., None],
         plans: bool,
     ) -> None:
         self.steps = tuple(steps)
@@ -57,11 +59,10 @@ class Chain:
         self.names = names
         self._static, self._main = self.steps[:static], self.steps[static:]
         self._constants = dict(constants)
-        self._donation = donation
+        self._donated, self._check_donated = tuple(donated), check_donated
         self._sets: dict[Any, ShapeSet] = {}
         self._lock = threading.Lock()
-        donates = any(source is not None for step in self.steps for source in step.donated)
-        self._plans = plans and not donates
+        self._plans = plans and not donated
 
     @property
     def main(self) -> tuple[Step, ...]:
@@ -123,8 +124,7 @@ class Chain:
         """Kernels of a GPU, one launch after the other: what lies between them is allocated once, by a run of them."""
         prepare = [getattr(step.run, "bound", None) for step in self.steps]
         made = {i for step in self.steps for i in step.makes}
-        donates = any(source is not None for step in self.steps for source in step.donated)
-        if donates or None in prepare or not made >= set(self.outputs):
+        if self._donated or None in prepare or not made >= set(self.outputs):
             return None
         values, targets = dict(zip(self.inputs, arrays)), dict(zip(self.outputs, outs))
         launches = []
@@ -148,6 +148,9 @@ class Chain:
         values: dict[int, Any] = {**self._constants, **static}
         values.update(zip(self.inputs, arrays))
         targets = {} if outs is None else dict(zip(self.outputs, outs))
+        for position, name, result in self._donated:
+            if targets.get(result) is None:
+                self._check_donated(name, arrays[position], [a for i, a in enumerate(arrays) if i != position])
         seen: dict[int, Looks | None] | None = None
         if known is not None and known.plan is None and known.is_fixed:
             seen = {i: _looks_of(v) for i, v in values.items()}
@@ -155,7 +158,7 @@ class Chain:
             wanted = [targets.get(i) for i in step.makes]
             for j, source in enumerate(step.donated):
                 if source is not None and wanted[j] is None:
-                    wanted[j] = self._donation(values[source], [values[i] for i in step.reads if i != source])
+                    wanted[j] = values[source]
             given = wanted if any(w is not None for w in wanted) else None
             made = step.run([values[i] for i in step.reads], given)
             values.update(zip(step.makes, made))

@@ -159,12 +159,14 @@ class CompiledPartition:
         ins = bound(inputs, wanted_in, "inputs", self.engine)
         outs = bound(outputs, wanted_out, "outputs", self.engine)
         for position, (tensor, array) in enumerate(zip(wanted_out.values(), outs, strict=True)):
-            exchange.check_out(port_name(tensor), array, ins, single_step=self.partition.kind == "fused")
-            exchange.check_out(port_name(tensor), array, outs[:position], single_step=False)
+            kernel = self.partition.kind == "fused"
+            exchange.check_out(port_name(tensor), array, ins, outs[:position], single_step=kernel)
+        tensors = exchange.counted(outputs.values(), "execute")
         # Runners of the cuda engine take the stream as well.
         results = self._compiled.run(ins, outs, *([stream] if self.engine.kind == "cuda" else []))
         for out, result in zip(outs, results, strict=True):
             exchange.assign(out, result)  # a library may have allocated its results itself
+        exchange.written(tensors)
 
     def _exchange(self) -> Any:
         if self.engine.kind == "cuda":

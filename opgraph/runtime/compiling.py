@@ -44,7 +44,8 @@ def compile(
     Args:
         graph: finalized by this call if need be.
         device: "cpu", "cuda", "cuda:1" or an Engine.
-        donate: names of inputs whose memory may be reused for an output; they must not be used afterwards.
+        donate: names of inputs in whose memory a kernel writes a result; their data are gone after a call. Refused
+            where that is not proved to be right (specs/training.md).
         rounding: "store": f16 and bf16 values inside a kernel are rounded once, when stored; "each": after every op,
             as eager torch does.
         wrt: names of inputs (or constants, which become inputs) to differentiate by: the result then has `vjp` and
@@ -54,7 +55,9 @@ def compile(
 
     Raises:
         OpGraphError: the graph is wrong, an op that nothing runs, no such device, a kernel that does not compile; for
-            `wrt` what `gradient` raises, and InvalidArguments where backward reads an input that is donated.
+            `wrt` what `gradient` raises.
+        InvalidArguments: an input that cannot be donated: backward or an output needs it, a library reads it last, or
+            no result of the kernel that does fits.
     """
     given_graph(graph, "compile")
     if wrt is None:

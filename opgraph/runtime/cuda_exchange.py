@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from opgraph.runtime import cuda
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.device_array import DeviceArray, Library
 from opgraph.runtime.engine import Stream
-from opgraph.runtime.exchange import overlap_refused
+from opgraph.runtime.exchange import counted, donation_refused, outputs_refused, overlap_refused, written
 
 if TYPE_CHECKING:
     from opgraph.runtime.compiled import Runner
@@ -61,11 +61,20 @@ class CudaExchange:
         else:
             target.owner[...] = target.library.from_host(source.library.to_host(source.owner), self.device)
 
-    def donation(self, array: Any, others: Sequence[Any]) -> Any | None:
-        """The array, if its memory may be overwritten: it is not part of any other one."""
-        view = seen(array, self.device, "a donated input")
-        shared = any(view.may_share(seen(o, self.device, "an input")) for o in others)
-        return None if shared or view.overlaps_itself else view
+    def check_donated(self, name: str, array: DeviceArray, others: Sequence[Any]) -> None:
+        """Raises InvalidArguments where writing to a donated input would destroy what is still read."""
+        if array.overlaps_itself:
+            raise donation_refused(name, "its array overlaps itself")
+        if any(array.may_share(seen(o, self.device, "an input")) for o in others):
+            raise donation_refused(name, "its array overlaps that of another input")
+
+    def counted(self, arrays: Iterable[Any], where: str) -> list[Any]:
+        """As of the CPU's."""
+        return counted(arrays, where)
+
+    def written(self, tensors: Iterable[Any]) -> None:
+        """As of the CPU's."""
+        written(tensors)
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> DeviceArray:
         """Zeros in the memory of `like`'s library, every element the same one."""
@@ -73,8 +82,10 @@ class CudaExchange:
         one = library.view(library.from_host(np.zeros((), dtype), self.device))
         return DeviceArray(one.owner, one.pointer, one.dtype, tuple(shape), (0,) * len(shape), one.device, library)
 
-    def check_out(self, name: str, array: DeviceArray, inputs: Sequence[Any], *, single_step: bool) -> None:
-        """Raises InvalidArguments where writing to `array` would destroy what is still read."""
+    def check_out(
+        self, name: str, array: DeviceArray, inputs: Sequence[Any], outs: Sequence[Any], *, single_step: bool
+    ) -> None:
+        """As of the CPU's."""
         where = f'output "{name}"'
         if array.overlaps_itself:
             raise InvalidArguments(
@@ -83,6 +94,8 @@ class CudaExchange:
         for other in inputs:
             if array.may_share(other) and not (single_step and array.is_same(other)):
                 raise overlap_refused(where)
+        if any(array.may_share(other) for other in outs):
+            raise outputs_refused(where)
 
 
 class Hosted:

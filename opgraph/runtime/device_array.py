@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from opgraph.runtime.overlap import repeats_memory
+
 Shape: TypeAlias = tuple[int, ...]
 
 
@@ -74,8 +76,8 @@ class DeviceArray:
 
     @property
     def overlaps_itself(self) -> bool:
-        """Whether an axis repeats the same memory, as `expand` makes it."""
-        return any(s == 0 and d > 1 for s, d in zip(self.strides, self.shape))
+        """Whether two elements may lie on the same memory, as after `expand`."""
+        return repeats_memory(self.shape, self.strides)
 
     def may_share(self, other: DeviceArray) -> bool:
         """Whether the two spans of memory meet; they may still have no element in common."""

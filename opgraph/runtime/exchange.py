@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from opgraph.errors import InvalidArguments
+from opgraph.runtime.overlap import repeats_memory, share_memory
 
 _PLAIN = (np.ndarray, np.generic, bool, int, float)
 
@@ -46,10 +47,45 @@ def exported(array: np.ndarray, kind: str) -> Any:
     return array
 
 
-def donation(array: np.ndarray, others: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The array, if its memory may be overwritten: it is writable and not part of any other one."""
-    usable = array.flags.writeable and not any(np.may_share_memory(array, o) for o in others)
-    return array if usable else None
+def check_donated(name: str, array: np.ndarray, others: Sequence[Any]) -> None:
+    """Raises InvalidArguments where a donated input cannot be written to, or `others`, the further inputs, need it."""
+    if not array.flags.writeable:
+        raise donation_refused(name, "its array is read-only")
+    if repeats_memory(array.shape, array.strides, array.itemsize):
+        raise donation_refused(name, "its array overlaps itself")
+    if any(share_memory(array, other) for other in others):
+        raise donation_refused(name, "its array overlaps that of another input")
+
+
+def donation_refused(name: str, reason: str) -> InvalidArguments:
+    """The error for an array that nothing can be written over."""
+    return InvalidArguments(
+        f"the input cannot be donated: {reason}", where=f'input "{name}"', fix="give a copy, or compile without donate"
+    )
+
+
+def counted(arrays: Iterable[Any], where: str) -> list[Any]:
+    """Those of the arrays, which a kernel is about to write to, that are tensors whose changes torch counts.
+
+    Raises:
+        InvalidArguments: one that requires a gradient, while gradients are recorded.
+    """
+    torch: Any = sys.modules.get("torch")
+    found = [] if torch is None else [a for a in arrays if isinstance(a, torch.Tensor) and not a.is_inference()]
+    for tensor in found:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise InvalidArguments(
+                "a tensor that requires a gradient would be written to, and autograd would not know",
+                where=where,
+                fix="give tensor.detach(), or call it under torch.no_grad()",
+            )
+    return found
+
+
+def written(tensors: Iterable[Any]) -> None:
+    """Tells torch of writes to tensors: autograd then finds out where it kept one of them for backward."""
+    for tensor in tensors:
+        sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> np.ndarray:
@@ -57,21 +93,29 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), tuple(shape))
 
 
-def check_out(name: str, array: np.ndarray, inputs: Sequence[Any], *, single_step: bool) -> None:
-    """Raises InvalidArguments where `array` cannot be written to, or that would destroy what is still read."""
+def check_out(name: str, array: np.ndarray, inputs: Sequence[Any], outs: Sequence[Any], *, single_step: bool) -> None:
+    """Raises InvalidArguments where `array` cannot be written to, or that would destroy what is still read.
+
+    Args:
+        inputs: what is read.
+        outs: what else is written to.
+        single_step: whether one kernel does it all, so that an output may be exactly the memory of an input.
+    """
     where = f'output "{name}"'
     if not array.flags.writeable:
         raise InvalidArguments("the output array is read-only", where=where, fix="give a writable array")
-    if array.size and 0 in array.strides and any(s == 0 and d > 1 for s, d in zip(array.strides, array.shape)):
+    if repeats_memory(array.shape, array.strides, array.itemsize):
         raise InvalidArguments(
             "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
         )
     for other in inputs:
-        if not np.may_share_memory(array, other):
+        if not share_memory(array, other):
             continue
         same = array.__array_interface__["data"] == other.__array_interface__["data"]
         if not (single_step and same and array.strides == other.strides and array.shape == other.shape):
             raise overlap_refused(where)
+    if any(share_memory(array, other) for other in outs):
+        raise outputs_refused(where)
 
 
 def overlap_refused(where: str) -> InvalidArguments:
@@ -79,6 +123,11 @@ def overlap_refused(where: str) -> InvalidArguments:
     return InvalidArguments(
         "the output array overlaps an input", where=where, fix="give a buffer of its own, or exactly the input's"
     )
+
+
+def outputs_refused(where: str) -> InvalidArguments:
+    """The error for an output that lies over another one."""
+    return InvalidArguments("the output array overlaps another output", where=where, fix="give a buffer of its own")
 
 
 def assign(target: np.ndarray, result: np.ndarray) -> None:

@@ -15,6 +15,7 @@ from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
 from opgraph.runtime.assembly import assembled, chained
 from opgraph.runtime.compiled import Runner
+from opgraph.runtime.donation import donations
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.memory_plan import MemoryPlan
 from opgraph.runtime.whole import whole_graph
@@ -50,20 +51,13 @@ class Executable:
         self._exchange = _exchange(engine)
         self._ins = Ports(graph.inputs, "input", _defaults(graph, engine, self._exchange))
         self._outs = Ports(graph.outputs, "output")
-        unknown = [name for name in donate if name not in self._ins.names]
-        if unknown:
-            raise InvalidArguments(
-                f"there is no input {unknown[0]!r} to donate",
-                where="donate",
-                fix=f"the inputs are {', '.join(self._ins.names)}",
-            )
         self._partitioning = partition(graph, engine=engine.kind)
         found = needed_for(self._partitioning.partitions, {t.id for t in graph.outputs})
         self._wiring, runs = assembled(graph, found, engine, rounding, regroup=regroup, waits=waits)
-        donated = {t.id: t for t, name in zip(self._ins.tensors, self._ins.names) if name in donate}
+        self._donated = donations(graph, self.partitions, donate)
         self._is_kernel = len(self.partitions) == 1 and self.partitions[0].kind == FUSED
         plans = engine.kind == "cpu" and not self._is_kernel
-        self._chain = chained(graph, self._wiring, runs, donated, self._exchange, plans=plans)
+        self._chain = chained(graph, self._wiring, runs, self._donated, self._exchange, plans=plans)
         self._steps = self._chain.steps
         # One kernel whose operands are the graph's inputs and outputs, in the same order: arrays go straight to it.
         self._direct = (
@@ -141,7 +135,7 @@ class Executable:
         Args:
             feeds: arrays by name (or tensor id); an input called `out` goes here.
             out: where to write: an array for one output, a dict by name for several. Must not overlap an input, but
-                may be one.
+                may be one if the graph is a single kernel. torch's autograd is told of writes to tensors.
             named: arrays by name.
 
         Returns: the output, or a dict of them in declaration order; `out` where given.
@@ -153,10 +147,13 @@ class Executable:
             found = self._whole(feeds if not named else named if feeds is None else None)
             if found is not None:
                 return found[0] if self._single else dict(zip(self._outs.names, found))
+        written = self._written(out, feeds, named) if out is not None or self._donated else ()
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = None if out is None else self._out_arrays(out, arrays)
         results = self._results(arrays, outs)
+        if written:
+            self._exchange.written(written)
         if self._whole is not None:
             self._whole.learn(arrays, results)
         if outs is not None:
@@ -172,6 +169,7 @@ class Executable:
 
         For hot loops and CUDA graphs. Arguments and errors are those of a call; `out` is required.
         """
+        written = self._written(out, None, {})
         feeds, named, _ = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = self._out_arrays(out, arrays)
@@ -180,6 +178,8 @@ class Executable:
 
         def call(keep: Any = (arrays, outs, prepared)) -> Any:  # a launch holds addresses only
             launch()
+            if written:
+                self._exchange.written(written)
             return out
 
         return call
@@ -197,9 +197,19 @@ class Executable:
             raise InvalidArguments(
                 "the graph has several outputs", where="out", fix=f"pass a dict with {', '.join(self._outs.names)}"
             )
-        for name, array in zip(self._outs.names, bound):
-            self._exchange.check_out(name, array, arrays, single_step=self._is_kernel)
+        for place, (name, array) in enumerate(zip(self._outs.names, bound)):
+            self._exchange.check_out(name, array, arrays, bound[:place], single_step=self._is_kernel)
         return bound
+
+    def _written(self, out: Any, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[Any]:
+        """The tensors that a call with these arguments writes to, as the caller gives them."""
+        names = {
+            *self._donated,
+            *(self._ins.names[p] for p, t in enumerate(self._ins.tensors) if t.id in self._donated),
+        }
+        given = [a for some in (feeds, named) if isinstance(some, Mapping) for n, a in some.items() if n in names]
+        outs = out.values() if isinstance(out, Mapping) else () if out is None else (out,)
+        return self._exchange.counted((*outs, *given), "out" if out is not None else "donate")  # type: ignore[no-any-return]
 
     def _results(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
         """The outputs for checked arrays, both in declaration order."""

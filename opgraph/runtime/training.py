@@ -71,9 +71,11 @@ class TrainableExecutable(Executable):
         Raises:
             as a call.
         """
+        written = self._written(None, feeds, named) if self._donated else ()
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         results = dict(zip(self._forward._outs.names, self._forward._results(arrays)))
+        self._exchange.written(written)
         inputs = dict(zip(self._ins.names, arrays))
         kept = {}
         for entry in self._plan.saved:

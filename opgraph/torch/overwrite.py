@@ -71,8 +71,6 @@ def _written(op: FusedOp, graph: Any, tensors: tuple[torch.Tensor, ...], place: 
     target = tensors[place].detach()
     given = [target if t is tensors[place] else t.detach() for t in tensors]
     run(dict(zip(map(port_name, graph.inputs), given, strict=True)), out=target)
-    if not target.is_inference():
-        torch.autograd.graph.increment_version(tensors[place])
 
 
 class _Overwriting(torch.autograd.Function):

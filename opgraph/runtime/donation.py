@@ -1,0 +1,84 @@
+"""Which results are written over inputs that the caller gives away: proved before anything runs, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from opgraph.errors import InvalidArguments
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.partition.partition import FUSED, Partition
+from opgraph.partition.symbols import Shape, symbolic_shapes
+
+
+def donations(graph: Graph, partitions: Sequence[Partition], names: Sequence[str]) -> dict[int, int]:
+    """For each input that is given away, the result that a kernel writes over it.
+
+    A kernel reads each element of an operand before it writes that of a result in its place, so that a result of the
+    same dtype and shape may lie over an input which no partition reads afterwards. What only the arrays of a call show
+    (whether the input shares memory with another one) is checked by `exchange.check_donated`.
+
+    Args:
+        graph: finalized.
+        partitions: of the graph, in the order in which they run.
+        names: of inputs.
+
+    Returns: ids of results by ids of inputs.
+
+    Raises:
+        InvalidArguments: an input that is not there, or that cannot be written over, with the reason.
+    """
+    inputs = {port_name(t): t for t in graph.inputs}
+    last = {t.id: part for part in partitions for t in part.input_ports}
+    shapes = symbolic_shapes(graph) if names else {}
+    found: dict[int, int] = {}
+    for name in dict.fromkeys(names):
+        if name not in inputs:
+            raise InvalidArguments(
+                f"there is no input {name!r} to donate", where="donate", fix=f"the inputs are {', '.join(inputs)}"
+            )
+        tensor = inputs[name]
+        part = _last_reader(graph, tensor, last)
+        fits = [t for t in part.output_ports if _fits(t, tensor, shapes)]
+        free = [t for t in fits if t.id not in found.values()]
+        if not free:
+            raise _refused(name, *_why_none_fits(tensor, part, fits))
+        found[tensor.id] = free[0].id
+    return found
+
+
+def _last_reader(graph: Graph, tensor: LogicalTensor, last: Mapping[int, Partition]) -> Partition:
+    """The kernel that is the last to read an input."""
+    name = port_name(tensor)
+    if any(t.id == tensor.id for t in graph.outputs):
+        raise _refused(name, "it is an output of the graph, too", "leave it out")
+    if name in graph.defaults:
+        raise _refused(name, "it has a default, which further calls read", "leave it out")
+    part = last.get(tensor.id)
+    if part is None:
+        raise _refused(name, "nothing reads its data", "leave it out")
+    if part.kind != FUSED:
+        reader = next(op.label for op in part.ops if any(t.id == tensor.id for t in op.inputs))
+        raise _refused(name, f"{reader} reads it last, in a library that allocates its results itself", "leave it out")
+    return part
+
+
+def _fits(result: LogicalTensor, tensor: LogicalTensor, shapes: Mapping[int, Shape]) -> bool:
+    if result.dtype != tensor.dtype:
+        return False
+    return (result.has_known_shape and result.dims == tensor.dims) or (
+        result.id in shapes and shapes[result.id] == shapes.get(tensor.id)
+    )
+
+
+def _why_none_fits(tensor: LogicalTensor, part: Partition, fits: Sequence[LogicalTensor]) -> tuple[str, str]:
+    if fits:
+        return f"{fits[0].label}, which fits, lies over another donated input already", "donate one of them"
+    made = ", ".join(f"{t.label} {t.type_text}" for t in part.output_ports)
+    reason = f"what the last kernel to read it makes does not fit: {made} over {tensor.type_text}"
+    unknown = any(d is None for t in (tensor, *part.output_ports) for d in (t.dims or (None,)))
+    return reason, 'name unknown dimensions: "n" stands for one size wherever it is' if unknown else "leave it out"
+
+
+def _refused(name: str, reason: str, fix: str) -> InvalidArguments:
+    return InvalidArguments(f'input "{name}" cannot be donated: {reason}', where="donate", fix=fix)
