@@ -125,6 +125,63 @@ def test_interpolation_is_torchs(mode: str, name: str) -> None:
         close(got, torch.nn.functional.interpolate(torch.from_numpy(x), (7, 9), mode=name, align_corners=True))
 
 
+_SLIDING = {"strides": [2, 1], "dilations": [1, 2], "groups": 2, "data_format": "NCX"}
+_EVEN, _UNEVEN = ({**_SLIDING, "pads_begin": [1, 1], "pads_end": [1, e]} for e in (1, 0))
+#: Kind, shapes of the operands, attributes.
+SUMS = {
+    "Convolution": ("Convolution", [(3, 4, 9, 9), (6, 2, 3, 3), (6,)], {**_UNEVEN, "weights_format": "OIX"}),
+    "ConvTranspose": ("ConvTranspose", [(3, 4, 9, 9), (4, 3, 3, 3), (6,)], {**_EVEN, "weights_format": "IOX"}),
+    "ConvTranspose, cropped": (
+        "ConvTranspose",
+        [(3, 4, 9, 9), (4, 3, 3, 3), (6,)],
+        {**_UNEVEN, "weights_format": "IOX"},
+    ),
+    "ConvolutionBackwardData": (
+        "ConvolutionBackwardData",
+        [(3, 6, 5, 7), (6, 2, 3, 3)],
+        {**_EVEN, "weights_format": "OIX", "dst_shape": [3, 4, 9, 9]},
+    ),
+    "ConvolutionBackwardWeights": (
+        "ConvolutionBackwardWeights",
+        [(3, 4, 9, 9), (3, 6, 5, 7)],
+        {**_EVEN, "weights_format": "OIX", "weights_shape": [6, 2, 3, 3]},
+    ),
+    "ConvTransposeBackwardData": (
+        "ConvTransposeBackwardData",
+        [(3, 6, 9, 9), (4, 3, 3, 3)],
+        {**_EVEN, "weights_format": "IOX"},
+    ),
+    "ConvTransposeBackwardWeights": (
+        "ConvTransposeBackwardWeights",
+        [(3, 4, 5, 7), (3, 6, 9, 9)],
+        {**_EVEN, "weights_format": "IOX", "weights_shape": [4, 3, 3, 3]},
+    ),
+    "MatMul": ("MatMul", [(4, 200), (200, 5), (5,)], {}),
+    "MatMul of batches": ("MatMul", [(3, 4, 200), (3, 200, 5), (5,)], {}),
+    "MatMul of batches, transposed": ("MatMul", [(2, 1, 200, 4), (3, 5, 200), (4, 5)],
+                                      {"transpose_a": True, "transpose_b": True}),
+    "MatMul of a row": ("MatMul", [(200,), (3, 200, 5), (3, 1)], {}),
+    "MatMul of nothing": ("MatMul", [(0, 4, 200), (1, 200, 5), (5,)], {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("case", SUMS)
+def test_sums_of_f16_and_bf16_are_made_in_f32_and_rounded_once(case: str, dtype: str) -> None:
+    """Where torch rounds what a window or a sample gives, or the product before the bias, it is given f32."""
+    pytest.importorskip("torch")
+    kind, shapes, attrs = SUMS[case]
+    numpy, rng = dtypes.get(dtype).numpy, np.random.default_rng(0)
+    g = og.Graph()
+    given = {f"x{i}": rng.normal(size=shape).astype(numpy) for i, shape in enumerate(shapes)}
+    g.add_op(kind, *[g.input(n, dtype, a.shape) for n, a in given.items()], name="y", **attrs)
+    got, truth = og.compile(g, device="cpu")(given), og.evaluate(g, given)
+    assert got.dtype == numpy and got.shape == truth.shape
+    terms = max(np.prod(shape[1:]) for shape in shapes) * 2.0**-24 * np.max(np.abs(truth), initial=0)  # f32's own part
+    ulp = np.spacing(np.abs(truth).astype(numpy)).astype(np.float64)
+    assert (np.abs(got.astype(np.float64) - truth) <= 0.5 * ulp + terms).all()
+
+
 def test_cudnn_convolves_in_f32_and_in_one_order_while_an_op_runs() -> None:
     torch = pytest.importorskip("torch")
     from opgraph.runtime.providers.torch_ops import exact_convolutions

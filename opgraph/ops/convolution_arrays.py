@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from opgraph.ops.library import wide
 from opgraph.ops.windows import Window
 
 # -- NumPy: what windows see as the columns of a matrix, a block of windows at a time ---------------------------------
@@ -121,7 +122,10 @@ def torch_big(t: Any, small: Any, weights: Any, bias: Any, window: Window, group
     begin, end = _ints(window.begin), _ints(window.end)
     rest = [n - int(m or 0) for n, m in zip(sizes, window.covered(small.shape[2:]), strict=True)]
     limits = map(max, window.strides, window.dilations)
-    if begin == end and all(0 <= r < most for r, most in zip(rest, limits, strict=True)):
+    at_once = begin == end and all(0 <= r < most for r, most in zip(rest, limits, strict=True))
+    if _adds_rounded_parts(small) or (bias is not None and not at_once):  # then the bias is an addition of its own
+        small, weights, bias = wide(small), wide(weights), None if bias is None else wide(bias)
+    if at_once:
         return function(small, weights, bias, window.strides, begin, rest, groups, window.dilations)
     whole = function(small, weights, None, window.strides, 0, 0, groups, window.dilations)
     further = [have - n for n, have in zip(_padded_sizes(window, sizes), whole.shape[2:], strict=True)]
@@ -131,12 +135,22 @@ def torch_big(t: Any, small: Any, weights: Any, bias: Any, window: Window, group
 
 def torch_weights(t: Any, big: Any, small: Any, window: Window, groups: int) -> Any:
     """As `numpy_weights`."""
+    if _adds_rounded_parts(small):
+        big, small = wide(big), wide(small)
     shape = (small.shape[1], big.shape[1] // groups, *_ints(window.kernel))
     big, padding = _evenly_padded(t, big, window)
     if 0 in (*big.shape, *small.shape):  # torch has no gradient of an empty product
         return (big.sum() + small.sum()) * big.new_zeros(shape)
     function = getattr(t.nn.grad, f"conv{len(window.kernel)}d_weight")
     return function(big, shape, small, window.strides, padding, window.dilations, groups)
+
+
+def _adds_rounded_parts(tensor: Any) -> bool:
+    """Whether torch rounds the parts of a sum before it adds them up: what windows add to one place, what samples give.
+
+    On the CPU it does, in f16 and bf16 (torch 2.13); cuDNN adds up in f32.
+    """
+    return bool(tensor.device.type == "cpu")
 
 
 def _evenly_padded(t: Any, big: Any, window: Window) -> tuple[Any, tuple[int, ...]]:

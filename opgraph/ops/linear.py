@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, Port
 from opgraph.ir.shapes import ShapeMismatch, broadcast
 from opgraph.ops.families import FLOAT
-from opgraph.ops.library import library
+from opgraph.ops.library import library, wide
 from opgraph.ops.spelling import in_dtype
 
 
@@ -82,7 +83,15 @@ def _torch_form(
         return t.matmul(a, weights.mT if transpose_b and weights.ndim > 1 else weights)
     if weights.ndim == 2 and bias[0].ndim == 1 and a.ndim > 1:  # one kernel that rounds once
         return t.nn.functional.linear(a, weights if transpose_b else weights.mT, bias[0])
-    return t.matmul(a, weights.mT if transpose_b and weights.ndim > 1 else weights) + bias[0]
+    b = weights.mT if transpose_b and weights.ndim > 1 else weights
+    if min(a.ndim, b.ndim) < 2:
+        return t.matmul(wide(a), wide(b)) + wide(bias[0])
+    batch, made = t.broadcast_shapes(a.shape[:-2], b.shape[:-2]), (a.shape[-2], b.shape[-1])
+    flat = [
+        v.expand(*batch, *last).reshape(prod(batch), *last)
+        for v, last in ((bias[0], made), (a, a.shape[-2:]), (b, b.shape[-2:]))
+    ]
+    return t.baddbmm(*flat).reshape(*batch, *made)
 
 
 def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
