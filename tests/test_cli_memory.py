@@ -94,6 +94,15 @@ def test_a_class_a_function_and_a_module_of_a_file_are_measured(act: str, capsys
     assert data["totals"]["kept"] == 128
 
 
+def test_an_input_larger_than_any_memory_is_counted(
+    act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape, pictures = "1000000,1000,1000", (tmp_path / "plot.svg", tmp_path / "graph.svg")
+    assert run("memory", f"{act}:Swish", "--input", shape, "--plot", pictures[0], "--graph", pictures[1]) == 0
+    assert "Swish, 1000000x1000x1000 f32: 7629394.5 MiB kept" in capsys.readouterr().out
+    assert all(path.stat().st_size for path in pictures)
+
+
 def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixture[str]) -> None:
     kept = {}
     for target in (["torch.nn:ReLU"], ["torch.nn:SiLU"], ["torch.nn.functional:silu"], [f"{act}:Swish"], []):

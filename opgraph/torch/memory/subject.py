@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch import zoo
@@ -33,9 +35,8 @@ def measured(
     """
     if isinstance(subject, torch.nn.Module):
         subject = subject.to(DTYPES[dtype])
-    # A dry run reads no value: empty pages cost no memory until they are written.
-    make = torch.empty if dry_run else torch.randn
-    inputs = [make(tuple(shape), dtype=DTYPES[dtype], requires_grad=needs_grad) for shape in shapes]
+    with FakeTensorMode() if dry_run else nullcontext():  # a batch may be larger than the memory
+        inputs = [torch.randn(tuple(shape), dtype=DTYPES[dtype], requires_grad=needs_grad) for shape in shapes]
     return saved_tensors(subject, *inputs, dry_run=dry_run)
 
 
@@ -49,7 +50,8 @@ def plan_of(
     """
     if isinstance(subject, torch.nn.Module):
         subject = subject.to(DTYPES[dtype]).forward
-    inputs = [torch.empty(tuple(shape), dtype=DTYPES[dtype]) for shape in shapes]
+    with FakeTensorMode():
+        inputs = [torch.empty(tuple(shape), dtype=DTYPES[dtype]) for shape in shapes]
     graph = trace(subject, *inputs).graph
     floats = [t.name for t in graph.inputs if t.name is not None and t.dtype in DTYPES]
     names = dict(zip(parameter_names(subject), shapes, strict=False))
