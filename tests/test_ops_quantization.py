@@ -12,6 +12,8 @@ from test_ops_spelled import spelled
 import opgraph as og
 from opgraph import errors
 from opgraph.ir import dtypes
+from opgraph.ir.opdef import all_ops
+from opgraph.ir.schema import bind_dtypes
 from opgraph.runtime.native import NativePartition, NumpyOps, OpLibrary, Program
 
 INF, NAN = float("inf"), float("nan")
@@ -151,6 +153,22 @@ def test_a_bad_call_is_refused_in_three_lines(line: str, error: type[errors.OpGr
     with pytest.raises(error) as caught:
         og.parse(f"graph(x: f32[2,3], i: s8[2,3], s: f32[2], t: f32[], u: s8[*]) -> (y)\n  {line}")
     assert what in caught.value.what and len(str(caught.value).split("\n")) == 3
+
+
+@pytest.mark.parametrize("dtype", [name for name, d in dtypes.BY_NAME.items() if d.category == "storage"])
+def test_only_what_quantizes_takes_dtypes_of_storage(dtype: str) -> None:
+    """Of the records of all ops; structural ones take whatever a graph holds."""
+    takers = set()
+    for record in all_ops():
+        given = [og.LogicalTensor(i, dtype, (4,)) for i, p in enumerate(record.inputs) if p.variadic or not p.optional]
+        try:
+            bind_dtypes(record, given, ["f32"] if record.by_dtype else [], "test")
+        except errors.InvalidDataType as error:
+            assert dtype in error.what
+        else:
+            takers.add(record.kind)
+    structural = {r.kind for r in all_ops() if r.family == "structural"}
+    assert takers >= structural and takers - structural <= {"Dequantize"}
 
 
 def test_4_bits_are_stored_and_nothing_else() -> None:

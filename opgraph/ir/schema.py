@@ -52,8 +52,9 @@ def bind_dtypes(
     ports = opdef.with_optional(len(inputs))
     bound: dict[str, str] = {}
     for port, tensor in zip(ports, inputs, strict=True):
-        if tensor.dtype != dtypes.UNDEF and not port.variadic:
-            _bind(opdef, port, tensor.dtype, bound, where)
+        if tensor.dtype != dtypes.UNDEF:
+            # What a variadic port is given need not be of one dtype: Concat, which wants that, says so itself.
+            (_take if port.variadic else _bind)(opdef, port, tensor.dtype, bound, where)
     # A port of one fixed dtype (Select's boolean condition) says nothing about what the others are.
     met = sorted({dtype for symbol, dtype in bound.items() if symbol in opdef.types})
     for port, dtype in zip(opdef.outputs, declared, strict=False):
@@ -100,7 +101,7 @@ def _met_by_any(inputs: Sequence[LogicalTensor]) -> str:
     return met.pop() if len(met) == 1 and met <= set(dtypes.ARITHMETIC) else "f32"
 
 
-def _bind(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: Place) -> None:
+def _take(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: Place) -> None:
     allowed = opdef.types.get(port.type, (port.type,))
     if dtype not in allowed:
         raise InvalidDataType(
@@ -108,6 +109,10 @@ def _bind(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: Pl
             where=_text(where),
             fix=f"use one of {', '.join(allowed)}, or insert a TypeCast",
         )
+
+
+def _bind(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: Place) -> None:
+    _take(opdef, port, dtype, bound, where)
     if bound.setdefault(port.type, dtype) != dtype:
         raise InvalidDataType(
             f"{opdef.kind} needs one dtype, got {bound[port.type]} and {dtype} (as {port.name})",
