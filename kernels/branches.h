@@ -6,7 +6,8 @@
 // A choice between two costly values: each element is given to the one that it needs, instead of computing both and keeping
 // one. The elements of a strip are packed by the condition, each side does its own, and results go back to their places. An
 // element meets the operations that it met without packing, so its bits are the same. What is added up along the row stays
-// packed: first the addends of the side where the condition fails, then those of the other.
+// packed: first the addends of the side where the condition fails, then those of the other. Four vectors of them at a time
+// become one before they are widened: an addend that took a branch of arithmetic has more rounded away already.
 //
 // opgraph/codegen/branches.py says which choices are worth it, and what a functor with two branches has.
 
@@ -19,7 +20,8 @@ template <class F> struct has_branches<F, ignored<decltype(F::branch_inputs)>> {
   static constexpr bool value = true;
 };
 
-enum { packed_strip = strip + 32 };  // whole vectors, and whole blocks of what is added up, may end behind the last element
+enum { packed_width = 16, packed_strip = strip + packed_width };  // whole vectors may end behind the last element
+enum { together = 4 * packed_width };  // addends that become packed_width
 
 template <class F> struct Branches {
   static constexpr int inputs = F::branch_inputs, results = F::branch_results;
@@ -38,7 +40,7 @@ template <class F> struct Branches {
     unpack(f, first, n, s...);
   }
 
-  /// f(addends, count) for both sides' addends of a sum whose result is k; zeros follow up to whole blocks of 32.
+  /// add(addends, count, filled) for both sides' addends of a sum whose result is k; zeros follow the count.
   template <int k, class Add> OG_FN void added(Add&& add) {
     if constexpr (F::makes(false, k)) one_added<k>(sides[0], add);
     if constexpr (F::makes(true, k)) one_added<k>(sides[1], add);
@@ -46,43 +48,50 @@ template <class F> struct Branches {
 
  private:
   template <int k, class Add> OG_FN static void one_added(Side& side, Add&& add) {
-    const i64 filled = (side.count + 31) / 32 * 32;
-    for (i64 i = side.count; i < filled; ++i) side.out[k][i] = 0;
-    add(side.out[k], side.count, filled);
+    const i64 filled = (side.count + together - 1) / together * packed_width;
+    add(side.out[k], side.count < packed_width ? side.count : filled, filled);
   }
 
 #if OG_LANES
   u16 taken[strip / lane_count];
 
-  OG_FN static floats at(const float* p) { return load_lanes(p, lane_count); }
+  OG_FN static floats get(const float* p) { return load_lanes(p, lane_count); }
   OG_FN static void put(float* p, floats x) { store_lanes(p, x, lane_count); }
   /// The lanes of a mask, moved together at the front, then zeros; and back, beside those of `others`.
   OG_FN static floats front(floats x, bools m) { return __builtin_ia32_compresssf512_mask(x.v, (floats16){}, m.m); }
+  OG_FN static floats plus(floats sum, floats x, bools m) {
+    return __builtin_ia32_addps512_mask(sum.v, x.v, sum.v, m.m, rounding);
+  }
   OG_FN static floats back(floats x, bools m, floats others) {
     return __builtin_ia32_expandsf512_mask(x.v, others.v, m.m);
   }
-  OG_FN void start() { sides[0].count = sides[1].count = 0; }
-  OG_FN void move_on(bools no, bools yes) {
-    sides[0].count += __builtin_popcount(no.m);
-    sides[1].count += __builtin_popcount(yes.m);
-  }
+  /// Where both sides are. Not their counts, which would be in memory: what is written might overlap them.
+  struct Places {
+    i64 no = 0, yes = 0;
+    OG_FN void move_on(bools no_lanes, bools yes_lanes) {
+      no += __builtin_popcount(no_lanes.m);
+      yes += __builtin_popcount(yes_lanes.m);
+    }
+  };
 
-  OG_FN void pack_lanes(const F& f, i64 first, i64 i, i64 n) {
+  OG_FN void pack_lanes(const F& f, i64 first, i64 i, i64 n, Places& at) {
     floats x[inputs];
     f.fetch(x, first + i, n);
     const bools here((u16)((1u << n) - 1), 0), yes = f.condition(x) & here, no = here != yes;
     taken[i / lane_count] = yes.m;
     each<inputs>([&](auto k) {
-      put(sides[0].in[k.value] + sides[0].count, front(x[k.value], no));
-      put(sides[1].in[k.value] + sides[1].count, front(x[k.value], yes));
+      put(sides[0].in[k.value] + at.no, front(x[k.value], no));
+      put(sides[1].in[k.value] + at.yes, front(x[k.value], yes));
     });
-    move_on(no, yes);
+    at.move_on(no, yes);
   }
   OG_FN void pack(const F& f, i64 first, i64 n) {
+    Places at;
     i64 i = 0;
-    start();
-    for (; i + lane_count <= n; i += lane_count) pack_lanes(f, first, i, lane_count);
-    if (i < n) pack_lanes(f, first, i, n - i);
+    for (; i + lane_count <= n; i += lane_count) pack_lanes(f, first, i, lane_count, at);
+    if (i < n) pack_lanes(f, first, i, n - i, at);
+    sides[0].count = at.no;
+    sides[1].count = at.yes;
   }
 
   template <bool side> OG_FN void compute(const F& f) {
@@ -98,37 +107,48 @@ template <class F> struct Branches {
   }
   template <bool side, class Ends> OG_FN void vectors(const F& f, Ends& ends) {
     Side& own = sides[side];
-    for (i64 i = 0; i < own.count; i += lane_count) {
-      floats x[inputs], y[results];
-      each<inputs>([&](auto k) { x[k.value] = at(own.in[k.value] + i); });
-      f.template branch<side>(x, y, ends);
+    for (i64 begin = 0; begin < own.count; begin += together) {
+      const i64 end = own.count - begin < together ? own.count : begin + together;
+      floats added[results];
+      for (int k = 0; k < results; ++k) added[k] = 0.0f;
+      for (i64 i = begin; i < end; i += lane_count) {
+        const bools here((u16)(end - i < lane_count ? (1u << (end - i)) - 1 : all16), 0);
+        floats x[inputs], y[results];
+        each<inputs>([&](auto k) { x[k.value] = get(own.in[k.value] + i); });
+        f.template branch<side>(x, y, ends);
+        each<results>([&](auto k) {
+          if constexpr (F::makes(side, k.value)) {
+            if constexpr (F::stays_packed(k.value)) added[k.value] = plus(added[k.value], y[k.value], here);
+            else put(own.out[k.value] + i, y[k.value]);
+          }
+        });
+      }
       each<results>([&](auto k) {
-        if constexpr (F::makes(side, k.value)) put(own.out[k.value] + i, y[k.value]);
+        if constexpr (F::makes(side, k.value) && F::stays_packed(k.value))
+          put(own.out[k.value] + begin / together * lane_count, added[k.value]);
       });
     }
   }
 
-  template <class... Addends> OG_FN void unpack_lanes(const F& f, i64 first, i64 i, i64 n, Addends*... s) {
+  template <class... Addends>
+  OG_FN void unpack_lanes(const F& f, i64 first, i64 i, i64 n, Places& at, Addends*... s) {
     const bools yes(taken[i / lane_count], 0), no = !yes;
     floats y[results];
     each<results>([&](auto k) {
       if constexpr (!F::stays_packed(k.value)) {
         y[k.value] = 0.0f;
-        if constexpr (F::makes(false, k.value)) y[k.value] = back(at(sides[0].out[k.value] + sides[0].count), no, y[k.value]);
-        if constexpr (F::makes(true, k.value)) y[k.value] = back(at(sides[1].out[k.value] + sides[1].count), yes, y[k.value]);
+        if constexpr (F::makes(false, k.value)) y[k.value] = back(get(sides[0].out[k.value] + at.no), no, y[k.value]);
+        if constexpr (F::makes(true, k.value)) y[k.value] = back(get(sides[1].out[k.value] + at.yes), yes, y[k.value]);
       }
     });
     f.finish(y, first + i, n, s + i...);
-    move_on(no, yes);
+    at.move_on(no, yes);
   }
   template <class... Addends> OG_FN void unpack(const F& f, i64 first, i64 n, Addends*... s) {
-    const i64 counts[2] = {sides[0].count, sides[1].count};
+    Places at;
     i64 i = 0;
-    start();
-    for (; i + lane_count <= n; i += lane_count) unpack_lanes(f, first, i, lane_count, s...);
-    if (i < n) unpack_lanes(f, first, i, n - i, s...);
-    sides[0].count = counts[0];
-    sides[1].count = counts[1];
+    for (; i + lane_count <= n; i += lane_count) unpack_lanes(f, first, i, lane_count, at, s...);
+    if (i < n) unpack_lanes(f, first, i, n - i, at, s...);
   }
 #else
   bool taken[strip];
@@ -162,6 +182,18 @@ template <class F> struct Branches {
       each<results>([&](auto k) {
         if constexpr (F::makes(side, k.value)) own.out[k.value][i] = y[k.value];
       });
+    }
+    each<results>([&](auto k) {
+      if constexpr (F::makes(side, k.value) && F::stays_packed(k.value)) put_together(own.out[k.value], own.count);
+    });
+  }
+  /// What lanes do on their way: the first of every `together` addends becomes the sum of all that stand a width apart.
+  OG_FN static void put_together(float* x, i64 n) {
+    for (i64 begin = 0; begin < n; begin += together) {
+      const i64 end = n - begin < together ? n : begin + together;
+      float added[packed_width] = {};
+      for (i64 i = begin; i < end; ++i) added[(i - begin) % packed_width] += x[i];
+      for (int l = 0; l < packed_width; ++l) x[begin / together * packed_width + l] = added[l];
     }
   }
 
