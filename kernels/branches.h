@@ -1,7 +1,7 @@
 #pragma once
 #include "convert.h"
 #include "halves.h"
-#include "lanes.h"
+#include "shifted_exp.h"
 
 // A choice between two costly values: each element is given to the one that it needs, instead of computing both and keeping
 // one. The elements of a strip are packed by the condition, each side does its own, and results go back to their places. An
@@ -52,6 +52,18 @@ template <class F> struct Branches {
     add(side.out[k], side.count < packed_width ? side.count : filled, filled);
   }
 
+  template <bool side> OG_FN void vectors_in_full(const F& f) {
+    if constexpr (F::has_shifts(side)) {
+      if (f.near(side)) {
+        near_shifts ends;
+        vectors<side>(f, ends);
+        return;
+      }
+    }
+    any_ends ends;
+    vectors<side>(f, ends);
+  }
+
 #if OG_LANES
   u16 taken[strip / lane_count];
 
@@ -98,12 +110,13 @@ template <class F> struct Branches {
     Side& own = sides[side];
     for (int k = 0; k < inputs; ++k) put(own.in[k] + own.count, 1.0f);  // no function's end
     if constexpr (F::has_ends(side)) {
-      no_ends ends;
-      vectors<side>(f, ends);
-      if (ends.held()) return;
+      if (f.near(side)) {
+        no_ends ends;
+        vectors<side>(f, ends);
+        if (ends.held()) return;
+      }
     }
-    any_ends ends;
-    vectors<side>(f, ends);
+    vectors_in_full<side>(f);
   }
   template <bool side, class Ends> OG_FN void vectors(const F& f, Ends& ends) {
     Side& own = sides[side];
@@ -172,8 +185,14 @@ template <class F> struct Branches {
   }
 
   template <bool side> OG_FN void compute(const F& f) {
+    vectors_in_full<side>(f);
+    each<results>([&](auto k) {
+      if constexpr (F::makes(side, k.value) && F::stays_packed(k.value))
+        put_together(sides[side].out[k.value], sides[side].count);
+    });
+  }
+  template <bool side, class Ends> OG_FN void vectors(const F& f, Ends& ends) {
     Side& own = sides[side];
-    any_ends ends;
     OG_VECTORIZE
     for (i64 i = 0; i < own.count; ++i) {
       float x[inputs], y[results];
@@ -183,9 +202,6 @@ template <class F> struct Branches {
         if constexpr (F::makes(side, k.value)) own.out[k.value][i] = y[k.value];
       });
     }
-    each<results>([&](auto k) {
-      if constexpr (F::makes(side, k.value) && F::stays_packed(k.value)) put_together(own.out[k.value], own.count);
-    });
   }
   /// What lanes do on their way: the first of every `together` addends becomes the sum of all that stand a width apart.
   OG_FN static void put_together(float* x, i64 n) {

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from opgraph.codegen.literals import literal
 from opgraph.codegen.positive import powers_of_positives
 from opgraph.codegen.sources import brief_functions
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import CONTIGUOUS, ROW, RUN, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Arg, Loop, Statement
+
+if TYPE_CHECKING:
+    from opgraph.codegen.shifts import Shifted
 
 #: When a value changes: once a call, once a row, with every element.
 CALL, PER_ROW, ELEMENT = 0, 1, 2
@@ -24,6 +30,7 @@ class Arithmetic:
         levels: name of a value -> when it changes.
         by_lanes: whether `apply` is a template over float and og::floats.
         told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
+        shifted: results of exponentials that share their base, which is done where `told_ends`.
     """
 
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str], tier: str = "fast") -> None:
@@ -40,6 +47,7 @@ class Arithmetic:
             self.levels[s.result] = PER_ROW if s.reduces else level
         self.by_lanes = False
         self.told_ends = False
+        self.shifted: Mapping[str, Shifted] = {}
 
     def value(self, name: str) -> str:
         """The identifier that holds a value: a load's pointer x0 is read into v0."""
@@ -72,6 +80,9 @@ class Arithmetic:
             ports = record.with_optional(len(names))
             inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
             text = record.cxx({**inputs, **position}, attrs, lambda v: self.literal(v, compute, within))
+        if s.result in self.shifted and self.told_ends:
+            base = self.value(self.shifted[s.result].base)
+            text = f"og::shifted_exp(og::exponential_of({base}), shift_{s.result}, {names[0]}, ends)"
         if s.result in self.approximate:
             text = _by_tier(text, self.tier)
         if s.result in self.positive:

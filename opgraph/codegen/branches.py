@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from opgraph.codegen.arithmetic import ELEMENT
 from opgraph.codegen.lanes import lanes_of, put_stored_lanes
+from opgraph.codegen.shifts import Shifted, member, shifted_exponentials
 from opgraph.ir import opdef
 from opgraph.loops.layout import ADDED, CONTIGUOUS
 from opgraph.loops.loop import Arg, Loop, Statement
@@ -51,10 +52,12 @@ class Branches:
     Attributes:
         condition: the statements that it takes, the last one being the condition.
         sides: where it fails, and where it holds.
+        shifted: results of exponentials that share what is costly.
     """
 
     condition: tuple[Statement, ...]
     sides: tuple[Side, Side]
+    shifted: Mapping[str, Shifted]
 
 
 def branches_of(emitter: Emitter) -> Branches | None:
@@ -71,7 +74,8 @@ def branches_of(emitter: Emitter) -> Branches | None:
         sides = (_side(loop, same, False), _side(loop, same, True))
         spared = whole - max(_cost(emitter, side.statements) for side in sides) - _cost(emitter, condition)
         if spared > saved:
-            best, saved = Branches(condition, sides), spared
+            shifted = {k: x for side in sides for k, x in shifted_exponentials(emitter, side.statements).items()}
+            best, saved = Branches(condition, sides, shifted), spared
     return best
 
 
@@ -141,6 +145,10 @@ def put_branches(emitter: Emitter, branches: Branches) -> None:
     put("  }")
     told = [any(s.result in emitter.positive for s in side.statements) for side in branches.sides]
     put(f"  static constexpr bool has_ends(bool side) {{ return side ? {told[1]:d} : {told[0]:d}; }}")
+    shifts = [[s.result for s in side.statements if s.result in branches.shifted] for side in branches.sides]
+    put(f"  static constexpr bool has_shifts(bool side) {{ return side ? {any(shifts[1]):d} : {any(shifts[0]):d}; }}")
+    near = [" && ".join(f"{member(r)}.near" for r in side) or "true" for side in shifts]
+    put(f"  OG_FN bool near(bool side) const {{ return side ? {near[1]} : {near[0]}; }}")
     put("  template <bool side, class F, class Ends> OG_FN void branch(const F* x, F* r, Ends& ends) const {")
     emitter.told_ends = True
     for holds, side in reversed(list(enumerate(branches.sides))):

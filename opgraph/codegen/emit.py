@@ -15,6 +15,7 @@ from opgraph.codegen.branches import branches_of, put_branches
 from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.packs import put_packs
+from opgraph.codegen.shifts import put_shift_members, put_shifts
 from opgraph.codegen.totals import put_totals
 from opgraph.codegen.turned import put_turned
 from opgraph.loops.layout import ADDED, KEPT, STRIDED, UNIFORM, Variant
@@ -61,12 +62,14 @@ class Emitter(Arithmetic):
     def functor(self, packs: bool) -> Functor:
         """The whole text."""
         self.by_lanes = not packs and goes_by_lanes(self)
+        branches = branches_of(self) if self.by_lanes else None
+        if branches:
+            self.shifted = branches.shifted
         self.put("struct Fused {")
         self.members()
         self.bind()
         self.hoisted("call", CALL)
         self.hoisted("row", PER_ROW)
-        branches = branches_of(self) if self.by_lanes else None
         if branches:
             put_branches(self, branches)
         else:
@@ -114,6 +117,7 @@ class Emitter(Arithmetic):
         for name, level in self.levels.items():
             if level < ELEMENT:
                 self.put(f"  {compute_type(self.dtypes[name])} {self.value(name)};")
+        put_shift_members(self)
 
     def bind(self) -> None:
         """Pointers at the start of a row: base pointer plus an offset in elements."""
@@ -158,6 +162,7 @@ class Emitter(Arithmetic):
         for s in self.loop.statements:
             if self.levels[s.result] == level and self.is_hoisted(s):
                 self.put(f"    {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}", s.tag)
+        put_shifts(self, level)
         self.put("  }")
 
     def is_hoisted(self, s: Statement) -> bool:

@@ -1,0 +1,75 @@
+"""Exponentials of one value less several numbers, e^(x - c): on the CPU they share the costly part, e^x."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from opgraph.codegen.arithmetic import CALL, ELEMENT
+from opgraph.loops.loop import Arg, Statement
+
+if TYPE_CHECKING:
+    from opgraph.codegen.emit import Emitter
+
+
+@dataclass(frozen=True, slots=True)
+class Shifted:
+    """An exponential of a value and a number.
+
+    Attributes:
+        base: the value.
+        amount: the number, the same for a row at least.
+        taken: whether it is subtracted.
+    """
+
+    base: str
+    amount: Arg
+    taken: bool
+
+
+def shifted_exponentials(emitter: Emitter, statements: Sequence[Statement]) -> Mapping[str, Shifted]:
+    """The exponentials among some statements that have a base in common, by their results."""
+    made = {s.result: s for s in statements}
+    found: dict[str, Shifted] = {}
+    for s in statements:
+        if s.kind == "Exp" and not s.rounds and s.result not in emitter.approximate and isinstance(s.args[0], str):
+            found[s.result] = _taken_apart(emitter, s.args[0], made)
+    bases = [x.base for x in found.values() if emitter.levels[x.base] == ELEMENT]
+    return {result: x for result, x in found.items() if bases.count(x.base) > 1}
+
+
+def _taken_apart(emitter: Emitter, argument: str, made: Mapping[str, Statement]) -> Shifted:
+    """What an exponential is of: a value without a number is that and 0."""
+    s = made.get(argument)
+    if s is not None and s.kind in ("Subtract", "Add") and not s.rounds:
+        first, second = s.args
+        if isinstance(first, str) and level_of(emitter, second) < ELEMENT:
+            return Shifted(first, second, s.kind == "Subtract")
+        if isinstance(second, str) and level_of(emitter, first) < ELEMENT and s.kind == "Add":
+            return Shifted(second, first, False)
+    return Shifted(argument, 0.0, False)
+
+
+def level_of(emitter: Emitter, arg: Arg) -> int:
+    """When an argument changes."""
+    return emitter.levels[arg] if isinstance(arg, str) else CALL
+
+
+def put_shift_members(emitter: Emitter) -> None:
+    """Adds a member for each number."""
+    for result in emitter.shifted:
+        emitter.put(f"  og::Shift {member(result)};")
+
+
+def put_shifts(emitter: Emitter, level: int) -> None:
+    """Adds the lines that compute the numbers of one level."""
+    for result, x in emitter.shifted.items():
+        if level_of(emitter, x.amount) == level:
+            amount = emitter.value(x.amount) if isinstance(x.amount, str) else emitter.literal(x.amount, "float", False)
+            emitter.put(f"    {member(result)} = og::shift_by({'-' if x.taken else ''}({amount}));")
+
+
+def member(result: str) -> str:
+    """The member that holds the number of an exponential."""
+    return f"shift_{result}"
