@@ -5,9 +5,9 @@
 
 // A choice between two costly values: each element is given to the one that it needs, instead of computing both and keeping
 // one. The elements of a strip are packed by the condition, each side does its own, and results go back to their places. An
-// element meets the operations that it met without packing, so its bits are the same. What is added up along the row stays
-// packed: first the addends of the side where the condition fails, then those of the other. Four vectors of them at a time
-// become one before they are widened: an addend that took a branch of arithmetic has more rounded away already.
+// element meets the operations that it met without packing, so its bits are the same. What is added up along the row is
+// added as it is made, of each strip first by the side where the condition fails: four vectors at a time in float, then in
+// double. (An addend that took a branch of arithmetic has more rounded away already than three sums of floats do.)
 //
 // opgraph/codegen/branches.py says which choices are worth it, and what a functor with two branches has.
 
@@ -23,6 +23,7 @@ template <class F> struct has_branches<F, ignored<decltype(F::branch_inputs)>> {
 enum { packed_width = 16, packed_strip = strip + packed_width };  // whole vectors may end behind the last element
 enum { together = 4 * packed_width };  // addends that become packed_width
 
+/// `start` goes before the first `walk` of a row.
 template <class F> struct Branches {
   static constexpr int inputs = F::branch_inputs, results = F::branch_results;
   struct Side {
@@ -30,6 +31,13 @@ template <class F> struct Branches {
     i64 count;
   };
   Side sides[2];
+  /// What has been added up for the sums whose results are not unpacked.
+  struct Sums {
+    alignas(64) double lane[results][packed_width];
+  };
+  Sums sums;
+
+  OG_FN void start() { sums = {}; }
 
   /// Elements [first, first + n), n <= strip. What one of them adds to the cell of its column goes to s[k * strip].
   /// Compiled once, wherever it is called from; with a copy of the functor, which nothing that is written overlaps.
@@ -40,16 +48,9 @@ template <class F> struct Branches {
     unpack(f, first, n, s...);
   }
 
-  /// add(addends, count, filled) for both sides' addends of a sum whose result is k; zeros follow the count.
-  template <int k, class Add> OG_FN void added(Add&& add) {
-    if constexpr (F::makes(false, k)) one_added<k>(sides[0], add);
-    if constexpr (F::makes(true, k)) one_added<k>(sides[1], add);
-  }
-
  private:
-  template <int k, class Add> OG_FN static void one_added(Side& side, Add&& add) {
-    const i64 filled = (side.count + together - 1) / together * packed_width;
-    add(side.out[k], side.count < packed_width ? side.count : filled, filled);
+  OG_FN void add(int k, const float* addends) {
+    for (int l = 0; l < packed_width; ++l) sums.lane[k][l] += (double)addends[l];
   }
 
   template <bool side> OG_FN void vectors_in_full(const F& f) {
@@ -111,12 +112,21 @@ template <class F> struct Branches {
     for (int k = 0; k < inputs; ++k) put(own.in[k] + own.count, 1.0f);  // no function's end
     if constexpr (F::has_ends(side)) {
       if (f.near(side)) {
+        Sums before;
+        copy<side>(before, sums);
         no_ends ends;
         vectors<side>(f, ends);
         if (ends.held()) return;
+        copy<side>(sums, before);
       }
     }
     vectors_in_full<side>(f);
+  }
+  template <bool side> OG_FN static void copy(Sums& to, const Sums& from) {
+    each<results>([&](auto k) {
+      if constexpr (F::makes(side, k.value) && F::stays_packed(k.value))
+        __builtin_memcpy(to.lane[k.value], from.lane[k.value], sizeof to.lane[k.value]);
+    });
   }
   template <bool side, class Ends> OG_FN void vectors(const F& f, Ends& ends) {
     Side& own = sides[side];
@@ -137,8 +147,11 @@ template <class F> struct Branches {
         });
       }
       each<results>([&](auto k) {
-        if constexpr (F::makes(side, k.value) && F::stays_packed(k.value))
-          put(own.out[k.value] + begin / together * lane_count, added[k.value]);
+        if constexpr (F::makes(side, k.value) && F::stays_packed(k.value)) {
+          alignas(64) float addends[lane_count];
+          put(addends, added[k.value]);
+          add(k.value, addends);
+        }
       });
     }
   }
@@ -188,7 +201,7 @@ template <class F> struct Branches {
     vectors_in_full<side>(f);
     each<results>([&](auto k) {
       if constexpr (F::makes(side, k.value) && F::stays_packed(k.value))
-        put_together(sides[side].out[k.value], sides[side].count);
+        add_all(k.value, sides[side].out[k.value], sides[side].count);
     });
   }
   template <bool side, class Ends> OG_FN void vectors(const F& f, Ends& ends) {
@@ -203,13 +216,13 @@ template <class F> struct Branches {
       });
     }
   }
-  /// What lanes do on their way: the first of every `together` addends becomes the sum of all that stand a width apart.
-  OG_FN static void put_together(float* x, i64 n) {
+  /// What lanes do on their way.
+  OG_FN void add_all(int k, const float* x, i64 n) {
     for (i64 begin = 0; begin < n; begin += together) {
       const i64 end = n - begin < together ? n : begin + together;
       float added[packed_width] = {};
       for (i64 i = begin; i < end; ++i) added[(i - begin) % packed_width] += x[i];
-      for (int l = 0; l < packed_width; ++l) x[begin / together * packed_width + l] = added[l];
+      add(k, added);
     }
   }
 

@@ -36,6 +36,10 @@ template <> struct Row<float> {
   OG_FN void add_few(const float* x, i64 n) {
     for (i64 i = 0; i < n; ++i) sum += (double)x[i];
   }
+  OG_FN void add_lanes(const double* x) {
+    for (int l = 0; l < width; ++l) lane[l] = x[l];
+    wide = true;
+  }
   OG_ONCE void into(double* cell, i64) const {
     double tree[width];
     if (!wide) {
@@ -87,21 +91,23 @@ template <class F> OG_FN void row(const F f, i64 width, double* const* cell, con
   using Addend = typename F::Addend;
   alignas(64) Addend addend[F::sums + 1][strip];
   Row<Addend> total[F::sums + 1];
-  for (i64 first = 0; first < width; first += strip) {
-    const i64 n = width - first < strip ? width - first : strip;
-    if constexpr (has_branches<F>::value) {
-      Branches<F> both;
+  const auto strips = [&](auto&& one) {
+    for (i64 first = 0; first < width; first += strip) one(first, width - first < strip ? width - first : (i64)strip);
+  };
+  if constexpr (has_branches<F>::value) {
+    Branches<F> both;
+    both.start();
+    strips([&](i64 first, i64 n) {
       both.walk(f, first, n, &addend[0][0]);
       each<F::sums>([&](auto k) {
-        if constexpr (F::adds_row(k.value)) {
-          both.template added<F::sum_result(k.value)>([&](const float* x, i64 count, i64 filled) {
-            total[k.value].add_some(x, count, filled);
-          });
-        } else {
-          add_each(cell[k.value] + first, rests[k.value], addend[k.value], n);
-        }
+        if constexpr (!F::adds_row(k.value)) add_each(cell[k.value] + first, rests[k.value], addend[k.value], n);
       });
-    } else {
+    });
+    each<F::sums>([&](auto k) {
+      if constexpr (F::adds_row(k.value)) total[k.value].add_lanes(both.sums.lane[F::sum_result(k.value)]);
+    });
+  } else {
+    strips([&](i64 first, i64 n) {
       const i64 filled = (n + lanes - 1) / lanes * lanes;
       for (int k = 0; k < F::sums; ++k)
         for (i64 i = n; i < filled; ++i) addend[k][i] = 0;
@@ -113,7 +119,7 @@ template <class F> OG_FN void row(const F f, i64 width, double* const* cell, con
           add_each(cell[k.value] + first, rests[k.value], addend[k.value], n);
         }
       });
-    }
+    });
   }
   each<F::sums>([&](auto k) {
     if constexpr (F::adds_row(k.value)) total[k.value].into(cell[k.value], rests[k.value]);
