@@ -58,9 +58,16 @@ template <class F> struct Branches {
       if (f.near(side)) {
         near_shifts ends;
         vectors<side>(f, ends);
-        return;
+      } else {
+        vectors_far<side>(f);
       }
+    } else {
+      any_ends ends;
+      vectors<side>(f, ends);
     }
+  }
+  /// With shifts that nobody has: no time is spent on compiling it well.
+  template <bool side> OG_SLOW void vectors_far(const F& f) {
     any_ends ends;
     vectors<side>(f, ends);
   }

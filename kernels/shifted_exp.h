@@ -3,8 +3,8 @@
 #include "lanes.h"
 
 // e^(x - c) for several numbers c, each the same for all x: e^x = 2^n (1 + t) is found once, and e^-c is 2^k m with the
-// number, so that 2^(n + k) (m + m t) is left for each. At most 1.6 ulp; nothing is rounded before the exponential, as x - c
-// is by itself. Where |c| is beyond 2^17, x near c is none that an exponential has a reduction for: there x - c is taken.
+// number, so that 2^(n + k) (m + m t) is left for each. At most 2.2 ulp; nothing is rounded before the exponential, as x - c
+// is by itself. Where a |c| is beyond 2^17, an x near c is none that e^x has a reduction for: there each is by itself.
 //
 // opgraph/codegen/shifts.py says where that is done.
 
@@ -49,9 +49,7 @@ template <class T> OG_FN T shifted(Exponential<T> e, Shift s) {
   return scale_anywhere(fma((T)s.m, e.t, (T)s.m), e.n + (T)s.n);
 }
 /// e^(x - c), of which `difference` is x - c.
-template <class T> OG_FN T shifted_exp(Exponential<T> e, Shift s, T difference, any_ends) {
-  return choose((mask<T>)s.near, shifted(e, s), exp(difference));
-}
+template <class T> OG_FN T shifted_exp(Exponential<T>, Shift, T difference, any_ends) { return exp(difference); }
 template <class T> OG_FN T shifted_exp(Exponential<T> e, Shift s, T, near_shifts) { return shifted(e, s); }
 #if OG_LANES
 OG_FN floats shifted_exp(Exponential<floats> e, Shift s, floats, no_ends&) { return shifted(e, s); }
