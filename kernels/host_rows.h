@@ -36,7 +36,7 @@ OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double
   constexpr bool writes = pass + 1 == F::passes && F::stores;
   constexpr int n_reductions = F::reductions(pass), n_sums = writes ? F::sums : 0;
   if constexpr (n_reductions + n_sums == 0) {
-    write_some<F, pass, keep>(f, first_whole(f, width), 0, width);
+    write_some<F, pass, keep>(f, first_whole(f, width), 0, width, width > near_elements);
   } else if constexpr (n_sums == 0) {
     reduce_run<F, pass, keep, ahead>(f, width, reductions);
   } else {
@@ -149,10 +149,14 @@ template <class F> OG_FN void rows_by_turns(F& f, const Boxes& boxes, Place<F>& 
     const auto begin = [&] { to_last_pass(f, boxes, place); };
     const int count = rows_of_same_cells(f, boxes, place, rows, (double**)nullptr, most, more, begin);
     const i64 part = most > 1 ? (i64)turn : width;
-    for (i64 begin = (width - 1) / part * part; begin >= 0; begin -= part) {
-      for (int r = count - 1; r >= 0; --r) {
-        const i64 head = first_whole(rows[r], width), end = head + begin + part;
-        write_some<F, F::passes - 1, false>(rows[r], head, begin ? head + begin : 0, end < width ? end : width);
+    const bool back = width > near_elements;
+    const i64 parts = (width + part - 1) / part;
+    for (i64 p = 0; p < parts; ++p) {
+      const i64 begin = (back ? parts - 1 - p : p) * part;
+      for (int r = 0; r < count; ++r) {
+        const F& f = rows[back ? count - 1 - r : r];
+        const i64 head = first_whole(f, width), end = head + begin + part;
+        write_some<F, F::passes - 1, false>(f, head, begin ? head + begin : 0, end < width ? end : width, back);
       }
     }
   }

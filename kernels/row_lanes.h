@@ -82,9 +82,12 @@ OG_FN void addends(const F& f, i64 first, i64 n, typename F::Addend* x) {
   for (i64 i = 0; i < n; ++i) f.template element<pass, keep, apart>(first + i, x + i);
 }
 
-// Elements of a pass that only writes, [begin, end) of those whose whole vectors begin at `head`: from the end, where the
-// pass before has just been.
-template <class F, int pass, bool keep> OG_FN void write_some(const F& f, i64 head, i64 begin, i64 end) {
+// Rows of more elements than these are written from the end, where the pass before has just been: the first cache has that
+// alone. Shorter ones are written as memory is fetched ahead, forwards.
+enum { near_elements = 8 * 1024 };
+
+// Elements of a pass that only writes, [begin, end) of those whose whole vectors begin at `head`.
+template <class F, int pass, bool keep> OG_FN void write_some(const F& f, i64 head, i64 begin, i64 end, bool back) {
 #if OG_LANES
   if constexpr (has_lanes<F>::value) {
     return by_nearness<F, pass>(f, [&](auto near) OG_LAMBDA {
@@ -92,10 +95,11 @@ template <class F, int pass, bool keep> OG_FN void write_some(const F& f, i64 he
         f.template element<pass, keep, 0, floats, near.value>(i, (floats*)nullptr, n);
       };
       const i64 first = begin < head ? head : begin;
-      i64 i = first + (end - first) / lane_count * lane_count;
-      if (i < end) some(i, end - i);
-      while (i > first) some(i -= lane_count, lane_count);
+      const i64 last = first + (end - first) / lane_count * lane_count, step = back ? -lane_count : lane_count;
       if (begin < first) some(begin, first - begin);
+      for (i64 left = last - first, i = back ? last - lane_count : first; left > 0; left -= lane_count, i += step)
+        some(i, lane_count);
+      if (last < end) some(last, end - last);
     });
   }
 #endif
