@@ -21,6 +21,11 @@ GRAPHS = {
         "graph(x: f64[3,4], a: f64[]) -> (y)\n  %0 = Multiply(x, a)\n  %1 = Tanh(%0)\n  y = Multiply(%1, a)",
         ("x", "a"),
     ),
+    "a sum over axes of which one has size 1": (
+        "graph(x: f64[5,1]) -> (y)\n  %0 = ReduceSum(x, axes=[0, 1], keep_dims=true)\n  %1 = Tanh(%0)\n"
+        "  %2 = Multiply(%1, x)\n  y = Exp(%2)",
+        ("x",),
+    ),
     "a column and a row": (
         "graph(x: f64[3,4], c: f64[3,1], r: f64[4]) -> (y)\n  %0 = Multiply(x, c)\n  %1 = Add(%0, r)\n  y = Exp(%1)",
         ("x", "c", "r"),

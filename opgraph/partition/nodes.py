@@ -115,6 +115,8 @@ class Nodes:
                 self._read_from_memory(aligned_operands(op, self.seen.shapes), node, made)
             if with_rows:
                 self._read_from_memory(self.rows.misread(op), node, made)
+            if self.sums[node] and op.inputs[1].id in self.rows.values:  # no operand of the loop has its shape
+                self._read_from_memory([op.inputs[1].id], node, made)
             if node in self.seen.apart:
                 self._read_from_memory(self.seen.apart[node], node, made)
             for source in self.sources[node]:

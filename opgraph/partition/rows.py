@@ -45,6 +45,10 @@ class RowValue:
             return tuple(1 if i in rows else d for i, d in enumerate(self.space))
         return tuple(d for i, d in enumerate(self.space) if i not in rows)
 
+    def is_like(self, other: RowValue) -> bool:
+        """Whether sums over the axes of either are the same: they differ in axes of size 1 at most."""
+        return (self.space, self.form, self.shape) == (other.space, other.form, other.shape)
+
     def in_form(self, form: str) -> RowValue:
         """The same value with or without its axes."""
         return RowValue(self.space, self.axes, form)
@@ -141,8 +145,9 @@ class Rows:
             for tensor in op.outputs[:1]:
                 found = made.get(tensor.id) or self._follows(op)
                 summed = self._summed.get(tensor.id)
-                if found is None and summed is not None and self.values.get(op.inputs[1].id) == summed:
-                    found = summed  # to the shape of a row value, which no operand tells
+                like = self.values.get(op.inputs[1].id) if summed is not None else None
+                if found is None and summed is not None and like is not None and summed.is_like(like):
+                    found = like  # to the shape of a row value, which no operand tells
                     self.sums.add(tensor.id)
                 if found is not None:
                     self.values[tensor.id] = found
