@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from opgraph.runtime.spare import empty_cache
 from opgraph.torch.explain import explain
 from opgraph.torch.explain_report import FusionReport
 from opgraph.torch.fuse import fuse
@@ -22,6 +23,7 @@ __all__ = [
     "SwiGLU",
     "Swish",
     "check_inplace",
+    "empty_cache",
     "explain",
     "from_onnx",
     "fuse",

@@ -1,4 +1,4 @@
-"""What huge pages are worth for new memory: filling it, and a step of NAF1, with and without; in turns, as ratios.
+"""What huge pages and kept memory are worth: filling it, and steps of training, with and without; in turns, as ratios.
 
 python tests/benchmarks/pages.py
 """
@@ -17,7 +17,7 @@ import torch
 import opgraph.torch as ogt
 from opgraph.bench.machine import machine
 from opgraph.bench.timing import compare
-from opgraph.runtime import pages
+from opgraph.runtime import pages, spare
 from opgraph.torch.naf1 import with_order
 
 SIZES = (4, 8, 16, 32, 128)
@@ -44,19 +44,31 @@ def filled(mebibytes: int) -> dict[str, float]:
 
 
 def naf1(elements: int) -> dict[str, float]:
-    """Forward and backward: two results of that many f32."""
-    x, d = torch.randn(elements, requires_grad=True), torch.ones(elements)
-    module = with_order(0.9)
-    fused = ogt.fuse(module.forward)
-
-    def step() -> object:
-        return torch.autograd.grad(fused(x), [x, module.frac_order], d)
+    """Forward and backward on huge pages: two results of that many f32."""
+    step = _step(with_order(0.9).forward, elements, kept=False)
 
     def without() -> object:
         with mock.patch.object(pages, "_madvise", lambda: None):
             return step()
 
     return found(step, without, rounds=15)
+
+
+def kept(forward: Callable[[torch.Tensor], torch.Tensor], elements: int) -> dict[str, float]:
+    """Forward and backward on memory that was kept, beside new memory on huge pages."""
+    return found(_step(forward, elements, kept=True), _step(forward, elements, kept=False), rounds=15)
+
+
+def _step(forward: Callable[[torch.Tensor], torch.Tensor], elements: int, *, kept: bool) -> Callable[[], object]:
+    x, d = torch.randn(elements, requires_grad=True), torch.ones(elements)
+    fused = ogt.fuse(forward)
+
+    def step() -> object:
+        return torch.autograd.grad(fused(x), x, d)
+
+    with mock.patch.object(spare, "is_kept", spare.is_kept if kept else lambda size: False):
+        step()  # which is when it is planned what results are made of
+    return step
 
 
 def found(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> dict[str, float]:
@@ -77,6 +89,9 @@ def main() -> None:
     print(f"\n{'case':<32}{'with us':>12}{'without us':>12}{'ratio':>8}  {'quartiles':<16}{'faults':>8}{'without':>8}")
     cases = {f"filling {size} MiB": filled(size) for size in SIZES}
     cases[f"NAF1, {8 << 20} f32"] = naf1(8 << 20)
+    for n in (8 << 20, 32 << 20):
+        cases[f"kept: NAF1, {n} f32"] = kept(with_order(0.9).forward, n)
+        cases[f"kept: x * sigmoid(x), {n} f32"] = kept(lambda x: x * torch.sigmoid(x), n)
     for name, r in cases.items():
         times = f"{r['ours_us']:>12.1f}{r['theirs_us']:>12.1f}{r['ratio']:>8.3f}"
         spread = f"{r['low']:.3f} to {r['high']:.3f}"

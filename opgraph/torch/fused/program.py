@@ -10,7 +10,7 @@ import torch
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
-from opgraph.runtime import pages
+from opgraph.runtime import pages, spare
 from opgraph.runtime.arguments import check_shape
 from opgraph.runtime.compiled import Runner
 from opgraph.runtime.engine import Engine
@@ -110,9 +110,12 @@ class Program:
     def _run_into(self, tensors: Tensors) -> list[torch.Tensor]:
         """Several partitions, or no compiler: torch allocates the results."""
         outs = self.results.empty(tensors)
-        for out in outs:
-            if out.is_cpu:
-                pages.advise(out.data_ptr(), out.nbytes)
+        for i, out in enumerate(outs):
+            size = out.untyped_storage().nbytes() if out.is_cpu else 0
+            if spare.is_kept(size):
+                outs[i] = _of_spare_memory(size, out.dtype, out.shape, out.stride())
+            else:
+                pages.advise(out.data_ptr(), size)
         self._executable(self._fed(tensors), out=dict(zip(self._outputs, outs)))
         return outs
 
@@ -130,6 +133,10 @@ def _maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Ten
     make, size = _plain_maker(out, tensors), out.nbytes
     if size < pages.LARGE:
         return make
+    if spare.is_kept(size):
+        shape, strides, dtype = out.shape, out.stride(), out.dtype
+        whole = out.untyped_storage().nbytes()
+        return lambda tensors: _of_spare_memory(whole, dtype, shape, strides)
 
     def make_large(tensors: Tensors) -> torch.Tensor:
         made = make(tensors)
@@ -137,6 +144,13 @@ def _maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Ten
         return made
 
     return make_large
+
+
+def _of_spare_memory(size: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A large result on the CPU, not yet written. Its storage, of that many bytes, cannot be resized."""
+    storage = torch.from_numpy(spare.array(size)).untyped_storage()
+    # Set, not viewed: a result that is a view of something must not be written in place.
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 
 def _plain_maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
