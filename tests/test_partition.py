@@ -834,3 +834,30 @@ def test_an_opened_op_waits_for_operands_that_none_of_its_small_ops_reads() -> N
   b = MatMul(p, q)
   y, dg, db = LayerNormBackward(t, d, m, v, g, b)""")
     assert [p.kind for p in graph.get_partitions()] == ["library", "fused"]
+
+
+#: An op that kernels open, and that reads one value for each row of a loop over another shape, or along other axes.
+ROWS_OF_OTHERS = {
+    "rows along another axis": """graph(x: f32[4,6], d: f32[1,6]) -> (y)
+  a = ReduceSum(x, axes=[0], keep_dims=true)
+  y = LogSoftmaxBackward(d, a, axis=-1)""",
+    "rows of another length": """graph(x: f32[4,6], d: f32[4,1]) -> (y)
+  a = ReduceSum(x, axes=[1], keep_dims=true)
+  y = SoftMaxBackward(d, a, axis=-1)""",
+    "as many rows of another shape": """graph(x: f32[4,6], s: f32[2,6], m: f32[6]) -> (y)
+  a = ReduceSum(x, axes=[0])
+  y = BatchNormInference(s, m, m, m, a, epsilon=0.1)""",
+    "two operands of two loops": """graph(x: f32[4,6], z: f32[9,6], s: f32[2,6], m: f32[6]) -> (y)
+  a = ReduceSum(x, axes=[0])
+  b = ReduceSum(z, axes=[0])
+  y = BatchNormInference(s, a, m, m, b, epsilon=0.1)""",
+}
+
+
+@pytest.mark.parametrize("case", ROWS_OF_OTHERS)
+def test_an_op_that_reads_values_for_each_row_of_another_loop_is_not_torn_between_the_two(case: str) -> None:
+    g = og.parse(ROWS_OF_OTHERS[case]).finalize()
+    *others, last = g.get_partitions()
+    assert [op.kind for op in last.ops] == [g.ops[-1].kind] and all(p.kind == "fused" for p in (*others, last))
+    feeds = {str(t.name): np.random.default_rng(t.id).random(t.shape, np.float32) + 0.5 for t in g.inputs}
+    np.testing.assert_allclose(og.compile(g)(feeds), og.evaluate(g, feeds), rtol=1e-5, atol=1e-4)

@@ -10,7 +10,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.opened import opened_ops
 from opgraph.partition.partition import FUSED
-from opgraph.partition.rows import Rows, RowValue
+from opgraph.partition.rows import RowValue
 from opgraph.partition.symbols import Shape, is_scalar_shape
 from opgraph.partition.traits import (
     OPGRAPH,
@@ -53,8 +53,7 @@ class Nodes:
         taken = opened_ops([op for op in graph.ops if op.kind != "End"], with_rows=with_rows)
         self.inside, self.seen, self.owners = taken.inside, taken.seen, taken.owners
         self.ops = list(self.seen.ops)
-        outside = {t.id for node in self.seen.plain for t in self.ops[node].outputs}
-        self.rows = Rows(self.ops if with_rows else (), self.seen.shapes, outside)
+        self.rows = taken.rows
         made = {t.id: node for node, op in enumerate(self.ops) for t in op.outputs}
         self.sources = [_once([made[t.id] for t in inputs if t.id in made]) for inputs in self._inputs()]
         self.targets: list[list[int]] = [[] for _ in self.ops]

@@ -40,11 +40,17 @@ class Opened:
         inside: the smaller ops of each op that is opened, by its id.
         owners: for each op of `seen`, the op of the graph that it belongs to.
         seen: all of them, with their shapes.
+        rows: what is known of their rows; nothing where a loop may reduce none.
     """
 
     inside: dict[int, tuple[Op, ...]]
     owners: list[Op]
     seen: Viewed
+    rows: Rows
+
+
+#: After so many rounds no op that is opened takes part in rows that begin around it.
+_ROUNDS = 3
 
 
 def opened_ops(whole: Sequence[Op], *, with_rows: bool) -> Opened:
@@ -53,7 +59,7 @@ def opened_ops(whole: Sequence[Op], *, with_rows: bool) -> Opened:
     Args:
         with_rows: whether a loop may reduce rows.
     """
-    inside = opened(whole, with_rows=with_rows)
+    inside, closed, rounds = opened(whole, with_rows=with_rows), set[int](), 0
     while True:
         owners = [op for op in whole for _ in inside.get(op.id, (op,))]
         ops = [inner for op in whole for inner in inside.get(op.id, (op,))]
@@ -64,8 +70,26 @@ def opened_ops(whole: Sequence[Op], *, with_rows: bool) -> Opened:
         made = {t.id: place for place, op in enumerate(ops) for t in op.outputs}
         lost |= {owners[p].id for p in places for id in seen.apart.get(p, ()) if owners[made[id]] is owners[p]}
         if not lost:
-            return Opened(inside, owners, seen)
+            homes = {t.id: owners[p].id for p in places if owners[p].id in closed for t in ops[p].outputs}
+            outside = {t.id for p in seen.plain for t in seen.ops[p].outputs}
+            rows = Rows(seen.ops if with_rows else (), seen.shapes, outside, homes)
+            # An operand may be one value for each row of some other loop: what follows from it is of that loop.
+            torn = _torn(owners, places, seen, rows) if rows.values else set()
+            if not torn:
+                return Opened(inside, owners, seen, rows)
+            lost, rounds = torn & closed, rounds + 1
+            closed |= torn if rounds <= _ROUNDS else inside.keys()
         inside = {id: inner for id, inner in inside.items() if id not in lost}
+
+
+def _torn(owners: Sequence[Op], places: Iterable[int], seen: Viewed, rows: Rows) -> set[int]:
+    """The opened ops that are no loop once rows begin or lead around them."""
+    inner: dict[int, list[int]] = {}
+    whole: dict[int, Op] = {}
+    for place in places:
+        inner.setdefault(owners[place].id, []).append(place)
+        whole[owners[place].id] = owners[place]
+    return {id for id, own in inner.items() if not _loops(own, seen, rows, {t.id for t in whole[id].outputs})}
 
 
 def is_one_loop(ops: Sequence[Op], outputs: set[int]) -> bool:
@@ -75,15 +99,20 @@ def is_one_loop(ops: Sequence[Op], outputs: set[int]) -> bool:
         outputs: ids of what is needed outside.
     """
     seen = viewed(ops, shapes_of(ops), range(len(ops)))
-    ops, shapes = seen.ops, seen.shapes
-    rows = Rows(ops, shapes)
-    spaces = {(tag.space, tag.axes) for tag in rows.values.values()}
+    return _loops(range(len(ops)), seen, Rows(seen.ops, seen.shapes), outputs)
+
+
+def _loops(places: Sequence[int], seen: Viewed, rows: Rows, outputs: set[int]) -> bool:
+    """Whether one loop does the ops at some places."""
+    ops, shapes = [seen.ops[p] for p in places], seen.shapes
+    tags = [rows.values[t.id] for op in ops for t in op.outputs if t.id in rows.values]
+    spaces = {(tag.space, tag.axes) for tag in tags}
     if len(spaces) > 1:
         return False
     space: Shape = next(iter(spaces))[0] if spaces else shapes[ops[-1].outputs[0].id]
     made: set[int] = set()
     ended: set[int] = set()  # sums, which nothing inside may read
-    for place, op in enumerate(ops):
+    for place, op in zip(places, ops, strict=True):
         record = opdef.of(op)
         read = {t.id for t in op.inputs}
         if read & ended or {*aligned_operands(op, shapes), *rows.misread(op), *seen.apart.get(place, ())} & made:

@@ -7,7 +7,7 @@ that were reduced, and whether it still has these axes ("kept", with size 1) or 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -61,15 +61,22 @@ class Rows:
         ops: in topological order.
         shapes: of every tensor.
         apart: tensors that no row value becomes or follows from: what makes them has other axes than these shapes say.
+        homes: by tensor, the op that it is made inside of, where that op takes part in no rows but its own.
 
     Attributes:
         values: the values that there is one of for each row, by tensor id.
         sums: of these, the ones that SumTo makes; every other SumTo ends its loop.
     """
 
-    def __init__(self, ops: Sequence[Op], shapes: dict[int, Shape], apart: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        shapes: dict[int, Shape],
+        apart: Collection[int] = (),
+        homes: Mapping[int, int] | None = None,
+    ) -> None:
         self.ops, self.shapes = ops, shapes
-        self._apart = apart
+        self._apart, self._homes = apart, homes or {}
         self.values: dict[int, RowValue] = {}
         self.sums: set[int] = set()
         self._wanted: dict[int, RowValue] = {}
@@ -145,7 +152,7 @@ class Rows:
             for tensor in op.outputs[:1]:
                 found = made.get(tensor.id) or self._follows(op)
                 summed = self._summed.get(tensor.id)
-                like = self.values.get(op.inputs[1].id) if summed is not None else None
+                like = self._near(op).get(op.inputs[1].id) if summed is not None else None
                 if found is None and summed is not None and like is not None and summed.is_like(like):
                     found = like  # to the shape of a row value, which no operand tells
                     self.sums.add(tensor.id)
@@ -159,12 +166,14 @@ class Rows:
         if op.outputs[0].id in self._apart:
             return None
         if record.family == "shape":
+            if self._homes.get(op.inputs[0].id) != self._homes.get(op.outputs[0].id):
+                return None
             source = self.values.get(op.inputs[0].id) or self._wanted.get(op.inputs[0].id)
             other = source and source.in_form("kept" if source.form == "dropped" else "dropped")
             return other if other is not None and other.shape == shape else None
         if not record.is_pointwise or len(op.outputs) > 1 or record.index_of is not None or record.by_position:
             return None
-        tags = {self.values[t.id] for t in op.inputs if t.id in self.values}
+        tags = set(self._near(op).values())
         wanted = self._wanted.get(op.outputs[0].id)
         tags |= {wanted} if wanted is not None else set()
         if len(tags) != 1:
@@ -173,6 +182,12 @@ class Rows:
         if tag.shape != shape or (tag.form == "dropped" and not self._fits_dropped(op, tag)):
             return None
         return tag
+
+    def _near(self, op: Op) -> dict[int, RowValue]:
+        """The row values that an op reads, by tensor; within an op with a home those that are made there."""
+        home = self._homes.get(op.outputs[0].id)
+        known = {t.id: self.values[t.id] for t in op.inputs if t.id in self.values}
+        return known if home is None else {id: tag for id, tag in known.items() if self._homes.get(id) == home}
 
     def _fits_dropped(self, op: Op, tag: RowValue) -> bool:
         """Whether every operand has the shape without the rows' axes, or is one number."""
