@@ -237,10 +237,8 @@ class OpDef:
 
     def read_inputs(self, op: Op) -> list[LogicalTensor]:
         """The inputs whose data an op of this kind reads."""
-        if self.reads is None:
-            read: Sequence[bool] = [not port.shape_only for port in self.with_optional(len(op.inputs))]
-        else:
-            read = self.reads(op)
+        ports = self.with_optional(len(op.inputs))
+        read = [not port.shape_only for port in ports] if self.reads is None else self.reads(op)
         return [t for t, is_read in zip(op.inputs, read, strict=True) if is_read]
 
     def input_names(self, count: int) -> list[str]:

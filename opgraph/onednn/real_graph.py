@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opgraph.errors import InvalidArguments, InvalidGraph, Unimplemented
-from opgraph.ir import dtypes, opdef
+from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor, port_name, row_major
-from opgraph.ir.op import Op
+from opgraph.ir.logical_tensor import port_name
 from opgraph.onednn import capi
+from opgraph.onednn.c_values import c_op, c_tensor
 from opgraph.onednn.capi import CLogicalTensor
 from opgraph.runtime.arguments import Ports
 
@@ -65,7 +65,7 @@ class RealGraph:
         lib = self._library
         real = self._own("graph_graph", lib.created("graph_graph_create", capi.CPU))
         for op in self.graph.ops:
-            lib.call("graph_add_op", real, self._op(op), where=op.where)
+            lib.call("graph_add_op", real, self._own("graph_op", c_op(lib, op)), where=op.where)
         lib.call("graph_graph_finalize", real)
         lib.call("graph_graph_filter", real, capi.POLICY[policy])
         count = ctypes.c_size_t()
@@ -73,27 +73,6 @@ class RealGraph:
         handles = (ctypes.c_void_p * count.value)()
         lib.call("graph_graph_get_partitions", real, count, handles)
         return [self._described(self._own("graph_partition", ctypes.c_void_p(h))) for h in handles]
-
-    def _op(self, op: Op) -> ctypes.c_void_p:
-        lib, record = self._library, opdef.of(op)
-        number = capi.KIND.get(op.kind.lower())
-        if number is None:
-            raise Unimplemented(
-                f"oneDNN {lib.version} has no kind {op.kind}", where=op.label, fix="write it in ops that it has"
-            )
-        made = self._own("graph_op", lib.created("graph_op_create", op.id, number, op.name.encode()))
-        for tensor in op.inputs:
-            lib.call("graph_op_add_input", made, c_tensor(tensor))
-        for tensor in op.outputs:
-            lib.call("graph_op_add_output", made, c_tensor(tensor))
-        for name, value in op.attrs.items():
-            attr = record.attr(name)
-            if attr is None:
-                raise Unimplemented("oneDNN's Wildcard takes no attributes", where=op.label, fix="leave them out")
-            # What has its default is left out: the library rejects attributes that only opgraph's record has.
-            if value != attr.default:
-                _set_attr(lib, made, op, name, attr.type, value)
-        return made
 
     def _described(self, part: ctypes.c_void_p) -> tuple[ctypes.c_void_p, RealPartition]:
         lib = self._library
@@ -210,43 +189,3 @@ class RealGraph:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def c_tensor(tensor: LogicalTensor) -> CLogicalTensor:
-    """The library's form of a logical tensor of known shape.
-
-    Raises:
-        Unimplemented: a dtype that this version of the library does not have.
-        InvalidArguments: an unknown dimension, or more of them than the library takes.
-    """
-    number = capi.DTYPE.get(tensor.dtype)
-    if number is None or len(tensor.shape) > capi.MAX_DIMS:
-        raise Unimplemented(
-            f"oneDNN's library takes no {tensor.type_text}", where=tensor.label, fix=f"use {', '.join(capi.DTYPE)}"
-        )
-    strides = tensor.odd_strides or row_major(tensor.shape)
-    return CLogicalTensor(
-        id=tensor.id,
-        ndims=len(tensor.shape),
-        dims=capi.Dims(*tensor.shape),
-        data_type=number,
-        property=capi.PROPERTY.get(tensor.property, 1),
-        layout_type=capi.STRIDED,
-        strides=capi.Dims(*strides),
-    )
-
-
-def _set_attr(lib: Library, made: ctypes.c_void_p, op: Op, name: str, type_: str, value: Any) -> None:
-    number = capi.ATTR.get(name)
-    if number is None:
-        raise Unimplemented(f"oneDNN {lib.version} has no attribute {name}", where=op.label, fix="leave it out")
-    scalar = type_.removesuffix("[]")
-    if scalar == "string":
-        lib.call("graph_op_set_attr_str", made, number, value.encode(), len(value.encode()), where=op.label)
-        return
-    ctype: Any = {"f32": ctypes.c_float, "s64": ctypes.c_int64, "bool": ctypes.c_uint8}[scalar]
-    values = list(value) if type_.endswith("[]") else [value]
-    data = (ctype * len(values))(*values)
-    # A length of 0 means one number, which is not a list of one; of bools there are no lists.
-    length = len(values) if type_.endswith("[]") or scalar == "bool" else 0
-    lib.call(f"graph_op_set_attr_{scalar}", made, number, data, length, where=f"{op.label}, attribute {name}")
