@@ -163,6 +163,46 @@ def test_nothing_is_added_for_lanes_behind_the_last_element(
     assert np.isfinite(f(x=x, a=np.float32(0.4), d_y=np.ones_like(x))["d_a"])
 
 
+@pytest.mark.parametrize("kind", ["GreaterEqual", "Equal", "Less", "LessOrEqual", "NotEqual"])
+def test_what_the_condition_tells_of_another_comparison(
+    kind: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the side where it holds; where it fails, a value may be NaN."""
+    text = """graph(x: f32[n], a: f32[n]) -> (y)
+  up = Greater(x, a)
+  other = KIND(x, a)
+  odd = Less(a, -0.5)
+  both = And(other, odd)
+  %0 = Abs(x)
+  %1 = Log(%0)
+  %2 = Tanh(%1)
+  %3 = Pow(%0, 0.3)
+  %4 = Select(other, %2, %3)
+  %5 = Select(both, %4, 0.5)
+  %6 = Exp(x)
+  %7 = Erf(%6)
+  %8 = Select(other, %7, %6)
+  y = Select(up, %5, %8)""".replace("KIND", kind)
+    f = og.compile(og.parse(text))
+    assert has_branches(f)
+    holds = next(iter(f.kernels.values())).split("if constexpr (side) {")[-1].split("} else {")[0]
+    spelled = {
+        "GreaterEqual": "og::ge(",
+        "Equal": "og::eq(",
+        "Less": "og::lt(v0",
+        "LessOrEqual": "og::le(",
+        "NotEqual": "og::eq(",
+    }
+    assert spelled[kind] not in holds
+    rng = np.random.default_rng(3)
+    x, a = rng.normal(size=(2, 999)).astype("f")
+    a[::5] = x[::5]
+    x[::7], a[::11] = np.nan, np.nan
+    got = f(x=x, a=a)
+    without_branches(monkeypatch)
+    assert_same_bits({"y": got}, {"y": og.compile(og.parse(text))(x=x, a=a)})
+
+
 @pytest.mark.parametrize(
     "text",
     [

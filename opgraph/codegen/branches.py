@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 #: What packing costs in instructions per element and vector: at all, and for each operand and each result (measured).
 PACK, PACK_OPERAND, PACK_RESULT = 8, 8, 5
+#: What a comparison that holds tells of others of the same two values. (Of one that fails they may be NaN.)
+_IMPLIED = {
+    "Greater": {"GreaterEqual": True, "Equal": False, "Less": False, "LessOrEqual": False},
+    "Less": {"LessOrEqual": True, "Equal": False, "Greater": False, "GreaterEqual": False},
+}
 #: What can be packed.
 _STORED = frozenset({"f32", "f16", "bf16"})
 
@@ -91,14 +96,25 @@ def _conditions(emitter: Emitter) -> Sequence[Mapping[str, None]]:
 
 def _side(loop: Loop, same: Mapping[str, None], holds: bool) -> Side:
     """The loop where those conditions are known to hold, or to fail."""
+    known: dict[str, bool] = dict.fromkeys(same, holds)
+    condition = next(s for s in loop.statements if s.result in same)
     taken: dict[str, Arg] = {}
     left = []
     for s in loop.statements:
         args = tuple(taken.get(a, a) if isinstance(a, str) else a for a in s.args)
-        if s.kind == "Select" and s.args[0] in same and not s.rounds:
-            taken[s.result] = args[1] if holds else args[2]
-        else:
-            left.append(replace(s, args=args))
+        told = [known.get(a) if isinstance(a, str) else None for a in s.args]
+        if s.kind == "Select" and told[0] is not None and not s.rounds:
+            taken[s.result] = args[1] if told[0] else args[2]
+            continue
+        if holds and s.args == condition.args and s.kind in _IMPLIED.get(condition.kind, {}):
+            known[s.result] = _IMPLIED[condition.kind][s.kind]
+        elif s.kind == "Not" and told[0] is not None:
+            known[s.result] = not told[0]
+        elif s.kind == "And" and False in told:
+            known[s.result] = False
+        elif s.kind == "And" and True in told:
+            taken[s.result] = args[1 - told.index(True)]
+        left.append(replace(s, args=args))
     results = tuple(taken.get(store.value, store.value) for store in loop.stores)
     return Side(_needed(left, {r for r in results if isinstance(r, str)}), results)
 
