@@ -21,7 +21,7 @@ import opgraph as og
 from opgraph.errors import InvalidArguments, InvalidGraph, InvalidGraphOp, InvalidShape, Unimplemented
 from opgraph.ir.opdef import all_ops, find
 from opgraph.onednn.entries import is_onednn
-from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY, PartitionCache
+from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY, PartitionCache, key_of
 
 ENGINE = og.Engine("cpu", 0)
 STREAM = og.Stream(ENGINE)
@@ -29,6 +29,14 @@ STREAM = og.Stream(ENGINE)
 
 def lt(id: int, dims: Any = (4, 8), dtype: str = "f32", **keywords: Any) -> og.LogicalTensor:
     return og.LogicalTensor(id, dtype, dims, **keywords)
+
+
+def cuda(index: int) -> og.Engine:
+    """A GPU's engine where there need not be a GPU."""
+    engine = object.__new__(og.Engine)
+    object.__setattr__(engine, "kind", "cuda")
+    object.__setattr__(engine, "index", index)
+    return engine
 
 
 def swish(first: int = 0, name: str = "", dims: Any = (4, 8)) -> og.Graph:
@@ -250,6 +258,15 @@ def test_14_matmul_reports_no_pair() -> None:
     assert part.compile(part.input_ports, part.output_ports, ENGINE).inplace_ports() == []
 
 
+def test_14_a_convolution_reports_no_pair_and_what_is_added_to_it_one() -> None:
+    """As in oneDNN, whose kernel for both adds to the memory of the other operand; here the sum is a kernel beside."""
+    g = og.parse(f"graph(x: f32[2,4,6,6], w: f32[4,4,3,3], z: f32[2,4,6,6]) -> (y)\n a = Convolution(x, w, {_CONV})\n"
+                 " y = Add(a, z)").finalize()  # fmt: skip
+    pairs = [p.compile(p.input_ports, p.output_ports, ENGINE).inplace_ports() for p in g.get_partitions()]
+    a, y = (op.outputs[0].id for op in g.ops)
+    assert pairs == [[], [(a, y)]]
+
+
 # -- 15: the cache of compiled partitions -----------------------------------------------------------------------------
 
 
@@ -338,6 +355,7 @@ def test_15_strides_and_engines_are_part_of_the_key(cache: PartitionCache) -> No
     for given in (lt(0), lt(0, (8, 4)), lt(0, strides=(1, 4))):
         part.compile([given], [lt(2, None)], ENGINE)
     assert cache.info().size == 3
+    assert len({key_of(part, [lt(0)], [lt(2)], engine) for engine in (ENGINE, cuda(0), cuda(1))}) == 3
 
 
 def test_15_the_least_recently_used_goes_first_and_0_switches_off(cache: PartitionCache) -> None:
@@ -435,11 +453,8 @@ def test_16_to_18_there_are_no_constant_caches_dump_modes_and_tensor_objects() -
 
 @pytest.mark.parametrize("handle", ["side", 1.5, object(), [1]], ids=["text", "float", "object", "list"])
 def test_19_what_is_no_stream_is_refused_when_it_is_wrapped(handle: object) -> None:
-    cuda = object.__new__(og.Engine)  # there need not be a GPU to be refused
-    object.__setattr__(cuda, "kind", "cuda")
-    object.__setattr__(cuda, "index", 0)
     with pytest.raises(InvalidArguments, match="is no stream"):
-        og.Stream(cuda, handle)
+        og.Stream(cuda(0), handle)
 
 
 @pytest.mark.parametrize(
@@ -449,10 +464,7 @@ def test_19_what_is_no_stream_is_refused_when_it_is_wrapped(handle: object) -> N
     ids=("none", "default", "address", "CuPy", "torch", "protocol"),
 )  # fmt: skip
 def test_19_streams_of_others_are_wrapped(handle: object) -> None:
-    cuda = object.__new__(og.Engine)
-    object.__setattr__(cuda, "kind", "cuda")
-    object.__setattr__(cuda, "index", 0)
-    assert og.Stream(cuda, handle).handle is handle
+    assert og.Stream(cuda(0), handle).handle is handle
 
 
 # -- rules by name, and what was matched (verbose) --------------------------------------------------------------------
