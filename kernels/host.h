@@ -3,6 +3,7 @@
 #include "brief.h"
 #include "halves.h"
 #include "scalar.h"
+#include "strips.h"
 #include "turn.h"
 
 // The CPU skeleton: cuts the iteration space into chunks, hands them to threads, walks rows, and lets the compiler
@@ -32,6 +33,8 @@ template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
   if constexpr (has_branches<F>::value) {
     Branches<F> both;
     for (; begin < end; begin += strip) both.walk(f, begin, end - begin < strip ? end - begin : strip);
+  } else if constexpr (has_strips<F>::value) {
+    for (; begin < end; begin += F::strip_length) f.strips(begin, end - begin < F::strip_length ? end - begin : F::strip_length);
 #if OG_LANES
   } else if constexpr (has_lanes<F>::value) {
     for (; begin + lane_count <= end; begin += lane_count) f.lanes(begin, lane_count);

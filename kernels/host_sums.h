@@ -191,6 +191,7 @@ template <class F> struct Plain : F {
   OG_FN void element(i64 i, Addend*) const { F::element(i); }
   OG_FN void staged(float (*room)[strip], i64 i, i64 j, Addend*) const { F::staged(room, i, j); }
   OG_FN void lanes(i64 i, i64 n, Addend*) const { F::lanes(i, n); }
+  OG_FN void strips(i64 i, i64 n, Addend*) const { F::strips(i, n); }
   template <class Results> OG_FN void finish(const Results* r, i64 i, i64 n, Addend*) const { F::finish(r, i, n); }
   OG_FN static void total(int, void*, i64, double) {}
 };

@@ -8,6 +8,9 @@ namespace og {
 
 // Elements [first, first + n) of a row, n <= strip; what they add to sum k goes to addend[k].
 template <class F, class Addend> OG_FN void elements(const F& f, i64 first, i64 n, Addend (*addend)[strip]) {
+  if constexpr (has_strips<F>::value) {
+    for (i64 i = 0; i < n; i += F::strip_length) f.strips(first + i, n - i < F::strip_length ? n - i : F::strip_length, &addend[0][i]);
+  } else
 #if OG_LANES
   if constexpr (has_lanes<F>::value) {
     i64 i = 0;

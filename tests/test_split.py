@@ -9,10 +9,16 @@ from support.random_rows import row_graph, sizes
 import opgraph as og
 from opgraph.partition.partition import Partition
 from opgraph.partition.partitioner import partition
-from opgraph.partition.split import BYTE_COST, MAX_COST, MAX_LOSS
+from opgraph.partition.split import BYTE_COST, MAX_COST, MAX_LOSS, MAX_SHARED_COST, STATEMENT_COST
 from opgraph.partition.traits import cost_of
 
 KINDS = ("Sigmoid", "Add", "Multiply", "Tanh", "Abs", "Sqrt")
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel is one loop, as a kernel of rows is."""
+    monkeypatch.setattr("opgraph.partition.split.MAX_SHARED_COST", MAX_COST)
 
 
 def chained(g: og.Graph, value: og.LogicalTensor, count: int) -> og.LogicalTensor:
@@ -34,7 +40,7 @@ def cost(part: Partition) -> int:
     return sum(cost_of(op) for op in part.ops)
 
 
-def test_a_long_chain_is_cut_into_pieces_of_which_each_compiles_quickly() -> None:
+def test_a_long_chain_is_cut_into_pieces_of_which_each_compiles_quickly(loops: None) -> None:
     g = chain(300)
     cut = partition(g)
     assert len(cut.partitions) == 3
@@ -46,14 +52,14 @@ def test_a_long_chain_is_cut_into_pieces_of_which_each_compiles_quickly() -> Non
 
 
 @pytest.mark.parametrize("count", [150, 220])
-def test_no_piece_is_smaller_than_what_pays_for_the_value_that_crosses(count: int) -> None:
+def test_no_piece_is_smaller_than_what_pays_for_the_value_that_crosses(count: int, loops: None) -> None:
     parts = chain(count).get_partitions()
     assert len(parts) > 1
     for part in parts:
         assert cost(part) * MAX_LOSS >= 8 * BYTE_COST
 
 
-def test_the_pieces_compute_what_the_whole_does() -> None:
+def test_the_pieces_compute_what_the_whole_does(loops: None) -> None:
     g = chain(160)
     f = og.compile(g)
     assert len(f.partitions) == 2
@@ -61,6 +67,17 @@ def test_the_pieces_compute_what_the_whole_does() -> None:
     for _ in range(2):
         np.testing.assert_allclose(f(x=x), og.evaluate(g, x=x), rtol=1e-4)
     assert f.memory_plan(x=x).clashes() == []
+
+
+def test_statements_that_share_functions_may_be_ten_times_as_many_in_a_kernel() -> None:
+    assert len(chain(1000).get_partitions()) == 1
+    assert all(cost(p) <= MAX_SHARED_COST for p in chain(3000).get_partitions())
+    g = og.Graph()
+    value = g.input("x", shape=(None,))
+    for i in range(1000):
+        value = g.add_op(("Abs", "Neg")[i % 2], value)
+    cheap = g.finalize().get_partitions()
+    assert len(cheap) > 1 and all(cost(p) <= MAX_COST and cost(p) < STATEMENT_COST * len(p.ops) for p in cheap)
 
 
 @pytest.mark.parametrize("count", [1, 60, 100])
@@ -82,7 +99,7 @@ def test_where_too_many_values_are_alive_nothing_is_cut() -> None:
     assert 60 * 8 * BYTE_COST > MAX_LOSS * MAX_COST
 
 
-def test_branches_that_have_nothing_to_do_with_each_other_become_pieces_of_their_own() -> None:
+def test_branches_that_have_nothing_to_do_with_each_other_become_pieces_of_their_own(loops: None) -> None:
     """Whatever lies in a piece hangs together; `partition` checks it."""
     g = og.Graph()
     x, y = g.input("x", shape=("n",)), g.input("y", shape=("n",))
@@ -95,7 +112,7 @@ def test_branches_that_have_nothing_to_do_with_each_other_become_pieces_of_their
     assert len(parts) > 2 and all(cost(p) <= most for p in parts)
 
 
-def test_a_named_unit_is_not_cut() -> None:
+def test_a_named_unit_is_not_cut(loops: None) -> None:
     g = og.Graph()
     value = g.input("x", shape=(None,))
     for _ in range(3):
@@ -170,7 +187,7 @@ def one_shape(part: Partition, g: og.Graph) -> bool:
     return len({t.dims for t in results}) < 2
 
 
-def test_a_smaller_value_that_several_pieces_read_is_a_kernel_of_its_own() -> None:
+def test_a_smaller_value_that_several_pieces_read_is_a_kernel_of_its_own(loops: None) -> None:
     g = og.Graph()
     x, w, s = g.input("x", shape=(None, 64)), g.input("w", shape=(64,)), g.input("s", shape=())
     small, number = g.add_op("Abs", g.add_op("Multiply", w, w)), g.add_op("Exp", s)

@@ -25,6 +25,7 @@ class Arithmetic:
 
     Attributes:
         loop: what is computed.
+        variant: how its operands move.
         dtypes: of all values.
         loads: the loads that something reads, and how they move. (Others shape the iteration space alone.)
         levels: name of a value -> when it changes.
@@ -35,6 +36,7 @@ class Arithmetic:
 
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str], tier: str = "fast") -> None:
         self.loop = loop
+        self.variant = variant
         self.approximate = approximate
         self.tier = tier
         self.positive = powers_of_positives(loop)
@@ -48,6 +50,15 @@ class Arithmetic:
         self.by_lanes = False
         self.told_ends = False
         self.shifted: Mapping[str, Shifted] = {}
+
+    @property
+    def cost(self) -> int:
+        """Instructions of one element, by the records."""
+        return sum(opdef.get(s.kind, where="codegen").cost for s in self.varying())
+
+    def varying(self) -> list[Statement]:
+        """The statements whose values are another one for each element."""
+        return [s for s in self.loop.statements if self.levels[s.result] == ELEMENT]
 
     def value(self, name: str) -> str:
         """The identifier that holds a value: a load's pointer x0 is read into v0."""

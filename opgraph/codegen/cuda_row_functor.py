@@ -6,6 +6,7 @@ from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, sto
 from opgraph.codegen.cuda_row_reads import RowReader
 from opgraph.codegen.emit import Functor
 from opgraph.codegen.row_reductions import reduction_members, row_of
+from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import RUN, STRIDED, Variant
 from opgraph.loops.loop import Load, Loop, Statement
 from opgraph.loops.passes import Pass
@@ -35,7 +36,7 @@ class _CudaRowEmitter(RowReader):
         self.reduced()
         self.finish()
         if self.sums:
-            self.total()
+            put_totals(self)
         self.put("};")
         return Functor("\n".join(self.lines), self.tags)
 

@@ -15,7 +15,9 @@ from opgraph.codegen.branches import branches_of, put_branches
 from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.packs import put_packs
+from opgraph.codegen.shared import put_functions
 from opgraph.codegen.shifts import put_shift_members, put_shifts
+from opgraph.codegen.strips import goes_by_strips, put_strips
 from opgraph.codegen.totals import put_totals
 from opgraph.codegen.turned import put_turned
 from opgraph.loops.layout import ADDED, KEPT, STRIDED, UNIFORM, Variant
@@ -58,11 +60,14 @@ class Emitter(Arithmetic):
         self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
         self.lines: list[str] = []
         self.tags: dict[int, int] = {}
+        #: Results of statements that are calls of functions -> the call.
+        self.calls: dict[str, str] = {}
 
     def functor(self, packs: bool) -> Functor:
         """The whole text."""
         self.by_lanes = not packs and goes_by_lanes(self)
-        branches = branches_of(self) if self.by_lanes else None
+        strips = not packs and goes_by_strips(self)
+        branches = branches_of(self) if self.by_lanes and not strips else None
         if branches:
             self.shifted = branches.shifted
         self.put("struct Fused {")
@@ -70,18 +75,21 @@ class Emitter(Arithmetic):
         self.bind()
         self.hoisted("call", CALL)
         self.hoisted("row", PER_ROW)
-        if branches:
+        self.calls = put_functions(self) if packs else {}
+        if strips:
+            put_strips(self)
+        elif branches:
             put_branches(self, branches)
         else:
             self.apply()
             self.element()
         if self.sums:
-            self.total()
+            put_totals(self)
         if packs:
             put_packs(self)
         else:
             put_turned(self)
-            if not branches:
+            if not branches and not strips:
                 put_halves(self)
                 if self.by_lanes:
                     put_lanes(self)
@@ -145,11 +153,9 @@ class Emitter(Arithmetic):
     def kind_at(self, position: int) -> str:
         """How the operand at a place moves along the row."""
         n = len(self.loop.loads)
-        return (
-            self.store_kinds[position - n]
-            if position >= n
-            else {self.positions[x.name]: k for x, k in self.loads}[position]
-        )
+        if position >= n:
+            return self.store_kinds[position - n]
+        return {self.positions[x.name]: k for x, k in self.loads}[position]
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
 
@@ -184,18 +190,14 @@ class Emitter(Arithmetic):
         """The lines of those that are computed for each element."""
         for s in statements:
             if self.levels[s.result] == ELEMENT:
-                line = f"    const {self.apply_type(s.dtype)} {s.result} = {self.expression(s)};  // {s.kind} #{s.tag}"
-                self.put(line, s.tag)
+                text = self.calls.get(s.result) or self.expression(s)
+                self.put(f"    const {self.apply_type(s.dtype)} {s.result} = {text};  // {s.kind} #{s.tag}", s.tag)
 
     # -- memory -------------------------------------------------------------------------------------------------
 
     def element_loads(self) -> list[Load]:
         """The loads that each element reads."""
         return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
-
-    def per_element(self) -> list[str]:
-        """The values that are another one for each element."""
-        return [name for name, level in self.levels.items() if level == ELEMENT]
 
     def read(self, load: Load, kind: str, counter: str = "i") -> str:
         """The value of a load at an element of the row."""
@@ -232,10 +234,6 @@ class Emitter(Arithmetic):
     def addend(self) -> str:
         """The type that addends of all sums have."""
         return "double" if any(compute_type(self.loop.stores[i].dtype) == "double" for i in self.sums) else "float"
-
-    def total(self) -> None:
-        """Element `at` of the result of sum k."""
-        put_totals(self)
 
     def results(self, args: list[str], indent: str) -> None:
         """Variables for all results, and the call that fills them."""

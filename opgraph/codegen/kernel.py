@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from opgraph.codegen.arithmetic import Arithmetic
 from opgraph.codegen.beside import emit_beside
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
@@ -20,9 +21,12 @@ from opgraph.loops.tiles import BLOCK_SIZE
 _BYTES_PER_ACCESS = 16
 BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
 _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
+#: Instructions per element, by the records' costs, beyond which no kernel waits for memory (an H200 does 62 of f32 in
+#: the meantime). They go one element per thread, since NVRTC compiles a pack's body for each element.
+SINGLES_COST = 250
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
-_HOST_PIECES, _CUDA = "host_pieces.h", "pointwise.cuh"
+_HOST_PIECES, _CUDA, _CUDA_SINGLES = "host_pieces.h", "pointwise.cuh", "singles.cuh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class CudaVariant:
         vector: elements per pack.
         unroll: packs per thread.
         narrow: rows are found in 32-bit arithmetic; flat positions always have 64 bits.
+        singles: each thread does one element (kernels/singles.cuh).
     """
 
     base: Variant
@@ -100,6 +105,7 @@ class CudaVariant:
     vector: int
     unroll: int
     narrow: bool
+    singles: bool = False
 
     @property
     def tile(self) -> int:
@@ -114,12 +120,14 @@ def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCE
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
     kinds = layout.variant.operands
+    singles = Arithmetic(loop, layout.variant, frozenset()).cost > SINGLES_COST
     sizes = [0 if x.is_position else dtypes.BY_NAME[x.dtype].itemsize for x in loop.loads]
-    vector = packed_vector(loop, layout, alignment)
+    vector = 1 if singles else packed_vector(loop, layout, alignment)
     loaded = sum(vector * s for s, k in zip(sizes, kinds) if k in (CONTIGUOUS, STRIDED))
     unroll = max(min(BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
     narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
-    return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow and not layout.variant.flat)
+    unroll = 1 if singles else unroll
+    return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow and not layout.variant.flat, singles)
 
 
 def packed_vector(loop: Loop, layout: Layout, alignment: int, *, whole_rows: bool = True) -> int:
@@ -162,13 +170,15 @@ def cuda_source(loop: Loop, variant: CudaVariant) -> KernelSource:
         steps = [f"{name}_step" if s else "1" for name, s in zip(operands, strided, strict=True)]
         params.append("og::i64 n")
         body.append(f"  const og::i64 step[] = {{{', '.join(steps)}}};")
-        body.append(f"  og::flat<Fused, {variant.vector}, {variant.unroll}>(base, step, n);")
+        flat = "flat_singles<Fused>" if variant.singles else f"flat<Fused, {variant.vector}, {variant.unroll}>"
+        body.append(f"  og::{flat}(base, step, n);")
     else:
         index = "og::u32" if variant.narrow else "og::i64"
         params += [f"const og::Layout<{index}, {variant.rank}, {len(operands)}> layout", f"{index} n"]
-        body.append(f"  og::rows<Fused, {variant.vector}, {variant.unroll}>(base, layout, n);")
+        rows = "row_singles<Fused>" if variant.singles else f"rows<Fused, {variant.vector}, {variant.unroll}>"
+        body.append(f"  og::{rows}(base, layout, n);")
     head = f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) ENTRY({", ".join(params)}) {{'
-    return source_of(loop, variant.base, _CUDA, "\n".join([head, *body, "}"]))
+    return source_of(loop, variant.base, _CUDA_SINGLES if variant.singles else _CUDA, "\n".join([head, *body, "}"]))
 
 
 def cuda_layout(layout: Layout, variant: CudaVariant) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from opgraph.codegen.arithmetic import ELEMENT
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
 
@@ -18,7 +19,8 @@ _STORED = frozenset({"f32", "f16", "bf16", "boolean"})
 def goes_by_lanes(emitter: Emitter) -> bool:
     """Whether all that an element meets is f32 or a truth value, in memory perhaps f16 or bf16."""
     loop = emitter.loop
-    computed = {dtypes.BY_NAME[emitter.dtypes[name]].compute for name in emitter.per_element()}
+    per_element = (name for name, level in emitter.levels.items() if level == ELEMENT)
+    computed = {dtypes.BY_NAME[emitter.dtypes[name]].compute for name in per_element}
     stored = {x.dtype for x in emitter.element_loads()} | {s.dtype for s in loop.stores}
     return (
         computed <= {"float", "bool"} and stored <= _STORED and not any(x.is_position for x in emitter.element_loads())

@@ -9,6 +9,7 @@ from opgraph.codegen.over_rows import OverRows
 from opgraph.codegen.row_ahead import put_next_members, put_nexts
 from opgraph.codegen.row_passes import put_passes
 from opgraph.codegen.row_reductions import reduction_members, row_of, sums_of_positives
+from opgraph.codegen.totals import put_totals
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, RUN, UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement
@@ -117,7 +118,7 @@ class RowEmitter(OverRows):
         put_passes(self)
         self.reduced()
         self.finish()
-        self.total()
+        put_totals(self)
         self.put("};")
         return Functor("\n".join(self.lines), self.tags)
 

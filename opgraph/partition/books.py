@@ -169,3 +169,23 @@ class Books:
         moves = any(record.family == "shape" for record in records)
         is_plain = not (reduces or sums or moves) and len(forms) == len(ops) and set(forms.values()) == {"kept"}
         return ((), {}, frozenset()) if is_plain else (axes, forms, frozenset(sums))
+
+    def connected(self, nodes: Sequence[int]) -> list[list[int]]:
+        """The parts of a piece that hang together by values that they make or read, each in order."""
+        parent = {node: node for node in nodes}
+
+        def root(node: int) -> int:
+            while parent[node] != node:
+                parent[node] = parent[parent[node]]
+                node = parent[node]
+            return node
+
+        touched: dict[int, int] = {}
+        for node in nodes:
+            for tensor in (*self.nodes.ops[node].inputs, *self.nodes.ops[node].outputs):
+                other = touched.setdefault(tensor.id, node)
+                parent[root(node)] = root(other)
+        parts: dict[int, list[int]] = {}
+        for node in nodes:
+            parts.setdefault(root(node), []).append(node)
+        return list(parts.values())

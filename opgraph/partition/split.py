@@ -1,12 +1,13 @@
 """Splitting large fused partitions where one kernel would be the slower choice.
 
-A kernel of n statements takes a C++ compiler a time that grows faster than n (measured: 60 ops 0.25 s, 300 ops 1.4 s,
+A loop of n statements takes a C++ compiler a time that grows faster than n (measured: 60 ops 0.25 s, 300 ops 1.4 s,
 one after the other on one core), and pieces are compiled side by side. A cut costs memory: each value that crosses it
 is written once and read once more, and operands that both sides read are read twice. That is little next to a piece's
 own arithmetic where few values cross, and much where many are alive (then the whole spills registers instead, to
 memory that stays in the nearest cache, which is cheaper). So a partition of more than MAX_COST instructions per element
-is cut, at its cheapest places, if the bytes that are moved again cost at most MAX_LOSS of the piece. Where rows are
-reduced, what leads to them and what follows is compiled once for each pass over a row: these are pieces of their own.
+is cut, at its cheapest places, if the bytes that are moved again cost at most MAX_LOSS of the piece. Where statements
+cost enough to be calls of functions that they share (opgraph/codegen/shared.py), a kernel may be MAX_SHARED_COST. Where
+rows are reduced, what leads to them and what follows is compiled once for each pass over a row: pieces of their own.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from opgraph.partition.symbols import Shape
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
 
-#: Instructions per element, by the records' costs, of one kernel: about 0.35 s of compilation.
+#: Instructions per element, by the records' costs, of a kernel that is one loop: about 0.4 s of compilation.
 MAX_COST = 900
+#: And of one whose statements share functions: the same time.
+MAX_SHARED_COST = 9000
+#: Instructions of a statement that does as much as leaving its result in a cache and taking it from there.
+STATEMENT_COST = 4
 #: What moving one byte costs, in instructions per element: 10 GB/s against vectors of 16 at 1.5 a cycle.
 BYTE_COST = 7
 #: The share of a piece's own instructions that the bytes moved again may cost.
@@ -65,8 +70,8 @@ def split(books: Books, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[
         ordered = [*before, *rows, *after]
         flow = _flow(books, ordered, [*whole[own], rows])
         begin = 0
-        for place in [*_cuts(flow, len(before), len(before) + len(rows)), len(nodes)]:
-            for piece in _connected(books, ordered[begin:place]):
+        for place in [*_cuts(flow, len(before), len(before) + len(rows), _most(books, nodes)), len(nodes)]:
+            for piece in books.connected(ordered[begin:place]):
                 for node in piece:
                     result[node] = piece[0]
             begin = place
@@ -77,9 +82,22 @@ def split(books: Books, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[
 
 def _is_large(books: Books, cluster: int, nodes: Sequence[int]) -> bool:
     """Whether a cluster should be more than one kernel, and may be: no sum ends it, no axes are in pieces."""
-    if books.kinds[cluster][0] != FUSED or books.cost[cluster] <= MAX_COST:
+    if books.kinds[cluster][0] != FUSED or books.cost[cluster] <= _most(books, nodes):
         return False
     return not any(books.nodes.sums[n] or n in books.nodes.seen.said for n in nodes)
+
+
+def _most(books: Books, nodes: Sequence[int]) -> int:
+    """What one kernel for a part of a cluster may cost: rows, and cheap statements, are loops."""
+    total = sum(cost_of(books.nodes.ops[n]) for n in nodes)
+    shares = total >= STATEMENT_COST * len(nodes) and not _in_rows(books, nodes)
+    return max(MAX_COST, MAX_SHARED_COST) if shares else MAX_COST
+
+
+def _in_rows(books: Books, nodes: Iterable[int]) -> set[int]:
+    """Row values, and what is inside ops that were opened."""
+    known = books.nodes
+    return {n for n in nodes if known.rows.of(known.ops[n]) is not None or known.owners[n] is not known.ops[n]}
 
 
 def _units_of(
@@ -101,7 +119,7 @@ def _around_rows(books: Books, nodes: Sequence[int]) -> tuple[list[int], list[in
     One kernel: row values, what is inside ops that were opened, and all that lies on a path between any of these.
     """
     inside, known = set(nodes), books.nodes
-    own = {n for n in nodes if known.rows.of(known.ops[n]) is not None or known.owners[n] is not known.ops[n]}
+    own = _in_rows(books, nodes)
     below, above = set(own), set(own)
     for node in nodes:
         if any(source in below for source in known.sources[node]):
@@ -151,29 +169,29 @@ def _flow(books: Books, nodes: Sequence[int], whole: Iterable[Sequence[int]]) ->
     return _Flow(cost, moved, allowed)
 
 
-def _cuts(flow: _Flow, rows: int, end: int) -> list[int]:
+def _cuts(flow: _Flow, rows: int, end: int, most: int) -> list[int]:
     """Where to cut: around the rows, [rows, end), since what is one kernel with them is compiled once for each pass,
     and inside what is left."""
     count = len(flow.moved)
-    cuts = _cuts_inside(flow, 0, rows)
+    cuts = _cuts_inside(flow, 0, rows, most)
     begin = cuts[-1] if cuts else 0
     if 0 < rows < end and flow.allowed[rows] and flow.pays(rows, begin, rows):
         cuts.append(rows)
         begin = rows
     if rows < end < count and flow.allowed[end] and flow.pays(end, end, count):
-        cuts += [*_cuts_inside(flow, begin, end), end]
+        cuts += [*_cuts_inside(flow, begin, end, most), end]
         begin = end
-    return cuts + _cuts_inside(flow, begin, count)
+    return cuts + _cuts_inside(flow, begin, count, most)
 
 
-def _cuts_inside(flow: _Flow, begin: int, end: int) -> list[int]:
+def _cuts_inside(flow: _Flow, begin: int, end: int, most: int) -> list[int]:
     """The cheapest places in the second half of what one kernel may be, as long as that pays for both sides."""
     cuts: list[int] = []
-    while flow.cost[end] - flow.cost[begin] > MAX_COST:
+    while flow.cost[end] - flow.cost[begin] > most:
         best, place = None, begin + 1
-        while place < end and flow.cost[place] - flow.cost[begin] <= MAX_COST:
+        while place < end and flow.cost[place] - flow.cost[begin] <= most:
             pays = flow.pays(place, begin, place) and flow.pays(place, place, end)
-            if flow.allowed[place] and pays and 2 * (flow.cost[place] - flow.cost[begin]) >= MAX_COST:
+            if flow.allowed[place] and pays and 2 * (flow.cost[place] - flow.cost[begin]) >= most:
                 best = place if best is None or flow.moved[place] <= flow.moved[best] else best
             place += 1
         if best is None:  # too much is alive here: what follows stays with it
@@ -197,32 +215,11 @@ def _set_apart(books: Books, nodes: Sequence[int], shape: Shape, result: list[in
             waiting += [source for source in known.sources[node] if source in inside]
     group: dict[int, int] = {}
     for own in dict.fromkeys(known.shape[n] for n in small if n in apart):
-        for piece in _connected(books, [n for n in small if n in apart and known.shape[n] == own]):
+        for piece in books.connected([n for n in small if n in apart and known.shape[n] == own]):
             group.update(dict.fromkeys(piece, piece[0]))
     number: dict[tuple[int, int | None], int] = {}
     for node in nodes if group else ():
         result[node] = number.setdefault((-1 if node in group else result[node], group.get(node)), node)
-
-
-def _connected(books: Books, nodes: Sequence[int]) -> list[list[int]]:
-    """The parts of a piece that hang together by values that they make or read, each in order."""
-    parent = {node: node for node in nodes}
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    touched: dict[int, int] = {}
-    for node in nodes:
-        for tensor in (*books.nodes.ops[node].inputs, *books.nodes.ops[node].outputs):
-            other = touched.setdefault(tensor.id, node)
-            parent[root(node)] = root(other)
-    parts: dict[int, list[int]] = {}
-    for node in nodes:
-        parts.setdefault(root(node), []).append(node)
-    return list(parts.values())
 
 
 def _told(books: Books, nodes: Sequence[int], result: Sequence[int]) -> list[Refusal]:

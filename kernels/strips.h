@@ -1,0 +1,127 @@
+#pragma once
+#include "convert.h"
+#include "halves.h"
+#include "lanes.h"
+
+// A large kernel, statement by statement. Each does a whole strip before the next one's turn, and leaves its values in the
+// first caches. Statements that compute the same are calls of one function, so that a C++ compiler meets each function once,
+// and a strip is long enough for calls and for what a function keeps in registers. An element meets the operations that it
+// meets elsewhere, in the same order, so its bits are the same.
+//
+// opgraph/codegen/strips.py says which kernels go so, and what a functor has then. W: what is computed at a time, og::floats
+// or one element. What is kept of a strip has room for whole vectors; what lies behind the last element is never used.
+
+namespace og {
+
+template <class F, class = void> struct has_strips {
+  static constexpr bool value = false;
+};
+template <class F> struct has_strips<F, ignored<decltype(F::strip_length)>> {
+  static constexpr bool value = true;
+};
+
+template <class W> struct goes_by_vectors {
+  static constexpr bool value = false;
+};
+
+// An argument of a statement: element j of a strip, or a number.
+template <class S> OG_FN auto one_of(S* x, i64 j) { return load(x[j]); }
+template <class T> OG_FN T one_of(T number, i64) { return number; }
+
+#if OG_LANES
+template <> struct goes_by_vectors<floats> {
+  static constexpr bool value = true;
+};
+template <class S> OG_FN auto vector_of(S* x, i64 j) { return load_lanes((const S*)x + j, lane_count); }
+template <class T> OG_FN T vector_of(T number, i64) { return number; }
+OG_FN i64 lanes_left(i64 n, i64 j) { return n - j < lane_count ? n - j : lane_count; }
+#endif
+
+/// y = Op(x...), n elements.
+template <class W, class Op, class Y, class... X> static OG_ONCE void over(i64 n, Y* y, X... x) {
+#if OG_LANES
+  if constexpr (goes_by_vectors<W>::value) {
+    for (i64 j = 0; j < n; j += lane_count) store_lanes(y + j, Op::template apply<W>(vector_of(x, j)...), lane_count);
+  } else
+#endif
+  {
+    OG_VECTORIZE
+    for (i64 j = 0; j < n; ++j) y[j] = store<Y>(Op::template apply<W>(one_of(x, j)...));
+  }
+}
+
+/// An operand as it is computed with.
+template <class W, class T, class S> static OG_ONCE void fetch(T* to, const S* from, i64 n) {
+#if OG_LANES
+  if constexpr (goes_by_vectors<W>::value) {
+    for (i64 j = 0; j < n; j += lane_count) store_lanes(to + j, load_lanes(from + j, lanes_left(n, j)), lane_count);
+  } else
+#endif
+  {
+    OG_VECTORIZE
+    for (i64 j = 0; j < n; ++j) to[j] = store<T>(load(from[j]));
+  }
+}
+/// One whose elements lie apart.
+template <class W, class T, class S> static OG_ONCE void fetch(T* to, const S* from, i64 step, i64 n) {
+#if OG_LANES
+  if constexpr (goes_by_vectors<W>::value) {
+    for (i64 j = 0; j < n; j += lane_count)
+      store_lanes(to + j, gather_lanes(from + j * step, step, lanes_left(n, j)), lane_count);
+  } else
+#endif
+  {
+    OG_VECTORIZE
+    for (i64 j = 0; j < n; ++j) to[j] = store<T>(load(from[j * step]));
+  }
+}
+/// One that is computed with as it lies in memory: where vectors would reach behind its end it is copied.
+template <class W, class S> OG_FN const S* in_place(S* room, const S* from, i64 n) {
+#if OG_LANES
+  if (goes_by_vectors<W>::value && n % lane_count != 0) {
+    fetch<W>(room, from, n);
+    return room;
+  }
+#endif
+  return from;
+}
+
+/// A result, rounded to what it is stored as.
+template <class W, class S, class T> static OG_ONCE void deliver(S* to, const T* from, i64 n) {
+#if OG_LANES
+  if constexpr (goes_by_vectors<W>::value) {
+    for (i64 j = 0; j < n; j += lane_count) store_lanes(to + j, load_lanes(from + j, lane_count), lanes_left(n, j));
+  } else
+#endif
+  {
+    OG_VECTORIZE
+    for (i64 j = 0; j < n; ++j) to[j] = store<S>(load(from[j]));
+  }
+}
+template <class W, class S, class T> static OG_ONCE void deliver(S* to, const T* from, i64 step, i64 n) {
+#if OG_LANES
+  if constexpr (goes_by_vectors<W>::value) {
+    for (i64 j = 0; j < n; j += lane_count)
+      scatter_lanes(to + j * step, step, load_lanes(from + j, lane_count), lanes_left(n, j));
+  } else
+#endif
+  {
+    OG_VECTORIZE
+    for (i64 j = 0; j < n; ++j) to[j * step] = store<S>(load(from[j]));
+  }
+}
+/// What elements add to a sum; zeros up to a whole vector.
+template <class W, class Addend, class T> static OG_ONCE void deliver_addends(Addend* to, const T* from, i64 n) {
+#if OG_LANES
+  if constexpr (goes_by_vectors<W>::value) {
+    for (i64 j = 0; j < n; j += lane_count)
+      store_lanes(to + j, first_lanes(load_lanes(from + j, lane_count), lanes_left(n, j)), lane_count);
+  } else
+#endif
+  {
+    OG_VECTORIZE
+    for (i64 j = 0; j < n; ++j) to[j] = (Addend)load(from[j]);
+  }
+}
+
+}  // namespace og

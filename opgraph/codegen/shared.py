@@ -1,0 +1,146 @@
+"""Statements of a large kernel as calls of functions, which those that compute the same share.
+
+A compiler then meets each function once. The CPU's kernels call a function for a strip of elements
+(`opgraph.codegen.strips`), CUDA's for one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from opgraph.codegen.arithmetic import ELEMENT, Arithmetic, compute_type
+from opgraph.ir import opdef
+from opgraph.loops.loop import Statement
+from opgraph.partition.split import MAX_COST, STATEMENT_COST
+
+if TYPE_CHECKING:
+    from opgraph.codegen.emit import Emitter
+
+#: How often cheap statements must occur together to be one function, which takes some 5 ms to compile.
+OFTEN = 8
+
+
+def is_cheap(s: Statement) -> bool:
+    """Whether a statement does less than leaving its result in a cache and taking it from there."""
+    return opdef.get(s.kind, where="codegen").cost < STATEMENT_COST
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCall:
+    """A function of some arguments: what statements that compute the same have in common, and what not.
+
+    Attributes:
+        function: the expression over parameters, the type of its value, and the types of the parameters.
+        given: for each parameter the name of a value, or C++ for a number.
+        dtype: of the result.
+        statement: that it computes; None: a number, for each element.
+    """
+
+    function: tuple[str, ...]
+    given: tuple[str, ...]
+    dtype: str
+    statement: Statement | None = None
+
+
+class SharedCalls(Arithmetic):
+    """Statements as calls."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        super().__init__(emitter.loop, emitter.variant, emitter.approximate, emitter.tier)
+        self.by_lanes = emitter.by_lanes
+        self._inner: dict[str, Statement] = {}
+        self._given: list[str] = []
+        self._types: list[str] = []
+        self._is_cheap = False
+
+    def all(self) -> list[SharedCall]:
+        """Those of the whole loop: a cheap statement that one other reads is part of that one's function, if this
+        occurs often enough to be worth a function."""
+        statements = {s.result: s for s in self.varying()}
+        readers = Counter(a for s in statements.values() for a in s.args if isinstance(a, str))
+        readers.update({store.value: 2 for store in self.loop.stores})
+        alone = {r: s for r, s in statements.items() if readers[r] == 1 and is_cheap(s)}
+        folded: dict[str, dict[str, Statement]] = {}
+        inner: set[str] = set()
+        for result, s in reversed(statements.items()):
+            if result not in inner and is_cheap(s):
+                folded[result] = {a: alone[a] for a in s.args if isinstance(a, str) and a in alone}
+                inner.update(folded[result])
+        times = Counter(self.call(statements[r], i).function for r, i in folded.items() if i)
+        for result, parts in folded.items():
+            if parts and times[self.call(statements[result], parts).function] < OFTEN:
+                inner.difference_update(parts)
+                parts.clear()
+        return [self.call(s, folded.get(r, {})) for r, s in statements.items() if r not in inner]
+
+    def call(self, s: Statement, inner: Mapping[str, Statement]) -> SharedCall:
+        """The call for a statement, with others as parts of it."""
+        self._inner = dict(inner)
+        self._given, self._types = [], []
+        return self._called(self._expression(s), s.dtype, s)
+
+    def of_number(self, name: str) -> SharedCall:
+        """One that makes a number each element's value."""
+        self._given, self._types = [], []
+        return self._called(self.in_apply(name), self.dtypes[name])
+
+    def _called(self, text: str, dtype: str, s: Statement | None = None) -> SharedCall:
+        return SharedCall((text, self.apply_type(dtype), *self._types), tuple(self._given), dtype, s)
+
+    def _expression(self, s: Statement) -> str:
+        self._is_cheap = is_cheap(s)
+        return self.expression(s)
+
+    def argument(self, s: Statement, place: int) -> str:
+        """A parameter; for a number too, so that statements may differ by it."""
+        arg = s.args[place]
+        if isinstance(arg, str):
+            return self.in_apply(arg)
+        compute = compute_type(s.literal_dtype(self.dtypes, place))
+        return self._number(super().literal(arg, compute, False), compute)
+
+    def in_apply(self, name: str) -> str:
+        """A parameter for a value, or for a number that is one for the whole row."""
+        if self.levels[name] != ELEMENT:
+            return self._number(self.value(name), compute_type(self.dtypes[name]))
+        part = self._inner.pop(name, None)
+        kind = self.apply_type(self.dtypes[name])
+        return f"{kind}({self._expression(part)})" if part is not None else self._parameter(name, kind)
+
+    def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
+        """An attribute: of a costly function a constant, since a compiler makes more of what it knows."""
+        text = super().literal(value, compute, within and not self._is_cheap)
+        return self._number(text, compute) if self._is_cheap else text
+
+    def _number(self, text: str, compute: str) -> str:
+        name = self._parameter(text, compute)
+        if not self.by_lanes or compute not in ("float", "bool"):
+            return name
+        return f"{'og::mask<F>' if compute == 'bool' else 'F'}({name})"
+
+    def _parameter(self, given: str, kind: str) -> str:
+        self._given.append(given)
+        self._types.append(kind)
+        return f"a{len(self._given) - 1}"
+
+
+def put_functions(emitter: Emitter) -> dict[str, str]:
+    """Adds the functions of a CUDA kernel that several costly statements share; returns the call for each of these."""
+    if emitter.cost <= MAX_COST:
+        return {}
+    made = SharedCalls(emitter)
+    calls = {s.result: made.call(s, {}) for s in emitter.varying() if not is_cheap(s)}
+    times = Counter(call.function for call in calls.values())
+    names = {function: f"f{k}" for k, (function, count) in enumerate(times.items()) if count > 1}
+    for (text, result, *types), name in names.items():
+        params = ", ".join(f"const {kind} a{k}" for k, kind in enumerate(types))
+        emitter.put(f"  static OG_SLOW {result} {name}({params}) {{ return {text}; }}")
+    found = {}
+    for value, call in calls.items():
+        if call.function in names:
+            given = (emitter.value(g) if g in emitter.levels else g for g in call.given)
+            found[value] = f"{names[call.function]}({', '.join(given)})"
+    return found
