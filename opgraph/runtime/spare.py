@@ -38,6 +38,9 @@ def array(size: int) -> np.ndarray:
 
     Returns:
         A uint8 array of one dimension. When it and all that is made of it are gone, its memory waits again.
+
+    Raises:
+        OSError: the system has not that much.
     """
     whole = -(-size // _HUGE) * _HUGE
     memory = _taken(whole)

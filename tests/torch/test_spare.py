@@ -125,6 +125,20 @@ def test_sizes_that_do_not_fill_huge_pages_share_memory_with_those_that_do() -> 
     assert spare.array(spare.SMALLEST + (2 << 20)).ctypes.data == place
 
 
+def test_where_the_system_maps_nothing_torch_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    f, x = scaled(), torch.ones(N)
+    f(x, torch.tensor(2.0))
+
+    def refuse(*args: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    larger = torch.ones(N + (1 << 20))
+    monkeypatch.setattr(spare.mmap, "mmap", refuse)
+    y = f(larger, torch.tensor(2.0))
+    assert (y == 3).all() and y.untyped_storage().resizable()
+    assert not spare._waiting, "what waited was given back before torch was asked"
+
+
 def test_threads_never_share_memory() -> None:
     f, x = scaled(), torch.ones(N)
     started = threading.Barrier(3)

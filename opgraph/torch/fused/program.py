@@ -148,7 +148,12 @@ def _maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Ten
 
 def _of_spare_memory(size: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
     """A large result on the CPU, not yet written. Its storage, of that many bytes, cannot be resized."""
-    storage = torch.from_numpy(spare.array(size)).untyped_storage()
+    try:
+        memory = spare.array(size)
+    except OSError:  # no memory: torch says so in its words, or finds what was given back
+        spare.empty_cache()
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    storage = torch.from_numpy(memory).untyped_storage()
     # Set, not viewed: a result that is a view of something must not be written in place.
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
