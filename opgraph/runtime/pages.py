@@ -2,8 +2,8 @@
 
 NumPy asks for them for its own arrays of at least 4 MiB (numpy/_core/src/multiarray/alloc.c); torch does not, so that
 results that torch allocates are told of here. It is advice: where the system has no such call, or is set to always or
-never, nothing changes. specs/decisions/0017-huge-pages.md has the measurements. (opgraph.runtime.spare has the memory of
-larger results.)
+never, nothing changes. specs/decisions/0017-huge-pages.md has the measurements. (Larger results:
+opgraph.runtime.spare.)
 """
 
 from __future__ import annotations
