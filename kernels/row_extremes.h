@@ -55,7 +55,10 @@ template <int sign> struct Extreme<float, sign> {
   }
   // As `folded`, but no lane is NaN, and nothing is compared by branches.
   static OG_FN float first_of_all(floats a, floats b, floats c, floats d) {
-    floats16 v = beyond(beyond(a, c), beyond(b, d)).v;
+    return first_of(beyond(beyond(a, c), beyond(b, d)));
+  }
+  static OG_FN float first_of(floats all) {
+    floats16 v = all.v;
     v = beyond(v, (floats16)__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)).v;
     v = beyond(v, (floats16)__builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3)).v;
     v = beyond(v, (floats16)__builtin_shufflevector(v, v, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1)).v;

@@ -26,7 +26,8 @@ _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of
 SINGLES_COST = 250
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
-_HOST_PIECES, _CUDA, _CUDA_SINGLES = "host_pieces.h", "pointwise.cuh", "singles.cuh"
+_HOST_PIECES, _HOST_AT_ONCE, _CUDA = "host_pieces.h", "host_at_once.h", "pointwise.cuh"
+_CUDA_SINGLES = "singles.cuh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,8 @@ def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelS
     skeleton, launch = _HOST, "launch<Fused>"
     if variant.beside:
         skeleton, launch = _HOST_BESIDE, "launch_beside<Fused>"
+    elif variant.vectors:
+        skeleton, launch = _HOST_AT_ONCE, f"launch_at_once<Fused, {variant.vectors}>"
     elif loop.row_axes:
         skeleton, launch = (_HOST_PIECES, "launch_pieces<Fused>") if boxed else (_HOST_ROWS, "launch_rows<Fused>")
     elif variant.has_sums:

@@ -28,8 +28,9 @@ def put_passes(emitter: RowEmitter) -> None:
         put(f"  OG_FN og::i64 apart_from_line() const {{ return {written}; }}")
         _put_nearness(emitter)
         put_ahead(emitter)
-        put("  template <int pass, bool keep, int apart, class F = float, bool near = false>")
-        put("  OG_FN void element(og::i64 i, F* s, og::i64 n = 1) const {")
+        count = ", class N = og::i64" if emitter.at_once else ""  # or og::Some of a vector
+        put(f"  template <int pass, bool keep, int apart, class F = float, bool near = false{count}>")
+        put(f"  OG_FN void element(og::i64 i, F* s, {'N' if count else 'og::i64'} n = 1) const {{")
     else:
         put("  template <int pass, bool keep, int apart> OG_FN void element(og::i64 i, Addend* s) const {")
     for number, (one, again) in enumerate(zip(emitter.passes, emitter.again, strict=True)):
@@ -60,16 +61,17 @@ def _put_pass(emitter: RowEmitter, one: Pass, condition: str) -> None:
         if load.name in used and levels[load.name] == ELEMENT and (kind != RUN or emitter.by_lanes):
             value = emitter.value(load.name)
             put(f"      const {emitter.apply_type(load.dtype)} {value} = {_taken(emitter, load, kind)};")
+    n = "og::i64(16)" if emitter.at_once else "n"  # where elements wait there is room for whole vectors
     for name in one.read:
         kept = _kept(emitter, name)
-        text = f"og::elements<F>({kept} + i, n)" if emitter.by_lanes else f"{kept}[i]"
+        text = f"og::elements<F>({kept} + i, {n})" if emitter.by_lanes else f"{kept}[i]"
         put(f"      const {emitter.apply_type(emitter.dtypes[name])} {name} = {text};")
     for s in one.statements:
         text = f"const {emitter.apply_type(s.dtype)} {s.result} = {emitter.expression(s)};"
         put(f"      {text}  // {s.kind} #{s.tag}", s.tag)
     for name in one.kept:
         kept = _kept(emitter, name)
-        put(f"      og::put_elements({kept} + i, {name}, n);" if emitter.by_lanes else f"      {kept}[i] = {name};")
+        put(f"      og::put_elements({kept} + i, {name}, {n});" if emitter.by_lanes else f"      {kept}[i] = {name};")
     for k, s in enumerate(one.reductions):
         each = row_of(s).each.format(src=emitter.argument(s, 0))
         put(f"      s[{k} * apart] = {each};  // {s.kind} #{s.tag}", s.tag)

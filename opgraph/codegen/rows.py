@@ -26,6 +26,7 @@ class RowEmitter(OverRows):
 
     def __init__(self, loop: Loop, variant: Variant) -> None:
         super().__init__(loop, variant, frozenset())
+        self.at_once = variant.vectors > 0
         is_element = {name: level == ELEMENT for name, level in self.levels.items()}
         self.passes = passes_of(loop, is_element, keep=True)
         self.again = passes_of(loop, is_element, keep=False)
@@ -87,8 +88,8 @@ class RowEmitter(OverRows):
 
     def result_to_wait_in(self) -> int | None:
         """A result that a kept value may lie in: of its type, and no later pass reads operands, one of which it may
-        lie over, element by element."""
-        if len(self.kept) != 1:
+        lie over, element by element. What is done at once keeps it in registers."""
+        if len(self.kept) != 1 or self.at_once:
             return None
         (name,) = self.kept
         made = next(n for n, p in enumerate(self.passes) if name in p.kept)

@@ -25,8 +25,12 @@ FEW_LANES = 8
 TILE_BYTES = 256 * 1024
 
 
-def beside(loop: Loop, layout: Layout) -> Layout | None:
-    """The layout with rows side by side; None where one row after the other is the better way."""
+def beside(loop: Loop, layout: Layout, *, longest: int = 0) -> Layout | None:
+    """The layout with rows side by side; None where one row after the other is the better way.
+
+    Args:
+        longest: which rows are short, instead of SHORT_ROW; one operand counts as two then.
+    """
     outer = len(layout.dims) - layout.row_rank
     if not layout.row_rank or not outer or not layout.size:
         return None
@@ -44,7 +48,8 @@ def beside(loop: Loop, layout: Layout) -> Layout | None:
         return _moved(loop, layout, lane, row_values, turns=False)
     lane = outer - 1
     length = prod(layout.dims[outer:])
-    if layout.row_rank > 1 or length * len(large) > SHORT_ROW or layout.dims[lane] < FEW_ROWS or not large:
+    turned = length * max(len(large), 2) if longest else length * len(large)
+    if layout.row_rank > 1 or turned > (longest or SHORT_ROW) or layout.dims[lane] < FEW_ROWS or not large:
         return None
     items = [0 if x.is_position else dtypes.get(x.dtype).itemsize for x in loop.loads]
     items += [dtypes.get(s.dtype).itemsize for s in loop.stores]

@@ -35,11 +35,13 @@ class Variant:
         operands: one of u, r, b, c, s, t for each load, then for each store; a or k for a sum.
         flat: the whole space is one row.
         beside: rows lie side by side (`opgraph.loops.beside`): the letters are about the way from row to row.
+        vectors: rows are done at once (`opgraph.loops.at_once`), so many vectors each; 0 where they are not.
     """
 
     operands: str
     flat: bool
     beside: bool = False
+    vectors: int = 0
 
     @property
     def has_sums(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
-from opgraph.loops.beside import beside
+from opgraph.loops.at_once import walked
 from opgraph.loops.boxes import boxes_of_rows
 from opgraph.loops.column_sums import column_sums
 from opgraph.loops.interpret import interpret
@@ -48,17 +48,26 @@ class HostKernel:
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
         layout = self._operands.probable_layout(dims)
-        if layout is not None and layout.size:
-            loop, layout = column_sums(self.lowered.loop, layout) or (self.lowered.loop, layout)
-            turned = beside(loop, layout)
-            known = all(isinstance(d, int) for shape in dims for d in shape or ())  # guesses are short
-            if turned is not None and (known or TURNED not in turned.variant.operands):
-                self._entry(loop, turned.variant, False)
-            elif layout.row_rank:
-                self._entry(loop, layout.variant, boxes_of_rows(layout).are_pieces)
-            else:
-                wide, boxed = boxed_rows(loop, layout)
-                self._entry(loop, wide.variant, boxed is not None)
+        if layout is None or not layout.size:
+            return
+        loop, layout = column_sums(self.lowered.loop, layout) or (self.lowered.loop, layout)
+        if not layout.row_rank:
+            wide, boxed = boxed_rows(loop, layout)
+            self._entry(loop, wide.variant, boxed is not None)
+            return
+        found = walked(loop, layout, lanes=host.has_lanes()).variant
+        if (found.vectors or TURNED in found.operands) and not self._are_told(dims, found):
+            found = layout.variant  # guesses are short
+        pieces = found == layout.variant and boxes_of_rows(layout).are_pieces
+        self._entry(loop, found, pieces)
+
+    def _are_told(self, dims: Sequence[Dims], found: Variant) -> bool:
+        """Whether rows are walked in this way whatever is guessed for sizes that are not known yet."""
+        if all(isinstance(d, int) for shape in dims for d in shape or ()):
+            return True
+        longer = self._operands.probable_layout(dims, 1000)
+        loop = self.lowered.loop
+        return longer is not None and walked(loop, longer, lanes=host.has_lanes()).variant == found
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None) -> list[Array]:
         """Runs the kernel.
@@ -161,7 +170,7 @@ class HostKernel:
         fixed += tuple((position, 0) for position in self._operands.virtual)
         loop, layout = column_sums(self.lowered.loop, layout) or (self.lowered.loop, layout)
         has_rows = layout.row_rank > 0
-        layout = beside(loop, layout) or layout
+        layout = walked(loop, layout, lanes=host.has_lanes())
         wide, boxed = (layout, None) if has_rows else boxed_rows(loop, layout)
         numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
         operands, boxes, work, stages, in_boxes = len(wide.strides), 0, 0, 1, boxed is not None

@@ -94,6 +94,14 @@ def _cpu() -> str:
     return "\n".join([platform.machine(), *(x for x in head.split("\n\n")[0].splitlines() if x.startswith(named))])
 
 
+@cache
+def has_lanes() -> bool:
+    """Whether kernels do 16 floats at a time on this machine (kernels/lanes.h)."""
+    compiler = find_compiler()
+    wanted = {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
+    return compiler is not None and compiler.is_gcc and wanted <= set(_cpu().split())
+
+
 _loaded: dict[str, Any] = {}
 #: Entries of kernels that this process compiled without og::floats, which has no form of an op in them, or which this
 #: GCC does not compile: slower, with the same bits.

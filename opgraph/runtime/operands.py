@@ -61,17 +61,20 @@ class Operands:
                 loads[position] = (space[load.axis],)
         return bind(self.loop, loads, steps, out_strides)
 
-    def probable_layout(self, dims: Sequence[Dims]) -> Layout | None:
+    def probable_layout(self, dims: Sequence[Dims], low: int = 24) -> Layout | None:
         """The layout of row-major inputs of these dimensions, with a guess for sizes that are not known yet.
 
         None where even the number of dimensions is unknown, or the guesses do not fit together.
+
+        Args:
+            low: the smallest guess.
         """
         guess: dict[object, int] = {}
         shapes = []
         for shape in dims:
             if shape is None:
                 return None
-            shapes.append(tuple(d if isinstance(d, int) else guess.setdefault(d, 24 + 8 * len(guess)) for d in shape))
+            shapes.append(tuple(d if isinstance(d, int) else guess.setdefault(d, low + 8 * len(guess)) for d in shape))
         try:
             return self.layout(shapes, [row_major(s) for s in shapes])
         except InvalidShape:
