@@ -37,7 +37,7 @@ ROWS = """graph(x: {t}[*,n,c], h: f16[*,n,c], w: f32[{w}c], b: bf16[n,1], a: f32
   o = Add(g, v)
   up = Greater(o, low)
   f = Select(up, o, a)
-  q = ReduceProd(o, axes=[-1])
+  q = ReduceProd(v, axes=[-1])
   y: {t}[*,n,c] = TypeCast(f)
   z: f16[*,n,c] = TypeCast(g)
   k = Greater(wide, half)
@@ -92,7 +92,7 @@ def test_strides_and_sums_whose_places_move(no_cache: None, monkeypatch: pytest.
 
 
 def test_not_a_number_infinities_and_far_elements(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns in (20, 50, 100):
+    for columns in (32, 50, 100):
         x = np.random.default_rng(columns).uniform(-86.9, 0, (24, columns)).astype(np.float32)
         x[:, 3] = 0
         x[1, 15], x[2, 7], x[3, 9], x[4, 11], x[5, 13] = -87.0, -87.00001, -88, -150, -np.inf
