@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 import opgraph as og
+from opgraph.bench.report import Table, legend
 from opgraph.bench.results import Results, read
 from opgraph.bench.run import Settings
 from opgraph.cli import main
@@ -185,6 +186,17 @@ def test_a_run_goes_on_where_its_first_results_cannot_be_written(
     (full := tmp_path / "r.json").symlink_to("/dev/full")
     assert run("--entries", "swish", "--json", full) == 1
     assert went_on and "No space left" in capsys.readouterr().err
+
+
+def test_the_legend_tells_what_the_tables_have_and_nothing_else() -> None:
+    plain = Table(
+        title="models", columns=("models, us", "size", "opgraph", "to best peer"), rows=(("a-b", "", "1", "2"),)
+    )
+    told = legend([plain])
+    assert "to copy" not in told and not any(f"{sign}:" in told for sign in "~+-") and "best peer" in told
+    rich = Table(title="x", columns=(*plain.columns, "to copy"), rows=(("a", "", "3+", "~0.9 (0.1-1)", "-"),))
+    told = legend([plain, rich])
+    assert all(f"{sign}:" in told for sign in ("~", "+", "-", "to copy"))
 
 
 def test_a_missing_file_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

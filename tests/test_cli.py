@@ -158,6 +158,22 @@ def test_show_names_partitions_and_units(text_file: Path, capsys: pytest.Capture
     assert run("show", text_file) == 0
     out = capsys.readouterr().out
     assert "3 ops in 1 partition: 1 fused; units: 1 swish, 1 swiglu" in out
+    assert "data" not in out and "for  cuda" not in out  # no constants, and the CPU: nothing to tell
+
+
+def test_show_names_the_gpu_that_a_graph_is_for_and_its_constants(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = og.Graph("cuda")
+    gpu.add_op("Abs", gpu.input("x", shape=(2, 3)))
+    og.onednn.dump(gpu, tmp_path / "g.json")
+    assert run("show", tmp_path / "g.json") == 0
+    assert "\nfor  cuda\n\n1 op in 1 partition: 1 fused" in capsys.readouterr().out
+    g = og.Graph()
+    g.add_op("Add", g.input("x", shape=(2, 3)), g.constant("c", np.ones(3, np.float32)))
+    (tmp_path / "g.txt").write_text(str(g.finalize()))
+    assert run("show", tmp_path / "g.txt") == 0
+    assert "\ndata 0.00 MiB in 1 constant\n\n" in capsys.readouterr().out
 
 
 def test_show_says_why_an_op_is_not_fused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

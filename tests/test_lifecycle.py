@@ -146,7 +146,7 @@ def test_09_finalize_twice_does_nothing_and_returns_the_graph() -> None:
 def test_09_explain_finalizes_if_need_be() -> None:
     g = og.Graph()
     g.add_op("Abs", g.input("x", shape=(2,)))
-    assert "1 ops in 1 partitions" in str(g.explain()) and g.is_finalized
+    assert "1 op in 1 partition" in str(g.explain()) and g.is_finalized
 
 
 def test_11_policies_are_reentrant() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgraph.bench.results import COLD, Cell, Figure, Results, Row
 from opgraph.bench.timing import Ratio
 
-LEGEND = """\
-Times are microseconds of one run, the median. Ratios are opgraph's time as a part of the other's: the median over pairs
-of neighbouring runs, with its quartiles; below 1 opgraph is faster. best peer: the fastest of them. to copy: to the
-best copy of as many bytes as the entry reads and writes. ~: the quartiles lie more than 15% apart, or there are less
-than 3 pairs. +: the time includes allocating the result, where the library takes no buffer for it. -: does not take it,
-or is left out (the JSON says why)."""
+_LEGEND = (
+    "Times are microseconds of one run, the median. Ratios are opgraph's time as a part of the other's: the median "
+    "over pairs of neighbouring runs, with its quartiles; below 1 opgraph is faster. best peer: the fastest of them."
+)
+_COPY = "to copy"
+_COPIED = f"{_COPY}: to the best copy of as many bytes as the entry reads and writes."
+#: What stands before or after a number, or for it.
+_SIGNS = (
+    ("~", "~: the quartiles lie more than 15% apart, or there are less than 3 pairs."),
+    ("+", "+: the time includes allocating the result, where the library takes no buffer for it."),
+    ("-", "-: does not take it, or is left out (the JSON says why)."),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +65,16 @@ def _entries(suite: str, rows: Sequence[Row]) -> Table:
             "" if best is None else best.peer,
             *((("" if row.copy is None else ratio_text(row.copy.ratio)),) if has_copy else ()),
         ))  # fmt: skip
-    columns += ("to copy",) if has_copy else ()
+    columns += (_COPY,) if has_copy else ()
     return Table(title=suite, columns=columns, rows=tuple(body), right=columns[2:])
+
+
+def legend(shown: Sequence[Table]) -> str:
+    """What the tables of entries say, in words: of signs and columns those alone that they have."""
+    cells = [cell for one in shown for row in one.rows for cell in row[2:]]
+    said = [_LEGEND, *([_COPIED] if any(_COPY in one.columns for one in shown) else [])]
+    said += [text for sign, text in _SIGNS if any(c.startswith(sign) or c.endswith(sign) for c in cells)]
+    return textwrap.fill(" ".join(said), 120)
 
 
 def _time(cell: Cell | None) -> str:

@@ -241,6 +241,6 @@ def _print(results: Results) -> None:
     for one in made:
         out.print(table("", one.columns, one.rows, right=one.right))
     if any(row.cells for row in results.rows):
-        out.print(report.LEGEND)
+        out.print(report.legend(made))
     for line in report.remarks(results):
         out.print(printable(line))

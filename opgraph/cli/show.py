@@ -15,6 +15,7 @@ from opgraph.cli.sources import kernel_sources
 from opgraph.cli.terminal import console, printable, progress, table
 from opgraph.ir.graph import Graph
 from opgraph.partition.partition import FUSED, LIBRARY, Partition
+from opgraph.partition.report import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,8 +80,7 @@ def totals(partitions: Sequence[Partition]) -> str:
     """As in: 212 ops in 63 partitions: 26 fused, 37 library; units: 2 swish, 2 swiglu."""
     kinds = Counter(p.kind for p in partitions)
     units = Counter(u for p in partitions for u in p.units)
-    plural = "" if len(partitions) == 1 else "s"
-    text = f"{sum(len(p.ops) for p in partitions)} ops in {len(partitions)} partition{plural}"
+    text = f"{counted(sum(len(p.ops) for p in partitions), 'op')} in {counted(len(partitions), 'partition')}"
     if kinds:
         text += ": " + ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
     return text + ("; units: " + unit_text(units) if units else "")
@@ -100,9 +100,13 @@ def _print_graph(out: Console, graph: Graph, path: str) -> None:
             out.print(f"{word:<4} ... and {len(tensors) - 20} more")
     kinds = Counter(str(op.attrs.get("onnx_op", op.kind)) for op in graph.ops)
     listed = ", ".join(f"{n} {printable(kind, 40)}" for kind, n in kinds.most_common())
-    constants = sum(t.data.nbytes for t in graph.constants if t.data is not None)
     out.print(f"ops  {len(graph.ops)}: {listed}")
-    out.print(f"data {constants / 2**20:.2f} MiB in {len(graph.constants)} constants\n")
+    if graph.engine != "cpu":
+        out.print(f"for  {graph.engine}")
+    if graph.constants:
+        size = sum(t.data.nbytes for t in graph.constants if t.data is not None)
+        out.print(f"data {size / 2**20:.2f} MiB in {counted(len(graph.constants), 'constant')}")
+    out.print()
 
 
 def _print_partitions(out: Console, partitions: Sequence[Partition], limit: int | None) -> None:

@@ -59,7 +59,9 @@ class Report:
     def __str__(self) -> str:
         kinds = [p.kind for p in self.partitions]
         counts = ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds))
-        lines = [f"{len(self.ops)} ops in {len(kinds)} partitions" + (f": {counts}" if counts else "")]
+        lines = [
+            f"{counted(len(self.ops), 'op')} in {counted(len(kinds), 'partition')}{f': {counts}' if counts else ''}"
+        ]
         lines += _table(
             ("partition", "kind", "ops", "bytes in", "bytes out", "units"),
             [
@@ -72,6 +74,11 @@ class Report:
         )
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def counted(count: int, what: str) -> str:
+    """As in: 1 op, 2 ops."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def make_report(
