@@ -29,17 +29,39 @@ def is_cheap(s: Statement) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedCall:
-    """A function of some arguments: what statements that compute the same have in common, and what not.
+class Function:
+    """What statements that compute the same have in common.
 
     Attributes:
-        function: the expression over parameters, the type of its value, and the types of the parameters.
+        text: the expression, over parameters a0, a1, ...
+        result: the C++ type of its value.
+        types: those of the parameters.
+        dtypes: of the parameters; "" where one is a number for all elements.
+    """
+
+    text: str
+    result: str
+    types: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+    @property
+    def parameters(self) -> str:
+        """As they are declared."""
+        return ", ".join(f"const {kind} a{k}" for k, kind in enumerate(self.types))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCall:
+    """A call of a function.
+
+    Attributes:
+        function: which.
         given: for each parameter the name of a value, or C++ for a number.
         dtype: of the result.
         statement: that it computes; None: a number, for each element.
     """
 
-    function: tuple[str, ...]
+    function: Function
     given: tuple[str, ...]
     dtype: str
     statement: Statement | None = None
@@ -53,7 +75,7 @@ class SharedCalls(Arithmetic):
         self.by_lanes = emitter.by_lanes
         self._inner: dict[str, Statement] = {}
         self._given: list[str] = []
-        self._types: list[str] = []
+        self._types: list[tuple[str, str]] = []
         self._is_cheap = False
 
     def all(self) -> list[SharedCall]:
@@ -88,7 +110,8 @@ class SharedCalls(Arithmetic):
         return self._called(self.in_apply(name), self.dtypes[name])
 
     def _called(self, text: str, dtype: str, s: Statement | None = None) -> SharedCall:
-        return SharedCall((text, self.apply_type(dtype), *self._types), tuple(self._given), dtype, s)
+        types, dtypes = zip(*self._types, strict=True)
+        return SharedCall(Function(text, self.apply_type(dtype), types, dtypes), tuple(self._given), dtype, s)
 
     def _expression(self, s: Statement) -> str:
         self._is_cheap = is_cheap(s)
@@ -108,7 +131,9 @@ class SharedCalls(Arithmetic):
             return self._number(self.value(name), compute_type(self.dtypes[name]))
         part = self._inner.pop(name, None)
         kind = self.apply_type(self.dtypes[name])
-        return f"{kind}({self._expression(part)})" if part is not None else self._parameter(name, kind)
+        return (
+            f"{kind}({self._expression(part)})" if part is not None else self._parameter(name, kind, self.dtypes[name])
+        )
 
     def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
         """An attribute: of a costly function a constant, since a compiler makes more of what it knows."""
@@ -121,9 +146,9 @@ class SharedCalls(Arithmetic):
             return name
         return f"{'og::mask<F>' if compute == 'bool' else 'F'}({name})"
 
-    def _parameter(self, given: str, kind: str) -> str:
+    def _parameter(self, given: str, kind: str, dtype: str = "") -> str:
         self._given.append(given)
-        self._types.append(kind)
+        self._types.append((kind, dtype))
         return f"a{len(self._given) - 1}"
 
 
@@ -135,9 +160,8 @@ def put_functions(emitter: Emitter) -> dict[str, str]:
     calls = {s.result: made.call(s, {}) for s in emitter.varying() if not is_cheap(s)}
     times = Counter(call.function for call in calls.values())
     names = {function: f"f{k}" for k, (function, count) in enumerate(times.items()) if count > 1}
-    for (text, result, *types), name in names.items():
-        params = ", ".join(f"const {kind} a{k}" for k, kind in enumerate(types))
-        emitter.put(f"  static OG_SLOW {result} {name}({params}) {{ return {text}; }}")
+    for function, name in names.items():
+        emitter.put(f"  static OG_SLOW {function.result} {name}({function.parameters}) {{ return {function.text}; }}")
     found = {}
     for value, call in calls.items():
         if call.function in names:

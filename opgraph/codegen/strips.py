@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from opgraph.codegen.arithmetic import ELEMENT, compute_type, storage_type
-from opgraph.codegen.shared import SharedCall, SharedCalls
+from opgraph.codegen.shared import Function, SharedCall, SharedCalls
 from opgraph.loops.layout import STRIDED
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 
@@ -34,11 +34,6 @@ def put_strips(emitter: Emitter) -> None:
     strips = _Strips(emitter)
     strips.collect()
     put = emitter.put
-    for (text, result, *types), name in strips.functions.items():
-        params = ", ".join(f"const {kind} a{k}" for k, kind in enumerate(types))
-        put(f"  struct {name} {{")
-        put(f"    template <class F> static OG_FN {result} apply({params}) {{ return {text}; }}")
-        put("  };")
     put(f"  static constexpr og::i64 strip_length = {strips.slots.length()};")
     if emitter.by_lanes:
         put("#if OG_LANES")
@@ -47,12 +42,30 @@ def put_strips(emitter: Emitter) -> None:
     put("  using Width = float;")
     if emitter.by_lanes:
         put("#endif")
-    put(f"  OG_ONCE void strips(og::i64 i, og::i64 n{emitter.addends()}) const {{")
+    for (function, dtype), name in strips.functions.items():
+        _put_function(emitter, function, dtype, name)
+    put(f"  OG_PLAIN OG_ONCE void strips(og::i64 i, og::i64 n{emitter.addends()}) const {{")
     for kind, count in strips.slots.counts.items():
         put(f"    alignas(64) {kind} {_room(kind)}[{count}][strip_length];")
     for line, tag in strips.lines:
         put(f"    {line}", tag)
     put("  }")
+
+
+def _put_function(emitter: Emitter, function: Function, dtype: str, name: str) -> None:
+    """Adds what does a strip of a statement; its types are the same for all calls, so it is compiled once."""
+    kinds = [
+        f"const {_slot_type(d)}*" if d else f"const {t}" for t, d in zip(function.types, function.dtypes, strict=True)
+    ]
+    given = "".join(f", a{k}" for k in range(len(kinds)))
+    declared = "".join(f", {kind} a{k}" for k, kind in enumerate(kinds))
+    emitter.put(f"  struct {name} {{")
+    emitter.put("    template <class F>")
+    emitter.put(f"    static OG_FN {function.result} apply({function.parameters}) {{ return {function.text}; }}")
+    emitter.put(f"    static OG_ONCE void over(og::i64 n, {_slot_type(dtype)}* y{declared}) {{")
+    emitter.put(f"      og::over<Width, {name}>(n, y{given});")
+    emitter.put("    }")
+    emitter.put("  };")
 
 
 def _slot_type(dtype: str) -> str:
@@ -106,7 +119,7 @@ class _Strips:
 
     def __init__(self, emitter: Emitter) -> None:
         self.emitter = emitter
-        self.functions: dict[tuple[str, ...], str] = {}
+        self.functions: dict[tuple[Function, str], str] = {}
         self.lines: list[tuple[str, int | None]] = []
         self.slots = _Slots()
         self._made = SharedCalls(emitter)
@@ -160,12 +173,12 @@ class _Strips:
     def _call(self, call: SharedCall, ends: Iterable[str], value: str = "") -> None:
         """The line that computes a value; it may take the strip of what it reads last."""
         given = [self._place.get(g, g) for g in call.given]
-        name = self.functions.setdefault(call.function, f"Op{len(self.functions)}")
+        name = self.functions.setdefault((call.function, call.dtype), f"Op{len(self.functions)}")
         self.slots.release(ends)
         s = call.statement
         value = s.result if s is not None else value
         slot = self._place[value] = self.slots.take(value, call.dtype)
-        text = f"og::over<Width, {name}>({', '.join(['n', slot, *given])});"
+        text = f"{name}::over({', '.join(['n', slot, *given])});"
         self._line(*((f"{text}  // {s.kind} #{s.tag}", s.tag) if s is not None else (text,)))
 
     def _deliver(self, stores: Iterable[int]) -> None:

@@ -20,6 +20,8 @@ SUBJECTS = (
     ("chain of 12", BACKWARD),
     ("chain of 60", FORWARD),
 )
+#: Ops of graphs on 40 inputs with 20 outputs (`opgraph.bench.large`), direction.
+LARGE = ((300, FORWARD), (300, BACKWARD), (1000, FORWARD))
 #: Seconds that a pair of processes with torch.compile takes, about.
 _PAIR = 20.0
 #: Elements: the kernel's own time is nothing.
@@ -40,6 +42,25 @@ def seconds(name, direction):
     {wait}
     return time.perf_counter() - start
 print(seconds({first!r}, "forward"), seconds({name!r}, {direction!r}))
+"""
+#: The graph is there already, its gradient as well.
+_LARGE_CODE = """
+import time
+import numpy as np, opgraph as og
+from opgraph.bench.large import large
+{device_up}
+def seconds(graph):
+    feeds = {{t.name: np.ones((256, 256), np.float32) for t in graph.inputs}}
+    if {device!r} != "cpu":
+        feeds = {{name: torch.from_numpy(a).to({device!r}) for name, a in feeds.items()}}
+    start = time.perf_counter()
+    og.compile(graph, device={device!r})(feeds)
+    {wait}
+    return time.perf_counter() - start
+graph = large({count})
+if {direction!r} == "backward":
+    graph = og.gradient(graph, wrt=[t.name for t in graph.inputs])
+print(seconds(large(1, inputs=1, outputs=1)), seconds(graph))
 """
 
 
@@ -68,7 +89,26 @@ def measured(
             continue
         say(f"{subject}: torch.compile")
         figures += _both(subject, "torch.compile", "torch_compiled", name, direction, device, threads, 1)
-    return _first_ones(figures)
+    return [*_first_ones(figures), *_large_ones(device, quick, end, say)]
+
+
+def _large_ones(device: str, quick: bool, end: float | None, say: Say) -> list[Figure]:
+    """The figures of large graphs."""
+    import time
+
+    figures = []
+    for count, direction in LARGE[:1] if quick else LARGE:
+        if end is not None and time.perf_counter() > end:
+            break
+        subject = f"{count} ops, 40 inputs" + ("" if direction == FORWARD else f", {direction}")
+        say(f"{subject}: opgraph")
+        code = _LARGE_CODE.format(count=count, direction=direction, **_on(device))
+        cold, warm = _cold_and_warm(code, 1 if quick else 3)
+        figures += [
+            _figure(subject, f"opgraph, {how}", [one[1] for one in values])
+            for how, values in (("cold", cold), ("from disk", warm))
+        ]
+    return figures
 
 
 _IMPORT = "import time; t = time.perf_counter(); import {what}; print(time.perf_counter() - t)"
@@ -97,19 +137,35 @@ def _first_ones(figures: list[Figure]) -> list[Figure]:
 def _both(
     subject: str, who: str, module: str, name: str, direction: str, device: str, threads: int, rounds: int
 ) -> list[Figure]:
-    """Two processes a round share a folder that was empty before."""
-    on_gpu = device == "cuda"
     code = _CODE.format(
         module=module,
         name=name,
         direction=direction,
         size=SIZE,
-        device=device,
         threads=threads,
-        device_up="import torch; torch.ones(1, device='cuda')" if on_gpu else "",
-        wait="torch.cuda.synchronize()" if on_gpu else "",
         first=FIRST,
+        **_on(device),
     )
+    cold, warm = _cold_and_warm(code, rounds)
+    return [
+        _figure(what, f"{who}, {how}", [one[index] for one in values])
+        for index, what in enumerate((FIRST, subject))
+        for how, values in (("cold", cold), ("from disk", warm))
+    ]
+
+
+def _on(device: str) -> dict[str, str]:
+    """What code says of a device."""
+    on_gpu = device == "cuda"
+    return {
+        "device": device,
+        "device_up": "import torch; torch.ones(1, device='cuda')" if on_gpu else "",
+        "wait": "torch.cuda.synchronize()" if on_gpu else "",
+    }
+
+
+def _cold_and_warm(code: str, rounds: int) -> tuple[list[list[float]], list[list[float]]]:
+    """What code prints: two processes a round share a folder that was empty before."""
     cold, warm = [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="opgraph-bench-") as cache:
@@ -117,11 +173,7 @@ def _both(
             more = dict.fromkeys(("CUPY_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), cache)
             cold.append(fresh_process(code, cache, more))
             warm.append(fresh_process(code, cache, more))
-    return [
-        _figure(what, f"{who}, {how}", [one[index] for one in values])
-        for index, what in enumerate((FIRST, subject))
-        for how, values in (("cold", cold), ("from disk", warm))
-    ]
+    return cold, warm
 
 
 def _figure(subject: str, column: str, values: Sequence[float]) -> Figure:
