@@ -10,7 +10,7 @@
 // No atomics. A thread joins its own packs, the threads of a warp meet in a butterfly of shuffles, which gives all of
 // them the same bits, and warps in shared memory: one order whatever the grid. Where something is added up over rows
 // too (the gradient of a norm's scale), a group takes `chunk` rows one after the other, keeps what it adds up in
-// registers, and leaves it to the second stage of sums.cuh.
+// registers, and leaves it to totals.cuh.
 
 namespace og {
 

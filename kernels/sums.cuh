@@ -1,5 +1,5 @@
 #pragma once
-#include "pointwise.cuh"
+#include "totals.cuh"
 
 // The CUDA skeleton of a loop with sums: no atomics, one order of additions whatever the GPU.
 //
@@ -7,7 +7,7 @@
 // `rows`, and the innermost one, the `columns`, are cut into tiles by their sizes alone. A block of TX x TM x TG threads
 // takes a tile of TG groups: TX threads side by side along the columns, TM rows at a time. Each thread adds up what it
 // sees, the threads of a block meet in a tree in shared memory, and what several tiles contribute to is written to `work`
-// and added up by a second kernel (`totals`), again in a fixed order.
+// and added up by a second kernel (`totals` of totals.cuh), again in a fixed order.
 
 namespace og {
 
@@ -186,66 +186,6 @@ OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles
         __syncthreads();
       }
     }
-  });
-}
-
-// ---- the second stage ------------------------------------------------------------------------------------------------
-
-// What one sum's tiles left, as axes: for each, its extent, its stride in `work` and its stride in the result; axes that
-// are added up have stride 0 there and come last. first: its first block; -1 (of no terms): the first stage did it all.
-template <int axes> struct Left {
-  i64 first, part, cells, terms, columns;
-  i64 extent[axes], from[axes], to[axes];
-  i64 kept, column_to;
-};
-
-// One block adds up one cell, or one cell of 32 columns, in double.
-template <class F, int k, int axes>
-OG_FN void total_of(void* y, const Left<axes>& left, const typename F::Addend* work, i64 block) {
-  constexpr int wide = F::adds_row(k) ? 1 : 32, lanes = block_size / wide;
-  __shared__ double meet[block_size];
-  const int thread = (int)threadIdx.x, tx = thread % wide, lane = thread / wide;
-  const i64 strips = (left.columns + wide - 1) / wide, column = block % strips * wide + tx;
-  i64 cell = block / strips, from = left.part + column, to = column * left.column_to;
-  OG_UNROLL for (int a = axes - 1; a >= 0; --a) {
-    if (a < left.kept) {
-      from += cell % left.extent[a] * left.from[a];
-      to += cell % left.extent[a] * left.to[a];
-      cell /= left.extent[a];
-    }
-  }
-  double sum = 0;
-  if (column < left.columns) {
-    OG_ROLLED for (i64 term = lane; term < left.terms; term += lanes) {
-      i64 rest = term, at = from;
-      OG_UNROLL for (int a = axes - 1; a >= 0; --a) {
-        if (a >= left.kept) {
-          at += rest % left.extent[a] * left.from[a];
-          rest /= left.extent[a];
-        }
-      }
-      sum += (double)work[at];
-    }
-  }
-  meet[thread] = sum;
-  __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
-    if (lane < half) meet[thread] += meet[thread + half * wide];
-    __syncthreads();
-  }
-  if (lane == 0 && column < left.columns) F::total(k, y, to, meet[thread]);
-}
-
-template <int axes, int sums> struct AllLeft { Left<axes> of[sums]; };
-
-template <class F, int axes, int sums>
-OG_FN void totals(void* const* y, const AllLeft<axes, sums>& left, const typename F::Addend* work) {
-  const i64 block = (i64)blockIdx.x;
-  each<sums>([&](auto k) {
-    const Left<axes>& mine = left.of[k.value];
-    const i64 strips = F::adds_row(k.value) ? 1 : (mine.columns + 31) / 32;
-    if (mine.terms > 0 && block >= mine.first && block < mine.first + mine.cells * strips)
-      total_of<F, k.value>(y[k.value], mine, work, block - mine.first);
   });
 }
 

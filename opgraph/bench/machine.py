@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import opgraph as og
+from opgraph.errors import InvalidArguments
 
 #: Packages whose versions are told.
 PACKAGES = (
@@ -88,6 +89,23 @@ def _git(folder: Path, *args: str) -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+def use_threads(count: int | None) -> int:
+    """Gives torch, where it is loaded, and with it opgraph so many threads; returns how many both have.
+
+    Raises:
+        InvalidArguments: more threads than cores, or fewer than one.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if count is not None and not 1 <= count <= cores:
+        raise InvalidArguments(f"{count} threads on {cores} cores", where="--threads", fix=f"use 1 to {cores}")
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return cores if count is None else count
+    if count is not None:
+        torch.set_num_threads(count)
+    return int(torch.get_num_threads())
 
 
 def fresh_process(code: str, cache: str, more: Mapping[str, str] | None = None) -> list[float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opgraph.bench.case import require_gpu
-from opgraph.bench.machine import machine
+from opgraph.bench.machine import machine, use_threads
 from opgraph.bench.peers.peer import Peer
 from opgraph.bench.peers.table import look
 from opgraph.bench.plan import COMPILER, Job, jobs, suites_of
 from opgraph.bench.results import COLD, WARM, Results
-from opgraph.errors import InvalidArguments, OpGraphError
+from opgraph.errors import OpGraphError
 
 #: Seconds of `--quick`, and of a run of the GPU suites, unless told otherwise.
 QUICK, GPU = 165.0, 420.0
@@ -94,23 +92,6 @@ def run(
     peers = [f.peer for f in found if f.version]
     _Run(settings, results, peers, threads, cache, say, keep).all(suites, planned)
     return results
-
-
-def use_threads(count: int | None) -> int:
-    """Gives torch, where it is loaded, and with it opgraph so many threads; returns how many both have.
-
-    Raises:
-        InvalidArguments: more threads than cores, or fewer than one.
-    """
-    cores = len(os.sched_getaffinity(0))
-    if count is not None and not 1 <= count <= cores:
-        raise InvalidArguments(f"{count} threads on {cores} cores", where="--threads", fix=f"use 1 to {cores}")
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return cores if count is None else count
-    if count is not None:
-        torch.set_num_threads(count)
-    return int(torch.get_num_threads())
 
 
 class _Run:

@@ -178,8 +178,7 @@ def _keep(path: str | None, results: Results) -> None:
 
 def _of_model(args: argparse.Namespace) -> Results:
     """One model, on the CPU."""
-    from opgraph.bench import run as bench_run
-    from opgraph.bench.machine import machine
+    from opgraph.bench.machine import machine, use_threads
     from opgraph.bench.peers.table import look
     from opgraph.bench.results import Results
     from opgraph.bench.suites import models
@@ -194,7 +193,7 @@ def _of_model(args: argparse.Namespace) -> Results:
         feeds = feeds_for(args, ports)
         step("looking for peers")
         found = [f for f in look("cpu") if f.peer.name in ("onnxruntime", "oneDNN")]
-        threads = bench_run.use_threads(args.threads)
+        threads = use_threads(args.threads)
         results = Results(
             machine=machine(),
             settings={"model": Path(args.model).name, "threads": threads, "device": "cpu"},

@@ -21,9 +21,8 @@ import numpy as np
 import onnxruntime
 
 import opgraph as og
-from opgraph.bench.machine import machine
+from opgraph.bench.machine import machine, use_threads
 from opgraph.bench.peers.onnxruntime import session
-from opgraph.bench.run import use_threads
 from opgraph.bench.suites.models import drawn
 from opgraph.bench.timing import HostClock, in_turns, ratio
 
