@@ -240,6 +240,21 @@ def test_a_reshape_with_nothing_around_it_stays_with_the_library() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "groups", "layout"), [((2, 6, 1, 1), 3, "NCX"), ((2, 6, 5, 1), 3, "NCX"), ((2, 5, 6), 6, "NXC")], ids=str
+)
+def test_groups_of_images_of_one_element_and_of_one_channel_are_one_kernel_with_what_is_around(
+    shape: tuple[int, ...], groups: int, layout: str
+) -> None:
+    g = og.Graph()
+    x, v = g.input("x", shape=shape), g.input("v", shape=(6,))
+    y = g.add_op("GroupNorm", g.add_op("Abs", x), v, v, groups=groups, keep_stats=False, data_format=layout)
+    g.add_op("Tanh", y)
+    assert [(p.kind, len(p.ops)) for p in g.finalize().get_partitions()] == [("fused", 3)]
+    feeds = {str(t.name): np.random.default_rng(t.id).normal(size=t.shape).astype(np.float32) for t in (x, v)}
+    np.testing.assert_allclose(og.compile(g)(feeds), og.evaluate(g, feeds), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
     ("a", "b", "pieces"),
     [
         (("n", 12, "h", "w"), ("n", 3, "?"), ("n", 3, 4, "h", "w")),
@@ -251,6 +266,10 @@ def test_a_reshape_with_nothing_around_it_stays_with_the_library() -> None:
         (("n", "c", "d"), ("n", 3, 4), None),
         (("a", "b"), ("?",), ("a", "b")),
         ((1, 12), (1, 1, 12), (1, 1, 12)),
+        ((2, 12, 1), (2, 3, 4), (2, 3, 4, 1)),
+        ((2, 12, 5, 1, 1), (2, 3, 20), (2, 3, 4, 5, 1, 1)),
+        ((2, 5, 12), (2, 5, 12, 1), (2, 5, 12, 1)),
+        ((1, 1), (), None),
     ],
 )
 def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, ...], pieces: object) -> None:

@@ -31,6 +31,12 @@ def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces]
                 other.middle[own].append(size)
             one.rest.clear()
             other.rest.clear()
+        elif other.middle and not other.rest and all(size == 1 for _, size in one.rest):
+            # The images of one element in GroupNorm: pieces of size 1 of the axis beside them.
+            for own, _ in one.rest:
+                one.middle[own].append(1)
+                other.middle[other.reached].append(1)
+            one.rest.clear()
     if left[0].rest or left[1].rest:
         return None
     return left[0].pieces(), left[1].pieces()
@@ -44,11 +50,13 @@ class _Side:
         self.first: list[list[Size]] = [[] for _ in shape]
         self.middle: list[list[Size]] = [[] for _ in shape]
         self.last: list[list[Size]] = [[] for _ in shape]
+        self.reached = 0  # the last axis that a piece was taken off from the front
 
     def take(self, size: Size, left: Size, from_end: bool) -> None:
         """Takes a piece off an end of the axis there, and leaves that much of it; 1: nothing."""
         place, _ = self.rest.pop() if from_end else self.rest.popleft()
         (self.last if from_end else self.first)[place].append(size)
+        self.reached = self.reached if from_end else place
         if left != 1:
             (self.rest.append if from_end else self.rest.appendleft)((place, left))
 
