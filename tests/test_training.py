@@ -80,6 +80,36 @@ KEPT = {
         ("x",),
         [("x", "input", 16384), ("y", "output", 256)],
     ),
+    "a clamp: a mask, since at a bound the output does not tell": (
+        "graph(x: f32[64,64]) -> (y)\n  y = Clamp(x, min=-1.0, max=1.0)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
+    "a clamp of what is kept anyway: no mask": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Clamp(x, min=-1.0, max=1.0)\n  %1 = Sin(x)\n  y = Multiply(%0, %1)",
+        ("x",),
+        [("x", "input", 16384)],
+    ),
+    "a ReLU that is no output: a mask": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = ReLU(x)\n  y = Multiply(%0, 2.0)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
+    "a hard sigmoid: a mask": (
+        "graph(x: f32[64,64]) -> (y)\n  y = HardSigmoid(x, alpha=0.2, beta=0.5)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
+    "the larger of two, scaled: two masks": (
+        "graph(x: f32[64,64], z: f32[64,64]) -> (y)\n  %0 = Maximum(x, z)\n  y = Multiply(%0, 2.0)",
+        ("x",),
+        [("", "value", 4096), ("", "value", 4096)],
+    ),
+    "a clamp between tensors: a mask, and none of the bounds": (
+        "graph(x: f32[64,64], a: f32[64], b: f32[]) -> (y)\n  y = Clamp(x, a, b)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
     "a mask that is an input: the mask alone": (
         "graph(x: f32[64,64], m: boolean[64,64]) -> (y)\n  %0 = Select(m, x, 0.0)\n  y = Multiply(%0, 2.0)",
         ("x",),
@@ -130,6 +160,23 @@ def test_nothing_else_stays_alive(name: str) -> None:
     kept = {e[0] for e in expected if e[1] in ("input", "output")}
     assert {k for k, ref in alive.items() if ref() is not None} == kept
     vjp(d)
+
+
+@pytest.mark.parametrize("name", [name for name, case in KEPT.items() if any(not e[0] for e in case[2])])
+def test_what_is_kept_in_place_of_an_input_tells_as_much(name: str) -> None:
+    """At ties, bounds, infinities and NaN: the gradients that the inputs themselves give."""
+    text, wrt, _ = KEPT[name]
+    g = og.parse(text)
+    rng, special = np.random.default_rng(0), [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e-40]
+    feeds = {str(t.name): rng.choice(special, t.shape).astype(np.float32) for t in g.inputs}
+    f, h = og.compile(g, wrt=wrt), og.gradient(g, wrt)
+    with np.errstate(invalid="ignore", over="ignore"):
+        y, vjp = f.vjp(feeds)
+        d = rng.standard_normal(y.shape).astype(np.float32)
+        wanted = og.compile(h)({**{n: a for n, a in feeds.items() if any(t.name == n for t in h.inputs)}, "d_y": d})
+    got = vjp(d)
+    for name in wrt:
+        np.testing.assert_array_equal(got[name], wanted[f"d_{name}"] if isinstance(wanted, dict) else wanted)
 
 
 def test_gradients_agree_with_the_reference_and_repeat_their_bits() -> None:

@@ -16,8 +16,9 @@ from opgraph.ops.shape import VIEWS
 UNKNOWN_EXTENT = 4096
 #: An input exists anyway, so it is kept rather than a value of the same size, which would have to be written first.
 _INPUT_SHARE = 0.9
-#: An output is kept by whoever reads it: it counts only to choose between equal cuts.
-_OUTPUT_SHARE = 1e-6
+#: An output is kept by whoever reads it: it counts to choose between equal cuts, and to spare one that saves no more
+#: than a few numbers.
+_OUTPUT_SHARE = 1e-3
 
 
 def read_inputs(op: Op) -> list[LogicalTensor]:

@@ -33,6 +33,7 @@ class Draft:
         self.ops: list[Op] = []
         self.active: set[int] = set()
         self._known: dict[object, Op] = {}
+        self._instead: dict[int, LogicalTensor] = {}
         self._inputs: list[LogicalTensor] = []
 
     def input(self, tensor: LogicalTensor) -> LogicalTensor:
@@ -64,13 +65,21 @@ class Draft:
             self._enter(known)
         return known
 
+    def enter(self, op: Op) -> None:
+        """Enters an op of the source as it is, even if an equal one is here already."""
+        self._enter(self.graph._add(op.id, op.kind, op.inputs, op.outputs, op.name, op.attrs))
+
     def __call__(self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any) -> Any:
         """As `Graph.add_op`, short way: the output, or a tuple of them."""
         record = opdef.get(kind, where="a derived graph")
         count = sum(not p.optional for p in record.outputs)
         key = _key(kind, inputs, {**record.default_attrs(), **attrs}, dtype, count)
         outputs = self._known[key].outputs if key in self._known else self.fresh(kind, *inputs, dtype=dtype, **attrs)
-        return outputs[0] if len(outputs) == 1 else outputs
+        return self._instead.get(outputs[0].id, outputs[0]) if len(outputs) == 1 else outputs
+
+    def stand_in(self, made: LogicalTensor, value: LogicalTensor) -> None:
+        """Whoever asks for the op that makes a value by calling this is given another one."""
+        self._instead[made.id] = value
 
     def fresh(
         self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any

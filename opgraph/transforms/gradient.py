@@ -76,6 +76,7 @@ def differentiated(
     given: Collection[int] = (),
     from_outputs: Collection[int] = (),
     masks: Mapping[int, Told] | None = None,
+    by_choice: Collection[int] = (),
     outputs: Collection[str] | None = None,
 ) -> Graph:
     """The gradient of a prepared graph.
@@ -84,7 +85,8 @@ def differentiated(
         given: ids of forward values that are inputs of the result instead of being recomputed.
         from_outputs: ids of ops whose gradient is taken from their output (`OpDef.gradient_from_output`).
         masks: conditions, by id, that are recomputed from an output, which is an input of the result.
+        by_choice: ids of ops whose rule, a Backward kind, is taken as a choice by a condition (`conditions.by_choice`).
         outputs: names of the outputs that a gradient is given of, the others being taken as zero; None: all.
     """
     names = [wrt] if isinstance(wrt, str) else wrt
-    return Reverse(graph, names, given, from_outputs, masks or {}).graph(outputs)
+    return Reverse(graph, names, given, from_outputs, masks or {}, by_choice).graph(outputs)

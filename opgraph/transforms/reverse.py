@@ -12,6 +12,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.transforms.adjoint import Conditional, Conditions, Contribution
+from opgraph.transforms.conditions import by_choice
 from opgraph.transforms.draft import Draft, is_float, kept_name
 from opgraph.transforms.masks import Told
 
@@ -26,11 +27,12 @@ class Reverse:
         given: Collection[int],
         from_outputs: Collection[int],
         masks: Mapping[int, Told],
+        by_choice: Collection[int],
     ) -> None:
         self.source = graph
         self.draft = Draft(graph)
         self.conditional = Conditional(self.draft)
-        self.from_outputs = from_outputs
+        self.from_outputs, self.by_choice = from_outputs, by_choice
         #: What stands in the draft for each tensor of the graph.
         self.values: dict[int, LogicalTensor] = {}
         self.parts: dict[int, list[Contribution]] = {}
@@ -95,6 +97,7 @@ class Reverse:
                 self.given[made.id] = self.masks[tensor.id]
             elif tensor.id in given and made.id not in self.given:
                 value = self.given[made.id] = self._keep(tensor)
+                self.draft.stand_in(made, value)
                 self.stands_in[value.id] = self.stands_in.get(made.id, made.id)
                 self.active.update({value.id} if made.id in self.active else ())
             self.values[tensor.id] = self.given.get(made.id, made)
@@ -172,6 +175,8 @@ class Reverse:
             tree = record.gradient_of(name, op.attrs, names)
             if op.id in self.from_outputs:
                 tree = record.gradient_of(None, op.attrs, names) or tree
+            elif op.id in self.by_choice:
+                tree = by_choice(tree) or tree
             if tree is None:
                 raise _refused(op, record, name)
             ranks = [t.ndim for t in op.inputs]

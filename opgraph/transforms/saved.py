@@ -15,10 +15,12 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
+from opgraph.transforms.conditions import Conditioned, with_conditions
 from opgraph.transforms.cut import Cut, read_inputs
 from opgraph.transforms.draft import kept_name
 from opgraph.transforms.gradient import differentiated, prepared
 from opgraph.transforms.masks import Told, masks_of_outputs
+from opgraph.transforms.units import needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class TrainingPlan:
         forward: the graph, with the values to keep as further outputs where there are any.
         backward: the gradient graph over the kept values and `d_<output>`.
         saved: what is kept, in the order of the backward graph's inputs.
-        given, from_outputs, masks: what was chosen, as `differentiated` takes it.
+        given, from_outputs, masks, by_choice: what was chosen, as `differentiated` takes it.
     """
 
     forward: Graph
@@ -56,6 +58,7 @@ class TrainingPlan:
     given: frozenset[int] = frozenset()
     from_outputs: tuple[int, ...] = ()
     masks: Mapping[int, Told] = field(default_factory=dict)
+    by_choice: frozenset[int] = frozenset()
 
     def backward_of(self, wrt: Sequence[str], outputs: Collection[str]) -> Graph:
         """The backward graph for some of the inputs, given gradients of some outputs of the forward graph alone.
@@ -71,6 +74,7 @@ class TrainingPlan:
             given=self.given,
             from_outputs=self.from_outputs,
             masks=self.masks,
+            by_choice=self.by_choice,
             outputs=outputs,
         )
 
@@ -89,21 +93,25 @@ def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Tr
     ready = prepared(graph, wrt, units=units)
     told = masks_of_outputs(ready)
     by_output = _from_outputs(ready)
-    choices = [_cheapest(ready, wrt, told, ops) for ops in ([(), by_output] if by_output else [()])]
+    asked = with_conditions(ready)
+    choices = [_cheapest(asked, wrt, told, ops) for ops in ([(), by_output] if by_output else [()])]
     _, cut, from_outputs = min(choices, key=lambda c: c[0])
     inputs = {t.id for t in ready.inputs}
     masks = {i: told[i] for i in cut if i in told}
     given = {i for i in cut if i not in inputs and i not in masks}
-    backward = differentiated(ready, wrt, given=given, from_outputs=from_outputs, masks=masks)
+    chosen = frozenset(op for op, read in asked.chosen.items() if read & given)
+    if any(ready.producer(i) is None for i in given):
+        ready = needed(asked.graph, given)
+    backward = differentiated(ready, wrt, given=given, from_outputs=from_outputs, masks=masks, by_choice=chosen)
     shapes = _costly_shapes(backward, {t.id for op in ready.ops for t in op.outputs} - given)
     if shapes:
         given |= shapes
-        backward = differentiated(ready, wrt, given=given, from_outputs=from_outputs, masks=masks)
+        backward = differentiated(ready, wrt, given=given, from_outputs=from_outputs, masks=masks, by_choice=chosen)
     made = [ready.tensor(i) for i in sorted(given | {m.output.id for m in masks.values()})]
     extra = [t for t in made if all(t.id != o.id for o in ready.outputs)]
     forward = _with_outputs(ready, extra) if extra else ready
     saved = _described(ready, backward, made)
-    return TrainingPlan(forward, backward, saved, frozenset(given), tuple(from_outputs), masks)
+    return TrainingPlan(forward, backward, saved, frozenset(given), tuple(from_outputs), masks, chosen)
 
 
 def read_tensors(graph: Graph) -> set[int]:
@@ -149,11 +157,11 @@ def _from_outputs(graph: Graph) -> tuple[int, ...]:
 
 
 def _cheapest(
-    graph: Graph, wrt: Sequence[str], told: Collection[int], from_outputs: Collection[int]
+    asked: Conditioned, wrt: Sequence[str], told: Collection[int], from_outputs: Collection[int]
 ) -> tuple[float, set[int], Collection[int]]:
     """The cheapest values to keep: their weight, their ids, and `from_outputs`."""
-    joint = differentiated(graph, wrt, from_outputs=from_outputs)
-    weight, ids = Cut(graph, joint, told).solved()
+    joint = differentiated(asked.graph, wrt, from_outputs=from_outputs, by_choice=asked.chosen)
+    weight, ids = Cut(asked.graph, joint, told).solved()
     return weight, ids, from_outputs
 
 

@@ -44,6 +44,11 @@ def named(graph: Graph) -> Graph:
     return _rebuilt(graph, _needed(ops, {t.id for t in graph.outputs}), {})
 
 
+def needed(graph: Graph, ids: Collection[int]) -> Graph:
+    """The same graph without ops that neither an output nor one of these values needs."""
+    return _rebuilt(graph, _needed(list(graph.ops), {*ids, *(t.id for t in graph.outputs)}), {})
+
+
 def with_symbols(graph: Graph) -> Graph:
     """The same graph with a symbol for every unknown dimension; dimensions that must be equal get the same one."""
     shapes = symbolic_shapes(graph)
