@@ -14,6 +14,7 @@ from opgraph.bench.large import large
 from opgraph.codegen import emit
 from opgraph.codegen.kernel import SINGLES_COST, cuda_source, cuda_variant, host_source
 from opgraph.codegen.shared import OFTEN
+from opgraph.codegen.strips import WIDE_COST
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import Layout, bind
@@ -85,11 +86,12 @@ def bound(g: og.Graph) -> tuple[Loop, Layout]:
     return loop, bind(loop, shapes, [row_major(s) for s in shapes])
 
 
-def test_a_kernel_goes_by_strips_from_the_cost_on_that_one_loop_may_have() -> None:
-    for count in (60, 75, 90, 105, 120):
-        g = large(count, inputs=8, outputs=1)
+@pytest.mark.parametrize(("dtype", "most"), [("f32", MAX_COST), ("bf16", MAX_COST), ("f64", WIDE_COST)])
+def test_a_kernel_goes_by_strips_from_the_cost_on_that_one_loop_may_have(dtype: str, most: int) -> None:
+    for count in (45, 60, 75, 90, 105):
+        g = large(count, inputs=8, outputs=1, dtype=dtype)
         (part,) = g.get_partitions()
-        assert ("strip_length" in functor(g)) == (sum(cost_of(op) for op in part.ops) > MAX_COST)
+        assert ("strip_length" in functor(g)) == (sum(cost_of(op) for op in part.ops) > most)
 
 
 def test_a_kernel_of_cheap_statements_stays_one_loop() -> None:

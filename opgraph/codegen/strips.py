@@ -19,6 +19,8 @@ from opgraph.partition.split import MAX_COST, STATEMENT_COST
 if TYPE_CHECKING:
     from opgraph.codegen.emit import Emitter
 
+#: The same as MAX_COST for kernels not of f32 alone, whose loop the compiler has to vectorise: 0.45 s.
+WIDE_COST = 600
 #: Elements of the longest strip, and of the shortest; the longest of which all strips together take at most ROOM bytes.
 LONGEST, SHORTEST, ROOM = 256, 64, 256 * 1024
 
@@ -26,7 +28,8 @@ LONGEST, SHORTEST, ROOM = 256, 64, 256 * 1024
 def goes_by_strips(emitter: Emitter) -> bool:
     """Whether one loop over all statements would take a compiler too long, and strips are no slower."""
     by_position = any(x.is_position for x in emitter.element_loads())
-    return emitter.cost > max(MAX_COST, STATEMENT_COST * len(emitter.varying()) - 1) and not by_position
+    most = MAX_COST if emitter.by_lanes else WIDE_COST
+    return emitter.cost > max(most, STATEMENT_COST * len(emitter.varying()) - 1) and not by_position
 
 
 def put_strips(emitter: Emitter) -> None:
