@@ -60,8 +60,7 @@ class Emitter(Arithmetic):
         self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
         self.lines: list[str] = []
         self.tags: dict[int, int] = {}
-        #: Results of statements that are calls of functions -> the call.
-        self.calls: dict[str, str] = {}
+        self.calls: dict[str, str] = {}  # result of a statement -> the call of a function that makes it
 
     def functor(self, packs: bool) -> Functor:
         """The whole text."""
