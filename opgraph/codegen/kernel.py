@@ -26,6 +26,7 @@ _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of
 SINGLES_COST = 250
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
+_HOST_BESIDE_PIECES = "host_beside_pieces.h"
 _HOST_PIECES, _HOST_AT_ONCE, _CUDA = "host_pieces.h", "host_at_once.h", "pointwise.cuh"
 _CUDA_SINGLES = "singles.cuh"
 
@@ -73,6 +74,8 @@ def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelS
     skeleton, launch = _HOST, "launch<Fused>"
     if variant.beside:
         skeleton, launch = _HOST_BESIDE, "launch_beside<Fused>"
+        if boxed:
+            skeleton, launch = _HOST_BESIDE_PIECES, "launch_beside_pieces<Fused>"
     elif variant.vectors:
         skeleton, launch = _HOST_AT_ONCE, f"launch_at_once<Fused, {variant.vectors}>"
     elif loop.row_axes:

@@ -23,6 +23,8 @@ _BOXES = 256
 _ANY = 1 << 62
 #: Rows that are reduced are cut where there are so few of them and they are so long: else threads have enough to do.
 FEW_ROWS, LONG_ROW = 32, 64 * 1024
+#: So many boxes keep threads busy.
+ENOUGH = 16
 #: Long pieces are multiples of so many elements.
 _WHOLE = 64
 #: A sum over several boxes may leave one cell for so many elements of the space.
@@ -54,7 +56,7 @@ class Boxes:
         box: extents of a box; those at the end of an axis may be smaller.
         counts: boxes along each axis.
         sums: in the order of the stores.
-        are_pieces: whether each is a piece of one row, where rows are reduced.
+        are_pieces: whether each is a piece of one row, or of neighbouring ones, where rows are reduced.
     """
 
     box: Shape
@@ -133,6 +135,18 @@ def boxes_beside(layout: Layout, lanes: int) -> Boxes:
     counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
     sums = [BoxedSum(place, *_cell_strides(tuple(box), kept), False) for place, kept in zip(places, keeps, strict=True)]
     return Boxes(tuple(box), counts, tuple(sums))
+
+
+def boxes_of_few(layout: Layout, lanes: int) -> Boxes:
+    """The cut of a layout of few long rows side by side, without sums: boxes that are pieces of so many neighbours."""
+    dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
+    box = [1] * len(dims)
+    box[-1] = min(dims[-1], lanes)
+    wanted = min(max(prod(dims) // _BOXES, SMALLEST), LARGEST)
+    for axis in reversed(range(first, len(dims) - 1)):
+        box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
+    counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
+    return Boxes(tuple(box), counts, (), True)
 
 
 def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:

@@ -11,12 +11,9 @@ from dataclasses import replace
 
 from opgraph.ir import opdef
 from opgraph.loops.beside import LANES, beside
-from opgraph.loops.boxes import ONE_BOX, boxes_beside
+from opgraph.loops.boxes import ENOUGH, ONE_BOX, boxes_beside
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Layout, Variant
 from opgraph.loops.loop import Axes, Loop, Statement, Store
-
-#: So many boxes keep threads busy.
-_ENOUGH = 16
 
 
 def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
@@ -27,7 +24,7 @@ def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
     along = any(own[-1] == 1 for own in layout.strides[: len(loop.loads)])
     across = any(1 in own[:outer] for own in layout.strides[: len(loop.loads)])
     aside = beside(loop, layout)
-    if along or not across or (aside is not None and boxes_beside(aside, LANES).count >= _ENOUGH):
+    if along or not across or (aside is not None and boxes_beside(aside, LANES).count >= ENOUGH):
         return None
     made = {s.result: s for s in loop.statements}
     stores = []

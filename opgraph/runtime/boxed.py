@@ -7,7 +7,8 @@ from math import prod
 
 from opgraph.ir import dtypes
 from opgraph.loops.beside import LANES
-from opgraph.loops.boxes import Boxes, boxes_beside, boxes_of, boxes_of_rows
+from opgraph.loops.boxes import Boxes, boxes_of, boxes_of_rows
+from opgraph.loops.few_columns import boxes_of_columns
 from opgraph.loops.layout import ADDED, KEPT, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.passes import pass_counts
@@ -72,7 +73,8 @@ class BoxedRows:
 
 def boxed_reductions(loop: Loop, layout: Layout) -> BoxedRows:
     """The cut of a layout of at least one element."""
-    boxes = boxes_beside(layout, LANES) if layout.variant.beside else boxes_of_rows(layout)
+    beside = layout.variant.beside
+    boxes = boxes_of_columns(loop, layout) if beside else boxes_of_rows(layout)
     planes = _planes(loop, layout, any(s.dtype == "f64" for s in loop.statements))
     leaves = 0
     sums: list[int] = []
@@ -82,7 +84,10 @@ def boxed_reductions(loop: Loop, layout: Layout) -> BoxedRows:
     leaves = -(-leaves // 8) * 8
     numbers = [boxes.count, leaves, layout.row_rank, *boxes.box, *boxes.counts, *sums]
     work, stages = boxes.count * leaves, 1
-    if boxes.are_pieces:
+    if boxes.are_pieces and beside:
+        numbers[1] = leaves = pass_counts(loop)[2] * -(-boxes.box[-1] // LANES) * LANES
+        work = boxes.count * leaves
+    elif boxes.are_pieces:
         stages, reduced, most = pass_counts(loop)
         rows = prod(layout.dims[: -layout.row_rank])
         work += rows * reduced + 2 * boxes.count * most

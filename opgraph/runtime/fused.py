@@ -11,7 +11,6 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.loops.at_once import walked
-from opgraph.loops.boxes import boxes_of_rows
 from opgraph.loops.column_sums import column_sums
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import TURNED, Variant
@@ -55,11 +54,11 @@ class HostKernel:
             wide, boxed = boxed_rows(loop, layout)
             self._entry(loop, wide.variant, boxed is not None)
             return
-        found = walked(loop, layout, lanes=host.has_lanes()).variant
+        way = walked(loop, layout, lanes=host.has_lanes())
+        found = way.variant
         if (found.vectors or TURNED in found.operands) and not self._are_told(dims, found):
-            found = layout.variant  # guesses are short
-        pieces = found == layout.variant and boxes_of_rows(layout).are_pieces
-        self._entry(loop, found, pieces)
+            way = layout  # guesses are short
+        self._entry(loop, way.variant, boxed_reductions(loop, way).boxes.are_pieces)
 
     def _are_told(self, dims: Sequence[Dims], found: Variant) -> bool:
         """Whether rows are walked in this way whatever is guessed for sizes that are not known yet."""
