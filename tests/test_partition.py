@@ -702,7 +702,7 @@ def test_a_chain_of_100_000_ops_is_cut_in_seconds():
     value = graph.input("x", shape=(None, 8))
     for i in range(100_000):
         value = graph.add_op(("ReLU", "Sigmoid", "Tanh", "Abs")[i % 4], value)
-    assert 1000 < len(cut_in(graph.finalize(), 20)) < 1300  # pieces that compile quickly each
+    assert 100 < len(cut_in(graph.finalize(), 20)) < 130  # pieces that compile quickly each
 
 
 @pytest.mark.slow
