@@ -369,6 +369,28 @@ def test_check_holds_each_partition_and_the_whole_to_the_reference(
     assert all(word in out for word in ("partition 0", "partition 1", "partition 2", "whole model"))
 
 
+@pytest.mark.parametrize("dtype", ["f8_e4m3", "f8_e5m2"])
+def test_check_compares_what_is_quantized(
+    dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without arithmetic, but with a distance: neighbours are one unit apart, however near 0 they are."""
+    g = og.Graph()
+    g.add_op("Quantize", g.input("x", shape=(4, 8)), scales=[8.0], dtype=dtype, name="y")
+    og.onednn.dump(g.finalize(), tmp_path / "g.json")
+    assert run("check", tmp_path / "g.json", "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    assert out.count(dtype) == 2 and "agrees" in out
+    monkeypatch.setattr("opgraph.cli.check.compile", lambda graph, engine: lambda feeds: np.zeros((4, 8), np.float32))
+    assert run("check", tmp_path / "g.json", "--device", "cpu") == 1
+    assert "the first tensor that differs" in error_lines(capsys)[0]
+
+
+def test_check_of_what_nobody_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "g.txt").write_text("graph(x: f32[4]) -> (y)\n  y: f32[4] = Wildcard(x)\n")
+    assert run("check", tmp_path / "g.txt") == 1
+    assert "nothing runs partition 0" in error_lines(capsys)[0]
+
+
 def test_check_needs_no_onnx_for_a_text_form(text_file: Path) -> None:
     code = (
         "import sys; sys.modules['onnx'] = sys.modules['onnxruntime'] = None; from opgraph.cli import main;"

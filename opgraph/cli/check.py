@@ -18,8 +18,9 @@ from opgraph.errors import DeviceError, OpGraphError
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.partition.partition import FUSED, LIBRARY, Partition
+from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED, Partition
 from opgraph.partition.partitioner import partition
+from opgraph.runtime.compiled import nobody_runs
 from opgraph.runtime.compiling import compile
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.reference import evaluate
@@ -88,12 +89,16 @@ def _check_devices(args: argparse.Namespace) -> int:
         feeds = feeds_for(args, ports)
         devices = [args.device] if args.device else _devices()
         engines = [engine_of(device) for device in devices]
+        cuts = [partition(graph, engine=engine.kind).partitions for engine in engines]
+        for part in (part for cut in cuts for part in cut):
+            if part.kind == UNSUPPORTED:
+                raise nobody_runs(part)
         step("computing the truth in float64")
         truth: dict[int, np.ndarray] = {t.id: feeds[port_of(t).name] for t in graph.inputs}
         evaluate(graph, feeds, foreign=foreign_of(graph), watch=lambda t, a: truth.update({t.id: np.asarray(a)}))
         results = {}
-        for device, engine in zip(devices, engines, strict=True):
-            results[device] = _partition_rows(partition(graph, engine=engine.kind).partitions, engine, truth, step)
+        for device, engine, cut in zip(devices, engines, cuts, strict=True):
+            results[device] = _partition_rows(cut, engine, truth, step)
             step(f"running the whole model on {device}")
             results[device] += _whole_rows(graph, engine, feeds, truth)
     bad = None
@@ -135,7 +140,7 @@ def _partition_rows(
         made = _all_outputs(alone, compile(alone, engine)({t: _on(engine, a) for t, a in feeds.items()}))
         ops = ", ".join(op.label for op in part.ops[:4]) + (" ..." if len(part.ops) > 4 else "")
         for tensor, array, want, other in zip(part.output_ports, made, exact, peer, strict=True):
-            if tensor.dtype in dtypes.ARITHMETIC:
+            if tensor.dtype in dtypes.BY_NAME:
                 rows.append(_row(f"partition {part.id}", part.kind, ops, tensor, (_as_numpy(array), want, other)))
     return rows
 
@@ -144,7 +149,7 @@ def _whole_rows(
     graph: Graph, engine: Engine, feeds: Mapping[str, np.ndarray], truth: Mapping[int, np.ndarray]
 ) -> list[Row]:
     """Runs the compiled graph as a user would."""
-    outputs = [t for t in graph.outputs if t.id in truth and t.dtype in dtypes.ARITHMETIC]
+    outputs = [t for t in graph.outputs if t.id in truth and t.dtype in dtypes.BY_NAME]
     given = {name: _on(engine, array) for name, array in feeds.items()}
     made = dict(zip(graph.outputs, _all_outputs(graph, compile(graph, engine)(given)), strict=True))
     peer = dict(
@@ -205,6 +210,9 @@ def _print_rows(device: str, rows: Sequence[Row], wrong: Sequence[Row]) -> None:
     title = f"{device}: distance from float64" + (
         f"; the {MAX_ROWS} farthest of {len(rows)} tensors" if len(rows) > MAX_ROWS else ""
     )
+    if not rows:
+        out.print(f"{device}: nothing that can be compared comes out")
+        return
     out.print(table(title, columns, cells, right=(device, "NumPy, same dtype")))
     verdict = f"{len(wrong)} of {len(rows)} tensors differ" if wrong else "agrees with the float64 reference"
     worst = max((row for row in rows if row.kind == FUSED), key=lambda row: row.off.ulp, default=None)

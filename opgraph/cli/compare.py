@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -43,8 +44,8 @@ class Distance:
 
     def has_half_the_digits(self, dtype: str) -> bool:
         """Whether the result keeps half of the dtype's digits, relative to the largest true magnitude."""
-        record = dtypes.get(dtype)
-        bits = ml_dtypes.finfo(record.numpy).nmant if record.is_float else 0  # type: ignore[no-untyped-call]
+        info = _float_info(dtype)
+        bits = 0 if info is None else info.nmant
         return bool(self.scaled <= 2.0 ** (bits / 2))
 
     def __str__(self) -> str:
@@ -84,13 +85,20 @@ def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
 
 def spacing(values: np.ndarray, dtype: str) -> np.ndarray:
     """The distance between neighbouring numbers of a dtype at these values (f64); subnormals keep the smallest."""
-    record = dtypes.get(dtype)
-    if not record.is_float:
+    info = _float_info(dtype)
+    if info is None:
         return np.ones_like(values)
-    info = ml_dtypes.finfo(record.numpy)  # type: ignore[no-untyped-call]
     _, exponent = np.frexp(np.abs(values))
     exponent = np.where(np.isfinite(values) & (values != 0), exponent, info.minexp)
     return np.asarray(np.ldexp(1.0, np.clip(exponent - 1, info.minexp, info.maxexp - 1) - info.nmant))
+
+
+def _float_info(dtype: str) -> Any:
+    """The limits of a dtype of floats, those of 8 bits among them; None of any other."""
+    record = dtypes.get(dtype)
+    if not record.is_float and not record.name.startswith("f8"):
+        return None
+    return ml_dtypes.finfo(record.numpy)  # type: ignore[no-untyped-call]
 
 
 def number(value: float) -> str:

@@ -63,7 +63,12 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
 
             return Hosted(region, engine.index)
         return region
-    raise Unimplemented(
+    raise nobody_runs(partition)
+
+
+def nobody_runs(partition: Partition) -> Unimplemented:
+    """The error of a partition that is not supported."""
+    return Unimplemented(
         f"nothing runs partition {partition.id}",
         where=", ".join(op.label for op in partition.ops[:5]),
         fix="`graph.explain()` says why; replace the op, or import the graph from ONNX so that onnxruntime runs it",
