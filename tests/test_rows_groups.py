@@ -100,6 +100,16 @@ def test_groupnorm_is_one_kernel_in_any_memory(data_format: str) -> None:
             as_near(made[name], wanted[name], peer[name])
 
 
+def test_groups_with_the_channels_last_are_a_library_s_where_they_have_few_channels() -> None:
+    text = WHOLE.replace("NCX", "NXC").replace("n,12,h,w", "n,h,w,12")
+    assert "library" in [p.kind for p in og.parse(text).get_partitions()]
+    graph = og.parse(text.replace("12]", "24]"))
+    assert cut(graph) == [("fused", 2)]
+    choose = np.random.default_rng(0)
+    given = {"x": choose.standard_normal((2, 9, 7, 24)).astype(np.float32), "b": np.ones(24, np.float32)}
+    as_good_as_f32(og.compile(graph)(**given, g=given["b"]), graph, given | {"g": given["b"]})
+
+
 @pytest.mark.parametrize("text", [WHOLE, SPELLED.replace("  y = Add(a, x)\n", "").replace("a = Add(u", "y = Add(u")])
 def test_the_gradient_of_groupnorm_is_one_kernel_that_keeps_inputs_and_statistics(text: str) -> None:
     given = arrays(2, 12, 5, 6)

@@ -20,7 +20,7 @@ from opgraph.partition.traits import aligned_operands
 #: Elements of a space that fit into the second-level cache with room to spare.
 CACHED = 64 * 1024
 #: Runs of a row that are shorter take longer to begin than to walk.
-SHORT_RUN = 64
+SHORT_RUN = 8
 
 
 @dataclass(frozen=True, slots=True)
