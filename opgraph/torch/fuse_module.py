@@ -10,7 +10,9 @@ or an input where eager keeps neither. Who then writes into that tensor through 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
@@ -19,6 +21,13 @@ from opgraph.errors import InvalidArguments
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.lazy.mode import current, plain_forward, run_lazily
+
+#: The code in nn.Module that calls `forward`.
+_CALLERS = {
+    nn.Module._slow_forward.__code__,
+    nn.Module._call_impl.__code__,
+    *(c for c in nn.Module._call_impl.__code__.co_consts if isinstance(c, CodeType)),
+}
 
 
 class FusedForward:
@@ -39,19 +48,29 @@ class FusedForward:
         """What the module's own forward returns."""
         if plain_forward():
             return called_for_onnx(self.original, args, kwargs)
-        session = current()
+        session, module = current(), self._called(sys._getframe(1))
         if session is None:
-            return run_lazily(lambda: self.original(*args, **kwargs), rounding=self.rounding)
-        result = self.original(*args, **kwargs)
-        if self.module._forward_hooks:
+            return run_lazily(lambda: self._original_of(module, args, kwargs), rounding=self.rounding)
+        result = self._original_of(module, args, kwargs)
+        if module._forward_hooks:
             session.compute_all()  # a hook may let go of parameters (sharded training does) or look at anything
         return result
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""
+        return self._original_of(self.module, args, kwargs)
+
+    def _original_of(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.instead is not None:
             return self.instead(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
+
+    def _called(self, caller: FrameType) -> nn.Module:
+        """The module that is called: a shallow copy (`copy.copy`, a replica of DataParallel) has this same object in
+        its __dict__, and parameters of its own, and only the frame of Module.__call__ knows it."""
+        found = caller.f_locals.get("self") if caller.f_code in _CALLERS else None
+        is_copy = isinstance(found, nn.Module) and found.__dict__.get("forward") is self
+        return found if is_copy and found is not None else self.module
 
     @property
     def __wrapped__(self) -> Any:

@@ -679,3 +679,23 @@ def _clean_environment():
     import os
 
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("way", ["copy", "replica"])
+def test_a_shallow_copy_computes_with_its_own_parameters(way: str, hooked: bool) -> None:
+    """A replica of nn.DataParallel is one; both share the object that wraps forward."""
+    model = ogt.fuse(ScaledSwish())
+    x = torch.linspace(-2, 2, 7)
+    with torch.no_grad():
+        before = model(x)
+        if way == "copy":
+            other = copy.copy(model)
+            other._parameters = {"a": nn.Parameter(torch.tensor(0.0))}
+        else:
+            other = model._replicate_for_data_parallel()
+            other.a = torch.tensor(0.0)
+        if hooked:
+            other._forward_hooks = {**other._forward_hooks, 0: lambda module, args, result: None}
+        assert torch.equal(other(x), x / 2)
+        assert torch.equal(model(x), before)
