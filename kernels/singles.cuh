@@ -1,15 +1,16 @@
 #pragma once
 #include "pointwise.cuh"
 
-// The CUDA skeletons of large pointwise kernels, whose arithmetic takes far longer than their memory: one element per thread,
-// so that NVRTC compiles the body once, not for each element of a pack, of a last tile, and of what is left of that.
+// The CUDA skeletons of large pointwise kernels, whose arithmetic takes far longer than their memory: a thread does one element
+// after the other, so that NVRTC compiles the body once, not for each element of a pack, of a last tile, and of what is left
+// of that.
 // opgraph/codegen/kernel.py says which kernels these are.
 
 namespace og {
 
+enum { singles = 4 };  // of a thread: enough that what comes before them counts little
+
 template <class F> OG_FN void flat_singles(void* const* base, const i64* step, i64 n) {
-  const i64 i = (i64)blockIdx.x * block_size + (i64)threadIdx.x;
-  if (i >= n) return;
   i64 offset[F::operands];
   OG_UNROLL for (int k = 0; k < F::operands; ++k) offset[k] = 0;
   F f;
@@ -17,18 +18,20 @@ template <class F> OG_FN void flat_singles(void* const* base, const i64* step, i
   f.move(base, offset);
   f.call();
   f.row();
-  f.element(i);
+  const i64 first = (i64)blockIdx.x * (block_size * singles) + (i64)threadIdx.x, end = first + block_size * singles;
+  OG_ROLLED for (i64 i = first; i < n && i < end; i += block_size) f.element(i);
 }
 
 template <class F, class I, int rank, int operands>
 OG_FN void row_singles(void* const* base, const Layout<I, rank, operands>& layout, I n) {
-  const I i = (I)blockIdx.x * block_size + (I)threadIdx.x;
-  if (i >= n) return;
-  F f;
-  const i64 column = place<F, 1>(f, base, layout, i);
-  f.call();
-  f.row();
-  f.element(column);
+  const I first = (I)blockIdx.x * (block_size * singles) + (I)threadIdx.x, end = first + block_size * singles;
+  OG_ROLLED for (I i = first; i < n && i < end; i += block_size) {
+    F f;
+    const i64 column = place<F, 1>(f, base, layout, i);
+    f.call();
+    f.row();
+    f.element(column);
+  }
 }
 
 }  // namespace og

@@ -21,9 +21,10 @@ from opgraph.loops.tiles import BLOCK_SIZE
 _BYTES_PER_ACCESS = 16
 BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
 _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
-#: Instructions per element, by the records' costs, beyond which no kernel waits for memory (an H200 does 62 of f32 in
-#: the meantime). They go one element per thread, since NVRTC compiles a pack's body for each element.
-SINGLES_COST = 250
+#: Instructions per element, by the records' costs, beyond which a thread does one element after the other: NVRTC would
+#: take 3 s for a pack's body, and what is the same for all its elements is 4% of such a kernel.
+SINGLES_COST = 400
+_SINGLES = 4  # of a thread, as in kernels/singles.cuh
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
 _HOST_BESIDE_PIECES = "host_beside_pieces.h"
@@ -103,7 +104,7 @@ class CudaVariant:
         vector: elements per pack.
         unroll: packs per thread.
         narrow: rows are found in 32-bit arithmetic; flat positions always have 64 bits.
-        singles: each thread does one element (kernels/singles.cuh).
+        singles: each thread does one element after the other (kernels/singles.cuh).
     """
 
     base: Variant
@@ -116,6 +117,8 @@ class CudaVariant:
     @property
     def tile(self) -> int:
         """How many elements of a flat space, or packs of rows, one block does."""
+        if self.singles:
+            return BLOCK_SIZE * _SINGLES
         return BLOCK_SIZE * self.unroll * (self.vector if self.base.flat else 1)
 
 
