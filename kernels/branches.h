@@ -23,7 +23,6 @@ template <class F> struct has_branches<F, ignored<decltype(F::branch_inputs)>> {
 enum { packed_width = 16, packed_strip = strip + packed_width };  // whole vectors may end behind the last element
 enum { together = 4 * packed_width };  // addends that become packed_width
 
-/// `start` goes before the first `walk` of a row.
 template <class F> struct Branches {
   static constexpr int inputs = F::branch_inputs, results = F::branch_results;
   struct Side {
@@ -35,9 +34,7 @@ template <class F> struct Branches {
   struct Sums {
     alignas(64) double lane[results][packed_width];
   };
-  Sums sums;
-
-  OG_FN void start() { sums = {}; }
+  Sums sums = {};
 
   /// Elements [first, first + n), n <= strip. What one of them adds to the cell of its column goes to s[k * strip].
   /// Compiled once, wherever it is called from; with a copy of the functor, which nothing that is written overlaps.

@@ -96,7 +96,6 @@ template <class F> OG_FN void row(const F f, i64 width, double* const* cell, con
   };
   if constexpr (has_branches<F>::value) {
     Branches<F> both;
-    both.start();
     strips([&](i64 first, i64 n) {
       both.walk(f, first, n, &addend[0][0]);
       each<F::sums>([&](auto k) {

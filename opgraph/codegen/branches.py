@@ -8,6 +8,7 @@ only then is it done.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ _IMPLIED = {
     "Greater": {"GreaterEqual": True, "Equal": False, "Less": False, "LessOrEqual": False},
     "Less": {"LessOrEqual": True, "Equal": False, "Greater": False, "GreaterEqual": False},
 }
+#: Conditions that are looked at: each takes a walk over the loop.
+TRIED = 16
 #: What can be packed.
 _STORED = frozenset({"f32", "f16", "bf16"})
 
@@ -85,13 +88,15 @@ def branches_of(emitter: Emitter) -> Branches | None:
 
 
 def _conditions(emitter: Emitter) -> Sequence[Mapping[str, None]]:
-    """The conditions of choices, each with all statements that compute the same, in the order of the loop."""
-    chosen_by = {s.args[0] for s in emitter.loop.statements if s.kind == "Select"}
+    """The conditions that most choices go by, each with all statements that compute the same, in order."""
+    chosen_by = Counter(s.args[0] for s in emitter.loop.statements if s.kind == "Select")
     alike: dict[object, dict[str, None]] = {}
     for s in emitter.loop.statements:
         if s.result in chosen_by and emitter.levels[s.result] == ELEMENT:
             alike.setdefault((s.kind, s.args, s.attrs), {})[s.result] = None
-    return list(alike.values())
+    found = list(alike.values())
+    most = sorted(range(len(found)), key=lambda i: -sum(chosen_by[r] for r in found[i]))[:TRIED]
+    return [found[i] for i in sorted(most)]
 
 
 def _side(loop: Loop, same: Mapping[str, None], holds: bool) -> Side:

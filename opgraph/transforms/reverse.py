@@ -216,25 +216,21 @@ class Reverse:
         results: dict[str, LogicalTensor] = {}
         used: set[int] = set()
         for name, tensor in self.wrt:
-            parts = self.parts.get(tensor.id)
-            if parts is None:
-                value = self.draft("BroadcastTo", self._zero(tensor), tensor)
+            if tensor.id in self.parts:
+                value = self.conditional.written(self.conditional.total(self.parts[tensor.id]))
             else:
-                value = self.conditional.written(self.conditional.total(parts))
+                zero = self.draft.graph.constant("", 0.0, dtype=tensor.dtype)
+                value = self.draft("BroadcastTo", zero, tensor)
             if value.id in used or self.draft.graph.producer(value.id) is None:
                 (value,) = self.draft.fresh("BroadcastTo", value, tensor)
             used.add(value.id)
             results[f"d_{name}"] = value
         return results
 
-    def _zero(self, tensor: LogicalTensor) -> LogicalTensor:
-        return self.draft.graph.constant("", 0.0, dtype=tensor.dtype)
-
 
 def _channel(op: Op) -> dict[str, Any]:
     """The attributes that say where a channel operand lies."""
-    names = ("data_format", "per_channel_broadcast")
-    return {name: value for name, value in op.attrs.items() if name in names}
+    return {k: value for k, value in op.attrs.items() if k in ("data_format", "per_channel_broadcast")}
 
 
 def _is_zero(tree: Expr) -> bool:
