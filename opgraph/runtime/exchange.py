@@ -71,7 +71,10 @@ def counted(arrays: Iterable[Any], where: str) -> list[Any]:
         InvalidArguments: one that requires a gradient, while gradients are recorded.
     """
     torch: Any = sys.modules.get("torch")
-    found = [] if torch is None else [a for a in arrays if isinstance(a, torch.Tensor) and not a.is_inference()]
+    found = []
+    for array in arrays:
+        if type(array) is not np.ndarray and torch is not None and isinstance(array, torch.Tensor):
+            found += [] if array.is_inference() else [array]
     for tensor in found:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise InvalidArguments(
@@ -104,18 +107,19 @@ def check_out(name: str, array: np.ndarray, inputs: Sequence[Any], outs: Sequenc
     where = f'output "{name}"'
     if not array.flags.writeable:
         raise InvalidArguments("the output array is read-only", where=where, fix="give a writable array")
-    if repeats_memory(array.shape, array.strides, array.itemsize):
+    if not array.flags.c_contiguous and repeats_memory(array.shape, array.strides, array.itemsize):
         raise InvalidArguments(
             "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
         )
     for other in inputs:
-        if not share_memory(array, other):
+        if not np.may_share_memory(array, other) or not share_memory(array, other):
             continue
         same = array.__array_interface__["data"] == other.__array_interface__["data"]
         if not (single_step and same and array.strides == other.strides and array.shape == other.shape):
             raise overlap_refused(where)
-    if any(share_memory(array, other) for other in outs):
-        raise outputs_refused(where)
+    for other in outs:
+        if share_memory(array, other):
+            raise outputs_refused(where)
 
 
 def overlap_refused(where: str) -> InvalidArguments:

@@ -147,7 +147,7 @@ class Executable:
             found = self._whole(feeds if not named else named if feeds is None else None)
             if found is not None:
                 return found[0] if self._single else dict(zip(self._outs.names, found))
-        written = self._written(out, feeds, named) if out is not None or self._donated else ()
+        written = () if out is None and not self._donated else self._written(out, feeds, named)
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = None if out is None else self._out_arrays(out, arrays)
@@ -203,13 +203,14 @@ class Executable:
 
     def _written(self, out: Any, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[Any]:
         """The tensors that a call with these arguments writes to, as the caller gives them."""
-        names = {
-            *self._donated,
-            *(self._ins.names[p] for p, t in enumerate(self._ins.tensors) if t.id in self._donated),
-        }
-        given = [a for some in (feeds, named) if isinstance(some, Mapping) for n, a in some.items() if n in names]
-        outs = out.values() if isinstance(out, Mapping) else () if out is None else (out,)
-        return self._exchange.counted((*outs, *given), "out" if out is not None else "donate")  # type: ignore[no-any-return]
+        arrays = [] if out is None else list(out.values()) if isinstance(out, Mapping) else [out]
+        if self._donated:
+            names = {
+                *self._donated,
+                *(self._ins.names[p] for p, t in enumerate(self._ins.tensors) if t.id in self._donated),
+            }
+            arrays += [a for some in (feeds, named) if isinstance(some, Mapping) for n, a in some.items() if n in names]
+        return self._exchange.counted(arrays, "donate" if out is None else "out")  # type: ignore[no-any-return]
 
     def _results(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
         """The outputs for checked arrays, both in declaration order."""
