@@ -15,7 +15,7 @@ struct Shift {
   float m = 1, n = 0;
   bool near = true;
 };
-OG_FN Shift shift_by(float c) {
+OG_SLOW Shift shift_by(float c) {
   Shift s;
   s.near = abs(c) <= 0x1p17f;
   s.m = 1 + exp_reduce(s.near ? c : 0.0f, s.n);
@@ -48,8 +48,9 @@ struct near_shifts : any_ends {};
 template <class T> OG_FN T shifted(Exponential<T> e, Shift s) {
   return scale_anywhere(fma((T)s.m, e.t, (T)s.m), e.n + (T)s.n);
 }
-/// e^(x - c), of which `difference` is x - c.
-template <class T> OG_FN T shifted_exp(Exponential<T>, Shift, T difference, any_ends) { return exp(difference); }
+/// e^(x - c), of which `difference` is x - c. Where a number is not near: compiled once, as that is nearly never met.
+template <class T> OG_SLOW T exp_apart(T x) { return exp(x); }
+template <class T> OG_FN T shifted_exp(Exponential<T>, Shift, T difference, any_ends) { return exp_apart(difference); }
 template <class T> OG_FN T shifted_exp(Exponential<T> e, Shift s, T, near_shifts) { return shifted(e, s); }
 #if OG_LANES
 OG_FN floats shifted_exp(Exponential<floats> e, Shift s, floats, no_ends&) { return shifted(e, s); }

@@ -92,8 +92,7 @@ class Arithmetic:
             inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
             text = record.cxx({**inputs, **position}, attrs, lambda v: self.literal(v, compute, within))
         if s.result in self.shifted and self.told_ends:
-            base = self.value(self.shifted[s.result].base)
-            text = f"og::shifted_exp(og::exponential_of({base}), shift_{s.result}, {names[0]}, ends)"
+            text = f"og::shifted_exp(exp_{self.shifted[s.result].base}, shift_{s.result}, {names[0]}, ends)"
         if s.result in self.approximate:
             text = _by_tier(text, self.tier)
         if s.result in self.positive:

@@ -195,7 +195,13 @@ def _put_body(emitter: Emitter, statements: Sequence[Statement], results: Sequen
     for k, x in enumerate(emitter.element_loads()):
         if x.name in used:
             emitter.put(f"    const F {emitter.value(x.name)} = x[{k}];")
-    emitter.statements(statements)
+    shared = set()
+    for s in statements:
+        base = emitter.shifted[s.result].base if s.result in emitter.shifted else None
+        if base and emitter.told_ends and base not in shared:
+            shared.add(base)
+            emitter.put(f"    const og::Exponential<F> exp_{base} = og::exponential_of({emitter.value(base)});")
+        emitter.statements([s])
 
 
 def _put_lanes(emitter: Emitter) -> None:
