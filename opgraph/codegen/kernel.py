@@ -48,6 +48,11 @@ class KernelSource:
     code: str
     tags: Mapping[int, int]
 
+    @property
+    def has_branches(self) -> bool:
+        """Whether each element is given to one of two branches: see `opgraph.codegen.branches`."""
+        return "int branch_inputs =" in self.functor
+
 
 def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> KernelSource:
     """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY."""
