@@ -210,7 +210,8 @@ class Executable:
                 *(self._ins.names[p] for p, t in enumerate(self._ins.tensors) if t.id in self._donated),
             }
             arrays += [a for some in (feeds, named) if isinstance(some, Mapping) for n, a in some.items() if n in names]
-        return self._exchange.counted(arrays, "donate" if out is None else "out")  # type: ignore[no-any-return]
+        written: list[Any] = self._exchange.counted(arrays, "donate" if out is None else "out")
+        return written
 
     def _results(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
         """The outputs for checked arrays, both in declaration order."""
