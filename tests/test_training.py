@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.errors import InvalidArguments
 from opgraph.transforms.cut import Cut
 from opgraph.transforms.gradient import differentiated, prepared
 
@@ -251,6 +252,46 @@ def test_torch_tensors_come_back_as_torch_tensors() -> None:
     y, vjp = f.vjp(x=x, a=a)
     made = vjp(torch.ones(5, 8))
     assert isinstance(y, torch.Tensor) and all(isinstance(v, torch.Tensor) for v in made.values())
+
+
+CHANGED = {
+    "an input": (SWISH, ("x", "a"), "x"),
+    "a view of an input": (SWISH, ("x", "a"), "x[:1]"),
+    "an output": ("graph(x: f32[n,c]) -> (y)\n  y = Tanh(x)", ("x",), "y"),
+    "an output that is an input": ("graph(x: f32[n,c]) -> (x, y)\n  y = Square(x)", ("x",), "out"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_tensor_that_backward_reads_and_that_was_changed_in_place_is_noticed(name: str) -> None:
+    """As autograd does, by torch's own count; changes before forward, or of what is not read, are nobody's harm."""
+    torch = pytest.importorskip("torch")
+    text, wrt, changed = CHANGED[name]
+    f = og.compile(og.parse(text), wrt=wrt)
+    x, more = torch.randn(5, 8).add_(1), {"a": torch.randn(8)} if "a" in wrt else {}
+    y, vjp = f.vjp({"x": x}, **more)
+    d = {"y": torch.ones(5, 8)} if isinstance(y, dict) else torch.ones(5, 8)
+    first = vjp(d)
+    {"x": x, "x[:1]": x[:1], "y": y, "out": y["x"] if isinstance(y, dict) else y}[changed].mul_(2)
+    read = changed[0] if changed != "out" else "x"
+    with pytest.raises(
+        InvalidArguments, match=f'"{read}", which backward reads, was changed in place .*\n  where: vjp\n  fix: .*clone'
+    ):
+        vjp(d)
+    again = f.vjp({"x": torch.randn(5, 8)}, **more)[1](d)
+    assert again.keys() == first.keys()
+
+
+def test_a_tensor_that_backward_does_not_read_may_change() -> None:
+    torch = pytest.importorskip("torch")
+    f = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = Tanh(x)"), wrt=("x",))
+    x = torch.randn(5, 8)
+    first, vjp = f.vjp(x=x)
+    x.mul_(2)
+    torch.testing.assert_close(vjp(torch.ones(5, 8))["x"], 1 - first * first)
+    with torch.inference_mode():
+        y, vjp = f.vjp(x=torch.randn(5, 8))  # of which torch counts nothing
+        assert vjp(torch.ones(5, 8))["x"].shape == y.shape
 
 
 @pytest.mark.parametrize(

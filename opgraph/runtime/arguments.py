@@ -44,7 +44,7 @@ class Ports:
             InvalidArguments: a missing or unknown name, something that is no array.
             InvalidDataType, InvalidShape: an array that does not fit its declaration.
         """
-        given = named if feeds is None else self._merged(feeds, named)
+        given = named if feeds is None else self.by_name(feeds, named)
         if self._defaults:
             given = {**self._defaults, **given}
         if len(given) != len(self.names):
@@ -73,7 +73,14 @@ class Ports:
             self._check_symbols(arrays)
         return arrays
 
-    def _merged(self, feeds: Mapping[Any, Any], named: Mapping[str, Any]) -> dict[Any, Any]:
+    def by_name(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> Mapping[Any, Any]:
+        """What is given, by name alone.
+
+        Raises:
+            InvalidArguments: feeds that are no dict, a name that is given twice.
+        """
+        if feeds is None:
+            return named
         if not isinstance(feeds, Mapping):
             raise InvalidArguments(
                 f"got {type(feeds).__name__} where a dict is expected",

@@ -91,6 +91,30 @@ def written(tensors: Iterable[Any]) -> None:
         sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
+class Watched:
+    """Tensors that torch counts the changes of, by name, and how many there were; other arrays are let go."""
+
+    def __init__(self, arrays: Iterable[tuple[str, Any]]) -> None:
+        torch: Any = sys.modules.get("torch")
+        self._found: list[tuple[str, Any, int]] = []
+        for name, array in arrays if torch is not None else ():
+            if isinstance(array, torch.Tensor) and not array.is_inference():
+                held = array.detach()  # the same count, and no graph of autograd's behind it
+                self._found.append((name, held, held._version))
+
+    def check(self, where: str) -> None:
+        """Raises InvalidArguments where one was changed in place since."""
+        for name, tensor, before in self._found:
+            now = tensor._version
+            if now != before:
+                raise InvalidArguments(
+                    f'"{name}", which backward reads, was changed in place after forward: torch counts {now} changes '
+                    f"of it, {before} then",
+                    where=where,
+                    fix=f'call the pullback before "{name}" is changed, or give forward a copy: {name}.clone()',
+                )
+
+
 def zeros(shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> np.ndarray:
     """Zeros that take no memory to speak of: every element is the same one."""
     return np.broadcast_to(np.zeros((), dtype), tuple(shape))

@@ -14,6 +14,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.arguments import check_shape
 from opgraph.runtime.engine import Engine
+from opgraph.runtime.exchange import Watched
 from opgraph.runtime.executable import Executable
 from opgraph.runtime.foreign import check_foreign
 from opgraph.transforms.saved import Saved, training_plan
@@ -68,10 +69,15 @@ class TrainableExecutable(Executable):
             respect to the output (a dict by output name for several; left-out ones are zero), it returns the gradients
             with respect to the inputs of `wrt`, a dict by name. It may be called again, with the same result.
 
+        What is kept is no copy. Changing it in place before the pullback is called is an error that the pullback raises
+        for torch tensors, whose changes torch counts, as autograd does. Nobody counts changes of NumPy and CuPy arrays:
+        their gradients are then those of the new values.
+
         Raises:
             as a call.
         """
         written = self._written(None, feeds, named) if self._donated else ()
+        given = self._ins.by_name(feeds, named)
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         results = dict(zip(self._forward._outs.names, self._forward._results(arrays)))
@@ -83,9 +89,12 @@ class TrainableExecutable(Executable):
             is_shape = entry.role == "shape"
             kept[entry.name] = self._exchange.zeros(array.shape, array.dtype, array) if is_shape else array
         outputs = {name: results[name] for name in self._outs.names}
-        pullback = Pullback(self, kept, {name: tuple(array.shape) for name, array in outputs.items()}, kind)
+        shapes = {name: tuple(array.shape) for name, array in outputs.items()}
+        read = [(name, given.get(name)) for name, array in kept.items() if array is inputs.get(name)]
+        shown = [name for name, array in outputs.items() if any(array is k for k in kept.values())]
         if kind is not None:
             outputs = {name: self._exchange.exported(array, kind) for name, array in outputs.items()}
+        pullback = Pullback(self, kept, shapes, kind, Watched([*read, *((name, outputs[name]) for name in shown)]))
         return outputs[self._outs.names[0]] if self._single else outputs, pullback
 
     def _backward_pass(self) -> Executable:
@@ -102,12 +111,18 @@ class Pullback:
     """Takes gradients of outputs back to gradients of inputs; see `TrainableExecutable.vjp`."""
 
     def __init__(
-        self, owner: TrainableExecutable, kept: dict[str, Any], shapes: dict[str, tuple[int, ...]], kind: Any
+        self,
+        owner: TrainableExecutable,
+        kept: dict[str, Any],
+        shapes: dict[str, tuple[int, ...]],
+        kind: Any,
+        watched: Watched,
     ) -> None:
         self._owner = owner
         self._kept = kept
         self._shapes = shapes
         self._kind = kind
+        self._watched = watched
 
     @property
     def saved(self) -> tuple[Saved, ...]:
@@ -127,7 +142,9 @@ class Pullback:
 
         Raises:
             InvalidArguments, InvalidDataType, InvalidShape: an array that does not fit its output.
+            InvalidArguments: a torch tensor that is kept was changed in place since forward.
         """
+        self._watched.check("vjp")
         owner = self._owner
         feeds, _, kind = owner._exchange.imported({**self._kept, **self._by_name(gradients)}, {})
         backward = owner._backward_pass()
