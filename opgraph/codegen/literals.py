@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import struct
 
-_INT_RANGES = {"og::i64": 64, "og::i32": 32, "og::i8": 8}
-
 
 def literal(value: bool | int | float, compute: str) -> str:
     """A C++ literal of type `compute` with exactly this value.

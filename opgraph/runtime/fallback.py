@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from opgraph.errors import DeviceError
 from opgraph.loops.interpret import interpret
 from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.fused import HostKernel
+from opgraph.runtime.operands import written
 
 if TYPE_CHECKING:
     from opgraph.runtime.compiled import Runner
@@ -65,15 +65,4 @@ class InterpretedKernel:
             results = interpret(self.lowered.loop, loads)
         if outs is None:
             return results
-        return [result if out is None else _written(out, result) for out, result in zip(outs, results, strict=True)]
-
-
-def _written(out: np.ndarray, result: np.ndarray) -> np.ndarray:
-    if out.shape != result.shape:
-        raise DeviceError(
-            f"an output has shape {out.shape}, the result {result.shape}",
-            where="out",
-            fix="give a buffer of the result's shape",
-        )
-    np.copyto(out, result, casting="no")
-    return out
+        return [result if out is None else written(out, result) for out, result in zip(outs, results, strict=True)]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from opgraph.errors import DeviceError
 from opgraph.ir import opdef
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef, array_of
 from opgraph.partition.partition import Partition
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.foreign import check_foreign
+from opgraph.runtime.operands import written
 from opgraph.runtime.reference import by_reference, check_shapes
 
 if TYPE_CHECKING:
@@ -137,8 +137,7 @@ class NativePartition:
         Returns: one array for each output port, row-major and on memory of its own.
 
         Raises:
-            InvalidShape: the arrays do not fit together.
-            DeviceError: an array of `outs` is not of its result's shape.
+            InvalidShape: the arrays do not fit together, or one of `outs` does not have its result's shape.
         """
         values = dict(self._constants)
         values.update((id, self._library.enter(a)) for id, a in zip(self._program.inputs, arrays, strict=True))
@@ -152,27 +151,6 @@ class NativePartition:
         if outs is None:
             return made
         return [m if out is None else written(out, m) for out, m in zip(outs, made, strict=True)]
-
-
-def written(out: np.ndarray, result: np.ndarray) -> np.ndarray:
-    """`out`, with a result copied into it.
-
-    Raises:
-        DeviceError: it has another shape.
-    """
-    check_out_shape(out.shape, result.shape)
-    np.copyto(out, result, casting="no")
-    return out
-
-
-def check_out_shape(out: tuple[int, ...], result: tuple[int, ...]) -> None:
-    """Raises DeviceError where a buffer is not of its result's shape."""
-    if tuple(out) != tuple(result):
-        raise DeviceError(
-            f"an output has shape {tuple(out)}, the result {tuple(result)}",
-            where="out",
-            fix="give a buffer of the result's shape",
-        )
 
 
 class NumpyOps:

@@ -92,9 +92,26 @@ class Operands:
 def check_outputs(layout: Layout, shapes: Sequence[Shape | None]) -> None:
     """Raises InvalidShape where an output array does not have the result's shape."""
     for shape, result in zip(shapes, layout.results):
-        if shape is not None and shape != result:
-            raise InvalidShape(
-                f"an output array has shape {tuple(shape)}, the result {tuple(result)}",
-                where="out",
-                fix="give an array of the result's shape",
-            )
+        if shape is not None:
+            check_out_shape(shape, result)
+
+
+def check_out_shape(out: Shape, result: Shape) -> None:
+    """Raises InvalidShape where an output array does not have the result's shape."""
+    if tuple(out) != tuple(result):
+        raise InvalidShape(
+            f"an output array has shape {tuple(out)}, the result {tuple(result)}",
+            where="out",
+            fix="give an array of the result's shape",
+        )
+
+
+def written(out: np.ndarray, result: np.ndarray) -> np.ndarray:
+    """`out`, with a result copied into it.
+
+    Raises:
+        InvalidShape: it has another shape.
+    """
+    check_out_shape(out.shape, result.shape)
+    np.copyto(out, result, casting="no")
+    return out

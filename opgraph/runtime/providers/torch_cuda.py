@@ -9,19 +9,9 @@ import torch
 
 from opgraph.ir import dtypes
 from opgraph.runtime.device_array import DeviceArray, RawStream
-from opgraph.runtime.providers.torch import from_numpy, to_numpy
+from opgraph.runtime.providers.torch import from_numpy, to_numpy, torch_dtype
 
-_NUMPY = {
-    torch.float64: dtypes.get("f64").numpy,
-    torch.float32: dtypes.get("f32").numpy,
-    torch.bfloat16: dtypes.get("bf16").numpy,
-    torch.float16: dtypes.get("f16").numpy,
-    torch.int64: dtypes.get("s64").numpy,
-    torch.int32: dtypes.get("s32").numpy,
-    torch.int8: dtypes.get("s8").numpy,
-    torch.uint8: dtypes.get("u8").numpy,
-    torch.bool: dtypes.get("boolean").numpy,
-}
+_NUMPY = {torch_dtype(name): dtypes.get(name).numpy for name in dtypes.ARITHMETIC}
 _TORCH = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 
