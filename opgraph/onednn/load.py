@@ -66,7 +66,7 @@ def _load(path: str | os.PathLike[str], engine: str | None) -> Graph:
         _order_outputs(graph, document.get("output_ports", ()))
         graph.finalize()
     except OpGraphError as error:
-        where = f"{_line(label)}: {_line(error.where)}"
+        where = f"{_line(label)}: {_line(_placed(error.where, document['graph']))}"
         raise type(error)(_line(error.what), where=where, fix=_line(error.fix)) from None
     graph.notes += [_line(note) for note in notes]
     if mode != "strict":
@@ -79,12 +79,24 @@ def _load(path: str | os.PathLike[str], engine: str | None) -> Graph:
 
 def _fill(graph: Graph, ops: Sequence[Entry], repairs: Mapping[int, Mapping[str, Any]]) -> None:
     known: dict[int, tuple[Entry, LogicalTensor]] = {}
-    for entry in ops:
-        attrs = {n: _attr_value(n, a, entry) for n, a in entry.get("attrs", {}).items() if n not in _MARKS}
-        attrs.update(repairs.get(entry["id"], {}))
-        inputs = tuple([_tensor(t, known) for t in entry["inputs"]])
-        outputs = tuple([_tensor(t, known) for t in entry["outputs"]])
-        graph._add(entry["id"], entry["kind"], inputs, outputs, _line(entry["name"]), attrs)
+    for index, entry in enumerate(ops):
+        try:
+            attrs = {n: _attr_value(n, a, entry) for n, a in entry.get("attrs", {}).items() if n not in _MARKS}
+            attrs.update(repairs.get(entry["id"], {}))
+            inputs = tuple([_tensor(t, known) for t in entry["inputs"]])
+            outputs = tuple([_tensor(t, known) for t in entry["outputs"]])
+            graph._add(entry["id"], entry["kind"], inputs, outputs, _line(entry["name"]), attrs)
+        except OpGraphError as error:
+            raise type(error)(error.what, where=f"graph[{index}]: {error.where}", fix=error.fix) from None
+
+
+def _placed(where: str, ops: Sequence[Entry]) -> str:
+    """With the place in the file, where that is not said yet and one op alone is called so."""
+    if where.startswith("graph["):
+        return where
+    labels = [f'{op["kind"]} "{_line(op["name"]) or op["kind"] + "_" + str(op["id"])}"' for op in ops]
+    found = [index for index, label in enumerate(labels) if where.startswith(label)]
+    return f"graph[{found[0]}]: {where}" if len(found) == 1 else where
 
 
 def _order_outputs(graph: Graph, ports: Sequence[int]) -> None:

@@ -187,6 +187,15 @@ def test_the_place_in_the_file_is_named(tmp_path: Path) -> None:
     bad = document(op(), op(1, outputs=[tensor(1), tensor(2, stride=[-5])]))
     assert refusal(tmp_path, bad).where.endswith("graph[1].outputs[1].stride")
     assert refusal(tmp_path, b'{\n  "graph": [}').where.endswith("line 2, column 13")
+    wrong = op(1, inputs=[tensor(1)], outputs=[tensor(2)])
+    unknown = {"nope": {"type": "s64", "value": 1}}
+    for change in ({"kind": "Abbs"}, {"attrs": unknown}, {"id": 0}, {"inputs": []}):
+        assert ": graph[1]: " in refusal(tmp_path, document(op(0), {**wrong, **change})).where
+    # What only the whole graph shows: by the op's name, where it is the only one of that name.
+    other = op(2, inputs=[tensor(2, (4,))], outputs=[tensor(3, (5,))], name="b")
+    assert ": graph[2]: Abs" in refusal(tmp_path, document(op(0), wrong, other)).where
+    same = [op(i, inputs=[tensor(i)], outputs=[tensor(i + 1, (4 + i,))], name="twice") for i in range(2)]
+    assert "graph[" not in refusal(tmp_path, document(*same)).where
 
 
 def test_names_from_the_file_do_not_break_the_three_lines(tmp_path: Path) -> None:
