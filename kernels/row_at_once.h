@@ -75,6 +75,26 @@ template <int vectors, bool positive> OG_FN double sum_at_once(const floats* x) 
   return folded_all<double, used>(lane, [](auto a, auto b) { return a + b; }) + 0.0;  // never -0
 }
 
+// The first and the third, the second and the fourth are multiplied first.
+template <int vectors> OG_FN double product_at_once(const floats* x) {
+  Vector<double> lane[4];
+  each<(vectors + 3) / 4>([&](auto block) OG_LAMBDA {
+    constexpr int first = 4 * block.value, count = vectors - first;
+    each<(count < 2 ? count : 2)>([&](auto k) OG_LAMBDA {
+      const floats16 a = x[first + k.value].v;
+      Vector<double> low = widened<8>(Half<16>::lower(a)), high = widened<8>(Half<16>::upper(a));
+      if constexpr (count > k.value + 2) {
+        const floats16 b = x[first + k.value + 2].v;
+        low *= widened<8>(Half<16>::lower(b));
+        high *= widened<8>(Half<16>::upper(b));
+      }
+      lane[2 * k.value] = block.value ? lane[2 * k.value] * low : low;
+      lane[2 * k.value + 1] = block.value ? lane[2 * k.value + 1] * high : high;
+    });
+  });
+  return folded_all<double, vectors == 1 ? 2 : 4>(lane, [](auto a, auto b) { return a * b; });
+}
+
 template <int vectors, int sign> OG_FN float extreme_at_once(const floats* x) {
   using Own = Extreme<float, sign>;
   floats lane[4];
@@ -103,14 +123,7 @@ template <How how, int vectors> OG_FN double reduced_at_once(floats* x, Some n) 
   if constexpr (how == How::add || how == How::add_positive) {
     return sum_at_once<vectors, how == How::add_positive>(x);
   } else if constexpr (how == How::multiply) {
-    Own own;
-    own.start();
-    each<(vectors + 3) / 4>([&](auto block) OG_LAMBDA {
-      const auto at = [&](int j) OG_LAMBDA { return j < vectors ? x[j] : filler; };
-      constexpr int first = 4 * block.value;
-      own.add_lanes(at(first), at(first + 1), at(first + 2), at(first + 3));
-    });
-    return Own::result(own.partial());
+    return product_at_once<vectors>(x);
   } else {
     const float found = extreme_at_once<vectors, how == How::smallest ? -1 : 1>(x);
     const double result = any_nan<vectors>(x) ? quiet_nan<float>() : found;

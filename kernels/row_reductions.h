@@ -85,26 +85,31 @@ template <> struct Reduction<How::add, double> {
 template <> struct Reduction<How::add_positive, double> : Reduction<How::add, double> {};
 
 template <class T> struct Reduction<How::multiply, T> {
-  double lane[lanes];
+  static constexpr int per = per_vector<double>, count = lanes / per;
+  Vector<double> lane[count];
   static OG_FN T nothing() { return 1; }
   OG_FN void start() {
-    for (int l = 0; l < lanes; ++l) lane[l] = 1;
+    each<count>([&](auto k) { lane[k.value] = Vector<double>{} + 1; });
+  }
+  static OG_FN Vector<double> wide(const T* x) {
+    if constexpr (sizeof(T) == sizeof(double)) return vector_at(x);
+    if constexpr (sizeof(T) != sizeof(double)) return widened<per>(vector_at<float, per>(x));
   }
   OG_FN void add(const T* x) {
-    for (int l = 0; l < lanes; ++l) lane[l] *= (double)x[l] * (double)x[l + lanes];
+    each<count>([&](auto k) { lane[k.value] *= wide(x + per * k.value) * wide(x + lanes + per * k.value); });
   }
 #if OG_LANES
+  template <int k> OG_FN void add_pair(floats a, floats b) {
+    lane[2 * k] *= widened<per>(Half<16>::lower(a.v)) * widened<per>(Half<16>::lower(b.v));
+    lane[2 * k + 1] *= widened<per>(Half<16>::upper(a.v)) * widened<per>(Half<16>::upper(b.v));
+  }
   OG_FN void add_lanes(floats a, floats b, floats c, floats d) {
-    const floats all[] = {a, b, c, d};
-    alignas(64) float x[block];
-    __builtin_memcpy(x, all, sizeof(x));
-    add(x);
+    add_pair<0>(a, c);
+    add_pair<1>(b, d);
   }
 #endif
   OG_FN Partial partial() {
-    for (int half = lanes / 2; half > 0; half /= 2)
-      for (int l = 0; l < half; ++l) lane[l] *= lane[l + half];
-    return {lane[0], 0};
+    return {folded_all<double, count>(lane, [](auto a, auto b) { return a * b; }), 0};
   }
   static OG_FN void join(Partial& into, Partial x) { into.value *= x.value; }
   static OG_FN double result(Partial x) { return x.value; }

@@ -20,8 +20,8 @@ template <class T, int n> struct VectorOf {
 template <class T, int n = vector_bytes / (int)sizeof(T)> using Vector = typename VectorOf<T, n>::type;
 template <class T> constexpr int per_vector = vector_bytes / (int)sizeof(T);
 
-template <class T> OG_FN Vector<T> vector_at(const T* x) {
-  Vector<T> v;
+template <class T, int n = per_vector<T>> OG_FN Vector<T, n> vector_at(const T* x) {
+  Vector<T, n> v;
   __builtin_memcpy(&v, x, sizeof v);
   return v;
 }
