@@ -15,7 +15,7 @@ from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.fused import HostKernel
-from opgraph.runtime.operands import written
+from opgraph.runtime.operands import copied_into
 
 if TYPE_CHECKING:
     from opgraph.runtime.compiled import Runner
@@ -65,4 +65,4 @@ class InterpretedKernel:
             results = interpret(self.lowered.loop, loads)
         if outs is None:
             return results
-        return [result if out is None else written(out, result) for out, result in zip(outs, results, strict=True)]
+        return [result if out is None else copied_into(out, result) for out, result in zip(outs, results, strict=True)]

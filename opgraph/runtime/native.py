@@ -15,7 +15,7 @@ from opgraph.ir.opdef import OpDef, array_of
 from opgraph.partition.partition import Partition
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.foreign import check_foreign
-from opgraph.runtime.operands import written
+from opgraph.runtime.operands import copied_into
 from opgraph.runtime.reference import by_reference, check_shapes
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class NativePartition:
             taken.append(made[index])
         if outs is None:
             return made
-        return [m if out is None else written(out, m) for out, m in zip(outs, made, strict=True)]
+        return [m if out is None else copied_into(out, m) for out, m in zip(outs, made, strict=True)]
 
 
 class NumpyOps:

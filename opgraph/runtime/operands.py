@@ -106,7 +106,7 @@ def check_out_shape(out: Shape, result: Shape) -> None:
         )
 
 
-def written(out: np.ndarray, result: np.ndarray) -> np.ndarray:
+def copied_into(out: np.ndarray, result: np.ndarray) -> np.ndarray:
     """`out`, with a result copied into it.
 
     Raises:
