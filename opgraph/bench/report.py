@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opgraph.bench.results import COLD, Cell, Figure, Results, Row
+from opgraph.bench.results import COLD, TAKES_NOT, Cell, Figure, Results, Row
 from opgraph.bench.timing import Ratio
 
 _LEGEND = (
@@ -115,11 +115,12 @@ def _figures(suite: str, figures: Sequence[Figure]) -> Table:
 
 
 def remarks(results: Results) -> list[str]:
-    """Who was absent, and what was wrong or could not run: a line each. What peers do not take is in the JSON alone."""
+    """Who was absent, what was wrong or could not run, and who does not take a model: a line each. Who does not take an
+    entry is in the JSON alone."""
     lines = [f"absent: {name}: {why}" for name, why in results.absent.items()]
     for row in results.rows:
         for index, cell in enumerate(row.cells):
-            if cell.failed and (index == 0 or cell.failed.startswith(("wrong: ", "error: "))):
+            if cell.failed and (index == 0 or cell.failed.startswith(("wrong: ", "error: ", TAKES_NOT))):
                 what = " ".join(filter(None, (f"{row.label},", size_text(row.elements), row.dtype)))
                 lines.append(f"{what}: {cell.peer}: {cell.failed}")
     return lines

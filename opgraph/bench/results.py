@@ -15,6 +15,8 @@ from opgraph.errors import ModelError
 FORMAT = 1
 OURS = "opgraph"
 WARM, COLD = "warm", "cold"
+#: How `Cell.failed` begins for a model that a peer has no words for.
+TAKES_NOT = "does not take it:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

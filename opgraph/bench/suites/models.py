@@ -13,7 +13,7 @@ import opgraph as og
 from opgraph.bench.peers.peer import Absent
 from opgraph.bench.peers.table import OURS, PEERS
 from opgraph.bench.results import Cell, Row
-from opgraph.bench.suites.timed import Say, told, with_times
+from opgraph.bench.suites.timed import Say, answered, with_times
 from opgraph.bench.timing import Call, HostClock, in_turns
 from opgraph.bench.truth import far_off
 from opgraph.ir import dtypes
@@ -72,7 +72,7 @@ def of_graph(
         try:
             made, first = _timed(maker)
         except Exception as error:  # whatever a library raises is its answer
-            cells[peer] = Cell(peer=peer, failed=told(error))
+            cells[peer] = Cell(peer=peer, failed=answered(error))
             continue
         off, wrong = far_off(made[1], truth, types)
         cells[peer] = Cell(peer=peer, off=off, first_ms=first, failed=f"wrong: {wrong}" if wrong else "")

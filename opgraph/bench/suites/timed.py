@@ -11,12 +11,15 @@ from opgraph.bench.case import Case
 from opgraph.bench.peers.copies import copies
 from opgraph.bench.peers.peer import Built, Peer, Refused
 from opgraph.bench.peers.table import OURS
-from opgraph.bench.results import Cell, Row
+from opgraph.bench.results import TAKES_NOT, Cell, Row
 from opgraph.bench.timing import Call, Clock, Times, in_turns, ratio
 from opgraph.bench.truth import Truth
-from opgraph.errors import OpGraphError
+from opgraph.errors import DeviceError, OpGraphError
 
 Say = Callable[[str], None]
+
+#: Classes of onnxruntime's exceptions.
+_NOT_TAKEN = ("NotImplemented", "InvalidGraph")
 
 
 def measured(case: Case, peers: Sequence[Peer], clock: Clock, budget: float, cache: str, say: Say) -> Row:
@@ -93,6 +96,15 @@ def told(error: Exception) -> str:
     """An error in one line."""
     text = error.what if isinstance(error, OpGraphError) else f"{type(error).__name__}: {error}"
     return "error: " + " ".join(text.split())[:300]
+
+
+def answered(error: Exception) -> str:
+    """What a peer said to a model: that it does not take it, where it has no word for something in it, or an error."""
+    said = error.what if isinstance(error, OpGraphError) else str(error)
+    takes_not = isinstance(error, (Refused, OpGraphError)) or type(error).__name__ in _NOT_TAKEN
+    if not takes_not or isinstance(error, DeviceError):
+        return told(error)
+    return f"{TAKES_NOT} " + " ".join(said.split())[:300]
 
 
 def results_of(case: Case, built: Built) -> Mapping[str, Any]:
