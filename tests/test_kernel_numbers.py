@@ -1,0 +1,40 @@
+"""Numbers that Python and `kernels/` both have, such as how many cells a thread has room for, are one number."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+import pytest
+
+from opgraph.codegen import kernel, strips
+from opgraph.codegen.sources import kernel_folder
+from opgraph.loops import at_once, beside, boxes, few_columns, short_rows, tiles
+from opgraph.onnx.library import ops
+from opgraph.runtime import plan
+
+#: Name in the kernels of the CPU (.h) or of a GPU (.cuh), and the number here.
+SHARED = (
+    (".h", "max_cells", boxes.MAX_CELLS),
+    (".h", "stretch", short_rows.STRETCH),
+    (".h", "max_spread", short_rows.MAX_SPREAD),
+    (".h", "small_work", plan._SMALL_WORK),
+    (".h", "strip", strips.LONGEST),
+    (".h", "side", beside.LANES),
+    (".h", "longest", beside.TILE_BYTES),
+    (".h", "most_sides", few_columns.MOST_LANES // beside.LANES),
+    (".h", "lane_count", at_once.WIDTH),
+    (".h", "attribute", ops.ALPHA),
+    (".h", "dense_operands", ops.MAX_OPERANDS),
+    (".cuh", "block_size", tiles.BLOCK_SIZE),
+    (".cuh", "singles", kernel._SINGLES),
+)
+
+
+@pytest.mark.parametrize("ending,name,number", SHARED, ids=[name for _, name, _ in SHARED])
+def test_a_number_is_the_same_in_python_and_in_the_kernels(ending: str, name: str, number: int) -> None:
+    defined = re.compile(rf"^ *enum {{(?:[^}}]*,)? {name} = ([\d *]+)", re.MULTILINE)
+    found = [d for path in sorted(kernel_folder().glob(f"*{ending}")) for d in defined.findall(path.read_text())]
+    assert len(found) == 1, f"{name} is defined {len(found)} times in kernels/*{ending}"
+    factors = [int(factor) for factor in found[0].split("*")]
+    assert factors and prod(factors) == number
