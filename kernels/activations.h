@@ -184,21 +184,19 @@ template <class F, if_float<F> = 0> OG_FN F gelu_tanh(F x) {
 template <class F, if_float<F> = 0> OG_FN F keep_sign(F y, F x) { return from_bits(bits(y) | (bits(x) & 0x80000000u)); }
 OG_FN double keep_sign(double y, double x) { return from_bits(bits(y) | (bits(x) & 0x8000000000000000ull)); }
 
-/// x tanh(log(1 + e^x)) = x n / (n + 2) with e = e^x, n = e (e + 2). Written as x - x (2 / (n + 2)) for n > 2 and as
-/// h - h (n / (n + 2)) with h = x n / 2 below, where the error of the quotient is damped: x n / (n + 2) exceeds 3 ulp.
+/// x tanh(log(1 + e^x)) = x (e + 2) e / (e^2 + 2e + 2) with e = e^x. Written as x - x (2 / (e^2 + 2e + 2)) on the right and
+/// as x e - x e ((e + e^2) / (e^2 + 2e + 2)) on the left, where the error of the quotient is damped: at once it exceeds 3 ulp.
 template <class T> OG_FN T mish(T x) {
   using c = exp_constants<T>;
   const T bounded = at_least(x, c::lowest - 15);
-  T k;
+  WholeNumber<T> k;
   const T t = exp_reduce(at_most(bounded, (T)40), k);
-  const T first = at_least(k, (T)-c::part);  // n is 2e to the last bit below: the rest of the exponent is applied at the end
-  const T e = scale_one(t, first);
-  const T n = fma(e, e, 2 * e);
-  const mask<T> large = x > (T)-0.3125;  // n > 2, about, and known sooner
-  const T quotient = divide(select(large, (T)2, n), fma(e, e + 2, (T)2));
-  const T entire = select(large, x, (T)0.5 * bounded * n);
+  const T e = scale_one_beside_one(t, k);
+  const mask<T> right = x > (T)-0.3125;
+  const T quotient = divide(select(right, (T)2, fma(e, e, e)), fma(e, e + 2, (T)2));
+  const T entire = select(right, x, scale_twice(fma(bounded, t, bounded), k));
   const T y = fma(-at_most(entire, (T)50), quotient, entire);  // not inf * 0
-  return keep_nan(x, keep_sign(scale(y, k - first), x));
+  return keep_nan(x, keep_sign(y, x));
 }
 
 /// log(1 + e^(beta x)) / beta = max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta.

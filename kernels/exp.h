@@ -156,8 +156,12 @@ template <class T> OG_FN T scale_exp(T t, T n) {
   return fma(first, t, first) * pow2(n - half);
 }
 
+/// 2^n (1 + t) for n as small as it may be, where it is added to 1 or more: 2^-part is as good as less.
+template <class T, class N> OG_FN T scale_one_beside_one(T t, N n) { return scale_one(t, at_least(n, -exp_constants<T>::part)); }
+
 #if OG_LANES
 OG_FN floats scale_exp(floats t, floats n) { return scale(1 + t, n); }
+OG_FN floats scale_one_beside_one(floats t, floats n) { return scale_exp(t, n); }
 #endif
 
 template <class T> OG_FN T exp(T x) {
