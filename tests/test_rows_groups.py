@@ -106,8 +106,10 @@ def test_groups_with_the_channels_last_are_a_library_s_where_they_have_few_chann
     graph = og.parse(text.replace("12]", "24]"))
     assert cut(graph) == [("fused", 2)]
     choose = np.random.default_rng(0)
-    given = {"x": choose.standard_normal((2, 9, 7, 24)).astype(np.float32), "b": np.ones(24, np.float32)}
-    as_good_as_f32(og.compile(graph)(**given, g=given["b"]), graph, given | {"g": given["b"]})
+    shapes = {"x": (2, 9, 7, 24), "g": (24,), "b": (24,)}
+    given = {name: choose.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    given["x"] += np.arange(24, dtype=np.float32) / 8  # groups differ: mixing them up shows
+    as_good_as_f32(og.compile(graph)(**given), graph, given)
 
 
 @pytest.mark.parametrize("text", [WHOLE, SPELLED.replace("  y = Add(a, x)\n", "").replace("a = Add(u", "y = Add(u")])
