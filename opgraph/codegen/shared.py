@@ -91,12 +91,12 @@ class SharedCalls(Arithmetic):
             if result not in inner and is_cheap(s):
                 folded[result] = {a: alone[a] for a in s.args if isinstance(a, str) and a in alone}
                 inner.update(folded[result])
-        times = Counter(self.call(statements[r], i).function for r, i in folded.items() if i)
-        for result, parts in folded.items():
-            if parts and times[self.call(statements[result], parts).function] < OFTEN:
-                inner.difference_update(parts)
-                parts.clear()
-        return [self.call(s, folded.get(r, {})) for r, s in statements.items() if r not in inner]
+        made = {r: self.call(statements[r], parts) for r, parts in folded.items() if parts}
+        times = Counter(call.function for call in made.values())
+        for result in [r for r, call in made.items() if times[call.function] < OFTEN]:
+            inner.difference_update(folded[result])
+            del made[result]
+        return [made.get(r) or self.call(s, {}) for r, s in statements.items() if r not in inner]
 
     def call(self, s: Statement, inner: Mapping[str, Statement]) -> SharedCall:
         """The call for a statement, with others as parts of it."""

@@ -108,26 +108,35 @@ class Shapes:
     """From which operands the shape of a value follows, where something needs a shape alone."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = steps
-        self._of: dict[int, tuple[Leaf, ...]] | None = None
+        self._makers = {step.output.id: step for step in steps}
+        self._of: dict[int, tuple[Leaf, ...]] = {}
+        self._unions: dict[tuple[tuple[Leaf, ...], ...], tuple[Leaf, ...]] = {}  # most steps have those of another
 
     def leaves(self, step: Step, port: int) -> tuple[Leaf, ...]:
         """The operands whose common shape that input of a step has; none: no dimensions."""
-        return self._leaves(step.inputs[port], step.alignment(port))
+        waiting = [step.inputs[port].id]
+        while waiting:  # what is asked for, and no more: many large partitions ask for the shape of one early value
+            maker = self._makers.get(waiting[-1])
+            if maker is None or maker.output.id in self._of:
+                waiting.pop()
+                continue
+            unknown = [t.id for t in maker.inputs if t.id in self._makers and t.id not in self._of]
+            if unknown:
+                waiting += unknown
+                continue
+            own = dict.fromkeys(self._known(maker, at) for at in range(len(maker.inputs)))
+            key = tuple(own)
+            if key not in self._unions:
+                self._unions[key] = tuple({(t.id, a): (t, a) for leaves in key for t, a in leaves}.values())
+            self._of[maker.output.id] = self._unions[key]
+        return self._known(step, port)
 
-    def _leaves(self, tensor: LogicalTensor, align: str) -> tuple[Leaf, ...]:
-        if self._of is None:  # rarely asked for
-            self._of = {}
-            unions: dict[tuple[tuple[Leaf, ...], ...], tuple[Leaf, ...]] = {}  # most steps have those of another
-            for step in self.steps:
-                own = dict.fromkeys(self.leaves(step, port) for port in range(len(step.inputs)))
-                key = tuple(own)
-                if key not in unions:
-                    unions[key] = tuple({(t.id, a): (t, a) for leaves in key for t, a in leaves}.values())
-                self._of[step.output.id] = unions[key]
-        if tensor.id in self._of:
-            return self._of[tensor.id]
-        return () if tensor.is_scalar_constant else ((tensor, align),)
+    def _known(self, step: Step, port: int) -> tuple[Leaf, ...]:
+        tensor = step.inputs[port]
+        found = self._of.get(tensor.id)
+        if found is not None:
+            return found
+        return () if tensor.is_scalar_constant else ((tensor, step.alignment(port)),)
 
 
 def used_by_stores_only(steps: Sequence[Step], outputs: Sequence[LogicalTensor]) -> set[int]:

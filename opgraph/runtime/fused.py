@@ -43,6 +43,7 @@ class HostKernel:
         self._dtypes = self._operands.store_dtypes
         self._plans: dict[Any, Plan] = {}
         self.sources: dict[str, KernelSource] = {}
+        self._entries: dict[tuple[Variant, bool], tuple[Loop, Any]] = {}
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
@@ -197,9 +198,14 @@ class HostKernel:
         )
 
     def _entry(self, loop: Loop, variant: Variant, boxed: bool) -> Any:
+        known = self._entries.get((variant, boxed))
+        if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
+            return known[1]
         source = host_source(loop, variant, boxed=boxed)
         self.sources[source.entry] = source
-        return host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)
+        entry = host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)
+        self._entries[variant, boxed] = loop, entry
+        return entry
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:
