@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +16,7 @@ from opgraph.bench.report import Table, legend
 from opgraph.bench.results import Results, read
 from opgraph.bench.run import Settings
 from opgraph.cli import main
+from opgraph.errors import DeviceError
 
 GRAPH = """\
 graph(x: f32[4,64]) -> (y)
@@ -117,6 +119,13 @@ def test_a_model_is_measured_beside_onnxruntime(tmp_path: Path, capsys: pytest.C
         ("--sizes", "many"),
         ("--sizes", "0"),
         ("--sizes", ""),
+        ("--sizes", "3.7"),
+        ("--sizes", "1M", "--suite", "host"),
+        ("--entries", "swish", "--suite", "scale", "--suite", "models"),
+        ("--from", "results.json", "--sizes", "1M"),
+        ("--from", "results.json", "--budget", "5"),
+        ("--list", "--suite", "rows"),
+        ("--without", "none"),
         ("--dtypes", "f64"),
         ("--peers", "none"),
         ("--threads", "100000"),
@@ -145,13 +154,38 @@ def test_bad_arguments_are_three_lines_and_status_2(
 
 
 @pytest.mark.parametrize(
+    "stop", [KeyboardInterrupt(), DeviceError("the GPU is lost", where="row 2", fix="start again")]
+)
+def test_a_run_that_is_stopped_shows_and_keeps_what_it_measured(
+    stop: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opgraph.bench.suites import entries
+
+    real, rows = entries.row_of, []
+
+    def second_stops(*args: Any) -> Any:
+        rows.append(args[0].direction)
+        if len(rows) == 2:
+            raise stop
+        return real(*args)
+
+    monkeypatch.setattr(entries, "row_of", second_stops)
+    path = tmp_path / "r.json"
+    status = run("--entries", "mish", "--sizes", "500", "--peers", "NumPy", "--budget", "0.5", "--json", path)
+    shown, told = capsys.readouterr()
+    assert status == (130 if isinstance(stop, KeyboardInterrupt) else 1) and rows == ["forward", "backward"]
+    assert "mish" in shown and "NumPy" in shown and ("stopped" in told or "the GPU is lost" in told)
+    assert [row.direction for row in read(str(path)).rows] == ["forward"]
+
+
+@pytest.mark.parametrize(
     ("args", "suites"),
     [
         ((), ("all",)),
         (("--entries", "swish"), ("entries",)),
         (("--sizes", "1M"), ("entries",)),
         (("--dtypes", "f16"), ("entries",)),
-        (("--sizes", "1M", "--suite", "host"), ("host",)),
+        (("--sizes", "1M", "--suite", "host", "--suite", "rows"), ("host", "rows")),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ import numpy as np
 
 import opgraph as og
 from opgraph.bench.entries import BACKWARD, LEFT, RIGHT, TURNED, Entry, Operand
-from opgraph.errors import InvalidArguments
+from opgraph.errors import DeviceError, InvalidArguments
 from opgraph.ir import dtypes
 
 #: Values are drawn once and repeated: a prime number of them, so that no row length hides a wrong index.
@@ -207,3 +207,17 @@ def require_gpu() -> None:
         reason = f"torch cannot be imported ({error})"
     if reason:
         raise InvalidArguments(f"nothing to measure on: {reason}", where="--device cuda", fix="use --device cpu")
+
+
+def require_gpu_still(where: str) -> None:
+    """Raises DeviceError where the GPU refuses this process everything, as after an illegal access."""
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        raise DeviceError(
+            f"the GPU is lost to this process: {str(error).splitlines()[0]}",
+            where=where,
+            fix="measure the rest in a new process (--suite, --entries), without the peer that did it (--without)",
+        ) from None

@@ -72,7 +72,31 @@ def _gpu() -> dict[str, object]:
     if torch is None or not torch.cuda.is_initialized():
         return {}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {"gpu": properties.name, "gpu_memory_gib": round(properties.total_memory / 2**30, 1)}
+    found = {
+        "gpu": properties.name,
+        "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
+        "sm": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "l2_mib": round(properties.L2_cache_size / 2**20),
+    }
+    return found | _driver(torch.cuda.current_device())
+
+
+def _driver(device: int) -> dict[str, object]:
+    """The driver, and the clock that it may raise the multiprocessors to, by `nvidia-smi`, where that is there."""
+    asked = {"driver": "driver_version", "gpu_mhz": "clocks.max.sm", "gpu_memory_mhz": "clocks.max.memory"}
+    command = [
+        "nvidia-smi",
+        f"--id={device}",
+        f"--query-gpu={','.join(asked.values())}",
+        "--format=csv,noheader,nounits",
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = [word.strip() for word in done.stdout.split(",")]
+    return {name: int(v) if v.isdigit() else v for name, v in zip(asked, values)}
 
 
 def commit() -> str:

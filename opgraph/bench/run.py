@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from opgraph.bench.case import require_gpu
+from opgraph.bench.case import require_gpu, require_gpu_still
 from opgraph.bench.machine import machine, use_threads
 from opgraph.bench.peers.peer import Peer
 from opgraph.bench.peers.table import look
@@ -59,6 +59,7 @@ def run(
 
     Raises:
         InvalidArguments: settings that name what there is not.
+        DeviceError: the GPU was lost to this process; `keep` was given what there is.
     """
     suites = suites_of(settings.suites)
     cache = settings.cache or (COLD if settings.device == "cuda" else WARM)
@@ -169,6 +170,8 @@ class _Run:
                 )
                 self._results.rows.append(row)
                 self._keep(self._results)
+                if self._settings.device == "cuda":
+                    require_gpu_still(label)
 
     def _host(self) -> None:
         from opgraph.bench.suites import host

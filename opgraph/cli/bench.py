@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opgraph.cli.feeds import Port, feeding_arguments, feeds_for
+from opgraph.cli.feeds import feeding_arguments
 from opgraph.cli.main import UsageError, check_place
 from opgraph.cli.terminal import console, note, printable, progress, table
-from opgraph.errors import InvalidArguments
+from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMG]?)", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1_000, "M": 1 << 20, "G": 1 << 30}
+_OF_SUITES = ("suite", "entries", "sizes", "dtypes", "quick", "peers", "without", "cache")
+_OF_ENTRIES = ("entries", "sizes", "dtypes", "cache")
+_OF_MODELS = ("inputs", "dim")
 #: Elements: more fit into no memory that this was written for.
 _LARGEST = 1 << 36
 
@@ -62,18 +65,23 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no time", where=f"--budget {args.budget:g}", fix="give seconds, as in --budget 150")
     _check_together(args)
     _check_outputs(args.json, args.plot)
+    kept: list[Results] = []
     try:
         if args.list:
             return _list(args.device)
-        results = _read(args.read) if args.read else _measured(args, sizes, dtypes)
+        results = _read(args.read) if args.read else _measured(args, sizes, dtypes, kept)
     except InvalidArguments as error:
         raise (
             error if isinstance(error, UsageError) else UsageError(error.what, where=error.where, fix=error.fix)
         ) from None
+    except (KeyboardInterrupt, OpGraphError):  # what took so long is shown in any case
+        if kept and (kept[-1].rows or kept[-1].figures):
+            _print(kept[-1])
+        raise
     try:
         if args.json:
             write_whole(args.json, results.to_json())
-    finally:  # what took so long is shown in any case
+    finally:
         _print(results)
     if args.plot:
         from opgraph.bench.plots import draw
@@ -88,10 +96,10 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     found = []
     for word in (text or "").split(",") if text is not None else ():
         match = _SIZE.fullmatch(word.strip())
-        size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
-        if not 0 < size <= _LARGEST:
+        size = float(match.group(1)) * _UNITS[match.group(2).upper()] if match else 0.0
+        if not 0 < size <= _LARGEST or size != int(size):
             raise UsageError(f"{word!r} is no size", where="--sizes", fix="give elements, as in --sizes 1000,1M,32M")
-        found.append(size)
+        found.append(int(size))
     return tuple(found)
 
 
@@ -109,13 +117,28 @@ def _check_together(args: argparse.Namespace) -> None:
     """That nothing is asked for that would be passed over."""
     if args.read and args.model:
         raise UsageError("--from shows results, a model would be measured", where="--from", fix="give one of them")
-    of_suites = ("suite", "entries", "sizes", "dtypes", "quick", "peers", "without", "cache")
-    passed_over = of_suites if args.model else ("inputs", "dim")
-    for name in passed_over if not args.read and not args.list else ():
-        if getattr(args, name):
-            what = "measures suites, not a model" if args.model else "is for a model"
-            fix = "leave it out" if args.model else "leave it out, or give a model"
-            raise UsageError(f"--{name} {what}", where=f"--{name}", fix=fix)
+    given = [name for name in (*_OF_SUITES, *_OF_MODELS, "budget", "threads") if getattr(args, name)]
+    fix = "leave it out"
+    if args.read or args.list:
+        what, names = f"{'--from' if args.read else '--list'} measures nothing", given
+    elif args.model:
+        what, names = "a model is measured, no suites", [n for n in given if n in _OF_SUITES]
+    elif any(n in _OF_MODELS for n in given):
+        what, names = "no model is measured", [n for n in given if n in _OF_MODELS]
+        fix = "leave it out, or give a model"
+    else:
+        what, names = "no suite of entries is measured", [n for n in given if n in _OF_ENTRIES]
+        names = [] if _asks_for_entries(args.suite) else names
+    for name in names:
+        raise UsageError(f"--{name} would be passed over: {what}", where=f"--{name}", fix=fix)
+
+
+def _asks_for_entries(suites: list[str] | None) -> bool:
+    """Whether suites of entries are among these; or names that there are not, which is told later."""
+    from opgraph.bench.plan import ENTRY_SUITES, GROUPS, OTHER_SUITES
+
+    named = [member for name in suites or ("all",) for member in GROUPS.get(name, (name,))]
+    return any(name in ENTRY_SUITES or name not in OTHER_SUITES for name in named)
 
 
 def _check_outputs(json: str | None, folder: str | None) -> None:
@@ -138,11 +161,16 @@ def _read(path: str) -> Results:
     return read(path)
 
 
-def _measured(args: argparse.Namespace, sizes: tuple[int, ...], dtypes: tuple[str, ...]) -> Results:
+def _measured(
+    args: argparse.Namespace, sizes: tuple[int, ...], dtypes: tuple[str, ...], kept: list[Results]
+) -> Results:
+    """What was asked for; `kept` gets what there is of it, for a run that is stopped."""
     from opgraph.bench import run as bench_run
 
     if args.model:
-        return _of_model(args)
+        from opgraph.cli.bench_model import of_model
+
+        return of_model(args)
     of_entries = args.entries or args.sizes or args.dtypes  # which say nothing to the other suites
     suites = tuple(args.suite or ("entries" if of_entries else "all",))
     budget = args.budget
@@ -166,52 +194,15 @@ def _measured(args: argparse.Namespace, sizes: tuple[int, ...], dtypes: tuple[st
     if budget is not None:
         note(f"this takes some {budget:.0f} s")
     with progress() as step:
-        return bench_run.run(settings, step, lambda some: _keep(args.json, some))
+        return bench_run.run(settings, step, lambda some: _keep(args.json, some, kept))
 
 
-def _keep(path: str | None, results: Results) -> None:
+def _keep(path: str | None, results: Results, kept: list[Results]) -> None:
     """What there is so far; why it cannot be written is told at the end."""
+    kept[:] = [results]
     if path:
         with contextlib.suppress(OSError):
             write_whole(path, results.to_json())
-
-
-def _of_model(args: argparse.Namespace) -> Results:
-    """One model, on the CPU."""
-    from opgraph.bench.machine import machine, use_threads
-    from opgraph.bench.peers.table import look
-    from opgraph.bench.results import Results
-    from opgraph.bench.suites import models
-    from opgraph.cli.models import ONNX, form_of, load_model
-
-    if args.device != "cpu":
-        raise UsageError("models are measured on the CPU", where="--device", fix="leave it out")
-    with progress() as step:
-        step("reading the model")
-        graph = load_model(args.model)
-        ports = [Port(t.name or f"t{t.id}", t.dtype, t.dims) for t in graph.inputs]
-        feeds = feeds_for(args, ports)
-        step("looking for peers")
-        found = [f for f in look("cpu") if f.peer.name in ("onnxruntime", "oneDNN")]
-        threads = use_threads(args.threads)
-        results = Results(
-            machine=machine(),
-            settings={"model": Path(args.model).name, "threads": threads, "device": "cpu"},
-            peers={f.peer.name: f.version for f in found if f.version},
-            absent={f.peer.name: f"{f.reason}; {f.peer.get}" for f in found if not f.version},
-        )
-        results.rows.append(
-            models.of_graph(
-                Path(args.model).name,
-                graph,
-                feeds,
-                model=args.model if form_of(args.model) == ONNX else None,
-                threads=threads,
-                budget=args.budget or 5.0,
-                say=step,
-            )
-        )
-    return results
 
 
 def _list(device: str) -> int:

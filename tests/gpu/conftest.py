@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -26,25 +26,38 @@ def forms_of_a_gpu() -> Iterator[None]:
         yield
 
 
+def missing(request: pytest.FixtureRequest, reason: str) -> NoReturn:
+    """Skips; fails where a GPU must be there (`-p as_they_come --gpu`)."""
+    if request.config.getoption("--gpu", default=False):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
-def cupy() -> Any:
+def cupy(request: pytest.FixtureRequest) -> Any:
     """CuPy on a machine with a GPU."""
-    module = pytest.importorskip("cupy", reason="CuPy is missing: pip install 'opgraph[cuda13]'")
+    try:
+        import cupy as module
+    except ImportError as error:
+        missing(request, f"CuPy is missing: pip install 'opgraph[cuda13]' ({error})")
     try:
         count = module.cuda.runtime.getDeviceCount()
     except module.cuda.runtime.CUDARuntimeError as error:
-        pytest.skip(f"no GPU: {error}")
+        missing(request, f"no GPU: {error}")
     if count == 0:
-        pytest.skip("no GPU")
+        missing(request, "no GPU")
     return module
 
 
 @pytest.fixture(scope="session")
-def torch(cupy: Any) -> Any:
+def torch(request: pytest.FixtureRequest, cupy: Any) -> Any:
     """Torch with CUDA."""
-    module = pytest.importorskip("torch", reason="torch is missing")
+    try:
+        import torch as module
+    except ImportError as error:
+        missing(request, f"torch is missing: {error}")
     if not module.cuda.is_available():
-        pytest.skip("this torch has no CUDA")
+        missing(request, "this torch has no CUDA")
     return module
 
 

@@ -143,6 +143,30 @@ def test_a_process_forked_before_the_gpu_was_used_may_use_it(cupy: Any) -> None:
     assert "child 7.31" in told, told
 
 
+LOST = """
+import sys, cupy, torch
+sys.path.insert(0, {folder!r})
+import as_they_come
+from opgraph.bench.case import require_gpu_still
+from opgraph.errors import DeviceError
+torch.zeros(1, device="cuda")
+require_gpu_still("before")
+assert not as_they_come.gpu_is_lost()
+cupy.RawKernel('extern "C" __global__ void f(int* p) {{ p[1LL << 40] = 1; }}', "f")((1,), (1,), (cupy.zeros(1, "i4"),))
+try:
+    require_gpu_still("swish, bf16")
+except DeviceError as error:
+    print(error)
+print("lost", as_they_come.gpu_is_lost())
+"""
+
+
+def test_a_benchmark_and_a_worker_notice_that_the_gpu_is_lost(torch: Any) -> None:
+    """After an illegal access, which no call of this process survives."""
+    told = run(LOST.format(folder=os.path.dirname(__file__)))
+    assert "the GPU is lost to this process" in told and "where: swish, bf16" in told and "lost True" in told, told
+
+
 def test_threads_call_one_executable_at_once(any_memory: Any) -> None:
     """Of several partitions and with a workspace of sums: nothing of a call is shared."""
     g = og.Graph()

@@ -65,9 +65,8 @@ def look(device: str, only: tuple[str, ...] = (), without: tuple[str, ...] = ())
     names = [p.name for p in PEERS]
     for name in (*only, *without):
         if name not in names:
-            raise InvalidArguments(
-                f"there is no peer {name!r}", where="--peers", fix=f"the peers are {', '.join(names)}"
-            )
+            option = "--peers" if name in only else "--without"
+            raise InvalidArguments(f"there is no peer {name!r}", where=option, fix=f"the peers are {', '.join(names)}")
     found = []
     for peer in PEERS:
         if (only and peer.name not in only) or peer.name in without:
