@@ -45,7 +45,7 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path)
     assert run(XDG_CACHE_HOME=str(tmp_path)).stdout.strip() == "0.5"
     assert entry.stat().st_mtime_ns == before
     assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
-    assert [p.name for p in folder.iterdir()] == [entry.name]
+    assert {p.suffix for p in folder.iterdir()} == {".so", ".version"}  # and nothing half written
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "garbage", "of an older version"])
@@ -70,7 +70,7 @@ def test_two_processes_may_compile_the_same_kernel_at_once(tmp_path: Path, folde
         subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
     ]
     assert [p.communicate(timeout=300)[0].strip() for p in both] == ["0.5"] * 3
-    assert len(list(folder.iterdir())) == 1
+    assert len(entries(folder)) == 1 and {p.suffix for p in folder.iterdir()} == {".so", ".version"}
 
 
 def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path, folder: Path) -> None:
@@ -144,6 +144,44 @@ def test_the_key_holds_source_flags_compiler_and_cpu(monkeypatch: pytest.MonkeyP
     assert "struct Fused" in source and "-O2" in flags and host.find_compiler().identity == compiler and len(cpu) > 100
 
 
+def program(path: Path, lines: str) -> str:
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+CLANG = "Apple clang version 16.0.0 (clang-1600.0.26.6)"
+
+
+def test_a_compiler_is_told_by_what_it_says_not_by_its_name(tmp_path: Path) -> None:
+    """g++ and c++ may be clang, which does not know all of GCC's flags."""
+    for name in "g++", "c++":
+        program(tmp_path / name, f"echo '{CLANG}'; echo asked >> {tmp_path}/log")
+    told = """
+from opgraph.runtime import host
+c = host.find_compiler()
+print(c.command[0], c.is_gcc, host.has_lanes(), any("vect-cost-model" in f for f in c.flags(flat=True, branches=True)))
+"""
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
+    for _ in range(2):
+        assert run(told, **env).stdout.split() == [str(tmp_path / "g++"), "False", "False", "False"]
+    assert (tmp_path / "log").read_text() == "asked\n"  # once: its answer is kept with its identity
+
+
+def test_a_compiler_that_does_not_run_is_passed_by_and_named_where_there_is_no_other(tmp_path: Path) -> None:
+    """As the g++ of a Mac without its developer tools."""
+    program(tmp_path / "g++", "echo 'xcode-select: no developer tools were found' >&2; exit 1")
+    env = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = run("import sys; sys.modules['ziglang'] = None\n" + without("") + PROGRAM, **env)
+    said = f"there is no C++ compiler; {tmp_path}/g++: xcode-select: no developer tools were found: fused partitions"
+    assert done.stdout.strip() == "0.5" and said in done.stderr
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    (tmp_path / "c++").symlink_to(compiler)
+    found = run("from opgraph.runtime import host; print(host.find_compiler().command)", **env)
+    assert found.stdout.strip() == repr((str(tmp_path / "c++"),))
+
+
 def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     from opgraph.codegen import emit
 
@@ -154,6 +192,7 @@ def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(og.errors.DeviceError, match="no_such_function") as caught:
         og.compile(g)
     assert 'Sinh "the culprit"' in caught.value.where
+    assert caught.value.what.startswith(host.find_compiler().version.splitlines()[0])
     # The log, and the line that it speaks of, with its number and its op.
     shown = next(line for line in str(caught.value).splitlines() if "<-" in line).split()
     assert shown[0].isdigit() and "og::no_such_function();" in shown and shown[-1] == 'culprit"'

@@ -68,6 +68,11 @@ def find(name: str) -> Path | None:
     return None
 
 
+def content(entry: Path) -> bytes:
+    """What `store` was given, of an entry that `find` returned."""
+    return entry.read_bytes()[: -len(_MAGIC) - 32]
+
+
 def drop(name: str) -> None:
     """Removes an entry, if it is there."""
     with suppress(OSError):  # a read-only folder: the entry is rebuilt elsewhere

@@ -33,7 +33,7 @@ def host_runner(lowered: Lowered, partition: Partition) -> Runner:
 @cache
 def _notice(engine: str) -> None:
     warnings.warn(
-        f"there is no C++ compiler: fused partitions run op by op in {engine}, which is slower. {_FIX}", stacklevel=3
+        f"{host.no_compiler()}: fused partitions run op by op in {engine}, which is slower. {_FIX}", stacklevel=3
     )
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -47,12 +48,17 @@ class Compiler:
     Attributes:
         command: how it is called.
         identity: changes when the compiler does; part of the cache key.
-        is_gcc: whether it knows the flags of GCC.
+        version: what it says of itself.
     """
 
     command: tuple[str, ...]
     identity: str
-    is_gcc: bool = False
+    version: str
+
+    @property
+    def is_gcc(self) -> bool:
+        """Whether it knows the flags of GCC: a name tells nothing, g++ and c++ may be clang."""
+        return "Free Software Foundation" in self.version
 
     def flags(self, *, flat: bool, branches: bool) -> tuple[str, ...]:
         """The flags for a kernel.
@@ -66,21 +72,57 @@ class Compiler:
         return (*FLAGS, *GCC_FLAGS, *(FLAT_FLAGS if flat else ()), *(BRANCH_FLAGS if branches else ()))
 
 
+#: What each compiler on the PATH said that is not used, because it does not run.
+_unusable: list[str] = []
+
+
 @cache
 def find_compiler() -> Compiler | None:
-    """The compiler to use: one on the PATH, else the ziglang wheel, else None."""
+    """The compiler to use: the first on the PATH that runs, else the ziglang wheel, else None."""
+    _unusable.clear()
     for name in _COMPILERS:
         path = shutil.which(name)
         if path is not None:
-            # c++ may be clang, which only warns of flags that it does not know.
-            return Compiler((path,), _file_identity(path), is_gcc=name != "clang++")
+            identity = _file_identity(path)
+            try:
+                return Compiler((path,), identity, _version(path, identity))
+            except OSError as error:
+                _unusable.append(f"{path}: {error}")
     spec = importlib.util.find_spec("ziglang")
     if spec is not None and spec.submodule_search_locations:
         zig = os.path.join(spec.submodule_search_locations[0], "zig")
         if os.path.exists(zig):
             # Kernels use no library; with one, the first build would compile that (36 s and more; 0.4 s without).
-            return Compiler((zig, "c++", "-nostdlib"), _file_identity(zig))
+            return Compiler((zig, "c++", "-nostdlib"), _file_identity(zig), "zig c++")
     return None
+
+
+def no_compiler() -> str:
+    """That there is none, and why each one on the PATH is not used: what messages say."""
+    return "; ".join(("there is no C++ compiler", *_unusable))
+
+
+def _version(path: str, identity: str) -> str:
+    """What a compiler says of itself, kept on disk: asking starts a process.
+
+    Raises:
+        OSError: it does not run, with the reason.
+    """
+    name = disk.key("what a compiler says of itself", path, identity) + ".version"
+    entry = disk.find(name)
+    if entry is not None:
+        return disk.content(entry).decode()
+    import subprocess
+
+    done = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, errors="replace", check=False,
+        env={**os.environ, "LC_ALL": "C"},
+    )  # fmt: skip
+    if done.returncode:
+        raise OSError(" ".join(done.stderr.split()) or f"exit status {done.returncode}")
+    with suppress(OSError):  # asked again by the next process
+        disk.store(name, done.stdout.encode())
+    return done.stdout
 
 
 def _file_identity(path: str) -> str:
@@ -130,7 +172,7 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
     compiler = find_compiler()
     if compiler is None:
         raise DeviceError(
-            "there is no C++ compiler",
+            no_compiler(),
             where="the CPU engine",
             fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
         )
@@ -176,8 +218,9 @@ def _compiled(source: KernelSource, compiler: Compiler, flags: tuple[str, ...], 
                     without_lanes.append(source.entry)
                 with open(made, "rb") as file:
                     return file.read()
+    refuser = compiler.version.partition("\n")[0] or compiler.command[0]
     raise DeviceError(
-        f"the C++ compiler refused kernel {source.entry}:\n{told(done.stderr, source, labels, _FILE)}",
+        f"{refuser} refused kernel {source.entry}:\n{told(done.stderr, source, labels, _FILE)}",
         where=ops_of(done.stderr, source, labels, _FILE) or " ".join(command[:1]),
         fix="check the compiler; if it is sound, this is a bug of opgraph: report it with the source (f.kernels)",
     )

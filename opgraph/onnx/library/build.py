@@ -40,7 +40,7 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
     compiler = host.find_compiler()
     if compiler is None:
         raise DeviceError(
-            "there is no C++ compiler",
+            host.no_compiler(),
             where="ort_library",
             fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
         )
