@@ -510,3 +510,12 @@ def test_large_composed_models_put_their_data_beside_them(tmp_path: Path, monkey
     assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnx.data"]
     assert og.onnx.load(tmp_path / "m.onnx") == graph
     session(str(tmp_path / "m.onnx"))
+
+
+def test_a_reshape_to_an_array_of_another_dtype_is_a_function_too() -> None:
+    graph = og.parse("graph(x: f32[2,3], like: f16[3,2]) -> (y)\n  y = ReshapeTo(x, like)")
+    made = accepted(to_model(graph, form="function"))
+    x, like = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((3, 2), np.float16)
+    session = ort.InferenceSession(made.SerializeToString())
+    (y,) = session.run(None, {"x": x, "like": like})
+    np.testing.assert_array_equal(y, x.reshape(3, 2))

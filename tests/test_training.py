@@ -339,3 +339,20 @@ def _random_cut(seed: int) -> Cut:
             values.append(g.add_op(kind, *((a,) if kind in ("Sin", "Exp") else (a, b))))
     ready = prepared(g.finalize(), ["x0"], units=True)
     return Cut(ready, differentiated(ready, ["x0"], from_outputs=()), ())
+
+
+def test_a_constant_may_be_an_output_of_what_is_trained() -> None:
+    g = og.parse("graph(x: f32[3]) -> (y, k)\n  const k: f32[2] = [0.5, 4.0]\n  y = Sqrt(x)")
+    x = np.array([1, 4, 9], np.float32)
+    results, vjp = og.compile(g, wrt=("x",)).vjp(x=x)
+    np.testing.assert_array_equal(results["k"], np.array([0.5, 4], np.float32))
+    np.testing.assert_allclose(vjp({"y": np.ones(3, np.float32)})["x"], 0.5 / np.sqrt(x), rtol=1e-6)
+
+
+def test_a_constant_may_be_an_output_beside_values_that_are_kept() -> None:
+    text = "graph(x: f32[64,64], w: f32[64,64]) -> (y, k)\n  const k: f32[2] = [0.5, 4.0]\n"
+    g = og.parse(text + "  m = MatMul(x, w)\n  n = MatMul(m, w)\n  y = Tanh(n)")
+    f = og.compile(g, wrt=("x", "w"))
+    assert any(entry.role not in ("input", "output") for entry in f.saved_tensors())
+    x = np.eye(64, dtype=np.float32)
+    np.testing.assert_array_equal(f.vjp(x=x, w=x)[0]["k"], np.array([0.5, 4], np.float32))

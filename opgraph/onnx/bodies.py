@@ -139,7 +139,10 @@ class _Body:
             kinds = {float: AttributeProto.FLOAT, int: AttributeProto.INT, str: AttributeProto.STRING}
             return AttributeProto(name=theirs, ref_attr_name=reference.name, type=kinds[type(value)])
 
-        made = plain_node(record, form, attrs, operands, ("", output), self.signature.opset, scalar, attribute)
+        def shape(value: str) -> str:
+            return self._node("Shape", [value])
+
+        made = plain_node(record, form, attrs, operands, ("", output), self.signature.opset, scalar, attribute, shape)
         name = f"t{len(self.nodes)}"  # only now: the scalars above are nodes too
         made.output[0] = name
         self.nodes.append(made)

@@ -51,6 +51,8 @@ def with_conditions(graph: Graph) -> Conditioned:
     result = Graph(graph.engine)
     for tensor in graph.inputs:
         result._add_input(tensor)
+    for tensor in graph.constants:  # one may be an output that no op reads
+        result._tables.enter_tensor(tensor)
     for op in draft.ops:
         result._add(op.id, op.kind, op.inputs, op.outputs, op.name, op.attrs)
     result.set_outputs(graph.outputs)

@@ -170,6 +170,8 @@ def _with_outputs(graph: Graph, extra: Sequence[LogicalTensor]) -> Graph:
     names = {t.id: kept_name(graph, t) for t in extra}
     for tensor in graph.inputs:
         result._add_input(tensor)
+    for tensor in graph.constants:  # one may be an output that no op reads
+        result._tables.enter_tensor(tensor)
     for op in graph.ops:
         outs = tuple(t.with_(name=names.get(t.id, t.name)) for t in op.outputs)
         ins = tuple(t.with_(name=names[t.id]) if t.id in names else t for t in op.inputs)
