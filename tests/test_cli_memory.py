@@ -116,11 +116,12 @@ def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixtu
 
 
 def test_the_choices_are_the_networks_there_are() -> None:
+    from opgraph.cli.memory import DTYPES
+    from opgraph.ir import dtypes
     from opgraph.torch import zoo
-    from opgraph.torch.memory import subject as memory_subject
 
     assert tuple(zoo.MODELS) == MODELS
-    assert tuple(memory_subject.DTYPES) == ("f32", "f64", "f16", "bf16")
+    assert set(DTYPES) == set(dtypes.FLOATS)
 
 
 def test_tables_say_what_is_kept(act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,9 @@ from traced import relative_error, traced  # noqa: E402
 import opgraph as og  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.runtime.providers.torch import from_numpy, to_numpy  # noqa: E402
+from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
 from opgraph.torch.tracing.calls import _REQUIRED, Found, table  # noqa: E402
-from opgraph.torch.tracing.emit import TORCH_DTYPES  # noqa: E402
 from opgraph.torch.tracing.trace import Tracer  # noqa: E402
 
 CALLS = sorted(table().items(), key=lambda item: (item[1].call.signature, str(item[0])))

@@ -14,22 +14,19 @@ from opgraph.loops.cuts import has_cuts, run_cut, spread
 from opgraph.loops.layout import broadcasts, row_shape, space_of, summed_axes, summed_to
 from opgraph.loops.loop import Loop
 from opgraph.ops.conversion import cast
+from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 
-_TORCH = {
-    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "s64": torch.int64,
-    "s32": torch.int32, "s8": torch.int8, "u8": torch.uint8, "boolean": torch.bool,
-}  # fmt: skip
 _BF16 = dtypes.get("bf16").numpy
 
 
 def torch_dtype(name: str) -> torch.dtype:
     """Torch's dtype, by our name."""
-    return _TORCH[name]
+    return TORCH_DTYPES[name]
 
 
 def known_dtype(name: str) -> torch.dtype | None:
     """Torch's dtype, by our name; None where nothing is declared, or torch has none."""
-    return _TORCH.get(name)
+    return TORCH_DTYPES.get(name)
 
 
 class _Memory:
@@ -104,7 +101,7 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
         else:
             result = record.torch(torch, *args, **dict(s.attrs))
         if s.rounds:
-            result = result.to(_TORCH[s.dtype])
+            result = result.to(TORCH_DTYPES[s.dtype])
         values[s.result] = result.to(_compute(s.dtype))
     results = []
     for store in loop.stores:
@@ -112,7 +109,7 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
             rows = tuple(a + len(space) for a in loop.row_axes)
             kept = [1 if a in rows else d for a, d in enumerate(space)]
             value = values[store.value].expand(kept).reshape(row_shape(store, space, rows))
-            results.append(to_numpy(value.to(_TORCH[store.dtype]).contiguous()))
+            results.append(to_numpy(value.to(TORCH_DTYPES[store.dtype]).contiguous()))
             continue
         value = values[store.value].expand(space)
         if store.to is not None:
@@ -120,9 +117,9 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
             axes = summed_axes(like, shape, space)
             value = value.to(torch.float64).sum(axes) if axes else value  # in f64, as the kernel does it
             value = value.reshape(shape)
-        results.append(to_numpy(value.to(_TORCH[store.dtype]).contiguous()))
+        results.append(to_numpy(value.to(TORCH_DTYPES[store.dtype]).contiguous()))
     return results
 
 
 def _compute(dtype: str) -> torch.dtype:
-    return torch.float32 if dtype in ("f16", "bf16") else _TORCH[dtype]
+    return torch.float32 if dtype in ("f16", "bf16") else TORCH_DTYPES[dtype]

@@ -9,9 +9,10 @@ import torch
 
 from opgraph.ir import dtypes
 from opgraph.runtime.device_array import DeviceArray, RawStream
-from opgraph.runtime.providers.torch import from_numpy, to_numpy, torch_dtype
+from opgraph.runtime.providers.torch import from_numpy, to_numpy
+from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 
-_NUMPY = {torch_dtype(name): dtypes.get(name).numpy for name in dtypes.ARITHMETIC}
+_NUMPY = {dtype: dtypes.get(name).numpy for name, dtype in TORCH_DTYPES.items()}
 _TORCH = {numpy: dtype for dtype, numpy in _NUMPY.items()}
 
 

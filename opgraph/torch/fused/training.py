@@ -12,6 +12,7 @@ import torch
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
+from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 from opgraph.torch.fused.graph import reached, reaching
 from opgraph.torch.fused.tangents import Tangents, tangents
 from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
@@ -190,7 +191,7 @@ class Training:
     def _filled(self, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor]:
         """Gradients, with zeros that take no memory in place of None."""
         like = next(g for g in grads if g is not None)
-        types = [_TYPES[t.dtype] for t in self.forward.outputs]
+        types = [TORCH_DTYPES[t.dtype] for t in self.forward.outputs]
         return [
             like.new_zeros((), dtype=t).expand(s) if g is None else g
             for g, s, t in zip(grads, shapes, types, strict=True)
@@ -201,18 +202,9 @@ class Training:
         like = next(g for g in grads if g is not None)
         first = len(self.kept)
         return [
-            like.new_zeros((), dtype=_TYPES[dtype]).expand(shape) if first + i in order else None
+            like.new_zeros((), dtype=TORCH_DTYPES[dtype]).expand(shape) if first + i in order else None
             for i, (shape, dtype) in enumerate(zip(shapes, self.shape_dtypes, strict=True))
         ]
-
-
-def _types() -> dict[str, torch.dtype]:
-    from opgraph.runtime.providers.torch import torch_dtype
-
-    return {name: torch_dtype(name) for name in dtypes.ARITHMETIC}
-
-
-_TYPES = _types()
 
 
 def _wanted(ctx: Any, may: Flags) -> Flags:

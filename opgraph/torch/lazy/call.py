@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.torch.lazy.node import Spec
 from opgraph.torch.tracing.calls import Found, table
-from opgraph.torch.tracing.emit import NAMES
 
 #: Numbers that differ from call to call would mean a kernel for each; after this many a call is left to torch.
 MAX_NUMBERS = 16

@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter
 
+from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.torch.memory.record import Attribute, Packed, Recorder
 from opgraph.torch.memory.sums import COSTS, INPUT, MADE, OUTSIDE, WEIGHT, Kept
 from opgraph.torch.memory.watch import Watch, storage_of
 
-_DTYPE_NAMES = {
-    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
-    torch.int64: "s64", torch.int32: "s32", torch.int8: "s8", torch.uint8: "u8", torch.bool: "boolean",
-    torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2",
-}  # fmt: skip
+_DTYPE_NAMES = {**NAMES, torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
 
 
 class Roles:

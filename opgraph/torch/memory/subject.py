@@ -12,6 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opgraph.errors import InvalidArguments
+from opgraph.ir import dtypes
+from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 from opgraph.torch import zoo
 from opgraph.torch.fuse import fuse
 from opgraph.torch.memory.measure import saved_tensors
@@ -19,8 +21,6 @@ from opgraph.torch.memory.report import MemoryReport
 from opgraph.torch.tracing.names import parameter_names
 from opgraph.torch.tracing.trace import trace
 from opgraph.transforms.saved import TrainingPlan, training_plan
-
-DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 def measured(
@@ -34,9 +34,9 @@ def measured(
         needs_grad: whether the inputs require a gradient, as they do inside a network.
     """
     if isinstance(subject, torch.nn.Module):
-        subject = subject.to(DTYPES[dtype])
+        subject = subject.to(TORCH_DTYPES[dtype])
     with FakeTensorMode() if dry_run else nullcontext():  # a batch may be larger than the memory
-        inputs = [torch.randn(tuple(shape), dtype=DTYPES[dtype], requires_grad=needs_grad) for shape in shapes]
+        inputs = [torch.randn(tuple(shape), dtype=TORCH_DTYPES[dtype], requires_grad=needs_grad) for shape in shapes]
     return saved_tensors(subject, *inputs, dry_run=dry_run)
 
 
@@ -49,11 +49,11 @@ def plan_of(
         OpGraphError: it cannot be traced, or an op has no gradient; the message says what stands where.
     """
     if isinstance(subject, torch.nn.Module):
-        subject = subject.to(DTYPES[dtype]).forward
+        subject = subject.to(TORCH_DTYPES[dtype]).forward
     with FakeTensorMode():
-        inputs = [torch.empty(tuple(shape), dtype=DTYPES[dtype]) for shape in shapes]
+        inputs = [torch.empty(tuple(shape), dtype=TORCH_DTYPES[dtype]) for shape in shapes]
     graph = trace(subject, *inputs).graph
-    floats = [t.name for t in graph.inputs if t.name is not None and t.dtype in DTYPES]
+    floats = [t.name for t in graph.inputs if t.name is not None and t.dtype in dtypes.FLOATS]
     names = dict(zip(parameter_names(subject), shapes, strict=False))
     extents = {
         dim: size

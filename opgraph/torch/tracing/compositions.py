@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from opgraph.ir import dtypes
 from opgraph.ir.signature import TorchCall
+from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 
-_LN2 = "0.6931471805599453"
 #: Whether a value is negative, -0.0 included.
 _NEGATIVE = "Or(Less({0}, 0), Less(Reciprocal({0}), 0))"
 #: torch writes pi with this many digits too.
@@ -34,11 +35,9 @@ def _lerp(p: Mapping[str, Any]) -> str:
 
 
 def _nan_to_num(p: Mapping[str, Any]) -> str:
-    if not p["dtype"].startswith(("f", "b")):
+    if p["dtype"] not in dtypes.FLOATS:
         return "Identity(input)"
-    limits = torch.finfo(
-        getattr(torch, {"f64": "float64", "f32": "float32", "f16": "float16"}.get(p["dtype"], "bfloat16"))
-    )
+    limits = torch.finfo(TORCH_DTYPES[p["dtype"]])
     nan, high, low = (
         repr(float(default if p[name] is None else p[name]))
         for name, default in (("nan", 0.0), ("posinf", limits.max), ("neginf", limits.min))

@@ -16,15 +16,13 @@ import torch
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num, Param, parse_expression
+from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found
 from opgraph.torch.tracing.proxy import Proxy, Ref
 from opgraph.torch.tracing.session import Number, Session, Step
 
-#: torch's dtypes that have arithmetic in opgraph, by opgraph's name; both call them as NumPy does.
-TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, str(dtypes.get(name).numpy)) for name in dtypes.ARITHMETIC}
-NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _parsed = lru_cache(maxsize=512)(parse_expression)
 
 
