@@ -16,13 +16,14 @@ from opgraph.ir.opdef import all_ops
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+MEASURED = (ROOT / "specs" / "measured.md").read_text()
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "specs").glob("*.md")
 )
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def test_the_python_example_runs(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_the_picture_is_what_the_command_line_draws(tmp_path: Path) -> None:
 
 
 def test_the_table_shown_is_one_that_the_demo_prints() -> None:
-    (shown,) = blocks("text")
+    (shown,) = blocks("text", MEASURED)
     assert all(name in shown for name in MODELS)
     for row in ("nodes in the file", "units found", "original in onnxruntime", "compiled by opgraph, CPU"):
         assert row in shown
@@ -95,6 +96,13 @@ def test_the_number_of_kinds_is_right() -> None:
     assert f"[{len(all_ops())} kinds of ops]" in README
 
 
+def test_the_table_of_kernels_is_part_of_the_whole_one() -> None:
+    """One set of numbers: the README shows some rows of the page."""
+    rows = README[README.index("| | 1M |") : README.index('<img src="specs/images/bench-peers')].split("\n\n")[0]
+    assert len(rows.splitlines()) > 8
+    assert [row for row in rows.splitlines() if row not in MEASURED.splitlines()] == []
+
+
 def test_every_page_in_specs_is_listed() -> None:
     listed = (ROOT / "specs" / "README.md").read_text()
     assert all(f"({p.name})" in listed for p in (ROOT / "specs").glob("*.md") if p.name != "README.md")
@@ -103,6 +111,6 @@ def test_every_page_in_specs_is_listed() -> None:
 def test_no_gpu_figure_is_claimed() -> None:
     """Until one has been measured: no time, rate or ratio stands in a line that speaks of a GPU."""
     figure = re.compile(r"\d\s*(?:ms|us|µs|GB/s|TB/s|x faster|times faster)\b")
-    for name in ("README.md", "specs/support.md", "specs/when-to-use-something-else.md"):
+    for name in ("README.md", "specs/measured.md", "specs/support.md", "specs/when-to-use-something-else.md"):
         for line in (ROOT / name).read_text().splitlines():
             assert not (re.search(r"\b(?:GPU|CUDA|H100|H200)\b", line) and figure.search(line)), line

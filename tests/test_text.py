@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -276,3 +277,11 @@ def test_every_truncation_of_a_text_is_read_or_refused() -> None:
             og.parse(text[:end])
         except OpGraphError as error:
             assert len(str(error).splitlines()) == 3
+
+
+def test_the_example_of_the_page_is_read_and_printed_back() -> None:
+    page = (Path(__file__).parent.parent / "specs" / "text.md").read_text(encoding="utf-8")
+    example = page.split("```text\n")[1].split("```")[0]
+    graph = og.parse(example)
+    assert [op.kind for op in graph.ops] == re.findall(r"= (\w+)\(", example)
+    assert og.parse(str(graph)) == graph

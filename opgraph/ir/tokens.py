@@ -53,9 +53,7 @@ class Line:
                 continue
             self.tokens.append((group, word))
 
-    def error(
-        self, what: str, fix: str = "see the text form in the README, or print a graph with str(graph)"
-    ) -> ModelError:
+    def error(self, what: str, fix: str = "see specs/text.md, or what str(graph) prints of a graph") -> ModelError:
         """An error that names this line."""
         return ModelError(what, where=f"line {self.number} of the graph text", fix=fix)
 
