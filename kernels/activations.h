@@ -63,7 +63,7 @@ template <class T> OG_FN T celu(T x, T alpha) {
 /// x sigmoid(x). Dividing x by 1 + e^-x is 2.4 ulp at most; swish(-inf) is -0, the limit.
 template <class T> OG_FN T swish(T x) {
   const T bounded = at_least(x, exp_constants<T>::lowest - 15);  // x e^x is 0 below
-  return keep_nan(x, logistic(bounded, -bounded));
+  return keep_nan(x, logistic(bounded, bounded));
 }
 
 /// sigmoid(a x). The rounding error of a x enters the exponent, up to 100 times as large in the result, so it is computed
@@ -71,19 +71,19 @@ template <class T> OG_FN T swish(T x) {
 template <class T> OG_FN T sigmoid(T x, T a) {
   using c = exp_constants<T>;
   const T product = a * x;
-  const T z = -at_least(product, c::lowest);
-  const mask<T> regular = z < -c::lowest && z > c::tiny_exponent;
-  return keep_nan(product, logistic((T)1, z, choose(regular, -fma(a, x, z), (T)0)));
+  const T z = at_least(product, c::lowest);
+  const mask<T> regular = z > c::lowest && z < -c::tiny_exponent;
+  return keep_nan(product, logistic((T)1, z, choose(regular, fma(a, x, -z), (T)0)));
 }
 
 /// x / (1 + e^-(product + low)). As wide as the result: x e^z where e^z alone would underflow.
 template <class T> OG_FN T swish_of_product(T x, T product, T low) {
   using c = exp_constants<T>;
-  const T z = -at_least(product, c::swish_end);
-  const mask<T> regular = z < -c::swish_end && z > c::tiny_exponent;
-  const T numerator = choose(z == -c::swish_end, copysign((T)0, x), x);
+  const T z = at_least(product, c::swish_end);
+  const mask<T> regular = z > c::swish_end && z < -c::tiny_exponent;
+  const T numerator = choose(z == c::swish_end, copysign((T)0, x), x);
   WholeNumber<T> n;
-  const T t = exp_reduce(at_least(z, (T)c::tiny_exponent), choose(regular, -low, (T)0), n);
+  const T t = exp_reduce(-at_most(z, (T)-c::tiny_exponent), -choose(regular, low, (T)0), n);
   return keep_nan(product, logistic_far(numerator, t, n));
 }
 /// x sigmoid(a x) for any a, the rounding error of a x passed along.
@@ -157,7 +157,7 @@ OG_FN double gelu_tanh(double x) {
   using c = gelu_constants<double>;
   const double left = at_least(x, c::left);
   const double_cubic u = double_cubic_of(at_most(left, c::right));
-  return keep_nan(x, logistic(left, -u.z, -u.z_low));
+  return keep_nan(x, logistic(left, u.z, u.z_low));
 }
 /// 2u of a float v in two parts, |v| < 14. The larger part of a is so short that a + b v^2 minus it is exact.
 template <class F> struct cubic {

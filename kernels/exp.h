@@ -156,6 +156,11 @@ template <class T> OG_FN T scale_exp(T t, T n) {
   return fma(first, t, first) * pow2(n - half);
 }
 
+/// 1 + 2^n (1 + t) for the n of scale_one, as good as rounded once: of 1 and 2^n the sum is exact, or one of them hardly felt.
+template <class T, class N> OG_FN T one_and_scaled(T t, N n) {
+  const T power = pow2(n);
+  return fma(power, t, 1 + power);
+}
 /// 2^n (1 + t) for n as small as it may be, where it is added to 1 or more: 2^-part is as good as less.
 template <class T, class N> OG_FN T scale_one_beside_one(T t, N n) { return scale_one(t, at_least(n, -exp_constants<T>::part)); }
 
@@ -193,24 +198,26 @@ template <class T> OG_FN T tanh(T x) {
   return keep_nan(x, copysign(divide(m, m + 2), x));
 }
 
-/// min(x, 0), in arithmetic: GCC makes a select of it into branches.
-template <class T> OG_FN T at_most_zero(T x) { return (T)0.5 * (x - abs(x)); }
-#if OG_LANES
-OG_FN floats at_most_zero(floats x) { return smaller(x, 0.0f); }
-#endif
-
 /// numerator / (1 + 2^n (1 + t)) = quotient * 2^rest, rest <= 0. Where e^z is large its exponent beyond `part` is taken out,
 /// so the quotient neither overflows nor loses bits: sigmoid(-100) is a right subnormal. Dividing by 1 + e^z rounds three
 /// times; the folded x * (e * r) with e = e^-|x| and r = 1 / (1 + e) rounds four times and exceeds 3 ulp (measured).
 template <class T> OG_FN T logistic_quotient(T numerator, T t, T n, T& rest) {
-  rest = at_most_zero(exp_constants<T>::part - n);
-  return divide(numerator, 1 + scale_one(t, n + rest));
+  const T beyond = exp_constants<T>::part - n;
+  rest = (T)0.5 * (beyond - abs(beyond));  // min(beyond, 0), in arithmetic: GCC makes a select of it into branches
+  return divide(numerator, one_and_scaled(t, n + rest));
 }
+#if OG_LANES
+OG_FN floats logistic_quotient(floats numerator, floats t, floats n, floats& rest) {
+  const floats first = at_most(n, exp_constants<floats>::part);
+  rest = first - n;
+  return divide(numerator, one_and_scaled(t, first));
+}
+#endif
 
-/// numerator / (1 + e^(z + low)) for z from -infinity to 15 - lowest, where 2^rest is a normal number. NaN is not kept.
-template <class T> OG_FN T logistic(T numerator, T z) {
+/// numerator / (1 + e^-(x + low)) for x from lowest - 15 on, where 2^rest is a normal number. NaN is not kept.
+template <class T> OG_FN T logistic(T numerator, T x) {
   T n, rest;
-  const T t = exp_reduce(at_least(z, exp_constants<T>::tiny_exponent), n);
+  const T t = exp_reduce(-at_most(x, (T)-exp_constants<T>::tiny_exponent), n);
   const T quotient = logistic_quotient(numerator, t, n, rest);
   return scale(quotient, rest);
 }
@@ -232,22 +239,22 @@ template <class T> OG_FN T finite_up_to(float, T x, T y) { return keep_nan(x, y)
 OG_FN float finite_up_to(float end, float x, float y) { return x < end ? y : x; }
 OG_FN float logistic_near(float numerator, float t, Exponent n) {
   const Exponent first = at_most(n, exp_constants<float>::part);
-  return scale(quotient(numerator, 1 + scale_one(t, first)), first - n);
+  return scale(quotient(numerator, one_and_scaled(t, first)), first - n);
 }
 OG_FN float logistic_far(float numerator, float t, Exponent n) {
   const Exponent first = at_most(n, exp_constants<float>::part), second = at_most(n, 3 * exp_constants<float>::part - 2);
-  return scale(scale(divide(numerator, 1 + scale_one(t, first)), first - second), second - n);
+  return scale(scale(divide(numerator, one_and_scaled(t, first)), first - second), second - n);
 }
 #endif
-template <class T> OG_FN T logistic(T numerator, T z, T low) {
+template <class T> OG_FN T logistic(T numerator, T x, T low) {
   T n, rest;
-  const T t = exp_reduce(at_least(z, exp_constants<T>::tiny_exponent), low, n);
+  const T t = exp_reduce(-at_most(x, (T)-exp_constants<T>::tiny_exponent), -low, n);
   const T quotient = logistic_quotient(numerator, t, n, rest);
   return scale(quotient, rest);
 }
 
 template <class T> OG_FN T sigmoid(T x) {
-  return keep_nan(x, logistic((T)1, -at_least(x, exp_constants<T>::lowest)));
+  return keep_nan(x, logistic((T)1, at_least(x, exp_constants<T>::lowest)));
 }
 
 }  // namespace og
