@@ -342,7 +342,8 @@ def _random_cut(seed: int) -> Cut:
 
 
 def test_a_constant_may_be_an_output_of_what_is_trained() -> None:
-    g = og.parse("graph(x: f32[3]) -> (y, k)\n  const k: f32[2] = [0.5, 4.0]\n  y = Sqrt(x)")
+    text = "graph(x: f32[3]) -> (y, k)\n  const k: f32[2] = [0.5, 4.0]\n"
+    g = og.parse(text + "  c = Clamp(x, min=1.0, max=9.0)\n  y = Sqrt(c)")
     x = np.array([1, 4, 9], np.float32)
     results, vjp = og.compile(g, wrt=("x",)).vjp(x=x)
     np.testing.assert_array_equal(results["k"], np.array([0.5, 4], np.float32))
