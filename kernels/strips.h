@@ -18,6 +18,15 @@
 #define OG_PLAIN
 #endif
 
+// Such a kernel is compiled in two halves at once: one calls functions that the other one has (opgraph/runtime/building.py).
+#if defined(OG_CALLS)
+#define OG_SHARED(function, ...) function;
+#elif defined(OG_FUNCTIONS)
+#define OG_SHARED(function, ...) __attribute__((noinline, used)) function { __VA_ARGS__; }
+#else
+#define OG_SHARED(function, ...) OG_ONCE function { __VA_ARGS__; }
+#endif
+
 namespace og {
 
 template <class F, class = void> struct has_strips {
@@ -57,77 +66,92 @@ template <class W, class Op, class Y, class... X> OG_FN void over(i64 n, Y* y, X
   }
 }
 
+/// What functions are told: how many elements, and where each value is. Numbers of places are less to compile than pointers.
+template <int places> struct Strip {
+  i64 n;
+  void* place[places];
+  template <class T> OG_FN T* at(int k) const { return (T*)place[k]; }
+};
+template <class T> static OG_ONCE void settle(void** place, T* room, int count, i64 length) {
+  for (int k = 0; k < count; ++k) place[k] = room + k * length;
+}
+
 /// An operand as it is computed with.
-template <class W, class T, class S> static OG_ONCE void fetch(T* to, const S* from, i64 n) {
+template <class W, class T, class S, int places> static OG_ONCE void fetch(const Strip<places>& s, int to, const S* from) {
+  T* y = (T*)s.place[to];
 #if OG_LANES
   if constexpr (goes_by_vectors<W>::value) {
-    for (i64 j = 0; j < n; j += lane_count) store_lanes(to + j, load_lanes(from + j, lanes_left(n, j)), lane_count);
+    for (i64 j = 0; j < s.n; j += lane_count) store_lanes(y + j, load_lanes(from + j, lanes_left(s.n, j)), lane_count);
   } else
 #endif
   {
     OG_VECTORIZE
-    for (i64 j = 0; j < n; ++j) to[j] = store<T>(load(from[j]));
+    for (i64 j = 0; j < s.n; ++j) y[j] = store<T>(load(from[j]));
   }
 }
 /// One whose elements lie apart.
-template <class W, class T, class S> static OG_ONCE void fetch(T* to, const S* from, i64 step, i64 n) {
+template <class W, class T, class S, int places> static OG_ONCE void fetch(const Strip<places>& s, int to, const S* from, i64 step) {
+  T* y = (T*)s.place[to];
 #if OG_LANES
   if constexpr (goes_by_vectors<W>::value) {
-    for (i64 j = 0; j < n; j += lane_count)
-      store_lanes(to + j, gather_lanes(from + j * step, step, lanes_left(n, j)), lane_count);
+    for (i64 j = 0; j < s.n; j += lane_count)
+      store_lanes(y + j, gather_lanes(from + j * step, step, lanes_left(s.n, j)), lane_count);
   } else
 #endif
   {
     OG_VECTORIZE
-    for (i64 j = 0; j < n; ++j) to[j] = store<T>(load(from[j * step]));
+    for (i64 j = 0; j < s.n; ++j) y[j] = store<T>(load(from[j * step]));
   }
 }
 /// One that is computed with as it lies in memory: where vectors would reach behind its end it is copied.
-template <class W, class S> OG_FN const S* in_place(S* room, const S* from, i64 n) {
+template <class W, class T, int places> static OG_ONCE void in_place(Strip<places>& s, int to, int room, const T* from) {
+  s.place[to] = (void*)from;
 #if OG_LANES
-  if (goes_by_vectors<W>::value && n % lane_count != 0) {
-    fetch<W>(room, from, n);
-    return room;
+  if (goes_by_vectors<W>::value && s.n % lane_count != 0) {
+    fetch<W, T>(s, room, from);
+    s.place[to] = s.place[room];
   }
 #endif
-  return from;
 }
 
 /// A result, rounded to what it is stored as.
-template <class W, class S, class T> static OG_ONCE void deliver(S* to, const T* from, i64 n) {
+template <class W, class T, class S, int places> static OG_ONCE void deliver(const Strip<places>& s, int from, S* to) {
+  const T* x = (const T*)s.place[from];
 #if OG_LANES
   if constexpr (goes_by_vectors<W>::value) {
-    for (i64 j = 0; j < n; j += lane_count) store_lanes(to + j, load_lanes(from + j, lane_count), lanes_left(n, j));
+    for (i64 j = 0; j < s.n; j += lane_count) store_lanes(to + j, load_lanes(x + j, lane_count), lanes_left(s.n, j));
   } else
 #endif
   {
     OG_VECTORIZE
-    for (i64 j = 0; j < n; ++j) to[j] = store<S>(load(from[j]));
+    for (i64 j = 0; j < s.n; ++j) to[j] = store<S>(load(x[j]));
   }
 }
-template <class W, class S, class T> static OG_ONCE void deliver(S* to, const T* from, i64 step, i64 n) {
+template <class W, class T, class S, int places> static OG_ONCE void deliver(const Strip<places>& s, int from, S* to, i64 step) {
+  const T* x = (const T*)s.place[from];
 #if OG_LANES
   if constexpr (goes_by_vectors<W>::value) {
-    for (i64 j = 0; j < n; j += lane_count)
-      scatter_lanes(to + j * step, step, load_lanes(from + j, lane_count), lanes_left(n, j));
+    for (i64 j = 0; j < s.n; j += lane_count)
+      scatter_lanes(to + j * step, step, load_lanes(x + j, lane_count), lanes_left(s.n, j));
   } else
 #endif
   {
     OG_VECTORIZE
-    for (i64 j = 0; j < n; ++j) to[j * step] = store<S>(load(from[j]));
+    for (i64 j = 0; j < s.n; ++j) to[j * step] = store<S>(load(x[j]));
   }
 }
 /// What elements add to a sum; zeros up to a whole vector.
-template <class W, class Addend, class T> static OG_ONCE void deliver_addends(Addend* to, const T* from, i64 n) {
+template <class W, class T, class Addend, int places> static OG_ONCE void deliver_addends(const Strip<places>& s, int from, Addend* to) {
+  const T* x = (const T*)s.place[from];
 #if OG_LANES
   if constexpr (goes_by_vectors<W>::value) {
-    for (i64 j = 0; j < n; j += lane_count)
-      store_lanes(to + j, first_lanes(load_lanes(from + j, lane_count), lanes_left(n, j)), lane_count);
+    for (i64 j = 0; j < s.n; j += lane_count)
+      store_lanes(to + j, first_lanes(load_lanes(x + j, lane_count), lanes_left(s.n, j)), lane_count);
   } else
 #endif
   {
     OG_VECTORIZE
-    for (i64 j = 0; j < n; ++j) to[j] = (Addend)load(from[j]);
+    for (i64 j = 0; j < s.n; ++j) to[j] = (Addend)load(x[j]);
   }
 }
 

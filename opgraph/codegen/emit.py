@@ -17,7 +17,7 @@ from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.packs import put_packs
 from opgraph.codegen.shared import put_functions
 from opgraph.codegen.shifts import put_shift_members, put_shifts
-from opgraph.codegen.strips import goes_by_strips, put_strips
+from opgraph.codegen.strips import goes_by_strips, is_named, put_rows, put_strips
 from opgraph.codegen.totals import put_totals
 from opgraph.codegen.turned import put_turned
 from opgraph.loops.layout import ADDED, KEPT, STRIDED, UNIFORM, Variant
@@ -60,12 +60,13 @@ class Emitter(Arithmetic):
         self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
         self.lines: list[str] = []
         self.tags: dict[int, int] = {}
+        self.by_strips = False
         self.calls: dict[str, str] = {}  # result of a statement -> the call of a function that makes it
 
     def functor(self, packs: bool) -> Functor:
         """The whole text."""
         self.by_lanes = not packs and goes_by_lanes(self)
-        strips = not packs and goes_by_strips(self)
+        strips = self.by_strips = not packs and goes_by_strips(self)
         branches = branches_of(self) if self.by_lanes and not strips else None
         if branches:
             self.shifted = branches.shifted
@@ -113,14 +114,11 @@ class Emitter(Arithmetic):
             self.put(f"  static constexpr bool adds_row(int k) {{ return {added or 'k < 0'}; }}")
             places = "".join(f"k == {k} ? {len(self.loop.loads) + i} : " for k, i in enumerate(self.sums))
             self.put(f"  static constexpr int sum_operand(int k) {{ return {places}-1; }}")
-        for load, kind in self.loads:
-            self.put(f"  {'og::i64' if load.is_position else f'const {storage_type(load.dtype)}*'} {load.name};")
-            if kind == STRIDED:
-                self.put(f"  og::i64 {load.name}_step;")
-        for i, store in self.elementwise():
-            self.put(f"  {storage_type(store.dtype)}* y{i};")
-            if self.store_kinds[i] == STRIDED:
-                self.put(f"  og::i64 y{i}_step;")
+        for position, name, dtype, const in self.pointers():
+            if is_named(self, position):
+                self.put(f"  {'og::i64' if name in self.virtual else f'{const}{storage_type(dtype)}*'} {name};")
+            if self.variant.operands[position] == STRIDED:
+                self.put(f"  og::i64 {name}_step;")
         for name, level in self.levels.items():
             if level < ELEMENT:
                 self.put(f"  {compute_type(self.dtypes[name])} {self.value(name)};")
@@ -131,11 +129,14 @@ class Emitter(Arithmetic):
         self.put("  OG_FN void move(void* const* base, const og::i64* offset) {")
         for position, name, dtype, const in self.pointers():
             base = f"({const}{storage_type(dtype)}*)base[{position}] + " if name not in self.virtual else ""
-            self.put(f"    {name} = {base}offset[{position}];")
+            if is_named(self, position):
+                self.put(f"    {name} = {base}offset[{position}];")
+        if self.by_strips:
+            put_rows(self)
         self.put("  }")
         self.put("  OG_FN void steps(const og::i64* step) {")
         for position, name, _, _ in self.pointers():
-            if self.kind_at(position) == STRIDED:
+            if self.variant.operands[position] == STRIDED:
                 self.put(f"    {name}_step = step[{position}];")
         self.put("  }")
 
@@ -148,13 +149,6 @@ class Emitter(Arithmetic):
     def elementwise(self) -> list[tuple[int, Store]]:
         """The stores of one value for each element, with their places."""
         return [(i, s) for i, s in enumerate(self.loop.stores) if i not in self.sums]
-
-    def kind_at(self, position: int) -> str:
-        """How the operand at a place moves along the row."""
-        n = len(self.loop.loads)
-        if position >= n:
-            return self.store_kinds[position - n]
-        return {self.positions[x.name]: k for x, k in self.loads}[position]
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
 

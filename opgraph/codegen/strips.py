@@ -9,16 +9,24 @@ vectors: what it takes beside a function of some 20 instructions is less than wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeAlias
 
 from opgraph.codegen.arithmetic import ELEMENT, compute_type, storage_type
 from opgraph.codegen.shared import Function, SharedCall, SharedCalls
+from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 
 if TYPE_CHECKING:
     from opgraph.codegen.emit import Emitter
 
+#: Where a value is: the type of what is kept of it, and a number among these.
+Place: TypeAlias = tuple[str, int]
+#: Operands that are read where they lie.
+IN_PLACE = "in place"
+#: What a function is told by that has a half of its own (`opgraph.runtime.building`).
+SHARED = "OG_SHARED("
 #: The same as MAX_COST for kernels not of f32 alone, whose loop the compiler has to vectorise: 0.45 s.
 WIDE_COST = 600
 #: Elements of the longest strip, and of the shortest; the longest of which all strips together take at most ROOM bytes.
@@ -32,11 +40,29 @@ def goes_by_strips(emitter: Emitter) -> bool:
     return emitter.cost > max(most, STATEMENT_COST * len(emitter.varying()) - 1) and not by_position
 
 
+def is_named(emitter: Emitter, position: int) -> bool:
+    """Whether an operand has a pointer by its name; in strips only what is read before the row is walked."""
+    loads = emitter.loop.loads
+    return not emitter.by_strips or (position < len(loads) and emitter.levels[loads[position].name] != ELEMENT)
+
+
+def put_rows(emitter: Emitter) -> None:
+    """Adds where each operand's row starts: a loop over operands is less to compile than a line for each."""
+    operands = [x.dtype for x in emitter.loop.loads] + [store.dtype for store in emitter.loop.stores]
+    sizes = [dtypes.BY_NAME[dtype].itemsize for dtype in operands]
+    size = str(sizes[0])
+    if len(set(sizes)) > 1:
+        size = "size[k]"  # of no static member: all kernels of a process would share the first one's
+        emitter.put(f"    const unsigned char size[] = {{{', '.join(map(str, sizes))}}};")
+    emitter.put(f"    for (int k = 0; k < operands; ++k) at[k] = (char*)base[k] + offset[k] * {size};")
+
+
 def put_strips(emitter: Emitter) -> None:
     """Adds what kernels/strips.h asks for: a struct for each function, and `strips`, which does elements [i, i + n)."""
     strips = _Strips(emitter)
     strips.collect()
     put = emitter.put
+    put("  char* at[operands];")
     put(f"  static constexpr og::i64 strip_length = {strips.slots.length()};")
     if emitter.by_lanes:
         put("#if OG_LANES")
@@ -45,29 +71,35 @@ def put_strips(emitter: Emitter) -> None:
     put("  using Width = float;")
     if emitter.by_lanes:
         put("#endif")
+    counts, addends = strips.slots.counts, ", Addend* sums" if emitter.sums else ""
+    put(f"  using Strip = og::Strip<{sum(counts.values()) + strips.in_place}>;")
     for (function, dtype), name in strips.functions.items():
         _put_function(emitter, function, dtype, name)
-    put(f"  OG_PLAIN OG_ONCE void strips(og::i64 i, og::i64 n{emitter.addends()}) const {{")
-    for kind, count in strips.slots.counts.items():
-        put(f"    alignas(64) {kind} {_room(kind)}[{count}][strip_length];")
-    for line, tag in strips.lines:
-        put(f"    {line}", tag)
+    put(f"  OG_PLAIN OG_ONCE void strips(og::i64 i, og::i64 n{addends}) const {{")
+    first = dict(zip([*counts, IN_PLACE], accumulate(counts.values(), initial=0), strict=True))
+    put("    Strip s;")
+    put("    s.n = n;")
+    for kind, count in counts.items():
+        room = f"room_{kind.removeprefix('og::')}"
+        put(f"    alignas(64) {kind} {room}[{count}][strip_length];")
+        put(f"    og::settle(s.place + {first[kind]}, {room}[0], {count}, strip_length);")
+    for head, places, tail, tag in strips.lines:
+        numbers = (p if isinstance(p, str) else str(first[p[0]] + p[1]) for p in places)
+        put(f"    {head}({', '.join(['s', *numbers])});{tail}", tag)
     put("  }")
 
 
 def _put_function(emitter: Emitter, function: Function, dtype: str, name: str) -> None:
     """Adds what does a strip of a statement; its types are the same for all calls, so it is compiled once."""
-    kinds = [
-        f"const {_slot_type(d)}*" if d else f"const {t}" for t, d in zip(function.types, function.dtypes, strict=True)
-    ]
-    given = "".join(f", a{k}" for k in range(len(kinds)))
-    declared = "".join(f", {kind} a{k}" for k, kind in enumerate(kinds))
+    declared, given = "", ""
+    for k, (kind, d) in enumerate(zip(function.types, function.dtypes, strict=True)):
+        declared += f", int a{k}" if d else f", {kind} a{k}"
+        given += f", s.at<const {_slot_type(d)}>(a{k})" if d else f", a{k}"
     emitter.put(f"  struct {name} {{")
     emitter.put("    template <class F>")
     emitter.put(f"    static OG_FN {function.result} apply({function.parameters}) {{ return {function.text}; }}")
-    emitter.put(f"    static OG_ONCE void over(og::i64 n, {_slot_type(dtype)}* y{declared}) {{")
-    emitter.put(f"      og::over<Width, {name}>(n, y{given});")
-    emitter.put("    }")
+    emitter.put(f"    {SHARED}static void over(const Strip& s, int y{declared}),")
+    emitter.put(f"      og::over<Width, {name}>(s.n, s.at<{_slot_type(dtype)}>(y){given}))")
     emitter.put("  };")
 
 
@@ -77,35 +109,31 @@ def _slot_type(dtype: str) -> str:
     return "og::b8" if compute == "bool" else compute
 
 
-def _room(kind: str) -> str:
-    return f"room_{kind.removeprefix('og::')}"
-
-
 class _Slots:
     """Strips that values are kept in, by type; one serves others when its value has been read for the last time."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        self._free: dict[str, list[str]] = {}
-        self._taken: dict[str, tuple[str, str]] = {}
+        self._free: dict[str, list[Place]] = {}
+        self._taken: dict[str, Place] = {}
 
-    def take(self, name: str, dtype: str) -> str:
+    def take(self, name: str, dtype: str) -> Place:
         """A strip for a value."""
         kind = _slot_type(dtype)
         free = self._free.setdefault(kind, [])
         if free:
             slot = free.pop()
         else:
-            slot = f"{_room(kind)}[{self.counts.get(kind, 0)}]"
-            self.counts[kind] = self.counts.get(kind, 0) + 1
-        self._taken[name] = (kind, slot)
+            slot = kind, self.counts.get(kind, 0)
+            self.counts[kind] = slot[1] + 1
+        self._taken[name] = slot
         return slot
 
     def release(self, names: Iterable[str]) -> None:
         """Ends the use of some values."""
         for name in names:
-            kind, slot = self._taken.pop(name)
-            self._free[kind].append(slot)
+            slot = self._taken.pop(name)
+            self._free[slot[0]].append(slot)
 
     def length(self) -> int:
         """How long strips are."""
@@ -123,13 +151,14 @@ class _Strips:
     def __init__(self, emitter: Emitter) -> None:
         self.emitter = emitter
         self.functions: dict[tuple[Function, str], str] = {}
-        self.lines: list[tuple[str, int | None]] = []
+        self.lines: list[tuple[str, tuple[str | Place, ...], str, int | None]] = []
+        self.in_place = 0
         self.slots = _Slots()
         self._made = SharedCalls(emitter)
         self._loads = {x.name: x for x in emitter.element_loads()}
         self._kinds = {x.name: kind for x, kind in emitter.loads}
         self._results = {store.value for store in emitter.loop.stores}
-        self._place: dict[str, str] = {}
+        self._place: dict[str, Place] = {}
 
     def collect(self) -> None:
         """All calls, in the order of the statements.
@@ -164,14 +193,16 @@ class _Strips:
             if load is None or name in self._place:
                 continue
             slot = self._place[name] = self.slots.take(name, load.dtype)
-            stored = storage_type(load.dtype)
+            kept, stored = _slot_type(load.dtype), storage_type(load.dtype)
+            at = f"(const {stored}*)at[{self.emitter.positions[name]}] + i"
             if self._kinds[name] == STRIDED:
-                self._line(f"og::fetch<Width>({slot}, {name} + i * {name}_step, {name}_step, n);")
-            elif stored != _slot_type(load.dtype) or name in self._results:
-                self._line(f"og::fetch<Width>({slot}, {name} + i, n);")
+                self._line(f"og::fetch<Width, {kept}>", slot, f"{at} * {name}_step", f"{name}_step")
+            elif stored != kept or name in self._results:
+                self._line(f"og::fetch<Width, {kept}>", slot, at)
             else:
-                value = self._place[name] = self.emitter.value(name)
-                self._line(f"const {stored}* {value} = og::in_place<Width>({slot}, {name} + i, n);")
+                self._place[name] = IN_PLACE, self.in_place
+                self.in_place += 1
+                self._line(f"og::in_place<Width, {kept}>", self._place[name], slot, at)
 
     def _call(self, call: SharedCall, ends: Iterable[str], value: str = "") -> None:
         """The line that computes a value; it may take the strip of what it reads last."""
@@ -181,8 +212,8 @@ class _Strips:
         s = call.statement
         value = s.result if s is not None else value
         slot = self._place[value] = self.slots.take(value, call.dtype)
-        text = f"{name}::over({', '.join(['n', slot, *given])});"
-        self._line(*((f"{text}  // {s.kind} #{s.tag}", s.tag) if s is not None else (text,)))
+        tail, tag = (f"  // {s.kind} #{s.tag}", s.tag) if s is not None else ("", None)
+        self._line(f"{name}::over", slot, *given, tail=tail, tag=tag)
 
     def _deliver(self, stores: Iterable[int]) -> None:
         """Writes some results."""
@@ -193,13 +224,15 @@ class _Strips:
                 number, value = value, f"{value} everywhere"
                 if value not in self._place:
                     self._call(self._made.of_number(number), (), value)
-            strip = self._place[value]
+            store = emitter.loop.stores[k]
+            strip, kept = self._place[value], _slot_type(emitter.dtypes[store.value])
+            at = f"({storage_type(store.dtype)}*)at[{len(emitter.loop.loads) + k}] + i"
             if k in emitter.sums:
-                self._line(f"og::deliver_addends<Width>(s + {emitter.sums.index(k)} * og::strip, {strip}, n);")
+                self._line(f"og::deliver_addends<Width, {kept}>", strip, f"sums + {emitter.sums.index(k)} * og::strip")
             elif emitter.store_kinds[k] == STRIDED:
-                self._line(f"og::deliver<Width>(y{k} + i * y{k}_step, {strip}, y{k}_step, n);")
+                self._line(f"og::deliver<Width, {kept}>", strip, f"{at} * y{k}_step", f"y{k}_step")
             else:
-                self._line(f"og::deliver<Width>(y{k} + i, {strip}, n);")
+                self._line(f"og::deliver<Width, {kept}>", strip, at)
 
-    def _line(self, text: str, tag: int | None = None) -> None:
-        self.lines.append((text, tag))
+    def _line(self, head: str, *places: str | Place, tail: str = "", tag: int | None = None) -> None:
+        self.lines.append((head, places, tail, tag))

@@ -1,0 +1,89 @@
+"""A kernel's text becomes a library: by one call of the compiler, or by two at once where it has two halves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opgraph.codegen.kernel import KernelSource
+from opgraph.codegen.strips import SHARED
+
+#: What a source is called while it is compiled.
+FILE = "kernel.cpp"
+#: Of a large kernel: what calls, and the functions that are called (kernels/strips.h).
+CALLS, FUNCTIONS = "-DOG_CALLS", "-DOG_FUNCTIONS"
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What came of it.
+
+    Attributes:
+        library: the bytes of a shared library; None where the compiler refused.
+        log: what it said then.
+    """
+
+    library: bytes | None
+    log: str = ""
+
+
+def built(source: KernelSource, command: Sequence[str], flags: Sequence[str], libraries: Sequence[str]) -> Built:
+    """Compiles a kernel.
+
+    Args:
+        command: the compiler.
+        flags: for compiling and linking.
+        libraries: what is linked to, last on the command line.
+
+    Raises:
+        OSError: no room for the files in between, or the compiler does not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
+        made = os.path.join(folder, "kernel.so")
+        begin = [*command, *flags]
+        if SHARED in source.functor and len(os.sched_getaffinity(0)) > 1:
+            # One of the halves has all that calls, the other one no more than the functions: it ends where those do.
+            halves = ((CALLS, source.code), (FUNCTIONS, source.code[: source.code.rindex('extern "C"')]))
+            texts = [_written(os.path.join(folder, half[2:]), text) for half, text in halves]
+            objects = [text + ".o" for text in texts]
+            stages = [
+                [[*begin, half, "-c", "-o", o, t] for (half, _), o, t in zip(halves, objects, texts, strict=True)],
+                # Calls from one half to the other need no table of symbols.
+                [[*begin, "-Wl,-Bsymbolic", "-o", made, *objects, *libraries]],
+            ]
+        else:
+            stages = [[[*begin, "-o", made, _written(folder, source.code), *libraries]]]
+        for commands in stages:
+            log = _run(commands, folder)
+            if log is not None:
+                return Built(None, log)
+        with open(made, "rb") as file:
+            return Built(file.read())
+
+
+def _written(folder: str, text: str) -> str:
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, FILE)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def _run(commands: Sequence[Sequence[str]], folder: str) -> str | None:
+    """Runs some at once; what those say that fail, or None."""
+    # zig keeps a cache of its own, which needs a home folder that can be written.
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
+    with tempfile.TemporaryFile("w+", errors="replace", dir=folder) as log:
+        started = []
+        try:
+            for command in commands:
+                started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+        finally:
+            failed = [process.wait() for process in started]
+        if not any(failed):
+            return None
+        log.seek(0)
+        return log.read()
