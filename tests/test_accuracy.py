@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("mpmath")
 pytest.importorskip("scipy")
 
-from accuracy import measure, points, random_graphs, real, spelled, table
+from accuracy import expressions, measure, points, real, spelled, table
 from accuracy.ulp import assert_as_accurate_as, errors, spacing
 from hypothesis import HealthCheck, given, settings
 
@@ -384,8 +384,8 @@ def judge(graph: og.Graph, feeds: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_random_run_of_ops_is_as_accurate_as_numpy(dtype: str) -> None:
     @settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(random_graphs.expressions(dtype))
-    def run(builder: random_graphs.Builder) -> None:
+    @given(expressions.expressions(dtype))
+    def run(builder: expressions.Builder) -> None:
         graph = builder.graph.finalize()
         used = {t.name for t in graph.inputs}
         judge_last(graph, {n: a for n, a in builder.feeds.items() if n in used}, builder.values[-1].id)
@@ -415,12 +415,12 @@ def test_random_graphs_hold_every_kind_of_op() -> None:
     kinds: set[str] = set()
 
     @settings(max_examples=800, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(random_graphs.expressions("f32"))
-    def collect(builder: random_graphs.Builder) -> None:
+    @given(expressions.expressions("f32"))
+    def collect(builder: expressions.Builder) -> None:
         kinds.update(op.kind for op in builder.graph.ops)
 
     collect()
-    missing = {r.kind for r in random_graphs.usable_ops()} - kinds
+    missing = {r.kind for r in expressions.usable_ops()} - kinds
     assert not missing
 
 

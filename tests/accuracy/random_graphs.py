@@ -1,132 +1,94 @@
-"""Random expression graphs over the whole op set, with arguments that stay in each op's domain."""
+"""Random graphs through everything that computes: `python tests/accuracy/random_graphs.py --seeds 0:200`.
+
+A seed is a graph over the whole registry with arrays for it, every way to call it, its gradients, its ONNX files, and
+the same function in torch, each against the reference and what rounding allows. What goes wrong is printed with the
+seed and, with --shrink, with the smallest part of the graph that shows it. `tests/fuzz/README.md` has more.
+"""
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+import argparse
+import random
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
-from hypothesis import strategies as st
 
-import opgraph as og
-from opgraph.ir import dtypes
-from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.ir.opdef import OpDef, all_ops
-from opgraph.ops import samples
+if __name__ == "__main__":
+    _tests = Path(__file__).resolve().parents[1]
+    sys.path[:1] = [str(_tests), str(_tests / "support")]  # this folder has modules of common names
 
-#: Elements of each input.
-SIZE = 4096
+from support.random_calls import calls
+from support.random_files import files
+from support.random_gradients import gradients
+from support.random_scenario import Scenario, scenario
+from support.random_shrink import shrunk
+from support.random_torch import torch_calls
+
+Check = Callable[[Scenario, random.Random], Iterator[str]]
+CHECKS: dict[str, Check] = {"calls": calls, "gradients": gradients, "files": files, "torch": torch_calls}
+#: Of one check, how many problems are told.
+_MOST = 5
 
 
-def is_continuous(record: OpDef) -> bool:
-    """Whether small changes of the arguments make small changes of the result, in the op's domain.
+def problems(found: Scenario, check: Check, seed: int) -> list[str]:
+    """What a check finds, an exception among it."""
+    told: list[str] = []
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            for problem in check(found, random.Random(seed)):
+                told.append(problem)
+                if len(told) == _MOST:
+                    break
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)[-3:]
+            places = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
+            told.append(f"{type(error).__name__}: {error} ({places})")
+    return told
 
-    Where that is not so, the last bit of an argument decides between two results, and distances from the truth say
-    nothing.
+
+def run(seeds: range, names: list[str], *, until: float = float("inf"), shrink: bool = False) -> tuple[int, int]:
+    """Runs checks on the scenarios of seeds and prints what they find.
+
+    Returns: how many seeds ran, and how many of them showed problems.
     """
-    if record.kind not in _continuous:
-        _continuous[record.kind] = _is_continuous(record)
-    return _continuous[record.kind]
+    ran = wrong = 0
+    for seed in seeds:
+        if time.monotonic() > until:
+            break
+        told = {name: problems(scenario(seed), CHECKS[name], seed) for name in names}
+        ran += 1
+        wrong += any(told.values())
+        for name, lines in told.items():
+            for line in lines:
+                print(f"seed {seed}, {name}: {line}", flush=True)
+            if lines and shrink:
+                small = shrunk(scenario(seed), lambda s, n=name: bool(problems(s, CHECKS[n], seed)))  # noqa: B023
+                print(small.graph)
+                print({n: f"{a.dtype}{list(a.shape)}" for n, a in small.feeds[0].items()}, flush=True)
+    return ran, wrong
 
 
-_continuous: dict[str, bool] = {}
+def main() -> int:
+    """The command; its exit status is 1 where a seed showed a problem."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but not, B")
+    parser.add_argument("--checks", default=",".join(CHECKS), help="which, of " + ", ".join(CHECKS))
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stops after so long")
+    parser.add_argument("--shrink", action="store_true", help="print the smallest part that shows a problem")
+    given = parser.parse_args()
+    first, last = map(int, given.seeds.split(":"))
+    start = time.monotonic()
+    until = start + 60 * given.minutes
+    ran, wrong = run(range(first, last), given.checks.split(","), until=until, shrink=given.shrink)
+    print(f"{ran} seeds from {first} in {time.monotonic() - start:.0f} s: {wrong} with problems")
+    return 1 if wrong else 0
 
 
-def _is_continuous(record: OpDef) -> bool:
-    steps = []
-    for count in (1000, 10000):
-        ramps = [np.linspace(*(record.domain[i] if len(record.domain) > 1 else record.domain[0]), count)
-                 for i in range(len(record.inputs))]  # fmt: skip
-        worst = 0.0
-        for ports, attrs in samples.forms(record, "f64"):
-            for moving in range(len(ports)):
-                line = [r if i == moving else np.full(count, r[count // 3]) for i, r in enumerate(ramps[: len(ports)])]
-                assert record.reference is not None
-                result = record.reference(*line, **attrs).astype(np.float64)
-                worst = max(worst, float(np.max(np.abs(np.diff(result)))))
-        steps.append(worst)
-    return steps[1] < 0.5 * steps[0] or steps[0] == 0
-
-
-@functools.cache
-def usable_ops() -> tuple[OpDef, ...]:
-    """Pointwise ops over floats, index, position and layout aside."""
-    return tuple(
-        r
-        for r in all_ops()
-        if r.is_pointwise
-        and r.index_of is None
-        and not r.by_position
-        and not r.channel_inputs
-        and "f64" in samples.dtypes_of(r)
-    )
-
-
-class Builder:
-    """A graph under construction, with every value's float64 truth beside it."""
-
-    def __init__(self, dtype: str, seed: int) -> None:
-        self.graph = og.Graph()
-        self.dtype = dtype
-        rng = np.random.default_rng(seed)
-        self.feeds = {n: rng.uniform(-4, 4, SIZE).astype(dtypes.get(dtype).numpy) for n in "abc"}
-        self.leaves = [self.graph.input(n, dtype, (SIZE,)) for n in "abc"]
-        self.values: list[LogicalTensor] = list(self.leaves)
-        self.truth = {t.id: self.feeds[str(t.name)].astype(np.float64) for t in self.leaves}
-
-    def add(self, kind: str, *args: LogicalTensor, dtype: str | None = None, **attrs: Any) -> LogicalTensor:
-        made = self.graph.add_op(kind, *args, dtype=dtype, **attrs)
-        assert isinstance(made, LogicalTensor)
-        record = next(r for r in all_ops() if r.kind == kind)
-        assert record.reference is not None
-        result = record.reference(*[self.truth[t.id] for t in args], **attrs)
-        target = dtypes.get(made.dtype)
-        if target.category == "int":
-            result = np.clip(np.trunc(result), -128, 127)
-        self.truth[made.id] = result.astype(bool) if target.category == "bool" else result.astype(np.float64)
-        return made
-
-    def within(self, tensor: LogicalTensor, low: float, high: float) -> LogicalTensor:
-        """The value, clamped where it leaves a range."""
-        truth = self.truth[tensor.id]
-        if np.all((truth >= low) & (truth <= high)):
-            return tensor
-        return self.add("Clamp", tensor, min=float(np.float32(low)), max=float(np.float32(high)))
-
-    def step(self, draw: Any) -> None:
-        record = draw(st.sampled_from(usable_ops()))
-        ports, attrs = draw(st.sampled_from(samples.forms(record, self.dtype)))
-        if record.is_cast:
-            return self.cast(draw)
-        boolean = record.outputs[0].type == "boolean"
-        pool = self.values if not boolean and is_continuous(record) else self.leaves
-        args = []
-        for index, port in enumerate(ports):
-            if port.type == "boolean":
-                args.append(self.add("Less", *draw(st.permutations(self.leaves))[:2]))
-                continue
-            low, high = record.domain[index] if len(record.domain) > 1 else record.domain[0]
-            # A clamped leaf is as exact as the leaf.
-            args.append(self.within(draw(st.sampled_from(pool)), low, high))
-        made = self.add(record.kind, *args, **attrs)
-        if boolean:
-            chosen = [draw(st.sampled_from(self.values)) for _ in range(2)]
-            made = self.add("Select", made, *chosen)
-        self.values.append(made)
-
-    def cast(self, draw: Any) -> None:
-        """Through another dtype and back: a float one anywhere, an integer one where the argument is exact."""
-        via = draw(st.sampled_from(["f16", "bf16", "f32", "s8"]))
-        source = draw(st.sampled_from(self.leaves if via == "s8" else self.values))
-        middle = self.add("TypeCast", self.within(source, -100.0, 100.0), dtype=via)
-        self.values.append(self.add("TypeCast", middle, dtype=self.dtype))
-
-
-@st.composite
-def expressions(draw: Any, dtype: str) -> Builder:
-    """A graph of 2 to 12 ops; the last value is its output, with every other value that nothing uses."""
-    builder = Builder(dtype, draw(st.integers(0, 99)))
-    for _ in range(draw(st.integers(2, 8))):
-        builder.step(draw)
-    builder.graph.output(builder.values[-1])
-    return builder
+if __name__ == "__main__":
+    sys.exit(main())

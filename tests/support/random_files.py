@@ -1,0 +1,87 @@
+"""Random graphs through ONNX files: what is saved computes the same, here and in onnxruntime."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from model_checks import by_evaluator, by_onnxruntime
+from support.random_scenario import Scenario
+from support.random_truth import listed, problem, truths
+
+import opgraph as og
+from opgraph.errors import OpGraphError
+from opgraph.ir import dtypes
+from opgraph.runtime.reference import evaluate
+
+#: What runs the model rounds each op's result, f16 and bf16 in sums too.
+_WIDER = 64.0
+
+
+def files(found: Scenario, rng: random.Random) -> Iterator[str]:
+    """Problems of saving the graph of a scenario to ONNX, reading it again, and running it in onnxruntime."""
+    graph, feeds = found.graph, found.feeds[0]
+    try:
+        want = truths(graph, feeds)
+    except OpGraphError:
+        return
+    form = rng.choice(("auto", "auto", "decomposed", "function", "contrib"))
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / "m.onnx"
+        try:
+            og.onnx.save(graph, path, form=form)
+        except OpGraphError as error:
+            assert len(str(error).splitlines()) == 3, str(error)
+            if path.exists():
+                yield f"{form}: refused, but a file was written"
+            return
+        again = og.onnx.load(path)
+        model = onnx.load(path)
+    names = [str(t.name) for t in again.inputs]
+    if len(names) != len(graph.inputs):
+        yield f"{form}: {len(names)} inputs instead of {len(graph.inputs)}"
+        return
+    given = {n: feeds[str(t.name)] for n, t in zip(names, graph.inputs, strict=True)}
+    for what, read in ((form, again), (f"{form}, library ops as native ones", None)):
+        try:
+            read = og.onnx.load(model, library=True) if read is None else read
+            results = listed(evaluate(read, given))
+        except OpGraphError as error:
+            yield f"{what}: what was written is refused: {error}"
+            continue
+        yield from (f"{what}, read again: {p}" for p in _problems(results, want))
+    results = by_onnxruntime(model, {n: np.array(a, order="C") for n, a in given.items()})
+    found_there = [] if results is None or _casts_to_integers(graph) else list(_problems(results, want))
+    if found_there:  # what casts and bounds make of NaN and of large numbers differs between runtimes
+        other = by_evaluator(model, given)
+        if other is not None and any(_problems(other, want)):
+            yield from (f"{form}, onnxruntime: {p}" for p in found_there)
+
+
+def _casts_to_integers(graph: og.Graph) -> bool:
+    """ONNX leaves open what becomes of a number that an integer cannot hold."""
+    return any(
+        op.kind == "TypeCast" and op.inputs[0].dtype in dtypes.FLOATS and op.outputs[0].dtype in dtypes.INTS
+        for op in graph.ops
+    )
+
+
+def _problems(results: list[np.ndarray], want: list) -> Iterator[str]:
+    if len(results) != len(want):
+        yield f"{len(results)} results instead of {len(want)}"
+        return
+    for result, truth in zip(results, want, strict=True):
+        truth.bound = truth.bound * _WIDER
+        if truth.dtype in dtypes.FLOATS and result.dtype == np.float64:
+            with np.errstate(all="ignore"):
+                result = result.astype(dtypes.get(truth.dtype).numpy)
+        found = problem(result, truth)
+        truth.bound = truth.bound / _WIDER
+        if found:
+            yield found
