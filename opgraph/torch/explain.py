@@ -19,8 +19,8 @@ from opgraph.torch.lazy.mode import run_lazily
 from opgraph.torch.lazy.node import Node
 from opgraph.torch.lazy.observer import Observer
 from opgraph.torch.lazy.shape import NO_DIMENSION
-from opgraph.torch.tracing.record import function_name
 from opgraph.torch.tracing.trace import trace
+from opgraph.torch.tracing.watch import function_name
 
 
 def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> FusionReport:

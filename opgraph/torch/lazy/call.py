@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.torch.lazy.node import Spec
 from opgraph.torch.tracing.calls import Found, table
+from opgraph.torch.tracing.expansions import CONVERSIONS
+from opgraph.torch.writes import writes
 
 #: Numbers that differ from call to call would mean a kernel for each; after this many a call is left to torch.
 MAX_NUMBERS = 16
@@ -27,18 +29,11 @@ TENSOR = object()
 #: What a torch function is: a conversion, a question, a call that writes; the arithmetic is in `table()`.
 CAST, READS, WRITES = "cast", "reads", "writes"
 
-_CASTS = {
+_CASTS: dict[Any, torch.dtype | None] = {
     torch.Tensor.to: None,
     torch.Tensor.type_as: None,
-    torch.Tensor.float: torch.float32,
-    torch.Tensor.half: torch.float16,
-    torch.Tensor.bfloat16: torch.bfloat16,
-    torch.Tensor.double: torch.float64,
+    **{getattr(torch.Tensor, name): dtype for name, dtype in CONVERSIONS.items()},
 }
-#: Without an underscore, and yet they write into arguments: running statistics, mostly.
-_WRITERS = frozenset(
-    ("batch_norm", "native_batch_norm", "instance_norm", "embedding", "embedding_bag", "__set__", "__setitem__")
-)
 
 
 def _rpow(x: Any, other: Any) -> Any:
@@ -78,16 +73,9 @@ def _classified(func: Any) -> Found | str:
     if func in _REFLECTED:
         return _reflected()[func]
     found = table().get(func)
-    name = getattr(func, "__name__", "")
-    if found is not None and name != "prelu":  # whose weight does not broadcast as others do
+    if found is not None and getattr(func, "__name__", "") != "prelu":  # whose weight does not broadcast as others do
         return found
-    if hasattr(func, "overloads"):  # torch.ops.library.name
-        return WRITES if any(getattr(func, o)._schema.is_mutable for o in func.overloads()) else READS
-    if hasattr(func, "_schema"):
-        return WRITES if func._schema.is_mutable else READS
-    writes = name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
-    writes = writes or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__iter__"))
-    return WRITES if writes else READS
+    return WRITES if writes(func) else READS
 
 
 @lru_cache(maxsize=1)

@@ -19,6 +19,7 @@ from opgraph.torch.lazy.run import run
 from opgraph.torch.lazy.shape import is_own, meeting
 from opgraph.torch.lazy.value import Lazy, given_up, lazies, lazy
 from opgraph.torch.tracing.calls import Found
+from opgraph.torch.writes import told_to_write
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _DEVICES = ("cpu", "cuda")
@@ -65,7 +66,7 @@ class LazySession:
         if nodes:
             self.compute(nodes)
         writes = kind is WRITES or (type(kind) is Found and kind.inplace)
-        if writes or (kwargs and (kwargs.get("inplace") is True or kwargs.get("out") is not None)):
+        if writes or (kwargs and told_to_write(kwargs)):
             self.before_writing((args, kwargs))
         result = func(*args, **kwargs)
         if self.observer is not None:

@@ -1,4 +1,4 @@
-"""Calls that are no arithmetic of their own: questions about a tensor, casts, fills, views, calls made of others."""
+"""Calls that are no arithmetic of their own: casts, fills, views, calls made of others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from opgraph.torch.tracing import places
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.session import Session
 
-_DTYPES = {
+#: Methods of a tensor that convert it, and what to.
+CONVERSIONS = {
     "float": torch.float32,
     "double": torch.float64,
     "half": torch.float16,
@@ -29,59 +30,7 @@ _VIEWS = frozenset(
         "unsqueeze", "squeeze", "expand", "broadcast_to", "detach", "data", "ravel", "diagonal",
     )
 )  # fmt: skip
-#: Questions about how a tensor lies in memory.
-LAYOUT = ("is_contiguous", "stride", "storage_offset")
 _FILLS = {"zeros_like": 0, "ones_like": 1, "full_like": None}
-
-
-def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-    """(True, the answer) where a call only asks for what is known of a tensor without its data."""
-    x = args[0] if args else None
-    if not isinstance(x, Proxy):
-        return False, None
-    if name in LAYOUT:
-        return _layout(name, x, args[1:], kwargs)
-    known: dict[str, Callable[[], Any]] = {
-        "is_floating_point": lambda: x.dtype.is_floating_point,
-        "is_complex": lambda: False,
-        "is_tensor": lambda: True,
-        "numel": lambda: x.shape.numel(),
-        "nelement": lambda: x.shape.numel(),
-        "ndimension": x.dim,
-        "dim": x.dim,
-        "size": lambda: x.size(*args[1:], **kwargs),
-        "element_size": lambda: x.dtype.itemsize,
-        "itemsize": lambda: x.dtype.itemsize,
-        "is_cuda": lambda: x.device.type == "cuda",
-        "is_cpu": lambda: x.device.type == "cpu",
-        "is_meta": lambda: x.device.type == "meta",
-        "is_sparse": lambda: False,
-        "is_quantized": lambda: False,
-        "is_nested": lambda: False,
-        "is_mkldnn": lambda: False,
-        "get_device": lambda: x.device.index if x.device.index is not None else -1,
-        "layout": lambda: torch.strided,
-        "is_same_size": lambda: x.shape == args[1].shape,
-        "result_type": lambda: torch.result_type(*(_empty(a) for a in args)),
-        "_is_param": lambda: False,
-    }
-    return (True, known[name]()) if name in known else (False, None)
-
-
-def _layout(name: str, x: Proxy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-    """How a tensor lies in memory: of a computed value, only that it is contiguous where all that it comes from is.
-
-    Noted as calls that tell Python a value: no plan compares such things.
-    """
-    asked = getattr(torch.Tensor, name)
-    if x.actual is not None:
-        return True, x.session.eager(asked, (x.actual, *args), kwargs)
-    found = name == "is_contiguous" and all(x.session.eager(asked, (t, *args), kwargs) for t in x.sources())
-    return found, found
-
-
-def _empty(value: Any) -> Any:
-    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value
 
 
 def is_view(name: str) -> bool:
@@ -94,8 +43,8 @@ def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
     x = args[0] if args else None
     if not isinstance(x, Proxy):
         return None
-    if name in _DTYPES:
-        return _DTYPES[name]
+    if name in CONVERSIONS:
+        return CONVERSIONS[name]
     if name in ("cpu", "cuda"):
         _same_device(x, torch.device(name))
         return x.dtype

@@ -10,16 +10,12 @@ import torch
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
-from opgraph.torch.tracing.expansions import EXPANSIONS, answer, cast_target, fill_value, is_view
+from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_view
 from opgraph.torch.tracing.proxy import Proxy
+from opgraph.torch.tracing.questions import answer
 from opgraph.torch.tracing.refusals import refuse
 from opgraph.torch.tracing.session import CHANGES, MAKES, RUNS, Node, Number, Session
-
-
-def function_name(func: Callable[..., Any]) -> str:
-    """How messages call a torch function; the attribute's name for a getter."""
-    name = getattr(func, "__name__", "")
-    return getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name or str(func)
+from opgraph.torch.tracing.watch import function_name
 
 
 def record(
@@ -38,7 +34,7 @@ def record(
     Raises:
         OpGraphError: the call cannot be part of a fused function; the message names the user's line.
     """
-    name = function_name(func)
+    name = function_name(func) or str(func)
     answered, result = answer(name, args, kwargs)
     if answered:
         session.asks = True

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from opgraph.torch.tracing import places
-from opgraph.torch.tracing.expansions import LAYOUT, is_view
+from opgraph.torch.tracing.expansions import is_view
 from opgraph.torch.tracing.proxy import Proxy
+from opgraph.torch.tracing.questions import LAYOUT
 
 #: Functions for which Python needs the values.
 _READS = frozenset(

@@ -10,15 +10,14 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from opgraph.torch.tracing.proxy import proxies
+from opgraph.torch.tracing.questions import QUESTIONS
+from opgraph.torch.writes import told_to_write, writes
 
-#: What may be asked of a real tensor without its value.
-_QUESTIONS = frozenset(
-    (
-        "shape", "dtype", "device", "ndim", "dim", "size", "numel", "nelement", "requires_grad", "is_floating_point",
-        "is_complex", "ndimension", "element_size", "itemsize", "layout", "is_cuda", "is_cpu", "__len__", "is_tensor",
-        "is_sparse", "is_quantized", "is_nested", "is_meta", "is_mkldnn", "is_same_size",
-    )
-)  # fmt: skip
+
+def function_name(func: Callable[..., Any]) -> str:
+    """How messages call a torch function; the attribute's name for a getter, "" where it has none."""
+    name = getattr(func, "__name__", "")
+    return getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,20 +32,17 @@ class EagerCall:
     @property
     def name(self) -> str:
         """The function's name; for a getter, the attribute's."""
-        name = getattr(self.func, "__name__", "")
-        return getattr(getattr(self.func, "__self__", None), "__name__", name) if name == "__get__" else name
+        return function_name(self.func)
 
     @property
     def is_question(self) -> bool:
         """Whether it asks for what is known of a tensor without its data."""
-        return self.name in _QUESTIONS
+        return self.name in QUESTIONS
 
     @property
     def changes(self) -> bool:
         """Whether it changes a tensor."""
-        if self.name.startswith("__i"):
-            return self.name not in ("__invert__", "__index__", "__int__", "__iter__")
-        return self.name == "__setitem__" or (self.name.endswith("_") and not self.name.endswith("__"))
+        return writes(self.func) or told_to_write(self.kwargs)
 
 
 class Watch(TorchFunctionMode):
