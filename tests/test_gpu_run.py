@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +14,8 @@ from typing import Any
 
 import pytest
 from emulator import FakeCupy
+
+from opgraph.bench.plan import GROUPS
 
 GPU = Path(__file__).parent / "gpu"
 
@@ -82,11 +87,95 @@ def test_all_steps_fit_into_their_time_and_into_few_files() -> None:
     run = module("run")
     found = run.steps(Path("out"))
     first = [s.name for s in found if "compute-sanitizer" not in s.command[0]]
-    assert first == [s.name for s in found][: len(first)] and first[-2:] == ["tests", "benchmark"]
+    assert first == [s.name for s in found][: len(first)]
+    assert first[-3:] == ["tests", "benchmark of activation", "benchmark of others"]
     assert sum(s.limit for s in found[: len(first)]) <= 560  # whatever they do, they have their turn
-    assert len({s.log for s in found}) + 2 <= 8
+    suites = [word for s in found if "benchmark" in s.name for word in s.command if word in GROUPS["all"]]
+    assert sorted(suites) == sorted(GROUPS["gpu"])
+    some = [s for s in found if "benchmark" in s.name]
+    run.share(some, 580)
+    assert sum(s.limit for s in some) == pytest.approx(580) and some[0].limit > some[1].limit
     assert [s.expected for s in found].count(run.FOUND) == 3
     assert {s.after for s in found} - {""} == {s.name for s in found if s.expected == run.FOUND}
+
+
+def test_what_it_writes_is_few_small_files_of_plain_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine that is lent gives back, whatever becomes of the steps."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = module("run")
+    assert run.main([str(tmp_path), "--only", "environment", "--only", "of others"]) == 1
+    told = {row["step"]: row for row in json.loads((tmp_path / "summary.json").read_text())}
+    assert "GPU" in (tmp_path / "bench.log").read_text() and told["benchmark of others"]["status"] == 2
+    written = {f.name for f in tmp_path.iterdir()} | {s.log for s in run.steps(tmp_path)}
+    written |= {Path(word).name for s in run.steps(tmp_path) for word in s.command if word.endswith(".json")}
+    assert len(written) + 1 <= 8  # one that a killed process was writing
+    assert all(re.fullmatch(r"[\w.-]+", name) for name in written)
+    long = tmp_path / "long.log"
+    long.write_text("first\n" + "x" * (run.LARGEST + 5) + "\nlast line")
+    run.shorten(long)
+    text = long.read_text()
+    assert len(text) < run.LARGEST and text.startswith("first\n") and "are left out" in text
+    assert run.last_line(long) == "last line"
+
+
+LOSES_IT = """
+import time, cupy, pytest
+
+def test_that_loses_the_gpu():
+    cupy.lost.append(1)
+    assert 6 * 7 == 41
+
+@pytest.mark.parametrize("i", range(6))
+def test_that_needs_it(i):
+    time.sleep(0.05)
+    cupy.cuda.runtime.memGetInfo()
+"""
+LOST_CUPY = """
+import types
+lost = []
+class CUDARuntimeError(RuntimeError): pass
+def memGetInfo():
+    if lost: raise CUDARuntimeError("an illegal memory access was encountered")
+    return 1, 1
+cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(memGetInfo=memGetInfo, CUDARuntimeError=CUDARuntimeError))
+"""
+
+
+def pytest_of(folder: Path, *options: str) -> str:
+    """What a run with the plugin prints, in a process of its own, where no GPU is to be seen."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(GPU)]), "CUDA_VISIBLE_DEVICES": ""}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+        "-p",
+        "as_they_come",
+    ]
+    done = subprocess.run(
+        [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_test_that_loses_the_gpu_loses_no_other(tmp_path: Path) -> None:
+    """CUDA refuses its process everything from then on: another worker does the rest."""
+    (tmp_path / "test_some.py").write_text(LOSES_IT)
+    (tmp_path / "cupy.py").write_text(LOST_CUPY)
+    told = pytest_of(tmp_path, "-n", "1", "--tb=no")
+    assert "6 passed" in told and "assert (6 * 7) == 41" in told, told
+
+
+def test_a_gpu_that_must_be_there_and_is_not_is_a_failure(tmp_path: Path) -> None:
+    """A run on a machine with a GPU that skips everything has shown nothing."""
+    one = [str(GPU / "test_failures.py"), "-c", str(GPU.parents[1] / "pyproject.toml"), "-k", "cupys_memory"]
+    assert "1 skipped" in pytest_of(tmp_path, *one)
+    told = pytest_of(tmp_path, *one, "--gpu", "--tb=no")
+    assert "1 error" in told and ("no GPU" in told or "CuPy is missing" in told), told
 
 
 def test_a_benchmark_leaves_its_rows_as_they_come() -> None:

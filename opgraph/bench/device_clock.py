@@ -9,14 +9,16 @@ from opgraph.bench.timing import Call
 
 #: Calls in one run; the median of them is its time.
 CALLS = 5
+#: Bytes written before each call, at least: some 150 us, longer than a host takes to prepare a step of autograd.
+WRITTEN = 512 << 20
 
 
 class DeviceClock:
     """Device events on torch's current stream.
 
-    Before each call, four times the second-level cache is written: the call finds nothing of its data there, as in a
-    network, where other layers ran in between. The writing also keeps the device busy while the host prepares the
-    launch, so that the time between two events is the device's alone, unless preparing takes longer than that.
+    Before each call, WRITTEN bytes are written, many times what the second-level cache holds: the call finds nothing of
+    its data there, as in a network, where other layers ran in between. The writing also keeps the device busy while the
+    host prepares the launch, so that the time between two events is the device's alone, unless preparing takes longer.
 
     Args:
         warm: leave the cache as it is.
@@ -27,7 +29,7 @@ class DeviceClock:
 
         self._cuda: Any = torch.cuda
         size = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self._other: Any = None if warm else torch.empty(max(4 * size, 64 << 20), dtype=torch.uint8, device="cuda")
+        self._other: Any = None if warm else torch.empty(max(4 * size, WRITTEN), dtype=torch.uint8, device="cuda")
         self._events = [tuple(self._cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(CALLS)]
 
     def repeats(self, seconds: float) -> int:

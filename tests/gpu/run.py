@@ -1,9 +1,9 @@
 """Everything that needs a GPU, as one command without network: `python tests/gpu/run.py FOLDER`, from a checkout.
 
 What the machine has, the tests, the benchmark, compute-sanitizer with planted faults, in the order of what is worth
-most; logs, results as they come and a summary go to FOLDER. Each step has a limit of its own, so that one that hangs
-loses only itself, and is asked to end before it is killed: a test run then still says what has failed. Together they
-end in time.
+most; logs, results as they come and a summary go to FOLDER: at most 8 files of at most 12 MiB, none in a folder below.
+Each step is a process with a limit of its own, so that one that hangs, or loses the GPU, loses only itself, and is
+asked to end before it is killed: a test run then still says what has failed. Together they end in time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 FOUND = 9  # what compute-sanitizer exits with where it finds an error
 GRACE = 12.0  # seconds between asking a step to end and killing it
+LARGEST = 12 << 20  # bytes of a file
 _ENVIRONMENT = """
 import importlib.metadata as metadata, platform, sys
 print(sys.version, platform.platform())
@@ -35,8 +36,11 @@ for name in "numpy ml_dtypes torch triton cupy-cuda13x cupy-cuda12x onnx onnxrun
     except metadata.PackageNotFoundError:
         print(name, "-")
 import cupy
-import shutil
+import shutil, subprocess
 print("compiler", shutil.which("g++") or shutil.which("clang++"))
+smi = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,power.limit,mig.mode.current"
+if shutil.which("nvidia-smi"):
+    subprocess.run(["nvidia-smi", f"--query-gpu={smi}", "--format=csv"], check=False, timeout=20)
 print("runtime", cupy.cuda.runtime.runtimeGetVersion(), "driver", cupy.cuda.runtime.driverGetVersion())
 properties = cupy.cuda.runtime.getDeviceProperties(0)
 print(properties["name"], properties["multiProcessorCount"], "multiprocessors", properties["totalGlobalMem"], "bytes")
@@ -60,6 +64,8 @@ class Step:
         limit: seconds after which it and its children are killed.
         log: file that its output is added to.
         expected: exit status.
+        spare: its part of the time that is left when all have their limits.
+        said: the last line of its log.
         after: a step without whose good end this one would say nothing.
     """
 
@@ -72,6 +78,8 @@ class Step:
     status: int | str = "not run"
     environment: dict[str, str] = field(default_factory=dict)
     after: str = ""
+    spare: float = 0.0
+    said: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -81,8 +89,7 @@ class Step:
         """Runs it for at most `limit` seconds."""
         print(f"== {self.name} (at most {limit:.0f} s)", flush=True)
         started = time.monotonic()
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **self.environment}
+        environment = {**os.environ, "PYTHONPATH": search_path(ROOT), "PYTHONUNBUFFERED": "1", **self.environment}
         with open(folder / self.log, "a", encoding="utf-8") as log:
             print(f"== {self.name}: {' '.join(self.command)}", file=log, flush=True)
             process = subprocess.Popen(
@@ -97,6 +104,8 @@ class Step:
                     process.wait(GRACE)
             finally:
                 _kill(process)
+        shorten(folder / self.log)
+        self.said = last_line(folder / self.log)
         self.seconds = round(time.monotonic() - started, 1)
         print(f"   {'as it should be' if self.is_good else f'NOT GOOD: {self.status}'}, {self.seconds} s", flush=True)
 
@@ -108,27 +117,58 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def search_path(*folders: Path) -> str:
+    """Where Python looks first."""
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
+
+
+def shorten(log: Path) -> None:
+    """Leaves both ends of a log that is too long to come back."""
+    size = log.stat().st_size
+    if size <= LARGEST:
+        return
+    with open(log, "rb") as file:
+        head = file.read(LARGEST // 2)
+        file.seek(size - LARGEST // 3)
+        tail = file.read()
+    log.write_bytes(head + f"\n... {size - len(head) - len(tail)} bytes are left out ...\n".encode() + tail)
+
+
+def last_line(log: Path) -> str:
+    """What a log ends with: of a test run, how many passed."""
+    with open(log, "rb") as file:
+        file.seek(max(log.stat().st_size - 2000, 0))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
 def steps(folder: Path) -> list[Step]:
     """In order of what is worth most; compute-sanitizer, which not every machine lets look, gets what is left."""
     python = sys.executable
     program = str(HERE / "sanitized.py")
     cores = min(12, os.cpu_count() or 1)
     # Other versions of other people's libraries warn, on import too; here that is no failure.
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-W", "default", "--durations=15"]
+    options = ["-q", "-p", "as_they_come", "--gpu", "--tb=no", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    options += ["-W", "default", "--durations=15"]
     if importlib.util.find_spec("xdist"):
-        options += ["-n", str(cores)]
+        options += ["-n", str(cores), "--max-worker-restart", "60"]
     if importlib.util.find_spec("pytest_timeout"):  # one that hangs on the GPU loses one worker, not all that follows
         options += ["--timeout", "100", "--timeout-method", "thread"]
-    bench = [python, "-m", "opgraph", "bench", "--device", "cuda", "--suite", "gpu", "--budget", "BUDGET"]
+    bench = [python, "-m", "opgraph", "bench", "--device", "cuda", "--budget", "BUDGET"]
+    # Two processes: a peer that takes the GPU with it, or hangs, leaves the other half.
+    parts = {"activation": ("activation", "host"), "others": ("chain", "layout", "rows", "compile")}
     found = [
         Step("environment", [python, "-c", _ENVIRONMENT], 40, "environment.log"),
         # Compiled by all cores into CuPy's cache, for what follows to find.
         Step("every kind of kernel", [python, program, "--threads", str(cores)], 50, "sanitizer.log"),
-        Step("tests", [python, "-m", "pytest", str(HERE), *options], 210, "tests.log"),
-        Step("benchmark", [*bench, "--json", str(folder / "bench.json")], 250, "bench.log"),
+        Step("tests", [python, "-m", "pytest", str(HERE), *options], 200, "tests.log", spare=1),
     ]
     # The CPU engine's threads, of every worker, would wait for each other.
-    found[2].environment["OMP_NUM_THREADS"] = "2"
+    found[2].environment |= {"OMP_NUM_THREADS": "2", "PYTHONPATH": search_path(ROOT, HERE)}
+    for (name, suites), limit in zip(parts.items(), (150, 120)):
+        chosen = [word for suite in suites for word in ("--suite", suite)]
+        command = [*bench, *chosen, "--json", str(folder / f"bench-{name}.json")]
+        found.append(Step(f"benchmark of {name}", command, limit, "bench.log", spare=2))
     sanitizer = shutil.which("compute-sanitizer") or "compute-sanitizer"
     for tool in ("memcheck", "racecheck", "initcheck"):
         # Libraries ask the driver for what it does not have; a call that fails is not what a kernel did.
@@ -142,7 +182,7 @@ def steps(folder: Path) -> list[Step]:
 def _run_in_time(step: Step, folder: Path, chosen: list[Step], ends: float) -> None:
     left = ends - time.monotonic()
     limit = min(step.limit, left)
-    step.command = [str(int(max(limit - GRACE - 25, 5))) if part == "BUDGET" else part for part in step.command]
+    step.command = [str(int(max(limit - GRACE - 10, 5))) if part == "BUDGET" else part for part in step.command]
     if left <= GRACE:
         return
     if not shutil.which(step.command[0]):
@@ -151,6 +191,18 @@ def _run_in_time(step: Step, folder: Path, chosen: list[Step], ends: float) -> N
         step.status = f"not run, as this was not good: {step.after}"
     else:
         step.run(folder, limit)
+
+
+def share(chosen: list[Step], seconds: float) -> None:
+    """Longer limits for some, where few steps were asked for."""
+    spare, parts = seconds - sum(s.limit for s in chosen), sum(s.spare for s in chosen)
+    for step in chosen:
+        step.limit += max(spare, 0) * step.spare / parts if parts else 0
+
+
+def _told(step: Step) -> dict[str, object]:
+    told = {"step": step.name, "status": step.status, "good": step.is_good, "seconds": step.seconds}
+    return told | ({"said": step.said} if step.said else {})
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -164,11 +216,12 @@ def main(arguments: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + given.seconds
     chosen = [s for s in steps(folder) if not given.only or any(text in s.name for text in given.only)]
+    share(chosen, given.seconds)
     with tempfile.TemporaryDirectory(prefix="opgraph-gpu-", ignore_cleanup_errors=True) as cache:
         for step in chosen:
             step.environment["CUPY_CACHE_DIR"] = cache  # whatever is in the home folder, or if there is none
             _run_in_time(step, folder, chosen, ends)
-            rows = [{"step": s.name, "status": s.status, "good": s.is_good, "seconds": s.seconds} for s in chosen]
+            rows = [_told(s) for s in chosen]
             (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     for step in chosen:
         print(f"{'good' if step.is_good else 'BAD '}  {step.name}: {step.status}, {step.seconds} s")
