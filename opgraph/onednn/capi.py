@@ -53,7 +53,6 @@ ATTR = {name: first + i for first, names in _ATTRS.items() for i, name in enumer
 
 #: dnnl_data_type_t, as far as the graph API of 3.2 takes it.
 DTYPE = {"f16": 1, "bf16": 2, "f32": 3, "s32": 4, "s8": 5, "u8": 6, "boolean": 8}
-DTYPE_NAMES = {number: name for name, number in DTYPE.items()}
 PROPERTY = {"undef": 0, "variable": 1, "constant": 2}
 STRIDED = 2
 POLICY = {"fusion": 1, "debug": 2}

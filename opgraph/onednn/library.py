@@ -60,10 +60,10 @@ class Library:
         """
         capi.checked(getattr(self._dll, f"dnnl_{name}")(*args), f"dnnl_{name}", where or "-")
 
-    def created(self, name: str, *args: Any, where: str = "") -> ctypes.c_void_p:
+    def created(self, name: str, *args: Any) -> ctypes.c_void_p:
         """The handle that `dnnl_<name>` makes."""
         handle = ctypes.c_void_p()
-        self.call(name, ctypes.byref(handle), *args, where=where)
+        self.call(name, ctypes.byref(handle), *args)
         return handle
 
     def set_threads(self, count: int) -> None:

@@ -37,11 +37,6 @@ def described(op: Op) -> str:
     return f'{attrs["onnx_op"]} "{op.name}"' if "onnx_op" in attrs else op.label
 
 
-def is_sum(op: Op) -> bool:
-    """Whether the result is whole only when the loop over the input has ended."""
-    return opdef.of(op).family == SUM
-
-
 def cost_of(op: Op) -> int:
     """Rough instructions per element."""
     return opdef.of(op).cost

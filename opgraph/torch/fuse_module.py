@@ -129,8 +129,3 @@ def unfuse(model: nn.Module) -> nn.Module:
             else:
                 module.__dict__["forward"] = forward.instead
     return model
-
-
-def is_fused(model: nn.Module) -> bool:
-    """Whether the module's forward is wrapped."""
-    return isinstance(model.__dict__.get("forward"), FusedForward)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +23,7 @@ import opgraph as og
 import opgraph.torch as ogt
 from opgraph.bench.machine import fresh_process, machine
 from opgraph.bench.timing import compare, once
-
-sys.path.append(str(Path(__file__).parent.parent / "torch"))
-from naf1 import gamma, with_order
+from opgraph.torch.naf1 import gamma, with_order
 
 LAMBDA, ALPHA = 1.0507, 1.67326
 
@@ -116,9 +113,9 @@ def host() -> dict[str, float]:
 
 
 _FIRST = """
-import time, sys; sys.path.append({folder!r})
+import time
 import torch, opgraph.torch as ogt
-from naf1 import with_order
+from opgraph.torch.naf1 import with_order
 module = with_order(0.9); x = torch.randn(1 << 16, requires_grad=True)
 start = time.perf_counter()
 ogt.fuse(module.forward)(x).sum().backward()
@@ -128,7 +125,7 @@ print(time.perf_counter() - start)
 
 def first_call() -> dict[str, float]:
     """Milliseconds of the first forward and backward of NAF1 in a new process: nothing cached, and from the disk."""
-    code = _FIRST.format(folder=str(Path(__file__).parent.parent / "torch"))
+    code = _FIRST
     cold, warm = [], []
     for _ in range(5):
         with tempfile.TemporaryDirectory() as cache:

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from resident import resident_peak  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
@@ -18,7 +19,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments, Unimplemented  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
-from opgraph.torch.memory.watch import resident_peak  # noqa: E402
 
 MIB = 2**20
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from opgraph.errors import Unimplemented  # noqa: E402
+from opgraph.torch import naf1  # noqa: E402
 from opgraph.torch.fuse import MOST_PLANS, fuse, fuse_function  # noqa: E402
 from opgraph.torch.fused.op import FusedOp  # noqa: E402
 
@@ -18,10 +16,6 @@ X = torch.linspace(-3, 3, 24).reshape(4, 6)
 FACTOR = 2.0
 WEIGHT = torch.linspace(0, 1, 6)
 SETTINGS = {"shift": 0.5}
-
-SPEC = importlib.util.spec_from_file_location("naf1", Path(__file__).parent / "naf1.py")
-naf1 = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(naf1)
 
 
 class Counted:

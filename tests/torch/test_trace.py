@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import importlib.util
 import math
 from pathlib import Path
 
@@ -16,14 +15,12 @@ from traced import evaluated, traced  # noqa: E402
 
 import opgraph as og  # noqa: E402
 from opgraph.errors import InvalidArguments, InvalidDataType, OpGraphError, Unimplemented  # noqa: E402
+from opgraph.torch import naf1  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
 from opgraph.torch.fuse_module import unfuse  # noqa: E402
 from opgraph.torch.tracing.trace import Tracer, trace  # noqa: E402
 
 F = torch.nn.functional
-SPEC = importlib.util.spec_from_file_location("naf1", Path(__file__).parent / "naf1.py")
-naf1 = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(naf1)
 
 
 def same(got, want, *, rtol=1e-5, atol=1e-6) -> bool:

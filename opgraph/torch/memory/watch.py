@@ -164,24 +164,3 @@ def existing_storages() -> dict[int, object]:
             if storage is not None:
                 found[storage._cdata] = storage
     return found
-
-
-def resident_peak(run: Callable[[], object]) -> int | None:
-    """Bytes by which the process's resident memory grew at most while `run` ran: with the workspaces of libraries.
-
-    Call `run` once before on a small batch, so that what is loaded on first use does not count. Linux only: None
-    elsewhere, or where the kernel does not let the high-water mark be reset.
-    """
-    try:
-        with open("/proc/self/clear_refs", "w") as mark:
-            mark.write("5")
-        before = _status("VmRSS")
-        run()
-        return _status("VmHWM") - before
-    except OSError:
-        return None
-
-
-def _status(field: str) -> int:
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
