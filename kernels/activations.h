@@ -194,12 +194,11 @@ template <class T> OG_FN T mish(T x) {
   const T e = scale_one_beside_one(t, k);
   const mask<T> right = x > (T)-0.3125;
   const T quotient = divide(select(right, (T)2, fma(e, e, e)), fma(e, e + 2, (T)2));
-  const T entire = select(right, x, scale_twice(fma(bounded, t, bounded), k));
+  const T entire = select(right, x, scale_down(fma(bounded, t, bounded), k));
   const T y = fma(-at_most(entire, (T)50), quotient, entire);  // not inf * 0
   return keep_nan(x, keep_sign(y, x));
 }
 
-/// log(1 + e^(beta x)) / beta = max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta.
 #if OG_DEVICE
 /// a / beta, where beta is a literal: nothing where that is 1.
 OG_FN float divide_by(float a, float beta) { return beta == 1 ? a : divide(a, beta); }
@@ -207,6 +206,7 @@ OG_FN double divide_by(double a, double beta) { return beta == 1 ? a : divide(a,
 #else
 template <class T> OG_FN T divide_by(T a, T beta) { return divide(a, beta); }
 #endif
+/// log(1 + e^(beta x)) / beta = max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta.
 template <class T> OG_FN T softplus(T x, T beta) {
   using c = exp_constants<T>;
   const T z = beta * x;

@@ -103,9 +103,9 @@ OG_FN double at_most(double x, double positive_high) {
   const i64 a = (i64)bits(x), b = (i64)bits(positive_high);
   return from_bits((u64)(a < b ? a : b));
 }
-/// x 2^n for n <= 0 as far down: a result that is not normal is rounded once where n is a normal power by itself.
-template <class T> OG_FN T scale_down(T x, T n) {
-  const T most = at_least(n, -2 * exp_constants<T>::part + 2);
+/// x 2^n for n from twice the smallest normal exponent on: a result that is not normal is rounded once where x is 1 or more.
+template <class T, class N> OG_FN T scale_down(T x, N n) {
+  const N most = at_least(n, -2 * exp_constants<T>::part + 2);
   return scale(scale(x, most), n - most);
 }
 #if OG_LANES
@@ -161,8 +161,10 @@ template <class T, class N> OG_FN T one_and_scaled(T t, N n) {
   const T power = pow2(n);
   return fma(power, t, 1 + power);
 }
-/// 2^n (1 + t) for n as small as it may be, where it is added to 1 or more: 2^-part is as good as less.
-template <class T, class N> OG_FN T scale_one_beside_one(T t, N n) { return scale_one(t, at_least(n, -exp_constants<T>::part)); }
+/// 2^n (1 + t) for the n of scale_down, where it is added to 1 or more: the smallest normal power is as good as less.
+template <class T, class N> OG_FN T scale_one_beside_one(T t, N n) {
+  return scale_one(t, at_least(n, -2 * exp_constants<T>::part + 2));
+}
 
 #if OG_LANES
 OG_FN floats scale_exp(floats t, floats n) { return scale(1 + t, n); }

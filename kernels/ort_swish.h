@@ -16,7 +16,7 @@ OG_FN float swish_moderate(float x, float a, float edge) {
   float n;
   const float t = exp_reduce(-product, -fma(a, near, -product), n);
   const float scaled = pow2(n - 40);  // garbage where the result is x
-  const float quotient = divide(near, 0x1p-40f + fma(scaled, t, scaled)) * 0x1p-40f;
+  const float quotient = divide(near, fma(scaled, t, 0x1p-40f + scaled)) * 0x1p-40f;
   return a * x <= 40 ? quotient : x;  // NaN is x
 }
 
