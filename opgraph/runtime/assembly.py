@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.partition.partition import Partition
 from opgraph.runtime.chain import Chain, Step
-from opgraph.runtime.compiled import PreparedRunner, Runner, runner
+from opgraph.runtime.compiled import runner
 from opgraph.runtime.engine import Engine
+from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.hybrid import Wiring, wired
 from opgraph.runtime.once import ONNXRUNTIME
+from opgraph.runtime.runner import PreparedRunner, Runner
 
 
 def assembled(
@@ -39,7 +40,7 @@ def assembled(
     return plain, _runners(plain, engine, rounding, waits)
 
 
-def _runners(wiring: Wiring, engine: Engine, rounding: str, waits: bool) -> list[Any]:
+def _runners(wiring: Wiring, engine: Engine, rounding: str, waits: bool) -> list[Runner]:
     lone = sum(p.provider == ONNXRUNTIME for p in wiring.partitions[wiring.first :]) == 1
     runs: list[Runner] = []
     for place, part in enumerate(wiring.partitions):
@@ -59,7 +60,7 @@ def chained(
     wiring: Wiring,
     runs: Sequence[Runner],
     donate: Mapping[int, int],
-    exchange: Any,
+    exchange: Exchange,
     *,
     plans: bool,
 ) -> Chain:

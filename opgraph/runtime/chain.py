@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from opgraph.runtime.bound import Looks, UnboundError
-from opgraph.runtime.compiled import Runner
 from opgraph.runtime.frames import Frame, ShapeSet, key_of
+from opgraph.runtime.runner import Repeated, Runner
 
 #: Sets of shapes for which memory and launches are kept.
 MAX_SHAPE_SETS = 16
@@ -90,7 +90,7 @@ class Chain:
             known.idle.append(frame)
         return results
 
-    def bound(self, arrays: Sequence[Any], outs: Sequence[Any]) -> tuple[Callable[[], None], Any] | None:
+    def bound(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
         """What repeats a call on the same arrays, and what must be kept for it beside them.
 
         None where it takes a whole call to do so.
@@ -109,36 +109,36 @@ class Chain:
             self._one_by_one(arrays, None, known.static, known)
         return known
 
-    def _lone(self, arrays: Sequence[Any], outs: Sequence[Any]) -> tuple[Callable[[], None], Any] | None:
+    def _lone(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
         """A kernel whose operands are the graph's inputs and outputs: nothing but its launch."""
         step = self.steps[0]
         places = {i: p for p, i in enumerate(self.inputs)}
-        prepare = getattr(step.run, "bound", None)
-        if prepare is None or set(step.makes) != set(self.outputs) or not places.keys() >= set(step.reads):
+        if set(step.makes) != set(self.outputs) or not places.keys() >= set(step.reads):
             return None
         ordered = dict(zip(self.outputs, outs, strict=True))
-        bound = prepare([arrays[places[i]] for i in step.reads], [ordered[i] for i in step.makes])
-        return getattr(bound, "launch", bound), bound  # on a GPU it is called itself
+        return step.run.repeated([arrays[places[i]] for i in step.reads], [ordered[i] for i in step.makes])
 
-    def _of_kernels(self, arrays: Sequence[Any], outs: Sequence[Any]) -> tuple[Callable[[], None], Any] | None:
+    def _of_kernels(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
         """Kernels of a GPU, one launch after the other: what lies between them is allocated once, by a run of them."""
-        prepare = [getattr(step.run, "bound", None) for step in self.steps]
         made = {i for step in self.steps for i in step.makes}
-        if self._donated or None in prepare or not made >= set(self.outputs):
+        if self._donated or not made >= set(self.outputs):
             return None
         values, targets = dict(zip(self.inputs, arrays)), dict(zip(self.outputs, outs))
         launches = []
-        for step, bound in zip(self.steps, prepare, strict=True):
+        for step in self.steps:
             ins = [values[i] for i in step.reads]
             results = step.run(ins, [targets.get(i) for i in step.makes])
             values.update(zip(step.makes, results))
-            launches.append(bound(ins, results))  # type: ignore[misc]
+            again = step.run.repeated(ins, results)
+            if again is None:
+                return None
+            launches.append(again)
 
         def launch() -> None:
-            for one in launches:
+            for one, _ in launches:
                 one()
 
-        return launch, values
+        return launch, (values, launches)
 
     # -- one by one -------------------------------------------------------------------------------------------------
 

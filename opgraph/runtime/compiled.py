@@ -4,36 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 from opgraph.errors import InvalidArguments, Unimplemented
-from opgraph.ir.logical_tensor import Dims, LogicalTensor, port_name
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import NATIVE, Partition
 from opgraph.runtime import exchange as exchange_module
 from opgraph.runtime.binding import bound
 from opgraph.runtime.engine import Engine, Stream
+from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.matching import matched
 from opgraph.runtime.partition_cache import CACHE, key_of
-
-if TYPE_CHECKING:
-    from opgraph.codegen.kernel import KernelSource
-
-
-class Runner(Protocol):
-    """What runs a partition: arrays of its input ports in, arrays of its output ports out."""
-
-    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
-        """The results; `outs` where given and written to."""
-
-
-@runtime_checkable
-class PreparedRunner(Protocol):
-    """A runner that can compile its kernel before the first call."""
-
-    def prepare(self, dims: Sequence[Dims]) -> None:
-        """Compiles what dense inputs of these dimensions will need."""
+from opgraph.runtime.runner import PreparedRunner, Runner
 
 
 def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> Runner:
@@ -136,8 +120,7 @@ class CompiledPartition:
     @property
     def kernels(self) -> dict[str, str]:
         """The generated kernels so far: name -> source."""
-        sources: Mapping[str, KernelSource] = getattr(self._compiled.run, "sources", {})
-        return {name: source.code for name, source in sources.items()}
+        return {name: source.code for name, source in self._compiled.run.sources.items()}
 
     def execute(self, stream: Stream, inputs: Mapping[int, Any], outputs: Mapping[int, Any]) -> None:
         """Runs the partition: reads `inputs`, writes `outputs`, both by tensor id.
@@ -173,7 +156,7 @@ class CompiledPartition:
             exchange.assign(out, result)  # a library may have allocated its results itself
         exchange.written(tensors)
 
-    def _exchange(self) -> Any:
+    def _exchange(self) -> Exchange:
         if self.engine.kind == "cuda":
             from opgraph.runtime.cuda_exchange import CudaExchange
 

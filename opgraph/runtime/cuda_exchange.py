@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.device_array import DeviceArray, Library
 from opgraph.runtime.engine import Stream
 from opgraph.runtime.exchange import counted, donation_refused, outputs_refused, overlap_refused, written
-
-if TYPE_CHECKING:
-    from opgraph.runtime.compiled import Runner
+from opgraph.runtime.runner import NO_SOURCES, Runner
 
 
 class CudaExchange:
@@ -101,6 +99,9 @@ class CudaExchange:
 class Hosted:
     """A library's partition on the GPU engine, by way of host memory: its provider takes NumPy arrays."""
 
+    sources = NO_SOURCES
+    spins = False
+
     def __init__(self, run: Runner, device: int) -> None:
         self._run = run
         self._exchange = CudaExchange(device)
@@ -108,7 +109,10 @@ class Hosted:
     @property
     def runs_in(self) -> str:
         """What the provider runs in."""
-        return str(getattr(self._run, "runs_in", "opgraph"))
+        return self._run.runs_in
+
+    def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        """See Runner: every call allocates."""
 
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -20,6 +20,7 @@ from opgraph.runtime.cuda_plan import Launch, Plan
 from opgraph.runtime.device_array import DeviceArray, Library, alignment
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.operands import Operands, check_outputs
+from opgraph.runtime.runner import GENERATED, Repeated
 
 #: Combinations of shapes, strides and alignments remembered for one kernel.
 MAX_PLANS = 1024
@@ -33,10 +34,10 @@ class CudaKernel:
         lowered: the loop and its operands.
         inputs: the tensors that `__call__` is given, in order; further operands must be constants.
         engine: the GPU.
-
-    Attributes:
-        sources: the kernels so far, by name.
     """
+
+    runs_in = GENERATED
+    spins = False
 
     def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor], engine: Engine) -> None:
         self.lowered = lowered
@@ -107,7 +108,7 @@ class CudaKernel:
             del kept  # the stream uses it up before the library gives the memory away again
         return results
 
-    def bound(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Callable[[], None]:
+    def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated:
         """The same call with everything worked out: what it returns only launches, on the then current stream.
 
         May be called during CUDA graph capture, and allocates nothing.
@@ -143,13 +144,13 @@ class CudaKernel:
                     make_current(before)
 
         if not cleared:
-            return launch
+            return launch, launch
 
         def clear_and_launch() -> None:
             self._clear(cleared)
             launch()
 
-        return clear_and_launch
+        return clear_and_launch, clear_and_launch
 
     def _addresses(self, plan: Plan, ins: Sequence[DeviceArray]) -> list[int]:
         addresses = list(plan.fixed)

@@ -14,10 +14,11 @@ from opgraph.partition.partitioner import partition
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
 from opgraph.runtime.assembly import assembled, chained
-from opgraph.runtime.compiled import Runner
 from opgraph.runtime.donation import donations
 from opgraph.runtime.engine import Engine
+from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.memory_plan import MemoryPlan
+from opgraph.runtime.runner import Runner
 from opgraph.runtime.whole import whole_graph
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Executable:
         """The generated kernels compiled so far: name -> source. A further layout of the inputs may add one."""
         found: dict[str, str] = {}
         for step in self._steps:
-            found.update((name, source.code) for name, source in getattr(step.run, "sources", {}).items())
+            found.update((name, source.code) for name, source in step.run.sources.items())
         return found
 
     @property
@@ -105,7 +106,7 @@ class Executable:
 
         onnxruntime may refuse a region only when it runs, so this is final after the first call.
         """
-        return tuple(getattr(step.run, "runs_in", "opgraph") for step in self._steps)
+        return tuple(step.run.runs_in for step in self._steps)
 
     @property
     def spins(self) -> bool:
@@ -113,7 +114,7 @@ class Executable:
 
         For who measures it beside another session, which should do the same.
         """
-        return any(getattr(step.run, "spins", False) for step in self._steps)
+        return any(step.run.spins for step in self._steps)
 
     def alone(self) -> tuple[Runner, tuple[int, ...], tuple[int, ...]] | None:
         """The runner of the only partition, which inputs it reads and which outputs it makes, by position in its order.
@@ -221,8 +222,7 @@ class Executable:
         return f"<Executable on {self.engine}: {len(self._steps)} partitions>"
 
 
-def _exchange(engine: Engine) -> Any:
-    """How arrays get in and out: the module for the CPU, an object with the same functions for a GPU."""
+def _exchange(engine: Engine) -> Exchange:
     if engine.kind == "cpu":
         return exchange
     from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
@@ -230,7 +230,7 @@ def _exchange(engine: Engine) -> Any:
     return CudaExchange(engine.index)
 
 
-def _defaults(graph: Graph, engine: Engine, exchange: Any) -> Mapping[str, Any]:
+def _defaults(graph: Graph, engine: Engine, exchange: Exchange) -> Mapping[str, Any]:
     """The defaults of inputs, where the engine works."""
     if not graph.defaults or engine.kind == "cpu":
         return graph.defaults

@@ -6,7 +6,7 @@ import importlib.util
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.operands import copied_into
-
-if TYPE_CHECKING:
-    from opgraph.runtime.compiled import Runner
+from opgraph.runtime.runner import NO_SOURCES, Runner
 
 _FIX = "Install g++ or clang, or: pip install 'opgraph[compiler]'."
 
@@ -40,6 +38,9 @@ def _notice(engine: str) -> None:
 class InterpretedKernel:
     """A loop run op by op, with the same rounding as the kernel."""
 
+    sources = NO_SOURCES
+    spins = False
+
     def __init__(self, lowered: Lowered, partition: Partition) -> None:
         self.lowered = lowered
         order = {t.id: i for i, t in enumerate(partition.input_ports)}
@@ -52,6 +53,9 @@ class InterpretedKernel:
         """The library whose ops run: "torch" or "NumPy"."""
         return "torch" if self._with_torch else "NumPy"
 
+    def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        """See Runner: every call allocates."""
+
     def __call__(
         self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray | None] | None = None
     ) -> list[np.ndarray]:
@@ -63,6 +67,16 @@ class InterpretedKernel:
             results = interpret_in_torch(self.lowered.loop, loads)
         else:
             results = interpret(self.lowered.loop, loads)
+        results = _owned(results, loads)
         if outs is None:
             return results
         return [result if out is None else copied_into(out, result) for out, result in zip(outs, results, strict=True)]
+
+
+def _owned(results: Sequence[np.ndarray], loads: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    """Results in memory of their own: those of an Identity or a BroadcastTo are views of an operand."""
+    found: list[np.ndarray] = []
+    for result in results:
+        is_view = any(a is not None and np.may_share_memory(result, a) for a in (*loads, *found))
+        found.append(np.array(result, order="C") if is_view or not result.flags.c_contiguous else result)
+    return found

@@ -21,6 +21,7 @@ from opgraph.runtime.bound import BoundKernel
 from opgraph.runtime.boxed import boxed_reductions, boxed_rows
 from opgraph.runtime.operands import Operands, check_outputs
 from opgraph.runtime.plan import Plan, launch
+from opgraph.runtime.runner import GENERATED, Repeated
 
 Array: TypeAlias = np.ndarray
 
@@ -35,6 +36,9 @@ class HostKernel:
         lowered: the loop and its operands.
         inputs: the tensors that `__call__` is given, in order; further operands must be constants.
     """
+
+    runs_in = GENERATED
+    spins = False
 
     def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor]) -> None:
         self.lowered = lowered
@@ -113,6 +117,11 @@ class HostKernel:
     def bound(self, arrays: Sequence[Array], outs: Sequence[Array]) -> BoundKernel:
         """The same call, with everything worked out: nothing but the launch is left to do."""
         return BoundKernel(self, self._plan(arrays, outs), arrays, outs)
+
+    def repeated(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Repeated:
+        """See Runner."""
+        found = self.bound(arrays, outs)
+        return found.launch, found
 
     def may_write_over(
         self, arrays: Sequence[tuple[tuple[int, ...], Any]], outs: Sequence[tuple[tuple[int, ...], Any]]

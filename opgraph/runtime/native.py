@@ -17,9 +17,10 @@ from opgraph.runtime.engine import Engine
 from opgraph.runtime.foreign import check_foreign
 from opgraph.runtime.operands import copied_into
 from opgraph.runtime.reference import by_reference, check_shapes
+from opgraph.runtime.runner import NO_SOURCES
 
 if TYPE_CHECKING:
-    from opgraph.runtime.compiled import Runner
+    from opgraph.runtime.runner import Runner
 
 
 class OpLibrary(Protocol):
@@ -117,6 +118,9 @@ class NativePartition:
         library: what runs its ops.
     """
 
+    sources = NO_SOURCES
+    spins = False
+
     def __init__(self, program: Program, library: OpLibrary) -> None:
         self._program = program
         self._library = library
@@ -126,6 +130,9 @@ class NativePartition:
     def runs_in(self) -> str:
         """The library whose ops run: "torch" or "NumPy"."""
         return "NumPy" if isinstance(self._library, NumpyOps) else "torch"
+
+    def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        """See Runner: every call allocates."""
 
     def __call__(self, arrays: Sequence[np.ndarray], outs: Sequence[Any] | None = None) -> list[np.ndarray]:
         """Runs the ops.

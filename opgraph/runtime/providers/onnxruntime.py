@@ -24,6 +24,7 @@ from opgraph.runtime.providers.onnx_session import (
     ort_value,
     session_of,
 )
+from opgraph.runtime.runner import NO_SOURCES, Repeated
 from opgraph.runtime.threads import limit
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class OnnxRuntimeRegion:
     Where onnxruntime has no kernel for a node (most ops in bf16), onnx's own evaluator, written in NumPy, runs the
     region instead; a RuntimeWarning says so once.
     """
+
+    sources = NO_SOURCES
 
     def __init__(self, partition: Partition, device: str = "cpu", *, lone: bool = False) -> None:
         self._inputs = tuple(partition.input_ports)
@@ -77,6 +80,13 @@ class OnnxRuntimeRegion:
         for out, result in zip(outs, results, strict=True):
             out[...] = result
         return list(outs)
+
+    def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
+        """See Runner; None where onnx's evaluator runs it."""
+        if self._session is None:
+            return None
+        found = self.bound(arrays, outs)
+        return found.launch, found
 
     def bound(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> BoundRegion:
         """The region on these arrays, which the caller keeps alive.

@@ -17,6 +17,7 @@ from opgraph.runtime.operands import check_out_shape
 from opgraph.runtime.providers.torch import from_numpy
 from opgraph.runtime.providers.torch_cuda import TORCH
 from opgraph.runtime.providers.torch_ops import TorchOps, plain
+from opgraph.runtime.runner import NO_SOURCES
 
 
 class CudaPartition:
@@ -26,6 +27,10 @@ class CudaPartition:
         device: index of the GPU.
     """
 
+    runs_in = "torch"
+    sources = NO_SOURCES
+    spins = False
+
     def __init__(self, program: Program, device: int) -> None:
         self._program = program
         self._device = device
@@ -33,6 +38,9 @@ class CudaPartition:
         self._place = torch.device("cuda", device)
         self._constants = {id: from_numpy(array.copy()).to(self._place) for id, array in program.constants.items()}
         torch.cuda.synchronize(self._place)  # other streams do not wait for these copies by themselves
+
+    def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
+        """See Runner: every call allocates."""
 
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None

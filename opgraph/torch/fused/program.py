@@ -12,11 +12,11 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime import pages, spare
 from opgraph.runtime.arguments import check_shape
-from opgraph.runtime.compiled import Runner
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.providers.torch import to_numpy, torch_dtype
+from opgraph.runtime.runner import Runner
 from opgraph.torch.fused.shapes import Results
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
