@@ -8,16 +8,25 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import budget
+import nvrtc
 import pytest
+import sass_table
 from emulator import FakeCupy
 
 from opgraph.bench.plan import GROUPS
+from opgraph.bench.results import Cell, Results, Row
+from opgraph.bench.timing import Ratio
 
 GPU = Path(__file__).parent / "gpu"
+needs_nvrtc = pytest.mark.skipif(
+    nvrtc.library() is None or nvrtc.disassembler() is None, reason="NVRTC or nvdisasm is missing: see the extra test"
+)
 
 
 def module(name: str) -> Any:
@@ -176,6 +185,31 @@ def test_a_gpu_that_must_be_there_and_is_not_is_a_failure(tmp_path: Path) -> Non
     assert "1 skipped" in pytest_of(tmp_path, *one)
     told = pytest_of(tmp_path, *one, "--gpu", "--tb=no")
     assert "1 error" in told and ("no GPU" in told or "CuPy is missing" in told), told
+
+
+@needs_nvrtc
+def test_what_a_row_reached_is_told_by_its_copy_and_by_the_clocks_of_its_gpu() -> None:
+    bounds = module("bounds")
+    copy, peer = (
+        Cell(peer="copy", us=120.0),
+        Cell(peer="torch native", us=100.0, ratio=Ratio(median=1.3, low=1.2, high=1.4, rounds=9)),
+    )
+    ours = Cell(peer="opgraph", us=130.0)
+    row = Row(suite="activation", entry="swish", size=1 << 26, elements=1 << 26, cells=(ours,), copy=copy)
+    h200 = {"multiprocessors": 132, "gpu_mhz": 1980}
+    (found,) = bounds.reached(Results(machine=h200, settings={}, rows=[row]))
+    assert found.part == 120 / 130 and not found.is_good  # 95 % are asked for
+    (page,) = (r for r in sass_table.read() if r.key == ("swish", "forward", "f32"))
+    memory = 8 * (1 << 26) / budget.BYTES_A_SECOND * 1e6
+    assert found.arithmetic == pytest.approx(page.share * memory, rel=0.2) and found.limit == page.limit
+    slow = Results(machine=h200 | {"gpu_mhz": 990}, settings={}, rows=[replace(row, dtype="bf16", cells=(ours, peer))])
+    (again,) = bounds.reached(slow)
+    assert again.part == 120 / 130 and not again.is_good  # enough, but the peer was faster
+    assert "1.30 of torch native" in str(again)
+    (fast,) = bounds.reached(replace(slow, machine=h200))
+    assert again.arithmetic == pytest.approx(2 * fast.arithmetic)
+    with pytest.raises(SystemExit, match="multiprocessors"):
+        next(bounds.reached(replace(slow, machine={})))
 
 
 def test_a_benchmark_leaves_its_rows_as_they_come() -> None:

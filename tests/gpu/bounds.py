@@ -1,0 +1,112 @@
+"""How much of the possible each row of a GPU benchmark reached: `python tests/gpu/bounds.py bench-*.json`.
+
+Possible is what a copy of as many bytes took in the same rounds, or what the kernels' arithmetic takes, the longer of
+the two. Arithmetic is derived from machine code (tests/support/budget.py), operands row by row, at the clocks of the
+GPU in the file, which are its highest: one that ran slower reached more than is said here. It takes NVRTC and nvdisasm,
+and no GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE.parent / "support")]
+
+import budget  # noqa: E402
+import sass_suite  # noqa: E402
+import sass_table  # noqa: E402
+
+from opgraph.bench.entries import ENTRIES  # noqa: E402
+from opgraph.bench.results import Results, Row, read  # noqa: E402
+from opgraph.ir.logical_tensor import row_major  # noqa: E402
+from opgraph.loops.layout import bind  # noqa: E402
+from opgraph.loops.lower import lower  # noqa: E402
+
+#: Of the possible, as the project asks for it.
+GOALS = {"f32": 0.95, "bf16": 0.90, "f16": 0.90}
+
+
+def kernels(row: Row) -> list[sass_suite.Kernel]:
+    """Those of a row that go over its data, at its sizes."""
+    entry = next(e for e in ENTRIES if e.name == row.entry)
+    bound = []
+    for partition in entry.graph(entry.dims(row.size), row.dtype, row.direction).get_partitions():
+        lowered = lower(partition)
+        shapes = [() if t is None else t.shape for t in lowered.loads]
+        bound.append((lowered.loop, bind(lowered.loop, shapes, [row_major(s) for s in shapes])))
+    largest = max(layout.size for _, layout in bound)
+    return [k for loop, layout in bound if layout.size * 64 > largest for k in sass_suite._kernels(loop, layout)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A row: microseconds of the copy, of arithmetic, and which unit of the GPU needs the latter."""
+
+    row: Row
+    copy: float
+    arithmetic: float
+    limit: str
+
+    @property
+    def part(self) -> float:
+        """Of the possible."""
+        return max(self.copy, self.arithmetic) / (self.row.ours.us or 1.0)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it is as much as is asked for, and no peer was faster."""
+        best = self.row.best
+        return self.part >= GOALS[self.row.dtype] and (best is None or best.ratio is None or best.ratio.median <= 1)
+
+    def __str__(self) -> str:
+        row, best = self.row, self.row.best
+        peer = "" if best is None or best.ratio is None else f"{best.ratio.median:.2f} of {best.peer}"
+        of = f"{row.label:34} {row.dtype:5} {row.elements / 2**20:7.0f}M {row.ours.us:9.1f} us"
+        found = f"copy {self.copy:9.1f}  arithmetic {self.arithmetic:9.1f} ({self.limit:7})  reached {self.part:.2f}"
+        return f"{of}  {found}  {'good' if self.is_good else 'LESS'}  {peer}"
+
+
+def clocks(machine: Mapping[str, Any]) -> float:
+    """Clocks of all multiprocessors in a second.
+
+    Raises:
+        SystemExit: the file does not say them.
+    """
+    if "multiprocessors" not in machine or not isinstance(machine.get("gpu_mhz"), int):
+        raise SystemExit("the file does not say how many multiprocessors the GPU has, and their clock")
+    return float(machine["multiprocessors"] * machine["gpu_mhz"] * 1e6)
+
+
+def reached(results: Results) -> Iterator[Reached]:
+    """Every row with a copy in it, but those that fit into a cache."""
+    slower = budget.CLOCKS_A_SECOND / clocks(results.machine)
+    rows = [r for r in results.rows if r.copy and r.copy.us and r.cells and r.ours.us and r.elements >= 1 << 24]
+    found = [kernels(row) for row in rows]
+    programs = sass_table._programs([k for made in found for k in made])
+    for row, made in zip(rows, found, strict=True):
+        parts = [sass_table._row(k, programs[k.source.entry]) for k in made]
+        times = {p.limit: p.share * p.bytes * row.elements / budget.BYTES_A_SECOND * 1e6 * slower for p in parts}
+        assert row.copy is not None and row.copy.us is not None
+        yield Reached(row, row.copy.us, sum(times.values()), max(times, key=lambda name: times[name]))
+
+
+def main(paths: Sequence[str]) -> int:
+    """Prints a line for each row; 0 where all are good."""
+    found = []
+    for path in paths:
+        results = read(path)
+        print(", ".join(f"{name} {value}" for name, value in results.machine.items()))
+        for one in reached(results):
+            print(one, flush=True)
+            found.append(one)
+    print(f"{sum(one.is_good for one in found)} of {len(found)} rows are good")
+    return 0 if all(one.is_good for one in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
