@@ -9,7 +9,7 @@ from opgraph.codegen.literals import literal
 from opgraph.codegen.positive import powers_of_positives
 from opgraph.codegen.sources import brief_functions
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.layout import CONTIGUOUS, ROW, RUN, STRIDED, UNIFORM, Variant
+from opgraph.loops.layout import CONTIGUOUS, GROUP, ROW, RUN, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Arg, Loop, Statement
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: When a value changes: once a call, once a row, with every element.
 CALL, PER_ROW, ELEMENT = 0, 1, 2
-_LEVEL = {UNIFORM: CALL, ROW: PER_ROW, RUN: ELEMENT, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
+_LEVEL = {UNIFORM: CALL, ROW: PER_ROW, GROUP: PER_ROW, RUN: ELEMENT, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
 
 
 class Arithmetic:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from opgraph.codegen.arithmetic import CALL, ELEMENT, PER_ROW, compute_type, storage_type
 from opgraph.codegen.emit import Functor
 from opgraph.codegen.rows import RowEmitter
-from opgraph.loops.layout import ADDED, CONTIGUOUS, ROW, RUN, STRIDED, TURNED, UNIFORM, Variant
+from opgraph.loops.layout import ADDED, CONTIGUOUS, GROUP, ROW, RUN, STRIDED, TURNED, UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement
 
 
@@ -49,6 +49,19 @@ class _BesideEmitter(RowEmitter):
         sizes = "".join(f"k == {i} ? (int)sizeof({items[i]}) : " for i in self.turned)
         self.put(f"  static constexpr int turned(int k) {{ return {sizes}0; }}")
         self.put(f"  static constexpr int loads = {n};")
+        if self.variant.grouped:
+            places = " || ".join(f"k == {i}" for i, kind in enumerate(self.variant.operands) if kind == GROUP)
+            self.put(f"  static constexpr bool per_group(int k) {{ return {places or 'k < 0'}; }}")
+            places = " || ".join(f"k == {i}" for i in self.moving())
+            self.put(f"  static constexpr bool moves(int k) {{ return {places or 'k < 0'}; }}")
+            has_runs = any(kind == RUN and self.levels[x.name] == ELEMENT for x, kind in self.loads)
+            self.put(f"  static constexpr bool runs = {'true' if has_runs else 'false'};")
+            self.put("  og::i64 group;")
+            self.put("  OG_FN void ahead(og::i64 at) const {")
+            for load in self.element_loads():
+                if self.kinds[load.name] == CONTIGUOUS and not load.is_position:
+                    self.put(f"    og::fetch({load.name} + at);")
+            self.put("  }")
         for position, name, dtype, const in self.pointers():
             self.put(f"  {'og::i64' if name in self.virtual else f'{const}{storage_type(dtype)}*'} {name};")
             if self.has_step(position):
@@ -63,11 +76,16 @@ class _BesideEmitter(RowEmitter):
     def per_row_members(self) -> None:
         """Their pointers are members already."""
 
+    def moving(self) -> list[int]:
+        """The places of operands of which each element is another one."""
+        of_elements = [self.positions[x.name] for x in self.element_loads() if self.kinds[x.name] != RUN]
+        return of_elements + [len(self.loop.loads) + i for i, _ in self.elementwise()]
+
     def has_step(self, position: int) -> bool:
         """Whether an operand moves from lane to lane by a step of its own."""
         n = len(self.loop.loads)
         kind = self.store_kinds[position - n] if position >= n else self.kinds[self.loop.loads[position].name]
-        return kind in (STRIDED, ROW)
+        return kind in (STRIDED, ROW, GROUP)
 
     def bind(self) -> None:
         self.put("  OG_FN void move(void* const* base, const og::i64* offset) {")
@@ -86,7 +104,7 @@ class _BesideEmitter(RowEmitter):
         self.put(f"  OG_FN void {method}({'og::i64 n' if each else ''}) {{")
         for load, kind in self.loads:
             if self.levels[load.name] == level:
-                read = self.read(load, STRIDED if kind == ROW else UNIFORM)
+                read = self.read(load, STRIDED if each else UNIFORM, "(i / group)" if kind == GROUP else "i")
                 self.put(f"    {_lanes(each)}{self.value(load.name)} = {read};")
         for s in self.loop.statements:
             if self.levels[s.result] == level and self.is_hoisted(s):
@@ -115,7 +133,8 @@ class _BesideEmitter(RowEmitter):
         self.put("  OG_FN void finish(og::i64 n) const {")
         for i, store in self.per_row:
             stored = f"og::store<{storage_type(store.dtype)}>({self.value(store.value)})"
-            self.put(f"    {_lanes(True)}y{i}[i * y{i}_step] = {stored};")
+            lane = "(i / group)" if self.store_kinds[i] == GROUP else "i"
+            self.put(f"    {_lanes(True)}y{i}[{lane} * y{i}_step] = {stored};")
         self.put("  }")
 
     def run(self) -> None:

@@ -27,7 +27,7 @@ SINGLES_COST = 400
 _SINGLES = 4  # of a thread, as in kernels/singles.cuh
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
-_HOST_BESIDE_PIECES = "host_beside_pieces.h"
+_HOST_BESIDE_PIECES, _HOST_GROUPS = "host_beside_pieces.h", "host_groups.h"
 _HOST_PIECES, _HOST_AT_ONCE, _CUDA = "host_pieces.h", "host_at_once.h", "pointwise.cuh"
 _CUDA_SINGLES = "singles.cuh"
 
@@ -80,7 +80,9 @@ def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelS
     skeleton, launch = _HOST, "launch<Fused>"
     if variant.beside:
         skeleton, launch = _HOST_BESIDE, "launch_beside<Fused>"
-        if boxed:
+        if variant.grouped:
+            skeleton, launch = _HOST_GROUPS, "launch_groups<Fused>"
+        elif boxed:
             skeleton, launch = _HOST_BESIDE_PIECES, "launch_beside_pieces<Fused>"
     elif variant.vectors:
         skeleton, launch = _HOST_AT_ONCE, f"launch_at_once<Fused, {variant.vectors}>"

@@ -32,7 +32,8 @@ def put_passes(emitter: RowEmitter) -> None:
         put(f"  template <int pass, bool keep, int apart, class F = float, bool near = false{count}>")
         put(f"  OG_FN void element(og::i64 i, F* s, {'N' if count else 'og::i64'} n = 1) const {{")
     else:
-        put("  template <int pass, bool keep, int apart> OG_FN void element(og::i64 i, Addend* s) const {")
+        place = ", og::i64 at" if emitter.counter == "at" else ""  # `at` of the row of lane i
+        put(f"  template <int pass, bool keep, int apart> OG_FN void element(og::i64 i{place}, Addend* s) const {{")
     for number, (one, again) in enumerate(zip(emitter.passes, emitter.again, strict=True)):
         if not emitter.kept or emitter.place is not None:
             _put_pass(emitter, one, f"pass == {number}")
@@ -64,14 +65,18 @@ def _put_pass(emitter: RowEmitter, one: Pass, condition: str) -> None:
     n = "og::i64(16)" if emitter.at_once else "n"  # where elements wait there is room for whole vectors
     for name in one.read:
         kept = _kept(emitter, name)
-        text = f"og::elements<F>({kept} + i, {n})" if emitter.by_lanes else f"{kept}[i]"
+        text = f"og::elements<F>({kept} + i, {n})" if emitter.by_lanes else f"{kept}[{emitter.counter}]"
         put(f"      const {emitter.apply_type(emitter.dtypes[name])} {name} = {text};")
     for s in one.statements:
         text = f"const {emitter.apply_type(s.dtype)} {s.result} = {emitter.expression(s)};"
         put(f"      {text}  // {s.kind} #{s.tag}", s.tag)
     for name in one.kept:
         kept = _kept(emitter, name)
-        put(f"      og::put_elements({kept} + i, {name}, {n});" if emitter.by_lanes else f"      {kept}[i] = {name};")
+        put(
+            f"      og::put_elements({kept} + i, {name}, {n});"
+            if emitter.by_lanes
+            else f"      {kept}[{emitter.counter}] = {name};"
+        )
     for k, s in enumerate(one.reductions):
         each = row_of(s).each.format(src=emitter.argument(s, 0))
         put(f"      s[{k} * apart] = {each};  // {s.kind} #{s.tag}", s.tag)
@@ -92,7 +97,7 @@ def _kept(emitter: RowEmitter, name: str) -> str:
 def _taken(emitter: RowEmitter, load: Load, kind: str) -> str:
     """Element i of a load, or n from there on."""
     if not emitter.by_lanes:
-        return emitter.read(load, kind)
+        return emitter.read(load, kind, emitter.counter)
     if kind == RUN:
         return f"this->{emitter.value(load.name)}"
     step = f", {load.name}_step" if kind == STRIDED else ""
@@ -101,7 +106,7 @@ def _taken(emitter: RowEmitter, load: Load, kind: str) -> str:
 
 def _given(emitter: RowEmitter, i: int, store: Store) -> str:
     """The line that writes element i of a result, or n from there on."""
-    index, value = index_text("i", f"y{i}", emitter.store_kinds[i]), emitter.in_apply(store.value)
+    index, value = index_text(emitter.counter, f"y{i}", emitter.store_kinds[i]), emitter.in_apply(store.value)
     if not emitter.by_lanes:
         return f"y{i}[{index}] = og::store<{storage_type(store.dtype)}>({value});"
     step = f", y{i}_step" if emitter.store_kinds[i] == STRIDED else ""

@@ -27,6 +27,8 @@ class RowEmitter(OverRows):
     def __init__(self, loop: Loop, variant: Variant) -> None:
         super().__init__(loop, variant, frozenset())
         self.at_once = variant.vectors > 0
+        #: Which element of the operands is at hand.
+        self.counter = "at" if variant.grouped else "i"
         is_element = {name: level == ELEMENT for name, level in self.levels.items()}
         self.passes = passes_of(loop, is_element, keep=True)
         self.again = passes_of(loop, is_element, keep=False)

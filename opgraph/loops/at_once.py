@@ -12,6 +12,7 @@ from math import prod
 
 from opgraph.ir import opdef
 from opgraph.loops.beside import FEW_ROWS, beside
+from opgraph.loops.groups import grouped
 from opgraph.loops.layout import ADDED, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.passes import KEEP_COST, pass_counts
@@ -23,13 +24,16 @@ _FLOATS = frozenset({"f32", "f16", "bf16", "boolean"})
 
 
 def walked(loop: Loop, layout: Layout, *, lanes: bool) -> Layout:
-    """The layout with the way in which its rows are walked: at once, side by side, or one after the other.
+    """The layout with the way in which its rows are walked: at once, side by side, in groups, or one after the other.
 
     Args:
         lanes: whether the machine has vectors of 16 floats.
     """
     if not layout.row_rank:
         return layout
+    groups = grouped(loop, layout)
+    if groups is not None:
+        return groups
     if not lanes or not _fits(loop, layout):
         return beside(loop, layout) or layout
     vectors = -(-layout.dims[-1] // WIDTH)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from opgraph.ir import dtypes
-from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, RUN, STRIDED, TURNED, UNIFORM, Layout, Variant
+from opgraph.loops.layout import ADDED, CONTIGUOUS, GROUP, KEPT, ROW, RUN, STRIDED, TURNED, UNIFORM, Layout
 from opgraph.loops.loop import Loop
 
 #: Rows that are walked together (kernels/host_beside.h).
@@ -45,7 +45,7 @@ def beside(loop: Loop, layout: Layout, *, longest: int = 0) -> Layout | None:
     across = [sum(own[axis] == 1 for own in large) for axis in range(outer)]
     lane = max(range(outer), key=lambda axis: (across[axis], axis))
     if across[lane] > along and layout.dims[lane] >= FEW_LANES:
-        return _moved(loop, layout, lane, row_values, turns=False)
+        return _moved(loop, layout, lane, turns=False)
     lane = outer - 1
     length = prod(layout.dims[outer:])
     turned = length * max(len(large), 2) if longest else length * len(large)
@@ -55,18 +55,30 @@ def beside(loop: Loop, layout: Layout, *, longest: int = 0) -> Layout | None:
     items += [dtypes.get(s.dtype).itemsize for s in loop.stores]
     if LANES * length * sum(items) > TILE_BYTES:
         return None
-    return _moved(loop, layout, lane, row_values, turns=True)
+    return _moved(loop, layout, lane, turns=True)
 
 
-def _moved(loop: Loop, layout: Layout, lane: int, row_values: set[int], *, turns: bool) -> Layout:
+def _moved(loop: Loop, layout: Layout, lane: int, *, turns: bool) -> Layout:
     order = [*(a for a in range(len(layout.dims)) if a != lane), lane]
     strides = tuple(tuple(own[a] for a in order) for own in layout.strides)
+    return moved(loop, replace(layout, dims=tuple(layout.dims[a] for a in order), strides=strides), turns=turns)
+
+
+def moved(loop: Loop, layout: Layout, *, turns: bool) -> Layout:
+    """The layout whose lanes are its last axis, with the letters that say how operands move from lane to lane.
+
+    Args:
+        turns: whether tiles are turned.
+    """
+    row_values = {i for i, s in enumerate(loop.stores, start=len(loop.loads)) if s.per_row}
     kinds = []
-    for place, (own, before) in enumerate(zip(strides, layout.variant.operands, strict=True)):
+    for place, (own, before) in enumerate(zip(layout.strides, layout.variant.operands, strict=True)):
         is_load = place < len(loop.loads)
         in_row, step = any(own[-1 - layout.row_rank : -1]), own[-1]
         if before in (ADDED, KEPT):
             kinds.append(KEPT if step else ADDED)
+        elif before == GROUP:
+            kinds.append(GROUP)
         elif place in row_values:
             kinds.append(ROW)
         elif is_load and not in_row:
@@ -78,5 +90,4 @@ def _moved(loop: Loop, layout: Layout, lane: int, row_values: set[int], *, turns
         else:
             is_memory = not (is_load and loop.loads[place].is_position)
             kinds.append(TURNED if turns and in_row and is_memory else STRIDED)
-    dims = tuple(layout.dims[a] for a in order)
-    return replace(layout, dims=dims, strides=strides, variant=Variant("".join(kinds), False, beside=True))
+    return replace(layout, variant=replace(layout.variant, operands="".join(kinds), flat=False, beside=True))

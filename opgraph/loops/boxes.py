@@ -137,16 +137,23 @@ def boxes_beside(layout: Layout, lanes: int) -> Boxes:
     return Boxes(tuple(box), counts, tuple(sums))
 
 
-def boxes_of_few(layout: Layout, lanes: int) -> Boxes:
-    """The cut of a layout of few long rows side by side, without sums: boxes that are pieces of so many neighbours."""
+def boxes_of_few(layout: Layout, lanes: int, *, least: int = 1) -> Boxes:
+    """The cut of a layout of few long rows side by side: boxes that are pieces of so many neighbours.
+
+    Args:
+        least: elements of a box.
+    """
     dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
+    places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
+    keeps = [tuple(s != 0 for s in layout.strides[i]) for i in places]
     box = [1] * len(dims)
     box[-1] = min(dims[-1], lanes)
-    wanted = min(max(prod(dims) // _BOXES, SMALLEST), LARGEST)
+    wanted = max(min(max(prod(dims) // _BOXES, SMALLEST), LARGEST), least)
     for axis in reversed(range(first, len(dims) - 1)):
         box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
     counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
-    return Boxes(tuple(box), counts, (), True)
+    sums = [BoxedSum(place, *_cell_strides(tuple(box), kept), False) for place, kept in zip(places, keeps, strict=True)]
+    return Boxes(tuple(box), counts, tuple(sums), True)
 
 
 def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:

@@ -21,6 +21,7 @@ ROW = "r"  # one value for each row
 RUN = "b"  # one value for each run of a row that is several
 CONTIGUOUS = "c"  # the next element in memory
 STRIDED = "s"  # a stride known at run time
+GROUP = "g"  # one value for a group of neighbouring rows, where rows lie side by side
 TURNED = "t"  # read and written by way of a tile, where rows lie side by side
 #: How a sum does: a sum that reduces nothing at these shapes is an ordinary store.
 ADDED = "a"  # the row is added up
@@ -32,16 +33,18 @@ class Variant:
     """What the emitted text depends on besides the loop.
 
     Attributes:
-        operands: one of u, r, b, c, s, t for each load, then for each store; a or k for a sum.
+        operands: one of u, r, b, c, s, g, t for each load, then for each store; a or k for a sum.
         flat: the whole space is one row.
         beside: rows lie side by side (`opgraph.loops.beside`): the letters are about the way from row to row.
         vectors: rows are done at once (`opgraph.loops.at_once`), so many vectors each; 0 where they are not.
+        grouped: neighbouring lanes are of one row (`opgraph.loops.groups`).
     """
 
     operands: str
     flat: bool
     beside: bool = False
     vectors: int = 0
+    grouped: bool = False
 
     @property
     def has_sums(self) -> bool:
@@ -61,6 +64,7 @@ class Layout:
             those that it adds up.
         variant: which kernel serves it.
         row_rank: where rows are reduced, how many of the last `dims` make a row; else 0, and the last one is the row.
+        group: lanes of a row, where `variant` is of groups.
     """
 
     shape: Shape
@@ -69,6 +73,7 @@ class Layout:
     strides: tuple[Strides, ...]
     variant: Variant
     row_rank: int = 0
+    group: int = 1
 
     @property
     def size(self) -> int:

@@ -124,7 +124,8 @@ class Rows:
         if isinstance(src, str) or not axes or {op.inputs[0].dtype, op.outputs[0].dtype} - set(dtypes.FLOATS):
             return None
         rows = tuple(sorted({a if a < 0 else a - len(src) for a in axes}))
-        return RowValue(src, rows, "kept" if op.attrs["keep_dims"] else "dropped") if _is_walked(rows, src) else None
+        walked = op.inputs[0].dtype != "f64" or _is_walked(rows, src)
+        return RowValue(src, rows, "kept" if op.attrs["keep_dims"] else "dropped") if walked else None
 
     def _row_sum(self, op: Op) -> RowValue | None:
         """A SumTo that keeps its axes, as one value for each row."""
@@ -236,12 +237,11 @@ class Rows:
 
 
 def _is_walked(rows: tuple[int, ...], space: tuple[int | str, ...]) -> bool:
-    """Whether kernels walk such rows well: not those of many short runs (the groups of GroupNorm where channels come
-    last), which a library does faster, unless all of it fits into a cache."""
+    """Whether kernels walk such rows of f64 well: not those of many short runs (the groups of GroupNorm where channels
+    come last; of other dtypes `opgraph.loops.groups` makes lanes of them), unless all of it fits into a cache."""
     run = next(k for k in range(len(rows) + 1) if -1 - k not in rows)
     sizes = [d for d in space[len(space) - run :] if isinstance(d, int)]
-    is_short = 0 < run < len(rows) and len(sizes) == run and prod(sizes) < SHORT_RUN
-    return not is_short or is_cached(space)
+    return not (0 < run < len(rows) and len(sizes) == run and prod(sizes) < SHORT_RUN) or is_cached(space)
 
 
 def is_cached(space: tuple[int | str, ...]) -> bool:

@@ -9,6 +9,7 @@ from opgraph.ir import dtypes
 from opgraph.loops.beside import LANES
 from opgraph.loops.boxes import Boxes, boxes_of, boxes_of_rows
 from opgraph.loops.few_columns import boxes_of_columns
+from opgraph.loops.groups import boxes_of_groups, width_of
 from opgraph.loops.layout import ADDED, KEPT, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.passes import pass_counts
@@ -74,7 +75,8 @@ class BoxedRows:
 def boxed_reductions(loop: Loop, layout: Layout) -> BoxedRows:
     """The cut of a layout of at least one element."""
     beside = layout.variant.beside
-    boxes = boxes_of_columns(loop, layout) if beside else boxes_of_rows(layout)
+    grouped = layout.variant.grouped
+    boxes = _cut(loop, layout)
     planes = _planes(loop, layout, any(s.dtype == "f64" for s in loop.statements))
     leaves = 0
     sums: list[int] = []
@@ -84,7 +86,13 @@ def boxed_reductions(loop: Loop, layout: Layout) -> BoxedRows:
     leaves = -(-leaves // 8) * 8
     numbers = [boxes.count, leaves, layout.row_rank, *boxes.box, *boxes.counts, *sums]
     work, stages = boxes.count * leaves, 1
-    if boxes.are_pieces and beside:
+    if grouped:
+        numbers += [layout.group, width_of(layout), int(boxes.are_pieces)]
+        passes, reduced, most = pass_counts(loop)
+        stages, lanes = passes if boxes.are_pieces else 1, layout.dims[-1]
+        rows = prod(layout.dims[: -1 - layout.row_rank])
+        work += (rows * reduced + boxes.count * most if boxes.are_pieces else boxes.count * reduced) * lanes
+    elif boxes.are_pieces and beside:
         numbers[1] = leaves = pass_counts(loop)[2] * -(-boxes.box[-1] // LANES) * LANES
         work = boxes.count * leaves
     elif boxes.are_pieces:
@@ -92,6 +100,12 @@ def boxed_reductions(loop: Loop, layout: Layout) -> BoxedRows:
         rows = prod(layout.dims[: -layout.row_rank])
         work += rows * reduced + 2 * boxes.count * most
     return BoxedRows(boxes, stages, numbers, work)
+
+
+def _cut(loop: Loop, layout: Layout) -> Boxes:
+    if layout.variant.grouped:
+        return boxes_of_groups(layout)
+    return boxes_of_columns(loop, layout) if layout.variant.beside else boxes_of_rows(layout)
 
 
 def _planes(loop: Loop, layout: Layout, wide: bool = False) -> int:
