@@ -239,3 +239,15 @@ def test_units_are_differentiated_as_single_ops() -> None:
 def test_the_same_graph_gives_the_same_gradient_graph() -> None:
     text, wrt = GRAPHS["nested branches"]
     assert str(og.gradient(og.parse(text), wrt)) == str(og.gradient(og.parse(text), wrt))
+
+
+def test_names_for_unknown_sizes_are_none_that_an_unread_input_has() -> None:
+    g = og.parse("graph(x: f64[?,2], unread: f64[n0]) -> (y)\n  s = ReduceSum(x, axes=[0], keep_dims=true)\n  y = Add(x, s)")
+    x, unread = np.ones((3, 2)), np.zeros(5)
+    y, vjp = og.compile(g, wrt=("x", "unread")).vjp(x=x, unread=unread)
+    found = vjp(np.ones_like(y))
+    np.testing.assert_array_equal(found["x"], np.full((3, 2), 4.0))
+    np.testing.assert_array_equal(found["unread"], np.zeros(5))
+    h = og.gradient(g, ("x", "unread"))
+    named = {t.name: t.dims for t in h.inputs}
+    assert named["unread"] == ("n0",) and named["x"] == (named["x"][0], 2) and named["x"][0] != "n0"

@@ -175,3 +175,13 @@ def test_4_bits_are_stored_and_nothing_else() -> None:
     assert ml_dtypes.int4 == dtypes.get("s4").numpy.type
     with pytest.raises(errors.InvalidDataType, match="does not take s4"):
         og.parse("graph(x: s4[3]) -> (y)\n  y = Add(x, x)")
+
+
+def test_scales_of_a_symbolic_size_may_be_one_for_all() -> None:
+    text = "graph(x: f32[4,3], s: f32[{}]) -> (y)\n  q: u8[4,3] = DynamicQuantize(x, s)\n  y = DynamicDequantize(q, s)"
+    for size in ("?", "n"):
+        g = og.parse(text.format(size)).finalize()
+        x = np.arange(12, dtype=np.float32).reshape(4, 3)
+        np.testing.assert_array_equal(og.compile(g)(x=x, s=np.ones(1, np.float32)), x)
+        with pytest.raises(errors.InvalidShape):
+            og.evaluate(g, x=x, s=np.ones(2, np.float32))

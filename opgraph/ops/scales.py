@@ -52,7 +52,7 @@ def scale_dims(dims: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
 def _belongs(dims: Sequence[Dim], expected: Sequence[Dim], *, alone: bool) -> bool:
     """Whether scales have all axes, or only those along which there is more than one; zps may also be one for all."""
     packed = [d for d in expected if d != 1]
-    unknown = None in dims or None in expected
+    unknown = not all(isinstance(d, int) for d in (*dims, *expected))  # a symbol may turn out to be 1
     return agree(dims, expected) or agree(dims, packed) or ((alone or not packed) and set(dims) <= {1}) or unknown
 
 

@@ -53,6 +53,7 @@ def with_symbols(graph: Graph) -> Graph:
     """The same graph with a symbol for every unknown dimension; dimensions that must be equal get the same one."""
     shapes = symbolic_shapes(graph)
     taken = {d for s in shapes.values() if not isinstance(s, str) for d in s if isinstance(d, str)}
+    taken |= {d for t in graph.inputs for d in t.dims or () if isinstance(d, str)}  # of inputs that no op reads, too
     names: dict[str, str] = {}
     tensors = {}
     for id, shape in shapes.items():
