@@ -219,6 +219,39 @@ def test_a_name_that_would_be_used_twice_is_refused() -> None:
         og.gradient(g, ("x",))
 
 
+def choices(count: int) -> og.Graph:
+    """A chain of choices between the value so far and one tensor that all of them read."""
+    g = og.Graph()
+    x = value = g.input("x", "f64", ("n",))
+    for i in range(count):
+        bound = g.add_op("Greater", value, (i % 7 - 3) / 4)
+        value = g.add_op("Select", bound, *((g.add_op("Sqrt", value), x) if i % 2 else (x, value)))
+    g.output(value)
+    return g.finalize()
+
+
+def test_the_gradient_of_a_chain_of_choices_has_as_many_ops_as_the_chain_is_long() -> None:
+    sizes = [len(og.gradient(choices(count), wrt="x").ops) for count in (100, 200, 400)]
+    assert sizes[2] - sizes[1] <= 2.1 * (sizes[1] - sizes[0])
+    assert sizes[2] < 6 * len(choices(400).ops)
+
+
+@pytest.mark.parametrize("count", [3, 8, 9, 10, 40])
+def test_the_gradient_of_a_chain_of_choices_is_that_of_the_branches_taken(count: int) -> None:
+    """Of branches that are not taken derivatives are infinite and NaN: of the square root at 0 and below."""
+    x = np.concatenate([R.uniform(-1, 1, 500), [0.0, -0.0, 1e-300]])
+    value, slope = x, np.ones_like(x)
+    with np.errstate(all="ignore"):
+        for i in range(count):
+            holds = value > (i % 7 - 3) / 4
+            root = np.sqrt(value), slope / (2 * np.sqrt(value))
+            yes, no = (root, (x, np.ones_like(x))) if i % 2 else ((x, np.ones_like(x)), (value, slope))
+            value, slope = np.where(holds, yes[0], no[0]), np.where(holds, yes[1], no[1])
+    h = og.gradient(choices(count), wrt="x")
+    got = og.evaluate(h, {t.name: x if t.name == "x" else np.ones_like(x) for t in h.inputs})
+    np.testing.assert_allclose(got, slope, rtol=1e-12)
+
+
 def test_a_long_chain_is_differentiated_in_linear_time() -> None:
     g = og.Graph()
     x = g.input("x", "f32", ("n",))
@@ -242,7 +275,9 @@ def test_the_same_graph_gives_the_same_gradient_graph() -> None:
 
 
 def test_names_for_unknown_sizes_are_none_that_an_unread_input_has() -> None:
-    g = og.parse("graph(x: f64[?,2], unread: f64[n0]) -> (y)\n  s = ReduceSum(x, axes=[0], keep_dims=true)\n  y = Add(x, s)")
+    g = og.parse(
+        "graph(x: f64[?,2], unread: f64[n0]) -> (y)\n  s = ReduceSum(x, axes=[0], keep_dims=true)\n  y = Add(x, s)"
+    )
     x, unread = np.ones((3, 2)), np.zeros(5)
     y, vjp = og.compile(g, wrt=("x", "unread")).vjp(x=x, unread=unread)
     found = vjp(np.ones_like(y))

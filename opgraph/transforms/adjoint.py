@@ -10,6 +10,7 @@ finite (tests/test_ops_gradients.py holds each rule to that).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,6 +21,10 @@ from opgraph.transforms.draft import Draft
 #: Pairs (boolean tensor, the value it must have), all of which must hold.
 Conditions: TypeAlias = frozenset[tuple[int, bool]]
 ALWAYS: Conditions = frozenset()
+#: Conditions that a contribution carries one by one; more become a mask, else a chain of n choices would have n^2 / 2.
+MOST = 8
+#: Groups of contributions whose conditions are written out for each.
+FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +45,31 @@ class Conditional:
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
         self._tensors: dict[int, LogicalTensor] = {}
+        self._ranks: dict[int, int] = {}  # when each was met first
 
-    def when(self, condition: LogicalTensor, holds: bool) -> tuple[int, bool]:
-        """One condition."""
-        self._tensors[condition.id] = condition
-        return condition.id, holds
+    def under(self, conditions: Conditions, condition: LogicalTensor, holds: bool) -> Conditions:
+        """Some conditions and another one."""
+        more = conditions | {self._when(condition, holds)}
+        if len(more) <= MOST:
+            return more
+        mask: LogicalTensor | None = None
+        for id, value in self._path(more):
+            one = self._tensors[id] if value else self._draft("Not", self._tensors[id])
+            mask = one if mask is None else self._draft("And", mask, one)
+        assert mask is not None
+        return frozenset({self._when(mask, True)})
 
     def total(self, parts: Sequence[Contribution]) -> Contribution:
         """The sum of contributions, as one."""
         groups: dict[Conditions, LogicalTensor] = {}
         for part in parts:
-            known = groups.get(part.conditions)
-            groups[part.conditions] = part.value if known is None else self._draft("Add", known, part.value)
+            self._add(groups, part.conditions, part.value)
         self._join_complements(groups)
         if len(groups) == 1:
             ((conditions, value),) = groups.items()
             return Contribution(value, conditions)
+        if len(groups) > FEW:
+            return self._nested(groups)
         common = frozenset.intersection(*groups)
         values = [self.written(Contribution(v, c - common)) for c, v in groups.items()]
         result = values[0]
@@ -63,21 +77,56 @@ class Conditional:
             result = self._draft("Add", result, value)
         return Contribution(result, common)
 
+    def _when(self, condition: LogicalTensor, holds: bool) -> tuple[int, bool]:
+        """One condition."""
+        self._tensors[condition.id] = condition
+        self._ranks.setdefault(condition.id, len(self._ranks))
+        return condition.id, holds
+
+    def _path(self, conditions: Conditions) -> tuple[tuple[int, bool], ...]:
+        """Conditions in the order in which they were met: those that contributions share come first."""
+        return tuple(sorted(conditions, key=lambda pair: (self._ranks[pair[0]], pair[1])))
+
+    def _add(self, groups: dict[Conditions, LogicalTensor], conditions: Conditions, value: LogicalTensor) -> None:
+        known = groups.get(conditions)
+        groups[conditions] = value if known is None else self._draft("Add", known, value)
+
     def _join_complements(self, groups: dict[Conditions, LogicalTensor]) -> None:
         """Joins what counts where c holds with what counts where it does not: Select(c, a, b), without an Add."""
-        again = True
-        while again and len(groups) > 1:
-            again = False
-            for conditions in list(groups):
-                for id, holds in sorted(conditions):
-                    other = (conditions - {(id, holds)}) | {(id, not holds)}
-                    if conditions in groups and other in groups:
-                        yes, no = (conditions, other) if holds else (other, conditions)
-                        value = self._draft("Select", self._tensors[id], groups.pop(yes), groups.pop(no))
-                        rest = conditions - {(id, holds)}
-                        known = groups.get(rest)
-                        groups[rest] = value if known is None else self._draft("Add", known, value)
-                        again = True
+        waiting = deque(groups)
+        while waiting and len(groups) > 1:
+            conditions = waiting.popleft()
+            for id, holds in sorted(conditions):
+                other = (conditions - {(id, holds)}) | {(id, not holds)}
+                if conditions in groups and other in groups:
+                    yes, no = (conditions, other) if holds else (other, conditions)
+                    value = self._draft("Select", self._tensors[id], groups.pop(yes), groups.pop(no))
+                    rest = conditions - {(id, holds)}
+                    self._add(groups, rest, value)
+                    waiting.append(rest)  # the only one that may have found its complement by this
+
+    def _nested(self, groups: dict[Conditions, LogicalTensor]) -> Contribution:
+        """The sum of many contributions: what they have in common is asked once, around the sum of what is under it."""
+        sums = {self._path(conditions): value for conditions, value in groups.items()}
+        levels: list[list[tuple[tuple[int, bool], ...]]] = [[] for _ in range(MOST + 1)]
+        for path in sums:
+            levels[len(path)].append(path)
+        for depth in range(MOST, 0, -1):
+            for path in levels[depth]:
+                if len(sums) == 1:
+                    break
+                if path not in sums:  # joined with its complement
+                    continue
+                (id, holds), outer = path[-1], path[:-1]
+                value, other = sums.pop(path), sums.pop((*outer, (id, not holds)), 0.0)
+                value = self._draft("Select", self._tensors[id], *((value, other) if holds else (other, value)))
+                if outer in sums:
+                    value = self._draft("Add", sums[outer], value)
+                else:
+                    levels[depth - 1].append(outer)
+                sums[outer] = value
+        ((path, value),) = sums.items()
+        return Contribution(value, frozenset(path))
 
     def written(self, part: Contribution) -> LogicalTensor:
         """The value with its conditions written out: 0 where they do not hold."""

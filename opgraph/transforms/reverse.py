@@ -195,7 +195,7 @@ class Reverse:
             assert isinstance(condition, LogicalTensor)
             if _is_zero(tree.args[1]) or _is_zero(tree.args[2]):
                 holds = _is_zero(tree.args[2])
-                inner = conditions | {self.conditional.when(condition, holds)}
+                inner = self.conditional.under(conditions, condition, holds)
                 return self._branches(tree.args[1 if holds else 2], values, attrs, inner)
         value = self.draft.expression(tree, values, attrs)
         assert isinstance(value, LogicalTensor)
