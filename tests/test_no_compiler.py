@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import opgraph as og
+from opgraph.runtime import host
 
 SWIGLU = """\
 graph(x: f32[batch,64], up: f32[batch,64]) -> (y)
@@ -60,3 +65,37 @@ def test_the_compiler_extra_needs_neither_path_nor_home(text: str, tmp_path: Pat
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert [p.name for p in tmp_path.iterdir()] == ["opgraph"]
+
+
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    warnings.filterwarnings("ignore", "there is no C\\+\\+ compiler|.*op by op", UserWarning)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_without_a_compiler_arrays_may_lie_anyhow() -> None:
+    pytest.importorskip("torch")
+    g = og.parse("graph(x: f32[3,4], b: f32[4]) -> (y)\n  s = Add(x, b)\n  y = ReLU(s)").finalize()
+    f = og.compile(g)
+    x, b = np.arange(-5, 7, dtype=np.float32).reshape(3, 4), np.ones(4, np.float32)
+    want = np.maximum(x + b, 0)
+    np.testing.assert_array_equal(f(x=np.flip(np.flip(x).copy()), b=b), want)
+    np.testing.assert_array_equal(f(x=np.flip(np.flip(x, 1).copy(), 1), b=np.broadcast_to(b[:1], 4)), want)
+    inside = np.zeros(50, np.uint8)[1:49].view([("x", np.float32)])["x"].reshape(3, 4)  # off by one byte
+    inside[...] = x
+    np.testing.assert_array_equal(f(x=inside, b=b), want)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_without_a_compiler_results_are_the_callers_own() -> None:
+    pytest.importorskip("torch")
+    text = "graph(x: f32[3,1], w: f32[3,4]) -> (a, b, c)\n  a = Identity(x)\n  b = BroadcastTo(x, w)\n  c = Identity(x)"
+    f = og.compile(og.parse(text).finalize())
+    x, w = np.array([[1], [2], [3]], np.float32), np.zeros((3, 4), np.float32)
+    results = f(x=x, w=w)
+    for name, result in results.items():
+        result[0, 0] = 9  # of no other result, and of no input
+        assert [name for name, r in results.items() if r[0, 0] == 9] == [*"abc"[: "abc".index(name) + 1]]
+    np.testing.assert_array_equal(results["b"][0], np.array([9, 1, 1, 1], np.float32))
+    np.testing.assert_array_equal(x[:, 0], np.array([1, 2, 3], np.float32))

@@ -63,6 +63,13 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def _writable(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy where torch has no word for its memory: read-only, turned around, unaligned."""
+    if any(step < 0 or step % array.itemsize for step in array.strides):
+        return np.array(array, order="C")
+    return np.require(array, requirements="W")
+
+
 def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
     """The results of a loop, each statement one torch op; as `opgraph.loops.interpret.interpret` does in NumPy."""
     if has_cuts(loop):
@@ -74,7 +81,7 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
         if load.is_position:
             values[load.name] = torch.arange(math.prod(space)).reshape(space)
             continue
-        tensor = torch.arange(space[load.axis]) if array is None else from_numpy(np.require(array, requirements="W"))
+        tensor = torch.arange(space[load.axis]) if array is None else from_numpy(_writable(array))
         if array is None or not broadcasts(load, array.shape):
             axis = min(1, len(space) - 1) if load.align == "channel" else load.axis % len(space)
             tensor = tensor.reshape([-1 if i == axis else 1 for i in range(len(space))])
