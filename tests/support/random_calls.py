@@ -29,14 +29,15 @@ def calls(found: Scenario, rng: random.Random) -> Iterator[str]:
         before = {name: array.copy() for name, array in feeds.items()}
         try:
             want = truths(graph, feeds, seed=number)
-        except OpGraphError:
+        except OpGraphError as error:
+            refused = " ".join(str(error).split())
             try:
                 f(feeds)
             except OpGraphError:
                 continue
             if _has_dead_ops(graph):  # they need not run
                 continue
-            yield f"binding {number}: the reference refuses the arrays, the compiled graph takes them"
+            yield f"binding {number}: the reference refuses what the compiled graph takes: {refused}"
             continue
         got = listed(f(feeds))
         yield from (f"binding {number}: {p}" for p in map(problem, got, want) if p)

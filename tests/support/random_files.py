@@ -6,20 +6,21 @@ import random
 import tempfile
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 from model_checks import by_evaluator, by_onnxruntime
 from support.random_scenario import Scenario
-from support.random_truth import listed, problem, truths
+from support.random_truth import Truth, listed, problem, truths
 
 import opgraph as og
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes
 from opgraph.runtime.reference import evaluate
 
-#: What runs the model rounds each op's result, f16 and bf16 in sums too.
+#: What runs the model rounds each op's result, f16 and bf16 in sums too; some of its f64 ops compute in f32.
 _WIDER = 64.0
 
 
@@ -57,10 +58,11 @@ def files(found: Scenario, rng: random.Random) -> Iterator[str]:
             continue
         yield from (f"{what}, read again: {p}" for p in _problems(results, want))
     results = by_onnxruntime(model, {n: np.array(a, order="C") for n, a in given.items()})
-    found_there = [] if results is None or _casts_to_integers(graph) else list(_problems(results, want))
+    coarse = [replace(t, bound=t.bound + 1e-4 * (np.abs(t.value) + 1)) if t.dtype == "f64" else t for t in want]
+    found_there = [] if results is None or _casts_to_integers(graph) else list(_problems(results, coarse))
     if found_there:  # what casts and bounds make of NaN and of large numbers differs between runtimes
         other = by_evaluator(model, given)
-        if other is not None and any(_problems(other, want)):
+        if other is not None and any(_problems(other, coarse)):
             yield from (f"{form}, onnxruntime: {p}" for p in found_there)
 
 
@@ -72,7 +74,7 @@ def _casts_to_integers(graph: og.Graph) -> bool:
     )
 
 
-def _problems(results: list[np.ndarray], want: list) -> Iterator[str]:
+def _problems(results: list[np.ndarray], want: list[Truth]) -> Iterator[str]:
     if len(results) != len(want):
         yield f"{len(results)} results instead of {len(want)}"
         return
