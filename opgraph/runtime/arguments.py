@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Ports:
         self.what = what
         self._by_id = {t.id: n for t, n in zip(self.tensors, self.names)}
         self._checks = tuple((name, _numpy_dtype(t), t.dims, t) for name, t in zip(self.names, self.tensors))
-        self._has_symbols = any(isinstance(d, str) for t in tensors for d in t.dims or ())
+        self._symbolic = symbolic(self.tensors)
 
     def bind(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[Any]:
         """The arrays in declaration order.
@@ -66,11 +66,11 @@ class Ports:
                     where=f'{self.what} "{name}"',
                     fix=f"convert it: array.astype({dtype})",
                 )
-            if array.shape != dims:
-                check_shape(array.shape, dims, f'{self.what} "{name}"')
+            if array.shape != dims and dims is not None and not fits(array.shape, dims):
+                raise _refused(array.shape, dims, f'{self.what} "{name}"')
             arrays.append(array)
-        if self._has_symbols:
-            self._check_symbols(arrays)
+        if self._symbolic:
+            check_symbols(self._symbolic, arrays, f"{self.what}s")
         return arrays
 
     def by_name(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> Mapping[Any, Any]:
@@ -122,36 +122,65 @@ class Ports:
             fix="pass an array",
         )
 
-    def _check_symbols(self, arrays: Sequence[Any]) -> None:
-        seen: dict[str, tuple[int, str]] = {}
-        for array, (name, dtype, dims, _) in zip(arrays, self._checks):
-            for extent, dim in zip(array.shape, dims or ()) if dtype is not None else ():
-                if isinstance(dim, str):
-                    known, first = seen.setdefault(dim, (extent, name))
-                    if known != extent:
-                        raise InvalidShape(
-                            f'dimension "{dim}" is {known} and {extent}',
-                            where=f'{self.what}s "{first}" and "{name}"',
-                            fix="equal symbols must have equal sizes",
-                        )
-
 
 def _numpy_dtype(tensor: LogicalTensor) -> np.dtype[Any] | None:
     """The dtype that arrays must have; None for what only ONNX has a word for (text, sequences, u16), and checks."""
     return None if tensor.dtype == dtypes.UNDEF else dtypes.get(tensor.dtype, where=tensor.label).numpy
 
 
+def fits(shape: Sequence[int], dims: Sequence[int | str | None]) -> bool:
+    """Whether a shape is one of these dimensions, as far as they are numbers."""
+    found = len(shape) == len(dims)
+    for size, dim in zip(shape, dims):  # a generator would cost more than all it compares
+        found = found and (size == dim or not isinstance(dim, int))
+    return found
+
+
+#: Place and name of each port that has symbols, and its symbols: (axis, symbol).
+Symbolic: TypeAlias = tuple[tuple[int, str, tuple[tuple[int, str], ...]], ...]
+
+
+def symbolic(tensors: Sequence[LogicalTensor]) -> Symbolic:
+    """What `check_symbols` compares, of ports of which arrays are checked."""
+    found = []
+    for place, tensor in enumerate(tensors):
+        axes = tuple((axis, dim) for axis, dim in enumerate(tensor.dims or ()) if isinstance(dim, str))
+        if axes and tensor.dtype != dtypes.UNDEF:
+            found.append((place, port_name(tensor), axes))
+    return tuple(found)
+
+
+def check_symbols(ports: Symbolic, arrays: Sequence[Any], what: str, of: str = "") -> None:
+    """Raises InvalidShape where dimensions of one symbol differ; shapes fit the declarations otherwise.
+
+    Args:
+        ports: as `symbolic` gives them.
+        arrays: one for each port, those without symbols included.
+        what, of: around the names in the message.
+    """
+    seen: dict[str, tuple[int, str]] = {}
+    for place, name, axes in ports:
+        shape = arrays[place].shape
+        for axis, dim in axes:
+            known, first = seen.setdefault(dim, (shape[axis], name))
+            if known != shape[axis]:
+                raise InvalidShape(
+                    f'dimension "{dim}" is {known} and {shape[axis]}',
+                    where=f'{what} "{first}" and "{name}"{of}',
+                    fix="equal symbols must have equal sizes",
+                )
+
+
 def check_shape(shape: tuple[int, ...], dims: Dims, where: str) -> None:
     """Raises InvalidShape where an array's shape contradicts declared dimensions."""
-    if dims is None:
-        return
-    fits = len(shape) == len(dims)
-    for size, dim in zip(shape, dims):  # a generator would cost more than all it compares
-        fits = fits and (size == dim or not isinstance(dim, int))
-    if not fits:
-        declared = LogicalTensor(0, "f32", dims).type_text.removeprefix("f32")
-        raise InvalidShape(
-            f"got shape {list(shape)} for {declared}",
-            where=where,
-            fix="arrays are never broadcast to a declared shape: reshape it, or declare other dims",
-        )
+    if dims is not None and not fits(shape, dims):
+        raise _refused(shape, dims, where)
+
+
+def _refused(shape: tuple[int, ...], dims: Dims, where: str) -> InvalidShape:
+    declared = LogicalTensor(0, "f32", dims).type_text.removeprefix("f32")
+    return InvalidShape(
+        f"got shape {list(shape)} for {declared}",
+        where=where,
+        fix="arrays are never broadcast to a declared shape: reshape it, or declare other dims",
+    )

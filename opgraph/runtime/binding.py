@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
-from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime import exchange
+from opgraph.runtime.arguments import fits
 from opgraph.runtime.engine import Engine
 
 
@@ -57,7 +58,8 @@ def _seen_on_host(array: Any, tensor: LogicalTensor) -> Any:
 def _checked(array: Any, tensor: LogicalTensor, what: str) -> Any:
     dtype = dtypes.get(tensor.dtype).numpy
     is_array = hasattr(array, "dtype") and hasattr(array, "shape") and not isinstance(array, np.generic)
-    if not is_array or array.dtype != dtype or not _has_shape(array.shape, tensor.dims):
+    # What only a library infers may be unknown until it has run.
+    if not is_array or array.dtype != dtype or not (tensor.dims is None or fits(array.shape, tensor.dims)):
         got = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
         raise InvalidArguments(
             f"got {got} for {tensor.type_text}",
@@ -65,10 +67,3 @@ def _checked(array: Any, tensor: LogicalTensor, what: str) -> Any:
             fix="give an array of this dtype and shape",
         )
     return array
-
-
-def _has_shape(shape: Sequence[int], dims: Dims) -> bool:
-    """Whether a shape is one of these dimensions; what only a library infers may be unknown until it has run."""
-    if dims is None:
-        return True
-    return len(shape) == len(dims) and all(not isinstance(d, int) or d == s for s, d in zip(shape, dims, strict=True))

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
+from opgraph.errors import InvalidArguments, InvalidDataType
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime import pages, spare
-from opgraph.runtime.arguments import check_shape
+from opgraph.runtime.arguments import check_shape, check_symbols, symbolic
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
 from opgraph.runtime.fused import HostKernel
@@ -171,10 +171,8 @@ def _plain_maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], tor
 def check(graph: Graph, tensors: Tensors) -> None:
     """Raises InvalidArguments, InvalidDataType or InvalidShape where tensors are not what a graph declares."""
     check_count(graph, tensors)
-    symbols: dict[str, tuple[int, str]] = {}
     for tensor, declared in zip(tensors, graph.inputs):
-        name = port_name(declared)
-        where = f'input "{name}" of a fused call'
+        where = f'input "{port_name(declared)}" of a fused call'
         if tensor.layout is not torch.strided:
             raise InvalidArguments(
                 f"got a tensor of layout {tensor.layout}", where=where, fix="pass plain tensors: x.to_dense()"
@@ -188,14 +186,7 @@ def check(graph: Graph, tensors: Tensors) -> None:
                 f"tensors on {tensors[0].device} and {tensor.device} meet", where=where, fix="move them to one device"
             )
         check_shape(tuple(tensor.shape), declared.dims, where)
-        for extent, dim in zip(tensor.shape, declared.dims or ()):
-            known, first = symbols.setdefault(dim, (extent, name)) if isinstance(dim, str) else (extent, "")
-            if known != extent:
-                raise InvalidShape(
-                    f'dimension "{dim}" is {known} and {extent}',
-                    where=f'inputs "{first}" and "{name}" of a fused call',
-                    fix="equal symbols must have equal sizes",
-                )
+    check_symbols(symbolic(graph.inputs), tensors, "inputs", " of a fused call")
 
 
 def check_count(graph: Graph, tensors: Tensors) -> None:
