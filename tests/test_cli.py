@@ -107,10 +107,12 @@ def test_without_onnx_the_error_names_the_extra(tmp_path: Path, command: str) ->
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.onnx", "b.onnx"]
 
 
-def test_a_closed_pipe_is_no_error() -> None:
+@pytest.mark.parametrize("args", [("ops", "Swish"), ("bench", "--list", "--device", "cuda")], ids=" ".join)
+def test_a_closed_pipe_is_no_error(args: tuple[str, ...]) -> None:
+    """A page, and a table, of which rich would make status 1."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "opgraph", "ops", "Swish"]
+    command = [sys.executable, "-m", "opgraph", *args]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")

@@ -46,7 +46,14 @@ def console(*, stderr: bool = False) -> Console:
             where="opgraph.cli",
             fix="pip install 'opgraph[cli]'",
         ) from None
-    made = Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=False)
+
+    class Piped(Console):
+        """rich would end the process with status 1 where nobody reads on; `main` has an answer of its own."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    made = Piped(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not made.is_terminal:
         # A file has no width; 80 columns would cut every table for nobody's benefit.
         made.width = 130
