@@ -1,5 +1,6 @@
 #pragma once
 #include "totals.cuh"
+#include "words.cuh"
 
 // The CUDA skeleton of a loop with sums: no atomics, one order of additions whatever the GPU.
 //
@@ -51,6 +52,24 @@ template <class F, int V> struct Added {
       }
     });
   }
+  // G elements of a pack, of which `total` has those before them; those of columns go round.
+  template <int G> OG_FN void group(const typename F::Addend* s, typename F::Addend (&total)[F::sums]) {
+    each<F::sums>([&](auto k) {
+      if constexpr (F::adds_row(k.value)) {
+        OG_UNROLL for (int g = 0; g < G; ++g) total[k.value] += s[k.value * G + g];
+      } else {
+        typename F::Addend first[G];
+        OG_UNROLL for (int g = 0; g < G; ++g) first[g] = of[k.value][g] + s[k.value * G + g];
+        OG_UNROLL for (int v = G; v < V; ++v) of[k.value][v - G] = of[k.value][v];
+        OG_UNROLL for (int g = 0; g < G; ++g) of[k.value][V - G + g] = first[g];
+      }
+    });
+  }
+  OG_FN void row(const typename F::Addend (&total)[F::sums]) {
+    each<F::sums>([&](auto k) {
+      if constexpr (F::adds_row(k.value)) of[k.value][0] += total[k.value];
+    });
+  }
   OG_FN void one(const typename F::Addend* s, int v) {
     each<F::sums>([&](auto k) {
       if constexpr (F::adds_row(k.value)) {
@@ -62,7 +81,38 @@ template <class F, int V> struct Added {
   }
 };
 
-template <class F, int V, int U, int TX, class I, int kept, int rank, int operands, int sums>
+// As add_row, where the text has G elements of a pack (rolled.cuh says why): the same additions in the same order.
+template <class F, int V, int G, int TX> OG_FN void add_groups(F& f, i64 column, i64 end, Added<F, V>& added) {
+  bool ready = false;
+  for (; column + V <= end; column += TX * V) {
+    typename F::template Held<V> in;
+    typename F::template Made<V> out;
+    typename F::Addend s[F::sums * G], total[F::sums] = {};
+    f.fetch(in, column);
+    if (!ready) {
+      f.call();
+      f.row();
+      ready = true;
+    }
+    OG_ROLLED for (int k = 0; k < V; k += G) {
+      f.template group<G>(in, out, column + k, s);
+      added.template group<G>(s, total);
+    }
+    added.row(total);
+    f.put(out, column);
+  }
+  if (column < end && !ready) {
+    f.call();
+    f.row();
+  }
+  OG_ROLLED for (i64 i = column; i < end && i < column + V; ++i) {
+    typename F::Addend s[F::sums];
+    f.element(i, s);
+    added.one(s, (int)(i - column));
+  }
+}
+
+template <class F, int V, int U, int G, int TX, class I, int kept, int rank, int operands, int sums>
 OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, I group, I row, i64 begin, i64 end,
                    Added<F, V>& added) {
   i64 offset[operands], step[operands];
@@ -71,6 +121,7 @@ OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, 
   F f;
   f.steps(step);
   f.move(base, offset);
+  if constexpr (G > 0) return add_groups<F, V, G, TX>(f, begin, end, added);
   using P = typename F::template Packs<V>;
   typename F::Addend s[sums * V];
   i64 column = begin;
@@ -108,6 +159,15 @@ OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, 
   }
 }
 
+enum { side_by_side = 8 };  // sums over the columns that meet at a time: 16 KiB of shared memory in f64
+
+// Whether one of some sums adds up the columns.
+template <class F> OG_FN constexpr bool any_row(int from, int end) {
+  for (int k = from; k < end; ++k)
+    if (F::adds_row(k)) return true;
+  return false;
+}
+
 // Which tile a block does.
 template <class I> struct Tile {
   I column_chunk, row_chunk, group;
@@ -130,10 +190,12 @@ OG_FN u32 block_again() {
 }
 
 // The first stage. grid: column_chunks x row_chunks x groups / TG, the column chunk running fastest.
-template <class F, int V, int U, int TX, int TM, class I, int kept, int rank, int operands, int sums>
+// G: elements of a pack that the text has; 0: all of U packs.
+template <class F, int V, int U, int TX, int TM, class I, int kept, int G = 0, int rank, int operands, int sums>
 OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles, typename F::Addend* work) {
   constexpr int TG = block_size / (TX * TM);
-  __shared__ typename F::Addend meet[block_size];
+  constexpr int side = sums < side_by_side ? sums : side_by_side;
+  __shared__ typename F::Addend meet[side][block_size];
   const int thread = (int)threadIdx.x, tx = thread % TX, tm = thread / TX % TM, tg = thread / (TX * TM);
   Added<F, V> added;
   {
@@ -144,7 +206,7 @@ OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles
     const i64 last = first + tiles.row_chunk < tiles.rows ? first + tiles.row_chunk : tiles.rows;
     if (at.group < (I)tiles.groups) {
       OG_ROLLED for (i64 row = first + tm; row < last; row += TM)
-        add_row<F, V, U, TX, I, kept>(base, tiles, at.group, (I)row, begin + tx * V, end, added);
+        add_row<F, V, U, G, TX, I, kept>(base, tiles, at.group, (I)row, begin + tx * V, end, added);
     }
   }
   const Tile<I> at(tiles, (I)block_again(), TG, tg);
@@ -154,34 +216,52 @@ OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles
   const i64 end = begin + tiles.column_chunk < tiles.columns ? begin + tiles.column_chunk : tiles.columns;
   i64 offset[operands];
   offsets<I, kept>(tiles, group, (I)0, offset);
-  each<sums>([&](auto k) {
-    constexpr int operand = F::sum_operand(k.value);
-    const i64 part = tiles.part[k.value];
-    if constexpr (F::adds_row(k.value)) {
-      meet[thread] = added.of[k.value][0];
+  // Sums over the columns meet side by side.
+  each<(sums + side - 1) / side>([&](auto c) {
+    constexpr int from = c.value * side, count = sums - from < side ? sums - from : side;
+    if constexpr (any_row<F>(from, from + count)) {
+      each<count>([&](auto k) {
+        if constexpr (F::adds_row(from + k.value)) meet[k.value][thread] = added.of[from + k.value][0];
+      });
       __syncthreads();
-      for (int half = TX * TM / 2; half > 0; half /= 2) {
-        if (thread % (TX * TM) < half) meet[thread] += meet[thread + half];
+      OG_ROLLED for (int half = TX * TM / 2; half > 0; half /= 2) {
+        if (thread % (TX * TM) < half) {
+          each<count>([&](auto k) {
+            if constexpr (F::adds_row(from + k.value)) meet[k.value][thread] += meet[k.value][thread + half];
+          });
+        }
         __syncthreads();
       }
       if (tx == 0 && tm == 0 && inside) {
-        if (part < 0) F::total(k.value, base[operand], offset[operand], meet[thread]);
-        else work[part + ((i64)group * tiles.row_chunks + row_chunk) * tiles.column_chunks + column_chunk] = meet[thread];
+        const i64 tile = ((i64)group * tiles.row_chunks + row_chunk) * tiles.column_chunks + column_chunk;
+        each<count>([&](auto k) {
+          constexpr int sum = from + k.value, operand = F::sum_operand(sum);
+          if constexpr (F::adds_row(sum)) {
+            const i64 part = tiles.part[sum];
+            if (part < 0) F::total(sum, base[operand], offset[operand], meet[k.value][thread]);
+            else work[part + tile] = meet[k.value][thread];
+          }
+        });
       }
       __syncthreads();
-    } else {
+    }
+  });
+  each<sums>([&](auto k) {
+    constexpr int operand = F::sum_operand(k.value);
+    if constexpr (!F::adds_row(k.value)) {
       OG_UNROLL for (int v = 0; v < V; ++v) {
-        const i64 column = begin + tx * V + v;
-        meet[thread] = added.of[k.value][v];
+        const i64 column = begin + tx * V + v, part = tiles.part[k.value];
+        auto& all = meet[0];
+        all[thread] = added.of[k.value][v];
         __syncthreads();
-        for (int half = TM / 2; half > 0; half /= 2) {
-          if (tm < half) meet[thread] += meet[thread + half * TX];
+        OG_ROLLED for (int half = TM / 2; half > 0; half /= 2) {
+          if (tm < half) all[thread] += all[thread + half * TX];
           __syncthreads();
         }
         if (tm == 0 && inside && column < end) {
           const i64 at = offset[operand] + column * tiles.strides[operand][rank - 1];
-          if (part < 0) F::total(k.value, base[operand], at, meet[thread]);
-          else work[part + ((i64)group * tiles.row_chunks + row_chunk) * tiles.columns + column] = meet[thread];
+          if (part < 0) F::total(k.value, base[operand], at, all[thread]);
+          else work[part + ((i64)group * tiles.row_chunks + row_chunk) * tiles.columns + column] = all[thread];
         }
         __syncthreads();
       }

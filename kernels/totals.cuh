@@ -13,12 +13,27 @@ template <int axes> struct Left {
   i64 kept, column_to;
 };
 
-// One block adds up one cell, or one cell of 32 columns, in double.
-template <class F, int k, int axes>
-OG_FN void total_of(void* y, const Left<axes>& left, const typename F::Addend* work, i64 block) {
-  constexpr int wide = F::adds_row(k) ? 1 : 32, lanes = block_size / wide;
+template <int axes, int sums> struct AllLeft { Left<axes> of[sums]; };
+
+// One block adds up one cell, or one cell of 32 columns, in double. The text has it once: which sum, a block finds out.
+template <class F, int axes, int sums>
+OG_FN void totals(void* const* y, const AllLeft<axes, sums>& all, const typename F::Addend* work) {
   __shared__ double meet[block_size];
+  int which = -1;
+  void* result = y[0];
+  each<sums>([&](auto k) {
+    const Left<axes>& one = all.of[k.value];
+    const i64 strips = F::adds_row(k.value) ? 1 : (one.columns + 31) / 32;
+    if (one.terms > 0 && (i64)blockIdx.x >= one.first && (i64)blockIdx.x < one.first + one.cells * strips) {
+      which = k.value;
+      result = y[k.value];
+    }
+  });
+  if (which < 0) return;
+  const Left<axes>& left = all.of[which];
+  const int wide = F::adds_row(which) ? 1 : 32, lanes = block_size / wide;
   const int thread = (int)threadIdx.x, tx = thread % wide, lane = thread / wide;
+  const i64 block = (i64)blockIdx.x - left.first;
   const i64 strips = (left.columns + wide - 1) / wide, column = block % strips * wide + tx;
   i64 cell = block / strips, from = left.part + column, to = column * left.column_to;
   OG_UNROLL for (int a = axes - 1; a >= 0; --a) {
@@ -43,24 +58,11 @@ OG_FN void total_of(void* y, const Left<axes>& left, const typename F::Addend* w
   }
   meet[thread] = sum;
   __syncthreads();
-  for (int half = lanes / 2; half > 0; half /= 2) {
+  OG_ROLLED for (int half = lanes / 2; half > 0; half /= 2) {
     if (lane < half) meet[thread] += meet[thread + half * wide];
     __syncthreads();
   }
-  if (lane == 0 && column < left.columns) F::total(k, y, to, meet[thread]);
-}
-
-template <int axes, int sums> struct AllLeft { Left<axes> of[sums]; };
-
-template <class F, int axes, int sums>
-OG_FN void totals(void* const* y, const AllLeft<axes, sums>& left, const typename F::Addend* work) {
-  const i64 block = (i64)blockIdx.x;
-  each<sums>([&](auto k) {
-    const Left<axes>& mine = left.of[k.value];
-    const i64 strips = F::adds_row(k.value) ? 1 : (mine.columns + 31) / 32;
-    if (mine.terms > 0 && block >= mine.first && block < mine.first + mine.cells * strips)
-      total_of<F, k.value>(y[k.value], mine, work, block - mine.first);
-  });
+  if (lane == 0 && column < left.columns) F::total(which, result, to, meet[thread]);
 }
 
 }  // namespace og

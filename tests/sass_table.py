@@ -17,7 +17,7 @@ import nvrtc
 import sass
 import sass_suite
 
-from opgraph.codegen.sources import kernel_folder, spliced
+from opgraph.codegen.needed import needed
 
 ARCH = "sm_90"
 DIRECTIONS = ("forward", "backward")
@@ -102,15 +102,14 @@ def measured(dtypes: Iterable[str] = sass_suite.DTYPES) -> Iterator[Row]:
 
 def _programs(kernels: list[sass_suite.Kernel]) -> dict[str, sass.Program]:
     """All kernels of one skeleton in one text: the shared headers are compiled once."""
-    skeletons = sorted(kernel_folder().glob("*.cuh"), key=lambda p: -len(spliced(p.name)))
     groups: dict[str, dict[str, str]] = {}
     for kernel in kernels:
-        code = kernel.source.code
-        head = next(spliced(p.name) for p in skeletons if code.startswith(spliced(p.name)))
-        groups.setdefault(head, {})[kernel.source.entry] = code.removeprefix(head)
+        groups.setdefault(kernel.source.skeleton, {})[kernel.source.entry] = kernel.source.own
     found: dict[str, sass.Program] = {}
-    for head, bodies in groups.items():
-        text = head + "".join(f"\nnamespace n{i} {{{body}}}\n" for i, body in enumerate(bodies.values()))
+    for skeleton, bodies in groups.items():
+        text = needed(skeleton, "".join(bodies.values())) + "".join(
+            f"\nnamespace n{i} {{{body}}}\n" for i, body in enumerate(bodies.values())
+        )
         found |= sass.programs(nvrtc.disassemble(nvrtc.compile_text(text, ARCH, nvrtc.OPTIONS)))
     return found
 
@@ -137,7 +136,7 @@ def _joined(name: str, direction: str, dtype: str, parts: list[tuple[sass_suite.
 
 
 def _row(kernel: sass_suite.Kernel, program: sass.Program) -> Row:
-    path = program.main_loop() if kernel.loops else program.main_path()
+    path = program.main_loop(kernel.turns) if kernel.loops else program.main_path(kernel.turns)
     elements: float = kernel.elements
     if kernel.loops and kernel.loaded:  # the compiler may have made several turns one
         elements *= sum(x.bytes_moved for x in path if x.is_load and x.bytes_moved == 16) / kernel.loaded

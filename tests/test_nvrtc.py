@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nvrtc
@@ -13,7 +14,7 @@ from one_op import POINTWISE, OneOp, calls
 
 import opgraph as og
 from opgraph.codegen.kernel import CudaVariant, KernelSource, cuda_source, cuda_variant
-from opgraph.codegen.sources import spliced
+from opgraph.codegen.needed import needed
 from opgraph.ir.logical_tensor import row_major
 from opgraph.ir.opdef import OpDef
 from opgraph.loops.layout import Variant, bind
@@ -44,9 +45,9 @@ def small(loop: Loop) -> KernelSource:
 
 def together(sources: list[KernelSource], skeleton: str = "pointwise.cuh") -> str:
     """Many kernels in one text: the shared headers are compiled once."""
-    head = spliced(skeleton)
-    bodies = {s.entry: s.code.removeprefix(head) for s in sources}
-    return head + "".join(f"\nnamespace n{i} {{{body}}}\n" for i, body in enumerate(bodies.values()))
+    bodies = {s.entry: s.own for s in sources}
+    own = "".join(f"\nnamespace n{i} {{{body}}}\n" for i, body in enumerate(bodies.values()))
+    return needed(skeleton, own) + own
 
 
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
@@ -162,7 +163,7 @@ def swish(name: str = "x") -> og.Graph:
 
 def test_the_text_of_a_swish_is_this() -> None:
     source = dense(lowered(swish()).loop, (64, 64))
-    assert source.code.removeprefix(spliced("pointwise.cuh")).strip() + "\n" == SWISH.replace("ENTRY", source.entry)
+    assert source.own == SWISH.replace("ENTRY", source.entry) and source.code.endswith("\n\n" + source.own)
 
 
 _TWICE = """
@@ -215,12 +216,7 @@ def test_no_name_of_a_model_reaches_the_text(name: str) -> None:
 def test_a_refusal_names_the_line_and_its_op() -> None:
     low = lowered(swish())
     source = dense(low.loop, (64, 64))
-    broken = KernelSource(
-        entry=source.entry,
-        functor=source.functor,
-        code=source.code.replace("og::swish(v0)", "og::swoosh(v0)"),
-        tags=source.tags,
-    )
+    broken = replace(source, code=source.code.replace("og::swish(v0)", "og::swoosh(v0)"))
     with pytest.raises(nvrtc.CompileError) as caught:
         nvrtc.compile_text(broken.code, "sm_90", nvrtc.OPTIONS)
     text = str(refused(str(caught.value), broken, low.labels))

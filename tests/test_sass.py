@@ -88,7 +88,7 @@ KERNELS = (
     Kernel("add relu", add_relu, (ROWS, ROWS), 2),
     Kernel("swiglu", swiglu, (ROWS, ROWS), 2),
     Kernel("swiglu of halves", swiglu, (ROWS, ROWS), 2, strides=((8192, 1), (8192, 1))),
-    Kernel("chain of 12", chain, (ROWS,), 2, vector_stores=2, by_memory=False),
+    Kernel("chain of 12", chain, (ROWS,), 1, by_memory=False),  # packs one after the other (kernels/rolled.cuh)
 )
 DTYPES = ("f32", "bf16", "f16", "f64")
 #: ptxas keeps these at 32 registers, all threads resident, and asks for the second pack only after the first has come.
@@ -104,7 +104,9 @@ def test_accesses_are_16_bytes_wide_and_early_and_nothing_spills(what: Kernel, d
     wide_loads = [x for x in tile if x.is_load and x.op.endswith(".128")]
     stores = [x for x in tile if x.op.startswith("STG")]
     assert len(wide_loads) == what.vector_loads
-    assert len(stores) == what.vector_stores and all(x.op.endswith(".128") for x in stores)
+    assert sum(x.op.endswith(".128") for x in stores) == what.vector_stores
+    if what.by_memory:  # in others the last tile goes the same way, with single elements beside its packs
+        assert len(stores) == what.vector_stores
     assert code.count("LDL") == code.count("STL") == 0
     assert code.registers <= 64  # 1024 threads, half of what a multiprocessor holds, even for f64
     if what.by_memory and (what.name, dtype) not in LATE:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from opgraph.codegen.arithmetic import Arithmetic
 from opgraph.codegen.kernel import BYTES_IN_FLIGHT, NARROW, KernelSource, packed_vector, source_of
+from opgraph.codegen.rolled import group_of
+from opgraph.codegen.tier import approximate
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, KEPT, STRIDED, Layout
 from opgraph.loops.loop import Loop
@@ -75,7 +78,8 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     tx, tm = tiling.threads
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     pointers = ", ".join(f"void* {n}" for n in names)
-    unroll = _unroll(loop, layout, vector)
+    group = group_of(Arithmetic(loop, layout.variant, approximate(loop, layout.variant)), vector)
+    unroll = 1 if group else _unroll(loop, layout, vector)
     # Of long loops compilers make room for a second block, and spill. Of short ones in 16 bits that all of a block adds
     # up they take 60 registers where 48 do, with which a fifth block runs.
     blocks = 1 if len(loop.statements) > _MANY else 5 if vector == 8 and tm == 1 else 0
@@ -84,12 +88,12 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     first = [
         f"{head}ENTRY({pointers}, const og::Tiles<{rank}, {operands}, {count}> tiles, void* work) {{",
         f"  void* const base[] = {{{', '.join(names)}}};",
-        f"  og::sum_tiles<Fused, {vector}, {unroll}, {tx}, {tm}, {index}, {tiling.kept}>"
+        f"  og::sum_tiles<Fused, {vector}, {unroll}, {tx}, {tm}, {index}, {tiling.kept}{f', {group}' if group else ''}>"
         "(base, tiles, (Fused::Addend*)work);",
         "}",
     ]
     second = totals_entry([names[i] for i in sums], tiling)
-    source = source_of(loop, layout.variant, "sums.cuh", "\n".join([*first, *second]))
+    source = source_of(loop, layout.variant, "sums.cuh", "\n".join([*first, *second]), rolled=group > 0)
     blocks, words = totals_words(layout, tiling)
     is_wide = any(dtypes.BY_NAME[loop.stores[i - len(loop.loads)].dtype].compute == "double" for i in sums)
     return SumLaunch(

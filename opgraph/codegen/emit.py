@@ -15,6 +15,7 @@ from opgraph.codegen.branches import branches_of, put_branches
 from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.packs import put_packs
+from opgraph.codegen.rolled import put_rolled
 from opgraph.codegen.shared import put_functions
 from opgraph.codegen.shifts import put_shift_members, put_shifts
 from opgraph.codegen.strips import goes_by_strips, is_named, put_rows, put_strips
@@ -37,15 +38,18 @@ class Functor:
     tags: Mapping[int, int]
 
 
-def emit_functor(loop: Loop, variant: Variant, *, packs: bool, approximate: frozenset[str] = frozenset()) -> Functor:
+def emit_functor(
+    loop: Loop, variant: Variant, *, packs: bool, rolled: bool = False, approximate: frozenset[str] = frozenset()
+) -> Functor:
     """The functor of one kernel variant: its operands, its arithmetic, and how an element is loaded and stored.
 
     Args:
         packs: with `fetch` and `finish`, which move packs (CUDA); else with `lanes`, for 16 floats at a time, where all
             arithmetic is in f32, and `element`, which the CPU's compiler vectorises.
+        rolled: with `group`, for a few elements of a pack at a time.
         approximate: results of the statements that are computed by og::fast, on the CPU by og::brief.
     """
-    return Emitter(loop, variant, approximate, "fast" if packs else "brief").functor(packs)
+    return Emitter(loop, variant, approximate, "fast" if packs else "brief").functor(packs, rolled)
 
 
 class Emitter(Arithmetic):
@@ -63,7 +67,7 @@ class Emitter(Arithmetic):
         self.by_strips = False
         self.calls: dict[str, str] = {}  # result of a statement -> the call of a function that makes it
 
-    def functor(self, packs: bool) -> Functor:
+    def functor(self, packs: bool, rolled: bool = False) -> Functor:
         """The whole text."""
         self.by_lanes = not packs and goes_by_lanes(self)
         strips = self.by_strips = not packs and goes_by_strips(self)
@@ -87,6 +91,8 @@ class Emitter(Arithmetic):
             put_totals(self)
         if packs:
             put_packs(self)
+            if rolled:
+                put_rolled(self)
         else:
             put_turned(self)
             if not branches and not strips:
@@ -114,7 +120,7 @@ class Emitter(Arithmetic):
             self.put(f"  static constexpr bool adds_row(int k) {{ return {added or 'k < 0'}; }}")
             places = "".join(f"k == {k} ? {len(self.loop.loads) + i} : " for k, i in enumerate(self.sums))
             self.put(f"  static constexpr int sum_operand(int k) {{ return {places}-1; }}")
-        for position, name, dtype, const in self.pointers():
+        for position, name, dtype, const in Emitter.pointers(self):  # those of rows have members of their own
             if is_named(self, position):
                 self.put(f"  {'og::i64' if name in self.virtual else f'{const}{storage_type(dtype)}*'} {name};")
             if self.variant.operands[position] == STRIDED:

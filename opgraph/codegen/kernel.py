@@ -10,6 +10,8 @@ from opgraph.codegen.arithmetic import Arithmetic
 from opgraph.codegen.beside import emit_beside
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
+from opgraph.codegen.needed import needed
+from opgraph.codegen.rolled import group_of
 from opgraph.codegen.rows import emit_rows
 from opgraph.codegen.sources import spliced
 from opgraph.codegen.tier import approximate
@@ -25,11 +27,12 @@ _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of
 #: take 3 s for a pack's body, and what is the same for all its elements is 4% of such a kernel.
 SINGLES_COST = 400
 _SINGLES = 4  # of a thread, as in kernels/singles.cuh
+_ROLLED_UNROLL = 2  # packs of a thread, one after the other: enough that what comes before them counts little
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 _HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
 _HOST_BESIDE_PIECES, _HOST_GROUPS = "host_beside_pieces.h", "host_groups.h"
 _HOST_PIECES, _HOST_AT_ONCE, _CUDA = "host_pieces.h", "host_at_once.h", "pointwise.cuh"
-_CUDA_SINGLES = "singles.cuh"
+_CUDA_SINGLES, _CUDA_ROLLED = "singles.cuh", "rolled.cuh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +44,16 @@ class KernelSource:
         functor: what was emitted for this kernel alone.
         code: all of it, ready for a compiler.
         tags: line of `code`, from 1 -> tag of the op that the line came from.
+        skeleton: the file of `kernels/` that it is made with.
+        own: what stands behind that.
     """
 
     entry: str
     functor: str
     code: str
     tags: Mapping[int, int]
+    skeleton: str = ""
+    own: str = ""
 
     @property
     def has_branches(self) -> bool:
@@ -54,8 +61,11 @@ class KernelSource:
         return "int branch_inputs =" in self.functor
 
 
-def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> KernelSource:
-    """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY."""
+def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, rolled: bool = False) -> KernelSource:
+    """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY.
+
+    `rolled`: the functor does a few elements of a pack at a time.
+    """
     on_gpu = skeleton.endswith(".cuh")
     chosen = approximate(loop, variant)
     if variant.beside:
@@ -63,14 +73,13 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str) -> K
     elif loop.row_axes:
         functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant)
     else:
-        functor = emit_functor(loop, variant, packs=on_gpu, approximate=chosen)
+        functor = emit_functor(loop, variant, packs=on_gpu, rolled=rolled, approximate=chosen)
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
-    head = spliced(skeleton) + "\n\n"
-    code = f"{head}{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
+    own = f"{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
+    head = (needed(skeleton, own) if on_gpu else spliced(skeleton)) + "\n\n"
     first = head.count("\n")
-    return KernelSource(
-        entry=entry, functor=functor.code, code=code, tags={first + line: t for line, t in functor.tags.items()}
-    )
+    tags = {first + line: t for line, t in functor.tags.items()}
+    return KernelSource(entry=entry, functor=functor.code, skeleton=skeleton, own=own, code=head + own, tags=tags)
 
 
 def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelSource:
@@ -112,6 +121,7 @@ class CudaVariant:
         unroll: packs per thread.
         narrow: rows are found in 32-bit arithmetic; flat positions always have 64 bits.
         singles: each thread does one element after the other (kernels/singles.cuh).
+        group: elements of a pack whose arithmetic the text has, in a loop (kernels/rolled.cuh); 0: those of all packs.
     """
 
     base: Variant
@@ -120,6 +130,7 @@ class CudaVariant:
     unroll: int
     narrow: bool
     singles: bool = False
+    group: int = 0
 
     @property
     def tile(self) -> int:
@@ -136,14 +147,19 @@ def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCE
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
     kinds = layout.variant.operands
-    singles = Arithmetic(loop, layout.variant, frozenset()).cost > SINGLES_COST
+    arithmetic = Arithmetic(loop, layout.variant, approximate(loop, layout.variant))
+    singles = arithmetic.cost > SINGLES_COST
     sizes = [0 if x.is_position else dtypes.BY_NAME[x.dtype].itemsize for x in loop.loads]
-    vector = 1 if singles else packed_vector(loop, layout, alignment)
+    vector = packed_vector(loop, layout, alignment)
     loaded = sum(vector * s for s, k in zip(sizes, kinds) if k in (CONTIGUOUS, STRIDED))
     unroll = max(min(BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
     narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
-    unroll = 1 if singles else unroll
-    return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow and not layout.variant.flat, singles)
+    narrow = narrow and not layout.variant.flat
+    if singles:
+        return CudaVariant(layout.variant, len(layout.dims), 1, 1, narrow, singles=True)
+    group = group_of(arithmetic, vector)
+    unroll = max(unroll, _ROLLED_UNROLL) if group else unroll
+    return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow, group=group)
 
 
 def packed_vector(loop: Loop, layout: Layout, alignment: int, *, whole_rows: bool = True) -> int:
@@ -180,21 +196,25 @@ def cuda_source(loop: Loop, variant: CudaVariant) -> KernelSource:
     operands = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     params = [f"void* {name}" for name in operands]
     body = [f"  void* const base[] = {{{', '.join(operands)}}};"]
+    how = f"<Fused, {variant.vector}, {variant.unroll}>"
+    if variant.group:
+        how = f"_rolled<Fused, {variant.vector}, {variant.unroll}, {variant.group}>"
     if variant.base.flat:
         strided = [k == STRIDED for k in variant.base.operands]
         params += [f"og::i64 {name}_step" for name, s in zip(operands, strided, strict=True) if s]
         steps = [f"{name}_step" if s else "1" for name, s in zip(operands, strided, strict=True)]
         params.append("og::i64 n")
         body.append(f"  const og::i64 step[] = {{{', '.join(steps)}}};")
-        flat = "flat_singles<Fused>" if variant.singles else f"flat<Fused, {variant.vector}, {variant.unroll}>"
+        flat = "flat_singles<Fused>" if variant.singles else f"flat{how}"
         body.append(f"  og::{flat}(base, step, n);")
     else:
         index = "og::u32" if variant.narrow else "og::i64"
         params += [f"const og::Layout<{index}, {variant.rank}, {len(operands)}> layout", f"{index} n"]
-        rows = "row_singles<Fused>" if variant.singles else f"rows<Fused, {variant.vector}, {variant.unroll}>"
+        rows = "row_singles<Fused>" if variant.singles else f"rows{how}"
         body.append(f"  og::{rows}(base, layout, n);")
     head = f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) ENTRY({", ".join(params)}) {{'
-    return source_of(loop, variant.base, _CUDA_SINGLES if variant.singles else _CUDA, "\n".join([head, *body, "}"]))
+    skeleton = _CUDA_SINGLES if variant.singles else _CUDA_ROLLED if variant.group else _CUDA
+    return source_of(loop, variant.base, skeleton, "\n".join([head, *body, "}"]), rolled=variant.group > 0)
 
 
 def cuda_layout(layout: Layout, variant: CudaVariant) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ two ways the one that stores more packs of 16 bytes (the whole tile, not the las
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 _SECTION = re.compile(r"^\t\.section\t\.text\.(\S+?),", re.MULTILINE)
@@ -72,12 +72,44 @@ class Program:
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]
 
-    def main_path(self) -> list[Instruction]:
-        """What a warp executes from the start to the end, each loop once."""
-        return self._walk(0, len(self.instructions))
+    def main_path(self, turns: Sequence[int] = ()) -> list[Instruction]:
+        """What a warp executes from the start to the end: each loop once, or, of loops in each other, the outermost
+        first, as often as `turns` says. One of one turn is no loop.
 
-    def main_loop(self) -> list[Instruction]:
-        """One turn of the innermost loop that moves most 16-byte packs; empty where no loop moves any."""
+        Raises:
+            ValueError: there are other loops than that.
+        """
+        return self._turned(self._walk(0, len(self.instructions)), turns)
+
+    def _turned(self, places: Sequence[int], turns: Sequence[int]) -> list[Instruction]:
+        path = [self.instructions[i] for i in places]
+        if not turns:
+            return path
+        loops = sorted(self._loops(places), key=lambda loop: loop[1] - loop[0])
+        many = [n for n in reversed(turns) if n > 1]
+        if len(loops) != len(many):
+            raise ValueError(f"{self.entry}: {len(loops)} loops, {len(many)} expected")
+        grown = 0
+        for (start, end), count in zip(loops, many, strict=True):
+            turn = path[start : end + 1 + grown]
+            path[start : end + 1 + grown] = turn * count
+            grown += len(turn) * (count - 1)
+        return path
+
+    def _loops(self, places: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """First and last of the places that a jump back goes over."""
+        at = {place: k for k, place in enumerate(places)}
+        for k, place in enumerate(places):
+            x = self.instructions[place]
+            start = at.get(self.labels.get(x.to, -1), k) if x.kind == "BRA" else k
+            if start < k:
+                yield start, k
+
+    def main_loop(self, turns: Sequence[int] = ()) -> list[Instruction]:
+        """One turn of the innermost loop that moves most 16-byte packs; empty where no loop moves any.
+
+        `turns` are those of the loops in it, as in `main_path`.
+        """
         best: tuple[int, int, int, int] = (0, 0, 0, 0)
         for at, x in enumerate(self.instructions):
             start = self.labels.get(x.to, at) if x.kind == "BRA" else at
@@ -85,15 +117,18 @@ class Program:
                 wide = sum(y.is_load and y.bytes_moved == 16 for y in self.instructions[start:at])
                 best = max(best, (wide, start - at, start, at))
         wide, _, start, end = best
-        return self._walk(start, end + 1) if wide else []
+        if not wide:
+            return []
+        *places, back = self._walk(start, end + 1)
+        return [*self._turned(places, turns), self.instructions[back]]
 
-    def _walk(self, at: int, end: int) -> list[Instruction]:
-        path: list[Instruction] = []
+    def _walk(self, at: int, end: int) -> list[int]:
+        path: list[int] = []
         seen: set[int] = set()
         while at < end and at not in seen:
             seen.add(at)
             x = self.instructions[at]
-            path.append(x)
+            path.append(at)
             if x.kind in ("EXIT", "RET") and not x.guard:
                 break
             to = self.labels.get(x.to, -1) if x.kind == "BRA" else -1
@@ -110,9 +145,15 @@ class Program:
         if to >= end:
             return False
         skipped, there = self.instructions[at + 1 : to], self._until_branch(to)
+        if _is_narrow(skipped) != _is_narrow(self._block(to)):
+            return _is_narrow(skipped)
         if _is_rare(skipped) or _is_rare(there):
             return _is_rare(skipped)
         return _stores(self._until_exit(to)) > _stores(self._until_exit(at + 1))
+
+    def _block(self, at: int) -> list[Instruction]:
+        end = next((i for i in range(at, len(self.instructions)) if self.instructions[i].kind in ("BRA", "EXIT")), None)
+        return list(self.instructions[at:end])
 
     def _until_branch(self, at: int) -> list[Instruction]:
         found = []
@@ -148,6 +189,12 @@ def _is_rare(part: Iterable[Instruction]) -> bool:
     """A part that calls a function and stores nothing, or ends the kernel for an impossible reason."""
     listed = list(part)
     return any(x.kind in ("CALL", "BPT") for x in listed) and not _stores(listed)
+
+
+def _is_narrow(part: Iterable[Instruction]) -> bool:
+    """A part that moves single elements: of a last tile, where others move packs."""
+    sizes = [x.bytes_moved for x in part if x.kind in ("LDG", "STG")]
+    return bool(sizes) and max(sizes) < 16
 
 
 def _stores(part: Iterable[Instruction]) -> int:

@@ -119,6 +119,7 @@ class Kernel:
         loops: whether it is such a loop whose turns count.
         loaded: bytes that a thread asks for before it computes; 0 where a turn is one row, as it is written.
         moved: bytes read and written for each element.
+        turns: of a thread's loops in each other, where it has any in a whole tile.
         shared: bytes of shared memory of a block.
         block: its threads.
     """
@@ -130,6 +131,7 @@ class Kernel:
     moved: float
     shared: int = 0
     block: int = BLOCK_SIZE
+    turns: tuple[int, ...] = ()
 
 
 def kernels(entry: Entry, direction: str, dtype: str) -> list[Kernel]:
@@ -161,14 +163,18 @@ def _kernels(loop: Loop, layout: Layout) -> list[Kernel]:
     if not layout.variant.has_sums:
         variant = cuda_variant(loop, layout)
         elements = variant.vector * variant.unroll
-        return [_kernel(cuda_source(loop, variant), loop, layout, elements, loops=False)]
+        made = _kernel(cuda_source(loop, variant), loop, layout, elements, loops=False)
+        turns = (variant.unroll, variant.vector // variant.group) if variant.group else ()
+        return [replace(made, turns=turns)]
     made = []
     for launch in sum_launches(loop, layout):
-        text = launch.source.code.rsplit("og::sum_tiles<", 1)[1]
-        vector, unroll = (int(x) for x in text.split(", ")[1:3])
+        arguments = launch.source.code.rsplit("og::sum_tiles<", 1)[1].partition(">(")[0].split(", ")
+        vector, unroll = int(arguments[1]), int(arguments[2])
+        turns = (vector // int(arguments[7]),) if len(arguments) > 7 else ()
         part = _of_stores(loop, layout, launch.stores)
-        shared = 256 * (8 if launch.addend == "f64" else 4)
-        made.append(_kernel(launch.source, *part, vector * unroll, loops=True, shared=shared))
+        shared = 256 * (8 if launch.addend == "f64" else 4) * min(len(launch.sums), 8)
+        kernel = _kernel(launch.source, *part, vector * unroll, loops=True, shared=shared)
+        made.append(replace(kernel, turns=turns))
     return made
 
 
