@@ -175,7 +175,7 @@ def test_a_test_that_loses_the_gpu_loses_no_other(tmp_path: Path) -> None:
     """CUDA refuses its process everything from then on: another worker does the rest."""
     (tmp_path / "test_some.py").write_text(LOSES_IT)
     (tmp_path / "cupy.py").write_text(LOST_CUPY)
-    told = pytest_of(tmp_path, "-n", "1", "--tb=no")
+    told = pytest_of(tmp_path, "-n", "1", "--dist", "worksteal", "--tb=no")
     assert "6 passed" in told and "assert (6 * 7) == 41" in told, told
 
 

@@ -151,7 +151,8 @@ def steps(folder: Path) -> list[Step]:
     options = ["-q", "-p", "as_they_come", "--gpu", "--tb=no", "-p", "no:cacheprovider", "-p", "no:benchmark"]
     options += ["-W", "default", "--durations=15"]
     if importlib.util.find_spec("xdist"):
-        options += ["-n", str(cores), "--max-worker-restart", "60"]
+        # Each worker begins somewhere else: a run that is cut off has seen something of every file.
+        options += ["-n", str(cores), "--dist", "worksteal", "--max-worker-restart", "60"]
     if importlib.util.find_spec("pytest_timeout"):  # one that hangs on the GPU loses one worker, not all that follows
         options += ["--timeout", "100", "--timeout-method", "thread"]
     bench = [python, "-m", "opgraph", "bench", "--device", "cuda", "--budget", "BUDGET"]
