@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.runtime.bound import Looks, UnboundError
+from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.frames import Frame, ShapeSet, key_of
 from opgraph.runtime.runner import Repeated, Runner
 
@@ -60,8 +60,7 @@ class Chain:
         self._static, self._main = self.steps[:static], self.steps[static:]
         self._constants = dict(constants)
         self._donated, self._check_donated = tuple(donated), check_donated
-        self._sets: dict[Any, ShapeSet] = {}
-        self._lock = threading.Lock()
+        self._sets: Bounded[Any, ShapeSet] = Bounded(MAX_SHAPE_SETS)
         self._plans = plans and not donated
 
     @property
@@ -181,11 +180,7 @@ class Chain:
             return None
         known = self._sets.get(key)
         if known is None:
-            known = ShapeSet(self._static_values(arrays))
-            with self._lock:
-                while len(self._sets) >= MAX_SHAPE_SETS:  # the oldest one: shapes that change must not pile up
-                    del self._sets[next(iter(self._sets))]
-                self._sets[key] = known
+            known = self._sets[key] = ShapeSet(self._static_values(arrays))
         return known
 
     def _static_values(self, arrays: Sequence[Any]) -> dict[int, Any]:

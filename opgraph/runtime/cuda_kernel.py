@@ -15,6 +15,7 @@ from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import cuda
+from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.cuda_plan import Launch, Plan
 from opgraph.runtime.device_array import DeviceArray, Library, alignment
@@ -46,7 +47,7 @@ class CudaKernel:
         self._given = self._operands.given
         self._dtypes = self._operands.store_dtypes
         self._first_store = len(lowered.loop.loads)
-        self._plans: dict[Any, Plan] = {}
+        self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
         self._uploaded: dict[Any, Any] = {}
         self.sources: dict[str, KernelSource] = {}
 
@@ -175,8 +176,6 @@ class CudaKernel:
         key = tuple([None if a is None else a.key for a in (*ins, *outs)])
         plan = self._plans.get(key)
         if plan is None:
-            if len(self._plans) >= MAX_PLANS:  # shapes that change with every call must not pile up
-                self._plans.clear()
             plan = self._plans[key] = self._new_plan(ins, outs)
         return plan
 

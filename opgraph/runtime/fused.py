@@ -18,6 +18,7 @@ from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
+from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.boxed import boxed_reductions, boxed_rows
 from opgraph.runtime.operands import Operands, check_outputs
 from opgraph.runtime.plan import Plan, launch
@@ -45,7 +46,7 @@ class HostKernel:
         self._operands = Operands(lowered, inputs)
         self.given = self._operands.given
         self._dtypes = self._operands.store_dtypes
-        self._plans: dict[Any, Plan] = {}
+        self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
         self.sources: dict[str, KernelSource] = {}
         self._entries: dict[tuple[Variant, bool], tuple[Loop, Any]] = {}
 
@@ -147,8 +148,6 @@ class HostKernel:
         return base
 
     def _remember(self, key: Any, plan: Plan) -> Plan:
-        if len(self._plans) >= MAX_PLANS:  # shapes that change with every call must not pile up
-            self._plans.clear()
         self._plans[key] = plan
         return plan
 

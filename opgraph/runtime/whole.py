@@ -14,6 +14,7 @@ import numpy as np
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.runtime.bounded import Bounded
 
 #: Sets of shapes that are remembered.
 _MAX_SHAPES = 64
@@ -47,7 +48,7 @@ class WholeGraph:
             (port_name(t), dtypes.get(t.dtype).numpy, name) for t, name in zip(inputs, names[0], strict=True)
         ]
         self._outputs = names[1]
-        self._seen: set[tuple[tuple[int, ...], ...]] = set()
+        self._seen: Bounded[tuple[tuple[int, ...], ...], None] = Bounded(_MAX_SHAPES)
 
     def __call__(self, given: Any) -> list[np.ndarray] | None:
         """The outputs; None where the call has to be looked at: other types or shapes than before, or an error."""
@@ -66,13 +67,13 @@ class WholeGraph:
         try:
             return self._run.feed(feeds, self._outputs)
         except Exception:  # the call as it always is raises it again, in its own words
-            self._seen.discard(shapes)
+            self._seen.pop(shapes, None)
             return None
 
     def learn(self, arrays: Sequence[Any], results: Sequence[Any]) -> None:
         """Remembers the shapes of a call that went well."""
-        if sum(r.nbytes for r in results) <= _FEW_BYTES and len(self._seen) < _MAX_SHAPES:
-            self._seen.add(tuple([a.shape for a in arrays]))
+        if sum(r.nbytes for r in results) <= _FEW_BYTES:
+            self._seen[tuple([a.shape for a in arrays])] = None
 
 
 def whole_graph(

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
+from opgraph.runtime.bounded import Bounded
 from opgraph.torch.fold import is_in_onnx_export
 from opgraph.torch.fused.autograd import Trained, record
 from opgraph.torch.fused.composite import composite
@@ -62,7 +63,7 @@ class FusedOp:
     def __init__(self, graph: Graph, *, rounding: str = "store", traced: bool = True) -> None:
         self.graph = prepared(graph)
         self.rounding = rounding
-        self._calls: dict[Any, _Call] = {}
+        self._calls: Bounded[Any, _Call] = Bounded(MAX_CALLS)
         self._programs: dict[tuple[int, torch.device], Program] = {}
         self._trainings: dict[Flags, Training] = {}
         self._derivations: dict[Any, Any] = {}
@@ -176,8 +177,6 @@ class FusedOp:
             return found
 
     def _remember(self, key: Any) -> _Call:
-        if len(self._calls) >= MAX_CALLS:  # shapes that change with every call must not pile up
-            self._calls.clear()
         made = self._calls[key] = _Call()
         return made
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.torch.lazy.node import Spec
 from opgraph.torch.tracing.calls import Found, table
@@ -54,15 +55,13 @@ _REFLECTED: dict[Any, Any] = {
     torch.Tensor.__rdiv__: _rdiv,
     torch.Tensor.__rmod__: _rmod,
 }
-_kinds: dict[Any, Found | str] = {}
+_kinds: Bounded[Any, Found | str] = Bounded(_MAX_KNOWN)
 
 
 def kind_of(func: Callable[..., Any]) -> Found | str:
     """What a torch function is: its entry in the table, or CAST, READS or WRITES."""
     kind = _kinds.get(func)
     if kind is None:
-        if len(_kinds) > _MAX_KNOWN:
-            _kinds.clear()
         kind = _kinds[func] = _classified(func)
     return kind
 
@@ -120,8 +119,8 @@ class Specs:
     """The specs of a process, by what tells calls apart."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Spec | str] = {}
-        self._numbers: dict[Hashable, int] = {}
+        self._known: Bounded[Hashable, Spec | str] = Bounded(_MAX_KNOWN)
+        self._numbers: Bounded[Hashable, int] = Bounded(_MAX_KNOWN)
 
     def find(
         self,
@@ -142,9 +141,6 @@ class Specs:
         key = (func, marks, device.type, auto, torch.get_default_dtype())
         known = self._known.get(key)
         if known is None:
-            if len(self._known) > _MAX_KNOWN:
-                self._known.clear()
-                self._numbers.clear()
             general = (func, tuple([m[0] if m[0] in (float, int) else m for m in marks]), device.type, auto)
             self._numbers[general] = self._numbers.get(general, 0) + 1
             if self._numbers[general] > MAX_NUMBERS:

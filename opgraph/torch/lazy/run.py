@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opgraph.errors import OpGraphError
+from opgraph.runtime.bounded import Bounded
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.lazy.node import Node
 from opgraph.torch.lazy.shape import is_own
@@ -51,8 +52,8 @@ class Kernel:
         return [made[i] for i in self.results]
 
 
-_by_shapes: dict[Any, Kernel] = {}
-_by_pattern: dict[Any, Kernel] = {}
+_by_shapes: Bounded[Any, Kernel] = Bounded(_MAX_KNOWN)
+_by_pattern: Bounded[Any, Kernel] = Bounded(_MAX_KNOWN)
 _lock = threading.Lock()
 
 
@@ -188,10 +189,6 @@ def _kernel(closure: list[Node], outputs: list[Node], rounding: str) -> tuple[Ke
 def _found(shape: Any, key: Any, tensors: list[torch.Tensor]) -> Kernel:
     general = (shape, pattern(t.shape for t in tensors))
     with _lock:
-        if len(_by_shapes) > _MAX_KNOWN:
-            _by_shapes.clear()
-        if len(_by_pattern) > _MAX_KNOWN:
-            _by_pattern.clear()
         kernel = _by_pattern.get(general)
         if kernel is None:
             kernel = _by_pattern[general] = _made(shape, tensors)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from opgraph.torch.tracing.trace import MOST_SHAPES, Leaf, Run, Traced
+from opgraph.runtime.bounded import Bounded
+from opgraph.torch.tracing.trace import Leaf, Run, Traced
 
 #: What `plan(args, kwargs)` returns: the Traced, its tensors and what the function returns as it was; or, where only
 #: the shapes are new, None, the tensors and the shapes; or None.
@@ -32,7 +33,7 @@ class Plan:
     """
 
     check: Callable[[tuple[Any, ...], dict[str, Any]], Answer]
-    graphs: dict[Any, Traced]
+    graphs: Bounded[Any, Traced]
     leaf: Leaf
 
     def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> bool:
@@ -40,7 +41,5 @@ class Plan:
         answer = self.check(args, kwargs)
         if answer is None or answer[0] is not None or run.leaf is not self.leaf or run.traced is None:
             return False
-        if len(self.graphs) > MOST_SHAPES:
-            self.graphs.clear()
         self.graphs[answer[2]] = run.traced
         return True

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from opgraph.runtime.bounded import Bounded
 from opgraph.torch.tracing.plan import Plan
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.reads import NotKnown, OddArgument, Place, reads_of
-from opgraph.torch.tracing.trace import Run, Traced
+from opgraph.torch.tracing.trace import MOST_SHAPES, Run, Traced
 from opgraph.torch.tracing.watch import EagerCall, Watch
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...))
@@ -210,7 +211,8 @@ class _Writer:
                 raise NotKnown(f"it returns a {type(value).__name__}")
         tensors = [self.sources[id(t)] for t in run.tensors]
         assert run.leaf is not None and run.traced is not None
-        graphs: dict[Any, Traced] = {tuple(t.shape for t in run.tensors): run.traced}
+        graphs: Bounded[Any, Traced] = Bounded(MOST_SHAPES)
+        graphs[tuple(t.shape for t in run.tensors)] = run.traced
         self.names["graphs"] = graphs
         shapes, given = "".join(f"{t}.shape, " for t in tensors), "".join(f"{t}, " for t in tensors)
         self.line(f"shapes = ({shapes})")

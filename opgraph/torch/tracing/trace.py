@@ -20,6 +20,7 @@ import torch
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
+from opgraph.runtime.bounded import Bounded
 from opgraph.torch.tracing.build import build, needed, pattern
 from opgraph.torch.tracing.emit import name_of
 from opgraph.torch.tracing.names import parameter_names, tensor_names
@@ -88,7 +89,7 @@ class Leaf:
     outputs: tuple[tuple[Ref, str], ...]
     steps: list[Step]
     reads: tuple[int, ...]
-    by_shapes: dict[Any, Traced] = field(default_factory=dict)
+    by_shapes: Bounded[Any, Traced] = field(default_factory=lambda: Bounded(MOST_SHAPES))
     by_pattern: dict[Any, Traced] = field(default_factory=dict)
 
 
@@ -168,10 +169,7 @@ class Tracer:
         shapes = tuple([t.shape for t in tensors])
         traced = leaf.by_shapes.get(shapes)
         if traced is None:
-            traced = self._traced(session, leaf)
-            if len(leaf.by_shapes) > MOST_SHAPES:
-                leaf.by_shapes.clear()
-            leaf.by_shapes[shapes] = traced
+            traced = leaf.by_shapes[shapes] = self._traced(session, leaf)
         return Run(traced, tensors, tuple(kept), leaf, session.asks)
 
     def _traced(self, session: Session, leaf: Leaf) -> Traced:
