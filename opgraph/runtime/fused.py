@@ -10,19 +10,18 @@ import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
-from opgraph.loops.at_once import walked
-from opgraph.loops.column_sums import column_sums
 from opgraph.loops.interpret import interpret
-from opgraph.loops.layout import TURNED, Variant
+from opgraph.loops.layout import TURNED, Layout, Variant
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
 from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
 from opgraph.runtime.bounded import Bounded
-from opgraph.runtime.boxed import boxed_reductions, boxed_rows
+from opgraph.runtime.boxed import boxed_rows
 from opgraph.runtime.operands import Operands, check_outputs
 from opgraph.runtime.plan import Plan, launch
 from opgraph.runtime.runner import GENERATED, Repeated
+from opgraph.runtime.walk import Walk, walk_of
 
 Array: TypeAlias = np.ndarray
 
@@ -55,24 +54,21 @@ class HostKernel:
         layout = self._operands.probable_layout(dims)
         if layout is None or not layout.size:
             return
-        loop, layout = column_sums(self.lowered.loop, layout) or (self.lowered.loop, layout)
-        if not layout.row_rank:
-            wide, boxed = boxed_rows(loop, layout)
-            self._entry(loop, wide.variant, boxed is not None)
-            return
-        way = walked(loop, layout, lanes=host.has_lanes())
-        found = way.variant
-        if (found.vectors or TURNED in found.operands) and not self._are_told(dims, found):
-            way = layout  # guesses are short
-        self._entry(loop, way.variant, boxed_reductions(loop, way).boxes.are_pieces)
+        walk = self._walk(layout)
+        found = walk.layout.variant
+        if walk.rows is not None and (found.vectors or TURNED in found.operands) and not self._are_told(dims, found):
+            walk = self._walk(layout, plainly=True)  # guesses are short
+        self._entry(walk)
 
     def _are_told(self, dims: Sequence[Dims], found: Variant) -> bool:
         """Whether rows are walked in this way whatever is guessed for sizes that are not known yet."""
         if all(isinstance(d, int) for shape in dims for d in shape or ()):
             return True
         longer = self._operands.probable_layout(dims, 1000)
-        loop = self.lowered.loop
-        return longer is not None and walked(loop, longer, lanes=host.has_lanes()).variant == found
+        return longer is not None and self._walk(longer).layout.variant == found
+
+    def _walk(self, layout: Layout, *, plainly: bool = False) -> Walk:
+        return walk_of(self.lowered.loop, layout, lanes=host.has_lanes(), plainly=plainly)
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None) -> list[Array]:
         """Runs the kernel.
@@ -176,23 +172,20 @@ class HostKernel:
         own = self._operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         fixed += tuple((position, 0) for position in self._operands.virtual)
-        loop, layout = column_sums(self.lowered.loop, layout) or (self.lowered.loop, layout)
-        has_rows = layout.row_rank > 0
-        layout = walked(loop, layout, lanes=host.has_lanes())
-        wide, boxed = (layout, None) if has_rows else boxed_rows(loop, layout)
-        numbers = [len(wide.dims), wide.size, *wide.dims, *(s for st in wide.strides for s in st)]
-        operands, boxes, work, stages, in_boxes = len(wide.strides), 0, 0, 1, boxed is not None
-        if has_rows and layout.size:
-            cut = boxed_reductions(loop, layout)
-            boxes, stages, work = cut.boxes.count * cut.stages, cut.stages, cut.work
-            operands, numbers, in_boxes = operands + 1, numbers + cut.numbers, cut.boxes.are_pieces
-        if boxed is not None:
+        walk = self._walk(layout)
+        told = walk.layout
+        numbers = [len(told.dims), told.size, *told.dims, *(s for st in told.strides for s in st)]
+        operands, boxes, work, stages = len(told.strides), 0, 0, 1
+        if (rows := walk.rows) is not None:
+            boxes, stages, work = rows.boxes.count * rows.stages, rows.stages, rows.work
+            operands, numbers = operands + 1, numbers + rows.numbers
+        if (boxed := walk.boxed) is not None:
             # An output that the caller brings may lie over an input that other boxes still read.
             more, work = boxed.numbers(at_once=apart or outs is None)
             boxes, operands, numbers = boxed.boxes.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         return Plan(
-            entry=self._entry(loop, wide.variant, in_boxes) if layout.size else None,
+            entry=self._entry(walk) if layout.size else None,
             layout=packed,
             layout_address=ctypes.addressof(packed),
             pointers=ctypes.c_void_p * operands,
@@ -205,14 +198,15 @@ class HostKernel:
             keep=tuple(a for _, a in own),
         )
 
-    def _entry(self, loop: Loop, variant: Variant, boxed: bool) -> Any:
-        known = self._entries.get((variant, boxed))
+    def _entry(self, walk: Walk) -> Any:
+        loop, variant = walk.loop, walk.layout.variant
+        known = self._entries.get((variant, walk.in_boxes))
         if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
             return known[1]
-        source = host_source(loop, variant, boxed=boxed)
+        source = host_source(loop, variant, boxed=walk.in_boxes)
         self.sources[source.entry] = source
         entry = host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)
-        self._entries[variant, boxed] = loop, entry
+        self._entries[variant, walk.in_boxes] = loop, entry
         return entry
 
 
