@@ -142,7 +142,7 @@ def test_that_needs_it(i):
 LOST_CUPY = """
 import types
 lost = []
-class CUDARuntimeError(RuntimeError): pass
+class CUDARuntimeError(RuntimeError): status = 700
 def memGetInfo():
     if lost: raise CUDARuntimeError("an illegal memory access was encountered")
     return 1, 1
@@ -176,7 +176,10 @@ def test_a_test_that_loses_the_gpu_loses_no_other(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(LOSES_IT)
     (tmp_path / "cupy.py").write_text(LOST_CUPY)
     told = pytest_of(tmp_path, "-n", "1", "--dist", "worksteal", "--tb=no")
-    assert "6 passed" in told and "assert (6 * 7) == 41" in told, told
+    assert "6 passed" in told and "assert (6 * 7) == 41" in told and "crashed" in told, told
+    (tmp_path / "cupy.py").write_text(LOST_CUPY.replace("status = 700", "status = 35"))
+    told = pytest_of(tmp_path, "-n", "1", "--tb=no")
+    assert "7 failed" in told and "crashed" not in told, told  # as where there never was one
 
 
 def test_a_gpu_that_must_be_there_and_is_not_is_a_failure(tmp_path: Path) -> None:
