@@ -27,6 +27,8 @@ Place: TypeAlias = tuple[str, int]
 IN_PLACE = "in place"
 #: What a function is told by that has a half of its own (`opgraph.runtime.building`).
 SHARED = "OG_SHARED("
+#: Where functions do 16 floats at a time.
+BY_LANES = "using Width = og::floats;"
 #: The same as MAX_COST for kernels not of f32 alone, whose loop the compiler has to vectorise: 0.45 s.
 WIDE_COST = 600
 #: Elements of the longest strip, and of the shortest; the longest of which all strips together take at most ROOM bytes.
@@ -66,7 +68,7 @@ def put_strips(emitter: Emitter) -> None:
     put(f"  static constexpr og::i64 strip_length = {strips.slots.length()};")
     if emitter.by_lanes:
         put("#if OG_LANES")
-        put("  using Width = og::floats;")
+        put(f"  {BY_LANES}")
         put("#else")
     put("  using Width = float;")
     if emitter.by_lanes:

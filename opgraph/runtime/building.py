@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgraph.codegen.kernel import KernelSource
-from opgraph.codegen.strips import SHARED
+from opgraph.codegen.strips import BY_LANES, SHARED
 
 #: What a source is called while it is compiled.
 FILE = "kernel.cpp"
@@ -30,13 +30,20 @@ class Built:
     log: str = ""
 
 
-def built(source: KernelSource, command: Sequence[str], flags: Sequence[str], libraries: Sequence[str]) -> Built:
+def built(
+    source: KernelSource,
+    command: Sequence[str],
+    flags: Sequence[str],
+    libraries: Sequence[str],
+    functions: Sequence[str] = (),
+) -> Built:
     """Compiles a kernel.
 
     Args:
         command: the compiler.
         flags: for compiling and linking.
         libraries: what is linked to, last on the command line.
+        functions: more flags, for a half that has nothing but functions of 16 floats at a time.
 
     Raises:
         OSError: no room for the files in between, or the compiler does not start.
@@ -46,11 +53,13 @@ def built(source: KernelSource, command: Sequence[str], flags: Sequence[str], li
         begin = [*command, *flags]
         if SHARED in source.functor and len(os.sched_getaffinity(0)) > 1:
             # One of the halves has all that calls, the other one no more than the functions: it ends where those do.
-            halves = ((CALLS, source.code), (FUNCTIONS, source.code[: source.code.rindex('extern "C"')]))
-            texts = [_written(os.path.join(folder, half[2:]), text) for half, text in halves]
+            more = functions if BY_LANES in source.functor else ()
+            halves = [(CALLS,), (FUNCTIONS, *more)]
+            parts = source.code, source.code[: source.code.rindex('extern "C"')]
+            texts = [_written(os.path.join(folder, half[0][2:]), t) for half, t in zip(halves, parts, strict=True)]
             objects = [text + ".o" for text in texts]
             stages = [
-                [[*begin, half, "-c", "-o", o, t] for (half, _), o, t in zip(halves, objects, texts, strict=True)],
+                [[*begin, *half, "-c", "-o", o, t] for half, o, t in zip(halves, objects, texts, strict=True)],
                 # Calls from one half to the other need no table of symbols.
                 [[*begin, "-Wl,-Bsymbolic", "-o", made, *objects, *libraries]],
             ]
