@@ -5,6 +5,7 @@ What it takes is NVRTC and nvdisasm, no GPU. `tests/test_sass_table.py` holds th
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import re
 import textwrap
@@ -192,5 +193,11 @@ def page(rows: list[Row]) -> str:
     return text + "\n".join([_HEAD, "|---" * 10 + "|", *map(str, rows)]) + "\n"
 
 
-if __name__ == "__main__":
+def main(arguments: list[str] | None = None) -> None:
+    """Writes the page."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args(arguments)
     PAGE.write_text(page(list(measured())), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

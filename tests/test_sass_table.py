@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 
 import budget
 import nvrtc
@@ -59,6 +60,13 @@ def test_whole_operands_move_in_16_bytes_and_nothing_is_in_local_memory(rows: li
 def test_the_page_has_no_other_rows() -> None:
     known = {(e.name, d, dtype) for e in sass_suite.ENTRIES for d in sass_table.DIRECTIONS for dtype in e.dtypes}
     assert written().keys() == known, sass_table.REWRITE
+
+
+def test_asking_for_help_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sass_table, "PAGE", tmp_path / "sass.md")
+    with pytest.raises(SystemExit) as ended:
+        sass_table.main(["--help"])
+    assert ended.value.code == 0 and not (tmp_path / "sass.md").exists()
 
 
 def test_a_worse_kernel_is_found() -> None:

@@ -1,10 +1,11 @@
-"""specs/accuracy.md: measured and read. `python tests/accuracy/table.py > specs/accuracy.md` measures and writes it."""
+"""specs/accuracy.md: measured and read. `python tests/accuracy/table.py [KIND ...]` measures and writes it."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +15,12 @@ if __name__ == "__main__":
 from accuracy import measure, points
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "specs" / "accuracy.md"
-REWRITE = "rewrite the page: python tests/accuracy/table.py > specs/accuracy.md"
+REWRITE = "rewrite the page, or the rows of some kinds: python tests/accuracy/table.py [KIND ...]"
 
 _HEAD = """# Accuracy
 
-Written by `python tests/accuracy/table.py > specs/accuracy.md`; `tests/test_accuracy.py` measures again and fails where
-a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs the same f32 and f64
+Written by `python tests/accuracy/table.py`, or the rows of some kinds, by name; `tests/test_accuracy.py` measures again and
+fails where a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs the same f32 and f64
 arithmetic, but for subnormal f32, which CuPy's kernels flush to zero, and for GELU by erf, its derivative, Mish's,
 and powers in f32: the CPU has them by tables, a GPU without, within the same bounds (`tests/test_tables.py`).
 
@@ -74,18 +75,24 @@ def read() -> Iterator[Row]:
         yield Row(label, dtype, float(ulp), at, int(count), float(bound))
 
 
-def rows() -> Iterator[Row]:
-    """The rows as measured here and now."""
+def rows(kinds: Collection[str]) -> Iterator[Row]:
+    """The rows of some kinds as measured here and now; those of the others as the page has them."""
+    known = list(read())
     for record in measure.measured_ops():
+        if record.kind not in kinds:
+            yield from (r for r in known if r.label.partition("(")[0] == record.kind)
+            continue
         for dtype in measure.FLOATS:
             for case in measure.cases(record, dtype):
                 found = measure.measure(case)
                 at = ", ".join(f"{float(a):.9g}" for a in found.at)
-                yield Row(case.label, dtype, found.ulp, at if found.ulp else "", found.points, case.bound)
+                row = Row(case.label, dtype, found.ulp, at if found.ulp else "", found.points, case.bound)
+                print(row, file=sys.stderr)
+                yield row
 
 
-def text() -> str:
-    """The page."""
+def text(kinds: Collection[str]) -> str:
+    """The page, with the rows of these kinds measured."""
     scaled = " and ".join(sorted({r.kind for r in measure.measured_ops() if r.kind in measure.real.SLOPE}))
     counts = {
         "specials": len(points.specials("f32")),
@@ -95,11 +102,23 @@ def text() -> str:
     }
     lines = [_HEAD.format(scaled=scaled, **counts, **measure.BOUNDS)]
     lines.append("| op | dtype | ulp | at | arguments | bound |\n|---|---|---|---|---|---|")
-    for row in rows():
-        print(row, file=sys.stderr)
-        lines.append(str(row))
-    return "\n".join(lines)
+    lines += map(str, rows(kinds))
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Writes the page."""
+    known = [record.kind for record in measure.measured_ops()]
+    parser = argparse.ArgumentParser(
+        description="Measures how far results are from the truth; writes specs/accuracy.md."
+    )
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="of op whose rows are measured (default: all)")
+    kinds = parser.parse_args(arguments).kinds
+    for kind in kinds:
+        if kind not in known:
+            parser.error(f"no op {kind!r} is measured; there are {', '.join(known)}")
+    PAGE.write_text(text(kinds or known), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    print(text())
+    main()
