@@ -51,6 +51,8 @@ def laid_out(array: np.ndarray, rng: random.Random) -> np.ndarray:
 
 
 def without_steps(array: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Other values, that repeat along some axes without lying there twice."""
+    """Other values, that repeat along some axes without lying there twice; writable."""
     kept = tuple(slice(0, 1) if rng.random() < 0.6 else slice(None) for _ in range(array.ndim))
-    return np.broadcast_to(array[kept].copy(), array.shape)
+    base = array[kept].copy()
+    strides = tuple(0 if k.stop is not None else s for k, s in zip(kept, base.strides, strict=True))
+    return np.lib.stride_tricks.as_strided(base, array.shape, strides)

@@ -35,7 +35,7 @@ def calls(found: Scenario, rng: random.Random) -> Iterator[str]:
                 f(feeds)
             except OpGraphError:
                 continue
-            if _has_dead_ops(graph):  # they need not run
+            if _has_dead_ops(graph) or "SumTo" in refused:  # the first need not run; kernels do not ask what SumTo asks
                 continue
             yield f"binding {number}: the reference refuses what the compiled graph takes: {refused}"
             continue
@@ -43,6 +43,8 @@ def calls(found: Scenario, rng: random.Random) -> Iterator[str]:
         yield from (f"binding {number}: {p}" for p in map(problem, got, want) if p)
         yield from (f"a call changed input {n}" for n, a in feeds.items() if not same_bits(a, before[n]))
         plain.append((feeds, [g.copy() for g in got]))
+        if f.memory_plan(feeds).clashes():
+            yield f"values share memory while both are needed: {f.memory_plan(feeds)}"
         yield from _owned(graph, got, feeds)
     for again in range(2):
         for feeds, want_bits in plain:
@@ -218,7 +220,7 @@ def _over_inputs(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], 
 
 
 def _donated(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
-    names = [n for n in feeds if rng.random() < 0.6]
+    names = [n for n in feeds if rng.random() < 0.8]
     taken = []
     for name in names:
         try:
@@ -233,11 +235,8 @@ def _donated(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng:
     for how in range(4):
         fresh = {n: a.copy() if how != 1 else np.array(laid_out(a, rng), order="K") for n, a in feeds.items()}
         dense = feeds
-        base = None
         if how == 2:  # zero strides: written to, they would be written to many times
-            base = without_steps(feeds[taken[0]], rng)
-            fresh[taken[0]] = np.lib.stride_tricks.as_strided(base, base.shape, base.strides, writeable=True)
-            fresh = {n: np.asarray(a) for n, a in fresh.items()}
+            fresh[taken[0]] = without_steps(feeds[taken[0]], rng)
             dense = {n: np.array(a, order="C") for n, a in fresh.items()}
             plain = listed(og.compile(graph)(dense))
         if how == 3:
