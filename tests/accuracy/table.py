@@ -21,8 +21,8 @@ _HEAD = """# Accuracy
 
 Written by `python tests/accuracy/table.py`, or the rows of some kinds; `tests/test_accuracy.py` measures again and
 fails where a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs the same
-f32 and f64 arithmetic, but for subnormal f32, which CuPy's kernels flush to zero, and for GELU by erf, its derivative, Mish's,
-and powers in f32: the CPU has them by tables, a GPU without, within the same bounds (`tests/test_tables.py`).
+f32 and f64 arithmetic, but for subnormal f32, which CuPy's kernels flush to zero, and for GELU by erf, its derivative,
+Mish's, and powers in f32: the CPU has them by tables, a GPU without, within the same bounds (`tests/test_tables.py`).
 
 An ulp is the distance between neighbouring numbers of the dtype at the truth. The truth is the op's NumPy reference in
 float64, and for f64 mpmath with 50 digits; the references themselves are within 16 ulp of mpmath.
