@@ -1,6 +1,6 @@
 """The life of a graph as oneDNN's API tests have it: graph, partitions, compiled partitions, execution.
 
-Names follow the behaviours of oneDNN's `tests/gtests/graph/api`; where opgraph is stricter, specs/api-differences.md
+Names follow the behaviours of oneDNN's `tests/gtests/graph/api`; where opgraph is stricter, specs/onednn.md
 says so.
 """
 
