@@ -151,7 +151,8 @@ def kernels(entry: Entry, direction: str, dtype: str) -> list[Kernel]:
 
 def _sizes(dims: Sequence[object]) -> tuple[int, ...]:
     """Known dimensions, and those of ROWS for the others, which a trace leaves open."""
-    return tuple(d if isinstance(d, int) else guess for d, guess in zip(dims, (4096, 8192)[-len(dims) :]))
+    guesses = (*[4096] * (len(dims) - 1), 8192)[: len(dims)]
+    return tuple(d if isinstance(d, int) else guess for d, guess in zip(dims, guesses, strict=True))
 
 
 def _kernels(loop: Loop, layout: Layout) -> list[Kernel]:
