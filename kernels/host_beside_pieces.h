@@ -7,7 +7,7 @@
 namespace og {
 
 template <How how> OG_FN double joined(double a, double b) {
-  if constexpr (how == How::add || how == How::add_positive) return a + b;
+  if constexpr (how == How::add) return a + b;
   if constexpr (how == How::multiply) return a * b;
   return Extreme<double, how == How::smallest ? -1 : 1>::chosen(a, b);
 }

@@ -81,15 +81,14 @@ template <class F> struct Strips {
   }
 };
 
-// Adds s[0], s[apart], ... of `turn` neighbours in a row. Floats are added up in pairs first, as in kernels/row_reductions.h.
+// Adds s[0], s[apart], ... of `turn` neighbours in a row. Four floats are added up first, as in kernels/row_reductions.h.
 template <int turn, class F, int pass, int k>
 OG_FN void add_turn(AllAcross<F, pass, k, true>&, i64, const typename F::Addend*, int) {}
 template <int turn, class F, int pass, int k>
 OG_FN void add_turn(AllAcross<F, pass, k, false>& all, i64 i, const typename F::Addend* s, int apart) {
   constexpr How how = F::how(pass, k);
-  if constexpr (turn == 4 && (how == How::add || how == How::add_positive) && sizeof(*s) == sizeof(float)) {
-    all.own.add(i, s[0] + s[2 * apart]);
-    all.own.add(i, s[apart] + s[3 * apart]);
+  if constexpr (turn == 4 && how == How::add && sizeof(*s) == sizeof(float)) {
+    all.own.add(i, (s[0] + s[2 * apart]) + (s[apart] + s[3 * apart]));
   } else {
     for (int r = 0; r < turn; ++r) all.own.add(i, s[r * apart]);
   }

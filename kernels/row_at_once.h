@@ -53,26 +53,21 @@ template <class S, class V> OG_FN void put_elements(S* p, i64 step, V x, Some n)
 
 // ---- reductions of x[0], ... x[vectors - 1] --------------------------------------------------------------------------
 
-// Of each four vectors the first and the third, the second and the fourth are added up as floats, or all of them.
-template <int vectors, bool positive> OG_FN double sum_at_once(const floats* x) {
-  Vector<double> lane[4];
-  const auto put = [&](auto block, auto k, floats16 pair) OG_LAMBDA {
-    const Vector<double> low = widened<8>(Half<16>::lower(pair)), high = widened<8>(Half<16>::upper(pair));
-    lane[2 * k.value] = block.value ? lane[2 * k.value] + low : low;
-    lane[2 * k.value + 1] = block.value ? lane[2 * k.value + 1] + high : high;
-  };
+// Of each four vectors the first and the third, the second and the fourth, then both are added up as floats.
+template <int vectors> OG_FN double sum_at_once(const floats* x) {
+  Vector<double> lane[2];
   each<(vectors + 3) / 4>([&](auto block) OG_LAMBDA {
     constexpr int first = 4 * block.value, count = vectors - first;
-    floats16 even = x[first].v, odd;
-    if constexpr (count > 2) even += x[first + 2].v;
+    floats16 four = x[first].v, odd;
+    if constexpr (count > 2) four += x[first + 2].v;
     if constexpr (count > 1) odd = x[first + 1].v;
     if constexpr (count > 3) odd += x[first + 3].v;
-    if constexpr (positive && count > 1) even += odd;
-    put(block, Number<0>{}, even);
-    if constexpr (!positive && count > 1) put(block, Number<1>{}, odd);
+    if constexpr (count > 1) four += odd;
+    const Vector<double> low = widened<8>(Half<16>::lower(four)), high = widened<8>(Half<16>::upper(four));
+    lane[0] = block.value ? lane[0] + low : low;
+    lane[1] = block.value ? lane[1] + high : high;
   });
-  constexpr int used = positive || vectors == 1 ? 2 : 4;
-  return folded_all<double, used>(lane, [](auto a, auto b) { return a + b; }) + 0.0;  // never -0
+  return folded_all<double, 2>(lane, [](auto a, auto b) { return a + b; }) + 0.0;  // never -0
 }
 
 // The first and the third, the second and the fourth are multiplied first.
@@ -120,8 +115,8 @@ template <How how, int vectors> OG_FN double reduced_at_once(floats* x, Some n) 
   floats filler = Own::nothing();
   if constexpr (how == How::peak) filler = x[0].v[0];
   x[vectors - 1] = choose(bools(n.mask, 0), x[vectors - 1], filler);
-  if constexpr (how == How::add || how == How::add_positive) {
-    return sum_at_once<vectors, how == How::add_positive>(x);
+  if constexpr (how == How::add) {
+    return sum_at_once<vectors>(x);
   } else if constexpr (how == How::multiply) {
     return product_at_once<vectors>(x);
   } else {

@@ -21,30 +21,11 @@ struct Wide {
 template <> struct Reduction<How::add, float> : Wide {
   static OG_FN float nothing() { return 0; }
   OG_FN void start() { Wide::start(0); }
-  template <int k> OG_FN void add_pair(Vector<float> pair) {  // two elements are added up as floats
+  // Four elements are added up as floats: half as much to widen as of two, and half as far from the truth as floats all along.
+  template <int k> OG_FN void add_pair(Vector<float> pair) {
     lane[2 * k] += widened<per>(Half<2 * per>::lower(pair));
     lane[2 * k + 1] += widened<per>(Half<2 * per>::upper(pair));
   }
-  OG_FN void add(const float* x) {
-    each<count / 2>([&](auto k) {
-      add_pair<k.value>(vector_at(x + 2 * per * k.value) + vector_at(x + lanes + 2 * per * k.value));
-    });
-  }
-#if OG_LANES
-  OG_FN void add_lanes(floats a, floats b, floats c, floats d) {
-    add_pair<0>(a.v + c.v);
-    add_pair<1>(b.v + d.v);
-  }
-#endif
-  OG_FN Partial partial() {
-    return Wide::partial([](auto a, auto b) { return a + b; });
-  }
-  static OG_FN void join(Partial& into, Partial x) { into.value += x.value; }
-  static OG_FN double result(Partial x) { return x.value; }
-};
-
-// Of terms none of which is negative nothing cancels: four are added up as floats, which leaves half as much to widen.
-template <> struct Reduction<How::add_positive, float> : Reduction<How::add, float> {
   OG_FN void add(const float* x) {
     each<count / 4>([&](auto k) {
       const float* y = x + 2 * per * k.value;
@@ -54,6 +35,11 @@ template <> struct Reduction<How::add_positive, float> : Reduction<How::add, flo
 #if OG_LANES
   OG_FN void add_lanes(floats a, floats b, floats c, floats d) { add_pair<0>((a.v + c.v) + (b.v + d.v)); }
 #endif
+  OG_FN Partial partial() {
+    return Wide::partial([](auto a, auto b) { return a + b; });
+  }
+  static OG_FN void join(Partial& into, Partial x) { into.value += x.value; }
+  static OG_FN double result(Partial x) { return x.value; }
 };
 
 template <> struct Reduction<How::add, double> {
@@ -81,8 +67,6 @@ template <> struct Reduction<How::add, double> {
   }
   static OG_FN double result(Partial x) { return whole(x.value, x.rest); }
 };
-
-template <> struct Reduction<How::add_positive, double> : Reduction<How::add, double> {};
 
 template <class T> struct Reduction<How::multiply, T> {
   static constexpr int per = per_vector<double>, count = lanes / per;

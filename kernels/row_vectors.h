@@ -72,8 +72,8 @@ template <class T, int count, class Join> OG_FN T folded_all(Vector<T>* v, const
 
 enum { block = 64, keep_bytes = 256 * 1024 };  // elements that are reduced at a time; what is kept for a later pass
 
-// add_positive: what is never negative. peak: the largest, and whether all others are near.
-enum class How { add, add_positive, multiply, largest, smallest, peak };
+// peak: the largest, and whether all others are near.
+enum class How { add, multiply, largest, smallest, peak };
 
 // What a piece of a row makes; of a sum of doubles, with what additions rounded off.
 struct Partial {

@@ -294,7 +294,8 @@ def from_torch(tensor: Any) -> np.ndarray:
 def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(dtype: str) -> None:
     kernel = og.compile(og.parse(ALL.format(t=dtype)))
     softmax = og.compile(og.parse(SOFTMAX.format(t=dtype).replace("[*]", "[n,c]")))
-    for rows, length in [(3, n) for n in (1, 2, 63, 64, 65, 257, 8192, 70_001)] + [(20_000, 3)]:
+    few = [(15, n) for n in (1, 2, 63, 64, 65, 257)]  # of three rows torch's best luck would be the measure
+    for rows, length in [*few, (3, 8192), (3, 70_001), (20_000, 3)]:
         x = samples((rows, length), dtype)
         wide = x.astype(np.longdouble)
         exact = {

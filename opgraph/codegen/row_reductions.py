@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from opgraph.ir import opdef
-from opgraph.loops.loop import Loop, Statement
+from opgraph.loops.loop import Statement
 from opgraph.loops.passes import Pass
 
 
@@ -14,13 +14,6 @@ def row_of(s: Statement) -> opdef.Row:
     row = opdef.get(s.kind, where="emit").row
     assert row is not None
     return row
-
-
-def sums_of_positives(loop: Loop) -> dict[str, str]:
-    """The sums and means in which nothing cancels, since no term is negative, and how they are made."""
-    never = {s.result for s in loop.statements if opdef.get(s.kind, where="emit").never_negative}
-    reduced = [s for s in loop.statements if s.reduces and row_of(s).how == "add"]
-    return {s.result: "add_positive" for s in reduced if s.args[0] in never or row_of(s).never_negative}
 
 
 def reduction_members(passes: Sequence[Pass], ways: Mapping[str, str] | None = None) -> Iterator[str]:

@@ -8,7 +8,7 @@ from opgraph.codegen.lanes import goes_by_lanes
 from opgraph.codegen.over_rows import OverRows
 from opgraph.codegen.row_ahead import put_next_members, put_nexts
 from opgraph.codegen.row_passes import put_passes
-from opgraph.codegen.row_reductions import reduction_members, row_of, sums_of_positives
+from opgraph.codegen.row_reductions import reduction_members, row_of
 from opgraph.codegen.totals import put_totals
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, RUN, UNIFORM, Variant
@@ -147,7 +147,7 @@ class RowEmitter(OverRows):
 
     def ways(self) -> dict[str, str]:
         """How some reductions are made, where there is a better way than their records'."""
-        return sums_of_positives(self.loop) | dict.fromkeys(self.peaks.values(), "peak")
+        return dict.fromkeys(self.peaks.values(), "peak")
 
     def per_row_members(self) -> None:
         """What there is one of for each row, besides values."""

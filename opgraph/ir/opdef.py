@@ -105,7 +105,6 @@ class OpDef:
         torch_calls: the torch functions that mean this op, for tracing.
         reads: which inputs of an op are read, of the others only the shape counts; None: the ports say so.
         row: of a reduction: how a kernel reduces a row.
-        never_negative: every result is 0 or more, or NaN (of floats: integers wrap).
         foreign: who runs ops of this kind, which carry an ONNX node and hold attributes of any name.
         source: where the formula comes from.
     """
@@ -142,7 +141,6 @@ class OpDef:
     reads: Callable[[Op], Sequence[bool]] | None = None
     foreign: str = ""
     row: Row | None = None
-    never_negative: bool = False
 
     def __post_init__(self) -> None:
         # Mistakes in a record fail at import, not on a user's machine.

@@ -98,13 +98,11 @@ class Row:
         how: what becomes of the elements: "add", "multiply", "largest" or "smallest".
         each: C++ for what an element contributes, over `{src}`, in the compute type.
         total: C++ for the result over `{total}` and `{count}`, the number of elements, in double.
-        never_negative: whether what an element contributes is 0 or more, or NaN, whatever the element.
     """
 
     how: str
     each: str = "{src}"
     total: str = "{total}"
-    never_negative: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ EXP = pointwise(
     source="oneDNN Graph Exp",
     gradient={"src": "Multiply(d, dst)"},
     gradient_from_output="Multiply(d, dst)",
-    never_negative=True,
 )
 
 EXPM1 = pointwise(

@@ -92,7 +92,6 @@ def pointwise(
     gradient: Mapping[str, Template] | GradientRule | str | None = None,
     gradient_from_output: Template | None = None,
     torch_calls: tuple[TorchCall, ...] = (),
-    never_negative: bool = False,
 ) -> OpDef:
     """Registers one pointwise op; see OpDef for the arguments.
 
@@ -132,7 +131,6 @@ def pointwise(
             gradient=gradient,
             gradient_from_output=gradient_from_output,
             torch_calls=torch_calls,
-            never_negative=never_negative,
         )
     )
 

@@ -90,7 +90,6 @@ SQUARE = pointwise(
     torch_calls=(TorchCall("square(input)"),),
     source="oneDNN Graph Square",
     gradient={"src": "Multiply(Multiply(d, 2), src)"},
-    never_negative=True,
 )
 
 RECIPROCAL = pointwise(

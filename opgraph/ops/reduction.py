@@ -212,7 +212,7 @@ REDUCE_L1 = _reduction(
     numpy=lambda src, axes, keep: np.sum(np.abs(src), axis=axes, keepdims=keep),
     torch=lambda t, src, axes, keep: t.linalg.vector_norm(src, 1, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_l1,
-    row=Row(how="add", each="og::abs({src})", never_negative=True),
+    row=Row(how="add", each="og::abs({src})"),
 )
 
 REDUCE_L2 = _reduction(
@@ -221,5 +221,5 @@ REDUCE_L2 = _reduction(
     numpy=lambda src, axes, keep: np.sqrt(np.sum(np.square(src), axis=axes, keepdims=keep)),
     torch=lambda t, src, axes, keep: t.linalg.vector_norm(src, 2, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_l2,
-    row=Row(how="add", each="{src} * {src}", total="og::sqrt({total})", never_negative=True),
+    row=Row(how="add", each="{src} * {src}", total="og::sqrt({total})"),
 )

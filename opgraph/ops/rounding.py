@@ -26,7 +26,6 @@ ABS = pointwise(
     torch_calls=(TorchCall("abs|absolute(input)"),),
     source="oneDNN Graph Abs",
     gradient={"src": "AbsBackward(src, d)"},
-    never_negative=True,
 )
 
 NEG = pointwise(
