@@ -45,8 +45,9 @@ fails where a change of the sources makes an entry worse.
   special ones.
 - *threads*: resident on a multiprocessor, of 2048, as registers allow. *in flight*: KiB that they ask for before the
   first of them waits; an H200 wants 48 (CUB's tuning).
-- Every access to whole operands is 16 bytes wide, and no kernel uses local memory, f64 aside, whose divisions call a
-  function around which a register may be put aside: both are tested.
+- Every access to whole operands is 16 bytes wide. No kernel uses local memory, but f64, whose divisions call a function
+  around which a register may be put aside, and the backward of swish with a factor per channel in 16 bits, which puts
+  one aside in each turn of its loop: all of this is tested.
 
 {outside}
 
