@@ -699,3 +699,13 @@ def test_a_shallow_copy_computes_with_its_own_parameters(way: str, hooked: bool)
             other._forward_hooks = {**other._forward_hooks, 0: lambda module, args, result: None}
         assert torch.equal(other(x), x / 2)
         assert torch.equal(model(x), before)
+
+
+def test_a_forward_that_converts_its_argument_first_takes_any_dtype():
+    class Wide(nn.Module):
+        def forward(self, x):
+            return x.float().sigmoid() * 2
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
+        x = torch.linspace(-2, 2, 6).to(dtype)
+        torch.testing.assert_close(ogt.fuse(Wide())(x), Wide()(x))

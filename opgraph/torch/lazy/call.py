@@ -99,11 +99,12 @@ def cast_dtype(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 def to_dtype(dtype: torch.dtype, source: torch.dtype) -> Spec | None:
     """The conversion; None where opgraph does not have one of the dtypes."""
-    return _to_dtype(dtype) if dtype in NAMES and source in NAMES else None
+    return _to_dtype(dtype, source) if dtype in NAMES and source in NAMES else None
 
 
-@lru_cache(maxsize=64)
-def _to_dtype(dtype: torch.dtype) -> Spec:
+@lru_cache(maxsize=256)
+def _to_dtype(dtype: torch.dtype, source: torch.dtype) -> Spec:
+    # One for each source, as kernels are found by their specs: what is converted may be what a kernel reads first.
     return Spec("to", torch.Tensor.to, ((True, None), (False, dtype)), (), dtype, None)
 
 
