@@ -143,6 +143,9 @@ def _select(grown: Growing) -> None:
 
 def _cast(grown: Growing) -> None:
     value = grown.rng.choice(grown.values)
+    if value.dtype in dtypes.FLOATS and grown.rng.random() < 0.4:  # where the limits of integers are
+        made = grown.add("Multiply", value, grown.scalar(value.dtype, grown.rng.choice((70.0, 1e4, 1e9, 1e18))))
+        value = made[0] if made else value
     via = grown.rng.choice(("f64", "f32", "bf16", "f16", "s64", "s32", "s8", "u8", "boolean"))
     made = grown.add("TypeCast", value, dtype=via)
     if made and grown.rng.random() < 0.5:

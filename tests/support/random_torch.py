@@ -49,7 +49,7 @@ def function_of(graph: og.Graph) -> Callable[..., list[torch.Tensor]] | None:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32) if array.dtype.itemsize == 2 and array.dtype.kind == "V" else array.copy()
+    return np.array(array, np.float32 if array.dtype.itemsize == 2 and array.dtype.kind == "V" else None)
 
 
 def torch_calls(found: Scenario, rng: random.Random) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _wrong(what: str, got: Any, want: list[Truth], fair: list[bool]) -> Iterator
 def _tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
     if dtype == "bf16":
         return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+    return torch.from_numpy(np.array(array))
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
