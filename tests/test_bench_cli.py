@@ -85,6 +85,13 @@ def test_results_are_shown_again_and_drawn_the_same(
         assert "prefers-color-scheme: dark" in text and "var(--ink)" in text
 
 
+def test_results_that_make_no_picture_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "none.json").write_text(EMPTY.to_json())
+    assert run("--from", tmp_path / "none.json", "--plot", tmp_path / "pictures") == 0
+    assert "note: nothing is drawn" in capsys.readouterr().err
+
+
 def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,8 +86,11 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         from opgraph.bench.plots import draw
 
-        for path in draw(results, args.plot):
+        drawn = draw(results, args.plot)
+        for path in drawn:
             console().print(f"drawn to {printable(str(path))}")
+        if not drawn:
+            note("nothing is drawn: a picture takes two entries with a peer, or one in two sizes")
     failed = [row.label for row in results.rows if row.cells and row.ours.failed.startswith("wrong")]
     return 1 if failed else 0
 
