@@ -152,7 +152,11 @@ cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(memGetInfo=memGetInfo
 
 def pytest_of(folder: Path, *options: str) -> str:
     """What a run with the plugin prints, in a process of its own, where no GPU is to be seen."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(GPU)]), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, GPU, GPU.parents[1]))),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [
         sys.executable,
         "-m",
