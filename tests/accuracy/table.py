@@ -49,6 +49,10 @@ float64, and for f64 mpmath with 50 digits; the references themselves are within
 - Runs of ops have no number: they are at most twice as far from the truth as NumPy is in the same dtype, or within the
   bound of a single op, on composed and on random graphs.
 - Results are the same bits run to run, for any number of threads, and for contiguous, strided and broadcast operands.
+  Where something is added up, or a library runs a part, the bits may differ between layouts of the operands
+  ([loops.md](loops.md)).
+- Without a compiler torch's ops run, with their accuracy: GELU loses digits in its tail, and infinities follow torch's
+  rules.
 - Casts, integers and truth values are exact. Integers of more than 24 bits become f16 and bf16 by way of f32.
 """
 
