@@ -132,7 +132,8 @@ class Growing:
 
     def scalar(self, dtype: str, number: float) -> Any:
         """A constant number."""
-        array = np.asarray(number, dtypes.get(dtype).numpy)
+        with np.errstate(over="ignore"):  # infinity is a number like others
+            array = np.asarray(number, dtypes.get(dtype).numpy)
         tensor = self.graph.constant(f"c{len(self.truth)}", array)
         self.keep(tensor, array, 0)
         return tensor
