@@ -305,3 +305,11 @@ def test_names_for_unknown_sizes_are_none_that_an_unread_input_has() -> None:
     h = og.gradient(g, ("x", "unread"))
     named = {t.name: t.dims for t in h.inputs}
     assert named["unread"] == ("n0",) and named["x"] == (named["x"][0], 2) and named["x"][0] != "n0"
+
+
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+def test_group_norm_of_no_samples_has_a_gradient(layout: str) -> None:
+    attrs = f'keep_stats=false, groups=2, use_affine=false, data_format="{layout}"'
+    g = og.parse(f"graph(x: f64[0,4]) -> (y)\n  y = GroupNorm(x, {attrs})")
+    h = og.gradient(g, ("x",))
+    assert og.evaluate(h, x=np.zeros((0, 4)), d_y=np.zeros((0, 4))).shape == (0, 4)

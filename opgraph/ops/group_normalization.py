@@ -85,7 +85,12 @@ def _grouped(build: Builder, op: Op, src: LogicalTensor) -> tuple[LogicalTensor,
             where=op.where,
             fix="declare the size of the last axis",
         )
-    shape = (0, groups, -1) if by_rows else (0, -1, groups, int(channels or 0) // groups)
+    dims = src.dims or (None, None, None)
+    inner = dims[1:] if by_rows else dims[1:-1]
+    known = [d for d in inner if isinstance(d, int)]
+    # Written out where it is known: of no samples, -1 could be anything.
+    rest = -1 if len(known) < len(inner) else prod(known) // (groups if by_rows else 1)
+    shape = (0, groups, rest) if by_rows else (0, rest, groups, int(channels or 0) // groups)
     return build("StaticReshape", src, shape=shape, special_zero=True), (2,) if by_rows else (1, 3)
 
 
