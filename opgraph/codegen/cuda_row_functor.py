@@ -49,8 +49,6 @@ class _CudaRowEmitter(RowReader):
         self.put(f"  static constexpr int passes = {len(counts)}, most = {most}, terms = {terms};")
         for line in reduction_members(self.held):
             self.put(line)
-        for i, store in self.per_row:
-            self.put(f"  {storage_type(store.dtype)}* y{i};")
         for name in self.divisors:
             self.put(f"  og::Inverse {name}_inverse;")
 

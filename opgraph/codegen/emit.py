@@ -120,7 +120,7 @@ class Emitter(Arithmetic):
             self.put(f"  static constexpr bool adds_row(int k) {{ return {added or 'k < 0'}; }}")
             places = "".join(f"k == {k} ? {len(self.loop.loads) + i} : " for k, i in enumerate(self.sums))
             self.put(f"  static constexpr int sum_operand(int k) {{ return {places}-1; }}")
-        for position, name, dtype, const in Emitter.pointers(self):  # those of rows have members of their own
+        for position, name, dtype, const in self.pointers():
             if is_named(self, position):
                 self.put(f"  {'og::i64' if name in self.virtual else f'{const}{storage_type(dtype)}*'} {name};")
             if self.variant.operands[position] == STRIDED:

@@ -152,8 +152,6 @@ class RowEmitter(OverRows):
     def per_row_members(self) -> None:
         """What there is one of for each row, besides values."""
         put_next_members(self)
-        for i, store in self.per_row:
-            self.put(f"  {storage_type(store.dtype)}* y{i};")
         for name in self.divisors:
             self.put(f"  og::Inverse {name}_inverse;")
         for name in dict.fromkeys(self.peaks.values()):
