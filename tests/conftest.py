@@ -14,6 +14,13 @@ import opgraph as og
 _MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange")
 
 
+@pytest.fixture(autouse=True)
+def the_same_numbers_every_time() -> None:
+    """torch draws from its own generator, and a test that holds for most numbers only must not pass by luck."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+
+
 @pytest.fixture
 def no_cache() -> Iterator[None]:
     """No partition is taken for one that was compiled before."""
