@@ -3,8 +3,8 @@
 #include "exact.h"
 #include "lanes.h"
 
-// exp, expm1, tanh and the logistic family for float and double, one template for both: the types differ in constants and
-// in the degree of one polynomial. All of it is branch-free.
+// exp, expm1 and tanh for float and double, one template for both: the types differ in constants and in the degree of one
+// polynomial. All of it is branch-free.
 //
 // Reduction (Cody and Waite 1980): x = n ln2 + r with |r| <= ln2 / 2, e^x = 2^n (1 + t), t = e^r - 1 = r + r^2 q(r). With
 // a fused multiply-add the first step x - n * high(ln2) is exact, because its result is a multiple of the last bit of
@@ -103,6 +103,10 @@ OG_FN double at_most(double x, double positive_high) {
   const i64 a = (i64)bits(x), b = (i64)bits(positive_high);
   return from_bits((u64)(a < b ? a : b));
 }
+/// x 2^n for |n| up to 1000, rounded once: by way of double.
+OG_FN float scale_far(float x, float n) {
+  return (float)((double)x * from_bits(bits((double)n + (0x1.8p52 + 1023.0)) << 52));
+}
 /// x 2^n for n from twice the smallest normal exponent on: a result that is not normal is rounded once where x is 1 or more.
 template <class T, class N> OG_FN T scale_down(T x, N n) {
   const N most = at_least(n, -2 * exp_constants<T>::part + 2);
@@ -113,6 +117,7 @@ template <> struct exp_constants<floats> : exp_constants<float> {};
 OG_FN floats pow2(floats n) { return scale(floats(1.0f), n); }
 OG_FN floats scale_twice(floats x, floats n) { return scale(x, n); }
 OG_FN floats scale_down(floats x, floats n) { return scale(x, n); }
+OG_FN floats scale_far(floats x, floats n) { return scale(x, n); }
 // These keep a NaN, and what follows hands it on: nothing has to be mended.
 OG_FN floats at_least(floats x, floats low) { return larger(low, x); }
 OG_FN floats at_most(floats x, floats high) { return smaller(high, x); }
@@ -156,11 +161,6 @@ template <class T> OG_FN T scale_exp(T t, T n) {
   return fma(first, t, first) * pow2(n - half);
 }
 
-/// 1 + 2^n (1 + t) for the n of scale_one, as good as rounded once: of 1 and 2^n the sum is exact, or one of them hardly felt.
-template <class T, class N> OG_FN T one_and_scaled(T t, N n) {
-  const T power = pow2(n);
-  return fma(power, t, 1 + power);
-}
 /// 2^n (1 + t) for the n of scale_down, where it is added to 1 or more: the smallest normal power is as good as less.
 template <class T, class N> OG_FN T scale_one_beside_one(T t, N n) {
   return scale_one(t, at_least(n, -2 * exp_constants<T>::part + 2));
@@ -198,65 +198,6 @@ template <class T> OG_FN T expm1(T x) {
 template <class T> OG_FN T tanh(T x) {
   const T m = expm1_in_range(2 * at_most(abs(x), exp_constants<T>::tanh_saturates));
   return keep_nan(x, copysign(divide(m, m + 2), x));
-}
-
-/// numerator / (1 + 2^n (1 + t)) = quotient * 2^rest, rest <= 0. Where e^z is large its exponent beyond `part` is taken out,
-/// so the quotient neither overflows nor loses bits: sigmoid(-100) is a right subnormal. Dividing by 1 + e^z rounds three
-/// times; the folded x * (e * r) with e = e^-|x| and r = 1 / (1 + e) rounds four times and exceeds 3 ulp (measured).
-template <class T> OG_FN T logistic_quotient(T numerator, T t, T n, T& rest) {
-  const T beyond = exp_constants<T>::part - n;
-  rest = (T)0.5 * (beyond - abs(beyond));  // min(beyond, 0), in arithmetic: GCC makes a select of it into branches
-  return divide(numerator, one_and_scaled(t, n + rest));
-}
-#if OG_LANES
-OG_FN floats logistic_quotient(floats numerator, floats t, floats n, floats& rest) {
-  const floats first = at_most(n, exp_constants<floats>::part);
-  rest = first - n;
-  return divide(numerator, one_and_scaled(t, first));
-}
-#endif
-
-/// numerator / (1 + e^-(x + low)) for x from lowest - 15 on, where 2^rest is a normal number. NaN is not kept.
-template <class T> OG_FN T logistic(T numerator, T x) {
-  T n, rest;
-  const T t = exp_reduce(-at_most(x, (T)-exp_constants<T>::tiny_exponent), n);
-  const T quotient = logistic_quotient(numerator, t, n, rest);
-  return scale(quotient, rest);
-}
-/// numerator / (1 + 2^n (1 + t)) for n as large as it may be.
-template <class T> OG_FN T logistic_far(T numerator, T t, T n) {
-  T rest;
-  const T quotient = logistic_quotient(numerator, t, n, rest);
-  return scale_down(quotient, rest);
-}
-/// The same for n up to 190 and what is neither infinite nor next to the subnormals, unless finite_up_to says what it is there.
-template <class T> OG_FN T logistic_near(T numerator, T t, T n) {
-  T rest;
-  const T quotient = logistic_quotient(numerator, t, n, rest);
-  return scale(quotient, rest);
-}
-/// y where x is less than end, else x, which y should be.
-template <class T> OG_FN T finite_up_to(float, T x, T y) { return keep_nan(x, y); }
-#if OG_GPU_FORMS
-OG_FN float finite_up_to(float end, float x, float y) { return x < end ? y : x; }
-OG_FN float logistic_near(float numerator, float t, Exponent n) {
-  const Exponent first = at_most(n, exp_constants<float>::part);
-  return scale(quotient(numerator, one_and_scaled(t, first)), first - n);
-}
-OG_FN float logistic_far(float numerator, float t, Exponent n) {
-  const Exponent first = at_most(n, exp_constants<float>::part), second = at_most(n, 3 * exp_constants<float>::part - 2);
-  return scale(scale(divide(numerator, one_and_scaled(t, first)), first - second), second - n);
-}
-#endif
-template <class T> OG_FN T logistic(T numerator, T x, T low) {
-  T n, rest;
-  const T t = exp_reduce(-at_most(x, (T)-exp_constants<T>::tiny_exponent), -low, n);
-  const T quotient = logistic_quotient(numerator, t, n, rest);
-  return scale(quotient, rest);
-}
-
-template <class T> OG_FN T sigmoid(T x) {
-  return keep_nan(x, logistic((T)1, at_least(x, exp_constants<T>::lowest)));
 }
 
 }  // namespace og

@@ -35,8 +35,7 @@ template <class T> OG_FN Exponential<T> exponential_of(T x) {
 
 /// x 2^n for a whole n, |n| below 2^22, rounded once.
 OG_FN float scale_anywhere(float x, float n) {
-  const float most = at_most(at_least(n, -400.0f), 400.0f);
-  return (float)((double)x * from_bits(bits((double)most + (0x1.8p52 + 1023.0)) << 52));
+  return scale_far(x, at_most(at_least(n, -400.0f), 400.0f));
 }
 #if OG_LANES
 OG_FN floats scale_anywhere(floats x, floats n) { return scale(x, n); }

@@ -1,5 +1,6 @@
 #pragma once
 #include "config.h"
+#include "exp.h"
 #include "lanes.h"
 
 // Functions by table, on the CPU alone: a polynomial for each of 32 intervals. Its coefficients are found by one
@@ -27,11 +28,6 @@ OG_FN float size_within(float x, float bound) {
 /// The larger one; y where one is NaN or both are zeros.
 OG_FN float larger(float x, float y) { return x > y ? x : y; }
 OG_FN float smaller_number(float x, float y) { return x < y ? x : y; }
-/// d 2^n for a whole n of at least -1000, rounded once.
-OG_FN float scale_far(float d, float n) {
-  const double power = from_bits(bits((double)n + (0x1.8p52 + 1023.0)) << 52);
-  return (float)((double)d * power);
-}
 /// 2^(n - 191) of the bits of 1.5 * 2^23 + n.
 OG_FN float power_of_bits(float k) { return from_bits(bits(k) << 23); }
 
@@ -49,7 +45,6 @@ OG_FN floats size_within(floats x, floats bound) {
   return __builtin_ia32_rangeps512_mask(x.v, bound.v, smaller_size | no_sign, x.v, all16, rounding);
 }
 OG_FN floats smaller_number(floats x, floats y) { return smaller(x, y); }
-OG_FN floats scale_far(floats d, floats n) { return scale(d, n); }
 OG_FN floats power_of_bits(floats k) { return from_bits(words(bits(k).v << 23u)); }
 #endif
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from opgraph.codegen.kernel import KernelSource, cuda_source, cuda_variant, host_source
 from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import LogicalTensor, row_major
-from opgraph.loops.layout import bind, iteration_shape
+from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
+from opgraph.loops.space import iteration_shape
 from opgraph.partition.partition import Partition
 
 

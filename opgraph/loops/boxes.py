@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from opgraph.loops.layout import ADDED, KEPT, Layout, Shape, Strides
+from opgraph.loops.layout import ADDED, KEPT, Layout
+from opgraph.loops.space import Shape, Strides
 
 #: Cells that all sums of a box may have together (kernels/host_sums.h: the array that a thread has for them).
 MAX_CELLS = 4096

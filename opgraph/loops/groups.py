@@ -13,8 +13,9 @@ from math import lcm
 from opgraph.ir import opdef
 from opgraph.loops.beside import FEW_LANES, LANES, moved
 from opgraph.loops.boxes import ENOUGH, ONE_BOX, Boxes, boxes_beside, boxes_of_few
-from opgraph.loops.layout import ADDED, GROUP, KEPT, Layout, Strides, Variant
+from opgraph.loops.layout import ADDED, GROUP, KEPT, Layout, Variant
 from opgraph.loops.loop import Loop
+from opgraph.loops.space import Strides
 
 #: Strips of lanes are whole vectors where groups allow it, or whole halves.
 _WHOLE = (16, 8, 1)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import row_major
-from opgraph.ir.shapes import ShapeMismatch, broadcast
-from opgraph.loops.cuts import cut_shapes, cut_strides, has_cuts, joined, spread
-from opgraph.loops.loop import Load, Loop, Store
-
-Shape: TypeAlias = tuple[int, ...]
-Strides: TypeAlias = tuple[int, ...]
+from opgraph.loops.cuts import cut_shapes, cut_strides, has_cuts, joined
+from opgraph.loops.loop import Loop
+from opgraph.loops.space import (
+    PLAIN,
+    Shape,
+    Strides,
+    aligned_strides,
+    row_shape,
+    space_of_cut,
+    summed_to,
+)
 
 #: How an operand moves along the innermost axis.
 UNIFORM = "u"  # one value for the whole call
@@ -84,40 +88,6 @@ class Layout:
         return n
 
 
-def broadcasts(load: Load, shape: Shape) -> bool:
-    """Whether an operand broadcasts as in NumPy; one along the channel axis is 1-d."""
-    return load.align in ("right", "rows") or (load.align == "channel" and len(shape) != 1)
-
-
-def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
-    """The shape that the operands broadcast to.
-
-    Raises:
-        InvalidShape: they do not.
-    """
-    plain = [spread(load, s) for load, s in zip(loads, shapes, strict=True) if broadcasts(load, s)]
-    try:
-        dims = broadcast(plain) if plain else ()
-    except ShapeMismatch as error:
-        raise InvalidShape(error.what, where="arrays of one fused kernel", fix=error.fix) from None
-    return dims  # type: ignore[return-value]  # broadcasting known sizes gives known sizes
-
-
-def space_of(loop: Loop, shapes: Sequence[Shape]) -> Shape:
-    """The iteration space of a loop: what its operands broadcast to, with the axes of its rows.
-
-    Raises:
-        InvalidShape: they do not broadcast.
-    """
-    return _space_of(loop, cut_shapes(loop, shapes) if has_cuts(loop) else shapes)
-
-
-def _space_of(loop: Loop, shapes: Sequence[Shape]) -> Shape:
-    shape = iteration_shape(loop.loads, shapes)
-    missing = max((-a for a in loop.row_axes), default=0) - len(shape)  # where all operands are single numbers
-    return (*[1] * missing, *shape)
-
-
 def bind(
     loop: Loop, shapes: Sequence[Shape], strides: Sequence[Strides], out_strides: Sequence[Strides | None] | None = None
 ) -> Layout:
@@ -131,7 +101,7 @@ def bind(
     if has_cuts(loop):
         shapes = cut_shapes(loop, shapes)
         strides = [cut_strides(x.cut, s, st) for x, s, st in zip(loop.loads, shapes, strides, strict=True)]
-    shape = _space_of(loop, shapes)
+    shape = space_of_cut(loop, shapes)
     rank = len(shape)
     read = loop.reads()  # what only lends its shape must not keep axes apart
     aligned = []
@@ -141,11 +111,11 @@ def bind(
         elif load.is_position:  # as if it lay in memory in order: where an operand is, is then where the element stands
             aligned.append(row_major(shape))
         else:
-            aligned.append(_aligned(load, s, st, rank))
+            aligned.append(aligned_strides(load, s, st, rank))
     results = []
     row_axes = tuple(a + rank for a in loop.row_axes)
     for store, given in zip(loop.stores, out_strides or [None] * len(loop.stores), strict=True):
-        result, like = (shape, _PLAIN) if store.to is None else summed_to(loop, store.to, shapes)
+        result, like = (shape, PLAIN) if store.to is None else summed_to(loop, store.to, shapes)
         if store.per_row:
             result = row_shape(store, shape, row_axes)
         results.append(joined(store.cut, result))
@@ -160,7 +130,7 @@ def bind(
             kept_steps = iter(steps)
             aligned.append(tuple(0 if a in row_axes else next(kept_steps) for a in range(rank)))
         else:
-            aligned.append(_aligned(like, result, steps, rank))
+            aligned.append(aligned_strides(like, result, steps, rank))
     dims, collapsed, row_rank = _collapsed_rows(shape, aligned, row_axes)
     flat = len(dims) == 1
     kinds = [_operand_kind(s, flat, row_rank) for s in collapsed]
@@ -168,46 +138,6 @@ def bind(
         if store.to is not None and any(s == 0 and d > 1 for s, d in zip(collapsed[i], dims, strict=True)):
             kinds[i] = ADDED if collapsed[i][-1] == 0 else KEPT
     return Layout(shape, tuple(results), dims, collapsed, Variant("".join(kinds), flat), row_rank)
-
-
-def row_shape(store: Store, shape: Shape, row_axes: Sequence[int]) -> Shape:
-    """The shape of a store of one value for each row."""
-    if store.per_row == "dropped":
-        return tuple(d for a, d in enumerate(shape) if a not in row_axes)
-    return tuple(1 if a in row_axes else d for a, d in enumerate(shape))
-
-
-_PLAIN = Load(name="", dtype="")
-
-
-def summed_to(loop: Loop, to: Sequence[str], shapes: Sequence[Shape]) -> tuple[Shape, Load]:
-    """The shape of a sum to the common shape of these loads, and a load that lies in the space as the sum does.
-
-    Args:
-        shapes: of every load.
-    """
-    wanted = set(to)
-    named = [(load, s) for load, s in zip(loop.loads, shapes, strict=True) if load.name in wanted]
-    if len(named) == 1:
-        load, shape = named[0]
-        return (spread(load, shape), _PLAIN) if load.rows else (shape, load)
-    return iteration_shape([load for load, _ in named], [s for _, s in named]), _PLAIN
-
-
-def summed_axes(like: Load, shape: Shape, space: Shape) -> tuple[int, ...]:
-    """The axes of the space that a sum to `shape`, which lies in it as the load `like` does, adds up."""
-    kept = _aligned(like, shape, (1,) * len(shape), len(space))
-    return tuple(i for i, stride in enumerate(kept) if stride == 0 and space[i] != 1)
-
-
-def _aligned(load: Load, shape: Shape, strides: Strides, rank: int) -> Strides:
-    """Strides along the whole iteration space; 0 where the operand is broadcast."""
-    if broadcasts(load, shape):
-        shape, strides = spread(load, shape), spread(load, strides, 0)
-        moved = [0 if d == 1 else s for d, s in zip(shape, strides, strict=True)]
-        return (*[0] * (rank - len(shape)), *moved)
-    axis = min(1, rank - 1) if load.align == "channel" else load.axis % rank
-    return tuple(0 if i != axis or shape[0] == 1 else strides[0] for i in range(rank))
 
 
 def _collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shape, tuple[Strides, ...]]:

@@ -9,8 +9,9 @@ import numpy as np
 from opgraph.errors import InvalidShape
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
-from opgraph.loops.layout import Layout, Shape, Strides, bind, space_of
+from opgraph.loops.layout import Layout, bind
 from opgraph.loops.lower import Lowered
+from opgraph.loops.space import Shape, Strides, space_of
 
 
 class Operands:

@@ -459,3 +459,15 @@ def test_a_value_of_an_earlier_run_is_refused() -> None:
 
 def test_pi_and_other_numbers_are_constants() -> None:
     assert same(traced(lambda x: x * math.pi + 2**0.5, X), X * math.pi + 2**0.5)
+
+
+def test_what_is_detached_needs_no_gradient_as_in_eager() -> None:
+    def several(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.tanh(x) * x
+        return y, y.detach(), torch.floor(x), x.detach() * 2
+
+    x = torch.randn(20, requires_grad=True)
+    needs = [t.requires_grad for t in several(x)]
+    assert needs == [True, False, True, False]
+    assert [t.requires_grad for t in fuse(several)(x)] == needs
+    assert not fuse(lambda x: (x * 2).detach())(x).requires_grad

@@ -83,3 +83,10 @@ def _narrowed(array: Any, tensor: LogicalTensor) -> Any:
     if tensor.dtype not in dtypes.FLOATS or not _is_float(array):
         return array
     return np.asarray(array).astype(dtypes.BY_NAME[tensor.dtype].numpy)
+
+
+def as_declared(result: Any, tensor: LogicalTensor) -> Any:
+    """The evaluator computes some ops in a wider type than it should return."""
+    if tensor.dtype == dtypes.UNDEF or not isinstance(result, (np.ndarray, np.generic)):
+        return result
+    return np.asarray(result).astype(dtypes.BY_NAME[tensor.dtype].numpy, copy=False)

@@ -13,7 +13,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.bound import UnboundError
 from opgraph.runtime.providers.onnx_bound import BoundRegion
-from opgraph.runtime.providers.onnx_evaluator import reference_foreign
+from opgraph.runtime.providers.onnx_evaluator import as_declared, reference_foreign
 from opgraph.runtime.providers.onnx_region import region_model
 from opgraph.runtime.providers.onnx_session import (
     BITS,
@@ -186,7 +186,7 @@ class OnnxRuntimeRegion:
             raise DeviceError(
                 f"onnx's evaluator failed: {one_line(error)}", where=self._where, fix="check the model and its inputs"
             ) from error
-        return [_as_declared(r, t) for r, t in zip(results, self._outputs, strict=True)]
+        return [as_declared(r, t) for r, t in zip(results, self._outputs, strict=True)]
 
     def _run_session(self, arrays: Sequence[Any]) -> list[Any]:
         model = self._model
@@ -243,10 +243,3 @@ def _warn_once(text: str) -> None:
     if not _noticed:
         _noticed = True
         warnings.warn(text, RuntimeWarning, stacklevel=5)
-
-
-def _as_declared(result: Any, tensor: LogicalTensor) -> Any:
-    """The evaluator computes some ops in a wider type than it should return."""
-    if tensor.dtype == dtypes.UNDEF or not isinstance(result, (np.ndarray, np.generic)):
-        return result
-    return np.asarray(result).astype(dtypes.BY_NAME[tensor.dtype].numpy, copy=False)

@@ -11,8 +11,8 @@ import torch
 
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.cuts import has_cuts, run_cut, spread
-from opgraph.loops.layout import broadcasts, row_shape, space_of, summed_axes, summed_to
 from opgraph.loops.loop import Loop
+from opgraph.loops.space import broadcasts, row_shape, space_of, summed_axes, summed_to
 from opgraph.ops.conversion import cast
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 

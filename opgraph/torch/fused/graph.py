@@ -10,6 +10,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.text import MAX_PRINTED_ELEMENTS
+from opgraph.ops.conversion import STOP_GRADIENT
 
 
 def prepared(graph: Graph) -> Graph:
@@ -84,10 +85,10 @@ def _fresh(stem: str, taken: set[str]) -> str:
 
 
 def reached(graph: Graph, sources: Collection[int]) -> set[int]:
-    """Ids of the float values that depend on these values, by way of floats."""
+    """Ids of the float values that depend on these values, by way of floats and of nothing that is detached."""
     found = set(sources)
     for op in graph.ops:
-        if any(t.id in found for t in op.inputs):
+        if op.kind != STOP_GRADIENT.kind and any(t.id in found for t in op.inputs):
             found.update(t.id for t in op.outputs if t.dtype in dtypes.FLOATS)
     return found
 
