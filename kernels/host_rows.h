@@ -113,7 +113,7 @@ template <class F> OG_FN void rows_together(F& f, const Boxes& boxes, Place<F>& 
   for (bool more = true; more;) {
     F rows[rows_at_once];
     double* cell[F::sums];
-    const auto begin = [&] { to_last_pass(f, boxes, place); };
+    const auto begin = [&](F& g) { to_last_pass(g, boxes, place); };
     const int count = rows_of_same_cells(f, boxes, place, rows, cell, most, more, begin);
     columns_of_rows<F>(rows, count, width, cell);
   }
@@ -146,7 +146,7 @@ template <class F> OG_FN void rows_by_turns(F& f, const Boxes& boxes, Place<F>& 
   const int most = rows_in_turns<F>(boxes.space);
   for (bool more = true; more;) {
     F rows[turns];
-    const auto begin = [&] { to_last_pass(f, boxes, place); };
+    const auto begin = [&](F& g) { to_last_pass(g, boxes, place); };
     const int count = rows_of_same_cells(f, boxes, place, rows, (double**)nullptr, most, more, begin);
     const i64 part = most > 1 ? (i64)turn : width;
     const bool back = width > near_elements;

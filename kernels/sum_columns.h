@@ -89,15 +89,16 @@ template <class F> OG_FN void add_columns(const F* rows, int count, i64 first, i
   sums.into(cell, first, n);
 }
 
-// Takes up to `most` rows of a box that have the same cells, which go to `cell`; begin() brings f to the row at hand.
+// Takes up to `most` rows of a box that have the same cells, which go to `cell`; begin(g) brings a copy of f to the row at
+// hand. A copy taken afterwards would read in one what has just been stored in parts, and wait for all stores before it.
 template <class F, class Begin>
-OG_FN int rows_of_same_cells(F& f, const Boxes& boxes, Place<F>& place, F* rows, double** cell, int most, bool& more,
-                             Begin&& begin) {
+OG_FN int rows_of_same_cells(const F& f, const Boxes& boxes, Place<F>& place, F* rows, double** cell, int most,
+                             bool& more, Begin&& begin) {
   for (int k = 0; k < F::sums; ++k) cell[k] = place.cell[k];
   int count = 0;
   for (bool same = true; more && same && count < most;) {
-    begin();
-    rows[count++] = f;
+    rows[count] = f;
+    begin(rows[count++]);
     more = place.next(boxes, 0, boxes.space.rank - 1);
     for (int k = 0; k < F::sums; ++k) same &= cell[k] == place.cell[k];
   }
@@ -110,9 +111,9 @@ template <class F> OG_FN void rows_of_columns(F& f, const Boxes& boxes, void* co
   for (bool more = true; more;) {
     F rows[rows_at_once];
     double* cell[F::sums];
-    const int count = rows_of_same_cells(f, boxes, place, rows, cell, rows_at_once, more, [&] {
-      f.move(base, place.offset);
-      f.row();
+    const int count = rows_of_same_cells(f, boxes, place, rows, cell, rows_at_once, more, [&](F& g) {
+      g.move(base, place.offset);
+      g.row();
     });
     for (i64 first = 0; first < width; first += columns_at_once) {
       const i64 left = width - first;
