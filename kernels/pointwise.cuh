@@ -116,13 +116,18 @@ template <int V, class S, class T> OG_FN void scatter_pack(S* p, i64 i, i64 step
 
 // ---- the whole space is one row of n elements ------------------------------------------------------------------------
 
-template <class F, int V, int U> OG_FN void flat(void* const* base, const i64* step, i64 n) {
-  using P = typename F::template Packs<V>;
+// Brings a functor to the first element of a space that is one row.
+template <class F> OG_FN void to_start(F& f, void* const* base, const i64* step) {
   i64 offset[F::operands];
   OG_UNROLL for (int k = 0; k < F::operands; ++k) offset[k] = 0;
-  F f;
   f.steps(step);
   f.move(base, offset);
+}
+
+template <class F, int V, int U> OG_FN void flat(void* const* base, const i64* step, i64 n) {
+  using P = typename F::template Packs<V>;
+  F f;
+  to_start(f, base, step);
   const i64 tile = (i64)blockIdx.x * (block_size * V * U);
   const i64 first = tile + (i64)threadIdx.x * V;
   if (tile + block_size * V * U <= n) {

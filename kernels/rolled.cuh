@@ -23,11 +23,8 @@ template <class F, int G, int V> OG_FN void by_groups(const F& f, typename F::te
 }
 
 template <class F, int V, int U, int G> OG_FN void flat_rolled(void* const* base, const i64* step, i64 n) {
-  i64 offset[F::operands];
-  OG_UNROLL for (int k = 0; k < F::operands; ++k) offset[k] = 0;
   F f;
-  f.steps(step);
-  f.move(base, offset);
+  to_start(f, base, step);
   f.call();
   f.row();
   i64 i = (i64)blockIdx.x * (block_size * V * U) + (i64)threadIdx.x * V;

@@ -11,11 +11,8 @@ namespace og {
 enum { singles = 4 };  // of a thread: enough that what comes before them counts little
 
 template <class F> OG_FN void flat_singles(void* const* base, const i64* step, i64 n) {
-  i64 offset[F::operands];
-  OG_UNROLL for (int k = 0; k < F::operands; ++k) offset[k] = 0;
   F f;
-  f.steps(step);
-  f.move(base, offset);
+  to_start(f, base, step);
   f.call();
   f.row();
   const i64 first = (i64)blockIdx.x * (block_size * singles) + (i64)threadIdx.x, end = first + block_size * singles;

@@ -29,13 +29,7 @@ def put_packs(emitter: Emitter) -> None:
             put(f"    in.{x.name} = og::gather_pack<V>({x.name}, i, {x.name}_step);")
     put("  }")
     put(f"  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i{emitter.addends()}) const {{")
-    for i, store in enumerate(emitter.loop.stores):
-        put(f"    {compute_type(store.dtype)} r{i}[V];")
-    args = [
-        emitter.read(x, kinds[x.name], "(i + k)") if x.is_position else f"og::load(in.{x.name}.item[k])" for x in loads
-    ]
-    args += [f"r{i}[k]" for i in range(len(emitter.loop.stores))]
-    put(f"    OG_UNROLL for (int k = 0; k < V; ++k) apply({', '.join(args)});")
+    put_applied(emitter, "V", "in.{}")
     for i, _ in emitter.elementwise():
         if emitter.store_kinds[i] == STRIDED:
             put(f"    og::scatter_pack<V>(y{i}, i, y{i}_step, r{i});")
@@ -44,3 +38,20 @@ def put_packs(emitter: Emitter) -> None:
     for k, i in enumerate(emitter.sums):
         put(f"    OG_UNROLL for (int k = 0; k < V; ++k) s[{k} * V + k] = r{i}[k];")
     put("  }")
+
+
+def put_applied(emitter: Emitter, count: str, pack: str) -> None:
+    """Adds the arithmetic of `count` elements, those of i on, which leaves results in r0, r1, ...
+
+    Args:
+        pack: what the pack of an operand is called, a format of its name.
+    """
+    kinds = {x.name: k for x, k in emitter.loads}
+    for i, store in enumerate(emitter.loop.stores):
+        emitter.put(f"    {compute_type(store.dtype)} r{i}[{count}];")
+    args = [
+        emitter.read(x, kinds[x.name], "(i + k)") if x.is_position else f"og::load({pack.format(x.name)}.item[k])"
+        for x in emitter.element_loads()
+    ]
+    args += [f"r{i}[k]" for i in range(len(emitter.loop.stores))]
+    emitter.put(f"    OG_UNROLL for (int k = 0; k < {count}; ++k) apply({', '.join(args)});")

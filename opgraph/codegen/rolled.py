@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from opgraph.codegen.arithmetic import Arithmetic, compute_type, storage_type
+from opgraph.codegen.packs import put_applied
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
 
@@ -93,13 +94,7 @@ def put_rolled(emitter: Emitter) -> None:
     put(f"  template <int G, int V> OG_FN void group(Held<V>& in, Made<V>& out, og::i64 i{emitter.addends()}) const {{")
     for x in packed:
         put(f"    const auto {x.name}_now = in.{x.name}.template take<G>();")
-    for i, store in enumerate(emitter.loop.stores):
-        put(f"    {compute_type(store.dtype)} r{i}[G];")
-    args = [
-        emitter.read(x, kinds[x.name], "(i + k)") if x.is_position else f"og::load({x.name}_now.item[k])" for x in loads
-    ]
-    args += [f"r{i}[k]" for i in range(len(emitter.loop.stores))]
-    put(f"    OG_UNROLL for (int k = 0; k < G; ++k) apply({', '.join(args)});")
+    put_applied(emitter, "G", "{}_now")
     for i, store in stores:
         put(f"    out.y{i}.give(og::stored<{storage_type(store.dtype)}>(r{i}));")
     for k, i in enumerate(emitter.sums):
