@@ -139,6 +139,15 @@ def test_what_only_its_reader_knows_to_lack_the_axes_of_rows_is_made_outside() -
     np.testing.assert_allclose(got, x - (x.mean(1) + d * k)[:, None])
 
 
+def test_what_lends_a_row_value_a_shape_without_its_axes_lies_as_that_does() -> None:
+    text = """graph(x: f64[3,1,5], like: f64[3,1]) -> (y)
+      m = ReduceMean(x, axes=[2], keep_dims=true)
+      y = ReshapeTo(m, like)"""
+    assert cut(text) == [("fused", ["ReduceMean", "ReshapeTo"])]
+    x = samples((3, 1, 5), "f64")
+    np.testing.assert_allclose(og.compile(og.parse(text))(x=x, like=np.zeros((3, 1))), x.mean(2), strict=True)
+
+
 def test_on_a_gpu_rows_are_cut_as_on_the_cpu() -> None:
     graph = og.parse(RMS.format(t="f32"))
     (part,) = partition(graph, engine="cuda").partitions

@@ -57,8 +57,9 @@ class Step:
 
     def alignment(self, port: int) -> str:
         """How an input lies in the iteration space."""
-        # A view turns one form into the other; of all else operands have the form of the result.
-        without_rows = (self.form == "dropped") != (self.record.family == "shape" and self.form != "")
+        # A view turns one form into the other; all else, and what lends it a shape, has the form of the result.
+        is_viewed = self.record.family == "shape" and self.form != "" and not self.ports[port].shape_only
+        without_rows = (self.form == "dropped") != is_viewed
         if without_rows and not self.reduces and self.inputs[port].ndim != 0:
             return "rows"
         aligned = self.record.lies_along_channel(port, [t.ndim for t in self.inputs], self.attrs)
