@@ -86,6 +86,20 @@ def test_unaligned_memory_is_read_right(compiled: og.Executable) -> None:
     assert_right(compiled, {"x": x, "a": np.ones(100, np.float32), "b": x})
 
 
+def test_elements_apart_by_no_multiple_of_their_size_are_refused_by_kernels_and_read_by_libraries() -> None:
+    """The field of a record: a stride in elements would not be a whole number."""
+    records = np.zeros((3, 4), np.dtype([("tag", "u1"), ("v", "f4")]))
+    records["v"] = rng.standard_normal((3, 4))
+    dense, field = records["v"].copy(), records["v"]
+    f = og.compile(og.parse("graph(x: f32[?,?]) -> (y)\n  y = Tanh(x)"))
+    for call in (lambda: f(x=field), lambda: f(x=dense, out=field), lambda: f.bind(x=field, out=dense.copy())):
+        with pytest.raises(og.errors.InvalidArguments, match=r"4 bytes lie 20, 5 bytes apart.*\n  where: .*\n  fix: "):
+            call()
+    assert f(x=field[:1, :1]).shape == (1, 1)  # one element lies anywhere
+    product = og.compile(og.parse("graph(x: f32[?,4], w: f32[4,4]) -> (y)\n  y = MatMul(x, w)"))
+    np.testing.assert_allclose(product(x=field, w=np.eye(4, dtype=np.float32)), dense)
+
+
 def test_results_do_not_depend_on_the_number_of_threads(
     compiled: og.Executable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

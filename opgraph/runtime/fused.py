@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
+from opgraph.errors import InvalidArguments
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import TURNED, Layout, Variant
@@ -81,6 +82,7 @@ class HostKernel:
 
         Raises:
             InvalidShape: an output array does not have the result's shape.
+            InvalidArguments: elements of an array do not lie at multiples of their size.
         """
         if outs is None:
             key: Any = tuple([(a.shape, a.strides) for a in arrays])
@@ -159,6 +161,7 @@ class HostKernel:
 
         Raises:
             InvalidShape: the shapes do not broadcast, or an output does not have the result's.
+            InvalidArguments: elements of an array do not lie at multiples of their size.
         """
         return self._plan(arrays, outs, apart=True)
 
@@ -211,4 +214,11 @@ class HostKernel:
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:
-    return tuple(s // array.itemsize for s in array.strides)
+    size = array.itemsize
+    if any(s % size and d > 1 for s, d in zip(array.strides, array.shape)) and array.size:  # as a field of records has
+        raise InvalidArguments(
+            f"elements of {size} bytes lie {', '.join(map(str, array.strides))} bytes apart, which is no multiple",
+            where=f"an array of {array.dtype}{list(array.shape)}",
+            fix="give a copy of it: array.copy()",
+        )
+    return tuple(s // size for s in array.strides)
