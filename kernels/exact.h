@@ -4,7 +4,7 @@
 
 // Steps of f32 that are exact, or rounded once, in as few instructions as a GPU needs for them: the same bits as the plain
 // forms give, for arguments of which more is known than a compiler knows. A test tries them on a CPU
-// (tests/test_cuda_exact.py).
+// (tests/cuda/test_exact.py).
 //
 // OG_GPU_FORMS: f32 as a GPU computes it, also where a CPU stands for one (-DOG_NO_TABLES).
 

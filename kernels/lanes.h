@@ -4,7 +4,7 @@
 // floats: 16 floats at a time, in the scalar library's own words. Its templates take float, double and, where the machine
 // has AVX-512, floats; what differs is said here and in a few overloads: 2^n is applied by one instruction (vscalefps), an
 // exponent is taken off by two (vgetexpps, vgetmantps), conditions are masks, so GCC cannot make jumps of them. Each gives
-// the bits of the scalar form (tests/test_lanes.py). Elsewhere OG_LANES is 0 and GCC vectorises the scalar form.
+// the bits of the scalar form (tests/codegen/test_lanes.py). Elsewhere OG_LANES is 0 and GCC vectorises the scalar form.
 //
 // No header of the system is included: <immintrin.h> alone takes longer to compile than most kernels.
 

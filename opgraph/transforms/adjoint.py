@@ -5,7 +5,7 @@ The gradient of `Select(c, a, b)` is d where c holds for a, and d where it does 
 exactly where c does not hold, and 0 * inf is NaN. So a contribution carries its conditions along instead, and the
 Select is written at the very end, around the finished product. That is right because every gradient rule is linear in
 d and works element by element: `rule(Select(c, d, 0))` and `Select(c, rule(d), 0)` are the same wherever the former is
-finite (tests/test_ops_gradients.py holds each rule to that).
+finite (tests/ops/test_gradients.py holds each rule to that).
 """
 
 from __future__ import annotations

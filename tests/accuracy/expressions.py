@@ -130,3 +130,23 @@ def expressions(draw: Any, dtype: str) -> Builder:
         builder.step(draw)
     builder.graph.output(builder.values[-1])
     return builder
+
+
+def peers(graph: og.Graph, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """NumPy, op by op, in the declared dtypes."""
+    return np.asarray(og.evaluate(graph, feeds, dtype=None))
+
+
+COMPOSED = {
+    "swiglu with a clamp": "Multiply(Swish(Clamp(a, min=-7, max=7), alpha=1.702), Add(Clamp(b, min=-7, max=7), 1))",
+    "a trainable swish": "Add(Multiply(a, Sigmoid(Multiply(b, a))), Multiply(c, Square(a)))",
+    "a split by where": "Select(Greater(a, b), Multiply(Sqrt(Abs(a)), c), Subtract(Exp(b), 1))",
+    "gelu far out, spelled another way": "Multiply(a, Multiply(0.5, Add(1, Tanh(Multiply(0.8, Add(a, b))))))",
+    "a norm": "Divide(Subtract(a, b), Sqrt(Add(Square(c), 0.00001)))",
+    "a rational": "Divide(Add(Multiply(a, Square(a)), b), Add(1, Square(c)))",
+    "snake": "Add(a, Divide(Square(Sin(Multiply(a, b))), Add(Abs(b), 0.5)))",
+    "softplus difference": "Subtract(SoftPlus(a), SoftPlus(b))",
+    "log of a sum of exponentials": "Log(Add(Exp(a), Add(Exp(b), Exp(c))))",
+    "a power": "Multiply(Sign(a), Pow(Add(Abs(a), 0.1), c))",
+    "hyperbola": "Sqrt(Add(Square(a), Square(b)))",
+}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from accuracy import points, real
-from accuracy.ulp import errors
+import points
+import real
+from ulp import errors
 
 import opgraph as og
 from opgraph.ir import dtypes, opdef

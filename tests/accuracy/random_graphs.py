@@ -19,17 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-if __name__ == "__main__":
-    _tests = Path(__file__).resolve().parents[1]
-    sys.path[:1] = [str(_tests), str(_tests / "support")]  # this folder has modules of common names
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from support import random_truth
-from support.random_calls import calls
-from support.random_files import files
-from support.random_gradients import gradients
-from support.random_scenario import Scenario, scenario
-from support.random_shrink import shrunk
-from support.random_torch import torch_calls
+import random_truth
+from random_calls import calls
+from random_files import files
+from random_gradients import gradients
+from random_scenario import Scenario, scenario
+from random_shrink import shrunk
+from random_torch import torch_calls
 
 from opgraph.runtime import host
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from accuracy import points
+import points
 
 import opgraph as og
 from opgraph.ir import dtypes, opdef

@@ -9,20 +9,19 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from accuracy import measure, points
+import measure
+import points
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "specs" / "accuracy.md"
 REWRITE = "rewrite the page, or the rows of some kinds: python tests/accuracy/table.py [KIND ...]"
 
 _HEAD = """# Accuracy
 
-Written by `python tests/accuracy/table.py`, or the rows of some kinds; `tests/test_accuracy.py` measures again and
-fails where a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs the same
-f32 and f64 arithmetic, but for subnormal f32, which CuPy's kernels flush to zero, and for GELU by erf, its derivative,
-Mish's, and powers in f32: the CPU has them by tables, a GPU without, within the same bounds (`tests/test_tables.py`).
+Written by `python tests/accuracy/table.py`, or the rows of some kinds; `tests/accuracy/test_accuracy.py` measures again
+and fails where a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs the
+same f32 and f64 arithmetic, but for subnormal f32, which CuPy's kernels flush to zero, and for GELU by erf, its
+derivative, Mish's, and powers in f32: the CPU has them by tables, a GPU without, within the same bounds
+(`tests/codegen/test_tables.py`).
 
 An ulp is the distance between neighbouring numbers of the dtype at the truth. The truth is the op's NumPy reference in
 float64, and for f64 mpmath with 50 digits; the references themselves are within 16 ulp of mpmath.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE.parent / "support")]
+sys.path[:0] = [str(HERE.parents[1]), *(str(HERE.parent / name) for name in ("support", "benchmarks"))]
 
 import budget  # noqa: E402
 import sass_suite  # noqa: E402

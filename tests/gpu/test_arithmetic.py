@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import approximate
+import approximate_cases
+import measure
 import numpy as np
+import points
 import pytest
-import test_cuda_fast
-from accuracy import measure, points
-from accuracy.ulp import errors
 from agreement import agree, differing
 from one_op import POINTWISE, OneOp, calls
+from ulp import errors
 
 import opgraph as og
 from opgraph.codegen.sources import spliced
@@ -61,7 +62,7 @@ def test_every_op_gives_what_the_cpu_gives(any_memory: Any, flush: Any, record: 
         if record.channel_inputs or record.index_of or record.by_position:
             continue  # they differ from plain operands by where they lie, not in arithmetic
         graph = call.graph([(None,)] * len(call.ports))
-        if call.dtype in measure.NARROW and approximate.is_changed(test_cuda_fast.loop_of(graph)):
+        if call.dtype in measure.NARROW and approximate.is_changed(approximate_cases.loop_of(graph)):
             continue  # held to the truth below
         given = columns(call)
         shapes: list[tuple[int | None, ...]] = [(None,)] * len(given)
@@ -120,14 +121,14 @@ def test_unary_ops_are_as_near_the_float64_truth_as_the_cpu(any_memory: Any, rec
         assert worst <= bound, f"{call}: {worst} ulp on the GPU, {allowed} on the CPU"
 
 
-APPROXIMATE = test_cuda_fast.cases()
+APPROXIMATE = approximate_cases.cases()
 
 
 @pytest.mark.parametrize("index", range(len(APPROXIMATE)), ids=[f"{c.label} {c.dtype}" for c, _ in APPROXIMATE])
 def test_approximate_functions_are_within_their_bound_over_all_values(any_memory: Any, index: int) -> None:
     """What the CPU tests with each instruction off by what the PTX ISA allows, on the instructions themselves."""
     case = APPROXIMATE[index][0]
-    columns = test_cuda_fast.columns_of(case)
+    columns = approximate_cases.columns_of(case)
     graph = case.graph()
     feeds = case.feeds(columns)
     f = og.compile(graph, device="cuda")
@@ -135,7 +136,7 @@ def test_approximate_functions_are_within_their_bound_over_all_values(any_memory
     with np.errstate(all="ignore"):
         truth = og.evaluate(graph, feeds).ravel()
         found = errors(got, truth, 0.0, measure.condition(case, columns))
-    found = np.where(test_cuda_fast.judged(case.dtype, columns, truth), found, 0.0)
+    found = np.where(approximate_cases.judged(case.dtype, columns, truth), found, 0.0)
     at = int(np.argmax(found))
     assert found[at] <= measure.BOUNDS[case.dtype], ([c[at] for c in columns], got[at], truth[at], found[at])
 
@@ -143,7 +144,7 @@ def test_approximate_functions_are_within_their_bound_over_all_values(any_memory
 @pytest.mark.parametrize("dtype", measure.NARROW)
 def test_powers_of_what_is_surely_positive_are_those_of_any_number(any_memory: Any, dtype: str) -> None:
     """lg2(1) is 0 and ex2(0) 1: what the form without a sign goes by at 1."""
-    (chosen, plain), (x, b, d), base = test_cuda_fast.positive_powers(dtype)
+    (chosen, plain), (x, b, d), base = approximate_cases.positive_powers(dtype)
     got, want = (
         og.compile(og.parse(text), device="cuda")({k: any_memory.put(v) for k, v in feeds.items()})
         for text, feeds in ((chosen, {"x": x, "b": b, "d": d}), (plain, {"p": base, "b": b, "d": d}))
@@ -185,7 +186,7 @@ extern "C" __global__ void inverses(float* y, float* q, const float* a) {
 
 
 def test_inverses_and_quotients_without_guards_are_the_rounded_ones(cupy: Any) -> None:
-    """All mantissas. One answer that the PTX ISA allows would lead astray: see tests/test_cuda_exact.py."""
+    """All mantissas. One answer that the PTX ISA allows would lead astray: see tests/cuda/test_exact.py."""
     kernel = cupy.RawKernel(spliced("exact.h") + INVERSES, "inverses", options=("-std=c++17", "-fmad=false"))
     b = (np.arange(1 << 23, dtype=np.uint32) + 0x3F800000).view(np.float32)
     middle = 1 + (np.random.default_rng(0).integers(0, 1 << 23, b.size) + 0.5) * 2.0**-23

@@ -1,6 +1,6 @@
 """Rows on a GPU: reductions, softmax and norms in one kernel with what surrounds them, against float64 and torch.
 
-tests/test_cuda_rows.py has the same kernels on the CPU; here the shuffles, barriers and 16-byte accesses are a GPU's.
+tests/cuda/test_rows.py has the same kernels on the CPU; here the shuffles, barriers and 16-byte accesses are a GPU's.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from row_truth import EVERYTHING, truth_and_peer
-from test_cuda_odd_rows import ODD, odd_feeds
-from test_cuda_rows import BACKWARD, NORMS, OTHERS, VIEWS, unit
-from test_rows import ALL, as_dict, as_torch, assert_near, from_torch, samples
+from cuda_row_graphs import BACKWARD, NORMS, ODD, OTHERS, VIEWS, odd_feeds, unit
+from row_graphs import ALL, as_dict, samples
+from row_truth import EVERYTHING, as_torch, assert_near, from_torch, truth_and_peer
 
 import opgraph as og
 

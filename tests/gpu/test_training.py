@@ -12,7 +12,7 @@ from agreement import agree
 import opgraph as og
 from opgraph.ir import dtypes
 
-#: What is summed: shape of the data, shapes of the results (tests/test_cuda_sums.py has them on the CPU).
+#: What is summed: shape of the data, shapes of the results (tests/cuda/test_sums.py has them on the CPU).
 SUMS = {
     "one number": ((70_001,), [(1,)]),
     "channels of images": ((6, 5, 31, 31), [(5, 1, 1)]),

@@ -1,4 +1,4 @@
-"""What oneDNN's own API tests check (tests/gtests/graph/api), beyond tests/test_lifecycle.py; numbers as there.
+"""What oneDNN's own API tests check (tests/gtests/graph/api), beyond tests/onednn/test_lifecycle.py; numbers as there.
 
 Where opgraph is stricter, or leaves something out on purpose, the test says so; specs/onednn.md lists it.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.random_rows import row_graph, sizes
+from random_rows import row_graph, sizes
 
 import opgraph as og
 from opgraph.errors import InvalidArguments, InvalidGraph, InvalidGraphOp, InvalidShape, Unimplemented

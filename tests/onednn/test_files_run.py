@@ -1,7 +1,7 @@
 """Every graph file of oneDNN runs on the CPU and agrees with float64 under benchdnn's rule.
 
-Tensors are made smaller first (support/onednn_shrink.py), so that all of them take seconds; `tests/onednn_full_size.py`
-runs the sizes of the files themselves.
+Tensors are made smaller first (support/onednn_shrink.py), so that all of them take seconds; the sizes of the files
+themselves are run by `tests/accuracy/onednn_full_size.py`.
 """
 
 from __future__ import annotations

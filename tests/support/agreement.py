@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import ml_dtypes
 import numpy as np
-from accuracy.ulp import spacing
+from ulp import spacing
 
 from opgraph.runtime import host
 

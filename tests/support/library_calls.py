@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 import opgraph as og
-from opgraph.ir import dtypes
+from opgraph.ir import dtypes, opdef
 from opgraph.ir.opdef import OpDef, Port, all_ops
+from opgraph.transforms.draft import Draft
 
 #: What a library runs: every native kind that is no loop over elements.
 #: Quantization, whose operands have dtypes of their own, has tests of its own.
@@ -439,3 +440,19 @@ def listed(results: Any) -> list[np.ndarray]:
 def feeds(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays by the names of `graph_of`."""
     return {f"x{i}": a for i, a in enumerate(arrays)}
+
+
+def spelled(graph: og.Graph) -> og.Graph:
+    """A graph of one op with the op spelled out; outputs are called y0, y1, ..."""
+    (op,) = graph.ops
+    draft = Draft(graph)
+    for tensor in graph.inputs:
+        draft.input(tensor)
+    speller = opdef.get(op.kind, where=op.label).spelled
+    assert speller is not None
+    made = speller(draft, op)
+    assert [t.dtype for t in made] == [t.dtype for t in op.outputs]
+    for tensor, wanted in zip(made, op.outputs, strict=True):
+        if graph.inputs[0].has_known_shape:
+            assert tensor.dims == wanted.dims
+    return draft.finish({f"y{i}": t for i, t in enumerate(made)})

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from opgraph.codegen.kernel import KernelSource
+from opgraph.codegen.needed import needed
+
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 #: What CuPy 14.2 adds to the options of a RawKernel (cupy/cuda/compiler.py), besides -arch and include folders.
 ADDED_BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
@@ -157,3 +160,10 @@ def machine_code(text: str, arch: str) -> MachineCode:
         for m in _LINE.finditer(code)
     )
     return MachineCode(max(int(r, 16) for r in _REGISTERS.findall(listing)), instructions)
+
+
+def together(sources: list[KernelSource], skeleton: str = "pointwise.cuh") -> str:
+    """Many kernels in one text: the shared headers are compiled once."""
+    bodies = {s.entry: s.own for s in sources}
+    own = "".join(f"\nnamespace n{i} {{{body}}}\n" for i, body in enumerate(bodies.values()))
+    return needed(skeleton, own) + own

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from support.random_arrays import laid_out, without_steps
-from support.random_scenario import Scenario
-from support.random_truth import listed, problem, same_bits, truths
+from random_arrays import laid_out, without_steps
+from random_scenario import Scenario
+from random_truth import listed, problem, same_bits, truths
 
 import opgraph as og
 from opgraph.errors import InvalidArguments, OpGraphError

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 from model_checks import by_evaluator, by_onnxruntime
-from support.random_scenario import Scenario
-from support.random_truth import Truth, listed, problem, truths
+from random_scenario import Scenario
+from random_truth import Truth, listed, problem, truths
 
 import opgraph as og
 from opgraph.errors import OpGraphError

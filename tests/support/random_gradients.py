@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from support.random_arrays import laid_out
-from support.random_calls import Feeds, _differs
-from support.random_scenario import Scenario
-from support.random_truth import Truth, epsilon, listed, problem, same_bits, truths
+from random_arrays import laid_out
+from random_calls import Feeds, _differs
+from random_scenario import Scenario
+from random_truth import Truth, epsilon, listed, problem, same_bits, truths
 
 import opgraph as og
 from opgraph.errors import OpGraphError, Unimplemented

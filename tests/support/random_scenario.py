@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from support.random_rows import row_graph, sizes
+from random_rows import row_graph, sizes
 
 import opgraph as og
 from opgraph.errors import OpGraphError
@@ -232,7 +232,7 @@ def scenario(seed: int, *, dtype: str | None = None, smooth: bool | None = None)
         dtype: of most floats; None: drawn.
         smooth: whether inputs are irregular numbers; None: drawn.
     """
-    from support.random_steps import step  # the steps are typed with Growing
+    from random_steps import step  # the steps are typed with Growing
 
     rng = random.Random(seed)
     if dtype is None and rng.random() < 0.08:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
-from support.random_scenario import Scenario
+from random_scenario import Scenario
 
 import opgraph as og
 from opgraph.errors import OpGraphError

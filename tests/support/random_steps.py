@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from library_calls import CALLS
-from support.random_scenario import Growing
+from random_scenario import Growing
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor

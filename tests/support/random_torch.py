@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.random_scenario import Scenario
-from support.random_truth import Truth, problem, same_bits, truths
+from random_scenario import Scenario
+from random_truth import Truth, problem, same_bits, truths
 
 import opgraph as og
 import opgraph.torch as ogt

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from test_rows import ALL, as_torch, from_torch
+from row_graphs import ALL
 
 #: Every reduction, a softmax, and what follows both.
 EVERYTHING = ALL.replace("x: {t}[n,c]", "x: {t}[n,c], r: {t}[n,c]").replace("f, g)", "f, g, y)")
@@ -36,3 +36,28 @@ def truth_and_peer(x: np.ndarray, r: np.ndarray, device: str = "cpu") -> tuple[d
     largest = np.longdouble(float(ml_dtypes.finfo(x.dtype).max))  # 200,000 numbers add up to more than f16 has
     exact = {name: np.where(np.abs(value) > largest, np.inf, value) for name, value in exact.items()}
     return exact, {name: from_torch(value.cpu()) for name, value in peer.items()}
+
+
+def assert_near(got: np.ndarray, exact: np.ndarray, peer: np.ndarray) -> None:
+    """At most twice as far from the truth as torch in the same dtype, or one rounding of the result."""
+    assert got.shape == exact.shape
+    finite = np.isfinite(exact)
+    np.testing.assert_array_equal(np.isfinite(got.astype(np.float64)), finite)
+    if not finite.any():
+        return
+    eps = 2.0 ** -{"f8": 52, "f4": 23, "f2": 10, "V2": 7}[got.dtype.str[1:]]
+    off = np.abs(got.astype(np.longdouble) - exact)[finite].max()
+    limit = np.abs(peer.astype(np.longdouble) - exact)[finite].max()
+    assert off <= max(2 * limit, eps * np.abs(exact[finite]).max()), f"{off} from the truth; torch {limit}"
+
+
+def as_torch(array: np.ndarray) -> Any:
+    from opgraph.runtime.providers.torch import from_numpy
+
+    return from_numpy(np.ascontiguousarray(array))
+
+
+def from_torch(tensor: Any) -> np.ndarray:
+    from opgraph.runtime.providers.torch import to_numpy
+
+    return to_numpy(tensor)

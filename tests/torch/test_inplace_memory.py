@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from benchmarks.inplace import MIB, classifier, relu  # noqa: E402
+from inplace import MIB, classifier, relu  # noqa: E402
 
 
 def test_relu_on_a_large_tensor_allocates_it_again_or_nothing() -> None:

@@ -1,0 +1,77 @@
+"""A few seeds of `tests/accuracy/random_graphs.py`, and that the tool sees what is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("onnxruntime")
+
+from random_graphs import CHECKS, problems
+from random_scenario import Scenario, scenario
+from random_shrink import shrunk
+from random_truth import problem, truths
+
+import opgraph as og
+from opgraph.ir.opdef import all_ops
+
+#: Few, as kernels have to be compiled; files need none.
+SEEDS = {"calls": range(4), "gradients": range(3), "files": range(60), "torch": range(4)}
+
+
+@pytest.mark.parametrize(("check", "seed"), [(c, s) for c, seeds in SEEDS.items() for s in seeds])
+def test_a_random_graph_computes_what_the_reference_does(check: str, seed: int) -> None:
+    assert problems(scenario(seed), CHECKS[check], seed) == []
+
+
+def test_random_graphs_hold_every_kind_of_op_that_runs() -> None:
+    left = {r.kind for r in all_ops() if r.reference is not None}
+    for seed in range(1500):
+        left -= {op.kind for op in scenario(seed).graph.ops}
+        if not left:
+            return
+    raise AssertionError(f"never drawn: {sorted(left)}")
+
+
+def one_truth(text: str, **feeds: np.ndarray) -> object:
+    (truth,) = truths(og.parse(text).finalize(), feeds)
+    return truth
+
+
+def test_a_wrong_result_is_told_and_a_rounded_one_is_not() -> None:
+    x = np.linspace(-3, 3, 50, dtype=np.float32)
+    truth = one_truth("graph(x: f32[50]) -> (y)\n  a = Exp(x)\n  y = Sin(a)", x=x)
+    right = np.sin(np.exp(x))
+    assert problem(right, truth) == ""
+    assert "1 of 50" in problem(np.where(np.arange(50) == 7, right + np.float32(1e-4), right), truth)
+    assert "1 of 50" in problem(np.where(np.arange(50) == 7, np.float32("nan"), right), truth)
+    assert "float64" in problem(right.astype(np.float64), truth)
+    assert "[25, 2]" in problem(right.reshape(25, 2), truth)
+
+
+def test_nothing_is_asked_where_rounding_decides() -> None:
+    x = np.array([1.25, 2.0], np.float32)
+    truth = one_truth("graph(x: f32[2]) -> (y)\n  a = Multiply(x, 3.1)\n  b = Divide(a, 3.1)\n  y = Floor(b)", x=x)
+    for second in (1, 2):  # 2 or a hair less
+        assert problem(np.array([1, second], np.float32), truth) == ""
+    assert problem(np.array([2, 2], np.float32), truth)
+
+
+def test_a_scenario_shrinks_to_the_op_that_is_meant() -> None:
+    text = "graph(x: f32[3]) -> (y, z)\n  a = Exp(x)\n  b = Tan(a)\n  c = Abs(b)\n  y = Neg(c)\n  z = Sin(a)"
+    found = Scenario(og.parse(text).finalize(), [{"x": np.ones(3, np.float32)}], True)
+    small = shrunk(found, lambda s: any(op.kind == "Tan" for op in s.graph.ops))
+    assert [op.kind for op in small.graph.ops] == ["Tan"]
+
+
+def test_an_error_of_a_check_is_a_problem() -> None:
+    def check(found: Scenario, rng: random.Random) -> Iterator[str]:
+        yield "first"
+        raise ValueError("then this")
+
+    told = problems(scenario(0), check, 0)
+    assert told[0] == "first" and "ValueError: then this (test_random_graphs.py" in told[1]

@@ -1,0 +1,167 @@
+"""Functions by table on the CPU (kernels/tables.h), a GPU's forms in their place, and the shorter ones of 16 bits."""
+
+from __future__ import annotations
+
+import re
+
+import measure
+import numpy as np
+import pytest
+from measure import Case
+from ulp import errors
+
+import opgraph as og
+from opgraph.codegen.kernel import host_source
+from opgraph.codegen.sources import brief_functions, kernel_folder
+from opgraph.loops.layout import Variant
+from opgraph.loops.lower import lower
+from opgraph.runtime import host
+
+needs_compiler = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
+
+#: The ops that go by table in f32, each with the arguments at which one interval ends and the next begins.
+_BINADES = np.array([1.0, 2.0, 4.0, 8.0])
+_EIGHTHS = (_BINADES[:, None] * (1 + np.arange(8) / 8)).ravel() - 1
+_QUARTERS = ((_BINADES[:, None] * (1 + np.arange(4) / 4)).ravel() - 1) * 4 / 3
+EDGES = {"GELU": _EIGHTHS, "GELUBackward": _EIGHTHS, "MishBackward": _QUARTERS}
+
+
+def tabled(kind: str) -> Case:
+    """The form of an op that goes by table: GELU by erf."""
+    (case,) = [
+        c
+        for record in measure.measured_ops()
+        if record.kind == kind
+        for c in measure.cases(record, "f32")
+        if c.attrs.get("mode") != "gelu_tanh"
+    ]
+    return case
+
+
+@pytest.fixture
+def without_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-DOG_NO_TABLES"))
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", EDGES)
+def test_a_gpu_s_form_without_a_table_is_as_near_to_the_truth(kind: str, without_tables: None, no_cache: None) -> None:
+    case = tabled(kind)
+    found = measure.measure(case)
+    assert found.ulp <= case.bound, str(found)
+    columns = [c[::7] for c in measure.columns_of(case)]
+    plain = og.compile(case.graph())(case.feeds(columns))
+    assert not np.array_equal(plain, by_table(case, columns), equal_nan=True), "the flag changes nothing"
+
+
+def by_table(case: Case, columns: list[np.ndarray]) -> np.ndarray:
+    flags, host.FLAGS = host.FLAGS, tuple(f for f in host.FLAGS if f != "-DOG_NO_TABLES")
+    try:
+        return np.asarray(og.compile(case.graph())(case.feeds(columns)))
+    finally:
+        host.FLAGS = flags
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", EDGES)
+def test_where_intervals_meet_is_as_near_to_the_truth(kind: str) -> None:
+    case = tabled(kind)
+    edges = EDGES[kind].astype(np.float32)
+    near = (edges.view(np.int32)[1:, None] + np.arange(-400, 401)).ravel().view(np.float32)
+    x = np.concatenate([near, -near])
+    columns = [x, *[np.ones_like(x) for _ in case.ports[1:]]]
+    got = np.asarray(og.compile(case.graph())(case.feeds(columns)))
+    truth = np.asarray(og.evaluate(case.graph(), case.feeds(columns)))
+    found = errors(got, truth, 0.0, measure.condition(case, columns), measure.factor_of(case, columns))
+    at = int(np.argmax(found))
+    assert found[at] <= case.bound, (x[at], got[at], truth[at], found[at])
+
+
+def number(text: str) -> float:
+    return float.fromhex(text) if "x" in text else float(text)
+
+
+def test_a_table_has_its_points_in_the_intervals_of_their_indices() -> None:
+    """An index is five bits of a float, see interval_of in kernels/tables.h."""
+    text = (kernel_folder() / "tables.h").read_text(encoding="utf-8")
+    found = re.findall(r"static const float (\w+)\[(\d+)\]\[32\] = \{(.*?)\n\};", text, re.DOTALL)
+    assert [name for name, _, _ in found] == ["inverse_tail", "tail_slope", "mish_slope"]
+    for name, rows, body in found:
+        lines = re.findall(r"\{([^{}]*)\}", body)
+        table = np.array([[number(n.strip().rstrip("f")) for n in line.split(",")] for line in lines])
+        assert table.shape == (int(rows), 32), name
+        if name == "mish_slope":
+            index = (np.minimum(table[0] * 0.75 + 1, 15.5).astype(np.float32).view(np.uint32) >> 21) & 15
+            assert (index == np.arange(32) & 15).all(), name
+            # 1 - t, 1 + x of the negative ones, and 1: the last intervals have no end.
+            assert table[:, [11, 27]].T.tolist() == [[18, *[0] * 6, 1], [18, *[0] * 5, -1, -17]]
+        else:
+            index = ((table[0] + 1).astype(np.float32).view(np.uint32) >> 20) & 31
+            assert (index == np.arange(32)).all(), name
+
+
+def test_the_logarithm_of_a_power_is_as_near_where_intervals_meet_and_around_one() -> None:
+    edges = np.concatenate([1 + np.arange(33) / 32, [1.4375, np.sqrt(2)]]).astype(np.float32)
+    near = (edges.view(np.int32)[:, None] + np.arange(-400, 401)).ravel().view(np.float32)
+    x = np.concatenate([near * np.float32(2.0**k) for k in (0, -1, 3, 60, -126, -140)])
+    rng = np.random.default_rng(0)
+    with np.errstate(all="ignore"):
+        a = (rng.uniform(-80, 80, x.size) / np.log(x.astype(np.float64))).astype(np.float32)  # the result is finite
+    a[~np.isfinite(a)] = 1
+    graph = og.parse("graph(x: f32[n], a: f32[n]) -> (y)\n  y = Pow(x, a)")
+    got, truth = np.asarray(og.compile(graph)(x=x, a=a)), np.asarray(og.evaluate(graph, x=x, a=a))
+    ulp = np.abs(got - truth) / np.spacing(np.abs(truth).astype(np.float32))
+    assert ulp.max() <= 3, (x[ulp.argmax()], a[ulp.argmax()], ulp.max())
+
+
+def test_logarithms_have_the_reciprocals_of_their_indices() -> None:
+    text = (kernel_folder() / "power.h").read_text(encoding="utf-8")
+    (body,) = re.findall(r"static const float logarithms\[3\]\[intervals\] = \{(.*?)\n?\};", text, re.DOTALL)
+    c, high, low = (
+        [number(n.strip().rstrip("f")) for n in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", body)
+    )
+    first, last = 1 + np.arange(32) / 32, 1 + (np.arange(32) + 1) / 32
+    assert np.all(np.abs(c * first - 1) <= 2.0**-5) and np.all(np.abs(c * last - 1) <= 2.0**-5)
+    assert all((64 * v).is_integer() for v in c) and all((2**16 * v).is_integer() for v in high)
+    exact = -np.log(np.array(c, np.longdouble)) - np.log(np.longdouble(2)) * (first >= 1.4375)
+    np.testing.assert_allclose(np.array(high, np.longdouble) + low, exact, rtol=0, atol=2.0**-41)
+
+
+# -- f16 and bf16 ------------------------------------------------------------------------------------------------------
+
+
+def emitted(text: str) -> list[str]:
+    """The functions of og::brief in a kernel for the CPU."""
+    (partition,) = og.parse(text).get_partitions()
+    loop = lower(partition).loop
+    code = host_source(loop, Variant("c" * (len(loop.loads) + len(loop.stores)), True)).functor
+    return re.findall(r"og::brief::(\w+)\(", code)
+
+
+@pytest.mark.parametrize(
+    ("text", "functions"),
+    [
+        ("graph(x: bf16[n]) -> (y)\n  y = GELU(x)", ["gelu_erf"]),
+        ("graph(x: f16[n]) -> (y)\n  y = HardSwish(x)", ["hard_swish"]),
+        ("graph(x: f16[n]) -> (y)\n  %0 = Mish(x)\n  y = Square(%0)", ["mish"]),
+        ("graph(x: f32[n]) -> (y)\n  y = GELU(x)", []),
+        ("graph(x: bf16[n]) -> (y)\n  %0 = GELU(x)\n  y: f32[n] = TypeCast(%0)", []),
+        ("graph(x: bf16[n]) -> (y)\n  %0 = GELU(x)\n  y = Floor(%0)", []),
+        ("graph(x: bf16[n]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)", ["swish"]),
+        ("graph(x: bf16[n]) -> (y)\n  y = Tanh(x)", []),
+    ],
+    ids=["GELU", "HardSwish", "Mish", "f32", "f32 is stored", "before a jump", "spelled", "no form of its own"],
+)
+def test_what_is_stored_in_16_bits_is_computed_briefly(text: str, functions: list[str]) -> None:
+    assert emitted(text) == functions
+
+
+def test_every_brief_function_is_one_of_an_op() -> None:
+    kinds = {"gelu_erf": "GELU(x)", "hard_swish": "HardSwish(x)", "mish": "Mish(x)", "swish": "Swish(x)"}
+    kinds |= {"gelu_erf_backward": "GELUBackward(x, x)", "mish_backward": "MishBackward(x, x)"}
+    kinds |= {"gelu_tanh": 'GELU(x, mode="gelu_tanh")', "swish_backward": "SwishBackward(x, x)"}
+    kinds |= {"gelu_tanh_backward": 'GELUBackward(x, x, mode="gelu_tanh")'}
+    assert brief_functions() == set(kinds)
+    for name, op in kinds.items():
+        assert emitted(f"graph(x: bf16[n]) -> (y)\n  y = {op}") == [name]

@@ -1,0 +1,198 @@
+"""What stands between a bound call and the driver, and what happens when a GPU or its memory is not there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_calls import gated, moved, random
+from emulator import FakeArray, FakeCupy
+
+import opgraph as og
+from opgraph.errors import DeviceError
+
+
+def python_calls(call: Any) -> list[str]:
+    """Names of the Python functions that a call enters, those of the stand-in for CuPy aside."""
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call" and not frame.f_code.co_filename.endswith(("emulator.py", "ctypes/__init__.py")):
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def test_a_bound_call_enters_three_functions_and_allocates_nothing(cupy: FakeCupy) -> None:
+    """The call, the launch, and the library's function for the current stream; the driver comes next."""
+    f = og.compile(gated("f32", (None,), ()), device="cuda")
+    x, a = moved(cupy, random((512,), "f32")), moved(cupy, random((), "f32"))
+    call = f.bind(x=x, a=a, out=cupy.empty((512,), "f4"))
+    call()
+    before = cupy.allocated
+    assert python_calls(call) == ["call", "launch", "stream"]
+    assert cupy.allocated == before
+
+
+def test_a_bound_call_of_another_gpu_gives_the_current_one_back(cupy: FakeCupy) -> None:
+    f = og.compile(gated("f32", (None,), ()), device="cuda:1")
+    x, a, out = (FakeArray(random(s, "f32"), device=1) for s in ((9,), (), (9,)))
+    switched: list[int] = []
+    real = cupy.cuda.runtime.setDevice
+    cupy.cuda.runtime.setDevice = lambda device: (switched.append(device), real(device))
+    call = f.bind(x=x, a=a, out=out)
+    switched.clear()
+    call()
+    assert switched == [1, 0] and cupy.device == 0
+
+
+def test_sums_are_bound_with_their_workspace(cupy: FakeCupy) -> None:
+    g = og.Graph()
+    x, like = g.input("x", "f32", (300, 40)), g.input("like", "f32", (40,))
+    g.output(g.add_op("SumTo", g.add_op("Multiply", x, x), like, name="s"))
+    data, out = random((300, 40), "f32"), cupy.empty((40,), "f4")
+    call = og.compile(g, device="cuda").bind(x=moved(cupy, data), like=cupy.empty((40,), "f4"), out=out)
+    before = cupy.allocated
+    for _ in range(2):
+        out.host[...] = 0
+        call()
+        np.testing.assert_allclose(out.host, (data.astype(np.float64) ** 2).sum(0), rtol=1e-5)
+    assert cupy.allocated == before
+
+
+def test_several_kernels_are_bound_and_what_lies_between_them_is_allocated_once(cupy: FakeCupy) -> None:
+    g = og.Graph()
+    x, like = g.input("x", "f32", (300, 40)), g.input("like", "f32", (40,))
+    g.output(g.add_op("Multiply", x, g.add_op("SumTo", g.add_op("Exp", x), like), name="y"))
+    f = og.compile(g, device="cuda")
+    assert len(f.partitions) > 1
+    given, out = moved(cupy, random((300, 40), "f32")), cupy.empty((300, 40), "f4")
+    call = f.bind(x=given, like=cupy.empty((40,), "f4"), out=out)
+    before = cupy.allocated
+    for seed in (1, 2):
+        given.host[...] = random((300, 40), "f32", seed)
+        assert call() is out
+        wide = given.host.astype(np.float64)
+        np.testing.assert_allclose(out.host, wide * np.exp(wide).sum(0), rtol=1e-5)
+    assert cupy.allocated == before
+    assert set(python_calls(call)) == {"call", "launch", "stream"}
+
+
+# -- bad luck ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_process_is_told_so(cupy: FakeCupy) -> None:
+    """A real fork; CUDA itself would fail in the child with an error that names no cause, or hang."""
+    f = og.compile(gated("f32", (None,), ()), device="cuda")
+    x, a, out = moved(cupy, random((9,), "f32")), moved(cupy, random((), "f32")), cupy.empty((9,), "f4")
+    bound = f.bind(x=x, a=a, out=out)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = []
+        try:
+            for call in (lambda: f(x=x, a=a), bound, lambda: og.Engine("cuda")):
+                try:
+                    call()
+                except DeviceError as error:
+                    told.append(str(error))
+            os.write(writing, "\0".join(told).encode())
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read().split("\0")
+    os.waitpid(child, 0)
+    assert len(told) == 3
+    for text in told:
+        assert text.startswith("this process was forked off") and "\n  where: engine" in text and "'spawn'" in text
+    f(x=x, a=a)  # the parent goes on
+
+
+def test_no_memory_says_what_for_and_how_much(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = og.compile(gated("f32", (None,), ()), device="cuda")
+    x, a = moved(cupy, random((1024,), "f32")), moved(cupy, random((), "f32"))
+    real = cupy.empty
+
+    def full(shape: tuple[int, ...], dtype: Any) -> FakeArray:
+        raise MemoryError("Out of memory allocating 4096 bytes")
+
+    cupy.cuda.runtime.memGetInfo = lambda: (2**29, 2**34)
+    monkeypatch.setattr(cupy, "empty", full)
+    with pytest.raises(
+        DeviceError,
+        match=r"no memory for a result of float32 \(1024,\): it takes 0.00 GiB, 0.50 of 16.00 GiB are free\n  where: ",
+    ):
+        f(x=x, a=a)
+    monkeypatch.setattr(cupy, "empty", real)
+    assert f(x=x, a=a).shape == (1024,)  # nothing of the failed call stands in the way
+
+
+def test_no_driver_or_one_that_is_too_old_is_one_error_of_cuda_and_named() -> None:
+    """With CuPy itself, on a machine without a GPU: what such a user sees."""
+    real = pytest.importorskip("cupy", exc_type=ImportError)
+    try:
+        if real.cuda.runtime.getDeviceCount():
+            pytest.skip("there is a GPU")
+    except real.cuda.runtime.CUDARuntimeError:
+        pass
+    for name in [n for n in sys.modules if n == "opgraph.runtime.cuda"]:
+        del sys.modules[name]
+    with pytest.raises(DeviceError, match=r"no usable GPU: .*\n  where: engine \"cuda\"\n  fix:   check `nvidia-smi`"):
+        og.Engine("cuda")
+
+
+def test_an_exception_in_a_launch_gives_the_current_gpu_back(cupy: FakeCupy) -> None:
+    f = og.compile(gated("f32", (None,), ()), device="cuda:1")
+    x, a, out = (FakeArray(random(s, "f32"), device=1) for s in ((9,), (), (9,)))
+    call = f.bind(x=x, a=a, out=out)
+
+    def broken(device: int) -> Any:
+        raise RuntimeError("the driver is gone")
+
+    cupy.cuda.get_current_stream = broken
+    for run in (call, lambda: f(x=x, a=a)):
+        with pytest.raises(RuntimeError, match="the driver is gone"):
+            run()
+        assert cupy.device == 0
+
+
+@pytest.mark.parametrize("handle", [7])
+def test_a_thread_of_its_own_launches_on_its_own_stream(cupy: FakeCupy, handle: int) -> None:
+    """Nothing of a launch is shared: two threads, each with its stream, on one executable."""
+    import threading
+
+    from emulator import FakeStream
+
+    f = og.compile(gated("f32", (None,), ()), device="cuda")
+    x, a = moved(cupy, random((64,), "f32")), moved(cupy, random((), "f32"))
+    f(x=x, a=a)
+    own = threading.local()
+    cupy.cuda.get_current_stream = lambda device: FakeStream(own.address)
+    seen: dict[int, list[int]] = {}
+
+    def work(address: int) -> None:
+        own.address = address
+        call = f.bind(x=x, a=a, out=cupy.empty((64,), "f4"))
+        for _ in range(20):
+            call()
+            f(x=x, a=a)
+        seen[address] = [s for _, _, s in list(cupy.launches) if s == address]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (handle, handle + 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {n: len(v) for n, v in seen.items()} == {handle: 40, handle + 4: 40}

@@ -1,0 +1,81 @@
+"""Rows on CUDA whose length is no multiple of a pack: 16-byte accesses between single elements."""
+
+from __future__ import annotations
+
+import numpy as np
+import nvrtc
+import pytest
+import sass
+from cuda_row_graphs import ODD, SOFTMAX, bound, compiled, odd_feeds, run
+from emulator import FakeCupy
+from row_graphs import as_dict, samples
+from row_truth import assert_near
+
+import opgraph as og
+from opgraph.codegen.cuda_row_cut import row_cut
+from opgraph.codegen.cuda_rows import row_launches
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import row_major
+from opgraph.loops.layout import bind
+from opgraph.loops.lower import lower
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> None:
+    """In any order of threads and blocks the same bits, no pack where a GPU refuses it (the emulator looks), near the
+    truth, and nothing beside the results is written."""
+    text, shapes, dtype, vector, held = ODD[name]
+    graph = og.parse(text.format(t=dtype))
+    (partition,) = graph.finalize().get_partitions()
+    lowered = lower(partition)
+    sizes = [() if t is None else shapes[str(t.name)] for t in lowered.loads]
+    cut = row_cut(lowered.loop, bind(lowered.loop, sizes, [row_major(s) for s in sizes]))
+    assert (cut.vector, cut.held, cut.lead >= 0, cut.pieces > 1) == (vector, held, True, name == "in pieces")
+    feeds = odd_feeds(graph, shapes)
+    got = run(cupy, compiled(text, dtype), feeds)
+    exact, host = as_dict(og.evaluate(graph, feeds)), as_dict(og.compile(graph)(feeds))
+    for key, want in exact.items():
+        assert_near(got[key], np.asarray(want, np.longdouble), host[key])
+
+
+def test_results_between_other_memory(cupy: FakeCupy) -> None:
+    """Rows of a larger array whose length is odd, results in its place: elements beside them stay."""
+    f = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"), device="cuda")
+    base, out = cupy.asarray(samples((6, 331))), cupy.asarray(np.full((6, 331), -7, np.float32))
+    f(x=base[:, :325], out=out[:, :325])
+    powers = np.exp(base.host[:, :325].astype(np.float64))
+    np.testing.assert_allclose(out.host[:, :325], powers / powers.sum(1, keepdims=True), rtol=1e-5)
+    assert (out.host[:, 325:] == -7).all()
+
+
+def test_what_is_added_up_for_each_column_keeps_its_columns() -> None:
+    """A thread has the same columns in each row, or it could not keep their sums."""
+    graph = "graph(x: f32[n,c], w: f32[c]) -> (y, dw)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, w)\n"
+    cut = row_cut(*bound(graph + "  p = Multiply(s, x)\n  dw = SumTo(p, w)", 300, 1001))
+    assert (cut.vector, cut.lead, cut.loose) == (1, -1, 0)
+
+
+@pytest.mark.parametrize(("rows", "lengths"), [(9, (1000, 4096)), (9, (61, 33)), (9, (1002, 4098))])
+def test_rows_that_are_whole_packs_or_short_have_no_single_elements(rows: int, lengths: tuple[int, ...]) -> None:
+    for length in lengths:
+        assert row_cut(*bound("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)", rows, length)).lead == -1
+
+
+@pytest.mark.skipif(
+    nvrtc.library() is None or nvrtc.disassembler() is None,
+    reason="pip install nvidia-cuda-nvrtc nvidia-cuda-nvdisasm",
+)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_accesses_are_16_bytes_wide_but_for_the_ends(dtype: str) -> None:
+    loop, layout = bound(SOFTMAX.format(t=dtype), 4096, 10_001)
+    cut, (launch,) = row_cut(loop, layout), row_launches(loop, layout)
+    for arch in nvrtc.ARCHITECTURES:
+        cubin = nvrtc.compile_text(launch.source.code, arch, nvrtc.OPTIONS)
+        program = sass.programs(nvrtc.disassemble(cubin))[launch.source.entry]
+        moves = [(x.kind, x.bytes_moved) for x in program.instructions if x.kind in ("LDG", "STG")]
+        element = dtypes.BY_NAME[dtype].itemsize
+        assert moves.count(("LDG", 16)) == 2 * cut.packs and moves.count(("STG", 16)) == cut.packs
+        assert moves.count(("STG", element)) == 1 and len(moves) == 3 * cut.packs + 4 + cut.packs * cut.vector
+        assert program.frame == 0 and program.registers * cut.block <= 65536

@@ -1,0 +1,201 @@
+"""CUDA kernels with much arithmetic: the text has a few elements of a pack, the bits are those of all of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import nvrtc
+import pytest
+import sass
+from agreement import agree
+from emulator import FakeCupy
+from mixed_graph import MIXED, bound, feeds
+
+import opgraph as og
+from opgraph.bench.entries import ENTRIES
+from opgraph.codegen import cuda_sums, kernel, needed
+from opgraph.codegen.arithmetic import Arithmetic
+from opgraph.codegen.kernel import SINGLES_COST, cuda_source, cuda_variant
+from opgraph.codegen.rolled import ROLLED_COST
+from opgraph.codegen.sources import spliced
+
+#: Operands of 1 to 8 bytes, a number for all, and a result of each size.
+FLAT = """graph(x: f32[n,m], h: f16[n,m], b: bf16[n,m], k: s8[n,m], a: f32[]) -> (y, z, w, up, same)
+  up = Greater(x, 0.0)
+  %0 = Select(up, x, a)
+  %1: f32[n,m] = TypeCast(h)
+  %2: f32[n,m] = TypeCast(b)
+  %3: f32[n,m] = TypeCast(k)
+  %4 = Multiply(%0, %1)
+  y = Add(%4, %3)
+  z: f16[n,m] = TypeCast(%4)
+  w: bf16[n,m] = TypeCast(%2)
+  same = Identity(k)"""
+WIDE = """graph(x: f64[n,m], k: s32[n,m]) -> (y, c)
+  %0: f64[n,m] = TypeCast(k)
+  y = Multiply(x, %0)
+  c = Greater(y, x)"""
+SUMS = """graph(x: {t}[n,m], a: {t}[], l: {t}[m], r: {t}[n,1]) -> (y, s, c, q)
+  y = Multiply(x, a)
+  %1 = Multiply(y, x)
+  s = SumTo(%1, a)
+  q = SumTo(y, r)
+  c = SumTo(%1, l)"""
+
+
+@pytest.fixture
+def in_groups(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, np.ndarray]]:
+    """What a graph gives where the text has `group` elements of a pack; 0: all."""
+
+    def run(g: og.Graph, data: dict[str, np.ndarray], group: int, apart: bool = False) -> dict[str, np.ndarray]:
+        for module in (kernel, cuda_sums):
+            monkeypatch.setattr(module, "group_of", lambda arithmetic, vector: min(group, vector))
+        given = {name: cupy.asarray(a) for name, a in data.items()}
+        if apart:
+            given = {name: cupy.asarray(np.repeat(a, 2, axis=1))[:, ::2] for name, a in data.items()}
+        f = og.compile(g, device="cuda")
+        got = f(given)
+        assert all(("struct Held" in text) == (group > 0) for text in f.kernels.values())
+        return {name: a.host for name, a in got.items()}
+
+    return run
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1024), (5, 1303)], ids=str)
+@pytest.mark.parametrize("text", [FLAT, MIXED, WIDE], ids=["flat", "rows", "wide"])
+def test_any_group_gives_the_bits_of_all_at_once(
+    text: str, shape: tuple[int, int], in_groups: Callable[..., dict[str, np.ndarray]]
+) -> None:
+    """Whole tiles, packs of a last tile, what is left of these."""
+    g = og.parse(text).finalize()
+    data = feeds(g, shape)
+    expected = in_groups(g, data, 0)
+    for group in (1, 2, 4, 8):
+        got = in_groups(g, data, group)
+        assert [name for name in expected if not agree(got[name], expected[name])] == [], group
+
+
+def test_elements_may_lie_apart(in_groups: Callable[..., dict[str, np.ndarray]]) -> None:
+    g = og.parse("graph(x: f32[n,m], b: bf16[n,m]) -> (y, z)\n  y = Multiply(x, 3.0)\n  z = Abs(b)").finalize()
+    data = feeds(g, (33, 70))
+    expected = in_groups(g, data, 0)
+    assert all(agree(in_groups(g, data, 2, apart=True)[name], a) for name, a in expected.items())
+
+
+@pytest.mark.parametrize(("dtype", "group"), [("f32", 2), ("bf16", 4)])
+def test_sums_of_groups_have_the_bits_of_those_of_packs(
+    dtype: str, group: int, in_groups: Callable[..., dict[str, np.ndarray]]
+) -> None:
+    """In whole packs and in what is left of a row, which goes one by one in both."""
+    g = og.parse(SUMS.format(t=dtype)).finalize()
+    data = feeds(g, (37, 148))
+    data["l"], data["a"] = data["l"].reshape(-1)[:1].repeat(148), data["a"].reshape(-1)[0]
+    expected, got = (in_groups(g, data, n) for n in (0, group))
+    assert [name for name in expected if got[name].tobytes() != expected[name].tobytes()] == []
+
+
+def test_one_sum_over_all_is_right_for_any_length(in_groups: Callable[..., dict[str, np.ndarray]]) -> None:
+    text = "graph(x: f32[n], a: f32[]) -> (y, s)\n  y = Multiply(x, a)\n  %1 = Exp(y)\n  s = SumTo(%1, a)"
+    g = og.parse(text).finalize()
+    for n in (3, 1027):
+        data = {"x": np.random.default_rng(n).normal(0, 1, n).astype(np.float32), "a": np.asarray(0.5, np.float32)}
+        got = in_groups(g, data, 2)
+        assert np.array_equal(got["y"], data["x"] / 2)
+        np.testing.assert_allclose(got["s"], np.exp(data["x"].astype(np.float64) / 2).sum(), rtol=2e-7)
+
+
+# -- which, and what NVRTC makes of it ---------------------------------------------------------------------------------
+
+
+def graph(name: str, direction: str, dtype: str) -> og.Graph:
+    entry = next(e for e in ENTRIES if e.name == name)
+    return entry.graph((1 << 20,), dtype, direction)
+
+
+def test_kernels_go_in_groups_from_the_cost_on_at_which_nvrtc_takes_long() -> None:
+    seen = set()
+    for name in ("swish", "gelu", "chain of 12", "fractional (NAF1)", "chain of 60"):
+        for dtype in ("f32", "bf16", "f64"):
+            loop, layout = bound(graph(name, "forward", dtype))
+            cost = Arithmetic(loop, layout.variant, frozenset()).cost
+            variant = cuda_variant(loop, layout)
+            assert (variant.group > 0) == (ROLLED_COST < cost <= SINGLES_COST)
+            assert variant.group == 0 or variant.vector % variant.group == 0
+            seen.add((name, dtype, variant.group))
+    assert {("swish", "f32", 0), ("chain of 60", "f32", 2), ("chain of 60", "f64", 1)} <= seen
+
+
+@pytest.mark.skipif(
+    nvrtc.library() is None or nvrtc.disassembler() is None,
+    reason="pip install nvidia-cuda-nvrtc nvidia-cuda-nvdisasm",
+)
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+@pytest.mark.parametrize(("dtype", "most"), [("f32", 1400), ("bf16", 1400), ("f64", 1600)])
+def test_the_machine_code_is_short_and_stays_in_registers(dtype: str, most: int, arch: str) -> None:
+    """NVRTC takes some 60 us for an instruction; a chain of 60 had 3000 to 5600."""
+    loop, layout = bound(graph("chain of 60", "forward", dtype))
+    variant = cuda_variant(loop, layout)
+    listing = nvrtc.disassemble(nvrtc.compile_text(cuda_source(loop, variant).code, arch, nvrtc.OPTIONS))
+    (program,) = sass.programs(listing).values()
+    assert len(program.instructions) < most
+    assert not [x for x in program.instructions if x.kind in ("LDL", "STL")]
+    if arch != "sm_90":
+        return  # where a warp goes is read from what NVRTC writes for this one
+    path = program.main_path((variant.unroll, variant.vector // variant.group))
+    moved = [x.bytes_moved for x in path if x.kind in ("LDG", "STG")]
+    size = {"f32": 4, "bf16": 2, "f64": 8}[dtype]
+    assert sum(n for n in moved if n == 16) == 3 * size * variant.vector * variant.unroll
+
+
+def test_what_loops_execute_is_counted_as_often_as_they_turn() -> None:
+    text = """\
+\t.section\t.text.og_a,"ax",@progbits
+        /*0000*/                   S2R R2, SR_CTAID.X ;
+.L_x_0:
+        /*0010*/              @P0 BRA `(.L_x_2) ;
+        /*0020*/                   LDG.E R8, desc[UR4][R2.64] ;
+.L_x_2:
+        /*0030*/                   LDG.E.128 R8, desc[UR4][R2.64] ;
+.L_x_1:
+        /*0040*/                   FADD R8, R8, R2 ;
+        /*0050*/              @P1 BRA `(.L_x_1) ;
+        /*0060*/                   STG.E.128 desc[UR4][R2.64], R8 ;
+        /*0070*/              @P2 BRA `(.L_x_0) ;
+        /*0080*/                   EXIT ;
+//--------------------- .nv.info
+"""
+    program = sass.programs(text)["og_a"]
+    path = [x.kind for x in program.main_path((2, 3))]
+    assert (path.count("FADD"), path.count("LDG"), path.count("STG"), len(path)) == (6, 2, 2, 2 + 2 * (4 + 6))
+    with pytest.raises(ValueError, match="2 loops, 1 expected"):
+        program.main_path((2, 1))
+
+
+# -- what a kernel's text has of kernels/ ------------------------------------------------------------------------------
+
+
+def test_a_text_has_what_its_kernel_names_and_little_else() -> None:
+    loop, layout = bound(graph("hardswish", "forward", "f32"))
+    text = cuda_source(loop, cuda_variant(loop, layout)).code
+    assert len(text) < len(spliced("pointwise.cuh")) / 4
+    assert "hard_swish(" in text and "load_pack(" in text
+    assert not [name for name in ("gelu_erf(", "philox(", "struct floats", "lgamma") if name in text]
+
+
+def test_each_declaration_in_kernels_has_a_name_by_which_it_is_found() -> None:
+    for skeleton in ("pointwise.cuh", "singles.cuh", "rolled.cuh", "sums.cuh", "rows.cuh"):
+        parts = needed._parts(skeleton)
+        nameless = [p.text for p in parts if not p.names and not p.frame and p.text[0] != "#"]
+        assert [t for t in nameless if not t.startswith(("static_assert", "using namespace"))] == []
+        named = {name for p in parts for name in p.names}
+        functions = {f for p in parts for f in re.findall(r"^(?:template <.*> )?OG_FN \w+ (\w+)\(", p.text)}
+        assert len(functions) > 100 and functions <= named
+
+
+def test_names_that_a_kept_declaration_uses_are_kept_too() -> None:
+    text = needed.needed("pointwise.cuh", "og::gelu_erf(x)")
+    assert "gelu_erf(" in text and "exp_tail(" in text and "philox" not in text.lower()
+    assert text.count("namespace og {") == text.count("}  // namespace og")
+    assert text.count("#if") == text.count("#endif")

@@ -1,0 +1,163 @@
+"""Sums on CUDA, without a GPU: emulated kernels against float64, the same bits in any order of threads, and NVRTC."""
+
+from __future__ import annotations
+
+import numpy as np
+import nvrtc
+import pytest
+from emulator import FakeArray, FakeCupy
+from nvrtc import together
+
+import opgraph as og
+from opgraph.codegen.cuda_sums import SumLaunch, sum_launches
+from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import row_major
+from opgraph.loops.layout import bind
+from opgraph.loops.lower import lower
+from opgraph.loops.tiles import passes, tiled
+
+#: Shape of the data, shapes of what is summed to.
+CASES = {
+    "one number, of one row": ((5000,), [()]),
+    "one number, of many tiles": ((70001,), [(1,)]),
+    "a channel of images": ((6, 5, 7, 7), [(5, 1, 1)]),
+    "a channel of single pixels": ((300, 33), [(33,)]),
+    "a column of a wide matrix": ((200, 1000), [(1000,)]),
+    "a row": ((70, 300), [(70, 1)]),
+    "a short row": ((500, 3), [(500, 1)]),
+    "rows and columns": ((130, 140), [(130, 1), (140,)]),
+    "a channel and one number": ((4, 8, 30), [(8, 1), ()]),
+    "two kinds of columns": ((9, 10, 64), [(10, 64), (64,)]),
+    "an outer and an inner axis": ((3, 40, 5, 6), [(3, 1, 5, 1)]),
+    "nothing at all to add up": ((12, 8), [(12, 8)]),
+}
+
+
+def graph(shape: tuple[int, ...], targets: list[tuple[int, ...]], dtype: str = "f32") -> og.Graph:
+    """y = x z, and x z summed to each target."""
+    g = og.Graph()
+    x, z = g.input("x", dtype, shape), g.input("z", dtype, shape)
+    product = g.add_op("Multiply", x, z, name="y")
+    g.output(product)
+    for i, target in enumerate(targets):
+        g.output(g.add_op("SumTo", product, g.input(f"like{i}", dtype, target), name=f"s{i}"))
+    return g
+
+
+def random(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape)).astype(dtypes.get(dtype).numpy)
+
+
+def run(cupy: FakeCupy, g: og.Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    made = og.compile(g, device="cuda")({k: cupy.asarray(v) for k, v in feeds.items()})
+    return {k: v.host for k, v in made.items()}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize("name", CASES)
+def test_sums_agree_with_float64_and_do_not_depend_on_order(cupy: FakeCupy, name: str, dtype: str) -> None:
+    shape, targets = CASES[name]
+    g = graph(shape, targets, dtype)
+    feeds = {t.name: random(t.shape, dtype, i) for i, t in enumerate(g.inputs)}
+    got = run(cupy, g, feeds)  # type: ignore[arg-type]
+    truth = og.evaluate(g, feeds)
+    unit = {"f32": 2.0**-24, "bf16": 2.0**-8, "f64": 2.0**-53}[dtype]
+    for key, value in truth.items():
+        assert got[key].shape == value.shape and got[key].dtype == dtypes.get(dtype).numpy
+        error = np.abs(np.asarray(got[key], np.float64) - value)
+        # One rounding of the result, and what some 60 additions in f32 (f64) lose, relative to what is added up.
+        added = np.abs(feeds["x"].astype(np.float64) * feeds["z"].astype(np.float64)).sum() / max(value.size, 1)
+        assert (error <= unit * np.abs(value) + 4 * min(unit, 2.0**-24) * max(added, 1)).all(), (key, error.max())
+    cupy.backwards = True
+    again = run(cupy, g, feeds)  # type: ignore[arg-type]
+    for key in truth:
+        assert got[key].tobytes() == again[key].tobytes()
+
+
+def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = graph(*CASES["two kinds of columns"])
+    feeds = {t.name: random(t.shape, "f32", i) for i, t in enumerate(g.inputs)}
+    narrow = run(cupy, g, feeds)  # type: ignore[arg-type]
+    monkeypatch.setattr("opgraph.codegen.cuda_sums.NARROW", 1)
+    f = og.compile(g, device="cuda")
+    wide = f({k: cupy.asarray(v) for k, v in feeds.items()})  # type: ignore[misc]
+    assert all("og::i64, " in text.rsplit("sum_tiles<", 1)[1] for text in f.kernels.values())
+    for key, value in narrow.items():
+        assert value.tobytes() == wide[key].host.tobytes()
+
+
+def test_views_and_odd_addresses(cupy: FakeCupy) -> None:
+    g = graph((40, 30), [(30,), (40, 1)])
+    base = random((41, 64), "f32", 0)
+    feeds = {"z": random((40, 30), "f32", 1), "like0": np.zeros(30, "f4"), "like1": np.zeros((40, 1), "f4")}
+    f = og.compile(g, device="cuda")
+    for view in (lambda a: a[1:, 3:33], lambda a: a[:40, ::2][:, :30]):
+        held = cupy.asarray(base)
+        x = FakeArray(view(held.host))
+        got = f({"x": x, **{k: cupy.asarray(v) for k, v in feeds.items()}})
+        expected = view(base).astype(np.float64) * feeds["z"]
+        np.testing.assert_allclose(got["s0"].host, expected.sum(0), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(got["s1"].host, expected.sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_over_nothing_is_zero(cupy: FakeCupy) -> None:
+    g = graph((None, 8), [(8,)])  # type: ignore[arg-type]
+    got = og.compile(g, device="cuda")(
+        x=cupy.asarray(np.zeros((0, 8), "f4")),
+        z=cupy.asarray(np.zeros((0, 8), "f4")),
+        like0=cupy.asarray(np.ones(8, "f4")),
+    )
+    np.testing.assert_array_equal(got["s0"].host, np.zeros(8))
+
+
+def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -> None:
+    shape, targets = CASES["rows and columns"]
+    g = graph(shape, targets)
+    feeds = {t.name: random(t.shape, "f32", i) for i, t in enumerate(g.inputs)}
+    expected = run(cupy, g, feeds)  # type: ignore[arg-type]
+    held = {k: cupy.asarray(v) for k, v in feeds.items()}
+    out = {"y": held["x"], "s0": cupy.empty((130, 1), "f4"), "s1": cupy.empty((140,), "f4")}
+    og.compile(g, device="cuda")(held, out=out)
+    for key, value in expected.items():
+        np.testing.assert_array_equal(out[key].host, value)
+
+
+def launches(name: str, dtype: str) -> list[SumLaunch]:
+    shape, targets = CASES[name]
+    (partition,) = graph(shape, targets, dtype).finalize().get_partitions()
+    lowered = lower(partition)
+    shapes = [t.shape for t in lowered.loads if t is not None]
+    return sum_launches(lowered.loop, bind(lowered.loop, shapes, [row_major(s) for s in shapes]))
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is missing: pip install nvidia-cuda-nvrtc")
+@pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
+def test_every_case_compiles(dtype: str, arch: str) -> None:
+    sources = [item.source for name in CASES if name != "nothing at all to add up" for item in launches(name, dtype)]
+    cubin = nvrtc.compile_text(together(sources, "sums.cuh"), arch, nvrtc.OPTIONS)
+    assert all(f"{s.entry}_totals".encode() in cubin for s in sources)
+
+
+@pytest.mark.parametrize(
+    ("shape", "targets", "count"),
+    [
+        ((8192, 4096), [(4096,)], 1),
+        ((8192, 4096), [(8192, 1)], 1),
+        ((8192, 4096), [(8192, 1), (4096,)], 2),
+        ((128, 64, 32, 32), [(64, 1, 1), (), (1,)], 1),
+        ((1 << 31,), [()], 1),
+    ],
+)
+def test_what_tiles_leave_is_small(shape: tuple[int, ...], targets: list[tuple[int, ...]], count: int) -> None:
+    (partition,) = graph(shape, targets).finalize().get_partitions()
+    loop = lower(partition).loop
+    shapes = [shape, shape, *targets]
+    layout = bind(loop, shapes, [row_major(s) for s in shapes])
+    made = passes(loop, layout, 4)
+    assert len(made) == count
+    for _, part, _ in made:
+        if part.variant.has_sums:
+            tiling = tiled(part, 4)
+            assert tiling.work <= layout.size / 32
+            assert tiling.blocks < 2**31

@@ -1,0 +1,239 @@
+"""The command that runs everything on a GPU: its steps are killed, counted and reported as it says. Needs no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import budget
+import nvrtc
+import pytest
+import sass_table
+from emulator import FakeCupy
+
+from opgraph.bench.plan import GROUPS
+from opgraph.bench.results import Cell, Results, Row
+from opgraph.bench.timing import Ratio
+
+GPU = Path(__file__).parent
+needs_nvrtc = pytest.mark.skipif(
+    nvrtc.library() is None or nvrtc.disassembler() is None, reason="NVRTC or nvdisasm is missing: see the extra test"
+)
+
+
+def module(name: str) -> Any:
+    """A file of tests/gpu, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"gpu_{name}", GPU / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    made: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_a_step_that_hangs_loses_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = module("run")
+    python = sys.executable
+    made = [
+        run.Step("hangs", [python, "-c", "import time; time.sleep(60)"], 1, "a.log"),
+        run.Step("fails as it should", [python, "-c", "raise SystemExit(9)"], 30, "a.log", expected=9),
+        run.Step("is not there", ["no-such-program"], 30, "b.log"),
+        run.Step("works", [python, "-c", "print('here')"], 30, "b.log"),
+    ]
+    monkeypatch.setattr(run, "steps", lambda folder: made)
+    assert run.main([str(tmp_path / "out")]) == 1
+    rows = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [r["status"] for r in rows] == ["out of time", 9, "there is no no-such-program", 0]
+    assert [r["good"] for r in rows] == [False, True, False, True]
+    assert "here" in (tmp_path / "out" / "b.log").read_text()
+    assert run.main([str(tmp_path / "more"), "--only", "works", "--only", "should"]) == 0
+
+
+FAILING = """
+import time
+
+def test_fails():
+    assert 6 * 7 == 41
+
+def test_hangs():
+    time.sleep(60)
+"""
+
+
+def test_tests_that_are_cut_off_have_said_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = module("run")
+    (tmp_path / "test_some.py").write_text(FAILING)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "GRACE", 20.0)
+    tests = run.Step("tests", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], 1, "tests.log")
+    tests.run(tmp_path, 24.0)
+    assert tests.status == "out of time"
+    assert "assert (6 * 7) == 41" in (tmp_path / "tests.log").read_text()
+
+
+def test_what_would_say_nothing_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that does not find a planted fault, as where it refuses the device."""
+    run = module("run")
+    python = sys.executable
+    made = [
+        run.Step("finds a fault", [python, "-c", ""], 30, "a.log", expected=9),
+        run.Step("finds none", [python, "-c", ""], 30, "a.log", after="finds a fault"),
+    ]
+    monkeypatch.setattr(run, "steps", lambda folder: made)
+    assert run.main([str(tmp_path)]) == 1
+    assert made[1].status == "not run, as this was not good: finds a fault" and not made[1].is_good
+
+
+def test_all_steps_fit_into_their_time_and_into_few_files() -> None:
+    run = module("run")
+    found = run.steps(Path("out"))
+    first = [s.name for s in found if "compute-sanitizer" not in s.command[0]]
+    assert first == [s.name for s in found][: len(first)]
+    assert first[-3:] == ["tests", "benchmark of activation", "benchmark of others"]
+    assert sum(s.limit for s in found[: len(first)]) <= 560  # whatever they do, they have their turn
+    suites = [word for s in found if "benchmark" in s.name for word in s.command if word in GROUPS["all"]]
+    assert sorted(suites) == sorted(GROUPS["gpu"])
+    some = [s for s in found if "benchmark" in s.name]
+    run.share(some, 580)
+    assert sum(s.limit for s in some) == pytest.approx(580) and some[0].limit > some[1].limit
+    assert [s.expected for s in found].count(run.FOUND) == 3
+    assert {s.after for s in found} - {""} == {s.name for s in found if s.expected == run.FOUND}
+
+
+def test_what_it_writes_is_few_small_files_of_plain_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine that is lent gives back, whatever becomes of the steps."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = module("run")
+    assert run.main([str(tmp_path), "--only", "environment", "--only", "of others"]) == 1
+    told = {row["step"]: row for row in json.loads((tmp_path / "summary.json").read_text())}
+    assert "GPU" in (tmp_path / "bench.log").read_text() and told["benchmark of others"]["status"] == 2
+    written = {f.name for f in tmp_path.iterdir()} | {s.log for s in run.steps(tmp_path)}
+    written |= {Path(word).name for s in run.steps(tmp_path) for word in s.command if word.endswith(".json")}
+    assert len(written) + 1 <= 8  # one that a killed process was writing
+    assert all(re.fullmatch(r"[\w.-]+", name) for name in written)
+    long = tmp_path / "long.log"
+    long.write_text("first\n" + "x" * (run.LARGEST + 5) + "\nlast line")
+    run.shorten(long)
+    text = long.read_text()
+    assert len(text) < run.LARGEST and text.startswith("first\n") and "are left out" in text
+    assert run.last_line(long) == "last line"
+
+
+LOSES_IT = """
+import time, cupy, pytest
+
+def test_that_loses_the_gpu():
+    cupy.lost.append(1)
+    assert 6 * 7 == 41
+
+@pytest.mark.parametrize("i", range(6))
+def test_that_needs_it(i):
+    time.sleep(0.05)
+    cupy.cuda.runtime.memGetInfo()
+"""
+LOST_CUPY = """
+import types
+lost = []
+class CUDARuntimeError(RuntimeError): status = 700
+def memGetInfo():
+    if lost: raise CUDARuntimeError("an illegal memory access was encountered")
+    return 1, 1
+cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(memGetInfo=memGetInfo, CUDARuntimeError=CUDARuntimeError))
+"""
+
+
+def pytest_of(folder: Path, *options: str) -> str:
+    """What a run with the plugin prints, in a process of its own, where no GPU is to be seen."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, GPU, GPU.parents[1]))),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+        "-p",
+        "as_they_come",
+    ]
+    done = subprocess.run(
+        [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_test_that_loses_the_gpu_loses_no_other(tmp_path: Path) -> None:
+    """CUDA refuses its process everything from then on: another worker does the rest."""
+    (tmp_path / "test_some.py").write_text(LOSES_IT)
+    (tmp_path / "cupy.py").write_text(LOST_CUPY)
+    told = pytest_of(tmp_path, "-n", "1", "--dist", "worksteal", "--tb=no")
+    assert "6 passed" in told and "assert (6 * 7) == 41" in told and "crashed" in told, told
+    (tmp_path / "cupy.py").write_text(LOST_CUPY.replace("status = 700", "status = 35"))
+    told = pytest_of(tmp_path, "-n", "1", "--tb=no")
+    assert "7 failed" in told and "crashed" not in told, told  # as where there never was one
+
+
+def test_a_gpu_that_must_be_there_and_is_not_is_a_failure(tmp_path: Path) -> None:
+    """A run on a machine with a GPU that skips everything has shown nothing."""
+    one = [str(GPU / "test_failures.py"), "-c", str(GPU.parents[1] / "pyproject.toml"), "-k", "cupys_memory"]
+    assert "1 skipped" in pytest_of(tmp_path, *one)
+    told = pytest_of(tmp_path, *one, "--gpu", "--tb=no")
+    assert "1 error" in told and ("no GPU" in told or "CuPy is missing" in told), told
+
+
+@needs_nvrtc
+def test_what_a_row_reached_is_told_by_its_copy_and_by_the_clocks_of_its_gpu() -> None:
+    bounds = module("bounds")
+    copy, peer = (
+        Cell(peer="copy", us=120.0),
+        Cell(peer="torch native", us=100.0, ratio=Ratio(median=1.3, low=1.2, high=1.4, rounds=9)),
+    )
+    ours = Cell(peer="opgraph", us=130.0)
+    row = Row(suite="activation", entry="swish", size=1 << 26, elements=1 << 26, cells=(ours,), copy=copy)
+    h200 = {"multiprocessors": 132, "gpu_mhz": 1980}
+    (found,) = bounds.reached(Results(machine=h200, settings={}, rows=[row]))
+    assert found.part == 120 / 130 and not found.is_good  # 95 % are asked for
+    (page,) = (r for r in sass_table.read() if r.key == ("swish", "forward", "f32"))
+    memory = 8 * (1 << 26) / budget.BYTES_A_SECOND * 1e6
+    assert found.arithmetic == pytest.approx(page.share * memory, rel=0.2) and found.limit == page.limit
+    slow = Results(machine=h200 | {"gpu_mhz": 990}, settings={}, rows=[replace(row, dtype="bf16", cells=(ours, peer))])
+    (again,) = bounds.reached(slow)
+    assert again.part == 120 / 130 and not again.is_good  # enough, but the peer was faster
+    assert "1.30 of torch native" in str(again)
+    (fast,) = bounds.reached(replace(slow, machine=h200))
+    assert again.arithmetic == pytest.approx(2 * fast.arithmetic)
+    with pytest.raises(SystemExit, match="multiprocessors"):
+        next(bounds.reached(replace(slow, machine={})))
+
+
+def test_a_benchmark_leaves_its_rows_as_they_come() -> None:
+    from opgraph.bench.run import Settings
+    from opgraph.bench.run import run as bench
+
+    kept: list[int] = []
+    chosen = {"entries": ("swish",), "sizes": (1000,), "dtypes": ("f32",), "peers": ("NumPy",)}
+    some = Settings(suites=("activation",), budget=0.2, **chosen)  # type: ignore[arg-type]
+    results = bench(some, keep=lambda r: kept.append(len(r.rows)))
+    assert kept == list(range(1, len(results.rows) + 1)) and kept
+
+
+def test_the_program_for_the_sanitizer_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of its graphs, which compile and are right; under the tools all of them run on a GPU."""
+    program = module("sanitized")
+    some = program.graphs()[1::6]
+    monkeypatch.setattr(program, "graphs", lambda: some)
+    program.run(cupy)
+    assert len({name for name, _, _ in cupy.launches}) >= len(some) > 4

@@ -1,0 +1,394 @@
+"""Custom-op libraries for onnxruntime: a user's activation as one op, and the functions that run without it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.errors import DeviceError, InvalidArguments
+from opgraph.ir import dtypes
+from opgraph.runtime import host
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+if not host.is_available():
+    pytest.skip("there is no C++ compiler", allow_module_level=True)
+
+from opgraph.onnx.library import build  # noqa: E402  # needs onnx
+from opgraph.onnx.library.ops import swish_ops  # noqa: E402
+from opgraph.onnx.library.text import library_text  # noqa: E402
+from opgraph.onnx.request import Request  # noqa: E402
+from opgraph.onnx.save import drafted  # noqa: E402
+
+T = onnx.TensorProto
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+NAN = float("nan")
+
+#: Activations as a user writes them: one partition each. `shapes` are those of calls, by input.
+ACTIVATIONS = {
+    "several outputs": (
+        "graph(x: f32[n,m], a: f32[m]) -> (y, z)\n t = Exp(x)\n u = Multiply(t, a)\n y = Add(u, 1.5)\n w = Tanh(y)\n"
+        " z = Multiply(w, x)",
+        [{"x": (5, 7), "a": (7,)}, {"x": (300, 128), "a": (128,)}, {"x": (1, 1), "a": (1,)}, {"x": (0, 4), "a": (4,)}],
+    ),
+    "per channel": (
+        "graph(x: f32[n,6,h,w], p: f32[6,1,1]) -> (y)\n c = GreaterEqual(x, 0.0)\n e = Exp(x)\n f = Subtract(e, 1.0)\n"
+        " g = Multiply(f, p)\n y = Select(c, x, g)",
+        [{"x": (2, 6, 5, 3), "p": (6, 1, 1)}, {"x": (3, 6, 1, 1), "p": (6, 1, 1)},
+         {"x": (1, 6, 200, 200), "p": (6, 1, 1)}],
+    ),
+    "three operands": (
+        "graph(x: f32[n,8], b: f32[8], r: f32[n,1]) -> (y)\n t = Add(x, b)\n u = Multiply(t, r)\n y = Sigmoid(u)",
+        [{"x": (4, 8), "b": (8,), "r": (4, 1)}, {"x": (1, 8), "b": (8,), "r": (1, 1)},
+         {"x": (9000, 8), "b": (8,), "r": (9000, 1)}],
+    ),
+    "anyhow": (
+        "graph(a: f32[?,?], b: f32[?,?], c: f32[?,?]) -> (y)\n t = Add(a, b)\n u = Multiply(t, c)\n y = Tanh(u)",
+        [{"a": (3, 4), "b": (3, 4), "c": (3, 4)}, {"a": (3, 1), "b": (1, 4), "c": (3, 4)},
+         {"a": (1, 1), "b": (5, 4), "c": (1, 4)}],
+    ),
+    "two types": (
+        "graph(x: f32[n], k: s64[n]) -> (y, m)\n f: f32[n] = TypeCast(k)\n t = Multiply(x, f)\n y = Exp(t)\n"
+        " m = Greater(y, 2.0)",
+        [{"x": (33,), "k": (33,)}],
+    ),
+    **{
+        t: (
+            f"graph(x: {t}[n,8], b: {t}[8]) -> (y)\n t = Add(x, b)\n u = Exp(t)\n y = Multiply(u, x)",
+            [{"x": (6, 8), "b": (8,)}],
+        )
+        for t in ("f16", "bf16")
+    },
+    "f64": ("graph(x: f64[n,8]) -> (y)\n t = Exp(x)\n u = Add(t, 0.1)\n y = Divide(x, u)", [{"x": (6, 8)}]),
+    "swish inside": ("graph(x: f32[n]) -> (y)\n s = Swish(x, alpha=1.25)\n y = Multiply(s, 3.0)", [{"x": (1000,)}]),
+    "a norm between others": (
+        "graph(x: f32[b,t,c], r: f32[b,t,c], w: f32[c], v: f32[c]) -> (s, y)\n s = Add(x, r)\n"
+        " n = LayerNorm(s, w, v, keep_stats=false)\n y = Tanh(n)",
+        [{"x": (b, t, c), "r": (b, t, c), "w": (c,), "v": (c,)}
+         for b, t, c in ((2, 5, 8), (1, 1, 8), (3, 70, 200), (2, 3, 1), (0, 3, 8), (1, 2, 4000))],
+    ),
+    "two axes and their mean": (
+        "graph(x: f32[b,6,h,w], a: f32[h,1]) -> (y, p)\n t = Multiply(x, a)\n y = Exp(t)\n"
+        " p = ReduceMean(y, axes=[2,3], keep_dims=true)",
+        [{"x": (2, 6, 5, 7), "a": (5, 1)}, {"x": (1, 6, 1, 1), "a": (1, 1)}, {"x": (3, 6, 50, 40), "a": (50, 1)}],
+    ),
+    "a number for each row": (
+        "graph(x: f32[b,t,c], k: f32[t,1]) -> (e)\n u = Multiply(x, k)\n p = ReduceSum(u, axes=[-1], keep_dims=false)\n"
+        " e = Tanh(p)",
+        [{"x": (2, 5, 9), "k": (5, 1)}, {"x": (4, 300, 33), "k": (300, 1)}],
+    ),
+    "a softmax in f16": (
+        "graph(x: f16[n,m], a: f16[m]) -> (y)\n t = Add(x, a)\n y = SoftMax(t, axis=-1)",
+        [{"x": (6, 50), "a": (50,)}, {"x": (900, 45), "a": (45,)}],
+    ),
+    "without dimensions": ("graph(x: f32[]) -> (y)\n t = Exp(x)\n y = Add(t, 1.0)", [{"x": ()}]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def drafts() -> dict[str, Any]:
+    return {name: drafted(og.parse(text), Request(library=True)) for name, (text, _) in ACTIVATIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def library(drafts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One library for all models here: ops have names of their own."""
+    ops = [op for draft in drafts.values() for op in draft.library] + list(swish_ops())
+    path = tmp_path_factory.mktemp("library") / "all.so"
+    path.write_bytes(build.compiled(ops))
+    return str(path)
+
+
+def session(model: Any, library: str | None, level: str = LEVELS[-1], threads: int = 2, **entries: str) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    for key, value in entries.items():
+        setattr(options, key, value)
+    if library is not None:
+        options.register_custom_ops_library(library)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def ran(run: Any, feeds: dict[str, np.ndarray], shape: tuple[int, ...] = ()) -> list[np.ndarray]:
+    """The outputs; bf16 goes in and out by its bits, since NumPy has no such type."""
+    if all(a.dtype != ml_dtypes.bfloat16 for a in feeds.values()):
+        return list(run.run(None, feeds))
+    binding = run.io_binding()
+    values = {
+        n: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(a.view(np.uint16), T.BFLOAT16) for n, a in feeds.items()
+    }
+    out = np.empty(shape, np.uint16)
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output(run.get_outputs()[0].name, "cpu", 0, T.BFLOAT16, out.shape, out.ctypes.data)
+    run.run_with_iobinding(binding)
+    return [out.view(ml_dtypes.bfloat16)]
+
+
+def arrays(graph: og.Graph, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(7)
+    drawn = {t.name: rng.normal(size=shapes[t.name]) for t in graph.inputs}
+    return {t.name: np.asarray(drawn[t.name]).astype(dtypes.get(t.dtype).numpy) for t in graph.inputs}
+
+
+def outputs(graph: og.Graph, feeds: dict[str, np.ndarray], dtype: str | None = "f64") -> list[np.ndarray]:
+    found = og.evaluate(graph, feeds, dtype=dtype)
+    return list(found.values()) if isinstance(found, dict) else [found]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_one_op_and_as_accurate_as_numpy(name: str, drafts: dict[str, Any], library: str) -> None:
+    text, calls = ACTIVATIONS[name]
+    graph, model = og.parse(text), drafts[name].proto()
+    onnx.checker.check_model(model, full_check=True)
+    assert [n.domain for n in model.graph.node] == ["opgraph"]
+    runs = [session(model, library, level) for level in LEVELS]
+    plain = session(model, None)
+    for shapes in calls:
+        feeds = arrays(graph, shapes)
+        exact, peers = outputs(graph, feeds), outputs(graph, feeds, None)
+        results = [ran(run, feeds, exact[0].shape) for run in runs]
+        for got in results[1:]:  # the op is the same at every level
+            assert all(a.tobytes() == b.tobytes() for a, b in zip(got, results[0], strict=True))
+        without = ran(plain, feeds, exact[0].shape)
+        for truth, peer, mine, function in zip(exact, peers, results[0], without, strict=True):
+            assert (mine.dtype, mine.shape) == (peer.dtype, peer.shape) == (function.dtype, function.shape)
+            assert_near(mine, truth, peer)
+            assert_near(function, truth, peer)
+
+
+def assert_near(got: np.ndarray, truth: np.ndarray, peer: np.ndarray) -> None:
+    """At most twice as far from float64 as NumPy in the same type, give or take one unit of the largest value."""
+    if got.dtype == bool:
+        np.testing.assert_array_equal(got, peer)
+        return
+    if not got.size:
+        return
+    exact, mine, other = (np.asarray(a, np.float64) for a in (truth, got, peer))
+    one = np.abs(exact).max() * float(ml_dtypes.finfo(got.dtype).eps)
+    assert np.abs(mine - exact).max() <= 2 * np.abs(other - exact).max() + one
+
+
+def test_a_registered_op_wins_over_the_function_of_its_name(
+    drafts: dict[str, Any], library: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "optimized.onnx"
+    kept = {}
+    for lib in (library, None):
+        session(drafts["per channel"].proto(), lib, optimized_model_filepath=str(path))
+        kept[lib] = [n.op_type for n in onnx.load(path).graph.node]
+    assert kept[library] == [drafts["per channel"].library[0].name]
+    assert len(kept[None]) > 3
+
+
+def test_the_number_of_threads_changes_no_bit(drafts: dict[str, Any], library: str) -> None:
+    model = drafts["several outputs"].proto()
+    feeds = arrays(og.parse(ACTIVATIONS["several outputs"][0]), {"x": (1000, 257), "a": (257,)})
+    one, three = (session(model, library, threads=n).run(None, feeds) for n in (1, 3))
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(one, three, strict=True))
+
+
+# -- swish ----------------------------------------------------------------------------------------------------------
+
+VALUES = [0.0, -0.0, 1.0, -1.0, 40.0, -40.0, 88.0, -88.0, 104.0, -104.0, 300.0, -300.0, 3e4, -3e4, np.inf, -np.inf, NAN]
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.702, -0.5, 64.0, 0.015, 0.0, -1e30])
+@pytest.mark.parametrize("dtype", dtypes.FLOATS)
+def test_swish_of_any_alpha_is_that_of_opgraph(dtype: str, alpha: float, library: str) -> None:
+    graph = og.parse(f"graph(x: {dtype}[n]) -> (y)\n y = Swish(x, alpha={alpha})")
+    model = drafted(graph, Request(form="function")).proto()
+    assert [(n.op_type, len(n.attribute)) for n in model.graph.node] == [("Swish", 1)]
+    target = dtypes.get(dtype).numpy
+    x = np.concatenate([np.asarray(VALUES), np.random.default_rng(3).normal(size=500) * 20]).astype(target)
+    (got,) = ran(session(model, library), {"x": x}, x.shape)
+    with np.errstate(all="ignore"):
+        want = og.evaluate(graph, x=x)
+        rounded = want.astype(target).astype(np.float64)
+    mine = got.astype(np.float64)
+    same = (mine == rounded) | (np.isnan(mine) & np.isnan(rounded))
+    assert (np.signbit(mine) == np.signbit(rounded))[~np.isnan(rounded)].all()
+    bound = 0.51 if dtype in ("f16", "bf16") else 3
+    with np.errstate(invalid="ignore"):
+        unit = np.abs(np.nextafter(rounded.astype(target), target.type(np.inf)).astype(np.float64) - rounded)
+        off = np.abs(mine - want) / unit
+    assert (off[~same] <= bound).all(), (x[~same][off[~same] > bound], got[~same][off[~same] > bound])
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+def test_swish_takes_a_factor_that_is_broadcast(dtype: str, library: str) -> None:
+    graph = og.parse(f"graph(x: {dtype}[n,4,?], f: {dtype}[4,1]) -> (y)\n y = Swish(x, f, alpha=0.5)")
+    model = drafted(graph, Request(form="function")).proto()
+    feeds = arrays(graph, {"x": (3, 4, 5), "f": (4, 1)})
+    (got,) = ran(session(model, library), feeds)
+    assert_near(got, outputs(graph, feeds)[0], outputs(graph, feeds, None)[0])
+
+
+def test_an_alpha_that_a_node_leaves_out_is_one(library: str) -> None:
+    model = drafted(og.parse("graph(x: f32[n]) -> (y)\n y = Swish(x)"), Request(form="function")).proto()
+    x = np.linspace(-9, 9, 50, dtype=np.float32)
+    said = session(model, library).run(None, {"x": x})[0]
+    del model.graph.node[0].attribute[:]
+    np.testing.assert_array_equal(session(model, library).run(None, {"x": x})[0], said)
+
+
+# -- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_shapes_that_do_not_broadcast_are_an_error_of_the_run(drafts: dict[str, Any], library: str) -> None:
+    run = session(drafts["anyhow"].proto(), library)
+    bad = {"a": np.ones((3, 4), np.float32), "b": np.ones((2, 4), np.float32), "c": np.ones((3, 4), np.float32)}
+    with pytest.raises(Exception, match="do not broadcast"):
+        run.run(None, bad)
+    bad["b"] = np.ones((3, 4), np.float32)
+    assert run.run(None, bad)[0].shape == (3, 4)  # and the session goes on
+
+
+def test_an_onnxruntime_that_is_too_old_is_told_so(library: str) -> None:
+    """As one of version 1.16 asks: no table for the version that the library needs."""
+    message: list[bytes] = []
+    create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(
+        lambda code, text: message.append(text) or 1
+    )
+    table = (ctypes.c_void_p * 8)(ctypes.cast(create, ctypes.c_void_p).value)
+    get = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(lambda v: ctypes.addressof(table) if v < 17 else None)
+    base = (ctypes.c_void_p * 2)(ctypes.cast(get, ctypes.c_void_p).value, None)
+    register = ctypes.CDLL(library).RegisterCustomOps
+    register.restype = ctypes.c_void_p
+    assert register(None, ctypes.byref(base)) == 1
+    assert b"1.17" in message[0]
+
+
+def test_nothing_is_written_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    graph = og.parse(ACTIVATIONS["f64"][0])
+    with pytest.raises(DeviceError, match="no C\\+\\+ compiler"):
+        og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_with_nothing_to_run_has_no_library(tmp_path: Path) -> None:
+    graph = og.parse("graph(x: f32[n]) -> (y)\n y = Exp(x)")
+    with pytest.raises(InvalidArguments, match="nothing that a library would run"):
+        og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("march", ["native -fplugin=x", "@file", ""])
+def test_march_is_one_word(march: str) -> None:
+    with pytest.raises(InvalidArguments, match="no processors"):
+        build.compiled(swish_ops(), march)
+
+
+# -- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_that_a_kernel_has_built_in_count_in_its_name() -> None:
+    names = set()
+    for number in ("1.5", "2.5"):
+        text = f"graph(x: f32[n]) -> (y)\n t = Exp(x)\n y = Add(t, {number})"
+        draft = drafted(og.parse(text), Request(library=True))
+        names.add(draft.library[0].name)
+        assert draft.proto().functions[0].name == draft.library[0].name
+        assert len(draft.proto().graph.node[0].input) == 1
+    assert len(names) == 2
+    wide = drafted(og.parse("graph(x: f64[n]) -> (y)\n t = Exp(x)\n y = Add(t, 1.5)"), Request(library=True))
+    assert wide.library[0].name not in names  # a registered op has one signature
+
+
+def test_the_text_is_a_pure_value_without_names_of_the_model() -> None:
+    text = "graph(secret: f32[n]) -> (hidden)\n classified = Exp(secret)\n hidden = Add(classified, 1.5)"
+    first, second = (library_text(drafted(og.parse(text), Request(library=True)).library) for _ in range(2))
+    assert first == second
+    assert not re.search("secret|hidden|classified", first)
+
+
+def test_a_lone_swish_that_onnxruntime_has_a_kernel_for_is_left_to_it() -> None:
+    text = "graph(x: f32[n]) -> (y)\n s = Sigmoid(x)\n y = Multiply(x, s)"
+    draft = drafted(og.parse(text), Request(library=True))
+    assert [n.op_type for n in draft.proto().graph.node] == ["Sigmoid", "Mul"]
+    assert draft.library == []
+
+
+@pytest.mark.parametrize(
+    ("row", "nodes"),
+    [
+        ("LayerNorm(t, w, v, keep_stats=false)", ["Add", "LayerNormalization"]),
+        ("SoftMax(t, axis=-1)", ["Add", "Softmax"]),
+    ],
+)
+def test_rows_that_onnxruntime_has_faster_kernels_for_are_left_to_it(row: str, nodes: list[str]) -> None:
+    """Short ones, and every f32 softmax; `keep` leaves all of them."""
+    text = f"graph(x: f32[n,64], w: f32[64], v: f32[64]) -> (y)\n t = Add(x, w)\n y = {row}"
+    assert [n.op_type for n in drafted(og.parse(text), Request(library=True)).proto().graph.node] == nodes
+    longer = og.parse(text.replace("64", "640"))
+    assert len(drafted(longer, Request(library=True)).proto().graph.node) == (2 if "SoftMax" in row else 1)
+    kept = drafted(longer, Request(library=True, keep=frozenset({"rows"}))).proto()
+    assert [n.op_type for n in kept.graph.node] == nodes
+
+
+def test_rows_of_no_element_are_an_error_of_the_run(drafts: dict[str, Any], library: str) -> None:
+    run = session(drafts["a number for each row"].proto(), library)
+    with pytest.raises(Exception, match="opgraph: a fused node reduces rows without elements"):
+        run.run(None, {"x": np.zeros((2, 5, 0), np.float32), "k": np.ones((5, 1), np.float32)})
+
+
+def test_what_a_library_cannot_run_stays_as_it_is() -> None:
+    """Positions are not read from memory; masks and shapes alone are onnxruntime's business."""
+    text = "graph(x: boolean[n], z: boolean[n]) -> (y)\n t = And(x, z)\n y = Not(t)"
+    draft = drafted(og.parse(text), Request(library=True))
+    assert [n.op_type for n in draft.proto().graph.node] == ["And", "Not"]
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx-models"
+#: A model and how many fused partitions of it a library runs.
+MODELS = {"gpt2": 3, "llama": 11, "qwen3": 11}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    if not FOLDER.is_dir():
+        pytest.skip("the exported models are not beside this checkout")
+    found = {n: drafted(og.onnx.load(FOLDER / f"{n}.onnx"), Request(library=True)) for n in MODELS}
+    path = tmp_path_factory.mktemp("models") / "models.so"
+    path.write_bytes(build.compiled([op for draft in found.values() for op in draft.library]))
+    return found, str(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_models_run_with_their_library_and_without(name: str, exported: tuple[dict[str, Any], str]) -> None:
+    drafts, library = exported
+    assert drafts[name].summary.units["fused"] == MODELS[name]
+    model = drafts[name].proto()
+    onnx.checker.check_model(model, full_check=True)
+    with np.load(FOLDER / f"{name}_io.npz") as stored:
+        x, y = stored["x"], stored["y"]
+    for lib in (library, None):
+        for level in LEVELS:
+            run = session(model, lib, level)
+            got = run.run(None, {run.get_inputs()[0].name: x})[0]
+            assert np.abs(got - y).max() <= 2e-6 * np.abs(y).max(), (lib, level)
+
+
+def test_saving_writes_both_files_and_a_loaded_model_fuses_again_to_the_same(tmp_path: Path) -> None:
+    graph = og.parse(ACTIVATIONS["f64"][0])
+    og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.so"]
+    first = onnx.load(tmp_path / "m.onnx")
+    x = {"x": np.linspace(-4, 4, 24).reshape(3, 8)}
+    with_it, without = session(first, str(tmp_path / "m.so")).run(None, x)[0], session(first, None).run(None, x)[0]
+    np.testing.assert_allclose(with_it, without, rtol=1e-14)
+    again = og.onnx.load(tmp_path / "m.onnx")
+    assert [op.kind for op in again.ops] == [op.kind for op in graph.ops]
+    assert drafted(again, Request(library=True)).library[0].name == first.graph.node[0].op_type

@@ -1,0 +1,43 @@
+"""specs/ops holds one page for each kind, as its record says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opgraph.ir.opdef import OpDef, all_ops
+from opgraph.ops.page import index_text, page_text, write_pages
+
+FOLDER = Path(__file__).parents[2] / "specs" / "ops"
+REWRITE = "rewrite the pages: python -m opgraph.ops.page specs/ops"
+
+
+@pytest.mark.parametrize("record", all_ops(), ids=lambda r: r.kind)
+def test_a_page_is_what_its_record_says(record: OpDef) -> None:
+    path = FOLDER / f"{record.kind}.md"
+    assert path.exists(), REWRITE
+    assert path.read_text(encoding="utf-8") == page_text(record), REWRITE
+
+
+def test_the_index_lists_every_page_and_there_are_no_others() -> None:
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == index_text(), REWRITE
+    assert {p.stem for p in FOLDER.glob("*.md")} == {"README", *(r.kind for r in all_ops())}, REWRITE
+
+
+def test_writing_replaces_old_pages_and_removes_those_of_kinds_that_are_gone(tmp_path: Path) -> None:
+    (tmp_path / "Gone.md").write_text("gone")
+    (tmp_path / "Exp.md").write_text("old")
+    written = write_pages(tmp_path)
+    assert sorted(tmp_path.glob("*.md")) == written
+    assert (tmp_path / "Exp.md").read_text().startswith("# Exp\n")
+    assert not (tmp_path / "Gone.md").exists()
+
+
+@pytest.mark.parametrize("record", [r for r in all_ops() if r.is_pointwise], ids=lambda r: r.kind)
+def test_a_page_names_every_port_attribute_and_onnx_op(record: OpDef) -> None:
+    text = page_text(record)
+    for name in [p.name for p in (*record.inputs, *record.outputs)] + [a.name for a in record.attrs]:
+        assert f"`{name}`" in text
+    for form in record.onnx if isinstance(record.onnx, tuple) else ():
+        assert f"`{form.op_type}`, " in text

@@ -1,0 +1,137 @@
+"""An op spelled in smaller ones is the op: in float64 the same numbers, in f32 as good ones, however it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from library_calls import CALLS, LIBRARY, Call, arrays_of, feeds, graph_of, listed, spelled
+
+import opgraph as og
+from opgraph import errors
+from opgraph.ir import dtypes, opdef
+from opgraph.ir.opdef import OpDef
+
+SPELLED = [r for r in LIBRARY if r.spelled is not None]
+KINDS = pytest.mark.parametrize("record", SPELLED, ids=lambda r: r.kind)
+#: What a spelled form may hold besides pointwise ops and SumTo.
+ROWS = {"ReduceSum", "ReduceMean", "ReduceMax", "Squeeze", "Unsqueeze"}
+RESHAPING = {"GroupNorm": {"StaticReshape", "ReshapeTo"}}
+
+
+def spelled_values(graph: og.Graph, arrays: list[np.ndarray], dtype: str | None) -> list[np.ndarray]:
+    small = spelled(graph)
+    given = feeds(arrays)
+    return listed(og.evaluate(small, {t.name: given[t.name] for t in small.inputs}, dtype=dtype))
+
+
+def calls(record: OpDef, dtype: str) -> Iterator[tuple[Call, og.Graph, list[np.ndarray]]]:
+    for call in CALLS[record.kind]:
+        yield call, graph_of(record, call, dtype), arrays_of(call, dtype, record)
+
+
+@KINDS
+def test_it_is_the_op_in_float64(record: OpDef) -> None:
+    for call, graph, arrays in calls(record, "f64"):
+        whole = listed(og.evaluate(graph, feeds(arrays)))
+        for got, expected in zip(spelled_values(graph, arrays, "f64"), whole, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-13, err_msg=str(call))
+
+
+@KINDS
+@pytest.mark.parametrize("unknown", ["sizes", "symbols"])
+def test_it_needs_no_sizes(record: OpDef, unknown: str) -> None:
+    for call in CALLS[record.kind]:
+        graph, arrays = graph_of(record, call, "f64", unknown), arrays_of(call, "f64", record)
+        whole = listed(og.evaluate(graph, feeds(arrays)))
+        try:
+            made = spelled_values(graph, arrays, "f64")
+        except errors.Unimplemented as error:
+            assert record.kind == "GroupNorm" and "how many channels" in error.what
+            continue
+        for got, expected in zip(made, whole, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-13, atol=1e-13, err_msg=f"{call} {unknown}")
+
+
+@KINDS
+def test_it_is_made_of_what_one_kernel_may_hold(record: OpDef) -> None:
+    for _, graph, _ in calls(record, "bf16"):
+        for op in spelled(graph).ops:
+            small = opdef.get(op.kind, where="test")
+            fits = small.is_pointwise or small.family == "sum"
+            assert fits or op.kind in ROWS | RESHAPING.get(record.kind, set()), op.kind
+            assert small.family != "reduction" or (op.attrs["keep_dims"] and op.attrs["axes"])
+            # Rounded once: what is narrow goes in, or comes out.
+            narrow = [t for t in op.outputs if t.dtype == "bf16"]
+            assert not narrow or op.kind == "TypeCast" or small.family == "shape", op.kind
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_it_is_as_accurate_as_the_op(record: OpDef, dtype: str) -> None:
+    for call, graph, arrays in calls(record, dtype):
+        truths = listed(og.evaluate(graph, feeds(arrays)))
+        whole = listed(og.evaluate(graph, feeds(arrays), dtype=None))
+        for got, other, truth in zip(spelled_values(graph, arrays, None), whole, truths, strict=True):
+            assert got.dtype == other.dtype
+            finite = np.isfinite(truth)
+            np.testing.assert_array_equal(got[~finite], other[~finite], err_msg=str(call))
+            eps = float(ml_dtypes.finfo(got.dtype).eps)
+
+            def error(values: np.ndarray, truth: np.ndarray = truth, finite: np.ndarray = finite) -> float:
+                size = np.maximum(np.abs(truth[finite]), 1)
+                return float(np.max(np.abs(values[finite].astype(np.float64) - truth[finite]) / size, initial=0))
+
+            assert error(got) <= 2 * error(other) + 4 * eps, f"{call}: {error(got) / eps} and {error(other) / eps} ulp"
+
+
+SHIFTED: dict[str, dict[str, Any]] = {
+    "LayerNorm": {"keep_stats": False, "use_affine": False},
+    "GroupNorm": {"keep_stats": False, "use_affine": False, "groups": 2, "data_format": "NCX"},
+    "SoftMax": {"axis": 2},
+    "LogSoftmax": {"axis": 2},
+}
+
+
+@pytest.mark.parametrize("kind", SHIFTED)
+def test_far_from_zero_f32_does_not_cancel(kind: str) -> None:
+    record = opdef.get(kind, where="test")
+    x = (np.random.default_rng(0).normal(size=(2, 4, 256)) + 1000).astype(np.float32)
+    call = Call([x.shape], SHIFTED[kind])
+    graph = graph_of(record, call, "f32")
+    (got,), truth = spelled_values(graph, [x], None), og.evaluate(graph, x0=x)
+    assert np.max(np.abs(got - truth) / np.maximum(np.abs(truth), 1)) < 2e-4  # a variance by squares would lose 0.06
+
+
+def test_what_is_pointwise_is_not_spelled() -> None:
+    fields = {n: getattr(opdef.get("Exp", where="test"), n) for n in OpDef.__slots__}
+    with pytest.raises(ValueError, match="only what a library runs is spelled"):
+        OpDef(**{**fields, "spelled": lambda build, op: ()})
+
+
+def test_a_rank_that_nobody_knows_is_asked_for() -> None:
+    graph = og.parse("graph(x: f32[*]) -> (y)\n  y = RMSNorm(x, begin_norm_axis=1)")
+    with pytest.raises(errors.Unimplemented, match="number of dimensions") as caught:
+        spelled(graph)
+    assert len(str(caught.value).split("\n")) == 3
+    assert spelled(og.parse("graph(x: f32[*]) -> (y)\n  y = RMSNorm(x)")).ops
+
+
+def test_dtypes_of_statistics_follow_parameters_or_are_wide() -> None:
+    for src, affine, stats in (
+        ("f32", "", "f32"),
+        ("bf16", "", "f32"),
+        ("f16", "", "f32"),
+        ("f64", "", "f64"),
+        ("bf16", "bf16", "bf16"),
+    ):
+        extra = f", g: {affine}[4], b: {affine}[4]" if affine else ""
+        g = og.Graph()
+        x = g.input("x", src, (3, 4))
+        given = [g.input(n, affine, (4,)) for n in ("g", "b")] if extra else []
+        made = g.add_op("LayerNorm", x, *given, use_affine=bool(extra), outputs=3)
+        assert [t.dtype for t in made] == [src, stats, stats]
+        assert dtypes.get(stats).is_float

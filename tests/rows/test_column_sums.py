@@ -1,0 +1,119 @@
+"""Few long columns on the CPU: all threads add them up, with the same bits whatever their number."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from ulp import assert_as_accurate_as
+
+import opgraph as og
+from opgraph.ir import dtypes
+from opgraph.runtime import threads
+
+torch = pytest.importorskip("torch")
+
+#: A sum of each column of what is written as well, and the sum of the operand itself.
+BOTH = """graph(x: {t}[n,c], w: f32[c]) -> (y, s, p, m)
+  wide: f32[n,c] = TypeCast(x)
+  v = Multiply(wide, w)
+  y: {t}[n,c] = TypeCast(v)
+  s = ReduceSum(v, axes=[0])
+  p = ReduceSum(wide, axes=[0], keep_dims=true)
+  m = ReduceMean(wide, axes=[0])
+"""
+SHAPES = [(100_003, 5), (40_000, 8), (65_537, 1), (9_000, 33), (4_100, 64), (2_000, 300)]
+
+
+def entry(f: og.Executable) -> list[str]:
+    return [re.findall(r"og::(launch_\w+)", source)[-1] for source in f.kernels.values()]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_columns_are_added_up_alike_on_any_number_of_threads(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = og.compile(og.parse(BOTH.format(t=dtype)))
+    _, parallel = threads.team(1 << 30)
+    assert parallel is not None
+    for shape in SHAPES:
+        rng = np.random.default_rng(shape[1])
+        x = rng.normal(size=shape).astype(dtypes.get(dtype).numpy)
+        w = rng.normal(size=shape[1]).astype(np.float32)
+        monkeypatch.setattr(threads, "team", lambda size: (1, None))
+        one = f(x=x, w=w)
+        wide, t = x.astype(np.float64), torch.from_numpy(x.astype(np.float32))
+        products = x.astype(np.float32) * w
+        np.testing.assert_array_equal(one["y"], products.astype(x.dtype))
+        assert_as_accurate_as(one["s"], (t * torch.from_numpy(w)).sum(0).numpy(), products.astype(np.float64).sum(0))
+        assert_as_accurate_as(one["p"], t.sum(0, keepdim=True).numpy(), wide.sum(0, keepdims=True))
+        assert_as_accurate_as(one["m"], t.mean(0).numpy(), wide.mean(0))
+        for count in (2, 3, 7):
+            monkeypatch.setattr(threads, "team", lambda size, count=count: (count, parallel))
+            more = f(x=x, w=w)
+            assert all(more[name].tobytes() == one[name].tobytes() for name in one), (shape, count)
+
+
+def test_few_columns_are_cut_along_their_length() -> None:
+    text = "graph(x: f32[n,c]) -> (s)\n  s = ReduceSum(x, axes=[0])"
+    few, many = og.compile(og.parse(text)), og.compile(og.parse(text))
+    few(x=np.ones((40_000, 8), np.float32))
+    many(x=np.ones((100, 4096), np.float32))
+    assert entry(few)[-1] == "launch_boxes" and entry(many)[-1] == "launch_beside"
+
+
+@pytest.mark.parametrize("order", ["rows first", "columns first", "every other"])
+def test_any_strides(order: str) -> None:
+    text = "graph(x: f32[b,n,c]) -> (s, m)\n  a = Abs(x)\n  s = ReduceSum(a, axes=[1])\n  m = ReduceMean(a, axes=[1])"
+    f = og.compile(og.parse(text))
+    x = np.random.default_rng(0).normal(size=(3, 20_000, 6)).astype(np.float32)
+    if order == "columns first":
+        x = np.ascontiguousarray(x.transpose(0, 2, 1)).transpose(0, 2, 1)
+    if order == "every other":
+        x = np.repeat(x, 2, axis=1)[:, ::2]
+    exact = np.abs(x).astype(np.float64).sum(1)
+    got, t = f(x=x), torch.from_numpy(np.ascontiguousarray(x)).abs()
+    assert_as_accurate_as(got["s"], t.sum(1).numpy(), exact)
+    assert_as_accurate_as(got["m"], t.mean(1).numpy(), exact / 20_000)
+
+
+def test_what_waits_for_a_sum_keeps_its_rows() -> None:
+    f = og.compile(
+        og.parse("graph(x: f32[n,c]) -> (y)\n  s = ReduceMax(x, axes=[0], keep_dims=true)\n  y = Subtract(x, s)")
+    )
+    x = np.random.default_rng(0).normal(size=(30_000, 8)).astype(np.float32)
+    np.testing.assert_array_equal(f(x=x), x - x.max(0, keepdims=True))
+
+
+def test_what_follows_from_a_sum_alone() -> None:
+    f = og.compile(og.parse("graph(x: f32[n,c]) -> (s, y)\n  s = ReduceSum(x, axes=[0])\n  y = Sqrt(s)"))
+    got = f(x=np.ones((40_000, 8), np.float32))
+    assert len(f.partitions) == 1
+    assert got["s"].tolist() == [40_000] * 8 and got["y"].tolist() == [200] * 8
+
+
+def test_not_a_number_stays_in_its_column() -> None:
+    f = og.compile(og.parse("graph(x: f32[n,c]) -> (s)\n  s = ReduceSum(x, axes=[0])"))
+    x = np.ones((20_000, 8), np.float32)
+    x[777, 3], x[19_999, 5], x[5, 6], x[6, 6] = np.nan, np.inf, np.inf, -np.inf
+    want = np.full(8, 20_000, np.float32)
+    want[3], want[5], want[6] = np.nan, np.inf, np.nan
+    np.testing.assert_array_equal(f(x=x), want)
+
+
+@pytest.mark.parametrize("shape", [(40_000, 8), (4_100, 64), (300, 70, 3, 3)], ids=str)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_short_rows_have_as_many_sums_as_their_cells_suffice_for(shape: tuple[int, ...], dtype: str) -> None:
+    """Several parameters' gradients: the long row that short ones are made into is a box's, with a cell in each sum."""
+    w = "w: {t}[c]" if len(shape) == 2 else "w: {t}[c,1,1]"
+    names = [f"s{k}" for k in range(1, 6)]
+    lines = [f"graph(x: {{t}}[{'n,c' if len(shape) == 2 else 'n,c,h,l'}], {w}) -> ({', '.join(names)})"]
+    lines += [f"  t{k} = Multiply(x, {k}.0)\n  s{k} = SumTo(t{k}, w)" for k in range(1, 6)]
+    f = og.compile(og.parse("\n".join(lines).format(t=dtype)))
+    x = np.random.default_rng(0).normal(size=shape).astype(dtypes.get(dtype).numpy)
+    got = f(x=x, w=np.zeros((shape[1], 1, 1) if len(shape) > 2 else shape[1], x.dtype))
+    axes = tuple(a for a in range(len(shape)) if a != 1)
+    for k, name in enumerate(names, start=1):
+        terms = x * x.dtype.type(k)
+        peer = torch.from_numpy(terms).sum(axes, keepdim=len(shape) > 2).numpy().reshape(got[name].shape)
+        exact = terms.astype(np.longdouble).sum(axes).astype(np.float64).reshape(peer.shape)
+        assert_as_accurate_as(got[name], peer, exact, floor=0.5 if dtype == "f32" else 1.0, label=name)

@@ -1,0 +1,272 @@
+"""GroupNorm, whole and spelled: reshapes inside a loop, and how operands are then read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from row_graphs import SPELLED, WHOLE
+from row_truth import assert_near
+
+import opgraph as og
+from opgraph.loops.interpret import interpret
+from opgraph.loops.lower import lower
+from opgraph.loops.text import parse_loop
+from opgraph.partition.pieces import common_pieces, flat
+
+torch = pytest.importorskip("torch")
+
+
+def arrays(*shape: int) -> dict[str, np.ndarray]:
+    choose = np.random.default_rng(0)
+    x = choose.standard_normal(shape).astype(np.float32)
+    return {"x": x, "g": choose.standard_normal(12).astype(np.float32), "b": np.ones(12, np.float32)}
+
+
+def cut(graph: og.Graph) -> list[tuple[str, int]]:
+    return [(p.kind, len(p.ops)) for p in graph.get_partitions()]
+
+
+def as_good_as_f32(got: Any, graph: og.Graph, given: dict[str, np.ndarray]) -> None:
+    """At most twice as far from the truth as the same ops in f32."""
+    as_near(got, og.evaluate(graph, **given), og.evaluate(graph, given, dtype=None))
+
+
+def as_near(got: np.ndarray, exact: np.ndarray, peer: np.ndarray) -> None:
+    error, own = np.abs(got - exact).max(), np.abs(peer - exact).max()
+    assert error <= 2 * own + 1e-7 * np.abs(exact).max(), (error, own)
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 5, 6), (1, 12, 1, 1), (3, 12, 1, 7), (1, 12, 40, 33)])
+def test_a_spelled_groupnorm_is_one_kernel_with_what_is_around_it(shape: tuple[int, ...]) -> None:
+    graph = og.parse(SPELLED)
+    assert cut(graph) == [("fused", 13)]
+    given = arrays(*shape)
+    given |= {n: given[n].reshape(12, 1, 1) for n in "gb"}
+    as_good_as_f32(og.compile(graph)(**given), graph, given)
+
+
+def test_sizes_that_the_model_says_are_the_same_kernel() -> None:
+    """Both reshapes with all sizes written out, groups as an axis of their own in one place and not in the other."""
+    text = (
+        SPELLED.replace("n,12,h,w", "2,12,5,6").replace("[0,3,-1]", "[2,3,4,5,6]").replace("axes=[2]", "axes=[2,3,4]")
+    )
+    text = text.replace("axes=[-1]", "axes=[-3,-2,-1]")
+    text = text.replace("ReshapeTo(o, x)", "StaticReshape(o, shape=[2,12,5,6], special_zero=false)")
+    assert cut(og.parse(text)) == [("fused", 13)]
+    (a,), (b,) = og.compile(og.parse(text)).kernels, og.compile(og.parse(SPELLED)).kernels
+    assert a == b
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_groupnorm_is_one_kernel_in_any_memory(data_format: str) -> None:
+    text = WHOLE.replace("NCX", data_format).replace("groups=3, keep_stats=false", "groups=3")
+    text = text.replace("(y)", "(y, m, v)").replace("y = Group", "y, m, v = Group")
+    given = arrays(2, 12, 5, 6)
+    if data_format == "NXC":
+        text = text.replace("n,12,h,w", "n,h,w,12")
+        given["x"] = np.ascontiguousarray(given["x"].transpose(0, 2, 3, 1))
+    graph = og.parse(text)
+    assert cut(graph) == [("fused", 2)]
+    f = og.compile(graph)
+    wanted, peer = og.evaluate(graph, **given), og.evaluate(graph, given, dtype=None)
+    for transposed in (False, True):
+        x = given["x"]
+        laid = np.ascontiguousarray(x.transpose(3, 1, 0, 2)).transpose(2, 1, 3, 0) if transposed else x
+        out = {"y": np.empty(x.shape[::-1], np.float32).T} if transposed else None
+        made = f(**{**given, "x": laid}, **({"out": {**f(**given), **out}} if out else {}))
+        for name in "ymv":
+            as_near(made[name], wanted[name], peer[name])
+
+
+def test_groups_with_the_channels_last_are_a_kernel_but_for_few_channels_of_f64() -> None:
+    text = WHOLE.replace("NCX", "NXC").replace("n,12,h,w", "n,h,w,12")
+    assert cut(og.parse(text)) == [("fused", 2)]
+    assert "library" in [p.kind for p in og.parse(text.replace("f32", "f64")).get_partitions()]
+    graph = og.parse(text.replace("12]", "24]"))
+    assert cut(graph) == [("fused", 2)]
+    choose = np.random.default_rng(0)
+    shapes = {"x": (2, 9, 7, 24), "g": (24,), "b": (24,)}
+    given = {name: choose.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    given["x"] += np.arange(24, dtype=np.float32) / 8  # groups differ: mixing them up shows
+    as_good_as_f32(og.compile(graph)(**given), graph, given)
+
+
+@pytest.mark.parametrize("text", [WHOLE, SPELLED.replace("  y = Add(a, x)\n", "").replace("a = Add(u", "y = Add(u")])
+def test_the_gradient_of_groupnorm_is_one_kernel_that_keeps_inputs_and_statistics(text: str) -> None:
+    given = arrays(2, 12, 5, 6)
+    vectors = {n: given[n] if text is WHOLE else given[n].reshape(12, 1, 1) for n in "gb"}
+    f = og.compile(og.parse(text), wrt=("x", "g", "b"))
+    assert [p.kind for p in og.gradient(og.parse(text), wrt=("x", "g", "b")).get_partitions()] == ["fused"]
+    kept = {s.name: s for s in f.saved_tensors() if s.role != "shape"}
+    assert {s.shape for s in kept.values() if s.role == "value"} <= {("n", 3, 1)}
+    _, vjp = f.vjp(x=given["x"], **vectors)
+    d = np.random.default_rng(1).standard_normal(given["x"].shape).astype(np.float32)
+    made = vjp(d)
+    errors = []
+    for dtype in (torch.float64, torch.float32):
+        x, g, b = (torch.tensor(given[n], dtype=dtype, requires_grad=True) for n in "xgb")
+        torch.nn.functional.group_norm(torch.tanh(x), 3, g, b, 1e-5).backward(torch.tensor(d, dtype=dtype))
+        errors.append({n: t.grad.double().numpy() for n, t in zip("xgb", (x, g, b), strict=True)})
+    for name, exact in errors[0].items():
+        own = np.abs(made[name].reshape(exact.shape) - exact).max()
+        assert own <= 2 * np.abs(errors[1][name] - exact).max() + 1e-6, name
+
+
+def test_instance_norm_is_groupnorm_of_as_many_groups_as_channels() -> None:
+    text = WHOLE.replace("groups=3", "groups=0").replace("n,12", "n,c").replace("f32[12]", "f32[c]")
+    given = arrays(2, 12, 5, 6)
+    graph = og.parse(text)
+    assert cut(graph) == [("fused", 2)]
+    assert [p.kind for p in og.gradient(graph, wrt=("x", "g", "b")).get_partitions()] == ["fused"]
+    each = og.parse(WHOLE.replace("groups=3", "groups=12"))
+    np.testing.assert_array_equal(og.evaluate(graph, **given), og.evaluate(each, **given))
+    as_good_as_f32(og.compile(graph)(**given), graph, given)
+
+
+def test_groupnorm_as_torch_exports_it_is_one_kernel_beside_what_a_library_runs() -> None:
+    """Reshape, InstanceNormalization with ones and zeros, Reshape, Mul, Add; then Sigmoid and Mul."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        g (float[2,12,5,6] x, float[12,1,1] a, float[12,1,1] b) => (float[2,12,5,6] y)
+        <int64[3] groups = {0, 3, -1}, float[3] one = {1, 1, 1}, float[3] zero = {0, 0, 0},
+         int64[4] whole = {2, 12, 5, 6}>
+        {
+          r = Reshape(x, groups)
+          n = InstanceNormalization <epsilon = 0.00001> (r, one, zero)
+          k = Reshape(n, whole)
+          u = Mul(k, a)
+          v = Add(u, b)
+          s = Sigmoid(v)
+          y = Mul(v, s)
+        }"""
+    )
+    graph = og.onnx.load(model, library=True)
+    assert cut(graph) == [("library", 1), ("fused", 6)]
+    given = arrays(2, 12, 5, 6)
+    got = og.compile(graph)(x=given["x"], a=given["g"].reshape(12, 1, 1), b=given["b"].reshape(12, 1, 1))
+
+    def in_torch(dtype: type) -> np.ndarray:
+        x, g, b = (torch.from_numpy(given[n].astype(dtype)) for n in "xgb")
+        return torch.nn.functional.silu(torch.nn.functional.group_norm(x, 3, g, b, 1e-5)).numpy()
+
+    as_near(got, in_torch(np.float64), in_torch(np.float32))
+
+
+@pytest.mark.parametrize(("opset", "count"), [(18, 9), (21, 5)])
+def test_groupnorm_that_torch_exports_with_sizes_nobody_knows_is_one_kernel_with_its_neighbours(
+    opset: int, count: int
+) -> None:
+    """Before opset 21 it ends in Reshape(y, Shape(x)), and Shape is no op of the graph then."""
+    pytest.importorskip("onnxscript", reason="torch's exporter needs it")
+    import exported
+
+    size = torch.export.Dim
+    module = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.GroupNorm(3, 12), torch.nn.SiLU()).eval()
+    model = exported.export(
+        module, (torch.randn(2, 12, 5, 6),), opset, dynamic_shapes=({0: size("n"), 2: size("h"), 3: size("w")},)
+    )
+    assert (opset == 18) == any(node.op_type == "Shape" for node in model.graph.node)
+    graph = og.onnx.load(model, library=True)
+    assert cut(graph) == [("fused", count)]
+    run = og.compile(graph)
+    for shape in [(2, 12, 5, 6), (1, 12, 3, 40), (0, 12, 5, 6)]:
+        x = torch.randn(shape)
+        peer = module(x).detach().numpy()
+        exact = module.double()(x.double()).detach().numpy()
+        assert_near(run({graph.inputs[0].name: x.numpy()}), exact, peer)
+        module.float()
+    from opgraph.onnx.save import to_model
+
+    assert to_model(graph, form="decomposed") == model
+
+
+def test_gradients_by_way_of_the_statistics_arrive() -> None:
+    text = (
+        WHOLE.replace("(y)", "(y, m, v)")
+        .replace("y = G", "y, m, v = G")
+        .replace("groups=3, keep_stats=false", "groups=3")
+    )
+    given = {n: v.astype(np.float64) for n, v in arrays(2, 12, 2, 3).items()}
+    graph = og.parse(text.replace("f32", "f64"))
+    _, vjp = og.compile(graph, wrt=("x",)).vjp(**given)
+    rng = np.random.default_rng(2)
+    d = {"y": rng.standard_normal((2, 12, 2, 3)), "m": rng.standard_normal((2, 3)), "v": rng.standard_normal((2, 3))}
+
+    def loss(x: np.ndarray) -> float:
+        return float(sum((v * d[n]).sum() for n, v in og.evaluate(graph, **{**given, "x": x}).items()))
+
+    step = rng.standard_normal(given["x"].shape)
+    slope = (loss(given["x"] + 1e-5 * step) - loss(given["x"] - 1e-5 * step)) / 2e-5
+    np.testing.assert_allclose((vjp(d)["x"] * step).sum(), slope, rtol=1e-6)
+
+
+def test_the_loop_of_cut_axes_prints_and_runs_in_numpy() -> None:
+    (part,) = og.parse(SPELLED).get_partitions()
+    low = lower(part)
+    assert parse_loop(str(low.loop)) == low.loop
+    assert "cut=[* 3x4 * *]" in str(low.loop) and "reduce -3,-2,-1" in str(low.loop)
+    given = arrays(2, 12, 5, 6)
+    given |= {n: given[n].reshape(12, 1, 1) for n in "gb"}
+    (made,) = interpret(low.loop, [given[t.name] for t in low.loads])
+    wide = {n: v.astype(np.float64) for n, v in given.items()}
+    exact = og.evaluate(og.parse(SPELLED.replace("f32", "f64")), **wide)
+    assert_near(made, exact, exact.astype(np.float32))
+
+
+def test_two_cuts_of_one_tensor_are_two_kernels() -> None:
+    text = """graph(x: f32[n,12,h,w]) -> (y)
+      t = Tanh(x)
+      a = GroupNorm(t, groups=3, use_affine=false, keep_stats=false, data_format="NCX")
+      b = GroupNorm(t, groups=4, use_affine=false, keep_stats=false, data_format="NCX")
+      y = Add(a, b)"""
+    graph = og.parse(text)
+    given = {"x": arrays(2, 12, 5, 6)["x"]}
+    as_good_as_f32(og.compile(graph)(**given), graph, given)
+
+
+def test_a_reshape_with_nothing_around_it_stays_with_the_library() -> None:
+    text = "graph(x: f32[n,12,h,w], k: f32[n,3,1]) -> (y)\n r = StaticReshape(x, shape=[0,3,-1], special_zero=true)\n"
+    assert cut(og.parse(text + " y = SoftMax(r, axis=-1)")) == [("library", 1), ("fused", 1)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "layout"), [((2, 6, 1, 1), 3, "NCX"), ((2, 6, 5, 1), 3, "NCX"), ((2, 5, 6), 6, "NXC")], ids=str
+)
+def test_groups_of_images_of_one_element_and_of_one_channel_are_one_kernel_with_what_is_around(
+    shape: tuple[int, ...], groups: int, layout: str
+) -> None:
+    g = og.Graph()
+    x, v = g.input("x", shape=shape), g.input("v", shape=(6,))
+    y = g.add_op("GroupNorm", g.add_op("Abs", x), v, v, groups=groups, keep_stats=False, data_format=layout)
+    g.add_op("Tanh", y)
+    assert [(p.kind, len(p.ops)) for p in g.finalize().get_partitions()] == [("fused", 3)]
+    feeds = {str(t.name): np.random.default_rng(t.id).normal(size=t.shape).astype(np.float32) for t in (x, v)}
+    np.testing.assert_allclose(og.compile(g)(feeds), og.evaluate(g, feeds), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "pieces"),
+    [
+        (("n", 12, "h", "w"), ("n", 3, "?"), ("n", 3, 4, "h", "w")),
+        (("n", "h", "w", 12), ("n", "?", 3, 4), ("n", "h", "w", 3, 4)),
+        ((2, 12, 5), (6, 20), (2, 3, 4, 5)),
+        ((8, 3), (4, 6), (4, 2, 3)),
+        ((6, 4), (4, 6), None),
+        (("n", "c"), ("n", 3, 4), ("n", 3, 4)),
+        (("n", "c", "d"), ("n", 3, 4), None),
+        (("a", "b"), ("?",), ("a", "b")),
+        ((1, 12), (1, 1, 12), (1, 1, 12)),
+        ((2, 12, 1), (2, 3, 4), (2, 3, 4, 1)),
+        ((2, 12, 5, 1, 1), (2, 3, 20), (2, 3, 4, 5, 1, 1)),
+        ((2, 5, 12), (2, 5, 12, 1), (2, 5, 12, 1)),
+        ((1, 1), (), None),
+    ],
+)
+def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, ...], pieces: object) -> None:
+    found = common_pieces(a, b)
+    assert (found and (flat(found[0]), flat(found[1]))) == (pieces and (pieces, pieces))
+    turned = common_pieces(b, a)
+    assert (turned and flat(turned[0])) == (found and flat(found[1]))
