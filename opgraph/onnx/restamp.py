@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto
 
 from opgraph.errors import Unimplemented
 from opgraph.onnx.signature import DOMAIN
-from opgraph.onnx.target import Target
+from opgraph.onnx.target import Target, reader_of
 from opgraph.onnx.validate import opsets
 
 
@@ -35,14 +35,16 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
     if opset == current:
         return model
     staying = [node for index, node in enumerate(model.graph.node) if index not in replaced]
-    moved = {n.op_type for n in staying if n.domain == "" and _since(n, current) != _since(n, opset)}
+    moved = sorted({n.op_type for n in staying if n.domain == "" and _since(n, current) != _since(n, opset)})
     if moved:
-        changed = _changed(model, opset)
+        changed = _changed(model, opset, moved)
         if changed:
+            newer = reader_of(current) if opset < current else None
+            convert = f"convert it first: onnx.version_converter.convert_version(model, {opset})"
             raise Unimplemented(
                 f"the model is of opset {current}, and {', '.join(changed[:6])} would change on the way to {opset}",
                 where=where,
-                fix=f'convert it first: onnx.version_converter.convert_version(model, {opset}), or use form="function"',
+                fix=f'{convert}, or use form="function"' if newer is None else f"name {newer} as target, or {convert}",
             )
     result = ModelProto()
     result.CopyFrom(model)
@@ -63,8 +65,8 @@ def _since(node: NodeProto, opset: int) -> int:
         return -1
 
 
-def _changed(model: ModelProto, opset: int) -> list[str]:
-    """Op types that the version converter rewrites."""
+def _changed(model: ModelProto, opset: int, moved: list[str]) -> list[str]:
+    """Op types that the version converter rewrites; of those that have moved, all where it cannot carry one over."""
     plain = ModelProto()
     plain.CopyFrom(model)
     del plain.functions[:]
@@ -73,8 +75,8 @@ def _changed(model: ModelProto, opset: int) -> list[str]:
         return sorted({n.op_type for n in others})
     try:
         converted = onnx.version_converter.convert_version(plain, opset)
-    except Exception as error:  # the converter raises plain RuntimeErrors, one for each op that it cannot carry over
-        return [" ".join(str(error).split())[:200]]
+    except Exception:  # a plain RuntimeError, of assertions of its C++
+        return moved
     before = Counter(_shape(n) for n in plain.graph.node)
     after = Counter(_shape(n) for n in converted.graph.node)
     return sorted({entry[0] for entry in (before - after) + (after - before)})

@@ -43,8 +43,9 @@ class Spot:
     value: LogicalTensor | None = None
 
 
-#: ai.onnx's gated unit, and the opset that brought it: older models have a swish and a product.
-_GATED, _GATED_SINCE = "SwiGLU", 28
+#: ai.onnx's gated unit of opset 28. onnxruntime 1.32 reads that opset and refuses the node: it unfolds it to a Swish,
+#: which it has in opset 24 alone.
+_GATED = "SwiGLU"
 
 
 def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list[Spot]:
@@ -52,12 +53,14 @@ def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list
     form, nodes = request.form, source.origin.skeleton.graph.node
     found: dict[int, Spot] = {}
     values = {name for node in nodes for name in node.output} | {*source.origin.inputs, *source.origin.tensors}
+    units = find_units(graph)
+    for unit in units:
+        gated = _gated(unit, request, source)
+        if gated is not None:
+            found[unit.root.id] = gated
     if form != "decomposed":
         alone = _alone(graph) if request.library else set()
-        for unit in find_units(graph):
-            gated = _gated(unit, source, opset)
-            if gated is not None:
-                found[unit.root.id] = gated
+        for unit in units:
             if not unit.kind or unit.name in request.keep or not _has_names(unit, source, values):
                 continue
             if any(nodes[source.node_of[op.id]].device_configurations for op in unit.ops if op.id in source.node_of):
@@ -77,7 +80,7 @@ def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list
                 found[unit.root.id] = _spot(unit, way, form)
     elif any(op.kind == CHOSEN for op in graph.ops):
         for op in graph.ops:
-            if op.kind == CHOSEN and op.id in source.node_of:
+            if op.kind == CHOSEN and op.id in source.node_of and source.value_of.get(op.outputs[0].id) in values:
                 found[op.id] = Spot(CHOSEN.lower(), op.kind, op, (op,), op.inputs, op.attrs, None, form)
     return list(found.values())
 
@@ -89,15 +92,16 @@ def _has_names(unit: Unit, source: Source, values: Container[str]) -> bool:
     return unit.root.id in source.node_of and named
 
 
-def _gated(unit: Unit, source: Source, opset: int) -> Spot | None:
-    """A SwiGLU node in a model that is written for an older opset."""
+def _gated(unit: Unit, request: Request, source: Source) -> Spot | None:
+    """A SwiGLU node, which becomes a swish and a product."""
     root, gate = unit.root, unit.ops[0]
-    if unit.name != _GATED.lower() or opset >= _GATED_SINCE or root.id not in source.node_of:
+    if unit.name != _GATED.lower() or unit.name in request.keep or root.id not in source.node_of:
         return None
     node = source.origin.skeleton.graph.node[source.node_of[root.id]]
-    if (node.domain, node.op_type) != ("", _GATED):
+    if (node.domain, node.op_type) != ("", _GATED) or node.device_configurations:
         return None
-    return Spot(unit.name, gate.kind, root, unit.ops, gate.inputs, gate.attrs, None, "function", unit.captured["u"])
+    form = request.form if request.form == "decomposed" else "function"
+    return Spot(unit.name, gate.kind, root, unit.ops, gate.inputs, gate.attrs, None, form, unit.captured["u"])
 
 
 def _spot(unit: Unit, way: Way | None, form: str) -> Spot:

@@ -31,7 +31,7 @@ class Target:
         return 24 if self.opset >= 24 else 0
 
 
-# Measured on 1.16.3, 1.18.1, 1.20.1, 1.23.2, 1.27.0, 1.30.0 and 1.31.1; the steps in between are those of
+# Measured on 1.16.3, 1.18.1, 1.20.1, 1.23.2, 1.27.0, 1.30.0, 1.31.1 and 1.32.0; the steps in between are those of
 # onnxruntime's compatibility page. What lies past the last row is taken to read at least as much.
 _LIMITS: tuple[tuple[tuple[int, int], int, int], ...] = (
     ((1, 14), 18, 8),
@@ -44,6 +44,7 @@ _LIMITS: tuple[tuple[tuple[int, int], int, int], ...] = (
     ((1, 23), 23, 11),
     ((1, 27), 24, 12),
     ((1, 31), 26, 13),
+    ((1, 32), 28, 14),
 )
 
 
@@ -61,6 +62,11 @@ def target_of(text: str) -> Target:
     if not fitting:
         raise InvalidArguments(f"{text} is too old", where="target", fix="use onnxruntime 1.14 or newer")
     return Target(text, version, fitting[-1][1], fitting[-1][2])
+
+
+def reader_of(opset: int) -> str | None:
+    """The first onnxruntime that reads an opset; None: none that is known."""
+    return next((f"onnxruntime=={major}.{minor}" for (major, minor), last, _ in _LIMITS if last >= opset), None)
 
 
 def checked_form(form: str) -> str:

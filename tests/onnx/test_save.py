@@ -25,6 +25,7 @@ evaluator = pytest.importorskip("onnx.reference")
 
 from opgraph.onnx.request import Request  # noqa: E402  # needs onnx
 from opgraph.onnx.save import to_model, written  # noqa: E402
+from opgraph.onnx.target import target_of  # noqa: E402
 
 helper, T = onnx.helper, onnx.TensorProto
 POINTWISE = [r for r in all_ops() if r.is_pointwise]
@@ -107,7 +108,7 @@ def test_every_op_round_trips_and_means_the_same_in_onnxs_evaluator(record: OpDe
         assert_close(reference(made, feeds)[0], og.evaluate(graph, feeds, dtype=None), where)
 
 
-@pytest.mark.parametrize("opset", [13, 14, 15, 18, 20, 22, 24, 26])
+@pytest.mark.parametrize("opset", [13, 14, 15, 18, 20, 22, 24, 26, 28])
 @pytest.mark.parametrize(
     "text",
     [
@@ -127,9 +128,9 @@ def test_every_op_round_trips_and_means_the_same_in_onnxs_evaluator(record: OpDe
 )
 def test_mixed_types_channel_operands_and_constants_round_trip_at_every_opset(text: str, opset: int) -> None:
     graph = og.parse(text)
-    made = accepted(to_model(graph, form="function", opset=opset))
+    made = accepted(to_model(graph, form="function", opset=opset, target="onnxruntime==1.32"))
     assert og.onnx.load(made) == graph
-    if "bf16" not in text:
+    if "bf16" not in text and opset <= target_of(f"onnxruntime=={ort.__version__}").opset:
         session(made)
 
 
@@ -404,6 +405,35 @@ def test_versions_are_held_to_what_the_target_reads() -> None:
     with pytest.raises(Unimplemented, match="functions need"):
         to_model(og.parse("graph(x: f32[n], w: f64[n]) -> (y, z)\n y = Swish(x)\n z = Swish(w)"),
                  target="onnxruntime==1.16", opset=19)  # fmt: skip
+
+
+def one_node(op: str, opset: int, ir_version: int) -> Any:
+    ports = [helper.make_tensor_value_info(n, T.FLOAT, [4]) for n in ("x", "z", "y")]
+    inputs = ["x", "z"] if op == "SwiGLU" else ["x"]
+    graph = helper.make_graph([helper.make_node(op, inputs, ["y"])], "g", ports[: len(inputs)], ports[2:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+
+
+def test_the_installed_onnxruntime_reads_what_the_table_of_targets_says() -> None:
+    target = target_of(f"onnxruntime=={ort.__version__}")
+    newest = (target.opset, target.ir_version)
+    session(one_node("Sigmoid", *newest))
+    session(one_node("Swish", target.runs_swish_until, 10))
+    if target.version > target_of("onnxruntime").version:
+        pytest.skip(f"onnxruntime {ort.__version__} is newer than the table")
+    refused = [("Sigmoid", newest[0] + 1, newest[1]), ("Sigmoid", newest[0], newest[1] + 1), ("SwiGLU", 28, newest[1]),
+               ("Swish", target.runs_swish_until + 1, 10)]  # fmt: skip
+    for op, opset, ir_version in refused:
+        with pytest.raises(Exception, match=r"opset|IR version|Swish"):
+            session(one_node(op, opset, ir_version))
+
+
+def test_a_target_that_is_too_old_for_a_node_is_told_from_one_that_reads_it() -> None:
+    graph = og.onnx.load(one_node("SwiGLU", 28, 14))
+    with pytest.raises(Unimplemented, match=r"SwiGLU would change on the way to 26[^§]*onnxruntime==1\.32"):
+        to_model(graph, keep=["swiglu"], target="onnxruntime==1.31")
+    kept = to_model(graph, keep=["swiglu"], target="onnxruntime==1.32")
+    assert [n.op_type for n in kept.graph.node] == ["SwiGLU"]
 
 
 def test_a_model_is_moved_to_opset_24_only_where_that_changes_no_node() -> None:

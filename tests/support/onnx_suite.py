@@ -22,6 +22,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.opdef import all_ops
 from opgraph.onnx.backend import OpGraphBackend, Prepared
 from opgraph.onnx.spellings import disguises
+from opgraph.onnx.target import target_of
 
 FOLDER = Path(__file__).resolve().parents[1] / "onnx_backend"
 
@@ -64,8 +65,6 @@ class _Seen(OpGraphBackend):
 class _Stock(Backend):
     """onnxruntime as it is: ir_version lowered to what it reads, opsets that it does not know skipped."""
 
-    OPSET, IR_VERSION = 26, 13
-
     @classmethod
     def supports_device(cls, device: str) -> bool:
         return device == "CPU"
@@ -74,11 +73,12 @@ class _Stock(Backend):
     def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> BackendRep:
         import onnxruntime
 
-        if any(e.domain in ("", "ai.onnx") and e.version > cls.OPSET for e in model.opset_import):
+        reader = target_of(f"onnxruntime=={onnxruntime.__version__}")
+        if any(e.domain in ("", "ai.onnx") and e.version > reader.opset for e in model.opset_import):
             raise unittest.SkipTest("an opset that onnxruntime does not know")
         lowered = onnx.ModelProto()
         lowered.CopyFrom(model)
-        lowered.ir_version = min(model.ir_version, cls.IR_VERSION)
+        lowered.ir_version = min(model.ir_version, reader.ir_version)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
