@@ -24,12 +24,14 @@ class Lowered:
         loads: the tensor behind each load (inputs of the partition, constants); None for an index or a position.
         stores: the tensor behind each store, the partition's output ports.
         labels: label of each op of the partition, by the tag of a statement.
+        narrow: the loads that lie along a channel axis, or of which only sums have the shape: they widen no loop.
     """
 
     loop: Loop
     loads: tuple[LogicalTensor | None, ...]
     stores: tuple[LogicalTensor, ...]
     labels: tuple[str, ...]
+    narrow: frozenset[str] = frozenset()
 
 
 class _Operands:
@@ -94,6 +96,8 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     operands = _Operands(rows)
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
+    lenders: set[str] = set()  # loads that give others a shape
+    channels: set[str] = set()
     statements: list[Statement] = []
     made: dict[str, str] = {}  # what is computed -> the statement that does it first
     stored_only = used_by_stores_only(live, outputs)
@@ -104,14 +108,19 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             if step.reduces and index:
                 break  # the axes of the rows, or a shape that has them
             if port.shape_only:
-                for leaf, align in shapes.leaves(step, index):
-                    operands.load(leaf, align)
+                lent = [operands.load(leaf, align) for leaf, align in shapes.leaves(step, index)]
+                lenders.update(() if step.is_sum else lent)
             elif tensor.id in values:
                 args.append(values[tensor.id])
             elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and not step.is_relay:
                 args.append(opdef.array_of(tensor).item())
             else:
-                args.append(operands.load(tensor, step.alignment(index)))
+                align = step.alignment(index)
+                args.append(name := operands.load(tensor, align))
+                if step.is_relay:
+                    lenders.add(name)
+                elif align == "channel":
+                    channels.add(name)
         if step.is_sum:
             loads = tuple(operands.load(leaf, align) for leaf, align in shapes.leaves(step, 1))
             sums[step.output.id] = str(args[0]), loads
@@ -120,6 +129,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             values[step.output.id] = str(args[0])
             continue
         if record.index_of:  # its value is a position; the source gives the iteration space its shape
+            lenders.update(map(str, args))
             args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
         if record.by_position:
             args.append(operands.position())
@@ -148,11 +158,13 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         statements=tuple(statements),
         stores=tuple(_store(t, values, sums, rows) for t in outputs),
     )
+    summed = {name for _, to in sums.values() for name in to}
     return Lowered(
         loop=verify_loop(without_row_factors(loop)),
         loads=tuple(operands.tensors),
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),
+        narrow=frozenset((summed - loop.reads() | channels) - lenders),
     )
 
 

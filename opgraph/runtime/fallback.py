@@ -12,6 +12,7 @@ import numpy as np
 
 from opgraph.loops.interpret import interpret
 from opgraph.loops.lower import Lowered
+from opgraph.loops.space import space_of
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.fused import HostKernel
@@ -61,6 +62,8 @@ class InterpretedKernel:
     ) -> list[np.ndarray]:
         """Runs the loop; as `HostKernel.__call__`."""
         loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]
+        if self.lowered.narrow:
+            space_of(self.lowered.loop, [(1,) if a is None else a.shape for a in loads], self.lowered.narrow)
         if self._with_torch:
             from opgraph.runtime.providers.torch import interpret as interpret_in_torch
 

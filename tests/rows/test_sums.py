@@ -219,11 +219,12 @@ loop(parallel *)
   x0 = load f32
   x1 = load f32
   x2 = load bf16 align=channel
+  x3 = load f32
   t0: f32 = Multiply(x0, x1, auto_broadcast="numpy")  # 0
   store f32 t0
   store f32 t0 summed to x2
   store f32 x0 summed to ()
-  store f32 t0 summed to x1, x2
+  store f32 t0 summed to x1, x3
 """.strip()
 
 
@@ -246,7 +247,7 @@ def test_the_interpreter_adds_up_what_the_loop_says() -> None:
     x, y = samples((2, 3, 4)), samples((4,))
     c = np.zeros(3, dtypes.get("bf16").numpy)
     loop = parse_loop(TEXT)
-    each, channel, total, row = interpret(loop, [x, y, c])
+    each, channel, total, row = interpret(loop, [x, y, c, y[:1]])
     np.testing.assert_allclose(each, x * y)
     np.testing.assert_allclose(channel, (x * y).sum((0, 2)), rtol=1e-5)
     np.testing.assert_allclose(total, x.sum(), rtol=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.runtime import host
 
 rng = np.random.default_rng(7)
 
@@ -98,6 +100,52 @@ def test_elements_apart_by_no_multiple_of_their_size_are_refused_by_kernels_and_
     assert f(x=field[:1, :1]).shape == (1, 1)  # one element lies anywhere
     product = og.compile(og.parse("graph(x: f32[?,4], w: f32[4,4]) -> (y)\n  y = MatMul(x, w)"))
     np.testing.assert_allclose(product(x=field, w=np.eye(4, dtype=np.float32)), dense)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        'BiasAdd(x, b, data_format="NCX")',
+        'PReLU(x, b, data_format="NCX", per_channel_broadcast=true)',
+        'SumTo(x, b, data_format="NCX", per_channel_broadcast=true)',
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_an_operand_along_a_channel_axis_of_another_size_is_refused(op: str, channels: int) -> None:
+    """Sizes are known when arrays are there; a kernel would read, or write, beyond the operand."""
+    graph = og.parse(f"graph(x: f32[?,?,?], b: f32[?]) -> (y)\n  y = {op}")
+    f = og.compile(graph)
+    b = np.linspace(0, 1, 4, dtype=np.float32)
+    fits = {"x": rng.standard_normal((2, 4, 3)).astype(np.float32), "b": b}
+    np.testing.assert_allclose(f(fits), og.evaluate(graph, fits), rtol=1e-6)
+    for call in (f, lambda feeds: og.evaluate(graph, feeds)):
+        with pytest.raises(og.errors.InvalidShape, match=r"\n  where: .*\n  fix: "):
+            call({"x": np.ones((2, channels, 3), np.float32), "b": b})
+
+
+def test_a_value_may_be_broadcast_along_a_channel_axis_of_one() -> None:
+    graph = og.parse(
+        "graph(x: f32[?], like: f32[?,?,?]) -> (y)\n  t = Tanh(x)\n  y = BroadcastTo(t, like, "
+        'data_format="NCX", per_channel_broadcast=true)'
+    )
+    feeds = {"x": np.ones(3, np.float32), "like": np.ones((2, 1, 2), np.float32)}
+    assert og.compile(graph)(feeds).shape == og.evaluate(graph, feeds).shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize("without", ["nothing", "a compiler"])
+def test_a_sum_is_no_larger_than_what_it_adds_up(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if without == "a compiler":
+        monkeypatch.setattr(host, "find_compiler", lambda: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        f = og.compile(og.parse("graph(x: f32[?,3], like: f32[n,3]) -> (y)\n  t = Exp(x)\n  y = SumTo(t, like)"))
+    like = np.ones((4, 3), np.float32)
+    assert f(x=like, like=like).shape == (4, 3)
+    with pytest.raises(og.errors.InvalidShape, match=r"does not broadcast to shape \[1, 3\]\n  where: "):
+        f(x=like[:1], like=like)
+    # A shape that something else has, too.
+    f = og.compile(og.parse("graph(c: f32[], like: f32[n,3]) -> (y)\n  b = BroadcastTo(c, like)\n  y = SumTo(b, like)"))
+    np.testing.assert_array_equal(f(c=np.float32(2), like=like), 2 * like)
 
 
 def test_results_do_not_depend_on_the_number_of_threads(
