@@ -10,6 +10,7 @@ from typing import Any
 from opgraph.bench.report import size_text
 from opgraph.bench.results import COLD, Results, Row
 from opgraph.errors import DeviceError
+from opgraph.ir.whole_file import write_whole
 
 #: Colours in the light and in the dark: paper, ink, faint ink, grid, then lines. The file holds the light ones as
 #: variables, and a rule that swaps them where the reader's screen is dark.
@@ -208,7 +209,7 @@ def _saved(figure: Any, path: Path) -> Path:
     with pyplot.rc_context(_STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
-    path.write_text(_themed(buffer.getvalue(), _COLOURS), encoding="utf-8")
+    write_whole(path, _themed(buffer.getvalue(), _COLOURS))
     return path
 
 

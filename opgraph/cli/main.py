@@ -89,7 +89,9 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
         if show_traceback:
             raise
         where = str(error.filename) if error.filename else "a file"
-        return _failed(OpGraphError(error.strerror or str(error), where=where, fix="check the path and its rights"))
+        return _failed(
+            OpGraphError(error.strerror or str(error), where=where, fix="check the path, its rights and the free space")
+        )
     except Exception as error:
         if show_traceback:
             raise

@@ -15,7 +15,8 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     are those of the file that was there, or of a new one.
 
     Raises:
-        OSError, ValueError: it cannot be written (the second: a null byte in the name). Nothing has changed then.
+        OSError, ValueError: it cannot be written (the second: a null byte in the name). Nothing has changed then. The
+            first names the file.
     """
     target = Path(path)
     if target.exists() and not target.is_file() and not target.is_dir():
@@ -28,9 +29,11 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
             file.write(text)
         os.chmod(temporary, _mode(target))  # mkstemp's own rights are the owner's alone
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = os.fspath(path)  # a write to a full disk names none, the rest the temporary one
         raise
 
 

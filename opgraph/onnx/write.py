@@ -194,7 +194,8 @@ class _Pending:
             self.final.unlink()
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # it writes what is left first, and fails again on a full disk
+            self._file.close()
         for leftover in (self.temporary, self.backup):
             if leftover is not None:
                 leftover.unlink(missing_ok=True)

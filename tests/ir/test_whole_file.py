@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from disk import room_for
 
 import opgraph as og
 from opgraph.errors import ModelError
@@ -66,3 +67,11 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
         assert os.read(end, 10) == b"text" and stat.S_ISFIFO(path.stat().st_mode)
     finally:
         os.close(end)
+
+
+def test_a_disk_without_room_is_told_with_the_files_name_and_nothing_is_left(tmp_path: Path) -> None:
+    (path := tmp_path / "a").write_text("old")
+    with room_for(4096), pytest.raises(OSError, match="too large") as caught:
+        write_whole(path, "x" * 5000)
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a"]

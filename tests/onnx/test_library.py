@@ -10,9 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from disk import room_for
 
 import opgraph as og
-from opgraph.errors import DeviceError, InvalidArguments
+from opgraph.errors import DeviceError, InvalidArguments, ModelError
 from opgraph.ir import dtypes
 from opgraph.runtime import host
 
@@ -22,6 +23,7 @@ if not host.is_available():
     pytest.skip("there is no C++ compiler", allow_module_level=True)
 
 from opgraph.onnx.library import build  # noqa: E402  # needs onnx
+from opgraph.onnx.library.build import PendingLibrary  # noqa: E402
 from opgraph.onnx.library.ops import swish_ops  # noqa: E402
 from opgraph.onnx.library.text import library_text  # noqa: E402
 from opgraph.onnx.request import Request  # noqa: E402
@@ -274,6 +276,13 @@ def test_nothing_is_written_without_a_compiler(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(DeviceError, match="no C\\+\\+ compiler"):
         og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_library_that_finds_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    library = PendingLibrary(tmp_path / "act.so", bytes(5000))
+    with room_for(4096), pytest.raises(ModelError, match="library cannot be written: File too large"), library:
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_with_nothing_to_run_has_no_library(tmp_path: Path) -> None:

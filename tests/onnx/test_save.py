@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from disk import room_for
 
 import opgraph as og
 from opgraph.errors import InvalidArguments, InvalidGraph, ModelError, Unimplemented
@@ -405,6 +406,15 @@ def test_versions_are_held_to_what_the_target_reads() -> None:
     with pytest.raises(Unimplemented, match="functions need"):
         to_model(og.parse("graph(x: f32[n], w: f64[n]) -> (y, z)\n y = Swish(x)\n z = Swish(w)"),
                  target="onnxruntime==1.16", opset=19)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [100, 3000, 100_000])
+def test_a_model_that_finds_no_room_leaves_nothing_behind(size: int, tmp_path: Path) -> None:
+    graph = og.Graph()
+    graph.add_op("Add", graph.input("x", "f32", (size,)), graph.constant("c", np.ones(size, np.float32)))
+    with room_for(64), pytest.raises(ModelError, match="File too large"):
+        og.onnx.save(graph, tmp_path / "m.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def one_node(op: str, opset: int, ir_version: int) -> Any:

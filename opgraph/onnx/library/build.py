@@ -76,12 +76,18 @@ class PendingLibrary:
     def __enter__(self) -> PendingLibrary:
         try:
             handle, name = tempfile.mkstemp(prefix=f".{self._final.name[:80]}.", suffix=".tmp", dir=self._final.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(self._content)
-            os.chmod(name, 0o755)
         except OSError as error:
             raise self._refused(error) from error
         self._temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(self._content)
+            os.chmod(name, 0o755)
+        except BaseException as error:
+            self._temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise self._refused(error) from error
+            raise
         return self
 
     def take_name(self) -> None:
