@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from opgraph.codegen.literals import literal
 from opgraph.codegen.positive import powers_of_positives
 from opgraph.codegen.sources import brief_functions
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.cxx import CxxCall
 from opgraph.loops.layout import CONTIGUOUS, GROUP, ROW, RUN, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Arg, Loop, Statement
 
@@ -20,8 +22,8 @@ CALL, PER_ROW, ELEMENT = 0, 1, 2
 _LEVEL = {UNIFORM: CALL, ROW: PER_ROW, GROUP: PER_ROW, RUN: ELEMENT, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
 
 
-class Arithmetic:
-    """The statements of one loop as expressions.
+class Arithmetic(ABC):
+    """The statements of one loop as expressions; how they name what they are given is left open.
 
     Attributes:
         loop: what is computed.
@@ -29,12 +31,16 @@ class Arithmetic:
         dtypes: of all values.
         loads: the loads that something reads, and how they move. (Others shape the iteration space alone.)
         levels: name of a value -> when it changes.
+        depth: how many reductions each value waits for, one after the other.
         by_lanes: whether `apply` is a template over float and og::floats.
+        beside: whether a value of a row is an array of one for each lane.
         told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
+        divisors: values of rows that have an inverse, by which elements are multiplied instead of being divided.
+        peaks: exponentials of the distance to the largest element of the row -> that element.
     """
 
-    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str], tier: str = "fast") -> None:
+    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str], tier: str) -> None:
         self.loop = loop
         self.variant = variant
         self.approximate = approximate
@@ -47,9 +53,11 @@ class Arithmetic:
         for s in loop.statements:
             level = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
             self.levels[s.result] = PER_ROW if s.reduces else level
-        self.by_lanes = False
-        self.told_ends = False
+        self.depth = loop.depths()
+        self.by_lanes = self.beside = self.told_ends = False
         self.shifted: Mapping[str, Shifted] = {}
+        self.divisors: Sequence[str] = ()
+        self.peaks: Mapping[str, str] = {}
 
     @property
     def cost(self) -> int:
@@ -60,9 +68,22 @@ class Arithmetic:
         """The statements whose values are another one for each element."""
         return [s for s in self.loop.statements if self.levels[s.result] == ELEMENT]
 
-    def value(self, name: str) -> str:
-        """The identifier that holds a value: a load's pointer x0 is read into v0."""
+    def identifier(self, name: str) -> str:
+        """What holds a value: a load's pointer x0 is read into v0."""
         return f"v{name[1:]}" if name.startswith("x") else name
+
+    def value(self, name: str) -> str:
+        """C++ for a value."""
+        own = self.identifier(name)
+        return f"{own}[i]" if self.beside and self.levels[name] == PER_ROW else own
+
+    @abstractmethod
+    def argument(self, s: Statement, place: int) -> str:
+        """C++ for an argument of a statement."""
+
+    @abstractmethod
+    def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
+        """C++ for a number; `within` a template of lanes, where all of them have it."""
 
     def apply_type(self, dtype: str) -> str:
         """The C++ type that `apply` computes values of a dtype in."""
@@ -71,74 +92,70 @@ class Arithmetic:
             return compute
         return "og::mask<F>" if compute == "bool" else "F"
 
-    def in_apply(self, name: str) -> str:
-        """The C++ for a value within `apply`: what is known before the row is one number for all lanes."""
-        if self.by_lanes and self.levels[name] < ELEMENT:
-            return f"{self.apply_type(self.dtypes[name])}({self.value(name)})"
-        return self.value(name)
+    def in_lanes(self, text: str, compute: str) -> str:
+        """A number of a type as what all lanes have."""
+        if not self.by_lanes or compute not in ("float", "bool"):
+            return text
+        return f"{'og::mask<F>' if compute == 'bool' else 'F'}({text})"
 
     def expression(self, s: Statement) -> str:
         """C++ for the value of a statement."""
+        text = str(self.call(s))
+        return f"og::round_{s.dtype}({text})" if s.rounds else text
+
+    def call(self, s: Statement) -> CxxCall:
+        """What makes the value of a statement, before it is rounded."""
         record = opdef.get(s.kind, where="emit")
         compute = compute_type(s.literal_dtype(self.dtypes))
         names = [self.argument(s, place) for place in range(len(s.args))]
-        attrs = dict(s.attrs)
         within = self.by_lanes and self.levels[s.result] == ELEMENT
+        if s.result in self.shifted and self.told_ends:
+            return CxxCall("shifted_exp", (f"exp_{self.shifted[s.result].base}", f"shift_{s.result}", names[0], "ends"))
         if record.is_cast:
-            text = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype, "F" if within else "")
+            made = _cast(names[0], self.arg_dtype(s.args[0], s.dtype), s.dtype, "F" if within else "")
         else:
             position = {"position": names.pop()} if record.by_position else {}
-            ports = record.with_optional(len(names))
-            inputs = {p.name: n for p, n in zip(ports, names, strict=True)}
-            text = record.cxx({**inputs, **position}, attrs, lambda v: self.literal(v, compute, within))
-        if s.result in self.shifted and self.told_ends:
-            text = f"og::shifted_exp(exp_{self.shifted[s.result].base}, shift_{s.result}, {names[0]}, ends)"
-        if s.result in self.approximate:
-            text = _by_tier(text, self.tier)
+            inputs = {p.name: n for p, n in zip(record.with_optional(len(names)), names, strict=True)}
+            made = record.cxx({**inputs, **position}, dict(s.attrs), lambda v: self.literal(v, compute, within))
         if s.result in self.positive:
-            space = "og::fast::" if s.result in self.approximate and self.tier == "fast" else "og::"
-            text = text.replace(space, f"{space}positive::", 1)
-            if self.told_ends:
-                text = text.removesuffix(")") + ", ends)"
-        return f"og::round_{s.dtype}({text})" if s.rounds else text
+            ends = ("ends",) if self.told_ends else ()
+            made = CxxCall(f"positive::{made.function}", (*made.arguments, *ends))
+        if s.result in self.approximate and (self.tier == "fast" or made.function in brief_functions()):
+            made = replace(made, function=made.function and f"{self.tier}::{made.function}")
+        if s.result in self.peaks:
+            made = replace(made, function=f"{made.function}_of_row<near>")
+        if self.row_divisor(s, made) in self.divisors:
+            made = CxxCall("times", (made.arguments[0], f"{s.args[1]}_inverse"))
+        return made
+
+    def row_divisors(self) -> list[str]:
+        """The values that reductions made of a row and that elements are divided by."""
+        found = dict.fromkeys(self.row_divisor(s, self.call(s)) for s in self.varying())
+        return [name for name in found if name]
+
+    def row_divisor(self, s: Statement, made: CxxCall) -> str:
+        """The one that a statement of elements divides by, in f32; "" if it is no such division."""
+        if made.function not in ("div", "fast::div") or s.rounds or self.levels[s.result] != ELEMENT:
+            return ""
+        divisor = s.args[-1]
+        is_made = isinstance(divisor, str) and self.levels[divisor] == PER_ROW and self.depth[divisor] > 0
+        return str(divisor) if is_made and compute_type(self.dtypes[str(divisor)]) == "float" else ""
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:
         """The dtype of an argument; `fallback` for a literal."""
         return self.dtypes[arg] if isinstance(arg, str) else fallback
 
-    def argument(self, s: Statement, place: int) -> str:
-        """C++ for an argument of a statement."""
-        arg = s.args[place]
-        within = self.by_lanes and self.levels[s.result] == ELEMENT
-        if isinstance(arg, str):
-            return self.in_apply(arg) if within else self.value(arg)
-        return self.literal(arg, compute_type(s.literal_dtype(self.dtypes, place)), within)
 
-    def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
-        """A number; `within` a template of lanes, where all of them have it."""
-        text = literal(value, compute)
-        if not within or compute not in ("float", "bool"):
-            return text
-        return f"{'og::mask<F>' if compute == 'bool' else 'F'}({text})"
-
-
-def _cast(value: str, source: str, target: str, lanes: str) -> str:
+def _cast(value: str, source: str, target: str, lanes: str) -> CxxCall:
     """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts; `lanes` stands for f32."""
     if compute_type(source) == compute_type(target):
-        return value
+        return CxxCall("", (value,))
     if compute_type(source) == "double" and target in ("f16", "bf16"):
-        return f"og::round_{target}({value})"  # once: not through f32
+        return CxxCall(f"round_{target}", (value,))  # once: not through f32
     compute = compute_type(target)
     if lanes:
         compute = f"og::mask<{lanes}>" if compute == "bool" else lanes
-    return f"og::cast<{compute}>({value})"
-
-
-def _by_tier(text: str, tier: str) -> str:
-    """An expression by another namespace: a GPU's with all that is in it, the CPU's where that has the function."""
-    if tier == "fast":
-        return text.replace("og::", "og::fast::")
-    return text.replace("og::", "og::brief::", 1) if text[4:].partition("(")[0] in brief_functions() else text
+    return CxxCall(f"cast<{compute}>", (value,))
 
 
 def storage_type(dtype: str) -> str:

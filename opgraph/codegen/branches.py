@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from opgraph.codegen.arithmetic import ELEMENT
+from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.lanes import lanes_of, put_stored_lanes
 from opgraph.codegen.shifts import Shifted, member, shifted_exponentials
 from opgraph.ir import opdef
 from opgraph.loops.layout import ADDED, CONTIGUOUS
 from opgraph.loops.loop import Arg, Loop, Statement
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 #: What packing costs in instructions per element and vector: at all, and for each operand and each result (measured).
 PACK, PACK_OPERAND, PACK_RESULT = 8, 8, 5
@@ -206,10 +203,9 @@ def _put_body(emitter: Emitter, statements: Sequence[Statement], results: Sequen
 
 def _put_lanes(emitter: Emitter) -> None:
     put = emitter.put
-    kinds = {x.name: kind for x, kind in emitter.loads}
     put("  OG_FN void fetch(og::floats* x, og::i64 i, og::i64 n) const {")
     for k, x in enumerate(emitter.element_loads()):
-        put(f"    x[{k}] = {lanes_of(x.name, kinds[x.name])};")
+        put(f"    x[{k}] = {lanes_of(x.name, emitter.kinds[x.name])};")
     put("  }")
     put(f"  OG_FN void finish(const og::floats* r, og::i64 i, og::i64 n{emitter.addends()}) const {{")
     kept = [k for k, i in enumerate(emitter.sums) if emitter.store_kinds[i] != ADDED]
@@ -219,14 +215,13 @@ def _put_lanes(emitter: Emitter) -> None:
 
 def _put_strips(emitter: Emitter) -> None:
     put = emitter.put
-    kinds = {x.name: kind for x, kind in emitter.loads}
     put("  OG_FN void fetch(float (*x)[og::strip], og::i64 first, og::i64 n) const {")
     for k, x in enumerate(emitter.element_loads()):
-        if x.dtype == "f16" and kinds[x.name] == CONTIGUOUS:
+        if x.dtype == "f16" and emitter.kinds[x.name] == CONTIGUOUS:
             put(f"    og::widen(x[{k}], {x.name} + first, n);")
         else:
             put("    OG_VECTORIZE")
-            put(f"    for (og::i64 i = 0; i < n; ++i) x[{k}][i] = {emitter.read(x, kinds[x.name], '(first + i)')};")
+            put(f"    for (og::i64 i = 0; i < n; ++i) x[{k}][i] = {emitter.read(x, '(first + i)')};")
     put("  }")
     put(f"  OG_FN void finish(const float (*r)[og::strip], og::i64 first, og::i64 n{emitter.addends()}) const {{")
     for i, store in emitter.elementwise():

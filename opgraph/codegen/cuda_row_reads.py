@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import final
 
-from opgraph.codegen.arithmetic import ELEMENT, PER_ROW, compute_type
-from opgraph.codegen.over_rows import OverRows
+from opgraph.codegen.arithmetic import ELEMENT, compute_type
+from opgraph.codegen.emitter import Emitter
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import KEPT, RUN, Variant
-from opgraph.loops.loop import Load, Loop, Statement
+from opgraph.loops.loop import Load, Loop
 from opgraph.loops.passes import Pass, kept_values, passes_of
 
 
@@ -38,78 +39,62 @@ def held_by(loop: Loop, variant: Variant, small: frozenset[str]) -> Held:
     Args:
         small: loads that do not wait in registers.
     """
-    return RowReader(loop, variant, frozenset()).footprint(small)
+    return RowReads(Emitter(loop, variant)).footprint(small)
 
 
-class RowReader(OverRows):
-    """What each pass over a row reads, keeps and computes; `opgraph.codegen.cuda_row_functor` writes it down."""
+@final
+class RowReads:
+    """What each pass over a row reads and keeps.
 
-    def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str]) -> None:
-        super().__init__(loop, variant, approximate)
-        is_element = {name: level == ELEMENT for name, level in self.levels.items()}
-        #: Where a row waits in registers, and where it is read again.
-        self.held = passes_of(loop, is_element, keep=True)
-        self.again = passes_of(loop, is_element, keep=False)
+    Attributes:
+        emitter: of the loop.
+        held, again: the passes where a row waits in registers, and where it is read again.
+        kept: the values that wait.
+    """
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        is_element = {name: level == ELEMENT for name, level in emitter.levels.items()}
+        self.held = passes_of(emitter.loop, is_element, keep=True)
+        self.again = passes_of(emitter.loop, is_element, keep=False)
         self.kept = kept_values(self.held)
-        self.divisors: list[str] = []
-        self.divisors = list(dict.fromkeys(str(s.args[1]) for s in loop.statements if self.divides_a_row(s)))
 
-    def divides_a_row(self, s: Statement) -> bool:
-        """Whether elements are divided by what reductions made of their row: by a product with its inverse."""
-        divisor = s.args[-1] if len(s.args) == 2 else None
-        if not isinstance(divisor, str) or self.depth[divisor] == 0 or self.levels[s.result] != ELEMENT:
-            return False
-        is_float = compute_type(self.dtypes[divisor]) == "float" and self.levels[divisor] == PER_ROW
-        operands = f"div({self.argument(s, 0)}, {divisor})"
-        return is_float and super().expression(s) in (f"og::{operands}", f"og::fast::{operands}")
-
-    def expression(self, s: Statement) -> str:
-        """As of elements; a division by a value of the row is a product."""
-        if self.divisors and self.divides_a_row(s):
-            return f"og::times({self.argument(s, 0)}, {s.args[1]}_inverse)"
-        return super().expression(s)
-
-    # -- what goes through memory and registers -----------------------------------------------------------------
-
-    def reads_of(self, one: Pass) -> list[Load]:
+    def of(self, one: Pass) -> list[Load]:
         """The loads that a pass reads element by element, those without memory aside."""
-        used = {a for s in (*one.statements, *one.reductions) for a in s.args if isinstance(a, str)}
-        used |= {s.value for s in self.loop.stores if one.stores and not s.per_row}
-        return [x for x in self.element_loads() if x.name in used and not x.is_position]
+        used = one.reads(self.emitter.loop)
+        return [x for x in self.emitter.element_loads() if x.name in used and not x.is_position]
 
     @cached_property
-    def first_read(self) -> dict[str, int]:
+    def first(self) -> dict[str, int]:
         """The pass of a held row that a load is first needed in."""
         found: dict[str, int] = {}
         for number, one in enumerate(self.held):
-            for load in self.reads_of(one):
+            for load in self.of(one):
                 found.setdefault(load.name, number)
         return found
 
     def fetched_in(self, name: str) -> int:
         """The pass of a held row that an operand as large as the space is loaded in: one before it is needed, so that
         it is under way while threads meet."""
-        return max(self.first_read[name] - 1, 0)
+        return max(self.first[name] - 1, 0)
 
     def footprint(self, small: frozenset[str]) -> Held:
         """What an element of a row costs, if the loads `small` do not wait in registers."""
-        size = {x.name: dtypes.BY_NAME[x.dtype].itemsize for x in self.element_loads()}
-        size |= {name: 0 for name in size if name in small or self.kinds[name] == RUN}
+        emitter = self.emitter
+        size = {x.name: dtypes.BY_NAME[x.dtype].itemsize for x in emitter.element_loads()}
+        size |= {name: 0 for name in size if name in small or emitter.kinds[name] == RUN}
         waiting = [0]
         for number in range(1, len(self.held)):
-            later = {x.name for one in self.held[number:] for x in self.reads_of(one)}
+            later = {x.name for one in self.held[number:] for x in self.of(one)}
             loaded = sum(size[name] for name in later if self.fetched_in(name) < number)
             needed = {name for one in self.held[number:] for name in one.read}
             made = {name for one in self.held[:number] for name in one.kept}
-            waiting.append(loaded + sum(_width(self.dtypes[name]) for name in needed & made))
-        first = sum(size[name] for name in self.first_read if self.fetched_in(name) == 0)
-        added = sum(_width("f64" if self.addend() == "double" else "f32") for k in self.sums if self.is_column(k))
+            waiting.append(loaded + sum(_width(emitter.dtypes[name]) for name in needed & made))
+        first = sum(size[name] for name in self.first if self.fetched_in(name) == 0)
+        is_wide = emitter.addend() == "double"
+        added = emitter.store_kinds.count(KEPT) * (8 if is_wide else 4)
         cost = sum(opdef.get(s.kind, where="a row").cost for one in self.held for s in one.statements)
-        return Held(first, max(waiting), added, cost, self.addend() == "double")
-
-    def is_column(self, store: int) -> bool:
-        """Whether a sum is one for each column."""
-        return self.store_kinds[store] == KEPT
+        return Held(first, max(waiting), added, cost, is_wide)
 
 
 def _width(dtype: str) -> int:

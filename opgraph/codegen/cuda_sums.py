@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from opgraph.codegen.arithmetic import Arithmetic
+from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.kernel import BYTES_IN_FLIGHT, NARROW, KernelSource, packed_vector, source_of
 from opgraph.codegen.rolled import group_of
 from opgraph.codegen.tier import approximate
@@ -78,7 +78,7 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     tx, tm = tiling.threads
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     pointers = ", ".join(f"void* {n}" for n in names)
-    group = group_of(Arithmetic(loop, layout.variant, approximate(loop, layout.variant)), vector)
+    group = group_of(Emitter(loop, layout.variant, approximate(loop, layout.variant)), vector)
     unroll = 1 if group else _unroll(loop, layout, vector)
     # Of long loops compilers make room for a second block, and spill. Of short ones in 16 bits that all of a block adds
     # up they take 60 registers where 48 do, with which a fifth block runs.

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from opgraph.codegen.emitter import Emitter
 from opgraph.loops.layout import CONTIGUOUS
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 
 def put_halves(emitter: Emitter) -> None:
@@ -16,8 +12,7 @@ def put_halves(emitter: Emitter) -> None:
     `widen` makes f32 of the f16 operands, `staged` does element i of the row, j of the strip, on those and on the
     other operands as they are, and `narrow` rounds f16 results.
     """
-    kinds = {load.name: kind for load, kind in emitter.loads}
-    loads = [x.name for x in emitter.element_loads() if x.dtype == "f16" and kinds[x.name] == CONTIGUOUS]
+    loads = [x.name for x in emitter.element_loads() if x.dtype == "f16" and emitter.kinds[x.name] == CONTIGUOUS]
     stores = [f"y{i}" for i, s in emitter.elementwise() if s.dtype == "f16" and emitter.store_kinds[i] == CONTIGUOUS]
     if not loads + stores:
         return
@@ -30,7 +25,7 @@ def put_halves(emitter: Emitter) -> None:
     put("  }")
     put(f"  OG_FN void staged(float (*room)[og::strip], og::i64 i, og::i64 j{emitter.addends()}) const {{")
     emitter.results(
-        [f"{room[x.name]}[j]" if x.name in room else emitter.read(x, kinds[x.name]) for x in emitter.element_loads()],
+        [f"{room[x.name]}[j]" if x.name in room else emitter.read(x) for x in emitter.element_loads()],
         "    ",
     )
     for i, store in emitter.elementwise():

@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from opgraph.codegen.arithmetic import Arithmetic
-from opgraph.codegen.beside import emit_beside
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
+from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.needed import needed
 from opgraph.codegen.rolled import group_of
 from opgraph.codegen.rows import emit_rows
@@ -68,9 +67,7 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, r
     """
     on_gpu = skeleton.endswith(".cuh")
     chosen = approximate(loop, variant)
-    if variant.beside:
-        functor = emit_beside(loop, variant)
-    elif loop.row_axes:
+    if loop.row_axes:
         functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant)
     else:
         functor = emit_functor(loop, variant, packs=on_gpu, rolled=rolled, approximate=chosen)
@@ -147,8 +144,8 @@ def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCE
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
     kinds = layout.variant.operands
-    arithmetic = Arithmetic(loop, layout.variant, approximate(loop, layout.variant))
-    singles = arithmetic.cost > SINGLES_COST
+    emitter = Emitter(loop, layout.variant, approximate(loop, layout.variant))
+    singles = emitter.cost > SINGLES_COST
     sizes = [0 if x.is_position else dtypes.BY_NAME[x.dtype].itemsize for x in loop.loads]
     vector = packed_vector(loop, layout, alignment)
     loaded = sum(vector * s for s, k in zip(sizes, kinds) if k in (CONTIGUOUS, STRIDED))
@@ -157,7 +154,7 @@ def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCE
     narrow = narrow and not layout.variant.flat
     if singles:
         return CudaVariant(layout.variant, len(layout.dims), 1, 1, narrow, singles=True)
-    group = group_of(arithmetic, vector)
+    group = group_of(emitter, vector)
     unroll = max(unroll, _ROLLED_UNROLL) if group else unroll
     return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow, group=group)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from opgraph.codegen.arithmetic import ELEMENT
+from opgraph.codegen.emitter import Emitter
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 #: What og::load_lanes reads and og::store_lanes writes.
 _STORED = frozenset({"f32", "f16", "bf16", "boolean"})
@@ -36,8 +33,7 @@ def put_lanes(emitter: Emitter) -> None:
     put("#if OG_LANES")
     put("  static constexpr bool by_lanes = true;")
     put(f"  OG_FN void lanes(og::i64 i, og::i64 n{emitter.addends()}) const {{")
-    kinds = {x.name: kind for x, kind in emitter.loads}
-    args = [lanes_of(x.name, kinds[x.name]) for x in emitter.element_loads()]
+    args = [lanes_of(x.name, emitter.kinds[x.name]) for x in emitter.element_loads()]
     for i, store in enumerate(emitter.loop.stores):
         put(f"    {'og::bools' if store.dtype == 'boolean' else 'og::floats'} r{i};")
     results = [f"r{i}" for i in range(len(emitter.loop.stores))]

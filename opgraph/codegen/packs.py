@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from opgraph.codegen.arithmetic import compute_type, storage_type
+from opgraph.codegen.emitter import Emitter
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 
 def put_packs(emitter: Emitter) -> None:
     """V neighbouring elements: loads, then all that follows, so that a skeleton can load several packs first."""
     put = emitter.put
-    kinds = {x.name: k for x, k in emitter.loads}
     loads = emitter.element_loads()
     put("  template <int V> struct Packs {")
     packed = [x for x in loads if not x.is_position]
@@ -23,7 +18,7 @@ def put_packs(emitter: Emitter) -> None:
     put("  };")
     put("  template <int V> OG_FN void fetch(Packs<V>& in, og::i64 i) const {")
     for x in packed:
-        if kinds[x.name] == CONTIGUOUS:
+        if emitter.kinds[x.name] == CONTIGUOUS:
             put(f"    in.{x.name} = og::load_pack<V>({x.name} + i);")
         else:
             put(f"    in.{x.name} = og::gather_pack<V>({x.name}, i, {x.name}_step);")
@@ -46,11 +41,10 @@ def put_applied(emitter: Emitter, count: str, pack: str) -> None:
     Args:
         pack: what the pack of an operand is called, a format of its name.
     """
-    kinds = {x.name: k for x, k in emitter.loads}
     for i, store in enumerate(emitter.loop.stores):
         emitter.put(f"    {compute_type(store.dtype)} r{i}[{count}];")
     args = [
-        emitter.read(x, kinds[x.name], "(i + k)") if x.is_position else f"og::load({pack.format(x.name)}.item[k])"
+        emitter.read(x, "(i + k)") if x.is_position else f"og::load({pack.format(x.name)}.item[k])"
         for x in emitter.element_loads()
     ]
     args += [f"r{i}[k]" for i in range(len(emitter.loop.stores))]

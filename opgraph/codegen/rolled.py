@@ -5,15 +5,11 @@ NVRTC takes some 60 us for a machine instruction, and the text of such a kernel 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from opgraph.codegen.arithmetic import Arithmetic, compute_type, storage_type
+from opgraph.codegen.arithmetic import compute_type, storage_type
+from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.packs import put_applied
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 #: Instructions per element, by the records' costs, beyond which the text has a few elements: below, NVRTC takes 0.1 s
 #: at most, and memory decides how long the kernel takes.
@@ -30,16 +26,16 @@ _CODE = 1000
 _WIDE, _EXACT, _APPROXIMATE = 3.6, 1.65, 0.7
 
 
-def group_of(arithmetic: Arithmetic, vector: int) -> int:
+def group_of(emitter: Emitter, vector: int) -> int:
     """How many elements of a pack the text has, a divisor of `vector`; 0: all of each pack, as the kernel is small."""
-    if arithmetic.cost <= ROLLED_COST:
+    if emitter.cost <= ROLLED_COST:
         return 0
-    wide = any(compute_type(s.dtype) == "double" for s in arithmetic.loop.statements)
+    wide = any(compute_type(s.dtype) == "double" for s in emitter.loop.statements)
     estimate = 0.0
-    for s in arithmetic.varying():
-        factor = _WIDE if wide else _APPROXIMATE if s.result in arithmetic.approximate else _EXACT
+    for s in emitter.varying():
+        factor = _WIDE if wide else _APPROXIMATE if s.result in emitter.approximate else _EXACT
         estimate += factor * opdef.get(s.kind, where="codegen").cost
-    if arithmetic.cost <= _BY_MEMORY_COST and estimate <= _MEANWHILE * _bytes(arithmetic):
+    if emitter.cost <= _BY_MEMORY_COST and estimate <= _MEANWHILE * _bytes(emitter):
         return 0
     group = vector
     # One f32 at a time takes 4% more instructions: constants for one, where two can share them.
@@ -48,10 +44,10 @@ def group_of(arithmetic: Arithmetic, vector: int) -> int:
     return group
 
 
-def _bytes(arithmetic: Arithmetic) -> int:
+def _bytes(emitter: Emitter) -> int:
     """That an element reads and writes."""
-    kinds, loop = arithmetic.variant.operands, arithmetic.loop
-    read = [(x.dtype, kind) for x, kind in arithmetic.loads if not x.is_position]
+    kinds, loop = emitter.variant.operands, emitter.loop
+    read = [(x.dtype, kind) for x, kind in emitter.loads if not x.is_position]
     moved = [*read, *((s.dtype, kind) for s, kind in zip(loop.stores, kinds[len(loop.loads) :], strict=True))]
     return sum(dtypes.BY_NAME[dtype].itemsize for dtype, kind in moved if kind in (CONTIGUOUS, STRIDED))
 
@@ -59,7 +55,7 @@ def _bytes(arithmetic: Arithmetic) -> int:
 def put_rolled(emitter: Emitter) -> None:
     """`group`, the arithmetic of the next elements of a pack, and what moves results and packs of a last tile."""
     put = emitter.put
-    loads, kinds = emitter.element_loads(), {x.name: k for x, k in emitter.loads}
+    loads = emitter.element_loads()
     packed = [x for x in loads if not x.is_position]
     stores = emitter.elementwise()
     put("  template <int V> struct Held {")
@@ -78,7 +74,7 @@ def put_rolled(emitter: Emitter) -> None:
     put("  }")
     put("  template <int V> OG_FN void fetch_some(Held<V>& in, og::i64 i, int left) const {")
     for x in packed:
-        put(f"    in.{x.name}.of(og::load_some<V>({_at(x.name, kinds[x.name])}, left));")
+        put(f"    in.{x.name}.of(og::load_some<V>({_at(x.name, emitter.kinds[x.name])}, left));")
     put("  }")
     put("  template <int V> OG_FN void put(const Made<V>& out, og::i64 i) const {")
     for i, _ in stores:

@@ -1,9 +1,11 @@
-"""What reductions of rows are called in C++, on the CPU and on the GPU."""
+"""What reductions make of a row, on the CPU and on the GPU: members that say how, and what follows from each pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from opgraph.codegen.arithmetic import PER_ROW, compute_type, storage_type
+from opgraph.codegen.emitter import Emitter, lane_of
 from opgraph.ir import opdef
 from opgraph.loops.loop import Statement
 from opgraph.loops.passes import Pass
@@ -16,21 +18,75 @@ def row_of(s: Statement) -> opdef.Row:
     return row
 
 
-def reduction_members(passes: Sequence[Pass], ways: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The members of a functor that say how many reductions each pass makes, and how.
+def put_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mapping[str, str]) -> None:
+    """Adds how many reductions each pass makes, and how; and the inverses of values of rows.
 
     Args:
         ways: how some results are made (og::How), where it is not as their records say.
     """
-    ways = ways or {}
-    chosen = "".join(f"pass == {number} ? {len(p.reductions)} : " for number, p in enumerate(passes))
-    yield f"  static constexpr int reductions(int pass) {{ return {chosen}0; }}"
-    hows = {
-        (number, k): ways.get(s.result, row_of(s).how)
-        for number, p in enumerate(passes)
-        for k, s in enumerate(p.reductions)
-    }
-    chosen = "".join(
-        f"pass == {number} && k == {k} ? og::How::{how} : " for (number, k), how in hows.items() if how != "add"
-    )
-    yield f"  static constexpr og::How how(int pass, int k) {{ return {chosen}og::How::add; }}"
+    counts = [len(p.reductions) for p in passes]
+    emitter.put(f"  static constexpr int passes = {len(passes)}, most = {max(counts)};")
+    chosen = "".join(f"pass == {number} ? {count} : " for number, count in enumerate(counts))
+    emitter.put(f"  static constexpr int reductions(int pass) {{ return {chosen}0; }}")
+    chosen = ""
+    for number, one in enumerate(passes):
+        for k, s in enumerate(one.reductions):
+            how = ways.get(s.result, row_of(s).how)
+            chosen += f"pass == {number} && k == {k} ? og::How::{how} : " if how != "add" else ""
+    emitter.put(f"  static constexpr og::How how(int pass, int k) {{ return {chosen}og::How::add; }}")
+    for name in emitter.divisors:
+        emitter.put(f"  og::Inverse {name}_inverse;")
+
+
+def put_reduced(emitter: Emitter, passes: Sequence[Pass], parameters: str, total: str, *, of: str = "") -> None:
+    """Adds `reduced`: what the reductions of a pass make of a row, and what follows from that for the row.
+
+    Args:
+        parameters: of it.
+        total: C++ for what reduction {} of the pass added up.
+        of: parameters of the template, besides the pass.
+    """
+    emitter.put(f"  template <int pass{of}> OG_FN void reduced({parameters}) {{")
+    for number, one in enumerate(passes):
+        emitter.put(f"    if constexpr (pass == {number}) {{")
+        for k, s in enumerate(one.reductions):
+            _put_row_value(emitter, s, _total(emitter, s, total.format(k)))
+            if s.result in emitter.peaks.values():
+                emitter.put(f"      {s.result}_near = og::all_near({total.format(k)});")
+        for s in emitter.loop.statements:
+            is_here = emitter.levels[s.result] == PER_ROW and emitter.depth[s.result] == number + 1
+            if is_here and not s.reduces:
+                _put_row_value(emitter, s, emitter.expression(s))
+        emitter.put("    }")
+    emitter.put("  }")
+
+
+def _put_row_value(emitter: Emitter, s: Statement, text: str) -> None:
+    emitter.assign(s, text, "      ")
+    if s.result in emitter.divisors:
+        emitter.put(f"      {s.result}_inverse = og::inverse_of({s.result});")
+
+
+def _total(emitter: Emitter, s: Statement, total: str) -> str:
+    """What a reduction makes of its total."""
+    row = row_of(s)
+    if row.is_mean and emitter.sums and s.result in emitter.approximate:
+        # Without a division's slow path more waits in registers; without sums that leaves less room for rows.
+        text = f"{total} * og::fast::reciprocal(count)"
+    else:
+        text = row.total.format(total=total, count="count")
+    if s.rounds and s.dtype in ("f16", "bf16"):
+        return f"og::round_{s.dtype}({text})"  # once: not through f32
+    narrow = f"({compute_type(s.dtype)})({text})"
+    return f"og::round_{s.dtype}({narrow})" if s.rounds else narrow
+
+
+def put_finish(emitter: Emitter) -> None:
+    """Adds `finish`: the results of the row."""
+    each = emitter.each_lane(PER_ROW)
+    emitter.put(f"  OG_FN void finish({'og::i64 n' if each else ''}) const {{")
+    for i, store in emitter.per_row:
+        at = f"{lane_of(emitter.store_kinds[i])} * y{i}_step" if each else "0"
+        stored = f"og::store<{storage_type(store.dtype)}>({emitter.value(store.value)})"
+        emitter.put(f"    {each}y{i}[{at}] = {stored};")
+    emitter.put("  }")

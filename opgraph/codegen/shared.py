@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import final
 
 from opgraph.codegen.arithmetic import ELEMENT, Arithmetic, compute_type
+from opgraph.codegen.emitter import Emitter
+from opgraph.codegen.literals import literal
 from opgraph.ir import opdef
 from opgraph.loops.loop import Statement
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 #: How often cheap statements must occur together to be one function, which takes some 5 ms to compile.
 OFTEN = 8
@@ -67,8 +66,9 @@ class SharedCall:
     statement: Statement | None = None
 
 
+@final
 class SharedCalls(Arithmetic):
-    """Statements as calls."""
+    """Statements as calls, over parameters."""
 
     def __init__(self, emitter: Emitter) -> None:
         super().__init__(emitter.loop, emitter.variant, emitter.approximate, emitter.tier)
@@ -91,14 +91,14 @@ class SharedCalls(Arithmetic):
             if result not in inner and is_cheap(s):
                 folded[result] = {a: alone[a] for a in s.args if isinstance(a, str) and a in alone}
                 inner.update(folded[result])
-        made = {r: self.call(statements[r], parts) for r, parts in folded.items() if parts}
+        made = {r: self.of(statements[r], parts) for r, parts in folded.items() if parts}
         times = Counter(call.function for call in made.values())
         for result in [r for r, call in made.items() if times[call.function] < OFTEN]:
             inner.difference_update(folded[result])
             del made[result]
-        return [made.get(r) or self.call(s, {}) for r, s in statements.items() if r not in inner]
+        return [made.get(r) or self.of(s, {}) for r, s in statements.items() if r not in inner]
 
-    def call(self, s: Statement, inner: Mapping[str, Statement]) -> SharedCall:
+    def of(self, s: Statement, inner: Mapping[str, Statement]) -> SharedCall:
         """The call for a statement, with others as parts of it."""
         self._inner = dict(inner)
         self._given, self._types = [], []
@@ -107,7 +107,7 @@ class SharedCalls(Arithmetic):
     def of_number(self, name: str) -> SharedCall:
         """One that makes a number each element's value."""
         self._given, self._types = [], []
-        return self._called(self.in_apply(name), self.dtypes[name])
+        return self._called(self._value(name), self.dtypes[name])
 
     def _called(self, text: str, dtype: str, s: Statement | None = None) -> SharedCall:
         types, dtypes = zip(*self._types, strict=True)
@@ -121,11 +121,18 @@ class SharedCalls(Arithmetic):
         """A parameter; for a number too, so that statements may differ by it."""
         arg = s.args[place]
         if isinstance(arg, str):
-            return self.in_apply(arg)
+            return self._value(arg)
         compute = compute_type(s.literal_dtype(self.dtypes, place))
-        return self._number(super().literal(arg, compute, False), compute)
+        return self._number(literal(arg, compute), compute)
 
-    def in_apply(self, name: str) -> str:
+    def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
+        """An attribute: of a costly function a constant, since a compiler makes more of what it knows."""
+        text = literal(value, compute)
+        if self._is_cheap:
+            return self._number(text, compute)
+        return self.in_lanes(text, compute) if within else text
+
+    def _value(self, name: str) -> str:
         """A parameter for a value, or for a number that is one for the whole row."""
         if self.levels[name] != ELEMENT:
             return self._number(self.value(name), compute_type(self.dtypes[name]))
@@ -135,16 +142,8 @@ class SharedCalls(Arithmetic):
             f"{kind}({self._expression(part)})" if part is not None else self._parameter(name, kind, self.dtypes[name])
         )
 
-    def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
-        """An attribute: of a costly function a constant, since a compiler makes more of what it knows."""
-        text = super().literal(value, compute, within and not self._is_cheap)
-        return self._number(text, compute) if self._is_cheap else text
-
     def _number(self, text: str, compute: str) -> str:
-        name = self._parameter(text, compute)
-        if not self.by_lanes or compute not in ("float", "bool"):
-            return name
-        return f"{'og::mask<F>' if compute == 'bool' else 'F'}({name})"
+        return self.in_lanes(self._parameter(text, compute), compute)
 
     def _parameter(self, given: str, kind: str, dtype: str = "") -> str:
         self._given.append(given)
@@ -157,7 +156,7 @@ def put_functions(emitter: Emitter) -> dict[str, str]:
     if emitter.cost <= MAX_COST:
         return {}
     made = SharedCalls(emitter)
-    calls = {s.result: made.call(s, {}) for s in emitter.varying() if not is_cheap(s)}
+    calls = {s.result: made.of(s, {}) for s in emitter.varying() if not is_cheap(s)}
     times = Counter(call.function for call in calls.values())
     names = {function: f"f{k}" for k, (function, count) in enumerate(times.items()) if count > 1}
     for function, name in names.items():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from opgraph.codegen.arithmetic import CALL, ELEMENT
+from opgraph.codegen.emitter import Emitter
 from opgraph.loops.loop import Arg, Statement
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +59,12 @@ def put_shift_members(emitter: Emitter) -> None:
         emitter.put(f"  og::Shift {member(result)};")
 
 
-def put_shifts(emitter: Emitter, level: int) -> None:
-    """Adds the lines that compute the numbers of one level."""
+def shift_lines(emitter: Emitter, level: int) -> Iterator[str]:
+    """The lines that compute the numbers of one level."""
     for result, x in emitter.shifted.items():
         if level_of(emitter, x.amount) == level:
             amount = emitter.value(x.amount) if isinstance(x.amount, str) else emitter.literal(x.amount, "float", False)
-            emitter.put(f"    {member(result)} = og::shift_by({'-' if x.taken else ''}({amount}));")
+            yield f"    {member(result)} = og::shift_by({'-' if x.taken else ''}({amount}));"
 
 
 def member(result: str) -> str:

@@ -8,18 +8,16 @@ vectors: what it takes beside a function of some 20 instructions is less than wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from opgraph.codegen.arithmetic import ELEMENT, compute_type, storage_type
+from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.shared import Function, SharedCall, SharedCalls
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 #: Where a value is: the type of what is kept of it, and a number among these.
 Place: TypeAlias = tuple[str, int]
@@ -42,21 +40,15 @@ def goes_by_strips(emitter: Emitter) -> bool:
     return emitter.cost > max(most, STATEMENT_COST * len(emitter.varying()) - 1) and not by_position
 
 
-def is_named(emitter: Emitter, position: int) -> bool:
-    """Whether an operand has a pointer by its name; in strips only what is read before the row is walked."""
-    loads = emitter.loop.loads
-    return not emitter.by_strips or (position < len(loads) and emitter.levels[loads[position].name] != ELEMENT)
-
-
-def put_rows(emitter: Emitter) -> None:
-    """Adds where each operand's row starts: a loop over operands is less to compile than a line for each."""
+def row_starts(emitter: Emitter) -> Iterator[str]:
+    """Where each operand's row starts: a loop over operands is less to compile than a line for each."""
     operands = [x.dtype for x in emitter.loop.loads] + [store.dtype for store in emitter.loop.stores]
     sizes = [dtypes.BY_NAME[dtype].itemsize for dtype in operands]
     size = str(sizes[0])
     if len(set(sizes)) > 1:
         size = "size[k]"  # of no static member: all kernels of a process would share the first one's
-        emitter.put(f"    const unsigned char size[] = {{{', '.join(map(str, sizes))}}};")
-    emitter.put(f"    for (int k = 0; k < operands; ++k) at[k] = (char*)base[k] + offset[k] * {size};")
+        yield f"    const unsigned char size[] = {{{', '.join(map(str, sizes))}}};"
+    yield f"    for (int k = 0; k < operands; ++k) at[k] = (char*)base[k] + offset[k] * {size};"
 
 
 def put_strips(emitter: Emitter) -> None:
@@ -158,7 +150,6 @@ class _Strips:
         self.slots = _Slots()
         self._made = SharedCalls(emitter)
         self._loads = {x.name: x for x in emitter.element_loads()}
-        self._kinds = {x.name: kind for x, kind in emitter.loads}
         self._results = {store.value for store in emitter.loop.stores}
         self._place: dict[str, Place] = {}
 
@@ -197,7 +188,7 @@ class _Strips:
             slot = self._place[name] = self.slots.take(name, load.dtype)
             kept, stored = _slot_type(load.dtype), storage_type(load.dtype)
             at = f"(const {stored}*)at[{self.emitter.positions[name]}] + i"
-            if self._kinds[name] == STRIDED:
+            if self.emitter.kinds[name] == STRIDED:
                 self._line(f"og::fetch<Width, {kept}>", slot, f"{at} * {name}_step", f"{name}_step")
             elif stored != kept or name in self._results:
                 self._line(f"og::fetch<Width, {kept}>", slot, at)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from opgraph.codegen.arithmetic import compute_type, storage_type
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
+from opgraph.codegen.emitter import Emitter
 
 
 def put_totals(emitter: Emitter) -> None:

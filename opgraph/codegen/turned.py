@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from opgraph.codegen.emitter import Emitter
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
-
-if TYPE_CHECKING:
-    from opgraph.codegen.emit import Emitter
 
 
 def put_turned(emitter: Emitter) -> None:
     """Adds `strided_bytes`: how large the elements of operand k are, where it is read and they lie apart, else 0."""
     if emitter.sums:
         return  # their skeleton walks boxes
-    kinds = {x.name: kind for x, kind in emitter.loads}
-    strided = [x for x in emitter.element_loads() if kinds[x.name] == STRIDED and not x.is_position]
+    strided = [x for x in emitter.element_loads() if emitter.kinds[x.name] == STRIDED and not x.is_position]
     if strided:
         places = [f"k == {emitter.positions[x.name]} ? {dtypes.BY_NAME[x.dtype].itemsize} : " for x in strided]
         emitter.put(f"  static constexpr int strided_bytes(int k) {{ return {''.join(places)}0; }}")

@@ -76,6 +76,7 @@ def find_mistake_in_formulas(record: OpDef) -> str | None:
 
     Raises:
         KeyError: the C++ expression uses one.
+        ValueError: the C++ expression is no call of one function.
     """
     required = [p.name for p in record.inputs if not p.optional]
     made = [*(p.name for p in record.outputs), "d"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from opgraph.ir.builder import Attrs, Builder, GradientRule, ShapeRule, Speller, Template
 from opgraph.ir.constants import array_of
+from opgraph.ir.cxx import CxxCall, cxx_call
 from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.mistakes import find_mistake, find_mistake_in_formulas
@@ -53,7 +54,7 @@ class OpDef:
         infer: output dimensions from inputs and attributes; raises ShapeMismatch.
         reference: NumPy meaning: `reference(*arrays, **attrs) -> array`. It is the definition; in float64 the truth.
             Of a library op with several outputs (`returns_several`): a tuple with one array for each, wanted or not.
-        expression: C++ for one element, over input names and `$attr` names in braces:
+        expression: C++ for one element, one call over names of inputs and attributes in braces:
             "og::elu({src}, {alpha})". A function of attributes and given inputs where they choose the formula. All
             inputs arrive in the op's compute type (f32 for f16 and bf16), attributes as exact literals of it, except
             where `is_cast` or `index_of` says otherwise.
@@ -213,7 +214,7 @@ class OpDef:
         """As `default_attrs`, with a neutral value for optional attributes too."""
         return {**self.default_attrs(), **{a.name: a.example for a in self.attrs if a.optional}}
 
-    def cxx(self, inputs: Mapping[str, str], attrs: Attrs, literal: Callable[[Any], str]) -> str:
+    def cxx(self, inputs: Mapping[str, str], attrs: Attrs, literal: Callable[[Any], str]) -> CxxCall:
         """The C++ expression with its inputs and attributes filled in.
 
         Args:
@@ -224,6 +225,7 @@ class OpDef:
 
         Raises:
             KeyError: the expression names neither an input nor an attribute.
+            ValueError: it is no call of one function.
         """
         assert self.expression is not None
         template = self.expression if isinstance(self.expression, str) else self.expression(attrs, inputs.keys())
@@ -231,7 +233,7 @@ class OpDef:
         values = {n: ("true" if v else "false") if isinstance(v, bool) else literal(v) for n, v in used.items()}
         if self.by_position:
             values["position"] = "position"
-        return template.format_map({**values, **inputs})
+        return cxx_call(template, {**values, **inputs})
 
     def read_inputs(self, op: Op) -> list[LogicalTensor]:
         """The inputs whose data an op of this kind reads."""

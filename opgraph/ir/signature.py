@@ -104,6 +104,16 @@ class Row:
     each: str = "{src}"
     total: str = "{total}"
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether it adds up the elements as they are, and perhaps divides by their number."""
+        return self.how == "add" and self.each == "{src}"
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it divides by the number of elements."""
+        return "{count}" in self.total
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Onnx:

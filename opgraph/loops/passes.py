@@ -38,6 +38,11 @@ class Pass:
     read: tuple[str, ...]
     stores: bool
 
+    def reads(self, loop: Loop) -> set[str]:
+        """Names of the loads and statements whose values it uses."""
+        used = {a for s in (*self.statements, *self.reductions) for a in s.args if isinstance(a, str)}
+        return used | {s.value for s in loop.stores if self.stores and not s.per_row}
+
 
 def pass_counts(loop: Loop) -> tuple[int, int, int]:
     """How many passes there are, reductions in all of them, and in one of them at most."""

@@ -16,7 +16,7 @@ from mixed_graph import MIXED, bound, feeds
 import opgraph as og
 from opgraph.bench.entries import ENTRIES
 from opgraph.codegen import cuda_sums, kernel, needed
-from opgraph.codegen.arithmetic import Arithmetic
+from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.kernel import SINGLES_COST, cuda_source, cuda_variant
 from opgraph.codegen.rolled import ROLLED_COST
 from opgraph.codegen.sources import spliced
@@ -119,7 +119,7 @@ def test_kernels_go_in_groups_from_the_cost_on_at_which_nvrtc_takes_long() -> No
     for name in ("swish", "gelu", "chain of 12", "fractional (NAF1)", "chain of 60"):
         for dtype in ("f32", "bf16", "f64"):
             loop, layout = bound(graph(name, "forward", dtype))
-            cost = Arithmetic(loop, layout.variant, frozenset()).cost
+            cost = Emitter(loop, layout.variant).cost
             variant = cuda_variant(loop, layout)
             assert (variant.group > 0) == (ROLLED_COST < cost <= SINGLES_COST)
             assert variant.group == 0 or variant.vector % variant.group == 0

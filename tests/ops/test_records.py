@@ -77,6 +77,12 @@ def test_an_expression_that_names_what_is_not_there_fails_at_definition(text: st
         OpDef(**{**GOOD, "expression": text})
 
 
+@pytest.mark.parametrize("text", ["{src} * {alpha}", "og::mul(og::abs({src}), {alpha})", "mul({src}, {alpha})"])
+def test_an_expression_that_is_not_one_call_fails_at_definition(text: str) -> None:
+    with pytest.raises(ValueError, match="no call of one function"):
+        OpDef(**{**GOOD, "expression": text})
+
+
 def test_a_decomposition_that_cannot_be_read_fails_at_definition() -> None:
     with pytest.raises(errors.InvalidArguments, match="not closed"):
         OpDef(**{**GOOD, "decomposition": "Multiply(src, src"})

@@ -183,9 +183,9 @@ def test_a_compiler_that_does_not_run_is_passed_by_and_named_where_there_is_no_o
 
 
 def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    from opgraph.codegen import emit
+    from opgraph.codegen import emitter
 
-    monkeypatch.setattr(emit.Emitter, "expression", lambda self, s: "og::no_such_function()")
+    monkeypatch.setattr(emitter.Emitter, "expression", lambda self, s: "og::no_such_function()")
     monkeypatch.setattr(host, "_loaded", {})
     g = og.Graph()
     g.add_op("Sinh", g.input("x", shape=(4,)), name="the culprit")

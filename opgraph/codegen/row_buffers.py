@@ -1,0 +1,79 @@
+"""A loop over rows on the CPU: its passes, and where values wait for a later one."""
+
+from __future__ import annotations
+
+from typing import final
+
+from opgraph.codegen.arithmetic import ELEMENT, compute_type, storage_type
+from opgraph.codegen.emitter import Emitter
+from opgraph.loops.layout import CONTIGUOUS
+from opgraph.loops.passes import kept_values, passes_of
+
+
+@final
+class Rows:
+    """What is walked.
+
+    Attributes:
+        emitter: of the loop.
+        passes, again: where values wait, and where each pass computes them again.
+        kept: the values that wait.
+        place: the result in whose place the one value that is kept waits for the last pass.
+        at_once: whether a row is in a few vectors (`opgraph.loops.at_once`).
+        counter: which element of the operands is at hand.
+    """
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        self.at_once = emitter.variant.vectors > 0
+        self.counter = "at" if emitter.variant.grouped else "i"
+        is_element = {name: level == ELEMENT for name, level in emitter.levels.items()}
+        self.passes = passes_of(emitter.loop, is_element, keep=True)
+        self.again = passes_of(emitter.loop, is_element, keep=False)
+        self.kept = kept_values(self.passes)
+        self.place = self._result_to_wait_in()
+        if self.place is not None:
+            self.again = self.passes
+
+    def _result_to_wait_in(self) -> int | None:
+        """A result that a kept value may lie in: of its type, and no later pass reads operands, one of which it may
+        lie over, element by element. What is done at once keeps it in registers."""
+        if len(self.kept) != 1 or self.at_once:
+            return None
+        (name,) = self.kept
+        emitter = self.emitter
+        made = next(n for n, p in enumerate(self.passes) if name in p.kept)
+        used = {name for p in self.passes[made + 1 :] for name in p.reads(emitter.loop)}
+        if any(x.name in used for x in emitter.element_loads()):
+            return None
+        compute = compute_type(emitter.dtypes[name])
+        fitting = (
+            i
+            for i, s in emitter.elementwise()
+            if emitter.store_kinds[i] == CONTIGUOUS
+            and storage_type(s.dtype) == compute
+            and compute in ("float", "double")
+        )
+        return next(fitting, None)
+
+    def along(self) -> list[str]:
+        """The results whose elements are neighbours."""
+        return [f"y{i}" for i, _ in self.emitter.elementwise() if self.emitter.store_kinds[i] == CONTIGUOUS]
+
+    def waiting(self, name: str) -> str:
+        """Where values of the row wait for a later pass."""
+        return f"b_{name}" if self.place is None else f"y{self.place}"
+
+
+def put_buffers(rows: Rows) -> None:
+    """Adds where values are kept for a later pass."""
+    put, kept = rows.emitter.put, rows.kept if rows.place is None else ()
+    sizes = [compute_type(rows.emitter.dtypes[name]) for name in kept]
+    put(f"  static constexpr og::i64 kept_bytes = {' + '.join(f'sizeof({t})' for t in sizes) or '0'};")
+    for name, compute in zip(kept, sizes, strict=True):
+        put(f"  {compute}* b_{name};")
+    put("  OG_FN void keep(char* memory, og::i64 room, og::i64 at) {")
+    for k, (name, compute) in enumerate(zip(kept, sizes, strict=True)):
+        before = " + ".join(f"sizeof({t})" for t in sizes[:k]) or "0"
+        put(f"    b_{name} = ({compute}*)(memory + room * ({before})) + at;")
+    put("  }")
