@@ -1,8 +1,11 @@
-"""Running a loop in NumPy, so that a wrong kernel can be told from a wrong loop; and where there is no compiler."""
+"""Running a loop op by op in a library of arrays: NumPy, so that a wrong kernel can be told from a wrong loop, or torch
+(`opgraph.runtime.providers.torch`) where there is no compiler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -10,12 +13,48 @@ import numpy as np
 
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.cuts import has_cuts, run_cut, spread
-from opgraph.loops.loop import Load, Loop, Statement
+from opgraph.loops.loop import Load, Loop, Statement, Store
 from opgraph.loops.space import Shape, broadcasts, row_shape, space_of, summed_axes, summed_to
 from opgraph.ops.conversion import cast
 
 
-def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """What the steps of a loop mean in one library.
+
+    Attributes:
+        taken, given: from NumPy's array, and to one.
+        count: 0, 1, ... n - 1.
+        number: a literal in a dtype.
+        convert: an array in a dtype, as the library does it.
+        cast: the same as TypeCast means it.
+        broadcast: an array in a shape.
+        meaning: of an op, as the library does it.
+    """
+
+    taken: Callable[[np.ndarray], Any]
+    given: Callable[[Any], np.ndarray]
+    count: Callable[[int], Any]
+    number: Callable[[Any, str], Any]
+    convert: Callable[[Any, str], Any]
+    cast: Callable[[Any, str], Any]
+    broadcast: Callable[[Any, Shape], Any]
+    meaning: Callable[[opdef.OpDef], Callable[..., Any] | None]
+
+
+NUMPY = Library(
+    taken=lambda array: array,
+    given=lambda array: array,
+    count=np.arange,
+    number=lambda value, dtype: np.asarray(value, dtypes.get(dtype).numpy),
+    convert=lambda array, dtype: np.asarray(array).astype(dtypes.get(dtype).numpy),
+    cast=cast,
+    broadcast=np.broadcast_to,
+    meaning=lambda record: record.reference,
+)
+
+
+def interpret(loop: Loop, arrays: Sequence[np.ndarray | None], library: Library = NUMPY) -> list[np.ndarray]:
     """The results of a loop.
 
     Args:
@@ -24,92 +63,77 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarra
     Returns: one array for each store, in its dtype. f16 and bf16 are computed in f32 and rounded where the loop says.
     """
     if has_cuts(loop):
-        return run_cut(loop, arrays, interpret)
+        return run_cut(loop, arrays, partial(interpret, library=library))
     shapes = [(1,) if a is None else a.shape for a in arrays]
     space = space_of(loop, shapes)
-    values: dict[str, np.ndarray] = {}
-    for load, array in zip(loop.loads, arrays, strict=True):
-        values[load.name] = _loaded(load, array, space)
+    values: dict[str, Any] = {}
     types = loop.dtype_of()
-    for s in loop.statements:
-        if s.reduces:
-            values[s.result] = _reduced(s, values, space, loop.row_axes)
-        else:
-            values[s.result] = _result(s, values, types)
-    results = []
-    for store in loop.stores:
-        if store.per_row:
-            rows = tuple(a + len(space) for a in loop.row_axes)
-            kept = tuple(1 if a in rows else d for a, d in enumerate(space))
-            value = np.broadcast_to(values[store.value], kept).reshape(row_shape(store, space, rows))
-            results.append(cast(value, store.dtype))
-            continue
-        value = np.broadcast_to(values[store.value], space)
-        results.append(cast(value if store.to is None else _summed(loop, store.to, value, shapes), store.dtype))
-    return results
+    with np.errstate(all="ignore"):
+        for load, array in zip(loop.loads, arrays, strict=True):
+            values[load.name] = library.convert(_loaded(load, array, space, library), _compute(load.dtype))
+        for s in loop.statements:
+            result = _result(s, values, types, (space, loop.row_axes), library)
+            result = library.cast(result, s.dtype) if s.rounds else result
+            values[s.result] = library.convert(result, _compute(s.dtype))
+        return [_stored(loop, s, values[s.value], (space, shapes), library) for s in loop.stores]
 
 
-def compute_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype that values of `dtype` are computed in."""
-    return dtypes.get(_compute_name(dtype)).numpy
+def _compute(dtype: str) -> str:
+    """What values of a dtype are computed in."""
+    return "f32" if dtype in ("f16", "bf16") else dtype
 
 
-def _loaded(load: Load, array: np.ndarray | None, space: tuple[int, ...]) -> np.ndarray:
-    rank = len(space)
+def _loaded(load: Load, array: np.ndarray | None, space: Shape, library: Library) -> Any:
+    """An operand with as many axes as the space, or fewer."""
     if load.is_position:
-        return np.arange(prod(space)).reshape(space)
-    if array is None:
-        axis = load.axis % rank
-        array = np.arange(space[axis])
-    elif broadcasts(load, array.shape):
-        return array.reshape(spread(load, array.shape)).astype(compute_dtype(load.dtype))
-    else:
-        axis = min(1, rank - 1)
-    return array.reshape([-1 if i == axis else 1 for i in range(rank)]).astype(compute_dtype(load.dtype))
+        return library.count(prod(space)).reshape(space)
+    if array is not None and broadcasts(load, array.shape):
+        return library.taken(array).reshape(spread(load, array.shape))
+    axis = min(1, len(space) - 1) if load.align == "channel" else load.axis % len(space)
+    own = library.count(space[axis]) if array is None else library.taken(array)
+    return own.reshape([-1 if i == axis else 1 for i in range(len(space))])
 
 
-def _summed(loop: Loop, to: Sequence[str], value: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:
-    """A sum to the shape of loads, in f64 as the kernel does it."""
-    shape, like = summed_to(loop, to, shapes)
-    axes = summed_axes(like, shape, value.shape)
-    with np.errstate(all="ignore"):
-        return np.asarray(value.sum(axis=axes, dtype=np.float64)).reshape(shape)
-
-
-def _reduced(s: Statement, values: dict[str, np.ndarray], space: Shape, axes: tuple[int, ...]) -> np.ndarray:
-    """One value for each row; added up and multiplied in f64, as the kernel does it."""
+def _result(
+    s: Statement,
+    values: Mapping[str, Any],
+    types: Mapping[str, str],
+    rows: tuple[Shape, tuple[int, ...]],
+    library: Library,
+) -> Any:
     record = opdef.get(s.kind, where="a loop")
-    assert record.reference is not None
-    arg = values[s.args[0]] if isinstance(s.args[0], str) else np.asarray(s.args[0])
-    wide = np.broadcast_to(arg, space).astype(np.float64)
-    result = np.asarray(record.reference(wide, axes=axes, keep_dims=True))
-    with np.errstate(all="ignore"):
-        result = result.astype(compute_dtype(s.dtype))
-    return cast(result, s.dtype).astype(result.dtype) if s.rounds else result
-
-
-def _result(s: Statement, values: dict[str, np.ndarray], types: dict[str, str]) -> np.ndarray:
-    record = opdef.get(s.kind, where="a loop")
-    assert record.reference is not None
+    meaning = library.meaning(record)
+    assert meaning is not None
     args = [
-        values[a] if isinstance(a, str) else np.asarray(a, compute_dtype(s.literal_dtype(types, i)))
+        values[a] if isinstance(a, str) else library.number(a, _compute(s.literal_dtype(types, i)))
         for i, a in enumerate(s.args)
     ]
-    with np.errstate(all="ignore"):
-        if record.is_cast:
-            # f64 to f16 or bf16 is one rounding; from f32, the value stays as it is until something rounds it.
-            narrow = s.dtype in ("f16", "bf16") and args[0].dtype == np.float64
-            result = cast(args[0], s.dtype if narrow else _compute_name(s.dtype))
-        elif record.index_of:
-            result = args[0]
-        elif record.by_position:
-            result = np.asarray(record.reference(*args[:-1], position=args[-1], **dict(s.attrs)))
-        else:
-            result = np.asarray(record.reference(*args, **dict(s.attrs)))
-        if s.rounds:
-            result = cast(result, s.dtype)
-        return result.astype(compute_dtype(s.dtype))
+    if s.reduces:
+        space, axes = rows
+        wide = library.convert(
+            library.broadcast(args[0], space), "f64"
+        )  # added up and multiplied as the kernel does it
+        return meaning(wide, axes=axes, keep_dims=True)
+    if record.is_cast:
+        # f64 to f16 or bf16 is one rounding; from f32, the value stays as it is until something rounds it.
+        return library.cast(args[0], s.dtype if types.get(str(s.args[0])) == "f64" else _compute(s.dtype))
+    if record.index_of:
+        return args[0]
+    position = {"position": args.pop()} if record.by_position else {}
+    return meaning(*args, **position, **dict(s.attrs))
 
 
-def _compute_name(dtype: str) -> str:
-    return "f32" if dtype in ("f16", "bf16") else dtype
+def _stored(loop: Loop, store: Store, value: Any, sizes: tuple[Shape, Sequence[Shape]], library: Library) -> np.ndarray:
+    space, shapes = sizes
+    if store.per_row:
+        rows = tuple(a + len(space) for a in loop.row_axes)
+        kept = tuple(1 if a in rows else d for a, d in enumerate(space))
+        value = library.broadcast(value, kept).reshape(row_shape(store, space, rows))
+    else:
+        value = library.broadcast(value, space)
+    if store.to is not None:
+        shape, like = summed_to(loop, store.to, shapes)
+        axes = summed_axes(like, shape, space)
+        value = library.convert(value, "f64").sum(axes) if axes else value  # in f64, as the kernel does it
+        value = value.reshape(shape)
+    return library.given(library.cast(value, store.dtype))

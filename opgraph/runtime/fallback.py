@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.loops.interpret import interpret
+from opgraph.loops.interpret import NUMPY, Library, interpret
 from opgraph.loops.lower import Lowered
 from opgraph.loops.space import space_of
 from opgraph.partition.partition import Partition
@@ -54,6 +54,13 @@ class InterpretedKernel:
         """The library whose ops run: "torch" or "NumPy"."""
         return "torch" if self._with_torch else "NumPy"
 
+    def _library(self) -> Library:
+        if not self._with_torch:
+            return NUMPY
+        from opgraph.runtime.providers.torch import TORCH  # torch is slow to import
+
+        return TORCH
+
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         """See Runner: every call allocates."""
 
@@ -64,13 +71,7 @@ class InterpretedKernel:
         loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]
         if self.lowered.narrow:
             space_of(self.lowered.loop, [(1,) if a is None else a.shape for a in loads], self.lowered.narrow)
-        if self._with_torch:
-            from opgraph.runtime.providers.torch import interpret as interpret_in_torch
-
-            results = interpret_in_torch(self.lowered.loop, loads)
-        else:
-            results = interpret(self.lowered.loop, loads)
-        results = _owned(results, loads)
+        results = _owned(interpret(self.lowered.loop, loads, self._library()), loads)
         if outs is None:
             return results
         return [result if out is None else copied_into(out, result) for out, result in zip(outs, results, strict=True)]

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.loops.interpret import NUMPY, interpret
+from opgraph.loops.lower import lower
 from opgraph.runtime import host
 
 SWIGLU = """\
@@ -99,3 +101,12 @@ def test_without_a_compiler_results_are_the_callers_own() -> None:
         assert [name for name, r in results.items() if r[0, 0] == 9] == [*"abc"[: "abc".index(name) + 1]]
     np.testing.assert_array_equal(results["b"][0], np.array([9, 1, 1, 1], np.float32))
     np.testing.assert_array_equal(x[:, 0], np.array([1, 2, 3], np.float32))
+
+
+@pytest.mark.parametrize("engine", ["NumPy", "torch"])
+@pytest.mark.parametrize(("dtype", "half", "above"), [("bf16", 2**-8, 2**-7), ("f16", 2**-11, 2**-10)])
+def test_without_a_compiler_f64_is_rounded_to_16_bits_once(engine: str, dtype: str, half: float, above: float) -> None:
+    library = NUMPY if engine == "NumPy" else pytest.importorskip("opgraph.runtime.providers.torch").TORCH
+    g = og.parse(f"graph(x: f64[1]) -> (y)\n  y: {dtype}[1] = TypeCast(x)").finalize()
+    (result,) = interpret(lower(g.get_partitions()[0]).loop, [np.array([1 + half + 2**-40])], library)
+    assert float(result[0]) == 1 + above  # 1 by way of f32, in which the last part is lost
