@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from opgraph.codegen.positive import powers_of_positives
 from opgraph.codegen.sources import brief_functions
-from opgraph.ir import dtypes, opdef
+from opgraph.ir import dtypes
 from opgraph.ir.cxx import CxxCall
 from opgraph.loops.layout import CONTIGUOUS, GROUP, ROW, RUN, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Arg, Loop, Statement
@@ -62,7 +62,7 @@ class Arithmetic(ABC):
     @property
     def cost(self) -> int:
         """Instructions of one element, by the records."""
-        return sum(opdef.get(s.kind, where="codegen").cost for s in self.varying())
+        return sum(s.record.cost for s in self.varying())
 
     def varying(self) -> list[Statement]:
         """The statements whose values are another one for each element."""
@@ -105,7 +105,7 @@ class Arithmetic(ABC):
 
     def call(self, s: Statement) -> CxxCall:
         """What makes the value of a statement, before it is rounded."""
-        record = opdef.get(s.kind, where="emit")
+        record = s.record
         compute = compute_type(s.literal_dtype(self.dtypes))
         names = [self.argument(s, place) for place in range(len(s.args))]
         within = self.by_lanes and self.levels[s.result] == ELEMENT

@@ -16,7 +16,6 @@ from opgraph.codegen.arithmetic import ELEMENT
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.lanes import lanes_of, put_stored_lanes
 from opgraph.codegen.shifts import Shifted, member, shifted_exponentials
-from opgraph.ir import opdef
 from opgraph.loops.layout import ADDED, CONTIGUOUS
 from opgraph.loops.loop import Arg, Loop, Statement
 
@@ -134,7 +133,7 @@ def _needed(statements: Sequence[Statement], results: set[str]) -> tuple[Stateme
 def _cost(emitter: Emitter, statements: Sequence[Statement]) -> int:
     """Instructions of an element, by the records."""
     varying = (s for s in statements if emitter.levels[s.result] == ELEMENT)
-    return sum(opdef.get(s.kind, where="codegen").cost for s in varying)
+    return sum(s.record.cost for s in varying)
 
 
 def put_branches(emitter: Emitter, branches: Branches) -> None:

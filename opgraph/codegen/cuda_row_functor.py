@@ -5,7 +5,7 @@ from __future__ import annotations
 from opgraph.codegen.arithmetic import CALL, PER_ROW, compute_type, storage_type
 from opgraph.codegen.cuda_row_reads import RowReads
 from opgraph.codegen.emitter import Emitter, Functor
-from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members, row_of
+from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members
 from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import RUN, STRIDED, Variant
 from opgraph.loops.loop import Load, Loop
@@ -126,7 +126,7 @@ def _put_pass(emitter: Emitter, one: Pass, condition: str) -> None:
     for name in one.kept:
         put(f"        in.{name}[k] = {name};")
     for k, s in enumerate(one.reductions):
-        each = row_of(s).each.format(src=emitter.argument(s, 0))
+        each = s.row.each.format(src=emitter.argument(s, 0))
         put(f"        s[{k}][k] = {each};  // {s.kind} #{s.tag}", s.tag)
     for k, i in enumerate(emitter.sums if one.stores else ()):
         put(f"        s[{len(one.reductions) + k}][k] = {emitter.value(emitter.loop.stores[i].value)};")

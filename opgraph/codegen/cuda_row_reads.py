@@ -8,7 +8,7 @@ from typing import final
 
 from opgraph.codegen.arithmetic import ELEMENT, compute_type
 from opgraph.codegen.emitter import Emitter
-from opgraph.ir import dtypes, opdef
+from opgraph.ir import dtypes
 from opgraph.loops.layout import KEPT, RUN, Variant
 from opgraph.loops.loop import Load, Loop
 from opgraph.loops.passes import Pass, kept_values, passes_of
@@ -93,7 +93,7 @@ class RowReads:
         first = sum(size[name] for name in self.first if self.fetched_in(name) == 0)
         is_wide = emitter.addend() == "double"
         added = emitter.store_kinds.count(KEPT) * (8 if is_wide else 4)
-        cost = sum(opdef.get(s.kind, where="a row").cost for one in self.held for s in one.statements)
+        cost = sum(s.record.cost for one in self.held for s in one.statements)
         return Held(first, max(waiting), added, cost, is_wide)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from opgraph.ir import opdef
 from opgraph.loops.loop import Loop, Statement
 
 
@@ -14,8 +13,8 @@ def powers_of_positives(loop: Loop) -> frozenset[str]:
     logarithm belongs to them only beside a power of the same base.
     """
     made = {s.result: s for s in loop.statements}
-    powers = [s for s in loop.statements if opdef.get(s.kind, where="codegen").powers]
-    bases = {s.args[0] for s in powers if len(opdef.get(s.kind, where="codegen").inputs) > 1}
+    powers = [s for s in loop.statements if s.record.powers]
+    bases = {s.args[0] for s in powers if len(s.record.inputs) > 1}
     positive = {b for b in bases if isinstance(b, str) and b in made and _is_positive(made[b], made)}
     return frozenset(s.result for s in powers if s.args[0] in positive)
 

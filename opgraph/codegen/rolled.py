@@ -8,7 +8,7 @@ from __future__ import annotations
 from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.packs import put_applied
-from opgraph.ir import dtypes, opdef
+from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
 
 #: Instructions per element, by the records' costs, beyond which the text has a few elements: below, NVRTC takes 0.1 s
@@ -34,7 +34,7 @@ def group_of(emitter: Emitter, vector: int) -> int:
     estimate = 0.0
     for s in emitter.varying():
         factor = _WIDE if wide else _APPROXIMATE if s.result in emitter.approximate else _EXACT
-        estimate += factor * opdef.get(s.kind, where="codegen").cost
+        estimate += factor * s.record.cost
     if emitter.cost <= _BY_MEMORY_COST and estimate <= _MEANWHILE * _bytes(emitter):
         return 0
     group = vector

@@ -5,7 +5,6 @@ from __future__ import annotations
 from opgraph.codegen.emitter import index_text
 from opgraph.codegen.row_ahead import put_ahead
 from opgraph.codegen.row_buffers import Rows
-from opgraph.codegen.row_reductions import row_of
 from opgraph.loops.layout import RUN, STRIDED
 from opgraph.loops.loop import Load, Store
 from opgraph.loops.passes import Pass
@@ -70,7 +69,7 @@ def _put_pass(rows: Rows, one: Pass, condition: str) -> None:
         text = f"og::put_elements({kept} + i, {name}, {n})" if emitter.by_lanes else f"{kept}[{rows.counter}] = {name}"
         put(f"      {text};")
     for k, s in enumerate(one.reductions):
-        each = row_of(s).each.format(src=emitter.argument(s, 0))
+        each = s.row.each.format(src=emitter.argument(s, 0))
         put(f"      s[{k} * apart] = {each};  // {s.kind} #{s.tag}", s.tag)
     if one.stores:
         for i, store in emitter.elementwise():

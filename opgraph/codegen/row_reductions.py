@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from opgraph.codegen.arithmetic import PER_ROW, compute_type, storage_type
 from opgraph.codegen.emitter import Emitter, lane_of
-from opgraph.ir import opdef
 from opgraph.loops.loop import Statement
 from opgraph.loops.passes import Pass
-
-
-def row_of(s: Statement) -> opdef.Row:
-    """How a statement reduces."""
-    row = opdef.get(s.kind, where="emit").row
-    assert row is not None
-    return row
 
 
 def put_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mapping[str, str]) -> None:
@@ -31,7 +23,7 @@ def put_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mappin
     chosen = ""
     for number, one in enumerate(passes):
         for k, s in enumerate(one.reductions):
-            how = ways.get(s.result, row_of(s).how)
+            how = ways.get(s.result, s.row.how)
             chosen += f"pass == {number} && k == {k} ? og::How::{how} : " if how != "add" else ""
     emitter.put(f"  static constexpr og::How how(int pass, int k) {{ return {chosen}og::How::add; }}")
     for name in emitter.divisors:
@@ -69,7 +61,7 @@ def _put_row_value(emitter: Emitter, s: Statement, text: str) -> None:
 
 def _total(emitter: Emitter, s: Statement, total: str) -> str:
     """What a reduction makes of its total."""
-    row = row_of(s)
+    row = s.row
     if row.is_mean and emitter.sums and s.result in emitter.approximate:
         # Without a division's slow path more waits in registers; without sums that leaves less room for rows.
         text = f"{total} * og::fast::reciprocal(count)"

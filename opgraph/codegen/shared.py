@@ -14,7 +14,6 @@ from typing import final
 from opgraph.codegen.arithmetic import ELEMENT, Arithmetic, compute_type
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.literals import literal
-from opgraph.ir import opdef
 from opgraph.loops.loop import Statement
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 
@@ -24,7 +23,7 @@ OFTEN = 8
 
 def is_cheap(s: Statement) -> bool:
     """Whether a statement does less than leaving its result in a cache and taking it from there."""
-    return opdef.get(s.kind, where="codegen").cost < STATEMENT_COST
+    return s.record.cost < STATEMENT_COST
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ decides by, such as the argument of a comparison or of Floor, is computed exactl
 
 from __future__ import annotations
 
-from opgraph.ir import dtypes, opdef
+from opgraph.ir import dtypes
 from opgraph.loops.layout import UNIFORM, Variant
 from opgraph.loops.loop import Loop, Statement
 
@@ -36,7 +36,7 @@ def approximate(loop: Loop, variant: Variant) -> frozenset[str]:
 
 def _decides_by(statement: Statement, types: dict[str, str]) -> list[str]:
     """The arguments in which the result jumps: its derivative by them is 0, or it is no float."""
-    record = opdef.get(statement.kind, where="a loop")
+    record = statement.record
     args = statement.args[:-1] if record.by_position else statement.args
     floats = [isinstance(a, str) and dtypes.BY_NAME[types[a]].is_float for a in args]
     if not dtypes.BY_NAME[statement.dtype].is_float:

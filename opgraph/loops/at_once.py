@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from opgraph.ir import opdef
 from opgraph.loops.beside import FEW_ROWS, beside
 from opgraph.loops.groups import grouped
 from opgraph.loops.layout import ADDED, Layout
@@ -57,5 +56,5 @@ def _longest(loop: Loop) -> int:
     on rows of 4 to 20 elements of sums, SoftMax, norms and their gradients.
     """
     passes = pass_counts(loop)[0]
-    costly = any(opdef.get(s.kind, where="a loop").cost >= KEEP_COST for s in loop.statements if not s.reduces)
+    costly = any(s.record.cost >= KEEP_COST for s in loop.statements if not s.reduces)
     return 8 * passes + (8 if costly and passes > 2 else 0)

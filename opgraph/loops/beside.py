@@ -58,6 +58,12 @@ def beside(loop: Loop, layout: Layout, *, longest: int = 0) -> Layout | None:
     return _moved(loop, layout, lane, turns=True)
 
 
+def joins(loop: Loop) -> bool:
+    """Whether what pieces of a row make can be joined. A sum of f64 carries more than its value."""
+    reduced = [s for s in loop.statements if s.reduces]
+    return all(s.row.how != "add" for s in reduced) or all(s.dtype != "f64" for s in reduced)
+
+
 def _moved(loop: Loop, layout: Layout, lane: int, *, turns: bool) -> Layout:
     order = [*(a for a in range(len(layout.dims)) if a != lane), lane]
     strides = tuple(tuple(own[a] for a in order) for own in layout.strides)

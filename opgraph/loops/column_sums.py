@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from opgraph.ir import opdef
 from opgraph.loops.beside import LANES, beside
 from opgraph.loops.boxes import ENOUGH, ONE_BOX, boxes_beside
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Layout, Variant
-from opgraph.loops.loop import Axes, Loop, Statement, Store
+from opgraph.loops.loop import Axes, Loop, Store
 
 
 def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
@@ -31,8 +30,7 @@ def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
     for store in loop.stores:
         if store.per_row:
             reduction = made[store.value]
-            total = _row_of(reduction).total
-            stores.append(Store(value=str(reduction.args[0]), dtype=store.dtype, total=total))
+            stores.append(Store(value=str(reduction.args[0]), dtype=store.dtype, total=reduction.row.total))
         else:
             stores.append(Store(value=store.value, dtype=store.dtype))
     statements = tuple(s for s in loop.statements if not s.reduces)
@@ -47,20 +45,13 @@ def _only_adds(loop: Loop) -> bool:
     if any(depth[s.result] != s.reduces for s in loop.statements if depth[s.result]):
         return False
     for s in reduced.values():
-        row = _row_of(s)
-        if row.how != "add" or row.each != "{src}" or not isinstance(s.args[0], str):
+        if not s.row.is_sum or not isinstance(s.args[0], str):
             return False
     for store in loop.stores:
         made = reduced.get(store.value)
         if (made is None) == bool(store.per_row) or (made is not None and made.dtype != store.dtype):
             return False
     return not any(load.align == "rows" for load in loop.loads)
-
-
-def _row_of(s: Statement) -> opdef.Row:
-    row = opdef.get(s.kind, where="a loop").row
-    assert row is not None
-    return row
 
 
 def _in_order(loop: Loop, layout: Layout) -> Layout:

@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 
 from opgraph.loops.loop import Arg, Loop, Statement
 
-_SUMS = ("ReduceSum", "ReduceMean")
-
-
 #: A product of more is left as it is.
 _MOST = 8
 
@@ -84,7 +81,7 @@ class _Products:
     def of(self, s: Statement) -> _Product | None:
         """What a sum adds up, taken apart; None where that is no such product."""
         arg = s.args[0]
-        if s.kind not in _SUMS or s.rounds or arg not in self.made:
+        if not (s.reduces and s.row.is_sum) or s.rounds or arg not in self.made:
             return None
         factors: list[Arg] = []
         of_row: list[tuple[Statement, str]] = []

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from opgraph.ir import opdef
-from opgraph.loops.beside import LANES
+from opgraph.loops.beside import LANES, joins
 from opgraph.loops.boxes import ENOUGH, ONE_BOX, Boxes, boxes_beside, boxes_of_few
 from opgraph.loops.layout import ADDED, KEPT, TURNED, Layout
 from opgraph.loops.loop import Loop
@@ -28,16 +27,9 @@ def boxes_of_columns(loop: Loop, layout: Layout) -> Boxes:
     whole = boxes_beside(layout, LANES)
     length = prod(layout.dims[-1 - layout.row_rank : -1])
     apart = layout.dims[-1] > LANES and length >= LONG
-    if (whole.count >= ENOUGH and not apart) or layout.size <= ONE_BOX or not _joins(loop, layout):
+    if (whole.count >= ENOUGH and not apart) or layout.size <= ONE_BOX or not joins(loop):
+        return whole
+    if pass_counts(loop)[0] > 1 or any(kind in (ADDED, KEPT, TURNED) for kind in layout.variant.operands):
         return whole
     pieces = boxes_of_few(layout, MOST_LANES)
     return pieces if pieces.count > 2 * whole.count else whole
-
-
-def _joins(loop: Loop, layout: Layout) -> bool:
-    """Whether what two pieces of a row make can be joined. A sum of f64 carries more than its value."""
-    if pass_counts(loop)[0] > 1 or any(kind in (ADDED, KEPT, TURNED) for kind in layout.variant.operands):
-        return False
-    reduced = [s for s in loop.statements if s.reduces]
-    hows = {row.how for s in reduced if (row := opdef.get(s.kind, where="a loop").row) is not None}
-    return "add" not in hows or all(s.dtype != "f64" for s in reduced)

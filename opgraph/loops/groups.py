@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import lcm
 
-from opgraph.ir import opdef
-from opgraph.loops.beside import FEW_LANES, LANES, moved
+from opgraph.loops.beside import FEW_LANES, LANES, joins, moved
 from opgraph.loops.boxes import ENOUGH, ONE_BOX, Boxes, boxes_beside, boxes_of_few
 from opgraph.loops.layout import ADDED, GROUP, KEPT, Layout, Variant
 from opgraph.loops.loop import Loop
@@ -27,7 +26,7 @@ def grouped(loop: Loop, layout: Layout) -> Layout | None:
     """The layout with the elements of a run as lanes beside those of the next row; None where there are none."""
     outer = len(layout.dims) - layout.row_rank
     run = layout.dims[-1]
-    if layout.row_rank < 2 or not outer or not layout.size or run > LANES or not _joins(loop):
+    if layout.row_rank < 2 or not outer or not layout.size or run > LANES or not joins(loop):
         return None
     axis = next((a for a in reversed(range(outer)) if _are_neighbours(layout, a)), None)
     if axis is None or layout.dims[axis] * run < FEW_LANES:
@@ -51,13 +50,6 @@ def grouped(loop: Loop, layout: Layout) -> Layout | None:
         group=run,
     )
     return moved(loop, joined, turns=False)
-
-
-def _joins(loop: Loop) -> bool:
-    """Whether what the lanes of a group make can be joined. A sum of f64 carries more than its value."""
-    reduced = [s for s in loop.statements if s.reduces]
-    hows = {row.how for s in reduced if (row := opdef.get(s.kind, where="a loop").row) is not None}
-    return "add" not in hows or all(s.dtype != "f64" for s in reduced)
 
 
 def _are_neighbours(layout: Layout, axis: int) -> bool:

@@ -101,7 +101,7 @@ def _result(
     rows: tuple[Shape, tuple[int, ...]],
     library: Library,
 ) -> Any:
-    record = opdef.get(s.kind, where="a loop")
+    record = s.record
     meaning = library.meaning(record)
     assert meaning is not None
     args = [

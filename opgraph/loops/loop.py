@@ -114,9 +114,20 @@ class Statement:
     tag: int = 0
 
     @property
+    def record(self) -> opdef.OpDef:
+        """What is known of its op."""
+        return opdef.get(self.kind, where="a loop")
+
+    @property
     def reduces(self) -> bool:
         """Whether it makes one value of a whole row."""
-        return opdef.get(self.kind, where="a loop").row is not None
+        return self.record.row is not None
+
+    @property
+    def row(self) -> opdef.Row:
+        """How it reduces a row, where it does."""
+        assert self.record.row is not None, f"{self.kind} is no reduction"
+        return self.record.row
 
     def literal_dtype(self, types: Mapping[str, str], place: int | None = None) -> str:
         """The dtype that a literal takes: that of its port, else that of the operands, conditions aside.
@@ -125,7 +136,7 @@ class Statement:
             types: dtype of every load and earlier statement, by name.
             place: of an argument; None for attributes.
         """
-        record = opdef.get(self.kind, where="a loop")
+        record = self.record
         args = self.args[:-1] if record.by_position else self.args
         ports = record.with_optional(len(args))
         if place is not None and ports[place].type not in record.types:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from opgraph.ir import opdef
 from opgraph.loops.loop import Loop, Statement, Store
 
 #: A value that costs so many instructions is kept rather than computed again: a store and a load cost some four.
@@ -108,7 +107,7 @@ def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool) -> tupl
 
 def cost(one: Pass) -> int:
     """Instructions of a pass for each element, but for loads and stores."""
-    return sum(opdef.get(s.kind, where="a loop").cost for s in (*one.statements, *one.reductions))
+    return sum(s.record.cost for s in (*one.statements, *one.reductions))
 
 
 def kept_values(passes: tuple[Pass, ...]) -> tuple[str, ...]:
@@ -130,5 +129,5 @@ def _costs(by_name: Mapping[str, Statement], kept: Mapping[str, int]) -> dict[st
     found: dict[str, int] = {}
     for name, s in by_name.items():
         below = sum(found.get(a, 0) for a in s.args if isinstance(a, str))
-        found[name] = 0 if name in kept else min(opdef.get(s.kind, where="a loop").cost + below, KEEP_COST)
+        found[name] = 0 if name in kept else min(s.record.cost + below, KEEP_COST)
     return found
