@@ -7,6 +7,7 @@ from math import prod
 
 from opgraph.codegen.cuda_row_cut import BLOCKS, CHUNK, RowCut, adds_up, row_cut
 from opgraph.codegen.cuda_sums import SumLaunch, second_stage, sum_launches, totals_entry, totals_words
+from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.kernel import source_of
 from opgraph.loops.apart import sums_apart, without_sums
 from opgraph.loops.layout import KEPT, Layout
@@ -70,7 +71,7 @@ def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment
         blocks=(-(-chunks // cut.groups), blocks),
         words=(tuple(words), left),
         work=work,
-        addend="f64" if "using Addend = double" in source.functor else "f32",
+        addend="f64" if Emitter(loop, layout.variant).addend() == "double" else "f32",
         places=(*range(len(loop.loads)), *(len(loop.loads) + i for i in stores)),
         threads=cut.block,
     )

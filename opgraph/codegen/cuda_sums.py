@@ -78,7 +78,8 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     tx, tm = tiling.threads
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     pointers = ", ".join(f"void* {n}" for n in names)
-    group = group_of(Emitter(loop, layout.variant, approximate(loop, layout.variant)), vector)
+    emitter = Emitter(loop, layout.variant, approximate(loop, layout.variant))
+    group = group_of(emitter, vector)
     unroll = 1 if group else _unroll(loop, layout, vector)
     # Of long loops compilers make room for a second block, and spill. Of short ones in 16 bits that all of a block adds
     # up they take 60 registers where 48 do, with which a fifth block runs.
@@ -95,7 +96,6 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     second = totals_entry([names[i] for i in sums], tiling)
     source = source_of(loop, layout.variant, "sums.cuh", "\n".join([*first, *second]), rolled=group > 0)
     blocks, words = totals_words(layout, tiling)
-    is_wide = any(dtypes.BY_NAME[loop.stores[i - len(loop.loads)].dtype].compute == "double" for i in sums)
     return SumLaunch(
         source=source,
         totals=second_stage(source) if blocks else None,
@@ -104,7 +104,7 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
         blocks=(tiling.blocks, blocks),
         words=(_tiles(layout, tiling), words),
         work=tiling.work,
-        addend="f64" if is_wide else "f32",
+        addend="f64" if emitter.addend() == "double" else "f32",
         places=(*range(len(loop.loads)), *(len(loop.loads) + i for i in stores)),
     )
 

@@ -66,4 +66,4 @@ def emit_functor(
             put_halves(emitter)
             if emitter.by_lanes:
                 put_lanes(emitter)
-    return emitter.functor()
+    return emitter.functor(has_branches=branches is not None)

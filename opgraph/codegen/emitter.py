@@ -20,10 +20,12 @@ class Functor:
     Attributes:
         code: `struct Fused {...};`
         tags: line number within `code`, from 1 -> tag of the op that the line came from.
+        has_branches: whether each element is given to one of two branches: see `opgraph.codegen.branches`.
     """
 
     code: str
     tags: Mapping[int, int]
+    has_branches: bool
 
 
 @final
@@ -54,10 +56,10 @@ class Emitter(Arithmetic):
         self._lines: list[str] = []
         self._tags: dict[int, int] = {}
 
-    def functor(self) -> Functor:
+    def functor(self, *, has_branches: bool = False) -> Functor:
         """What was put, and the end of it."""
         self.put("};")
-        return Functor("\n".join(self._lines), self._tags)
+        return Functor("\n".join(self._lines), self._tags, has_branches)
 
     def put(self, line: str, tag: int | None = None) -> None:
         """Adds a line, of the op with that tag."""
@@ -201,8 +203,7 @@ class Emitter(Arithmetic):
     def element(self) -> None:
         """Element i of the row; what it adds to sum k goes to s[k * og::strip]."""
         self.put(f"  OG_FN void element(og::i64 i{self.addends()}) const {{")
-        args = [self.read(x) for x in self.element_loads()]
-        self.results(args, "    ")
+        self.results([self.read(x) for x in self.element_loads()])
         for i, store in self.elementwise():
             self.put(f"    {self.stored(i, store)}")
         self.put_addends()
@@ -228,13 +229,13 @@ class Emitter(Arithmetic):
         summed = [self.loop.stores[i].dtype for i in self.sums]
         return "double" if any(compute_type(d) == "double" for d in (*reduced, *summed)) else "float"
 
-    def results(self, args: list[str], indent: str) -> None:
+    def results(self, args: list[str]) -> None:
         """Variables for all results, and the call that fills them."""
         for i, store in enumerate(self.loop.stores):
-            self.put(f"{indent}{compute_type(store.dtype)} r{i};")
+            self.put(f"    {compute_type(store.dtype)} r{i};")
         template = "<float>" if self.by_lanes else ""
-        results = [f"r{i}" for i in range(len(self.loop.stores))]
-        self.put(f"{indent}apply{template}({', '.join([*args, *results])});")
+        args += [f"r{i}" for i in range(len(self.loop.stores))]
+        self.put(f"    apply{template}({', '.join(args)});")
 
 
 def lane_of(kind: str) -> str:

@@ -24,10 +24,7 @@ def put_halves(emitter: Emitter) -> None:
         put(f"    og::widen({room[name]}, {name} + first, n);")
     put("  }")
     put(f"  OG_FN void staged(float (*room)[og::strip], og::i64 i, og::i64 j{emitter.addends()}) const {{")
-    emitter.results(
-        [f"{room[x.name]}[j]" if x.name in room else emitter.read(x) for x in emitter.element_loads()],
-        "    ",
-    )
+    emitter.results([f"{room[x.name]}[j]" if x.name in room else emitter.read(x) for x in emitter.element_loads()])
     for i, store in emitter.elementwise():
         name = f"y{i}"
         put(f"    {room[name]}[j] = r{i};" if name in room else f"    {emitter.stored(i, store)}")

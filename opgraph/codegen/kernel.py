@@ -45,6 +45,7 @@ class KernelSource:
         tags: line of `code`, from 1 -> tag of the op that the line came from.
         skeleton: the file of `kernels/` that it is made with.
         own: what stands behind that.
+        has_branches: see `Functor`.
     """
 
     entry: str
@@ -53,11 +54,7 @@ class KernelSource:
     tags: Mapping[int, int]
     skeleton: str = ""
     own: str = ""
-
-    @property
-    def has_branches(self) -> bool:
-        """Whether each element is given to one of two branches: see `opgraph.codegen.branches`."""
-        return "int branch_inputs =" in self.functor
+    has_branches: bool = False
 
 
 def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, rolled: bool = False) -> KernelSource:
@@ -76,7 +73,15 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, r
     head = (needed(skeleton, own) if on_gpu else spliced(skeleton)) + "\n\n"
     first = head.count("\n")
     tags = {first + line: t for line, t in functor.tags.items()}
-    return KernelSource(entry=entry, functor=functor.code, skeleton=skeleton, own=own, code=head + own, tags=tags)
+    return KernelSource(
+        entry=entry,
+        functor=functor.code,
+        code=head + own,
+        tags=tags,
+        skeleton=skeleton,
+        own=own,
+        has_branches=functor.has_branches,
+    )
 
 
 def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelSource:
