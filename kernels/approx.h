@@ -51,17 +51,6 @@ OG_FN float rsqrt(float x) {
   asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// The larger, the smaller; NaN if one of them is.
-OG_FN float upper(float a, float b) {
-  float y;
-  asm("max.ftz.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-OG_FN float lower(float a, float b) {
-  float y;
-  asm("min.ftz.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
 #else
 enum { ex2_error, rcp_error, div_error, sqrt_error, rsqrt_error, lg2_error, instructions };
 
@@ -83,8 +72,6 @@ OG_FN float lg2(float x) {
 }
 OG_FN float sqrt(float x) { return near(og::sqrt((double)flushed(x)), sqrt_error, x); }
 OG_FN float rsqrt(float x) { return near(1.0 / og::sqrt((double)flushed(x)), rsqrt_error, x); }
-OG_FN float upper(float a, float b) { return a != a ? a : (b != b ? b : (a > b ? a : b)); }
-OG_FN float lower(float a, float b) { return a != a ? a : (b != b ? b : (a < b ? a : b)); }
 #endif
 
 }  // namespace approx

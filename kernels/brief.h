@@ -16,7 +16,7 @@ using namespace og;
 
 /// One rounding of each factor instead of a sixth that is rounded once.
 template <class F> OG_FN F hard_swish(F x) {
-  const F bounded = larger((F)-3.0f, x), gate = smaller_number((F)6.0f, bounded + 3);
+  const F bounded = larger((F)-3.0f, x), gate = smaller((F)6.0f, bounded + 3);
   return bounded * (F)0x1.555556p-3f * gate;
 }
 
@@ -50,8 +50,8 @@ template <class F> OG_FN F gelu_erf_backward(F x, F d) {
 template <class F> OG_FN F mish(F x) {
   constexpr float magic = 0x1.8p23f + 127.0f;
   const F bounded = larger((F)-120.0f, x);
-  const F k = fma(smaller_number((F)40.0f, bounded), (F)0x1.715476p0f, (F)magic), n = k - magic;
-  const F r = fma(n, (F)-0x1.62e43p-1f, smaller_number((F)40.0f, bounded));
+  const F k = fma(smaller((F)40.0f, bounded), (F)0x1.715476p0f, (F)magic), n = k - magic;
+  const F r = fma(n, (F)-0x1.62e43p-1f, smaller((F)40.0f, bounded));
   F p = 0x1.0fa0c6p-7f;
   p = fma(p, r, (F)0x1.573a1ap-5f);
   p = fma(p, r, (F)0x1.555a7ep-3f);
@@ -65,7 +65,7 @@ template <class F> OG_FN F mish(F x) {
 /// As og::mish_backward, with the exponential of gelu_erf.
 template <class F> OG_FN F mish_backward(F x, F d) {
   constexpr float magic = 0x1.8p23f;
-  const F size = at_most(abs(x), (F)201.0f), z = smaller_number(larger((F)-201.0f, x), (F)0);
+  const F size = at_most(abs(x), (F)201.0f), z = smaller(larger((F)-201.0f, x), (F)0);
   const F k = fma(z, (F)0x1.715476p0f, (F)magic), n = k - magic;
   const F r = fma(n, (F)-0x1.62e43p-1f, z);
   F p = 0x1.541452p-5f;
@@ -88,7 +88,7 @@ template <class F, if_float<F> = 0> OG_FN F power_of_rest(F r) {
 
 /// x e / (1 + e), e = e^z, for z that has the sign of x and is no nearer to 0 than it: where e is subnormal, so is x e in bf16.
 template <class F, if_float<F> = 0> OG_FN F gate(F x, F z) {
-  const F y = smaller_number((F)20.0f, z) * (F)0x1.715476p0f, n = rint(y);
+  const F y = smaller((F)20.0f, z) * (F)0x1.715476p0f, n = rint(y);
   const F e = scale_far(power_of_rest(y - n), n);
   return x * divide(e, e + 1);
 }
@@ -98,15 +98,15 @@ template <class F> OG_FN F swish(F x) {
 }
 template <class F> OG_FN F gelu_tanh(F x) {
   using c = gelu_constants<F>;
-  const F left = larger((F)c::left, x), v = smaller_number((F)c::right, left);
+  const F left = larger((F)c::left, x), v = smaller((F)c::right, left);
   return gate(left, v * fma((F)c::b, v * v, (F)c::a));
 }
 
 /// x / (1 + e^-z) for any z, as og::swish_of_product: e^-z stops at 2^100, the rest of it is applied at the end.
 template <class F, if_float<F> = 0> OG_FN F gate_of_product(F x, F z) {
   constexpr float end = -190.0f;
-  const F bounded = larger((F)end, smaller_number((F)20.0f, z)), y = bounded * (F)-0x1.715476p0f, n = rint(y);
-  const F least = smaller_number(n, (F)100.0f), numerator = choose(bounded == end, copysign((F)0, x), x);
+  const F bounded = larger((F)end, smaller((F)20.0f, z)), y = bounded * (F)-0x1.715476p0f, n = rint(y);
+  const F least = smaller(n, (F)100.0f), numerator = choose(bounded == end, copysign((F)0, x), x);
   return scale_far(divide(numerator, scale_far(power_of_rest(y - n), least) + 1), least - n);
 }
 template <class F> OG_FN F swish(F x, F a) { return gate_of_product(x, a * choose(a == 0, (F)0, x)); }
@@ -123,7 +123,7 @@ template <class F, if_float<F> = 0> OG_FN F slope_of_gate(F z, F m, F d) {
   return scale_far(d, choose(left, n, (F)0)) * (fma(m, r, (F)1) * (r * choose(left, part, e)));
 }
 template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
-  const F bounded = larger((F)-200.0f, smaller_number((F)24.0f, z));
+  const F bounded = larger((F)-200.0f, smaller((F)24.0f, z));
   return slope_of_gate(bounded, bounded, d);
 }
 template <class F> OG_FN F swish_backward(F x, F d) { return brief::swish_slope(x, d); }
@@ -133,7 +133,7 @@ template <class F> OG_FN F swish_backward(F x, F d, F a, F b) {
 }
 template <class F> OG_FN F gelu_tanh_backward(F x, F d) {
   using c = gelu_constants<F>;
-  const F v = larger((F)-16.0f, smaller_number((F)6.0f, x));  // 2u from -318 to 25
+  const F v = larger((F)-16.0f, smaller((F)6.0f, x));  // 2u from -318 to 25
   const F cubic = c::b * (v * v), slope = c::a + cubic;
   return slope_of_gate(v * slope, v * fma((F)2, cubic, slope), d);
 }

@@ -45,24 +45,29 @@ OG_FN float quotient(float a, float b) { return mended_quotient(a, b, near_inver
 
 // ---- limits --------------------------------------------------------------------------------------------------------
 
-#if OG_GPU_FORMS
-/// The larger, the smaller; NaN if one of them is; -0.0 is less than 0.0.
+// The larger and the smaller of two, by what becomes of NaN and of zeros:
+//
+//   max, min            as ops (arith.h): NaN if one of them is, of two zeros the second
+//   upper, lower        NaN if one of them is; -0.0 is less than 0.0: one instruction of a GPU
+//   larger, smaller     the second if one is NaN or both are zeros: one instruction of a CPU (lanes.h, tables.h)
+//   at_least, at_most   a limit of one sign; where a NaN may be lost, keep_nan follows: what is cheapest (exp.h)
+//   Extreme             of a row (row_extremes.h)
+
 #if OG_DEVICE
-OG_FN float upper_of(float a, float b) {
+OG_FN float upper(float a, float b) {
   float y;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
-OG_FN float lower_of(float a, float b) {
+OG_FN float lower(float a, float b) {
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
   return y;
 }
 #else
 OG_FN bool is_below(float a, float b) { return a < b || (a == b && bits(a) >> 31 > bits(b) >> 31); }
-OG_FN float upper_of(float a, float b) { return a != a ? a : (b != b ? b : (is_below(a, b) ? b : a)); }
-OG_FN float lower_of(float a, float b) { return a != a ? a : (b != b ? b : (is_below(b, a) ? b : a)); }
-#endif
+OG_FN float upper(float a, float b) { return a != a ? a : (b != b ? b : (is_below(a, b) ? b : a)); }
+OG_FN float lower(float a, float b) { return a != a ? a : (b != b ? b : (is_below(b, a) ? b : a)); }
 #endif
 
 // ---- whole exponents -----------------------------------------------------------------------------------------------
@@ -82,8 +87,8 @@ struct Steps { u32 n; };
 template <> struct whole_type<float> { using type = Exponent; };
 
 OG_FN float number_of(Exponent n) { return n.k - Exponent::magic; }
-OG_FN Exponent at_least(Exponent n, float low) { return {upper_of(n.k, Exponent::magic + low)}; }
-OG_FN Exponent at_most(Exponent n, float high) { return {lower_of(n.k, Exponent::magic + high)}; }
+OG_FN Exponent at_least(Exponent n, float low) { return {upper(n.k, Exponent::magic + low)}; }
+OG_FN Exponent at_most(Exponent n, float high) { return {lower(n.k, Exponent::magic + high)}; }
 OG_FN Steps operator-(Exponent a, Exponent b) { return {bits(a.k) - bits(b.k)}; }
 OG_FN float pow2(Exponent n) { return from_bits((bits(n.k) << 23) + 0x3f800000u); }
 OG_FN float pow2(Steps n) { return from_bits((n.n << 23) + 0x3f800000u); }

@@ -83,8 +83,8 @@ template <class T> OG_FN T scale_one(T t, T n) {
 // the limit, so a caller gives it back (keep_nan). The obvious x < low ? low : x is not used because GCC 12 threads jumps
 // through several of them and then vectorises a maze of masks (measured: exp ran 2 times slower).
 #if OG_GPU_FORMS
-OG_FN float at_least(float x, float low) { return upper_of(x, low); }  // keep a NaN
-OG_FN float at_most(float x, float high) { return lower_of(x, high); }
+OG_FN float at_least(float x, float low) { return upper(x, low); }  // keep a NaN
+OG_FN float at_most(float x, float high) { return lower(x, high); }
 #else
 OG_FN float at_least(float x, float negative_low) {
   const u32 a = bits(x), b = bits(negative_low);

@@ -22,9 +22,7 @@ namespace fast {
 
 using namespace og;
 using approx::ex2;
-using approx::lower;
 using approx::rcp;
-using approx::upper;
 
 constexpr float log2e = 0x1.715476p0f, half_log2e = 0x1.715476p-1f;
 

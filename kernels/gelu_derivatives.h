@@ -145,7 +145,7 @@ template <class F, if_float<F> = 0> OG_FN F mish_backward(F x, F d) {
   const F end = derivative_constants<F>::end;
   const F size = at_most(abs(x), -end);
   F n;
-  const F e = exp_reduce(smaller_number(at_least(x, end), (F)0), n);
+  const F e = exp_reduce(smaller(at_least(x, end), (F)0), n);
   const F g = by_table(mish_slope, interval_of(size, x), size);
   return keep_nan(x, times_far(d, fma(g, e, g), n));
 }

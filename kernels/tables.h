@@ -25,9 +25,9 @@ OG_FN float size_within(float x, float bound) {
   const float size = abs(x);
   return size < bound ? size : bound;
 }
-/// The larger one; y where one is NaN or both are zeros.
+/// As of floats (lanes.h): y where one is NaN or both are zeros.
 OG_FN float larger(float x, float y) { return x > y ? x : y; }
-OG_FN float smaller_number(float x, float y) { return x < y ? x : y; }
+OG_FN float smaller(float x, float y) { return x < y ? x : y; }
 /// 2^(n - 191) of the bits of 1.5 * 2^23 + n.
 OG_FN float power_of_bits(float k) { return from_bits(bits(k) << 23); }
 
@@ -44,7 +44,6 @@ OG_FN floats size_within(floats x, floats bound) {
   enum { smaller_size = 2, no_sign = 8 };
   return __builtin_ia32_rangeps512_mask(x.v, bound.v, smaller_size | no_sign, x.v, all16, rounding);
 }
-OG_FN floats smaller_number(floats x, floats y) { return smaller(x, y); }
 OG_FN floats power_of_bits(floats k) { return from_bits(words(bits(k).v << 23u)); }
 #endif
 
@@ -63,7 +62,7 @@ template <class F> OG_FN auto interval_of(F t) { return shifted(bits(t + 1), 20)
 /// That of size = |x|: 4 of them from 0 to 4 / 3, to 4, to 28 / 3 and for all others; the sign of x, moved to a bit of the
 /// exponent that tells nothing new, makes others of them.
 template <class F> OG_FN auto interval_of(F size, F x) {
-  const F bounded = smaller_number(fma(size, (F)0.75f, (F)1), (F)15.5f);
+  const F bounded = smaller(fma(size, (F)0.75f, (F)1), (F)15.5f);
   return shifted(bits(bounded) ^ (shifted(bits(x), 6) & 0x02000000u), 21);
 }
 
