@@ -110,7 +110,7 @@ def text(kinds: Collection[str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Writes the page."""
+    """Writes the page; exits with 1 where a row exceeds its bound."""
     known = [record.kind for record in measure.measured_ops()]
     parser = argparse.ArgumentParser(
         description="Measures how far results are from the truth; writes specs/accuracy.md."
@@ -121,6 +121,13 @@ def main(arguments: list[str] | None = None) -> None:
         if kind not in known:
             parser.error(f"no op {kind!r} is measured; there are {', '.join(known)}")
     PAGE.write_text(text(kinds or known), encoding="utf-8")
+    far = [
+        f"{r.label} {r.dtype}: {r.ulp:.4g} ulp at {r.at}, where {r.bound:g} is the bound"
+        for r in read()
+        if r.ulp > r.bound
+    ]
+    if far:
+        sys.exit("\n".join(far))
 
 
 if __name__ == "__main__":

@@ -131,6 +131,9 @@ def test_rows_of_some_kinds_are_measured_and_the_others_stay(tmp_path: Path, mon
         table.main(["Floors"])
     table.main(["Floor"])
     assert mine.read_text(encoding="utf-8") == right.replace("| Abs | f64 | 0 |", "| Abs | f64 | 7 |")
+    mine.write_text(right.replace("| Abs | f64 | 0 |", "| Abs | f64 | 9 |"))
+    with pytest.raises(SystemExit, match=r"Abs f64: 9 ulp at .*where 8 is the bound"):
+        table.main(["Floor"])
 
 
 def test_the_page_has_no_other_rows() -> None:
