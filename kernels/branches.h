@@ -1,6 +1,6 @@
 #pragma once
-#include "convert.h"
 #include "halves.h"
+#include "lane_memory.h"
 #include "shifted_exp.h"
 
 // A choice between two costly values: each element is given to the one that it needs, instead of computing both and keeping

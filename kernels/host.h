@@ -29,6 +29,25 @@ template <class F> struct has_lanes<F, ignored<decltype(F::by_lanes)>> {
   static constexpr bool value = F::by_lanes;
 };
 
+/// Tells a functor how the results of a call reach memory; `settle`, after the last one: before anybody reads them.
+template <class F, class = void> struct Way {
+  static OG_FN void choose(F&, const Space&) {}
+  static OG_FN void settle(const F&) {}
+};
+#if OG_LANES && OG_OWNS_LINES
+template <class F> struct Way<F, ignored<decltype(F::result_bytes)>> {
+  static OG_FN void choose(F& f, const Space& space) {
+    bool in_place = false;  // those lines have been fetched
+    for (int k = F::loads; k < F::operands; ++k)
+      for (int j = 0; j < F::loads; ++j) in_place |= space.base[k] == space.base[j];
+    f.out.are_large = !in_place && space.size * F::result_bytes >= past_caches_bytes;
+  }
+  static OG_FN void settle(const F& f) {
+    if (f.out.are_large) __builtin_ia32_sfence();
+  }
+};
+#endif
+
 template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
   if constexpr (has_branches<F>::value) {
     Branches<F> both;
@@ -37,8 +56,15 @@ template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
     for (; begin < end; begin += F::strip_length) f.strips(begin, end - begin < F::strip_length ? end - begin : F::strip_length);
 #if OG_LANES
   } else if constexpr (has_lanes<F>::value) {
-    for (; begin + lane_count <= end; begin += lane_count) f.lanes(begin, lane_count);
-    if (begin < end) f.lanes(begin, end - begin);
+    // What lies before the first whole line, and behind the last.
+    i64 some = end - begin < 2 * lane_count ? 0 : f.apart_from_line(begin);
+    for (;;) {
+      if (some != 0) f.lanes(begin, some);
+      begin += some;
+      for (; begin + lane_count <= end; begin += lane_count) f.lanes(begin, lane_count);
+      some = end - begin;
+      if (some == 0) break;
+    }
 #endif
   } else if constexpr (halves_of<F>::count != 0) {
     alignas(64) float room[halves_of<F>::count][strip];
@@ -137,6 +163,7 @@ template <class F> void range(const Space& space, i64 begin, i64 end) {
   f.steps(step);
   f.move(space.base, offset);
   f.call();
+  Way<F>::choose(f, space);
   Blocks<F> blocks;
   constexpr bool may_copy = Blocks<F>::width != 0;
   const Walk walk = walk_of<F>(space, blocks);
@@ -205,6 +232,7 @@ template <class F> void range(const Space& space, i64 begin, i64 end) {
       for (int k = 0; k < n; ++k) offset[k] -= space.dims[d] * space.strides[k * rank + d];
     }
   }
+  Way<F>::settle(f);
 }
 
 // Threads take chunks off a counter. Which thread computes an element never changes its bits.

@@ -162,6 +162,22 @@ template <class F> OG_FN void rows_by_turns(F& f, const Boxes& boxes, Place<F>& 
   }
 }
 
+template <class F, bool keep>
+OG_FN void rows_of_box(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char* memory) {
+  if constexpr (adds_columns<F>()) {
+    if (row_rank == 1) return rows_together<F>(f, boxes, place);
+  }
+  if constexpr (only_writes<F>() && !keep) {
+    if (row_rank == 1) return rows_by_turns<F>(f, boxes, place);
+  }
+  do {
+    f.move(boxes.space.base, place.offset);
+    f.row();
+    passes<F, keep, 0, F::passes>(f, boxes, row_rank, place, memory);
+    f.finish();
+  } while (place.next(boxes, 0, boxes.space.rank - row_rank));
+}
+
 template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
   const Space& space = boxes.space;
   Place<F> place;
@@ -174,18 +190,9 @@ template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank,
   f.nexts(space.rank > 1 ? space.strides + space.rank - 2 : nullptr, space.rank, space.size);
   f.move(space.base, place.offset);
   f.call();
-  if constexpr (adds_columns<F>()) {
-    if (row_rank == 1) return rows_together<F>(f, boxes, place);
-  }
-  if constexpr (only_writes<F>() && !keep) {
-    if (row_rank == 1) return rows_by_turns<F>(f, boxes, place);
-  }
-  do {
-    f.move(space.base, place.offset);
-    f.row();
-    passes<F, keep, 0, F::passes>(f, boxes, row_rank, place, memory);
-    f.finish();
-  } while (place.next(boxes, 0, space.rank - row_rank));
+  Way<F>::choose(f, space);
+  rows_of_box<F, keep>(f, boxes, row_rank, place, memory);
+  Way<F>::settle(f);
 }
 
 // One box, its values kept for later passes where there is room.

@@ -160,6 +160,7 @@ template <class F> void one_box(const Boxes& boxes, i64 number, double* scratch)
   f.steps(place.step);
   f.move(base, place.offset);
   f.call();
+  Way<F>::choose(f, space);
   if constexpr (adds_columns_alone<F>() && !has_branches<F>::value) {
     rows_of_columns(f, boxes, base, place);
   } else {
@@ -169,6 +170,7 @@ template <class F> void one_box(const Boxes& boxes, i64 number, double* scratch)
       row<F>(f, place.extent[last], place.cell, place.rests);
     } while (place.next(boxes, 0, last));
   }
+  Way<F>::settle(f);
   for (int k = 0; k < F::sums; ++k) {
     const Sum sum = boxes.sum(k);
     const double* cells = scratch + sum.scratch;

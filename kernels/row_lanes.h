@@ -17,6 +17,7 @@ template <class F, class S> OG_FN auto elements(const S* p, i64 step, i64 n) { r
 template <class S> OG_FN void put_elements(S* p, float x, i64) { *p = store<S>(x); }
 template <class S> OG_FN void put_elements(S* p, i64, float x, i64) { *p = store<S>(x); }
 OG_FN void put_elements(b8* p, bool x, i64) { *p = store<b8>(x); }
+template <class Out, class S, class T> OG_FN void put_results(Out, S* p, T x, i64) { *p = store<S>(x); }
 OG_FN void put_elements(b8* p, i64, bool x, i64) { *p = store<b8>(x); }
 
 #if OG_LANES
@@ -27,6 +28,8 @@ template <> struct Elements<floats> {
 template <class S> OG_FN void put_elements(S* p, floats x, i64 n) { store_lanes(p, x, n); }
 template <class S> OG_FN void put_elements(S* p, i64 step, floats x, i64 n) { scatter_lanes(p, step, x, n); }
 OG_FN void put_elements(b8* p, bools x, i64 n) { store_lanes(p, x, n); }
+template <class S> OG_FN void put_results(Results out, S* p, floats x, i64 n) { out.write_asked(p, x, n); }
+template <class S> OG_FN void put_results(Results out, S* p, bools x, i64 n) { out.write_asked(p, x, n); }
 OG_FN void put_elements(b8* p, i64 step, bools x, i64 n) { scatter_lanes(p, step, x, n); }
 #endif
 
@@ -36,11 +39,6 @@ OG_FN void fetch_to_write(const void* p) { __builtin_prefetch(p, 1, 2); }
 
 // Bytes of rows that the last cache may have from one call to the next: what is there comes in time without being asked for.
 enum { near_bytes = 12 * 1024 * 1024 };
-
-// Elements up to the next address that 16 of them begin at, where they are stored as a whole.
-template <class S> OG_FN i64 apart_from_line(const S* p) {
-  return -(i64)((u64)p / sizeof(S)) & 15;
-}
 
 // ---- rows whose elements are near the largest one --------------------------------------------------------------------
 

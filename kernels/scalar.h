@@ -10,6 +10,7 @@
 #include "gelu_derivatives.h"
 #include "integer.h"
 #include "inverse.h"
+#include "lane_memory.h"
 #include "log.h"
 #include "philox.h"
 #include "power.h"

@@ -1,7 +1,6 @@
 #pragma once
-#include "convert.h"
 #include "halves.h"
-#include "lanes.h"
+#include "lane_memory.h"
 
 // A large kernel, statement by statement. Each does a whole strip before the next one's turn, and leaves its values in the
 // first caches. Statements that compute the same are calls of one function, so that a C++ compiler meets each function once,

@@ -40,10 +40,8 @@ OG_FN floats lookup(const float* row, words i) {
 }
 OG_FN words shifted(words bits, int right) { return bits.v >> (u32)right; }
 OG_FN words operator^(words a, words b) { return a.v ^ b.v; }
-OG_FN floats size_within(floats x, floats bound) {
-  enum { smaller_size = 2, no_sign = 8 };
-  return __builtin_ia32_rangeps512_mask(x.v, bound.v, smaller_size | no_sign, x.v, all16, rounding);
-}
+// Not by vrangeps, which does both at once: Intel's cores wait for what its result's register held before.
+OG_FN floats size_within(floats x, floats bound) { return smaller(abs(x), bound); }
 OG_FN floats power_of_bits(floats k) { return from_bits(words(bits(k).v << 23u)); }
 #endif
 

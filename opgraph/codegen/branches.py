@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from opgraph.codegen.arithmetic import ELEMENT
 from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.lanes import lanes_of, put_stored_lanes
+from opgraph.codegen.lanes import lanes_of, put_results, put_stored_lanes
 from opgraph.codegen.shifts import Shifted, member, shifted_exponentials
 from opgraph.loops.layout import ADDED, CONTIGUOUS
 from opgraph.loops.loop import Arg, Loop, Statement
@@ -202,6 +202,7 @@ def _put_body(emitter: Emitter, statements: Sequence[Statement], results: Sequen
 
 def _put_lanes(emitter: Emitter) -> None:
     put = emitter.put
+    put_results(emitter)
     put("  OG_FN void fetch(og::floats* x, og::i64 i, og::i64 n) const {")
     for k, x in enumerate(emitter.element_loads()):
         put(f"    x[{k}] = {lanes_of(x.name, emitter.kinds[x.name])};")

@@ -32,6 +32,8 @@ def put_lanes(emitter: Emitter) -> None:
     put = emitter.put
     put("#if OG_LANES")
     put("  static constexpr bool by_lanes = true;")
+    put_results(emitter)
+    put_aligned(emitter)
     put(f"  OG_FN void lanes(og::i64 i, og::i64 n{emitter.addends()}) const {{")
     args = [lanes_of(x.name, emitter.kinds[x.name]) for x in emitter.element_loads()]
     for i, store in enumerate(emitter.loop.stores):
@@ -50,6 +52,21 @@ def lanes_of(name: str, kind: str) -> str:
     return f"og::load_lanes({name} + i, n)"
 
 
+def put_results(emitter: Emitter) -> None:
+    """Adds `out`, which writes results, and what it is told by kernels/host.h."""
+    size = " + ".join(f"sizeof(*y{i})" for i, _ in emitter.elementwise()) or "0"
+    emitter.put("  og::Results out;")
+    emitter.put(f"  static constexpr int loads = {len(emitter.loop.loads)};")
+    emitter.put(f"  static constexpr og::i64 result_bytes = {size};")
+
+
+def put_aligned(emitter: Emitter) -> None:
+    """Adds `apart_from_line`: how many elements there are from i on to where a whole vector of a result begins."""
+    along = (i for i, _ in emitter.elementwise() if emitter.store_kinds[i] != STRIDED)
+    apart = next((f"og::apart_from_line(y{i} + i)" for i in along), "0")
+    emitter.put(f"  OG_FN og::i64 apart_from_line(og::i64 i) const {{ return {apart}; }}")
+
+
 def put_stored_lanes(emitter: Emitter, results: str, sums: Iterable[int]) -> None:
     """Adds the lines that write n of 16 elements from i on, and what they add to some sums.
 
@@ -60,7 +77,7 @@ def put_stored_lanes(emitter: Emitter, results: str, sums: Iterable[int]) -> Non
         if emitter.store_kinds[i] == STRIDED:
             emitter.put(f"    og::scatter_lanes(y{i} + i * y{i}_step, y{i}_step, {results.format(i)}, n);")
         else:
-            emitter.put(f"    og::store_lanes(y{i} + i, {results.format(i)}, n);")
+            emitter.put(f"    out.write(y{i} + i, {results.format(i)}, n);")
     for k in sums:
         added = f"og::first_lanes({results.format(emitter.sums[k])}, n)"
         emitter.put(f"    og::store_lanes(s + {k} * og::strip, {added}, og::lane_count);")

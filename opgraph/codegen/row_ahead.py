@@ -47,7 +47,7 @@ def put_ahead(rows: Rows) -> None:
         for _, name in _awaited(rows):
             rows.emitter.put(f"      og::fetch({name} + {name}_next + i);")
         for name in rows.along():
-            rows.emitter.put(f"      og::fetch_to_write({name} + i);")
+            rows.emitter.put(f"      if (!out.are_large) og::fetch_to_write({name} + i);")
         rows.emitter.put("    }")
     rows.emitter.put("  }")
 

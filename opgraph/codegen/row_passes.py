@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from opgraph.codegen.emitter import index_text
+from opgraph.codegen.lanes import put_results
 from opgraph.codegen.row_ahead import put_ahead
 from opgraph.codegen.row_buffers import Rows
 from opgraph.loops.layout import RUN, STRIDED
@@ -20,6 +21,8 @@ def put_passes(rows: Rows) -> None:
         put("  static constexpr bool by_lanes = true;")
         written = next((f"og::apart_from_line({name})" for name in rows.along()), "0")
         put(f"  OG_FN og::i64 apart_from_line() const {{ return {written}; }}")
+        if not rows.at_once:
+            put_results(emitter)
         _put_nearness(rows)
         put_ahead(rows)
         count = ", class N = og::i64" if rows.at_once else ""  # or og::Some of a vector
@@ -97,5 +100,9 @@ def _given(rows: Rows, i: int, store: Store) -> str:
     value = emitter.in_apply(store.value)
     if not emitter.by_lanes:
         return emitter.stored(i, store, rows.counter, value)
-    step = f", y{i}_step" if kind == STRIDED else ""
-    return f"og::put_elements(y{i} + {index_text('i', f'y{i}', kind)}{step}, {value}, n);"
+    place = f"y{i} + {index_text('i', f'y{i}', kind)}"
+    if kind == STRIDED:
+        return f"og::put_elements({place}, y{i}_step, {value}, n);"
+    if rows.at_once or i == rows.place:
+        return f"og::put_elements({place}, {value}, n);"
+    return f"og::put_results(out, {place}, {value}, n);"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import platform
 import shutil
 import sys
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime import cache as disk
+from opgraph.runtime import processor
 from opgraph.runtime.compiler_log import ops_of, told
 
 # No contraction: every fused multiply-add is written out, so that the CPU and the GPU do the same arithmetic.
@@ -44,6 +44,8 @@ FUNCTION_FLAGS = (
 # Kernels use no library but what GCC makes of arithmetic: to look through the C++ library and to link what starts a
 # program takes 13 ms, a twentieth of all that a kernel takes.
 NO_LIBRARY, LIBRARIES = ("-nostdlib",), ("-lm", "-lgcc")
+#: Asks for lines of results early, or writes past the caches.
+OWNS_LINES = "-DOG_OWNS_LINES=1"
 #: Leaves kernels/lanes.h out.
 NO_LANES = "-DOG_NO_LANES"
 _COMPILERS = ("g++", "c++", "clang++")
@@ -78,7 +80,8 @@ class Compiler:
         if not self.is_gcc:
             return FLAGS
         named = NO_LIBRARY if self.libraries else ()
-        return (*FLAGS, *GCC_FLAGS, *(FLAT_FLAGS if flat else ()), *(BRANCH_FLAGS if branches else ()), *named)
+        own = (OWNS_LINES,) if processor.owns_lines() else ()
+        return (*FLAGS, *GCC_FLAGS, *(FLAT_FLAGS if flat else ()), *(BRANCH_FLAGS if branches else ()), *own, *named)
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -147,23 +150,10 @@ def _file_identity(path: str) -> str:
 
 
 @cache
-def _cpu() -> str:
-    """What -march=native depends on: a home directory may be shared with a machine that has an older CPU."""
-    try:
-        with open("/proc/cpuinfo", "rb") as file:
-            head = file.read(16384).decode(errors="replace")
-    except OSError:
-        head = ""
-    named = ("model name", "flags", "Features", "CPU part")
-    return "\n".join([platform.machine(), *(x for x in head.split("\n\n")[0].splitlines() if x.startswith(named))])
-
-
-@cache
 def has_lanes() -> bool:
     """Whether kernels do 16 floats at a time on this machine (kernels/lanes.h)."""
     compiler = find_compiler()
-    wanted = {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
-    return compiler is not None and compiler.is_gcc and wanted <= set(_cpu().split())
+    return compiler is not None and compiler.is_gcc and processor.has_avx512()
 
 
 _loaded: dict[str, Any] = {}
@@ -192,7 +182,12 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
         )
     flags = compiler.flags(flat=flat, branches=source.has_branches)
     name = (
-        disk.key(source.code, " ".join((*compiler.command[1:], *flags, *compiler.libraries)), compiler.identity, _cpu())
+        disk.key(
+            source.code,
+            " ".join((*compiler.command[1:], *flags, *compiler.libraries)),
+            compiler.identity,
+            processor.identity(),
+        )
         + ".so"
     )
     if name in _loaded:

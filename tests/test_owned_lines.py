@@ -1,0 +1,105 @@
+"""Results that are written to lines asked for early, or past the caches, are those of plain stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from test_lanes import pytestmark as pytestmark  # the same machines
+
+import opgraph as og
+from opgraph.runtime import host, processor
+
+#: Results of 16 MiB and more go past the caches; these are just more, and no multiple of anything.
+LARGE, SMALL = 4 * 1024 * 1024 + 37, 4 * 1024 + 37
+
+FLAT = "graph(x: f32[n]) -> (y)\n  y = Swish(x)"
+SIXTEEN = """graph(x: f32[n]) -> (h, b, t)
+  h: f16[n] = TypeCast(x)
+  b: bf16[n] = TypeCast(x)
+  t = Greater(x, 0.0)"""
+BRANCHES = """graph(x: f32[n], a: f32[]) -> (y)
+  up = Greater(x, 0.0)
+  %0 = Pow(1.5, x)
+  %1 = Exp(x)
+  %2 = Tanh(%1)
+  %3 = Multiply(%2, a)
+  y = Select(up, %0, %3)"""
+SUMS = """graph(x: f32[n], a: f32[1]) -> (y, s)
+  y = Multiply(x, a)
+  s: f32[1] = SumTo(y, a)"""
+ROWS = "graph(x: f32[m,k]) -> (y)\n  y = LayerNorm(x, keep_stats=false, use_affine=false)"
+BESIDE = "graph(x: f32[m,k], r: f32[m,k]) -> (y)\n  %0 = SoftMax(x, axis=-1)\n  y = Subtract(%0, r)"
+
+
+def guarded(shape: tuple[int, ...], dtype: Any, apart: int) -> tuple[np.ndarray, np.ndarray]:
+    """An array that begins so many bytes behind a line of the cache, and all memory around it."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.full(size + 4096, 0xA5, np.uint8)
+    begin = 1024 + -(memory.ctypes.data + 1024) % 64 + apart
+    return memory[begin : begin + size].view(dtype).reshape(shape), memory
+
+
+def results(monkeypatch: pytest.MonkeyPatch, text: str, dims: dict[str, int], apart: int, owns: bool) -> list[bytes]:
+    monkeypatch.setattr(processor, "owns_lines", lambda: owns)
+    graph = og.parse(text)
+    rng = np.random.default_rng(0)
+    arrays = {
+        t.name: rng.standard_normal(tuple(dims.get(str(d), d) for d in t.dims or ()), dtype=np.float32)  # type: ignore[call-overload]
+        for t in graph.inputs
+    }
+    kinds = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "boolean": np.bool_}
+    shapes = {t.name: tuple(dims.get(str(d), d) for d in t.dims or ()) for t in graph.outputs}
+    made = {t.name: guarded(shapes[t.name], kinds[t.dtype], apart) for t in graph.outputs}  # type: ignore[arg-type]
+    out = {name: array for name, (array, _) in made.items()}
+    og.compile(graph, device="cpu")(arrays, out=out if len(out) > 1 else next(iter(out.values())))
+    for array, memory in made.values():
+        begin = array.ctypes.data - memory.ctypes.data
+        assert (memory[:begin] == 0xA5).all() and (memory[begin + array.nbytes :] == 0xA5).all()
+    return [array.tobytes() for array, _ in made.values()]
+
+
+@pytest.mark.parametrize("apart", [0, 4, 16])
+@pytest.mark.parametrize("n", [31, SMALL, LARGE])
+@pytest.mark.parametrize("text", [FLAT, BRANCHES, SUMS], ids=["flat", "branches", "sums"])
+@pytest.mark.usefixtures("no_cache")
+def test_the_same_bits_at_every_alignment(monkeypatch: pytest.MonkeyPatch, text: str, n: int, apart: int) -> None:
+    plain, owned = (results(monkeypatch, text, {"n": n}, apart, owns) for owns in (False, True))
+    assert plain == owned
+
+
+@pytest.mark.parametrize("n", [SMALL, 3 * LARGE])
+@pytest.mark.usefixtures("no_cache")
+def test_the_same_16_bits_and_truth_values(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    plain, owned = (results(monkeypatch, SIXTEEN, {"n": n}, 16, owns) for owns in (False, True))
+    assert plain == owned
+
+
+@pytest.mark.parametrize("apart", [0, 4])
+@pytest.mark.parametrize(("m", "k"), [(3, 1000), (4200, 1000), (4200, 1024), (500, 9001)])
+@pytest.mark.parametrize("text", [ROWS, BESIDE], ids=["norm", "softmax"])
+@pytest.mark.usefixtures("no_cache")
+def test_the_same_rows(monkeypatch: pytest.MonkeyPatch, text: str, m: int, k: int, apart: int) -> None:
+    plain, owned = (results(monkeypatch, text, {"m": m, "k": k}, apart, owns) for owns in (False, True))
+    assert plain == owned
+
+
+@pytest.mark.usefixtures("no_cache")
+def test_a_result_in_place_of_its_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).standard_normal(LARGE, dtype=np.float32)
+    monkeypatch.setattr(processor, "owns_lines", lambda: True)
+    f = og.compile(og.parse(FLAT), device="cpu", donate=("x",))
+    want = f(x=x.copy())
+    own = x.copy()
+    assert f(x=own, out=own) is own
+    np.testing.assert_array_equal(own, want)
+
+
+def test_kernels_are_told_by_the_vendor() -> None:
+    compiler = host.find_compiler()
+    assert compiler is not None
+    with open("/proc/cpuinfo") as file:
+        intel = "GenuineIntel" in file.read()
+    assert (host.OWNS_LINES in compiler.flags(flat=True, branches=False)) == intel
