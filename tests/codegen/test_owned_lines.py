@@ -7,10 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from test_lanes import pytestmark as pytestmark  # the same machines
+from by_lanes import needs_lanes
 
 import opgraph as og
 from opgraph.runtime import host, processor
+
+pytestmark = needs_lanes
 
 #: Results of 16 MiB and more go past the caches; these are just more, and no multiple of anything.
 LARGE, SMALL = 4 * 1024 * 1024 + 37, 4 * 1024 + 37
