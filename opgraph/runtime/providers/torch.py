@@ -69,7 +69,7 @@ def _writable(array: np.ndarray) -> np.ndarray:
 def _cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     # Torch leaves what does not fit undefined, and rounds f64 to 16 bits by way of f32.
     if dtypes.get(dtype).category == "int" or tensor.dtype is torch.float64:
-        return from_numpy(cast(to_numpy(tensor), dtype))
+        return from_numpy(np.asarray(cast(to_numpy(tensor), dtype)))  # NumPy makes a scalar of what has no axes
     return tensor.to(TORCH_DTYPES[dtype])
 
 
