@@ -11,7 +11,7 @@ from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, KEPT, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.passes import pass_counts
-from opgraph.loops.tiles import BLOCK_SIZE, sums_of
+from opgraph.loops.tiles import BLOCK_SIZE
 
 _WARP = 32
 _LONGEST = 512  # threads of a row: with 128 registers each
@@ -190,7 +190,7 @@ def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, 
 def adds_up(layout: Layout, cut: RowCut) -> bool:
     """Whether the kernel of rows adds up the sums of a layout, too: those over all rows, where rows are held."""
     outer = len(layout.dims) - layout.row_rank
-    over_all = not any(any(layout.strides[i][:outer]) for i in sums_of(layout))
+    over_all = not any(any(layout.strides[i][:outer]) for i in layout.sums)
     return cut.held and cut.beside == 1 and layout.row_rank == 1 and over_all
 
 

@@ -13,7 +13,7 @@ from opgraph.loops.apart import sums_apart, without_sums
 from opgraph.loops.layout import KEPT, Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.passes import pass_counts
-from opgraph.loops.tiles import Tiling, sums_of
+from opgraph.loops.tiles import Tiling
 
 
 def row_launches(loop: Loop, layout: Layout, *, alignment: int = 16) -> list[SumLaunch]:
@@ -27,7 +27,7 @@ def row_launches(loop: Loop, layout: Layout, *, alignment: int = 16) -> list[Sum
     if layout.size == 0:
         rest = without_sums(loop, layout)
         return row_launch(*rest, alignment=alignment) if rest else []
-    if sums_of(layout) and not adds_up(layout, row_cut(loop, layout, alignment=alignment)):
+    if layout.sums and not adds_up(layout, row_cut(loop, layout, alignment=alignment)):
         return _apart(loop, layout, alignment)
     return row_launch(loop, layout, tuple(range(len(loop.stores))), alignment=alignment)
 
@@ -40,7 +40,7 @@ def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
     cut = row_cut(loop, layout, alignment=alignment)
-    sums = sums_of(layout)
+    sums = layout.sums
     assert not sums or adds_up(layout, cut), "sums that the kernel of rows does not add up"
     outer = len(layout.dims) - layout.row_rank
     rows, length = prod(layout.dims[:outer]), prod(layout.dims[outer:])
@@ -93,7 +93,7 @@ def _stages(loop: Loop) -> int:
 
 def _entries(loop: Loop, layout: Layout, cut: RowCut, names: list[str]) -> list[str]:
     """The entry points: one, or that of each stage."""
-    sums, operands = len(sums_of(layout)), len(layout.strides)
+    sums, operands = len(layout.sums), len(layout.strides)
     chosen = [str(n) for n in (cut.vector, cut.packs, cut.threads)]
     chosen += ["true" if flag else "false" for flag in (cut.held, cut.whole)] if cut.pieces == 1 else []
     index = "og::u32" if cut.narrow else "og::i64"

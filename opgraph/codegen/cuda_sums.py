@@ -12,7 +12,7 @@ from opgraph.codegen.tier import approximate
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, KEPT, STRIDED, Layout
 from opgraph.loops.loop import Loop
-from opgraph.loops.tiles import BLOCK_SIZE, Tiling, passes, sums_of, tiled
+from opgraph.loops.tiles import BLOCK_SIZE, Tiling, passes, tiled
 
 _MANY = 48  # statements
 _COLUMNS = 32  # that a block of the second stage takes where each column has its sum
@@ -71,7 +71,7 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     if not layout.variant.has_sums:
         raise AssertionError("a pass without a sum")
     tiling = tiled(layout, vector)
-    sums = sums_of(layout)
+    sums = layout.sums
     rank, operands, count = len(layout.dims), len(layout.strides), len(sums)
     narrow = layout.size < NARROW and tiling.blocks < NARROW
     index = "og::u32" if narrow else "og::i64"
@@ -152,7 +152,7 @@ def totals_words(layout: Layout, tiling: Tiling) -> tuple[int, tuple[int, ...]]:
     """Blocks of the second stage, and og::AllLeft."""
     blocks = 0
     words: list[int] = []
-    for place, part in zip(sums_of(layout), tiling.parts, strict=True):
+    for place, part in zip(layout.sums, tiling.parts, strict=True):
         strides, is_column = layout.strides[place], layout.variant.operands[place] == KEPT
         inner = tiling.columns if is_column else tiling.column_chunks
         # Axes of the workspace: those kept by some sum, the chunks of rows, the chunks of columns.

@@ -13,7 +13,7 @@ from math import prod
 from opgraph.ir import dtypes
 from opgraph.loops.layout import ROW, RUN, UNIFORM, Layout, Variant
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
-from opgraph.loops.tiles import selected, sums_of, with_stores
+from opgraph.loops.tiles import selected, with_stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Apart:
 def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, ...]] | None:
     """The loop with its other results alone, and which these are; None if there are none."""
     first = len(loop.loads)
-    sums = sums_of(layout)
+    sums = layout.sums
     others = [i for i in range(len(loop.stores)) if first + i not in sums]
     return (with_stores(loop, others), selected(layout, first, others), tuple(others)) if others else None
 
@@ -47,7 +47,7 @@ def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, .
 def sums_apart(loop: Loop, layout: Layout) -> Apart:
     """Takes a loop over rows apart; there are sums in its layout."""
     first = len(loop.loads)
-    summed = tuple(i - first for i in sums_of(layout))
+    summed = tuple(i - first for i in layout.sums)
     needed, borrowed = _needed(loop, layout, summed)
     types = loop.dtype_of()
     wide = {name: "f64" if dtypes.BY_NAME[types[name]].compute == "double" else "f32" for name in borrowed}

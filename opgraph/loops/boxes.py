@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from opgraph.loops.layout import ADDED, KEPT, Layout
+from opgraph.loops.layout import Layout
 from opgraph.loops.space import Shape, Strides
 
 #: Cells that all sums of a box may have together (kernels/host_sums.h: the array that a thread has for them).
@@ -78,64 +78,30 @@ def boxes_of(layout: Layout, *, longest: int = _ANY, unit: int = 1) -> Boxes:
         longest: extent of a box along the last axis.
         unit: what that extent is a multiple of.
     """
-    dims = layout.dims
-    places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
-    keeps = [tuple(stride != 0 for stride in layout.strides[i]) for i in places]
-    box = _box(dims, keeps, longest, unit)
-    counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
-    sums = []
-    for place, kept in zip(places, keeps, strict=True):
-        strides, cells = _cell_strides(box, kept)
-        whole = all(k or n == 1 for k, n in zip(kept, counts, strict=True))
-        sums.append(BoxedSum(place, strides, cells, whole))
-    return Boxes(box, counts, tuple(sums))
+    return _boxes(layout, _box(layout.dims, _keeps(layout), longest, unit), may_be_whole=True)
 
 
 def boxes_of_rows(layout: Layout) -> Boxes:
     """The cut of a layout whose rows are reduced: boxes of whole rows, or of pieces where rows are few and long."""
     dims, outer = layout.dims, len(layout.dims) - layout.row_rank
-    places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
-    keeps = [tuple(s != 0 for s in layout.strides[i]) for i in places]
-    size, length = prod(dims), prod(dims[outer:])
-    wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
-    are_pieces = prod(dims[:outer]) <= FEW_ROWS and length >= LONG_ROW
+    length = prod(dims[outer:])
+    if prod(dims[:outer]) <= FEW_ROWS and length >= LONG_ROW:
+        box = [1] * len(dims)
+        _grow(box, dims, range(outer, len(dims)), _wanted(dims))
+        return _boxes(layout, box, are_pieces=True)
     box = [*[1] * outer, *dims[outer:]]
-    if are_pieces:
-        box[outer:] = [1] * layout.row_rank
-        for axis in reversed(range(outer, len(dims))):
-            box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
-    for axis in () if are_pieces else reversed(range(outer)):
-        box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
-    # Fewer and larger boxes where sums, one for each column say, would leave too many cells.
-    for kept in () if are_pieces else keeps:
-        for axis in reversed(range(outer)):
-            left = prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
-            if not kept[axis] and left * ELEMENTS_PER_CELL > max(size, ONE_BOX):
-                box[axis] = _even(dims[axis], box[axis] * -(-left * ELEMENTS_PER_CELL // max(size, 1)), 1)
-    counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
-    sums = [BoxedSum(place, *_cell_strides(tuple(box), kept), False) for place, kept in zip(places, keeps, strict=True)]
-    return Boxes(tuple(box), counts, tuple(sums), are_pieces)
+    _grow(box, dims, range(outer), _wanted(dims))
+    return _boxes(layout, _with_fewer_cells(box, layout, range(outer)))
 
 
 def boxes_beside(layout: Layout, lanes: int) -> Boxes:
     """The cut of a layout whose rows lie side by side: boxes of whole rows, so many neighbours at least."""
     dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
-    places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
-    keeps = [tuple(s != 0 for s in layout.strides[i]) for i in places]
-    size = prod(dims)
-    wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
+    wanted = _wanted(dims)
     box = [*[1] * first, *dims[first:-1], 1]
     box[-1] = _even(dims[-1], max(wanted // prod(box), lanes), lanes)
-    for axis in reversed(range(first)):
-        box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
-    for kept in keeps:
-        for axis in reversed(range(first)):
-            left = prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
-            if not kept[axis] and left * ELEMENTS_PER_CELL > max(size, ONE_BOX):
-                box[axis] = _even(dims[axis], box[axis] * -(-left * ELEMENTS_PER_CELL // max(size, 1)), 1)
-    counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
-    sums = [BoxedSum(place, *_cell_strides(tuple(box), kept), False) for place, kept in zip(places, keeps, strict=True)]
-    return Boxes(tuple(box), counts, tuple(sums))
+    _grow(box, dims, range(first), wanted)
+    return _boxes(layout, _with_fewer_cells(box, layout, range(first)))
 
 
 def boxes_of_few(layout: Layout, lanes: int, *, least: int = 1) -> Boxes:
@@ -145,21 +111,55 @@ def boxes_of_few(layout: Layout, lanes: int, *, least: int = 1) -> Boxes:
         least: elements of a box.
     """
     dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
-    places = [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
-    keeps = [tuple(s != 0 for s in layout.strides[i]) for i in places]
-    box = [1] * len(dims)
-    box[-1] = min(dims[-1], lanes)
-    wanted = max(min(max(prod(dims) // _BOXES, SMALLEST), LARGEST), least)
-    for axis in reversed(range(first, len(dims) - 1)):
+    box = [*[1] * (len(dims) - 1), min(dims[-1], lanes)]
+    _grow(box, dims, range(first, len(dims) - 1), max(min(max(prod(dims) // _BOXES, SMALLEST), LARGEST), least))
+    return _boxes(layout, box, are_pieces=True)
+
+
+def _keeps(layout: Layout) -> list[tuple[bool, ...]]:
+    """For each sum, which axes it does not add up."""
+    return [tuple(stride != 0 for stride in layout.strides[place]) for place in layout.sums]
+
+
+def _wanted(dims: Shape) -> int:
+    """Elements of a box."""
+    size = prod(dims)
+    return size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
+
+
+def _grow(box: list[int], dims: Shape, axes: Sequence[int], wanted: int) -> None:
+    """Makes a box longer along some axes, from the innermost one outwards, up to so many elements."""
+    for axis in reversed(axes):
         box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
-    counts = tuple(-(-d // b) for d, b in zip(dims, box, strict=True))
-    sums = [BoxedSum(place, *_cell_strides(tuple(box), kept), False) for place, kept in zip(places, keeps, strict=True)]
-    return Boxes(tuple(box), counts, tuple(sums), True)
+
+
+def _with_fewer_cells(box: list[int], layout: Layout, axes: Sequence[int]) -> list[int]:
+    """A box that is larger where sums, one for each column say, would leave too many cells."""
+    dims, size = layout.dims, prod(layout.dims)
+    for kept in _keeps(layout):
+        for axis in reversed(axes):
+            left = _cells_left(dims, box, kept)
+            if not kept[axis] and left * ELEMENTS_PER_CELL > max(size, ONE_BOX):
+                box[axis] = _even(dims[axis], box[axis] * -(-left * ELEMENTS_PER_CELL // max(size, 1)), 1)
+    return box
+
+
+def _cells_left(dims: Shape, box: Sequence[int], kept: Sequence[bool]) -> int:
+    """The cells that all boxes together have of a sum."""
+    return prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
+
+
+def _boxes(layout: Layout, box: Sequence[int], *, are_pieces: bool = False, may_be_whole: bool = False) -> Boxes:
+    counts = tuple(-(-d // b) for d, b in zip(layout.dims, box, strict=True))
+    sums = []
+    for place, kept in zip(layout.sums, _keeps(layout), strict=True):
+        whole = may_be_whole and all(k or n == 1 for k, n in zip(kept, counts, strict=True))
+        sums.append(BoxedSum(place, *_cell_strides(box, kept), whole))
+    return Boxes(tuple(box), counts, tuple(sums), are_pieces)
 
 
 def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:
-    size, last = prod(dims), len(dims) - 1
-    wanted = size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
+    size, last, wanted = prod(dims), len(dims) - 1, _wanted(dims)
     box = [1] * len(dims)
     # As long a stretch of memory as there can be: from the innermost axis outwards.
     for axis in reversed(range(len(dims))):
@@ -168,7 +168,7 @@ def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int
     # Fewer and larger boxes where a sum would leave too many cells.
     for kept in keeps:
         for axis in reversed(range(len(dims))):
-            left = prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
+            left = _cells_left(dims, box, kept)
             if kept[axis] or left * ELEMENTS_PER_CELL <= max(size, ONE_BOX):
                 continue
             shrink = -(-left * ELEMENTS_PER_CELL // size)
@@ -197,7 +197,7 @@ def _even(extent: int, most: int, unit: int) -> int:
     return -(-extent // (pieces * unit)) * unit
 
 
-def _cell_strides(box: Shape, kept: tuple[bool, ...]) -> tuple[Strides, int]:
+def _cell_strides(box: Sequence[int], kept: tuple[bool, ...]) -> tuple[Strides, int]:
     strides = [0] * len(box)
     cells = 1
     for axis in reversed(range(len(box))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import row_major
@@ -82,10 +83,12 @@ class Layout:
     @property
     def size(self) -> int:
         """Number of elements."""
-        n = 1
-        for d in self.dims:
-            n *= d
-        return n
+        return prod(self.dims)
+
+    @property
+    def sums(self) -> list[int]:
+        """Places of the sums among the operands."""
+        return [i for i, kind in enumerate(self.variant.operands) if kind in (ADDED, KEPT)]
 
 
 def bind(

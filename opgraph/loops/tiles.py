@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from opgraph.loops.layout import ADDED, KEPT, Layout, Variant
+from opgraph.loops.layout import KEPT, Layout, Variant
 from opgraph.loops.loop import Loop
 
 #: Threads of a block (kernels/pointwise.cuh).
@@ -68,18 +68,13 @@ class Tiling:
         return -(-self.groups // groups) * self.row_chunks * self.column_chunks
 
 
-def sums_of(layout: Layout) -> list[int]:
-    """Places of the sums among the operands."""
-    return [i for i, kind in enumerate(layout.variant.operands) if kind in (ADDED, KEPT)]
-
-
 def tiled(layout: Layout, vector: int) -> Tiling:
     """The cut for a layout with sums, of at least one element.
 
     Args:
         vector: how many neighbouring columns one thread takes at a time.
     """
-    sums = sums_of(layout)
+    sums = layout.sums
     outer = range(len(layout.dims) - 1)
     keeps = [a for a in outer if any(layout.strides[i][a] for i in sums)]
     order = (*keeps, *[a for a in outer if a not in keeps])
@@ -117,7 +112,7 @@ def passes(loop: Loop, layout: Layout, vector: int) -> list[tuple[Loop, Layout, 
     They may be written over an input that the other passes still read.
     """
     first = len(loop.loads)
-    sums = [i - first for i in sums_of(layout)]
+    sums = [i - first for i in layout.sums]
     together = [i for i in range(len(loop.stores)) if i not in sums]
     alone: list[list[int]] = []
     for i in sums:
@@ -145,7 +140,7 @@ def selected(layout: Layout, first: int, stores: Sequence[int]) -> Layout:
 
 def _fits(layout: Layout, first: int, stores: Sequence[int], vector: int) -> bool:
     part = selected(layout, first, sorted(stores))
-    return len(sums_of(part)) == 1 or tiled(part, vector).work <= max(_LEFT, layout.size // 16)
+    return len(part.sums) == 1 or tiled(part, vector).work <= max(_LEFT, layout.size // 16)
 
 
 def with_stores(loop: Loop, stores: Sequence[int]) -> Loop:
