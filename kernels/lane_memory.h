@@ -132,7 +132,11 @@ template <class S> OG_FN i64 apart_from_line(const S* p) {
 // An Intel core stores to a line that it does not own only after it has fetched it, and has few such stores under way. So lines
 // are asked for early; and of results that no cache would keep for whoever reads them, none is fetched. AMD's cores gain by
 // neither. See specs/decisions/0028-lines-are-owned-early.md.
-enum { ahead_bytes = 2048, past_caches_bytes = 16 * 1024 * 1024 };
+enum { read_bytes = 4096, ahead_bytes = 2048, past_caches_bytes = 16 * 1024 * 1024 };
+template <class S> OG_FN auto read_lanes(const S* p, i64 n) {
+  __builtin_prefetch((const char*)p + read_bytes);
+  return load_lanes(p, n);
+}
 OG_FN bool write_past_caches(float* p, floats16 x) {
   if ((u64)p % sizeof(x) != 0) return false;
   __builtin_ia32_movntps512(p, x);
@@ -162,6 +166,9 @@ struct Results {
   }
 };
 #else
+#if OG_LANES
+template <class S> OG_FN auto read_lanes(const S* p, i64 n) { return load_lanes(p, n); }
+#endif
 struct Results {
   static constexpr bool are_large = false;
 #if OG_LANES

@@ -49,7 +49,7 @@ def lanes_of(name: str, kind: str) -> str:
     """C++ for n of the 16 elements of an operand from i on."""
     if kind == STRIDED:
         return f"og::gather_lanes({name} + i * {name}_step, {name}_step, n)"
-    return f"og::load_lanes({name} + i, n)"
+    return f"og::read_lanes({name} + i, n)"
 
 
 def put_results(emitter: Emitter) -> None:
