@@ -126,7 +126,11 @@ class FusionReport:
                 )
                 for e in self.fused
             ]
-            lines += ["", "fused", *_table(("module", "times", "calls", "units", "torch keeps", "kept"), rows)]
+            lines += [
+                "",
+                "fused",
+                *_table(("module", "times", "calls", "units", "torch keeps, MiB", "kept, MiB"), rows),
+            ]
         if self.left:
             left = [(name, why, str(n), _some(paths)) for (name, why), (n, paths) in self._left_by_call().items()]
             lines += ["", "left to torch", *_table(("call", "why", "times", "modules"), left)]
