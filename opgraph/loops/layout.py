@@ -117,6 +117,7 @@ def bind(
             aligned.append(aligned_strides(load, s, st, rank))
     results = []
     row_axes = tuple(a + rank for a in loop.row_axes)
+    _check_row_values(loop, shape, row_axes, aligned)
     for store, given in zip(loop.stores, out_strides or [None] * len(loop.stores), strict=True):
         result, like = (shape, PLAIN) if store.to is None else summed_to(loop, store.to, shapes)
         if store.per_row:
@@ -141,6 +142,27 @@ def bind(
         if store.to is not None and any(s == 0 and d > 1 for s, d in zip(collapsed[i], dims, strict=True)):
             kinds[i] = ADDED if collapsed[i][-1] == 0 else KEPT
     return Layout(shape, tuple(results), dims, collapsed, Variant("".join(kinds), flat), row_rank)
+
+
+def _check_row_values(loop: Loop, shape: Shape, row_axes: Sequence[int], aligned: Sequence[Strides]) -> None:
+    """Raises InvalidShape where what is one value for each row is made of an operand that changes along the row."""
+    if not row_axes:
+        return
+    makers = {s.result: s for s in loop.statements}
+    found, waiting = set(), [s.value for s in loop.stores if s.per_row]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            maker = makers.get(name)
+            waiting += [] if maker is None or maker.reduces else [a for a in maker.args if isinstance(a, str)]
+    for load, steps in zip(loop.loads, aligned):
+        if load.name in found and any(steps[a] for a in row_axes):
+            raise InvalidShape(
+                f"one value for each row meets several along axes {list(row_axes)} of {list(shape)}",
+                where="arrays of one fused kernel",
+                fix="give an array of size 1 along these axes",
+            )
 
 
 def _collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shape, tuple[Strides, ...]]:

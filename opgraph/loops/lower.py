@@ -24,7 +24,7 @@ class Lowered:
         loads: the tensor behind each load (inputs of the partition, constants); None for an index or a position.
         stores: the tensor behind each store, the partition's output ports.
         labels: label of each op of the partition, by the tag of a statement.
-        narrow: the loads that lie along a channel axis, or of which only sums have the shape: they widen no loop.
+        narrow: the loads that widen no loop: operands like a bias, and those of which only sums have the shape.
     """
 
     loop: Loop
@@ -96,8 +96,8 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     operands = _Operands(rows)
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
-    lenders: set[str] = set()  # loads that give others a shape
-    channels: set[str] = set()
+    lenders: set[str] = set()  # loads that give results a shape
+    channels: set[str] = set()  # loads that may lie along a channel axis, and give none
     statements: list[Statement] = []
     made: dict[str, str] = {}  # what is computed -> the statement that does it first
     stored_only = used_by_stores_only(live, outputs)
@@ -115,12 +115,8 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and not step.is_relay:
                 args.append(opdef.array_of(tensor).item())
             else:
-                align = step.alignment(index)
-                args.append(name := operands.load(tensor, align))
-                if step.is_relay:
-                    lenders.add(name)
-                elif align == "channel":
-                    channels.add(name)
+                args.append(name := operands.load(tensor, step.alignment(index)))
+                (channels if index in record.channel_inputs and not step.is_relay else lenders).add(name)
         if step.is_sum:
             loads = tuple(operands.load(leaf, align) for leaf, align in shapes.leaves(step, 1))
             sums[step.output.id] = str(args[0]), loads
@@ -129,7 +125,6 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             values[step.output.id] = str(args[0])
             continue
         if record.index_of:  # its value is a position; the source gives the iteration space its shape
-            lenders.update(map(str, args))
             args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
         if record.by_position:
             args.append(operands.position())
@@ -164,7 +159,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         loads=tuple(operands.tensors),
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),
-        narrow=frozenset((summed - loop.reads() | channels) - lenders),
+        narrow=frozenset((summed | channels) - lenders),
     )
 
 

@@ -53,9 +53,9 @@ def space_of(loop: Loop, shapes: Sequence[Shape], narrow: Collection[str] = ()) 
     space = space_of_cut(loop, whole)
     if narrow and (inner := space_of_cut(loop, whole, narrow)) != space:
         raise InvalidShape(
-            f"what lies along a channel axis, or is summed to, does not broadcast to shape {list(inner)}",
+            f"a bias or slope, or what is summed to, does not broadcast to shape {list(inner)}",
             where="arrays of one fused kernel",
-            fix="give an operand with as many elements as there are channels, or the tensor that was broadcast",
+            fix="give a bias or slope of as many elements as there are channels, or the tensor that was broadcast",
         )
     return space
 

@@ -27,12 +27,19 @@ from random_files import files
 from random_gradients import gradients
 from random_scenario import Scenario, scenario
 from random_shrink import shrunk
+from random_sizes import sizes
 from random_torch import torch_calls
 
 from opgraph.runtime import host
 
 Check = Callable[[Scenario, random.Random], Iterator[str]]
-CHECKS: dict[str, Check] = {"calls": calls, "gradients": gradients, "files": files, "torch": torch_calls}
+CHECKS: dict[str, Check] = {
+    "calls": calls,
+    "gradients": gradients,
+    "files": files,
+    "torch": torch_calls,
+    "sizes": sizes,
+}
 #: Of one check, how many problems are told.
 _MOST = 5
 

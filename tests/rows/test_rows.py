@@ -122,6 +122,17 @@ def test_what_lends_a_row_value_a_shape_without_its_axes_lies_as_that_does() -> 
     np.testing.assert_allclose(og.compile(og.parse(text))(x=x, like=np.zeros((3, 1))), x.mean(2), strict=True)
 
 
+def test_an_operand_that_must_be_one_for_each_row_may_be_of_unknown_size_until_it_is_there() -> None:
+    text = """graph(x: f64[?,?], bias: f64[?]) -> (y)
+      m = ReduceMax(x, axes=[-1], keep_dims=true)
+      y = BiasAdd(m, bias, data_format="NCX")"""
+    assert len(cut(text)) == 1
+    f, x = og.compile(og.parse(text)), samples((3, 5), "f64")
+    np.testing.assert_array_equal(f(x=x, bias=np.ones(1)), x.max(1, keepdims=True) + 1)
+    with pytest.raises(og.errors.InvalidShape, match=r"one value for each row meets several .*\n  where: .*\n  fix: "):
+        f(x=x, bias=np.ones(5))
+
+
 def test_on_a_gpu_rows_are_cut_as_on_the_cpu() -> None:
     graph = og.parse(RMS.format(t="f32"))
     (part,) = partition(graph, engine="cuda").partitions

@@ -35,7 +35,7 @@ def calls(found: Scenario, rng: random.Random) -> Iterator[str]:
                 f(feeds)
             except OpGraphError:
                 continue
-            if _has_dead_ops(graph):  # they need not run
+            if has_dead_ops(graph):  # they need not run
                 continue
             yield f"binding {number}: the reference refuses what the compiled graph takes: {refused}"
             continue
@@ -57,7 +57,8 @@ def calls(found: Scenario, rng: random.Random) -> Iterator[str]:
         yield from (f"{way.__name__[1:]}: {p}" for p in way(graph, f, feeds, bits, rng))
 
 
-def _has_dead_ops(graph: og.Graph) -> bool:
+def has_dead_ops(graph: og.Graph) -> bool:
+    """Whether no output needs some op: such need not run."""
     read = {t.id for t in graph.outputs} | {t.id for op in graph.ops for t in op.inputs}
     return any(t.id not in read for op in graph.ops for t in op.outputs)
 

@@ -63,8 +63,14 @@ def _moved(graph: og.Graph, output: LogicalTensor) -> list[LogicalTensor]:
     return list({t.id: t for t in (*kept, *instead)}.values())
 
 
-def part_of(found: Scenario, outputs: Sequence[LogicalTensor], cut: Collection[int]) -> Scenario | None:
-    """The graph that makes some values from its inputs and from values that become inputs; None where it is none."""
+def part_of(
+    found: Scenario, outputs: Sequence[LogicalTensor], cut: Collection[int], *, unknown: bool = False
+) -> Scenario | None:
+    """The graph that makes some values from its inputs and from values that become inputs; None where it is none.
+
+    Args:
+        unknown: no size of an input is declared.
+    """
     needed, kept = {t.id for t in outputs}, []
     for op in reversed(found.graph.ops):
         if any(t.id in needed and t.id not in cut for t in op.outputs):
@@ -86,7 +92,8 @@ def part_of(found: Scenario, outputs: Sequence[LogicalTensor], cut: Collection[i
         for tensor in [*found.graph.inputs, *(t for op in found.graph.ops for t in op.outputs)]:
             if tensor.id not in names or tensor.id in made:
                 continue
-            made[tensor.id] = graph.input(names[tensor.id], tensor.dtype, tensor.dims)
+            dims = tensor.dims if tensor.dims is None or not unknown else (None,) * len(tensor.dims)
+            made[tensor.id] = graph.input(names[tensor.id], tensor.dtype, dims)
             for number, feeds in enumerate(found.feeds):
                 array = feeds[str(tensor.name)] if tensor.id not in cut else values[number][tensor.id]
                 given[number][names[tensor.id]] = np.array(array, dtypes.get(tensor.dtype).numpy)

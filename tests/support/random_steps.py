@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
 from library_calls import CALLS
 from random_scenario import Growing
 
@@ -143,10 +144,11 @@ def _select(grown: Growing) -> None:
 
 def _cast(grown: Growing) -> None:
     value = grown.rng.choice(grown.values)
-    if value.dtype in dtypes.FLOATS and grown.rng.random() < 0.4:  # where the limits of integers are
-        made = grown.add("Multiply", value, grown.scalar(value.dtype, grown.rng.choice((70.0, 1e4, 1e9, 1e18))))
+    via = grown.rng.choice(("f64", "f32", "bf16", "f16", "s64", "s32", "s8", "s8", "u8", "u8", "boolean"))
+    if value.dtype in dtypes.FLOATS and via in dtypes.INTS and grown.rng.random() < 0.7:
+        info = np.iinfo(dtypes.get(via).numpy)  # to where its limits are
+        made = grown.add("Multiply", value, grown.scalar(value.dtype, grown.rng.choice((0.3, 1.0, 3.0)) * info.max / 3))
         value = made[0] if made else value
-    via = grown.rng.choice(("f64", "f32", "bf16", "f16", "s64", "s32", "s8", "u8", "boolean"))
     made = grown.add("TypeCast", value, dtype=via)
     if made and grown.rng.random() < 0.5:
         grown.add("TypeCast", made[0], dtype=grown.dtype)

@@ -26,12 +26,16 @@ COARSE = 0.0
 
 @dataclass
 class Truth:
-    """One output: its value in f64, and for each element how far a result may be; NaN where anything may come out."""
+    """One output: its value in f64, and for each element how far a result may be; NaN where anything may come out.
+
+    `signed` says where it is a zero of a known sign.
+    """
 
     name: str
     dtype: str
     value: np.ndarray
     bound: np.ndarray
+    signed: np.ndarray
 
 
 def listed(results: Any) -> list[np.ndarray]:
@@ -45,11 +49,20 @@ def truths(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int = 0) -> l
     others = [listed(evaluate(graph, feeds, dtype=None))]
     others += [perturbed(graph, feeds, np.random.default_rng([seed, run])) for run in range(RUNS)]
     names = [str(t.name) if t.name else f"t{t.id}" for t in graph.outputs]
+    # Sums begin with a zero of their own; torch's ops and libraries have rules of theirs.
+    signs = not COARSE and all(opdef.get(op.kind, where="").is_pointwise for op in graph.ops)
     found = []
     for place, tensor in enumerate(graph.outputs):
-        value = exact[place]
-        found.append(Truth(names[place], tensor.dtype, value, _bound(value, [o[place] for o in others], tensor.dtype)))
+        value, near = exact[place], [o[place] for o in others]
+        signed = _signed(value, near) if signs and tensor.dtype in dtypes.FLOATS else np.zeros(value.shape, bool)
+        found.append(Truth(names[place], tensor.dtype, value, _bound(value, near, tensor.dtype), signed))
     return found
+
+
+def _signed(value: np.ndarray, others: list[np.ndarray]) -> np.ndarray:
+    """Where a value is a zero of one sign, however the way there is rounded."""
+    alike = [(o == 0) & (np.signbit(o) == np.signbit(value)) for o in others]
+    return np.asarray((value == 0) & np.logical_and.reduce(alike))
 
 
 def _bound(value: np.ndarray, others: list[np.ndarray], dtype: str) -> np.ndarray:
@@ -150,6 +163,7 @@ def problem(got: np.ndarray, want: Truth) -> str:
         with np.errstate(all="ignore"):
             near = np.abs(wide - want.value) <= want.bound
         off = known & ~(near | (wide == want.value) | (np.isnan(wide) & np.isnan(want.value)))
+        off |= want.signed & (wide == 0) & (np.signbit(wide) != np.signbit(want.value))
     if not off.any():
         return ""
     place = tuple(int(i) for i in np.argwhere(off)[0])
