@@ -155,6 +155,10 @@ def of_weights(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, .
     outer = None if small is None else small[1]
     inner = None if big is None else _shared(big[1], attrs["groups"], "channels")
     if big is not None and small is not None:
+        if not agree(big[:1], small[:1]):
+            raise ShapeMismatch(
+                f"batches of {big[0]} and {small[0]} samples", "give src and diff_dst of one forward op"
+            )
         _check_positions(Window.of(attrs, given[2:], big[2:]).positions(big[2:]), small[2:], "weights_shape")
     found = completed("weights_shape", given, (outer, inner, *given[2:]))
     assert found is not None

@@ -316,6 +316,7 @@ BAD = [
     (f"{BACK}[2, 3, 9])", SHAPE, "has [8] positions", "dst_shape"),
     (f"{BACK}[3, 3, 5])", SHAPE, "operands make it", "fits"),
     (f"{BACK}[5])", SHAPE, "1 entries for 3", "each"),
+    (f"ConvolutionBackwardWeights(c, e, {STEP}, {CONV}, weights_shape=[4, 3, 2])", SHAPE, "of 2 and 1 samples", "one"),
     (f"ConvTranspose(d, w, {UP})", ITSELF, "output_padding=[1] for strides [1]", "less"),
     (
         f'ConvTranspose(d, w, {UP.replace("strides=[1]", "strides=[2]")}, auto_pad="SAME_UPPER")',
@@ -344,7 +345,7 @@ BAD = [
 
 @pytest.mark.parametrize(("call", "error", "what", "fix"), BAD, ids=[b[0][:60] for b in BAD])
 def test_a_bad_call_is_refused_in_three_lines(call: str, error: type[errors.OpGraphError], what: str, fix: str) -> None:
-    header = "c: f32[2,3,5], w: f32[4,3,2], d: f32[2,4,4], v: f32[7], x: f32[2,3], u: f32[*]"
+    header = "c: f32[2,3,5], w: f32[4,3,2], d: f32[2,4,4], e: f32[1,4,4], v: f32[7], x: f32[2,3], u: f32[*]"
     with pytest.raises(error) as caught:
         og.parse(f"graph({header}) -> (y)\n  y = {call}")
     assert what in caught.value.what and fix in caught.value.fix, str(caught.value)
