@@ -11,9 +11,9 @@ finite (tests/ops/test_gradients.py holds each rule to that).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.transforms.draft import Draft
@@ -58,6 +58,11 @@ class Conditional:
             mask = one if mask is None else self._draft("And", mask, one)
         assert mask is not None
         return frozenset({self._when(mask, True)})
+
+    def spread(self, conditions: Conditions, like: LogicalTensor, attrs: Mapping[str, Any]) -> Conditions:
+        """The same conditions broadcast to a shape, as BroadcastTo does with these attributes."""
+        to = {id: self._draft("BroadcastTo", self._tensors[id], like, **attrs) for id, _ in self._path(conditions)}
+        return frozenset(self._when(to[id], holds) for id, holds in self._path(conditions))
 
     def total(self, parts: Sequence[Contribution]) -> Contribution:
         """The sum of contributions, as one."""

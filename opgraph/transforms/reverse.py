@@ -168,7 +168,10 @@ class Reverse:
         names = [p.name for p in record.with_optional(len(op.inputs))]
         values = dict(zip(names, self._aligned(record, op), strict=True))
         values.update((p.name, self.given.get(t.id, t)) for p, t in zip(record.outputs, op.outputs))
-        values["d"] = totals[0].value
+        values["d"], conditions = totals[0].value, totals[0].conditions
+        ranks = [t.ndim for t in op.inputs]
+        if record.family == "sum" and record.lies_along_channel(1, ranks, op.attrs):  # and conditions with the sum
+            conditions = self.conditional.spread(conditions, op.inputs[0], _channel(op))
         for index, (name, tensor) in enumerate(zip(names, op.inputs, strict=True)):
             if not wanted[index]:
                 continue
@@ -179,9 +182,8 @@ class Reverse:
                 tree = by_choice(tree) or tree
             if tree is None:
                 raise _refused(op, record, name)
-            ranks = [t.ndim for t in op.inputs]
             channel = _channel(op) if record.lies_along_channel(index, ranks, op.attrs) else {}
-            for part in self._branches(tree, values, op.attrs, totals[0].conditions):
+            for part in self._branches(tree, values, op.attrs, conditions):
                 self._to_operand(tensor, part, channel)
 
     def _branches(
@@ -205,8 +207,7 @@ class Reverse:
         """Adds a contribution to an operand: summed to its shape where it was broadcast, in its dtype."""
         value = part.value
         if channel or value.dims is None or value.dims != tensor.dims or None in value.dims:
-            value = self.draft("SumTo", self.conditional.written(part), tensor, **channel)
-            part = Contribution(value)
+            part = Contribution(value := self.draft("SumTo", self.conditional.written(part), tensor, **channel))
         if value.dtype != tensor.dtype:
             part = Contribution(self.draft("TypeCast", part.value, dtype=tensor.dtype), part.conditions)
         self._add(tensor, part)

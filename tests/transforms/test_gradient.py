@@ -313,3 +313,20 @@ def test_group_norm_of_no_samples_has_a_gradient(layout: str) -> None:
     g = og.parse(f"graph(x: f64[0,4]) -> (y)\n  y = GroupNorm(x, {attrs})")
     h = og.gradient(g, ("x",))
     assert og.evaluate(h, x=np.zeros((0, 4)), d_y=np.zeros((0, 4))).shape == (0, 4)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 4), (4, 4, 2, 3)])
+def test_a_condition_on_a_sum_along_a_channel_axis_holds_for_its_channel(shape: tuple[int, ...]) -> None:
+    """Where the last axis is as long, a condition that lay along that would go unnoticed."""
+    text = f"""graph(x: f64{list(shape)}, b: f64[4]) -> (y)
+      q = Square(x)
+      s = SumTo(q, b, data_format="NCX", per_channel_broadcast=true)
+      c = Greater(s, b)
+      y = Select(c, s, b)""".replace(", ", ",", len(shape) - 1)
+    slope = og.gradient(og.parse(text), ("x",))
+    x, d = np.random.default_rng(0).uniform(0.5, 2, shape), np.array([1.0, 2.0, 3.0, 4.0])
+    total = np.square(x).sum(tuple(a for a in range(x.ndim) if a != 1))
+    feeds = {"x": x, "b": total + np.array([1, -1, 1, -1]), "d_y": d}
+    want = 2 * x * (d * [0, 1, 0, 1]).reshape([-1, *(1 for _ in shape[2:])])
+    np.testing.assert_allclose(og.evaluate(slope, feeds), want)
+    np.testing.assert_allclose(og.compile(slope)(feeds), want)
