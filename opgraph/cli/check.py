@@ -89,15 +89,15 @@ def _check_devices(args: argparse.Namespace) -> int:
         feeds = feeds_for(args, ports)
         devices = [args.device] if args.device else _devices()
         engines = [engine_of(device) for device in devices]
-        cuts = [partition(graph, engine=engine.kind).partitions for engine in engines]
-        for part in (part for cut in cuts for part in cut):
+        cut = partition(graph).partitions
+        for part in cut:
             if part.kind == UNSUPPORTED:
                 raise nobody_runs(part)
         step("computing the truth in float64")
         truth: dict[int, np.ndarray] = {t.id: feeds[port_of(t).name] for t in graph.inputs}
         evaluate(graph, feeds, foreign=foreign_of(graph), watch=lambda t, a: truth.update({t.id: np.asarray(a)}))
         results = {}
-        for device, engine, cut in zip(devices, engines, cuts, strict=True):
+        for device, engine in zip(devices, engines, strict=True):
             results[device] = _partition_rows(cut, engine, truth, step)
             step(f"running the whole model on {device}")
             results[device] += _whole_rows(graph, engine, feeds, truth)

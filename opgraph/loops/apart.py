@@ -13,7 +13,7 @@ from math import prod
 from opgraph.ir import dtypes
 from opgraph.loops.layout import ROW, RUN, UNIFORM, Layout, Variant
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
-from opgraph.loops.tiles import selected, with_stores
+from opgraph.loops.tiles import selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, .
     first = len(loop.loads)
     sums = layout.sums
     others = [i for i in range(len(loop.stores)) if first + i not in sums]
-    return (with_stores(loop, others), selected(layout, first, others), tuple(others)) if others else None
+    return (loop.with_stores(others), selected(layout, first, others), tuple(others)) if others else None
 
 
 def sums_apart(loop: Loop, layout: Layout) -> Apart:
@@ -56,7 +56,7 @@ def sums_apart(loop: Loop, layout: Layout) -> Apart:
     values = None
     if borrowed:
         stores = tuple(Store(value=name, dtype=wide[name], per_row="kept") for name in borrowed)
-        own = with_stores(replace(loop, stores=stores), range(len(stores)))
+        own = replace(loop, stores=stores).with_stores(range(len(stores)))
         values = own, _with_operands(layout, first, [], [(along_rows, kind)] * len(stores), layout.row_rank)
     loads = [replace(x, align="right", rows=()) if x.align == "rows" else x for x in loop.loads]
     names = {name: f"x{first + i}" for i, name in enumerate(borrowed)}

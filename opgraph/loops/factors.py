@@ -56,7 +56,7 @@ def without_row_factors(loop: Loop) -> Loop:
             statements.append(replace(apply, result=result, args=args, tag=s.tag))
             count += 1
         count += 1
-    return _needed(replace(loop, statements=tuple(statements)))
+    return replace(loop, statements=tuple(statements)).with_stores(range(len(loop.stores)))
 
 
 class _Products:
@@ -103,14 +103,3 @@ class _Products:
         if waiting or not of_row:
             return None
         return _Product(tuple(factors), tuple(of_row), like or s)
-
-
-def _needed(loop: Loop) -> Loop:
-    """Without statements that nothing reads any more."""
-    wanted = {s.value for s in loop.stores}
-    kept = []
-    for s in reversed(loop.statements):
-        if s.result in wanted:
-            wanted.update(a for a in s.args if isinstance(a, str))
-            kept.append(s)
-    return replace(loop, statements=tuple(reversed(kept)))

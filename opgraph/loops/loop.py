@@ -32,8 +32,8 @@ or `per row dropped` (without these axes). A row is walked in passes: one for ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from opgraph.ir import dtypes, opdef
@@ -186,6 +186,17 @@ class Loop:
     def reads(self) -> set[str]:
         """Names of the loads and statements whose values count; a load that is not among them only has a shape."""
         return {a for s in self.statements for a in s.args if isinstance(a, str)} | {s.value for s in self.stores}
+
+    def with_stores(self, places: Iterable[int]) -> Loop:
+        """The loop with some of its stores, and the statements that these need."""
+        stores = tuple(self.stores[i] for i in places)
+        needed = {s.value for s in stores}
+        kept = []
+        for statement in reversed(self.statements):
+            if statement.result in needed:
+                needed.update(a for a in statement.args if isinstance(a, str))
+                kept.append(statement)
+        return replace(self, statements=tuple(reversed(kept)), stores=stores)
 
     @property
     def has_sums(self) -> bool:

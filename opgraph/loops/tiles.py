@@ -123,7 +123,7 @@ def passes(loop: Loop, layout: Layout, vector: int) -> list[tuple[Loop, Layout, 
         else:
             alone.append([i])
     groups = [sorted(g) for g in (*alone, together) if g]
-    return [(with_stores(loop, g), selected(layout, first, g), tuple(g)) for g in groups]
+    return [(loop.with_stores(g), selected(layout, first, g), tuple(g)) for g in groups]
 
 
 def selected(layout: Layout, first: int, stores: Sequence[int]) -> Layout:
@@ -141,18 +141,6 @@ def selected(layout: Layout, first: int, stores: Sequence[int]) -> Layout:
 def _fits(layout: Layout, first: int, stores: Sequence[int], vector: int) -> bool:
     part = selected(layout, first, sorted(stores))
     return len(part.sums) == 1 or tiled(part, vector).work <= max(_LEFT, layout.size // 16)
-
-
-def with_stores(loop: Loop, stores: Sequence[int]) -> Loop:
-    """The loop with some of its stores, and what these need."""
-    kept = tuple(loop.stores[i] for i in stores)
-    needed = {s.value for s in kept}
-    statements = []
-    for statement in reversed(loop.statements):
-        if statement.result in needed:
-            needed.update(a for a in statement.args if isinstance(a, str))
-            statements.append(statement)
-    return replace(loop, statements=tuple(reversed(statements)), stores=kept)
 
 
 def _power_of_two(n: int) -> int:

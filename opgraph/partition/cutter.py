@@ -27,7 +27,6 @@ class Cutter:
 
     Args:
         graph: finalized.
-        with_rows: whether kernels may reduce rows; else libraries do.
 
     Attributes:
         nodes: what is known of each op.
@@ -35,8 +34,8 @@ class Cutter:
         clusters: these themselves.
     """
 
-    def __init__(self, graph: Graph, *, with_rows: bool) -> None:
-        self.nodes = Nodes(graph, with_rows=with_rows)
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = Nodes(graph)
         self.books = Books(self.nodes)
         self.clusters = self.books.clusters
 

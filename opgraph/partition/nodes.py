@@ -31,7 +31,6 @@ class Nodes:
 
     Args:
         graph: finalized.
-        with_rows: whether kernels may reduce rows; else libraries do.
 
     Attributes:
         ops, owners: the op, and the op of the graph that it belongs to.
@@ -49,8 +48,8 @@ class Nodes:
         inside, seen, rows: see `Opened` and `Rows`.
     """
 
-    def __init__(self, graph: Graph, *, with_rows: bool) -> None:
-        taken = opened_ops([op for op in graph.ops if op.kind != "End"], with_rows=with_rows)
+    def __init__(self, graph: Graph) -> None:
+        taken = opened_ops([op for op in graph.ops if op.kind != "End"])
         self.inside, self.seen, self.owners = taken.inside, taken.seen, taken.owners
         self.ops = list(self.seen.ops)
         self.rows = taken.rows

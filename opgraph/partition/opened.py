@@ -15,18 +15,12 @@ from opgraph.partition.traits import aligned_operands
 from opgraph.partition.views import Viewed, viewed
 
 
-def opened(ops: Iterable[Op], *, with_rows: bool) -> dict[int, tuple[Op, ...]]:
-    """The smaller ops of each op that is opened, by its id.
-
-    Args:
-        with_rows: whether a loop may reduce rows.
-    """
+def opened(ops: Iterable[Op]) -> dict[int, tuple[Op, ...]]:
+    """The smaller ops of each op that is opened, by its id."""
     found: dict[int, tuple[Op, ...]] = {}
     for op in ops:
         if opdef.of(op).spelled is not None:
             inner = spelled_ops(op)
-            if not with_rows and any(opdef.get(i.kind, where=op.label).row is not None for i in inner):
-                continue
             if inner and is_one_loop(inner, {t.id for t in op.outputs}):
                 found[op.id] = inner
     return found
@@ -40,7 +34,7 @@ class Opened:
         inside: the smaller ops of each op that is opened, by its id.
         owners: for each op of `seen`, the op of the graph that it belongs to.
         seen: all of them, with their shapes.
-        rows: what is known of their rows; nothing where a loop may reduce none.
+        rows: what is known of their rows.
     """
 
     inside: dict[int, tuple[Op, ...]]
@@ -53,18 +47,14 @@ class Opened:
 _ROUNDS = 3
 
 
-def opened_ops(whole: Sequence[Op], *, with_rows: bool) -> Opened:
-    """Opens ops, and takes reshapes into loops.
-
-    Args:
-        with_rows: whether a loop may reduce rows.
-    """
-    inside, closed, rounds = opened(whole, with_rows=with_rows), set[int](), 0
+def opened_ops(whole: Sequence[Op]) -> Opened:
+    """Opens ops, and takes reshapes into loops."""
+    inside, closed, rounds = opened(whole), set[int](), 0
     while True:
         owners = [op for op in whole for _ in inside.get(op.id, (op,))]
         ops = [inner for op in whole for inner in inside.get(op.id, (op,))]
         places = [place for place, owner in enumerate(owners) if owner.id in inside]
-        seen = viewed(ops, shapes_of(ops), places if with_rows else None)
+        seen = viewed(ops, shapes_of(ops), places)
         # What stands around an op may keep its reshapes out of the loop; it is then no loop.
         lost = {owners[p].id for p in places if ops[p].kind in RESHAPES and p not in seen.reshapes}
         made = {t.id: place for place, op in enumerate(ops) for t in op.outputs}
@@ -72,7 +62,7 @@ def opened_ops(whole: Sequence[Op], *, with_rows: bool) -> Opened:
         if not lost:
             homes = {t.id: owners[p].id for p in places if owners[p].id in closed for t in ops[p].outputs}
             outside = {t.id for p in seen.plain for t in seen.ops[p].outputs}
-            rows = Rows(seen.ops if with_rows else (), seen.shapes, outside, homes)
+            rows = Rows(seen.ops, seen.shapes, outside, homes)
             # An operand may be one value for each row of some other loop: what follows from it is of that loop.
             torn = _torn(owners, places, seen, rows) if rows.values else set()
             if not torn:

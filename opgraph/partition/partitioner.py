@@ -24,7 +24,6 @@ from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, mak
 from opgraph.partition.pieces import cuts_of
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.split import split
-from opgraph.partition.traits import reduces_rows
 from opgraph.partition.units import Rule, Unit
 from opgraph.partition.verify import verify_partitions
 
@@ -51,15 +50,12 @@ class Partitioning:
         return make_report(self.graph, self.partitions, self.refusals, self.policy)
 
 
-def partition(
-    graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = RULES, engine: str | None = None
-) -> Partitioning:
-    """Cuts a finalized graph into partitions.
+def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = RULES) -> Partitioning:
+    """Cuts a finalized graph into partitions, the same for every engine kind.
 
     Args:
         policy: "fusion", or "debug": every op alone.
         rules: of the named units to look for.
-        engine: the engine kind that it is cut for; that of the graph where None.
 
     Returns: the partitions in topological order, verified, and the report that says why.
 
@@ -74,11 +70,11 @@ def partition(
     if not graph.is_finalized:
         raise InvalidGraph("the graph is not finalized", where="partition", fix="call graph.finalize() first")
     with no_collector():
-        return _partitioned(graph, policy, rules, graph.engine if engine is None else engine)
+        return _partitioned(graph, policy, rules)
 
 
-def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule], engine: str) -> Partitioning:
-    cutter = Cutter(graph, with_rows=reduces_rows(engine))
+def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule]) -> Partitioning:
+    cutter = Cutter(graph)
     if policy == "fusion":
         cutter.fuse_equal_shapes()
         cutter.fuse_readers()

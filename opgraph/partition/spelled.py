@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from opgraph.errors import OpGraphError
 from opgraph.ir import opdef
-from opgraph.ir.graph import Graph
+from opgraph.ir.draft import Draft
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 
@@ -25,15 +24,15 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
     if record.spelled is None:
         return ()
     plain = _without_layouts(op)
-    builder = _Builder(plain)
+    draft = Draft.inside(plain, _FIRST + _EACH * op.id)
     try:
-        made = record.spelled(builder, plain)
+        made = record.spelled(draft, plain)
     except OpGraphError:  # no rank, say: the op runs as one
         return ()
     outputs = {inner.id: outer for inner, outer in zip(made, op.outputs, strict=True)}
     if len(outputs) < len(op.outputs):
         return ()
-    left = _without_casts_of_sums(builder.ops, outputs)
+    left = _without_casts_of_sums(draft.ops, outputs)
     ops: list[Op] = []
     found: set[int] = set()
     for inner in left:
@@ -63,45 +62,3 @@ def _without_layouts(op: Op) -> Op:
     """The same op on tensors of no particular layout: what is computed does not depend on where it lies."""
     inputs, outputs = (tuple(replace(t, strides=None, layout="strided") for t in ts) for ts in (op.inputs, op.outputs))
     return Op.locked(op.id, op.kind, inputs, outputs, op.name, op.attrs)
-
-
-class _Builder:
-    """The Builder that records spell with: equal calls are one op."""
-
-    def __init__(self, op: Op) -> None:
-        self.graph = Graph()
-        for tensor in op.inputs:
-            self.graph._tables.enter_tensor(tensor)
-        self.graph._tables.next_tensor = _FIRST + _EACH * op.id
-        self.graph._tables.next_op = _FIRST + _EACH * op.id
-        self.ops: list[Op] = []
-        self._known: dict[object, Any] = {}
-
-    def __call__(self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any) -> Any:
-        operands = tuple(t.id if isinstance(t, LogicalTensor) else repr(t) for t in inputs)
-        key = kind, operands, dtype, tuple(sorted((n, repr(v)) for n, v in attrs.items()))
-        if key not in self._known:
-            made = self.graph.add_op(kind, *inputs, dtype=dtype, **attrs)
-            op = self.graph.producer((made[0] if isinstance(made, tuple) else made).id)
-            assert op is not None
-            self.ops.append(op)
-            self._known[key] = made
-        return self._known[key]
-
-    def wants(self, tensor: LogicalTensor) -> bool:
-        """Everything is wanted."""
-        return True
-
-    def like(
-        self,
-        kind: str,
-        inputs: Sequence[LogicalTensor],
-        outputs: Sequence[LogicalTensor],
-        name: str,
-        attrs: opdef.Attrs,
-    ) -> tuple[LogicalTensor, ...]:
-        """Adds an op with outputs of the dtypes and shapes of some tensors; returns them."""
-        first = self.graph._next_tensor
-        made = tuple(LogicalTensor(first + i, t.dtype, t.dims) for i, t in enumerate(outputs))
-        self.ops.append(self.graph._add(self.graph._next_op, kind, tuple(inputs), made, name, dict(attrs)))
-        return made

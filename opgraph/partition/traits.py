@@ -14,11 +14,6 @@ SUM = "sum"
 OPGRAPH = "opgraph"
 
 
-def reduces_rows(engine: str) -> bool:
-    """Whether kernels of an engine kind reduce rows; elsewhere reductions, softmax and norms go to a library."""
-    return engine in ("cpu", "cuda")
-
-
 def kind_and_provider(op: Op) -> tuple[str, str]:
     """The kind of partition an op goes to, and who runs it; by its record, or by the ONNX node that it came from."""
     record = opdef.of(op)

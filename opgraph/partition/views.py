@@ -43,18 +43,17 @@ class Viewed:
     reshapes: frozenset[int]
 
 
-def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int] | None = ()) -> Viewed:
+def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int]) -> Viewed:
     """Takes reshapes into loops where rows are reduced on one of their sides.
 
     Args:
         ops: in topological order.
         inside: places of ops that belong into one loop with others; their reshapes are taken whatever is around.
-            None: no reshape is taken at all.
     """
-    candidates = {} if inside is None else cuttable(ops, shapes)
+    candidates = cuttable(ops, shapes)
     if not candidates:
         return Viewed(tuple(ops), shapes, {}, {}, {}, frozenset(), frozenset())
-    return _Views(ops, shapes, candidates, frozenset(inside or ())).viewed()
+    return _Views(ops, shapes, candidates, frozenset(inside)).viewed()
 
 
 class _Views:

@@ -52,7 +52,7 @@ class Executable:
         self._exchange = _exchange(engine)
         self._ins = Ports(graph.inputs, "input", _defaults(graph, engine, self._exchange))
         self._outs = Ports(graph.outputs, "output")
-        self._partitioning = partition(graph, engine=engine.kind)
+        self._partitioning = partition(graph)
         found = needed_for(self._partitioning.partitions, {t.id for t in graph.outputs})
         self._wiring, runs = assembled(graph, found, engine, rounding, regroup=regroup, waits=waits)
         self._donated = donations(graph, self.partitions, donate)

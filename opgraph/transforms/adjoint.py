@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from opgraph.ir.draft import Draft
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.transforms.draft import Draft
 
 #: Pairs (boolean tensor, the value it must have), all of which must hold.
 Conditions: TypeAlias = frozenset[tuple[int, bool]]

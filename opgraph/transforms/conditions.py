@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opgraph.ir import opdef
+from opgraph.ir.draft import Draft
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.transforms.draft import Draft
+from opgraph.ir.rebuilt import rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,7 @@ def with_conditions(graph: Graph) -> Conditioned:
             ids = frozenset(c.id for c in entered if isinstance(c, LogicalTensor))
             if is_spelled:
                 chosen[op.id] = chosen.get(op.id, frozenset()) | ids
-    result = Graph(graph.engine)
-    for tensor in graph.inputs:
-        result._add_input(tensor)
-    for tensor in graph.constants:  # one may be an output that no op reads
-        result._tables.enter_tensor(tensor)
-    for op in draft.ops:
-        result._add(op.id, op.kind, op.inputs, op.outputs, op.name, op.attrs)
+    result = rebuilt(graph, draft.ops)
     result.set_outputs(graph.outputs)
     return Conditioned(result.finalize(), chosen)
 

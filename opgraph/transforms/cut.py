@@ -8,7 +8,7 @@ from collections.abc import Collection
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.ops.shape import VIEWS
 
@@ -19,6 +19,13 @@ _INPUT_SHARE = 0.9
 #: An output is kept by whoever reads it: it counts to choose between equal cuts, and to spare one that saves no more
 #: than a few numbers.
 _OUTPUT_SHARE = 1e-3
+
+
+def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
+    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own."""
+    inputs = {port_name(t) for t in graph.inputs}
+    is_output = any(t.id == tensor.id for t in graph.outputs)
+    return port_name(tensor) if is_output and port_name(tensor) not in inputs else f"kept_{tensor.id}"
 
 
 def read_inputs(op: Op) -> list[LogicalTensor]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from opgraph.errors import InvalidArguments, InvalidDataType
+from opgraph.ir import dtypes
 from opgraph.ir.given import given_graph
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
-from opgraph.transforms.draft import is_float
 from opgraph.transforms.masks import Told
 from opgraph.transforms.reverse import Reverse
 from opgraph.transforms.units import freed, named, with_symbols
@@ -57,7 +57,7 @@ def prepared(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Graph:
             raise InvalidArguments(
                 f"there is no input or constant {name!r}", where="wrt", fix=f"choose among {', '.join(known) or 'none'}"
             )
-        if not is_float(known[name]):
+        if known[name].dtype not in dtypes.FLOATS:
             raise InvalidDataType(
                 f'"{name}" is {known[name].type_text}, which has no gradient', where="wrt", fix="leave it out of wrt"
             )

@@ -7,13 +7,14 @@ from typing import Any
 
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.draft import Draft
 from opgraph.ir.expression import Call, Expr, Num
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.transforms.adjoint import Conditional, Conditions, Contribution
 from opgraph.transforms.conditions import by_choice
-from opgraph.transforms.draft import Draft, is_float, kept_name
+from opgraph.transforms.cut import kept_name
 from opgraph.transforms.masks import Told
 
 
@@ -62,7 +63,7 @@ class Reverse:
         for tensor in self.source.outputs:
             value = self.values[tensor.id]
             is_given = outputs is None or port_name(tensor) in outputs
-            if is_given and value.id in self.active and is_float(value):
+            if is_given and value.id in self.active and value.dtype in dtypes.FLOATS:
                 seeds.append((f"d_{port_name(tensor)}", value))
         taken = {port_name(t) for t in self.source.inputs}
         for name, value in seeds:
@@ -87,7 +88,7 @@ class Reverse:
         record = opdef.get(op.kind, where=op.label)
         if is_active:
             # What has no dtype here (a sequence) may hold floats; where its gradient counts, the rule says what of it.
-            self.active.update(t.id for t in copied.outputs if is_float(t) or t.dtype == dtypes.UNDEF)
+            self.active.update(t.id for t in copied.outputs if t.dtype in dtypes.FLOATS or t.dtype == dtypes.UNDEF)
             if record.gradient is None and record.decomposition is not None and record.is_pointwise:
                 self._decompose(copied, record)
             elif record.gradient is None and record.spelled is not None:
@@ -128,7 +129,7 @@ class Reverse:
         """Marks what the ops entered since make, where it depends on `wrt`."""
         for added in self.draft.ops[before:]:
             if any(t.id in self.active for t in added.inputs):
-                self.active.update(t.id for t in added.outputs if is_float(t))
+                self.active.update(t.id for t in added.outputs if t.dtype in dtypes.FLOATS)
 
     def _aligned(self, record: opdef.OpDef, op: Op) -> list[LogicalTensor]:
         """Operands of an op here, those along a channel axis spread out so that formulas may use them as they are."""

@@ -15,9 +15,9 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
+from opgraph.ir.rebuilt import rebuilt
 from opgraph.transforms.conditions import Conditioned, with_conditions
-from opgraph.transforms.cut import Cut, read_inputs
-from opgraph.transforms.draft import kept_name
+from opgraph.transforms.cut import Cut, kept_name, read_inputs
 from opgraph.transforms.gradient import differentiated, prepared
 from opgraph.transforms.masks import Told, masks_of_outputs
 from opgraph.transforms.units import needed
@@ -166,17 +166,9 @@ def _cheapest(
 
 
 def _with_outputs(graph: Graph, extra: Sequence[LogicalTensor]) -> Graph:
-    result = Graph(graph.engine)
-    names = {t.id: kept_name(graph, t) for t in extra}
-    for tensor in graph.inputs:
-        result._add_input(tensor)
-    for tensor in graph.constants:  # one may be an output that no op reads
-        result._tables.enter_tensor(tensor)
-    for op in graph.ops:
-        outs = tuple(t.with_(name=names.get(t.id, t.name)) for t in op.outputs)
-        ins = tuple(t.with_(name=names[t.id]) if t.id in names else t for t in op.inputs)
-        result._add(op.id, op.kind, ins, outs, op.name, op.attrs)
-    result.set_outputs([*graph.outputs, *(t.with_(name=names[t.id]) for t in extra)])
+    named = {t.id: t.with_(name=kept_name(graph, t)) for t in extra}
+    result = rebuilt(graph, changed=named)
+    result.set_outputs([*graph.outputs, *named.values()])
     return result.finalize()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
+from opgraph.ir.rebuilt import needed_ops, rebuilt
 from opgraph.partition.rules import find_units
 from opgraph.partition.symbols import symbolic_shapes
 
@@ -41,12 +42,12 @@ def named(graph: Graph) -> Graph:
         ops.append(
             op if unit is None else Op.locked(op.id, unit.kind, unit.inputs, op.outputs, op.name, dict(unit.attrs))
         )
-    return _rebuilt(graph, _needed(ops, {t.id for t in graph.outputs}), {})
+    return _rebuilt(graph, needed_ops(ops, (t.id for t in graph.outputs))[0], {})
 
 
 def needed(graph: Graph, ids: Collection[int]) -> Graph:
     """The same graph without ops that neither an output nor one of these values needs."""
-    return _rebuilt(graph, _needed(list(graph.ops), {*ids, *(t.id for t in graph.outputs)}), {})
+    return _rebuilt(graph, needed_ops(graph.ops, {*ids, *(t.id for t in graph.outputs)})[0], {})
 
 
 def with_symbols(graph: Graph) -> Graph:
@@ -67,32 +68,11 @@ def with_symbols(graph: Graph) -> Graph:
 
 
 def _rebuilt(graph: Graph, ops: Iterable[Op], changed: Mapping[int, LogicalTensor]) -> Graph:
-    """A graph of these ops, some tensors changed; constants that have no data any more become inputs."""
-    result = Graph(graph.engine)
-    for tensor in graph.inputs:
-        result._add_input(changed.get(tensor.id, tensor))
-    for tensor in graph.constants:
-        now = changed.get(tensor.id, tensor)
-        if now.is_constant:
-            result._tables.enter_tensor(now)
-        else:
-            result._add_input(now)
-    for op in ops:
-        ins, outs = (tuple(changed.get(t.id, t) for t in side) for side in (op.inputs, op.outputs))
-        result._add(op.id, op.kind, ins, outs, op.name, op.attrs)
+    """The graph with these ops, some tensors changed, and its notes and defaults."""
+    result = rebuilt(graph, ops, changed)
     result.set_outputs(changed.get(t.id, t) for t in graph.outputs)
     result.notes, result.defaults = list(graph.notes), dict(graph.defaults)
     return result.finalize()
-
-
-def _needed(ops: list[Op], outputs: set[int]) -> list[Op]:
-    wanted = set(outputs)
-    kept = []
-    for op in reversed(ops):
-        if any(t.id in wanted for t in op.outputs):
-            wanted.update(t.id for t in op.inputs)
-            kept.append(op)
-    return kept[::-1]
 
 
 def _fresh(names: Mapping[str, str], taken: Collection[str]) -> str:

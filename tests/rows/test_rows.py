@@ -20,7 +20,6 @@ from opgraph.loops.layout import bind
 from opgraph.loops.lower import Lowered, lower
 from opgraph.loops.passes import pass_counts
 from opgraph.loops.text import parse_loop
-from opgraph.partition.partitioner import partition
 from opgraph.runtime import threads
 from opgraph.runtime.fallback import InterpretedKernel
 
@@ -131,12 +130,6 @@ def test_an_operand_that_must_be_one_for_each_row_may_be_of_unknown_size_until_i
     np.testing.assert_array_equal(f(x=x, bias=np.ones(1)), x.max(1, keepdims=True) + 1)
     with pytest.raises(og.errors.InvalidShape, match=r"one value for each row meets several .*\n  where: .*\n  fix: "):
         f(x=x, bias=np.ones(5))
-
-
-def test_on_a_gpu_rows_are_cut_as_on_the_cpu() -> None:
-    graph = og.parse(RMS.format(t="f32"))
-    (part,) = partition(graph, engine="cuda").partitions
-    assert (part.kind, part.rows.axes) == ("fused", (-1,))
 
 
 # -- the loop ---------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import numpy as np
 
 import opgraph as og
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.draft import Draft
 from opgraph.ir.opdef import OpDef, Port, all_ops
-from opgraph.transforms.draft import Draft
 
 #: What a library runs: every native kind that is no loop over elements.
 #: Quantization, whose operands have dtypes of their own, has tests of its own.

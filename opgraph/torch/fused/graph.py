@@ -9,6 +9,7 @@ import numpy as np
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.ir.rebuilt import needed_ops, rebuilt
 from opgraph.ir.text import MAX_PRINTED_ELEMENTS
 from opgraph.ops.conversion import STOP_GRADIENT
 
@@ -56,16 +57,7 @@ def with_data(graph: Graph, arrays: Sequence[np.ndarray]) -> Graph:
 def _rebuilt(graph: Graph, changed: Mapping[int, LogicalTensor], taken: set[str]) -> Graph:
     """The graph with some tensors replaced, and a copy for each result that no op made."""
     made = {t.id for op in graph.ops for t in op.outputs}
-    result = Graph(graph.engine)
-    for tensor in (*graph.inputs, *graph.constants):
-        own = changed.get(tensor.id, tensor)
-        if own.is_constant:
-            result._tables.enter_tensor(own)
-        else:
-            result._add_input(own)
-    for op in graph.ops:
-        ins, outs = (tuple(changed.get(t.id, t) for t in side) for side in (op.inputs, op.outputs))
-        result._add(op.id, op.kind, ins, outs, op.name, op.attrs)
+    result = rebuilt(graph, changed=changed)
     outputs: list[LogicalTensor] = []
     for tensor in graph.outputs:
         own = changed.get(tensor.id, tensor)
@@ -95,8 +87,4 @@ def reached(graph: Graph, sources: Collection[int]) -> set[int]:
 
 def reaching(graph: Graph, targets: Collection[int]) -> set[int]:
     """Ids of the values that these values depend on, themselves included."""
-    found = set(targets)
-    for op in reversed(graph.ops):
-        if any(t.id in found for t in op.outputs):
-            found.update(t.id for t in op.inputs)
-    return found
+    return needed_ops(graph.ops, targets)[1]

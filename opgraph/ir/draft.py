@@ -11,8 +11,9 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.attributes import typed_literal
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor, port_name
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
+from opgraph.ir.rebuilt import needed_ops
 
 
 class Draft:
@@ -35,6 +36,16 @@ class Draft:
         self._known: dict[object, Op] = {}
         self._instead: dict[int, LogicalTensor] = {}
         self._inputs: list[LogicalTensor] = []
+
+    @classmethod
+    def inside(cls, op: Op, first: int) -> Draft:
+        """For what an op is made of: on its own inputs, gradients of all wanted, with new ids from `first` on."""
+        draft = cls(Graph())
+        for tensor in op.inputs:
+            draft.graph._tables.enter_tensor(tensor)
+            draft.active.add(tensor.id)
+        draft.graph._tables.next_tensor = draft.graph._tables.next_op = first
+        return draft
 
     def input(self, tensor: LogicalTensor) -> LogicalTensor:
         """Declares an input (or a constant), as it is."""
@@ -155,18 +166,13 @@ class Draft:
             outputs: name -> tensor, each tensor made by an op and named once.
         """
         names = {t.id: name for name, t in outputs.items()}
-        needed = set(names)
-        kept = []
-        for op in reversed(self.ops):
-            if any(t.id in needed for t in op.outputs):
-                needed.update(t.id for t in op.inputs)
-                kept.append(op)
+        kept, needed = needed_ops(self.ops, names)
         graph = Graph()
         tensors: dict[int, LogicalTensor] = {}
         for tensor in self._inputs:
             if tensor.id in needed:
                 tensors[tensor.id] = graph._add_input(tensor)
-        for op in reversed(kept):
+        for op in kept:
             ins = tuple(tensors.get(t.id, t) for t in op.inputs)
             outs = tuple(t.with_(name=names.get(t.id, t.name)) for t in op.outputs)
             tensors.update((t.id, t) for t in outs)
@@ -193,15 +199,3 @@ def _may_mix(record: opdef.OpDef) -> bool:
 
 def _holds(dtype: str, value: float) -> bool:
     return float(dtypes.get(dtype).numpy.type(value)) == value
-
-
-def is_float(tensor: LogicalTensor) -> bool:
-    """Whether gradients flow through a tensor."""
-    return tensor.dtype in dtypes.FLOATS
-
-
-def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
-    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own."""
-    inputs = {port_name(t) for t in graph.inputs}
-    is_output = any(t.id == tensor.id for t in graph.outputs)
-    return port_name(tensor) if is_output and port_name(tensor) not in inputs else f"kept_{tensor.id}"
