@@ -15,10 +15,13 @@ from opgraph.ops.shape import VIEWS
 #: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
 UNKNOWN_EXTENT = 4096
 #: An input exists anyway, so it is kept rather than a value of the same size, which would have to be written first.
-_INPUT_SHARE = 0.9
+_INPUT_SHARE = 900
 #: An output is kept by whoever reads it: it counts to choose between equal cuts, and to spare one that saves no more
 #: than a few numbers.
-_OUTPUT_SHARE = 1e-3
+_OUTPUT_SHARE = 1
+#: What a byte counts otherwise. Whole numbers add up exactly: of equal cuts, rounding would choose by the order in
+#: which networkx walks, which differs from process to process.
+_SHARE = 1000
 
 
 def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
@@ -73,14 +76,14 @@ class Cut:
                 waiting.extend(() if id in self.fixed else self.made_from.get(id, ()))
         return seen
 
-    def _weight(self, tensor: LogicalTensor) -> float:
-        size = float(dtypes.get(tensor.dtype).itemsize)
+    def _weight(self, tensor: LogicalTensor) -> int:
+        size = dtypes.get(tensor.dtype).itemsize
         for extent in tensor.dims or (UNKNOWN_EXTENT,):
             size *= extent if isinstance(extent, int) else UNKNOWN_EXTENT
-        share = _INPUT_SHARE if tensor.id in self.inputs else _OUTPUT_SHARE if tensor.id in self.outputs else 1.0
+        share = _INPUT_SHARE if tensor.id in self.inputs else _OUTPUT_SHARE if tensor.id in self.outputs else _SHARE
         return size * share
 
-    def solved(self) -> tuple[float, set[int]]:
+    def solved(self) -> tuple[int, set[int]]:
         """The weight of the cheapest cut, and what it keeps."""
         sources = {i for i in self.slice if i in self.fixed or i not in self.made_from}
         total = sum(self.weights[i] for i in sources)
@@ -89,8 +92,10 @@ class Cut:
             return total, sources
         if len(self.needed) == 1:
             (one,) = self.needed
-            alone = self.weights.get(one, float("inf"))
-            if all(w > alone for i, w in self.weights.items() if i != one):  # it suffices, and no cut is cheaper
+            alone = self.weights.get(one)
+            if alone is not None and all(
+                w > alone for i, w in self.weights.items() if i != one
+            ):  # it suffices, and no cut is cheaper
                 return alone, {one}
         if self._each_has_a_way(sources):
             return total, sources
@@ -127,7 +132,7 @@ class Cut:
                 reached = came_from[reached]
         return True
 
-    def _minimum_cut(self, sources: set[int]) -> tuple[float, set[int]]:
+    def _minimum_cut(self, sources: set[int]) -> tuple[int, set[int]]:
         try:
             import networkx  # only where there is a choice
         except ImportError:

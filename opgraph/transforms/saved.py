@@ -158,7 +158,7 @@ def _from_outputs(graph: Graph) -> tuple[int, ...]:
 
 def _cheapest(
     asked: Conditioned, wrt: Sequence[str], told: Collection[int], from_outputs: Collection[int]
-) -> tuple[float, set[int], Collection[int]]:
+) -> tuple[int, set[int], Collection[int]]:
     """The cheapest values to keep: their weight, their ids, and `from_outputs`."""
     joint = differentiated(asked.graph, wrt, from_outputs=from_outputs, by_choice=asked.chosen)
     weight, ids = Cut(asked.graph, joint, told).solved()
