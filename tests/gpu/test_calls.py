@@ -8,25 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import agree
+from cuda_calls import gated, random
 from layouts import CASES, Case
 
 import opgraph as og
 from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
-
-
-def gated(dtype: str, x: tuple[int | None, ...] | None, a: tuple[int | None, ...] | None) -> og.Graph:
-    """y = x sigmoid(a x) + a"""
-    g = og.Graph()
-    left, right = g.input("x", dtype=dtype, shape=x), g.input("a", dtype=dtype, shape=a)
-    g.output(g.add_op("Add", g.add_op("Swish", left, right), right, name="y"))
-    return g
-
-
-def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
-    made = np.random.default_rng(seed).normal(0, 2, shape)
-    return np.asarray(made).astype(dtypes.get(dtype).numpy)
-
 
 # -- layouts ---------------------------------------------------------------------------------------------------------
 

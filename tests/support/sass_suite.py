@@ -16,7 +16,7 @@ from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import lower
-from opgraph.loops.tiles import BLOCK_SIZE, selected, with_stores
+from opgraph.loops.tiles import BLOCK_SIZE, selected
 from opgraph.partition.examples import graph_of
 
 DTYPES = ("f32", "bf16", "f16", "f64")
@@ -180,7 +180,7 @@ def _kernels(loop: Loop, layout: Layout) -> list[Kernel]:
 
 
 def _of_stores(loop: Loop, layout: Layout, stores: tuple[int, ...]) -> tuple[Loop, Layout]:
-    return with_stores(loop, stores), selected(layout, len(loop.loads), stores)
+    return loop.with_stores(stores), selected(layout, len(loop.loads), stores)
 
 
 def _kernel(source: KernelSource, loop: Loop, layout: Layout, elements: int, *, loops: bool, shared: int = 0) -> Kernel:
