@@ -53,7 +53,7 @@ def lanes_of(name: str, kind: str) -> str:
 
 
 def put_results(emitter: Emitter) -> None:
-    """Adds `out`, which writes results, and what it is told by kernels/host.h."""
+    """Adds `out`, which writes results, and what it is told by kernels/span.h."""
     size = " + ".join(f"sizeof(*y{i})" for i, _ in emitter.elementwise()) or "0"
     emitter.put("  og::Results out;")
     emitter.put(f"  static constexpr int loads = {len(emitter.loop.loads)};")

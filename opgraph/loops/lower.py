@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.loops.factors import without_row_factors
-from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store, verify_loop
+from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
 from opgraph.loops.steps import Shapes, live_steps, steps_of, used_by_stores_only
+from opgraph.loops.verify import verify_loop
 from opgraph.partition.partition import Partition, RowForms
 
 ROUNDINGS = ("store", "each")

@@ -7,7 +7,8 @@ import re
 
 from opgraph.errors import ModelError
 from opgraph.ir.op import AttrValue
-from opgraph.loops.loop import Arg, Axes, Cut, Load, Loop, Statement, Store, verify_loop
+from opgraph.loops.loop import Arg, Axes, Cut, Load, Loop, Statement, Store
+from opgraph.loops.verify import verify_loop
 
 _LOAD = re.compile(
     r"(?P<name>x\d+) = load (?P<dtype>\w+)(?: align=(?P<align>\w+))?(?: axis=(?P<axis>-?\d+))?"

@@ -191,13 +191,13 @@ class Reverse:
         self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs, conditions: Conditions
     ) -> list[Contribution]:
         """What a rule contributes; a Select between something and 0 is kept as a condition."""
-        if isinstance(tree, Num) and tree.value == 0:
+        if tree == Num(0):
             return []
         if isinstance(tree, Call) and tree.kind == "Select":
             condition = self.draft.expression(tree.args[0], values, attrs)
             assert isinstance(condition, LogicalTensor)
-            if _is_zero(tree.args[1]) or _is_zero(tree.args[2]):
-                holds = _is_zero(tree.args[2])
+            if Num(0) in tree.args[1:]:
+                holds = tree.args[2] == Num(0)
                 inner = self.conditional.under(conditions, condition, holds)
                 return self._branches(tree.args[1 if holds else 2], values, attrs, inner)
         value = self.draft.expression(tree, values, attrs)
@@ -233,10 +233,6 @@ class Reverse:
 def _channel(op: Op) -> dict[str, Any]:
     """The attributes that say where a channel operand lies."""
     return {k: value for k, value in op.attrs.items() if k in ("data_format", "per_channel_broadcast")}
-
-
-def _is_zero(tree: Expr) -> bool:
-    return isinstance(tree, Num) and tree.value == 0
 
 
 def _refused(op: Op, record: opdef.OpDef, name: str = "") -> Unimplemented:

@@ -13,8 +13,9 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.loops.cuts import has_cuts
 from opgraph.loops.layout import CONTIGUOUS, ROW, STRIDED, UNIFORM, Variant
-from opgraph.loops.loop import Axes, Load, Loop, Statement, Store, verify_loop
+from opgraph.loops.loop import Axes, Load, Loop, Statement, Store
 from opgraph.loops.lower import Lowered, lower
+from opgraph.loops.verify import verify_loop
 from opgraph.partition.partition import FUSED, Partition
 from opgraph.runtime.operands import Operands
 
