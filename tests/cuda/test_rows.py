@@ -19,6 +19,8 @@ from opgraph.codegen.cuda_rows import row_launches
 from opgraph.codegen.cuda_sums import SumLaunch
 from opgraph.loops.lower import lower
 
+pytestmark = pytest.mark.sweep
+
 pytest.importorskip("torch")
 
 
