@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from opgraph.torch.apply import APPLY
 from opgraph.torch.inplace.record import FunctionCall, Kept, Misread, Overwrite, Spoilt, digest, memory_of, plain
 from opgraph.torch.inplace.source_position import (
     Position,
@@ -28,8 +29,6 @@ from opgraph.torch.inplace.source_position import (
 
 #: Values up to this many bytes are copied before they change, so that what a reader would have got can be computed.
 COPY_BYTES = 64 << 20
-
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
@@ -84,7 +83,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         stack = user_stack(self.until)
         # A value may have a history that this tensor is not part of (`.data`), whatever it is overwritten with.
         alone = not tensor.requires_grad or not torch.is_grad_enabled()
-        applying = next(frames_of(_APPLY), None)
+        applying = next(frames_of(APPLY), None)
         overwrite = Overwrite(
             self.number,
             str(func.overloadpacket).removeprefix("aten."),
