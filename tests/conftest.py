@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from emulator import FakeCupy
@@ -12,6 +13,19 @@ import opgraph as og
 
 #: What holds on to the CuPy that it was imported with.
 _MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange")
+
+
+#: Folders whose tests compile kernels of every op, dtype or layout: most of the whole suite's time.
+_SWEEPS = ("accuracy", "codegen", "cuda", "rows")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of some folders."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in _SWEEPS:
+            item.add_marker(pytest.mark.sweep)
 
 
 @pytest.fixture(autouse=True)

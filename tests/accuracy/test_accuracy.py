@@ -37,10 +37,7 @@ from opgraph.ops.conversion import cast
 from opgraph.partition.rules import Rule
 from opgraph.runtime import host, threads
 
-pytestmark = [
-    pytest.mark.sweep,
-    pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler"),
-]
+pytestmark = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from opgraph.codegen.sources import brief_functions
 from opgraph.ir import dtypes
 from opgraph.runtime import host
 
-pytestmark = [pytest.mark.sweep, needs_lanes]
+pytestmark = needs_lanes
 
 
 def is_brief(case: Case) -> bool:

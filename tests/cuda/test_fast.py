@@ -24,8 +24,6 @@ from opgraph.loops.layout import UNIFORM, Variant
 from opgraph.loops.lower import lower
 from opgraph.partition.examples import graph_of
 
-pytestmark = pytest.mark.sweep
-
 needs_compiler = pytest.mark.skipif(not approximate.is_possible, reason="needs a C++ compiler and x86-64")
 CHAIN = ("Exp", "Tanh", "Abs", "Sqrt", "Sigmoid", "GELU", "Log", "Square", "Mish", "SoftPlus", "HardSwish", "ReLU")
 

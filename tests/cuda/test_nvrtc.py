@@ -43,7 +43,6 @@ def small(loop: Loop) -> KernelSource:
     return cuda_source(loop, CudaVariant(Variant(operands, True), 1, 1, 1, False))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
 def test_every_op_compiles_in_every_dtype(record: OpDef, arch: str) -> None:
@@ -55,7 +54,6 @@ def test_every_op_compiles_in_every_dtype(record: OpDef, arch: str) -> None:
     assert all(s.entry.encode() in cubin for s in sources)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("rule", RULES, ids=[f"{i}-{r.name}" for i, r in enumerate(RULES)])
 def test_every_rule_compiles(rule: Rule, arch: str) -> None:
@@ -81,7 +79,6 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
 def test_every_layout_compiles(dtype: str, arch: str) -> None:

@@ -19,8 +19,6 @@ from opgraph.codegen.cuda_rows import row_launches
 from opgraph.codegen.cuda_sums import SumLaunch
 from opgraph.loops.lower import lower
 
-pytestmark = pytest.mark.sweep
-
 pytest.importorskip("torch")
 
 

@@ -15,7 +15,7 @@ from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
 from opgraph.runtime import threads
 
-pytestmark = [pytest.mark.sweep, needs_lanes]
+pytestmark = needs_lanes
 
 #: Every way to reduce, a value that waits for a later pass, an operand and a result of every kind, two sums of columns.
 ROWS = """graph(x: {t}[*,n,c], h: f16[*,n,c], w: f32[{w}c], b: bf16[n,1], a: f32[]) -> (y, z, k, m, s, q, t, dw, dv)

@@ -16,8 +16,6 @@ from opgraph.loops.layout import Layout, bind
 from opgraph.loops.lower import lower
 from opgraph.runtime import threads
 
-pytestmark = pytest.mark.sweep
-
 #: Two reductions that wait for each other, a value for each row, an operand along the row, sums of both kinds.
 ALONG = """graph(x: {t}[n,c,l], w: {t}[c,1], k: {t}[n,1,l]) -> (y, m, dw, dk)
   e = Tanh(x)

@@ -15,8 +15,6 @@ from opgraph.loops.lower import lower
 from opgraph.loops.text import parse_loop
 from opgraph.partition.pieces import common_pieces, flat
 
-pytestmark = pytest.mark.sweep
-
 torch = pytest.importorskip("torch")
 
 

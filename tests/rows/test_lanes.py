@@ -10,7 +10,7 @@ from ulp import assert_as_accurate_as
 import opgraph as og
 from opgraph.ir import dtypes
 
-pytestmark = [pytest.mark.sweep, needs_lanes]
+pytestmark = needs_lanes
 
 #: Every way to reduce, a value that is kept in the result and one in a buffer, a truth value, an operand of every kind
 #: (contiguous, one number, one for each row and each column), results of 16 bits, and sums of both kinds.
