@@ -15,8 +15,9 @@ import opgraph as og
 _MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange")
 
 
-#: Folders whose tests compile kernels of every op, dtype or layout: most of the whole suite's time.
-_SWEEPS = ("accuracy", "codegen", "cuda", "rows")
+#: Folders whose tests compile kernels of every op, dtype or layout, or run all graph files and benchmarks: most of
+#: the whole suite's time.
+_SWEEPS = ("accuracy", "bench", "codegen", "cuda", "onednn", "rows")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
