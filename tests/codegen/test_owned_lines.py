@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from by_lanes import needs_lanes
 
 import opgraph as og
+from opgraph.ir import dtypes
 from opgraph.runtime import host, processor
 
 pytestmark = needs_lanes
@@ -33,7 +33,7 @@ SUMS = """graph(x: f32[n], a: f32[1]) -> (y, s)
   y = Multiply(x, a)
   s: f32[1] = SumTo(y, a)"""
 ROWS = "graph(x: f32[m,k]) -> (y)\n  y = LayerNorm(x, keep_stats=false, use_affine=false)"
-BESIDE = "graph(x: f32[m,k], r: f32[m,k]) -> (y)\n  %0 = SoftMax(x, axis=-1)\n  y = Subtract(%0, r)"
+SOFTMAX = "graph(x: f32[m,k], r: f32[m,k]) -> (y)\n  %0 = SoftMax(x, axis=-1)\n  y = Subtract(%0, r)"
 
 
 def guarded(shape: tuple[int, ...], dtype: Any, apart: int) -> tuple[np.ndarray, np.ndarray]:
@@ -48,13 +48,12 @@ def results(monkeypatch: pytest.MonkeyPatch, text: str, dims: dict[str, int], ap
     monkeypatch.setattr(processor, "owns_lines", lambda: owns)
     graph = og.parse(text)
     rng = np.random.default_rng(0)
-    arrays = {
-        t.name: rng.standard_normal(tuple(dims.get(str(d), d) for d in t.dims or ()), dtype=np.float32)  # type: ignore[call-overload]
-        for t in graph.inputs
-    }
-    kinds = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "boolean": np.bool_}
-    shapes = {t.name: tuple(dims.get(str(d), d) for d in t.dims or ()) for t in graph.outputs}
-    made = {t.name: guarded(shapes[t.name], kinds[t.dtype], apart) for t in graph.outputs}  # type: ignore[arg-type]
+
+    def shape(t: og.LogicalTensor) -> tuple[int, ...]:
+        return tuple(d if isinstance(d, int) else dims[str(d)] for d in t.dims or ())
+
+    arrays = {t.name: rng.standard_normal(shape(t), dtype=np.float32) for t in graph.inputs}
+    made = {t.name: guarded(shape(t), dtypes.get(t.dtype).numpy, apart) for t in graph.outputs}
     out = {name: array for name, (array, _) in made.items()}
     og.compile(graph, device="cpu")(arrays, out=out if len(out) > 1 else next(iter(out.values())))
     for array, memory in made.values():
@@ -72,6 +71,12 @@ def test_the_same_bits_at_every_alignment(monkeypatch: pytest.MonkeyPatch, text:
     assert plain == owned
 
 
+def test_a_kernel_of_two_branches_is_among_them() -> None:
+    f = og.compile(og.parse(BRANCHES), device="cpu")
+    f(x=np.ones(8, np.float32), a=np.float32(1))
+    assert "branch_inputs" in next(iter(f.kernels.values())).partition("struct Fused")[2]
+
+
 @pytest.mark.parametrize("n", [SMALL, 3 * LARGE])
 @pytest.mark.usefixtures("no_cache")
 def test_the_same_16_bits_and_truth_values(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
@@ -81,7 +86,7 @@ def test_the_same_16_bits_and_truth_values(monkeypatch: pytest.MonkeyPatch, n: i
 
 @pytest.mark.parametrize("apart", [0, 4])
 @pytest.mark.parametrize(("m", "k"), [(3, 1000), (4200, 1000), (4200, 1024), (500, 9001)])
-@pytest.mark.parametrize("text", [ROWS, BESIDE], ids=["norm", "softmax"])
+@pytest.mark.parametrize("text", [ROWS, SOFTMAX], ids=["norm", "softmax"])
 @pytest.mark.usefixtures("no_cache")
 def test_the_same_rows(monkeypatch: pytest.MonkeyPatch, text: str, m: int, k: int, apart: int) -> None:
     plain, owned = (results(monkeypatch, text, {"m": m, "k": k}, apart, owns) for owns in (False, True))
