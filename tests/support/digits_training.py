@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -187,7 +187,20 @@ class Curve:
     held_out: float
 
 
-def trained(case: Case, way: str, steps: int) -> Curve:
+Rule = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """What most train with. Its step is the gradient over its own size: of a gradient of nearly 0 it is all error."""
+    return torch.optim.AdamW(parameters, lr=3e-3)
+
+
+def descent(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Steps in proportion to the gradients, so parameters are as far apart as gradients are."""
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def trained(case: Case, way: str, steps: int, rule: Rule = adam) -> Curve:
     """A training run from the same parameters, over the same batches, in the same order, whatever the way."""
     torch.manual_seed(0)
     model = case.make(way == OTHER_ORDER)
@@ -195,7 +208,7 @@ def trained(case: Case, way: str, steps: int) -> Curve:
         model = model.double()
     if way == FUSED:
         model = ogt.fuse(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = rule(model.parameters())
     pixels, labels = digits()
     start, losses = _vector(model), []
     for chosen in _batches(len(pixels) - HELD_OUT, steps):

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 import torch
-from digits_training import BATCH, CASES, EAGER, EXACT, FUSED, Curve, digits, trained
+from digits_training import BATCH, CASES, EAGER, EXACT, FUSED, Curve, descent, digits, trained
 
 import opgraph.torch as ogt
 
@@ -26,7 +26,7 @@ def curves(request: pytest.FixtureRequest) -> dict[str, Curve]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the models are small, and other tests run beside this one
     try:
-        return {way: trained(CASES[request.param], way, STEPS) for way in (EXACT, EAGER, FUSED)}
+        return {way: trained(CASES[request.param], way, STEPS, descent) for way in (EXACT, EAGER, FUSED)}
     finally:
         torch.set_num_threads(threads)
 
@@ -40,12 +40,12 @@ def test_every_loss_is_within_twice_eagers_distance_from_float64(curves: dict[st
     assert farthest(FUSED) <= 2 * farthest(EAGER) + 2 * RESOLUTION
 
 
-def test_the_trained_parameters_are_within_twice_eagers_distance_from_float64(curves: dict[str, Curve]) -> None:
+def test_the_trained_parameters_are_as_near_to_float64_as_eagers(curves: dict[str, Curve]) -> None:
     def distance(way: str) -> float:
         return float((curves[way].end - curves[EXACT].end).norm())
 
     moved = float((curves[EXACT].end - curves[EXACT].start).norm())
-    assert 0 < distance(FUSED) <= 2 * distance(EAGER) < 1e-3 * moved
+    assert 0 < distance(FUSED) <= 1.25 * distance(EAGER) < 1e-3 * moved
 
 
 def test_fusing_moves_the_trained_parameters_less_than_f32_itself_does(curves: dict[str, Curve]) -> None:
