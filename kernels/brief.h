@@ -145,6 +145,6 @@ template <class F> OG_FN F gelu_tanh_backward(F x, F d) {
 namespace og {
 namespace brief {
 using namespace og;
-}
+}  // namespace brief
 }  // namespace og
 #endif

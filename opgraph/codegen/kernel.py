@@ -12,7 +12,6 @@ from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.needed import needed
 from opgraph.codegen.rolled import group_of
 from opgraph.codegen.rows import emit_rows
-from opgraph.codegen.sources import spliced
 from opgraph.codegen.tier import approximate
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, Variant
@@ -70,7 +69,7 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, r
         functor = emit_functor(loop, variant, packs=on_gpu, rolled=rolled, approximate=chosen)
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     own = f"{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
-    head = (needed(skeleton, own) if on_gpu else spliced(skeleton)) + "\n\n"
+    head = needed(skeleton, own) + "\n\n"
     first = head.count("\n")
     tags = {first + line: t for line, t in functor.tags.items()}
     return KernelSource(

@@ -1,4 +1,4 @@
-"""Of a skeleton's text what one kernel needs: a compiler reads all of `kernels/` in 30 to 100 ms.
+"""Of a skeleton's text what one kernel needs: a compiler reads all of `kernels/` in 30 to 150 ms.
 
 By names alone: a declaration stays where its name occurs in the kernel, or in a declaration that stays, whatever that
 occurrence means. So some stay that nobody needs, and none goes that somebody does. An operator stays where the type of
@@ -14,21 +14,24 @@ from functools import cache
 
 from opgraph.codegen.sources import spliced
 
-#: Conditions that a kernel for a GPU settles, also where a CPU stands for one.
-_SETTLED = (
+#: Conditions that a kernel for a GPU settles, also where a CPU stands for one; and those that each other one does.
+_ON_GPU = (
     ("#if OG_LANES", False),
     ("#if OG_TABLES", False),
     ("#if OG_GPU_FORMS", True),
     ("#if !OG_DEVICE && !defined(OG_NO_", False),
     ("#if OG_DEVICE || defined(OG_NO_", True),
 )
+_ON_HOST = (("#if OG_DEVICE\n", False), ("#if !OG_DEVICE\n", True))
+_ATTRIBUTE = re.compile(r"alignas\([^;{]*?\)\s+(?=\w)|__attribute__\(\(.*?\)\)+\s*")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _FRAME = re.compile(r"(?:namespace \w+ \{|#if\w* .*)$")
+_GENERATED = re.compile(r"[A-Z_]+\((\w+)\)$")  # by a macro, for the name in it
 _END = re.compile(r"\}  // namespace \w+$|#endif")
 _OVER = re.compile(r"[;}]\s*(?://.*)?$")
-_TYPE = re.compile(r"(?:struct|class|union)\s+(?:alignas\(.*\)\s+)?(\w+)")
+_TYPE = re.compile(r"(?:struct|class|union)\s+(\w+)")
 _USING = re.compile(r"using\s+(?:[\w:]*::)?(\w+)\s*[=;]")
-_ENUM = re.compile(r"enum\b[^{]*\{")
+_ENUM = re.compile(r"enum\b(?=[^{]*\{)")
 _FUNCTION = re.compile(r"([A-Za-z_]\w*)(?:<[^()]*>)?\(")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])*\s*(?:=|;|\{)")
 
@@ -88,7 +91,8 @@ def _parts(skeleton: str) -> tuple[Part, ...]:
     parts: list[Part] = []
     lines: list[str] = []
     depth = 0
-    for line in _settled(spliced(skeleton).split("\n")):
+    outside: list[int] = []  # of conditions inside a declaration: how deep each began
+    for line in _settled(spliced(skeleton).split("\n"), _ON_GPU if skeleton.endswith(".cuh") else _ON_HOST):
         if not lines and not line:
             continue
         if not lines and (_FRAME.match(line) or _END.match(line)):
@@ -97,9 +101,16 @@ def _parts(skeleton: str) -> tuple[Part, ...]:
         lines.append(line)
         if lines[0].startswith("#"):
             over = not line.endswith("\\")
+        elif line.startswith("#"):
+            over = False
+            if line.startswith("#if"):
+                outside.append(depth)
+            elif line.startswith("#e"):  # either side begins as deep
+                depth = outside[-1]
+                del outside[len(outside) - line.startswith("#endif") :]
         else:
             depth += line.count("{") - line.count("}")
-            over = depth == 0 and _OVER.search(line) is not None
+            over = depth == 0 and (_OVER.search(line) or _GENERATED.match(line)) is not None
         if over:
             text = "\n".join(lines)
             parts.append(Part(text, 0, _declared(text)))
@@ -107,12 +118,12 @@ def _parts(skeleton: str) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _settled(lines: Iterable[str]) -> Iterator[str]:
-    """The lines without those that a GPU has no use for."""
+def _settled(lines: Iterable[str], conditions: Iterable[tuple[str, bool]]) -> Iterator[str]:
+    """The lines without those that no kernel of this kind has a use for."""
     kept: list[bool | None] = []  # for each condition that is open: whether its lines are; None: not settled
     for line in lines:
         if line.startswith("#if"):
-            kept.append(next((value for start, value in _SETTLED if line.startswith(start)), None))
+            kept.append(next((value for start, value in conditions if f"{line}\n".startswith(start)), None))
             if kept[-1] is not None:
                 continue
         elif line == "#else" and (now := kept[-1]) is not None:
@@ -128,12 +139,15 @@ def _declared(text: str) -> tuple[str, ...]:
     """The names of a declaration."""
     if text.startswith("#"):
         return ()
+    if found := _GENERATED.match(text):
+        return (found[1],)
     while text.startswith("template"):
         text = _behind_brackets(text)
+    text = _ATTRIBUTE.sub("", text)
     if found := _TYPE.match(text) or _USING.match(text):
         return (found[1],)
     if found := _ENUM.match(text):
-        return tuple(_WORD.findall(text))
+        return tuple(_WORD.findall(text[found.end() :]))
     head = text.partition("{")[0]
     if head.startswith(("using", "static_assert")):
         return ()

@@ -1,0 +1,135 @@
+"""A kernel's text has what it needs of `kernels/`, and no more: the machine code is that of the whole text."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from row_graphs import RMS
+
+import opgraph as og
+from opgraph.codegen import kernel, needed
+from opgraph.codegen.kernel import KernelSource
+from opgraph.codegen.sources import spliced
+from opgraph.ir import dtypes
+from opgraph.runtime import host
+
+SKELETONS = sorted(name for key, name in vars(kernel).items() if key.startswith(("_HOST", "_CUDA")))
+
+BRANCHES = """graph(x: f32[n], a: f32[]) -> (y)
+  up = Greater(x, 0.0)
+  %0 = Pow(1.5, x)
+  %1 = Sin(x)
+  %2 = Tanh(%1)
+  %3 = Multiply(%2, a)
+  y = Select(up, %0, %3)"""
+TRAINED = """graph(x: {t}[n,c], a: {t}[c], d: {t}[n,c]) -> (dx, da)
+  dx = SwishBackward(x, d, a)
+  %0 = Multiply(x, d)
+  da: {t}[c] = SumTo(%0, a)"""
+MIXED = """graph(x: {t}[n]) -> (y, i, u)
+  %0 = Erf(x)
+  %1 = Log(x)
+  %2 = Cos(%0)
+  y = Pow(%1, %2)
+  i: s32[n] = TypeCast(y)
+  u: u8[n] = TypeCast(%0)"""
+#: Text, sizes, and what the kernel is made with.
+CASES = {
+    "flat": ("graph(x: f32[n]) -> (y)\n  y = Swish(x)", {"n": 64}, "host.h"),
+    "f64": (MIXED.format(t="f64"), {"n": 64}, "host.h"),
+    "f16": (MIXED.format(t="f16"), {"n": 64}, "host.h"),
+    "bf16": ("graph(x: bf16[n], g: bf16[n]) -> (y)\n  %0 = Swish(x)\n  y = Multiply(%0, g)", {"n": 64}, "host.h"),
+    "integers": ("graph(x: s32[n], y: s32[n]) -> (z)\n  %0 = Mod(x, y)\n  z = Pow(%0, y)", {"n": 64}, "host.h"),
+    "branches": (BRANCHES, {"n": 64}, "host.h"),
+    "sums": (TRAINED.format(t="f32"), {"n": 64, "c": 32}, "host_sums.h"),
+    "sums in bf16": (TRAINED.format(t="bf16"), {"n": 64, "c": 32}, "host_sums.h"),
+    "rows": (RMS.format(t="f32"), {"n": 8, "c": 1000}, "host_rows.h"),
+    "rows in f64": (RMS.format(t="f64"), {"n": 8, "c": 1000}, "host_rows.h"),
+    "rows at once": (RMS.format(t="f32"), {"n": 640, "c": 48}, "host_at_once.h"),
+    "rows side by side": (
+        "graph(x: f32[n,c]) -> (y)\n  y = ReduceSum(x, axes=[0])",
+        {"n": 1000, "c": 64},
+        "host_beside.h",
+    ),
+    "a long row of few columns": (
+        "graph(x: f32[n,c]) -> (y)\n  y = ReduceMax(x, axes=[0])",
+        {"n": 500_003, "c": 9},
+        "host_beside_pieces.h",
+    ),
+    "groups": (
+        """graph(x: f32[n,h,w,64], g: f32[64], b: f32[64]) -> (y, m, v)
+  y, m, v = GroupNorm(x, g, b, groups=16, data_format="NXC")""",
+        {"n": 2, "h": 10, "w": 10},
+        "host_groups.h",
+    ),
+    "one long row": ("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)", {"n": 1, "c": 4_000_000}, "host_pieces.h"),
+}
+
+
+def sources(text: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[KernelSource, list[str]]]:
+    """What a call of a graph compiles, and the flags."""
+    compiler = host.find_compiler()
+    assert compiler is not None
+    found = []
+    load = host.load
+
+    def noted(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
+        flags = compiler.flags(flat=flat, branches=source.has_branches)
+        found.append((source, [*compiler.command, *flags, *(host.FUNCTION_FLAGS if host.has_lanes() else ())]))
+        return load(source, labels, flat=flat)
+
+    monkeypatch.setattr(host, "load", noted)
+    graph = og.parse(text)
+    arrays = {}
+    for t in graph.inputs:
+        shape = tuple(d if isinstance(d, int) else sizes[str(d)] for d in t.dims or ())
+        arrays[t.name] = np.full(shape, 2, dtypes.get(t.dtype).numpy)
+    og.compile(graph, device="cpu")(arrays)
+    return found
+
+
+def machine_code(text: str, command: list[str], folder: Path) -> bytes:
+    (folder / "kernel.cpp").write_text(text)
+    subprocess.run([*command, "-c", "-o", "kernel.o", "kernel.cpp"], cwd=folder, check=True)
+    copy = ["objcopy", "-O", "binary", "--only-section=.text*", "--only-section=.rodata*", "kernel.o", "code"]
+    subprocess.run(copy, cwd=folder, check=True)
+    return (folder / "code").read_bytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("no_cache")
+def test_the_machine_code_is_that_of_the_whole_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = host.find_compiler()
+    if compiler is None or not compiler.is_gcc:
+        pytest.skip("no GCC")
+    text, sizes, skeleton = CASES[name]
+    found = sources(text, sizes, monkeypatch)
+    assert skeleton in {source.skeleton for source, _ in found}
+    for source, command in found:
+        whole = f"{spliced(source.skeleton)}\n\n{source.own}"
+        assert len(source.code) < 0.8 * len(whole)
+        assert machine_code(source.code, command, tmp_path) == machine_code(whole, command, tmp_path)
+
+
+def test_all_skeletons_of_the_cpu_are_among_them() -> None:
+    assert {skeleton for _, _, skeleton in CASES.values()} == {s for s in SKELETONS if s.endswith(".h")}
+
+
+@pytest.mark.parametrize("skeleton", SKELETONS)
+def test_a_part_is_a_whole_declaration(skeleton: str) -> None:
+    frames: list[str] = []
+    for part in needed._parts(skeleton):
+        if part.frame > 0:
+            frames.append(part.text)
+        elif part.frame < 0:
+            assert frames.pop().startswith("#if") == part.text.startswith("#endif")
+        elif not part.text.startswith("#"):
+            conditions = part.text.count("\n#if") - part.text.count("\n#endif")
+            assert part.names or part.text.startswith(("using namespace", "static_assert", "typedef")), part.text
+            assert conditions == 0 and re.search(r"[;})](  // .*)?$", part.text), part.text
+    assert not frames
