@@ -47,7 +47,8 @@ class _Folding(TorchFunctionMode):
         makes_number = func in _MAKERS and not tensors
         if makes_number or (tensors and all(value is not None for value in tensors)):
             args, kwargs = tree_unflatten(known, structure)
-            with _disable_current_modes(), torch.no_grad():
+            # Told of no_grad, torch.export notes a region for each call, and takes a second to undo it.
+            with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
                 result = func(*args, **kwargs)
             if not makes_number or not result.dim():
                 return result

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import opgraph.torch as ogt
+from opgraph.torch import fold
 from opgraph.torch.naf1 import NAF1, with_order
 
 pytest.importorskip("onnxscript", reason="torch's ONNX exporter needs onnxscript")
@@ -115,3 +117,19 @@ def test_nor_where_a_fused_module_runs_as_it_was_written() -> None:
     plain = NAF1(0.3)
     (eager,) = torch.autograd.grad(plain(x).sum(), [plain.frac_order])
     torch.testing.assert_close(torch.func.grad(total)(order), eager, rtol=1e-4, atol=1e-5)
+
+
+def test_folding_tells_the_exporter_nothing_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.export makes a region of each change of that mode; 300 of them took it a minute."""
+    told = []
+
+    class Told(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            told.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(fold, "is_in_onnx_export", lambda: True)
+    with Told():
+        y = fold.called_for_onnx(NAF1(), (torch.ones(3),), {})
+    assert y.shape == (3,) and "where" in told
+    assert not any("grad" in name for name in told)
