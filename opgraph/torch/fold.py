@@ -36,13 +36,17 @@ _MAKERS = (torch.tensor, torch.scalar_tensor)
 
 
 class _Folding(TorchFunctionMode):
-    """Calls on numbers alone (tensors of no dimension whose values are known) run at once, on real tensors."""
+    """Calls on numbers alone (parameters of no dimension, and what is made of them) run at once, on real tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, torch.Tensor] = {}  # by id; a tensor that is kept shares its id with no other one
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         leaves, structure = tree_flatten((args, kwargs or {}))
-        known = [_value(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        known = [self._value(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         tensors = [value for leaf, value in zip(leaves, known) if isinstance(leaf, torch.Tensor)]
         makes_number = func in _MAKERS and not tensors
         if makes_number or (tensors and all(value is not None for value in tensors)):
@@ -51,19 +55,35 @@ class _Folding(TorchFunctionMode):
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
                 result = func(*args, **kwargs)
             if not makes_number or not result.dim():
+                if isinstance(result, torch.Tensor) and not result.dim():
+                    self._made[id(result)] = result
                 return result
-        # What was computed here is no tensor of the trace; it goes there as a number.
-        met = [leaf.item() if type(leaf) is torch.Tensor and not leaf.dim() else leaf for leaf in leaves]
+        # What was computed here is no tensor of the trace; it goes there as a number. A method is one of a tensor.
+        met = [leaf.item() if id(leaf) in self._made else leaf for leaf in leaves]
+        if _writes(func):
+            met[0] = self._made.pop(id(args[0]), args[0])
+        elif args and id(args[0]) in self._made:
+            met[0] = torch.scalar_tensor(met[0], dtype=args[0].dtype, device=args[0].device)
         args, kwargs = tree_unflatten(met, structure)
         return func(*args, **kwargs)
 
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What is known of a tensor: the real one of no dimension; None where it depends on data."""
+        if id(tensor) in self._made:
+            return tensor
+        return None if tensor.dim() else _parameter(tensor)
 
-def _value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The real tensor of no dimension behind a tensor of a trace; None where it is data."""
-    if tensor.dim():
-        return None
+
+def _writes(func: Callable[..., Any]) -> bool:
+    """Whether it is a method that changes its tensor."""
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _parameter(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The parameter that a tensor is, or stands for in a trace; a number that a trace knows."""
     if not isinstance(tensor, FakeTensor):
-        return tensor if type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
+        return tensor if isinstance(tensor, torch.nn.Parameter) else None
     if tensor.constant is not None:
         return tensor.constant
     converter = tensor.fake_mode.fake_tensor_converter.meta_converter

@@ -133,3 +133,37 @@ def test_folding_tells_the_exporter_nothing_of_gradients(monkeypatch: pytest.Mon
         y = fold.called_for_onnx(NAF1(), (torch.ones(3),), {})
     assert y.shape == (3,) and "where" in told
     assert not any("grad" in name for name in told)
+
+
+class Scaled(nn.Module):
+    """Numbers of parameters, of data, and of both, on either side of an op."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(0.7))
+        self.writes = writes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        w, largest = torch.exp(self.a), x.max()
+        own = torch.exp(self.a)
+        if self.writes:
+            own.add_(largest)
+        return (
+            (w * x).sigmoid() * own + torch.pow(w, x) / torch.exp(0.1 * largest) - w.sub(largest) * torch.maximum(w, x)
+        )
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of both exporters
+@pytest.mark.parametrize("dynamo", [False, True], ids=["by tracing", "by torch.export"])
+def test_a_number_that_depends_on_data_is_none_of_parameters(dynamo: bool, tmp_path: Path) -> None:
+    # torch.export refuses what changes a constant.
+    module = ogt.fuse(nn.Sequential(nn.Linear(8, 8), Scaled(writes=not dynamo))).eval()
+    torch.manual_seed(0)
+    path = tmp_path / "scaled.onnx"
+    torch.onnx.export(module, (torch.randn(3, 8),), str(path), dynamo=dynamo, opset_version=18)
+    session = ort.InferenceSession(str(path))
+    for scale in (1, 5):
+        x = torch.randn(3, 8) * scale
+        (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        with torch.no_grad():
+            np.testing.assert_allclose(got, module(x).numpy(), rtol=1e-5, atol=1e-5)
