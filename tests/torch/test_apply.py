@@ -1,23 +1,122 @@
-"""A torch that is too new is refused by name at the import, not by what is missing in it."""
+"""Custom autograd functions are followed however their `apply` was bound, and left alone where nobody follows."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import contextlib
+import threading
+from typing import Any
 
-CHILD = """
 import torch
-torch.autograd.Function.apply = classmethod(len).__get__(None, type)  # calls no Python, as from torch 2.14 on
-try:
-    import opgraph.torch
-except ImportError as error:
-    print(error)
-"""
+from torch import nn
+from torch.autograd.function import FunctionMeta
+
+import opgraph.torch as ogt
+from opgraph.torch.apply import RUN, followed_functions, functions_on_stack
+from opgraph.torch.inplace.source_position import frames_of
 
 
-def test_a_torch_that_calls_functions_from_c_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
-    what, where, fix = done.stdout.splitlines()
-    assert "calls autograd.Functions from C" in what
-    assert where == "  where: import opgraph.torch"
-    assert fix.startswith("  fix:   pip install 'torch>=2.11,<2.14'")
+class Scaled(torch.autograd.Function):
+    """x * y * factor, by a context of its own."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, y: torch.Tensor, factor: float = 3.0) -> torch.Tensor:
+        seen.append([(f.f_locals["function"], f.f_locals["given"]) for f in frames_of(RUN)])
+        return torch.sigmoid(x) * y * factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, y, ctx.factor = inputs
+        gate = torch.sigmoid(x) * 1.0
+        ctx.save_for_backward(gate, y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gate, y = ctx.saved_tensors
+        (d,) = grads
+        return d * y * ctx.factor * gate * (1 - gate), d * gate * ctx.factor, None
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        seen.append([(f.f_locals["function"], f.f_locals["given"]) for f in frames_of(RUN)])
+        return x * 2 + 0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 2
+
+
+seen: list[list[Any]] = []
+scaled, doubled = Scaled.apply, Doubled.apply
+
+
+class Model(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = torch.sigmoid(x) * x
+        result: torch.Tensor = scaled(gate + 1, x * 0.5) * torch.tanh(doubled(gate)) + Scaled.apply(gate, x, 2.0)
+        return result
+
+
+def test_a_function_with_a_context_of_its_own_connects_what_waited() -> None:
+    grads = []
+    for model in (Model(), ogt.fuse(Model())):
+        x = torch.linspace(-2, 2, 9, dtype=torch.float64, requires_grad=True)
+        y = model(x)
+        y.backward(torch.ones_like(y))
+        grads.append((y.detach(), x.grad))
+    torch.testing.assert_close(grads[1], grads[0])
+    assert not any(type(t) is not torch.Tensor for pair in grads for t in pair)
+
+
+def test_the_stack_tells_which_function_runs_and_of_what() -> None:
+    x, y = torch.ones(2), torch.ones(2)
+    seen.clear()
+    with functions_on_stack():
+        scaled(x, y)
+        doubled(x)
+    scaled(x, y)
+    (first,), (second,), after = seen
+    assert first[0] is Scaled and first[1][0] is x and first[1][1] is y
+    assert second[0] is Doubled and len(second[1]) == 1 and second[1][0] is x
+    assert after == []
+
+
+def test_other_threads_are_not_followed_and_nothing_stays_behind() -> None:
+    told: list[str] = []
+
+    class Follower:
+        def before(self) -> None:
+            told.append(threading.current_thread().name)
+
+        def inside(self) -> Any:
+            return torch.no_grad()
+
+    main = threading.get_ident()
+    with followed_functions(lambda: Follower() if threading.get_ident() == main else None):
+        other = threading.Thread(target=doubled, args=(torch.ones(2),))
+        other.start()
+        other.join()
+        assert told == []
+        doubled(torch.ones(2))
+        assert set(told) == {threading.current_thread().name}
+        with followed_functions(lambda: None):
+            pass
+        assert "__getattribute__" in vars(FunctionMeta)
+    assert "__getattribute__" not in vars(FunctionMeta)
+
+
+def test_where_a_function_fails_nothing_is_left_suspended() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no")
+
+    class Tries(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with contextlib.suppress(ValueError):
+                Fails.apply(x + 1)
+            return torch.sigmoid(x) * x
+
+    report = ogt.explain(ogt.fuse(Tries()), torch.ones(3))
+    assert report.units["swish"] == 1

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from opgraph.errors import InvalidArguments
+from opgraph.torch.apply import functions_on_stack
 from opgraph.torch.inplace import wording
 from opgraph.torch.inplace.record import Overwrite, digest, memory_of, plain
 from opgraph.torch.inplace.report import InplaceReport
@@ -86,7 +87,7 @@ def _watched(
     given += [(None, f"argument {k!r}", t) for k, a in named.items() for t in tree_iter(a) if plain(t)]
     before = [digest(t) for _, _, t in given]
     watch = Watch(__file__)
-    with watch, watch.hooks():
+    with functions_on_stack(), watch, watch.hooks():
         result = fn(*args, **named)
     changed: list[tuple[int | None, str, Overwrite | None]] = []
     for (index, name, tensor), old in zip(given, before):

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from opgraph.torch.apply import APPLY
+from opgraph.torch.apply import RUN
 from opgraph.torch.inplace.record import FunctionCall, Kept, Misread, Overwrite, Spoilt, digest, memory_of, plain
 from opgraph.torch.inplace.source_position import (
     Position,
@@ -32,7 +32,7 @@ COPY_BYTES = 64 << 20
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
-    """Observes every op of a run; `hooks()` observes what autograd keeps.
+    """Observes every op of a run, in `functions_on_stack()`; `hooks()` observes what autograd keeps.
 
     Args:
         until: the file whose frames end the stacks that are noted: that of whoever starts the run.
@@ -83,7 +83,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         stack = user_stack(self.until)
         # A value may have a history that this tensor is not part of (`.data`), whatever it is overwritten with.
         alone = not tensor.requires_grad or not torch.is_grad_enabled()
-        applying = next(frames_of(APPLY), None)
+        applying = next(frames_of(RUN), None)
         overwrite = Overwrite(
             self.number,
             str(func.overloadpacket).removeprefix("aten."),
@@ -109,11 +109,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self._alive.append(tensor.untyped_storage())
 
     def _note_call(self, frame: FrameType, key: int, overwrite: Overwrite) -> None:
-        args = frame.f_locals.get("args", ())
+        args = frame.f_locals["given"]
         if id(frame) in self.calls or not any(plain(a) and memory_of(a) == key for a in args):
             return
         copies = tree_map_only(torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), list(args))
-        self.calls[id(frame)] = FunctionCall(frame.f_locals["cls"], copies, overwrite)
+        self.calls[id(frame)] = FunctionCall(frame.f_locals["function"], copies, overwrite)
         self._alive.append(frame)
 
     # -- reads --------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class LazySession:
     Attributes:
         hooks: the saved-tensor hooks when it began. Under others (activation checkpointing) nothing waits: how many
             tensors are saved must not depend on when something runs.
+        computing: whether values are computed right now.
         suspended: in how many custom autograd functions the run is: nothing waits there either, for autograd connects
             what a function returns.
     """
@@ -45,6 +46,7 @@ class LazySession:
         self.observer = observer
         self.rounding = rounding
         self.hooks = saved_tensor_hooks()
+        self.computing = False
         self.suspended = 0
         self._handles: list[weakref.ref[Lazy]] = []
         self._limit = 64
@@ -207,7 +209,11 @@ class LazySession:
     def compute(self, nodes: list[Node]) -> None:
         """Runs what these nodes need, and gives their tensors the values."""
         with self._lock, hooked(self.hooks):
-            run([n for n in nodes if n.value is None], self.rounding, self.observer)
+            before, self.computing = self.computing, True
+            try:
+                run([n for n in nodes if n.value is None], self.rounding, self.observer)
+            finally:
+                self.computing = before
 
     def compute_all(self) -> None:
         """Runs everything that somebody still holds."""

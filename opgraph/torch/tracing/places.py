@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 
 from opgraph.errors import InvalidArguments, InvalidDataType, Unimplemented
-from opgraph.torch.apply import APPLY
+from opgraph.torch.apply import RUN
 
 _LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent.parent) + os.sep, "<frozen", "<string>")
 #: The fix for most of what follows.
@@ -79,7 +79,7 @@ def meets_array() -> InvalidArguments:
 def without_gradients(name: str) -> Unimplemented:
     """A call under no_grad: of the function's own, or in the forward of an autograd.Function."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not APPLY:
+    while frame is not None and frame.f_code is not RUN:
         frame = frame.f_back
     if frame is None:
         return unknown(name, "it stands under no_grad, in a function that has gradients", "use x.detach()")

@@ -12,6 +12,7 @@ inputs of the graph, in the order in which they are first used.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.runtime.bounded import Bounded
+from opgraph.torch.apply import functions_on_stack
 from opgraph.torch.tracing.build import build, needed, pattern
 from opgraph.torch.tracing.emit import name_of
 from opgraph.torch.tracing.names import parameter_names, tensor_names
@@ -127,11 +129,8 @@ class Tracer:
         session.device = session.inputs[0].tensor.device
         key = (torch.get_default_dtype(), *[i.tensor.dtype for i in session.inputs])
         session.node = self._roots.setdefault(key, Node(None, session.count))
-        if watch is None:
+        with functions_on_stack(), watch or contextlib.nullcontext():
             result = self.fn(*given, **named)
-        else:
-            with watch:
-                result = self.fn(*given, **named)
         return self._ended(session, result)
 
     def _name(self, index: int) -> str:
