@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 
 from opgraph.torch.fused.training import Training
 
@@ -42,7 +43,7 @@ class Trained:
         return (results,) if self.single else results[: self.count]
 
 
-class Fused(torch.autograd.Function):
+class Fused(_SingleLevelFunction):
     """One node for every fused call. It holds what `save_for_backward` got, shapes, and nothing else of the call's."""
 
     @staticmethod
@@ -80,6 +81,6 @@ class Fused(torch.autograd.Function):
         return ctx.training.tangents(ctx.saved_tensors, tangents, ctx.result_shapes)
 
 
-#: `Fused.apply(trained, *tensors)`, without what torch.func would need; that has its own way (library.py).
-#: Gives a tensor where `trained.single`, else a tuple of the results of `trained.training.forward`.
-record: Callable[..., Any] = super(torch.autograd.Function, Fused).apply
+#: `Fused.apply(trained, *tensors)`, without what torch.func would need: that has its own way (library.py), and the class is
+#: what torch calls one level's. Gives a tensor where `trained.single`, else a tuple of `trained.training.forward`'s results.
+record: Callable[..., Any] = Fused.apply  # type: ignore[attr-defined]  # of C
