@@ -81,6 +81,6 @@ class Fused(_SingleLevelFunction):
         return ctx.training.tangents(ctx.saved_tensors, tangents, ctx.result_shapes)
 
 
-#: `Fused.apply(trained, *tensors)`, without what torch.func would need: that has its own way (library.py), and the class is
-#: what torch calls one level's. Gives a tensor where `trained.single`, else a tuple of `trained.training.forward`'s results.
+#: `Fused.apply(trained, *tensors)`, without what torch.func would need: that has its own way (library.py), so the class
+#: is what torch calls one level's. A tensor where `trained.single`, else the results of `trained.training.forward`.
 record: Callable[..., Any] = Fused.apply  # type: ignore[attr-defined]  # of C
