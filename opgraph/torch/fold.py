@@ -55,15 +55,16 @@ class _Folding(TorchFunctionMode):
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
                 result = func(*args, **kwargs)
             if not makes_number or not result.dim():
-                if isinstance(result, torch.Tensor) and not result.dim():
+                if type(result) is torch.Tensor and not result.dim():
                     self._made[id(result)] = result
                 return result
         # What was computed here is no tensor of the trace; it goes there as a number. A method is one of a tensor.
         met = [leaf.item() if id(leaf) in self._made else leaf for leaf in leaves]
-        if _writes(func):
-            met[0] = self._made.pop(id(args[0]), args[0])
-        elif args and id(args[0]) in self._made:
-            met[0] = torch.scalar_tensor(met[0], dtype=args[0].dtype, device=args[0].device)
+        first = self._made.get(id(args[0])) if args else None
+        if first is not None and _writes(func):
+            met[0] = self._made.pop(id(first))
+        elif first is not None:
+            met[0] = torch.scalar_tensor(met[0], dtype=first.dtype, device=first.device)
         args, kwargs = tree_unflatten(met, structure)
         return func(*args, **kwargs)
 

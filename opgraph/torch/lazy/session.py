@@ -219,7 +219,8 @@ class LazySession:
         """Runs everything that somebody still holds."""
         held = [tensor for tensor in (handle() for handle in self._handles) if type(tensor) is Lazy]
         self._handles = []
-        self.compute([t.node for t in held])
+        if held:
+            self.compute([t.node for t in held])
 
     def before_writing(self, values: Any) -> None:
         """Runs what reads the memory of these tensors, before it is written to."""
