@@ -1,8 +1,8 @@
 """From a loop to C++ source text.
 
 A kernel is a skeleton of `kernels/`, the functor of one loop and an entry point: `kernel` puts them together, with the
-text of the skeleton from `sources` and, on CUDA, as far as it is `needed`. Functors are written by functions over an
-`emitter`, which has their lines and what all of them share; the base of it, `arithmetic`, spells statements.
+text of the skeleton from `sources` as far as it is `needed`. A `functor` is written by functions over an `emitter`,
+which has its lines and what all of them share; the base of it, `arithmetic`, spells statements.
 
 - Elements: `emit`. On the CPU `lanes` (16 at a time), `halves` (f16), `branches` (either side of a choice), `strips`
   (large kernels), `turned` (strided operands); on CUDA `packs` and `rolled` (few of their elements in the text).

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from opgraph.codegen.arithmetic import CALL, PER_ROW
 from opgraph.codegen.branches import branches_of, put_branches
-from opgraph.codegen.emitter import Emitter, Functor
+from opgraph.codegen.emitter import Emitter
+from opgraph.codegen.functor import Form, Functor
 from opgraph.codegen.halves import put_halves
 from opgraph.codegen.lanes import goes_by_lanes, put_lanes
 from opgraph.codegen.packs import put_packs
@@ -66,4 +67,6 @@ def emit_functor(
             put_halves(emitter)
             if emitter.by_lanes:
                 put_lanes(emitter)
-    return emitter.functor(has_branches=branches is not None)
+    if emitter.by_strips:
+        return emitter.functor(Form.LANE_STRIPS if emitter.by_lanes else Form.STRIPS)
+    return emitter.functor(Form.BRANCHES if branches else Form.LOOP)

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import final
 
 from opgraph.codegen.arithmetic import ELEMENT, PER_ROW, Arithmetic, compute_type, storage_type
+from opgraph.codegen.functor import Form, Functor
 from opgraph.codegen.literals import literal
 from opgraph.loops.layout import ADDED, GROUP, KEPT, ROW, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Load, Loop, Statement, Store
 from opgraph.loops.passes import row_stores
-
-
-@dataclass(frozen=True, slots=True)
-class Functor:
-    """Emitted text.
-
-    Attributes:
-        code: `struct Fused {...};`
-        tags: line number within `code`, from 1 -> tag of the op that the line came from.
-        has_branches: whether each element is given to one of two branches: see `opgraph.codegen.branches`.
-    """
-
-    code: str
-    tags: Mapping[int, int]
-    has_branches: bool
 
 
 @final
@@ -56,10 +41,10 @@ class Emitter(Arithmetic):
         self._lines: list[str] = []
         self._tags: dict[int, int] = {}
 
-    def functor(self, *, has_branches: bool = False) -> Functor:
+    def functor(self, form: Form = Form.LOOP) -> Functor:
         """What was put, and the end of it."""
         self.put("};")
-        return Functor("\n".join(self._lines), self._tags, has_branches)
+        return Functor("\n".join(self._lines), self._tags, form)
 
     def put(self, line: str, tag: int | None = None) -> None:
         """Adds a line, of the op with that tag."""

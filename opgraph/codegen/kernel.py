@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.emitter import Emitter
+from opgraph.codegen.functor import Form
 from opgraph.codegen.needed import needed
 from opgraph.codegen.rolled import group_of
 from opgraph.codegen.rows import emit_rows
@@ -44,7 +45,7 @@ class KernelSource:
         tags: line of `code`, from 1 -> tag of the op that the line came from.
         skeleton: the file of `kernels/` that it is made with.
         own: what stands behind that.
-        has_branches: see `Functor`.
+        form: see `Functor`.
     """
 
     entry: str
@@ -53,7 +54,7 @@ class KernelSource:
     tags: Mapping[int, int]
     skeleton: str = ""
     own: str = ""
-    has_branches: bool = False
+    form: Form = Form.LOOP
 
 
 def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, rolled: bool = False) -> KernelSource:
@@ -79,7 +80,7 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, r
         tags=tags,
         skeleton=skeleton,
         own=own,
-        has_branches=functor.has_branches,
+        form=functor.form,
     )
 
 

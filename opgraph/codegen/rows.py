@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from opgraph.codegen.arithmetic import CALL, PER_ROW, compute_type
 from opgraph.codegen.beside import put_beside_members
-from opgraph.codegen.emitter import Emitter, Functor
+from opgraph.codegen.emitter import Emitter
+from opgraph.codegen.functor import Functor
 from opgraph.codegen.lanes import goes_by_lanes
 from opgraph.codegen.row_ahead import put_next_members, put_nexts
 from opgraph.codegen.row_buffers import Rows, put_buffers

@@ -23,10 +23,6 @@ from opgraph.partition.split import MAX_COST, STATEMENT_COST
 Place: TypeAlias = tuple[str, int]
 #: Operands that are read where they lie.
 IN_PLACE = "in place"
-#: What a function is told by that has a half of its own (`opgraph.runtime.building`).
-SHARED = "OG_SHARED("
-#: Where functions do 16 floats at a time.
-BY_LANES = "using Width = og::floats;"
 #: The same as MAX_COST for kernels not of f32 alone, whose loop the compiler has to vectorise: 0.45 s.
 WIDE_COST = 600
 #: Elements of the longest strip, and of the shortest; the longest of which all strips together take at most ROOM bytes.
@@ -60,7 +56,7 @@ def put_strips(emitter: Emitter) -> None:
     put(f"  static constexpr og::i64 strip_length = {strips.slots.length()};")
     if emitter.by_lanes:
         put("#if OG_LANES")
-        put(f"  {BY_LANES}")
+        put("  using Width = og::floats;")
         put("#else")
     put("  using Width = float;")
     if emitter.by_lanes:
@@ -92,7 +88,7 @@ def _put_function(emitter: Emitter, function: Function, dtype: str, name: str) -
     emitter.put(f"  struct {name} {{")
     emitter.put("    template <class F>")
     emitter.put(f"    static OG_FN {function.result} apply({function.parameters}) {{ return {function.text}; }}")
-    emitter.put(f"    {SHARED}static void over(const Strip& s, int y{declared}),")
+    emitter.put(f"    OG_SHARED(static void over(const Strip& s, int y{declared}),")
     emitter.put(f"      og::over<Width, {name}>(s.n, s.at<{_slot_type(dtype)}>(y){given}))")
     emitter.put("  };")
 

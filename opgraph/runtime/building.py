@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource
-from opgraph.codegen.strips import BY_LANES, SHARED
 
 #: What a source is called while it is compiled.
 FILE = "kernel.cpp"
@@ -51,9 +51,9 @@ def built(
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         made = os.path.join(folder, "kernel.so")
         begin = [*command, *flags]
-        if SHARED in source.functor and len(os.sched_getaffinity(0)) > 1:
+        if source.form in (Form.STRIPS, Form.LANE_STRIPS) and len(os.sched_getaffinity(0)) > 1:
             # One of the halves has all that calls, the other one no more than the functions: it ends where those do.
-            more = functions if BY_LANES in source.functor else ()
+            more = functions if source.form is Form.LANE_STRIPS else ()
             halves = [(CALLS,), (FUNCTIONS, *more)]
             parts = source.code, source.code[: source.code.rindex('extern "C"')]
             texts = [_written(os.path.join(folder, half[0][2:]), t) for half, t in zip(halves, parts, strict=True)]

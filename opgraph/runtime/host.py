@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime import cache as disk
@@ -180,7 +181,7 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
             where="the CPU engine",
             fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
         )
-    flags = compiler.flags(flat=flat, branches=source.has_branches)
+    flags = compiler.flags(flat=flat, branches=source.form is Form.BRANCHES)
     name = (
         disk.key(
             source.code,

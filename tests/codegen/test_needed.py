@@ -13,6 +13,7 @@ from row_graphs import RMS
 
 import opgraph as og
 from opgraph.codegen import kernel, needed
+from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.sources import spliced
 from opgraph.ir import dtypes
@@ -79,7 +80,7 @@ def sources(text: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -
     load = host.load
 
     def noted(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
-        flags = compiler.flags(flat=flat, branches=source.has_branches)
+        flags = compiler.flags(flat=flat, branches=source.form is Form.BRANCHES)
         found.append((source, [*compiler.command, *flags, *(host.FUNCTION_FLAGS if host.has_lanes() else ())]))
         return load(source, labels, flat=flat)
 
