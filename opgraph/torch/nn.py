@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -190,13 +191,15 @@ class Activation(_Pointwise):
     Example: `Activation(lambda x, a: x * torch.sigmoid(a * x), a=1.0)`.
 
     Raises:
-        InvalidArguments: a name that modules use themselves, a value that is neither a number nor a float tensor.
+        InvalidArguments: a name that modules use themselves or the function does not know, one that it misses, a value
+            that is neither a number nor a float tensor.
     """
 
     def __init__(
         self, fn: Callable[..., torch.Tensor], *, inplace: bool = False, **params: float | torch.Tensor
     ) -> None:
         super().__init__()
+        _check_names(fn, params)
         self.fn = fn
         self.inplace = inplace
         self._names = tuple(params)
@@ -222,6 +225,19 @@ class Activation(_Pointwise):
             value = getattr(self, name)
             shown.append(f"{name}={value.item():g}" if value.dim() == 0 else f"{name}={tuple(value.shape)}")
         return ", ".join(shown + (["inplace=True"] if self.inplace else []))
+
+
+def _check_names(fn: Callable[..., torch.Tensor], params: Iterable[str]) -> None:
+    try:
+        inspect.signature(fn).bind(None, **dict.fromkeys(params))
+    except ValueError:  # of C: it does not say what it takes
+        return
+    except TypeError as error:
+        raise InvalidArguments(
+            f"fn cannot be called with x and {', '.join(params) or 'nothing else'}: {error}",
+            where="Activation",
+            fix="give each parameter of the function, but its first one, a first value by its name",
+        ) from None
 
 
 def _first_value(name: str, value: Any) -> torch.Tensor:

@@ -152,6 +152,13 @@ def test_what_cannot_be_is_said():
         ogt.Activation(torch.relu, training=1.0)
     with pytest.raises(InvalidArguments, match="number or a float tensor"):
         ogt.Activation(torch.relu, a=torch.ones(3, dtype=torch.int64))
+    for params in ({}, {"b": 1.0}, {"a": 1.0, "b": 1.0}):
+        with pytest.raises(InvalidArguments, match="fn cannot be called with x and"):
+            ogt.Activation(lambda x, a: x * a, **params)
+    with pytest.raises(InvalidArguments, match="not a callable"):
+        ogt.Activation("relu")
+    ogt.Activation(torch.nn.functional.leaky_relu, negative_slope=0.1)
+    ogt.Activation(ogt.fuse(lambda x, a, k=1.0: x * a * k), a=1.0)
 
 
 def test_inside_a_fused_model_they_fuse_with_their_neighbours():
