@@ -135,8 +135,8 @@ def test_state_dict_repr_copy_and_pickle():
     file.seek(0)
     for twin in (copy.deepcopy(module), torch.load(file, weights_only=False)):
         assert torch.equal(twin(x), module(x)) and twin.alpha is not module.alpha
-    activation = ogt.Activation(torch.nn.functional.leaky_relu, a=1.0)
-    assert list(activation.state_dict()) == ["a"] and "leaky_relu, a=1" in repr(activation)
+    activation = ogt.Activation(torch.nn.functional.leaky_relu, negative_slope=1.0)
+    assert list(activation.state_dict()) == ["negative_slope"] and "leaky_relu, negative_slope=1" in repr(activation)
 
 
 def test_what_cannot_be_is_said():
