@@ -81,7 +81,7 @@ def sources(text: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -
 
     def noted(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
         flags = compiler.flags(flat=flat, branches=source.form is Form.BRANCHES)
-        found.append((source, [*compiler.command, *flags, *(host.FUNCTION_FLAGS if host.has_lanes() else ())]))
+        found.append((source, [*compiler.command, *flags]))
         return load(source, labels, flat=flat)
 
     monkeypatch.setattr(host, "load", noted)
@@ -109,6 +109,8 @@ def test_the_machine_code_is_that_of_the_whole_text(name: str, tmp_path: Path, m
     if compiler is None or not compiler.is_gcc:
         pytest.skip("no GCC")
     text, sizes, skeleton = CASES[name]
+    if skeleton == "host_at_once.h" and not host.has_lanes():
+        pytest.skip("no AVX-512: no row is done at once")
     found = sources(text, sizes, monkeypatch)
     assert skeleton in {source.skeleton for source, _ in found}
     for source, command in found:
