@@ -93,7 +93,7 @@ def _missing() -> str:
     try:
         import opgraph.torch  # noqa: F401
     except (ImportError, OSError) as error:
-        return f"PyTorch cannot be imported ({next(iter(error.args), error)})"
+        return f"PyTorch cannot be imported ({error})"
     return ""
 
 

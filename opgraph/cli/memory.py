@@ -130,9 +130,8 @@ def _require_torch() -> None:
     try:
         import opgraph.torch  # noqa: F401
     except ImportError as error:
-        why = next(iter(error.args), error)
         raise DeviceError(
-            f"what is kept for backward is measured with PyTorch, which cannot be imported ({why})",
+            f"what is kept for backward is measured with PyTorch, which cannot be imported ({error})",
             where="opgraph memory",
             fix="pip install 'opgraph[torch]'",
         ) from None

@@ -120,3 +120,30 @@ def test_where_a_function_fails_nothing_is_left_suspended() -> None:
 
     report = ogt.explain(ogt.fuse(Tries()), torch.ones(3))
     assert report.units["swish"] == 1
+
+
+def test_what_waits_around_a_fused_module_is_connected_inside_of_it() -> None:
+    """Under other saved-tensor hooks the inner module has a session of its own, and takes what waits in the outer."""
+
+    class Inner(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = doubled(x) * torch.tanh(x)
+            return result
+
+    class Outer(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.sigmoid(x) * x
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+                result: torch.Tensor = self.inner(y)
+            return result + 1
+
+    grads = []
+    for model in (Outer(Inner()), ogt.fuse(Outer(ogt.fuse(Inner())))):
+        x = torch.linspace(-2, 2, 9, dtype=torch.float64, requires_grad=True)
+        model(x).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])

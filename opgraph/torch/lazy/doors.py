@@ -77,7 +77,10 @@ class _Door:
         self._session = session
 
     def before(self) -> None:
-        self._session.compute_all()
+        session: LazySession | None = self._session
+        while session is not None:  # what it takes may wait in any of them
+            session.compute_all()
+            session = session.outer
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:

@@ -37,8 +37,8 @@ def current() -> LazySession | None:
 
 def run_lazily(call: Callable[[], Any], observer: Observer | None = None, rounding: str = "store") -> Any:
     """What `call()` returns; pointwise arithmetic waits meanwhile, and nothing waits any more at the end."""
-    session = LazySession(observer, rounding)
-    outer = getattr(_thread, "session", None)
+    outer = _session()
+    session = LazySession(observer, rounding, outer)
     _thread.session = session
     try:
         with watched_doors(_session), _Mode(session):

@@ -33,6 +33,7 @@ class LazySession:
     Args:
         observer: is told what happens; None: nobody.
         rounding: as `fuse` takes it.
+        outer: the one of this thread that it interrupts.
 
     Attributes:
         hooks: the saved-tensor hooks when it began. Under others (activation checkpointing) nothing waits: how many
@@ -42,9 +43,12 @@ class LazySession:
             what a function returns.
     """
 
-    def __init__(self, observer: Observer | None = None, rounding: str = "store") -> None:
+    def __init__(
+        self, observer: Observer | None = None, rounding: str = "store", outer: LazySession | None = None
+    ) -> None:
         self.observer = observer
         self.rounding = rounding
+        self.outer = outer
         self.hooks = saved_tensor_hooks()
         self.computing = False
         self.suspended = 0
