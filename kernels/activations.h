@@ -109,7 +109,13 @@ template <class T> OG_FN T gelu_by_tail(T x) {
 }
 template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
 #if OG_TABLES
-  return larger((F)-0.0f, x) - tail_by_table(x);  // -0 on the left, where the tail may be 0; NaN gets through
+  // Above the end of the table the tail is less than the last bit of x, below it few lanes ever go.
+  constexpr float end = 5.3f;
+  const F t = size_within(x, (F)end);
+  const F y = fma(-t, by_table(lower_tail, interval_by_square(t), t), larger((F)-0.0f, x));  // NaN gets through
+  const mask<F> far = x < -end;
+  if (__builtin_expect(!any(far), 1)) return y;
+  return choose(far, -far_tail(x), y);
 #else
   return at_least(x, (F)-0.0f) - tail_times(abs(x));
 #endif

@@ -31,13 +31,6 @@ template <class F> OG_FN bell<F> bell_of(F t) {
   p = fma(p, r, (F)-0x1.fffba8p-2f);
   return {n, p * r, power_of_bits(k)};
 }
-/// As og::gelu_erf, the polynomial a degree less.
-template <class F> OG_FN F gelu_erf(F x) {
-  const F t = size_within(x, (F)14.875f);
-  const bell<F> v = brief::bell_of(t);
-  const F scaled = t * v.power;
-  return larger((F)-0.0f, x) - divide(fma(scaled, v.e, scaled), by_table<1>(inverse_tail, interval_of(t), t));
-}
 template <class F> OG_FN F gelu_erf_backward(F x, F d) {
   const F t = at_most(abs(x), (F)14.875f);  // 0 above, but for d infinite
   const bell<F> v = brief::bell_of(t);

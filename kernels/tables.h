@@ -30,6 +30,8 @@ OG_FN float larger(float x, float y) { return x > y ? x : y; }
 OG_FN float smaller(float x, float y) { return x < y ? x : y; }
 /// 2^(n - 191) of the bits of 1.5 * 2^23 + n.
 OG_FN float power_of_bits(float k) { return from_bits(bits(k) << 23); }
+/// Whether a condition holds in any lane.
+OG_FN bool any(bool condition) { return condition; }
 
 #if OG_LANES
 OG_FN floats lookup(const float* row, words i) {
@@ -42,6 +44,7 @@ OG_FN words shifted(words bits, int right) { return bits.v >> (u32)right; }
 OG_FN words operator^(words a, words b) { return a.v ^ b.v; }
 // Not by vrangeps, which does both at once: Intel's cores wait for what its result's register held before.
 OG_FN floats size_within(floats x, floats bound) { return smaller(abs(x), bound); }
+OG_FN bool any(bools condition) { return condition.m != 0; }
 OG_FN floats power_of_bits(floats k) { return from_bits(words(bits(k).v << 23u)); }
 #endif
 
@@ -57,6 +60,10 @@ template <int dropped = 0, int rows, class F, class I> OG_FN F by_table(const fl
 
 /// The interval of t in [0, 15): 8 of them from 0 to 1, from 1 to 3, from 3 to 7, and from 7 to 15.
 template <class F> OG_FN auto interval_of(F t) { return shifted(bits(t + 1), 20); }
+/// That of t in [0, 5.3], all as wide in t (t + 3.25): the steeper the function, the narrower.
+template <class F> OG_FN auto interval_by_square(F t) {
+  return bits(fma(t, fma(t, (F)0x1.6357fep-1f, (F)(3.25f * 0x1.6357fep-1f)), (F)0x1.8p23f));
+}
 /// That of size = |x|: 4 of them from 0 to 4 / 3, to 4, to 28 / 3 and for all others; the sign of x, moved to a bit of the
 /// exponent that tells nothing new, makes others of them.
 template <class F> OG_FN auto interval_of(F size, F x) {
@@ -64,44 +71,47 @@ template <class F> OG_FN auto interval_of(F size, F x) {
   return shifted(bits(bounded) ^ (shifted(bits(x), 6) & 0x02000000u), 21);
 }
 
-/// 2^64 / R(t) for 0 <= t < 15, R(t) = e^(t^2 / 2) Phi(-t); relative error 2^-29. Nearly a line, as R is not, which
-/// saves a degree.
-alignas(64) static const float inverse_tail[6][32] = {
-    {0x1.2003e8p+0f, 0x1.5ff61ep+0f, 0x1.a005bcp+0f, 0x1.e00df6p+0f, 0x1.10013p+1f, 0x1.300774p+1f, 0x1.5006c8p+1f,
-     0x1.700ae4p+1f, 0x1.a00aaap+1f, 0x1.dff796p+1f, 0x1.10064cp+2f, 0x1.300bfap+2f, 0x1.4ffe72p+2f, 0x1.6ff4d4p+2f,
-     0x1.90077ep+2f, 0x1.affd3cp+2f, 0x1.e002b8p+2f, 0x1.0ff75ep+3f, 0x1.2ff674p+3f, 0x1.5005dap+3f, 0x1.6ffe4ap+3f,
-     0x1.8ff34ep+3f, 0x1.b00dbp+3f, 0x1.cff234p+3f, 0x1.000a4ap-4f, 0x1.7ff8a6p-3f, 0x1.40089p-2f, 0x1.c00f9ep-2f,
-     0x1.1ffc9cp-1f, 0x1.600bbcp-1f, 0x1.a00206p-1f, 0x1.e005d8p-1f},
-    {0x1.43ca3cp+56f, 0x1.24f11cp+56f, 0x1.fe9d96p+55f, 0x1.b31372p+55f, 0x1.6c824ep+55f, 0x1.2de25ep+55f,
-     0x1.f33834p+54f, 0x1.9a921cp+54f, 0x1.328d3ap+54f, 0x1.9f9f72p+53f, 0x1.1cc72ap+53f, 0x1.8ad8a6p+52f,
-     0x1.16cf2ap+52f, 0x1.8ec44ap+51f, 0x1.216552p+51f, 0x1.abf5bap+50f, 0x1.14ee06p+50f, 0x1.46da9p+49f,
-     0x1.925b8cp+48f, 0x1.0127e6p+48f, 0x1.5091eap+47f, 0x1.cde898p+46f, 0x1.407b8ap+46f, 0x1.caf53ap+45f,
-     0x1.f61ca6p+52f, 0x1.0d1f42p+55f, 0x1.aa1562p+55f, 0x1.0cc83p+56f, 0x1.31d416p+56f, 0x1.489f1cp+56f,
-     0x1.50803ap+56f, 0x1.4f818p+56f},
-    {-0x1.f4d64ap+58f, -0x1.a7985p+58f, -0x1.62fe12p+58f, -0x1.27d892p+58f, -0x1.ec2236p+57f, -0x1.991a32p+57f,
-     -0x1.542952p+57f, -0x1.1b82c6p+57f, -0x1.b2abc8p+56f, -0x1.340482p+56f, -0x1.bafbap+55f, -0x1.445d76p+55f,
-     -0x1.e19536p+54f, -0x1.6c0cdep+54f, -0x1.174d44p+54f, -0x1.b0fc3ep+53f, -0x1.303a4p+53f, -0x1.88eafap+52f,
-     -0x1.075baap+52f, -0x1.6c8decp+51f, -0x1.063d64p+51f, -0x1.7cad0ep+50f, -0x1.1e29e8p+50f, -0x1.b1f702p+49f,
-     -0x1.889372p+59f, -0x1.8361b2p+59f, -0x1.786aacp+59f, -0x1.692fd6p+59f, -0x1.57261p+59f, -0x1.4331ccp+59f,
-     -0x1.2e96ep+59f, -0x1.199508p+59f},
-    {0x1.13b15cp+61f, 0x1.d0eea6p+60f, 0x1.880a58p+60f, 0x1.4b28bap+60f, 0x1.18897ep+60f, 0x1.dccb44p+59f,
-     0x1.96c954p+59f, 0x1.5c76e2p+59f, 0x1.168ddcp+59f, 0x1.a3ce9cp+58f, 0x1.41925ap+58f, 0x1.f4c43ep+57f,
-     0x1.8c08b2p+57f, 0x1.3d8682p+57f, 0x1.01a3d8p+57f, 0x1.a7464ep+56f, 0x1.412f8ap+56f, 0x1.cb3988p+55f,
-     0x1.527ee8p+55f, 0x1.fff9a8p+54f, 0x1.8c3ae6p+54f, 0x1.389afp+54f, 0x1.f509c2p+53f, 0x1.97fbd2p+53f,
-     0x1.0e9624p+62f, 0x1.f88f02p+61f, 0x1.d4b37cp+61f, 0x1.b2161ep+61f, 0x1.91112ap+61f, 0x1.71c8p+61f,
-     0x1.5474a2p+61f, 0x1.39133ep+61f},
-    {0x1.05777p+65f, 0x1.0d618ap+65f, 0x1.1410d2p+65f, 0x1.19b44p+65f, 0x1.1e77acp+65f, 0x1.2283bcp+65f,
-     0x1.25f518p+65f, 0x1.28e6f4p+65f, 0x1.2c8eccp+65f, 0x1.3056b8p+65f, 0x1.3337a8p+65f, 0x1.35704ep+65f,
-     0x1.372d62p+65f, 0x1.388feap+65f, 0x1.39aed2p+65f, 0x1.3a9832p+65f, 0x1.3bad3ap+65f, 0x1.3cbcf8p+65f,
-     0x1.3d826p+65f, 0x1.3e1604p+65f, 0x1.3e86a2p+65f, 0x1.3ede92p+65f, 0x1.3f24dp+65f, 0x1.3f5d2cp+65f,
-     0x1.a11e34p+64f, 0x1.b174p+64f, 0x1.c0a9cep+64f, 0x1.cec4c8p+64f, 0x1.dbcdfcp+64f, 0x1.e7dafap+64f,
-     0x1.f2f0f2p+64f, 0x1.fd265cp+64f},
-    {0x1.04e122p+66f, 0x1.260b24p+66f, 0x1.482da6p+66f, 0x1.6b10fcp+66f, 0x1.8e8f68p+66f, 0x1.b2a7fp+66f,
-     0x1.d7302ep+66f, 0x1.fc23e4p+66f, 0x1.1a14f8p+67f, 0x1.3fdae4p+67f, 0x1.662262p+67f, 0x1.8cb534p+67f,
-     0x1.b36fbep+67f, 0x1.da60acp+67f, 0x1.00ce06p+68f, 0x1.146a3p+68f, 0x1.31f96ap+68f, 0x1.5974a8p+68f,
-     0x1.81181cp+68f, 0x1.a8e52ep+68f, 0x1.d0a5dep+68f, 0x1.f86ebcp+68f, 0x1.1037fep+69f, 0x1.241afap+69f,
-     0x1.0ce74p+65f, 0x1.277c0cp+65f, 0x1.43111cp+65f, 0x1.5f8f94p+65f, 0x1.7ce068p+65f, 0x1.9b061cp+65f,
-     0x1.b9d906p+65f, 0x1.d95cc6p+65f},
+/// Phi(-t) for 0 <= t <= 5.3; relative error 2^-26.
+alignas(64) static const float lower_tail[7][32] = {
+    {0x1.b392ecp-4f, 0x1.8c610cp-2f, 0x1.71b89ep-1f, 0x1.025314p+0f, 0x1.45823ap+0f, 0x1.8229c4p+0f, 0x1.bc7166p+0f,
+     0x1.f1daf4p+0f, 0x1.12105ap+1f, 0x1.29a072p+1f, 0x1.40b438p+1f, 0x1.5643eep+1f, 0x1.6b696ap+1f, 0x1.7f4d5ap+1f,
+     0x1.92f6e6p+1f, 0x1.a619dep+1f, 0x1.b8b688p+1f, 0x1.ca9ee8p+1f, 0x1.dc643cp+1f, 0x1.ed4e3ep+1f, 0x1.fdd5fep+1f,
+     0x1.070742p+2f, 0x1.0ee56ep+2f, 0x1.16e134p+2f, 0x1.1e91dep+2f, 0x1.2600b6p+2f, 0x1.2d268ap+2f, 0x1.345fdep+2f,
+     0x1.3b77bap+2f, 0x1.428f32p+2f, 0x1.4965dcp+2f, 0x1.500f66p+2f},
+    {-0x1.3cbd86p-7f, -0x1.a7934ep-8f, -0x1.927652p-12f, 0x1.107e06p-8f, 0x1.8b9cp-8f, 0x1.7c4c3ep-8f,
+     0x1.2201aep-8f, 0x1.63d3bap-9f, 0x1.35caa4p-10f, 0x1.7fc5acp-15f, -0x1.61304ep-11f, -0x1.110eecp-10f,
+     -0x1.2fa168p-10f, -0x1.21a1f2p-10f, -0x1.feb17ap-11f, -0x1.a756cp-11f, -0x1.4fa90cp-11f, -0x1.01051p-11f,
+     -0x1.7ea1e2p-12f, -0x1.169086p-12f, -0x1.8d718cp-13f, -0x1.16edb4p-13f, -0x1.8113b6p-14f, -0x1.06592cp-14f,
+     -0x1.60daa6p-15f, -0x1.d5d872p-16f, -0x1.35470cp-16f, -0x1.9444c6p-17f, -0x1.05bcccp-17f, -0x1.4fe728p-18f,
+     -0x1.ac9838p-19f, -0x1.12cf52p-19f},
+    {-0x1.56a83ep-8f, -0x1.14d4ecp-6f, -0x1.75f062p-6f, -0x1.467a8cp-6f, -0x1.aa87b6p-7f, -0x1.7e6e16p-8f,
+     0x1.242086p-14f, 0x1.f17a76p-9f, 0x1.747432p-8f, 0x1.97b4fp-8f, 0x1.835a36p-8f, 0x1.528ad6p-8f, 0x1.16188ap-8f,
+     0x1.b7be94p-9f, 0x1.4e1f54p-9f, 0x1.ecba1cp-10f, 0x1.62751p-10f, 0x1.f57544p-11f, 0x1.5a1b26p-11f,
+     0x1.daaa9p-12f, 0x1.410d3p-12f, 0x1.ac69f8p-13f, 0x1.1bc104p-13f, 0x1.6e84bp-14f, 0x1.d877f8p-15f,
+     0x1.2ff05p-15f, 0x1.87b43ap-16f, 0x1.ef0584p-17f, 0x1.36d96ap-17f, 0x1.80ec9p-18f, 0x1.de667ep-19f,
+     0x1.291fb6p-19f},
+    {0x1.0bbeeap-4f, 0x1.ada114p-5f, 0x1.91af02p-6f, -0x1.7e8f66p-11f, -0x1.2b606ap-6f, -0x1.bd5ffp-6f,
+     -0x1.e6228ep-6f, -0x1.c962d8p-6f, -0x1.8a8d56p-6f, -0x1.418dd4p-6f, -0x1.f24d68p-7f, -0x1.7763cep-7f,
+     -0x1.1153aap-7f, -0x1.88092ep-8f, -0x1.118cb8p-8f, -0x1.76750ap-9f, -0x1.f84f1p-10f, -0x1.506e96p-10f,
+     -0x1.b7f3p-11f, -0x1.1f799ep-11f, -0x1.73f2bcp-12f, -0x1.dc324ep-13f, -0x1.2f900ep-13f, -0x1.79cb82p-14f,
+     -0x1.d69c36p-15f, -0x1.25449p-15f, -0x1.6efeeep-16f, -0x1.c29b3cp-17f, -0x1.13505ap-17f, -0x1.4bf826p-18f,
+     -0x1.92755ap-19f, -0x1.e863cep-20f},
+    {0x1.599352p-6f, 0x1.256e7ap-4f, 0x1.c694bap-4f, 0x1.ef8396p-4f, 0x1.cee68ap-4f, 0x1.8b10e8p-4f, 0x1.3a4886p-4f,
+     0x1.df981p-5f, 0x1.618656p-5f, 0x1.fd051cp-6f, 0x1.62d9eep-6f, 0x1.e9a4fp-7f, 0x1.49b716p-7f, 0x1.ba0a8ep-8f,
+     0x1.21ed82p-8f, 0x1.77274p-9f, 0x1.dfe41ap-10f, 0x1.317c4ep-10f, 0x1.7e3782p-11f, 0x1.dfdb6cp-12f,
+     0x1.2afc9ep-12f, 0x1.717944p-13f, 0x1.c7bb12p-14f, 0x1.128ef4p-14f, 0x1.4bdba2p-15f, 0x1.921786p-16f,
+     0x1.ea135cp-17f, 0x1.252ca4p-17f, 0x1.5d7ecep-18f, 0x1.9b638cp-19f, 0x1.e79094p-20f, 0x1.218754p-20f},
+    {-0x1.9636acp-2f, -0x1.7b0794p-2f, -0x1.3ac294p-2f, -0x1.eb0e72p-3f, -0x1.6c0db6p-3f, -0x1.05e6e4p-3f,
+     -0x1.6a0e24p-4f, -0x1.ed3826p-5f, -0x1.4a3924p-5f, -0x1.b5d3b4p-6f, -0x1.1b41fcp-6f, -0x1.6e3baep-7f,
+     -0x1.d086ap-8f, -0x1.273b12p-8f, -0x1.7060aep-9f, -0x1.c70dcp-10f, -0x1.16c208p-10f, -0x1.550ab2p-11f,
+     -0x1.9ac96ap-12f, -0x1.f20af2p-13f, -0x1.2c41acp-13f, -0x1.679a14p-14f, -0x1.aeabfep-15f, -0x1.f81166p-16f,
+     -0x1.28753ep-16f, -0x1.5e1e6p-17f, -0x1.a099fap-18f, -0x1.e6c3c2p-19f, -0x1.1b9d4p-19f, -0x1.468044p-20f,
+     -0x1.7aeccep-21f, -0x1.b91beep-22f},
+    {0x1.d4a3b8p-2f, 0x1.65babep-2f, 0x1.e182e2p-3f, 0x1.407258p-3f, 0x1.a0dbd6p-4f, 0x1.0d302p-4f, 0x1.521aeep-5f,
+     0x1.a863d2p-6f, 0x1.084e98p-6f, 0x1.48ad1p-7f, 0x1.90ae9ap-8f, 0x1.eb48d4p-9f, 0x1.2870cep-9f, 0x1.6840fp-10f,
+     0x1.aeb52p-11f, 0x1.ff2454p-12f, 0x1.2d8b44p-12f, 0x1.64349p-13f, 0x1.9ed17p-14f, 0x1.e77e06p-15f,
+     0x1.1d5056p-15f, 0x1.4c2a26p-16f, 0x1.834c56p-17f, 0x1.b97098p-18f, 0x1.fa7542p-19f, 0x1.241928p-19f,
+     0x1.53efdcp-20f, 0x1.848f02p-21f, 0x1.bb5164p-22f, 0x1.f3e324p-23f, 0x1.1c716ep-23f, 0x1.44f7dap-24f},
 };
 
 /// R(t) - t / sqrt(2 pi); error 2^-25.8 of the larger one of that and of its condition, see derivatives.h.
