@@ -38,12 +38,12 @@ template <class F> struct Branches {
 
   /// Elements [first, first + n), n <= strip. What one of them adds to the cell of its column goes to s[k * strip].
   /// Compiled once, wherever it is called from; with a copy of the functor, which nothing that is written overlaps.
-  template <class... Addends> OG_ONCE void walk(const F f, i64 first, i64 n, Addends*... s) {
+  template <class... Addends>
+  OG_SHARED(void walk(const F f, i64 first, i64 n, Addends*... s),
     pack(f, first, n);
     compute<false>(f);
     compute<true>(f);
-    unpack(f, first, n, s...);
-  }
+    unpack(f, first, n, s...))
 
  private:
   OG_FN void add(int k, const float* addends) {

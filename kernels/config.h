@@ -19,6 +19,16 @@
 #define OG_ONCE inline __attribute__((noinline))
 #endif
 
+// A kernel that takes long is compiled in two halves at once: one calls functions that the other one has
+// (opgraph/runtime/building.py).
+#if defined(OG_CALLS)
+#define OG_SHARED(function, ...) function;
+#elif defined(OG_FUNCTIONS)
+#define OG_SHARED(function, ...) __attribute__((noinline, used)) function { __VA_ARGS__; }
+#else
+#define OG_SHARED(function, ...) OG_ONCE function { __VA_ARGS__; }
+#endif
+
 // GCC: no dependence between iterations (an output may be an input, but then element by element).
 #if defined(__clang__)
 #define OG_VECTORIZE _Pragma("clang loop vectorize(assume_safety)")

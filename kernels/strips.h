@@ -17,15 +17,6 @@
 #define OG_PLAIN
 #endif
 
-// Such a kernel is compiled in two halves at once: one calls functions that the other one has (opgraph/runtime/building.py).
-#if defined(OG_CALLS)
-#define OG_SHARED(function, ...) function;
-#elif defined(OG_FUNCTIONS)
-#define OG_SHARED(function, ...) __attribute__((noinline, used)) function { __VA_ARGS__; }
-#else
-#define OG_SHARED(function, ...) OG_ONCE function { __VA_ARGS__; }
-#endif
-
 namespace og {
 
 template <class F, class = void> struct has_strips {

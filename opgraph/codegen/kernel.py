@@ -57,10 +57,13 @@ class KernelSource:
     form: Form = Form.LOOP
 
 
-def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, rolled: bool = False) -> KernelSource:
+def source_of(
+    loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, rolled: bool = False, walk: str = ""
+) -> KernelSource:
     """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY.
 
-    `rolled`: the functor does a few elements of a pack at a time.
+    `rolled`: the functor does a few elements of a pack at a time. `walk`: what makes the function of
+    two branches, where there are two.
     """
     on_gpu = skeleton.endswith(".cuh")
     chosen = approximate(loop, variant)
@@ -68,6 +71,8 @@ def source_of(loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, r
         functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant)
     else:
         functor = emit_functor(loop, variant, packs=on_gpu, rolled=rolled, approximate=chosen)
+    if functor.form is Form.BRANCHES:
+        entry_text = f"{walk}\n\n{entry_text}"
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     own = f"{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
     head = needed(skeleton, own) + "\n\n"
@@ -88,7 +93,7 @@ def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelS
     """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
     GOMP_parallel)`; layout as kernels/host.h says; as kernels/host_sums.h where there are sums, or where `boxed`; as
     kernels/host_rows.h where rows are reduced, there with pieces of rows where `boxed`."""
-    skeleton, launch = _HOST, "launch<Fused>"
+    skeleton, launch, fused = _HOST, "launch<Fused>", "Fused"
     if variant.beside:
         skeleton, launch = _HOST_BESIDE, "launch_beside<Fused>"
         if variant.grouped:
@@ -102,14 +107,20 @@ def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelS
     elif variant.has_sums:
         skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"
     elif boxed:
-        skeleton, launch = _HOST_SUMS, "launch_boxes<og::Plain<Fused>>"
+        skeleton, launch, fused = _HOST_SUMS, "launch_boxes<og::Plain<Fused>>", "og::Plain<Fused>"
     entry = (
         'extern "C" void ENTRY(void* const* base, const og::i64* layout, og::i64 begin, og::i64 end, og::i64 threads,\n'
         "                      og::Parallel parallel) {\n"
         f"  og::{launch}(base, layout, begin, end, threads, parallel);\n"
         "}"
     )
-    return source_of(loop, variant, skeleton, entry)
+    addends = f", {fused}::Addend*" if skeleton == _HOST_SUMS else ""
+    walk = (
+        "#if defined(OG_FUNCTIONS)\n"
+        f"template void og::Branches<{fused}>::walk(const {fused}, og::i64, og::i64{addends});\n"
+        "#endif"
+    )
+    return source_of(loop, variant, skeleton, entry, walk=walk)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from opgraph.codegen.kernel import KernelSource
 
 #: What a source is called while it is compiled.
 FILE = "kernel.cpp"
-#: Of a large kernel: what calls, and the functions that are called (kernels/strips.h).
+#: Of a kernel that takes long: what calls, and the functions that are called (OG_SHARED in kernels/config.h).
 CALLS, FUNCTIONS = "-DOG_CALLS", "-DOG_FUNCTIONS"
 
 
@@ -51,7 +51,7 @@ def built(
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         made = os.path.join(folder, "kernel.so")
         begin = [*command, *flags]
-        if source.form in (Form.STRIPS, Form.LANE_STRIPS) and len(os.sched_getaffinity(0)) > 1:
+        if source.form is not Form.LOOP and len(os.sched_getaffinity(0)) > 1:
             # One of the halves has all that calls, the other one no more than the functions: it ends where those do.
             more = functions if source.form is Form.LANE_STRIPS else ()
             halves = [(CALLS,), (FUNCTIONS, *more)]

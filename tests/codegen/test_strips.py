@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,13 +13,11 @@ from mixed_graph import MIXED, bound, feeds
 import opgraph as og
 from opgraph.bench.large import large
 from opgraph.codegen import emit
-from opgraph.codegen.kernel import SINGLES_COST, KernelSource, cuda_source, cuda_variant, host_source
+from opgraph.codegen.kernel import SINGLES_COST, cuda_source, cuda_variant, host_source
 from opgraph.codegen.shared import OFTEN
 from opgraph.codegen.strips import WIDE_COST
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 from opgraph.partition.traits import cost_of
-from opgraph.runtime import building, host
-from opgraph.runtime.building import Built
 from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY
 
 #: In f64 and integers nothing goes by vectors.
@@ -141,40 +138,6 @@ def test_a_large_graph_and_its_gradient_compute_what_they_say() -> None:
         got, exact = f(data), og.evaluate(graph, data)
         for name, value in exact.items():
             np.testing.assert_allclose(got[name], value, rtol=1e-3, atol=1e-4)
-
-
-def built_from(source: KernelSource, cpus: set[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Built, list[int]]:
-    """What the compiler makes of a source, and how many of its processes run at once, stage by stage."""
-    compiler, at_once = host.find_compiler(), []
-    run = building._run
-
-    def counting(commands: Sequence[Sequence[str]], folder: str) -> str | None:
-        at_once.append(len(commands))
-        return run(commands, folder)
-
-    monkeypatch.setattr(building, "_run", counting)
-    monkeypatch.setattr(building.os, "sched_getaffinity", lambda _: cpus)
-    assert compiler is not None
-    flags = compiler.flags(flat=True, branches=False)
-    made = building.built(source, compiler.command, flags, compiler.libraries)
-    monkeypatch.setattr(building, "_run", run)
-    return made, at_once
-
-
-def test_a_large_kernel_is_compiled_in_two_halves_at_once_where_two_processors_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    by_strips(monkeypatch, True)
-    loop, layout = bound(og.parse("graph(x: f32[n]) -> (y)\n  %0 = Tanh(x)\n  y = Multiply(%0, x)").finalize())
-    source = host_source(loop, layout.variant)
-    wrong = replace(source, code=source.code.replace("return og::tanh(", "return og::no_such_thing("))
-    for cpus, stages in ({0, 1}, [2, 1]), ({0}, [1]):
-        made, at_once = built_from(source, cpus, monkeypatch)
-        assert made.library is not None and at_once == stages
-        refused, at_once = built_from(wrong, cpus, monkeypatch)
-        assert refused.library is None and at_once == stages[:1]
-        line = next(n for n, text in enumerate(wrong.code.splitlines(), 1) if "no_such_thing" in text)
-        assert f"kernel.cpp:{line}:" in refused.log
 
 
 # -- CUDA -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""Kernels that take long are compiled in two halves at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mixed_graph import bound
+
+import opgraph as og
+from opgraph.codegen import emit
+from opgraph.codegen.functor import Form
+from opgraph.codegen.kernel import KernelSource, host_source
+from opgraph.runtime import building, host
+from opgraph.runtime.building import Built
+
+pytestmark = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
+
+#: Both sides cost more than packing; the sum of what one of them multiplies is added up.
+BRANCHES = """graph(x: f32[n,m], a: f32[1,1]) -> (y{sum})
+  up = Greater(x, 0.0)
+  %0 = Select(up, x, 1.0)
+  %1 = Select(up, 1.0, x)
+  %2 = Log(%0)
+  %3 = Tanh(%2)
+  %4 = Multiply(%3, a)
+  %5 = Exp(%1)
+  %6 = Tanh(%5)
+  y = Select(up, %4, %6)"""
+SUM = "\n  s = SumTo(y, a)"
+
+
+def built_from(source: KernelSource, cpus: set[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Built, list[int]]:
+    """What the compiler makes of a source, and how many of its processes run at once, stage by stage."""
+    compiler, at_once = host.find_compiler(), []
+    run = building._run
+
+    def counting(commands: Sequence[Sequence[str]], folder: str) -> str | None:
+        at_once.append(len(commands))
+        return run(commands, folder)
+
+    monkeypatch.setattr(building, "_run", counting)
+    monkeypatch.setattr(building.os, "sched_getaffinity", lambda _: cpus)
+    assert compiler is not None
+    flags = compiler.flags(flat=True, branches=source.form is Form.BRANCHES)
+    made = building.built(source, compiler.command, flags, compiler.libraries)
+    monkeypatch.setattr(building, "_run", run)
+    return made, at_once
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "boxed"),
+    [
+        (BRANCHES.format(sum=""), Form.LANE_STRIPS, False),
+        (BRANCHES.format(sum=""), Form.BRANCHES, False),
+        (BRANCHES.format(sum=""), Form.BRANCHES, True),
+        (BRANCHES.format(sum=", s") + SUM, Form.BRANCHES, False),
+        (BRANCHES.format(sum=""), Form.LOOP, False),
+    ],
+    ids=["statement by statement", "branches", "branches, short rows", "branches, a sum", "one loop"],
+)
+def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_are(
+    text: str, form: Form, boxed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(emit, "goes_by_strips", lambda emitter: form is Form.LANE_STRIPS)
+    if form is Form.LOOP:
+        monkeypatch.setattr(emit, "branches_of", lambda emitter: None)
+    loop, layout = bound(og.parse(text).finalize())
+    source = host_source(loop, layout.variant, boxed=boxed)
+    assert source.form is form
+    wrong = replace(source, code=source.code.replace("og::tanh(", "og::no_such_thing("))
+    for cpus, stages in ({0, 1}, [1] if form is Form.LOOP else [2, 1]), ({0}, [1]):
+        made, at_once = built_from(source, cpus, monkeypatch)
+        assert made.library is not None and at_once == stages, made.log
+        file = tmp_path / f"{len(cpus)}.so"
+        file.write_bytes(made.library)
+        ctypes.CDLL(str(file), mode=os.RTLD_NOW)  # whatever it calls is there
+        refused, at_once = built_from(wrong, cpus, monkeypatch)
+        assert refused.library is None and at_once == stages[:1]
+        line = next(n for n, text in enumerate(wrong.code.splitlines(), 1) if "no_such_thing" in text)
+        assert f"kernel.cpp:{line}:" in refused.log
