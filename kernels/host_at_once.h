@@ -129,7 +129,7 @@ OG_FN void launch_at_once(void* const* base, const i64* layout, i64 begin, i64 e
     return;
   }
 #endif
-  launch_rows<F>(base, layout, begin, end, threads, parallel);
+  launch_rows<F, false>(base, layout, begin, end, threads, parallel);
 }
 
 }  // namespace og

@@ -1,9 +1,10 @@
 #pragma once
 #include "row_columns.h"
 
-// The CPU skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. It is walked
-// once for each reduction that waits for another; what the last pass needs is then known, and results are written. Boxes
-// (kernels/host_sums.h) hold whole rows; any thread may do any box, so the bits never depend on the number of threads.
+// The CPU skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each, or one. (A kernel
+// is compiled for either: both would take the compiler nearly twice as long.) It is walked once for each reduction that
+// waits for another; what the last pass needs is then known, and results are written. Boxes (kernels/host_sums.h) hold
+// whole rows; any thread may do any box, so the bits never depend on the number of threads.
 
 namespace og {
 
@@ -71,7 +72,7 @@ OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double
 }
 
 // The passes [pass, end) over the row at a place, which is there again afterwards.
-template <class F, bool keep, int pass, int end>
+template <class F, bool keep, bool several, int pass, int end>
 OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char* memory) {
   if constexpr (pass < end) {
     const i64 rank = boxes.space.rank, width = boxes.space.inner;
@@ -85,23 +86,24 @@ OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char*
       if constexpr (keep) f.keep(memory, room, first);
       one_run<F, pass, keep, true>(f, width, reductions, place.cell, place.rests);
       first += width;
-    } while (place.next(boxes, rank - row_rank, rank - 1));
+    } while (several && place.next(boxes, rank - row_rank, rank - 1));
     Partial partials[F::most + 1];
     double totals[F::most + 1];
     reductions.partials(partials);
     reductions.results(partials, totals);
     f.template reduced<pass>(Totals{totals}, (double)first);
-    passes<F, keep, pass + 1, end>(f, boxes, row_rank, place, memory);
+    passes<F, keep, several, pass + 1, end>(f, boxes, row_rank, place, memory);
   }
 }
 
 // ---- boxes of whole rows ---------------------------------------------------------------------------------------------
 
 // Brings f to a row's last pass: all passes before it are done.
-template <class F> OG_FN void to_last_pass(F& f, const Boxes& boxes, Place<F>& place) {
+template <class F>
+OG_FN void to_last_pass(F& f, const Boxes& boxes, Place<F>& place) {
   f.move(boxes.space.base, place.offset);
   f.row();
-  passes<F, false, 0, F::passes - 1>(f, boxes, 1, place, nullptr);
+  passes<F, false, false, 0, F::passes - 1>(f, boxes, 1, place, nullptr);
   f.finish();
   f.move(boxes.space.base, place.offset);
 }
@@ -162,23 +164,23 @@ template <class F> OG_FN void rows_by_turns(F& f, const Boxes& boxes, Place<F>& 
   }
 }
 
-template <class F, bool keep>
+template <class F, bool keep, bool several>
 OG_FN void rows_of_box(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char* memory) {
-  if constexpr (adds_columns<F>()) {
-    if (row_rank == 1) return rows_together<F>(f, boxes, place);
+  if constexpr (adds_columns<F>() && !several) {
+    rows_together<F>(f, boxes, place);
+  } else if constexpr (only_writes<F>() && !keep && !several) {
+    rows_by_turns<F>(f, boxes, place);
+  } else {
+    do {
+      f.move(boxes.space.base, place.offset);
+      f.row();
+      passes<F, keep, several, 0, F::passes>(f, boxes, row_rank, place, memory);
+      f.finish();
+    } while (place.next(boxes, 0, boxes.space.rank - row_rank));
   }
-  if constexpr (only_writes<F>() && !keep) {
-    if (row_rank == 1) return rows_by_turns<F>(f, boxes, place);
-  }
-  do {
-    f.move(boxes.space.base, place.offset);
-    f.row();
-    passes<F, keep, 0, F::passes>(f, boxes, row_rank, place, memory);
-    f.finish();
-  } while (place.next(boxes, 0, boxes.space.rank - row_rank));
 }
 
-template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
+template <class F, bool keep, bool several> void box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
   const Space& space = boxes.space;
   Place<F> place;
   place.start(boxes, number);
@@ -191,27 +193,28 @@ template <class F, bool keep> void box_of_rows(const Boxes& boxes, i64 row_rank,
   f.move(space.base, place.offset);
   f.call();
   Way<F>::choose(f, space);
-  rows_of_box<F, keep>(f, boxes, row_rank, place, memory);
+  rows_of_box<F, keep, several>(f, boxes, row_rank, place, memory);
   Way<F>::settle(f);
 }
 
 // One box, its values kept for later passes where there is room.
-template <class F> OG_FN void take_box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
+template <class F, bool several> OG_FN void take_box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
   i64 length = 1;
   for (i64 d = boxes.space.rank - row_rank; d < boxes.space.rank; ++d) length *= boxes.space.dims[d];
   if constexpr (F::kept_bytes > 0) {
-    if (length <= keep_bytes / F::kept_bytes / 8 * 8) return box_of_rows<F, true>(boxes, row_rank, number);
+    if (length <= keep_bytes / F::kept_bytes / 8 * 8) return box_of_rows<F, true, several>(boxes, row_rank, number);
   }
-  box_of_rows<F, false>(boxes, row_rank, number);
+  box_of_rows<F, false, several>(boxes, row_rank, number);
 }
 
-// As og::boxes_at and og::each_box say.
-template <class F>
+// As og::boxes_at and og::each_box say. several: whether a row is several runs.
+template <class F, bool several>
 OG_FN void launch_rows(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];
   const Boxes boxes = boxes_at<F>(base, layout, 0, small);
-  const i64 row_rank = boxes.box[-1];
-  each_box<F>(boxes, begin, end, threads, parallel, [&](i64 number) { take_box_of_rows<F>(boxes, row_rank, number); });
+  const i64 row_rank = several ? boxes.box[-1] : 1;
+  const auto box = [&](i64 number) { take_box_of_rows<F, several>(boxes, row_rank, number); };
+  each_box<F>(boxes, begin, end, threads, parallel, box);
 }
 
 }  // namespace og

@@ -35,7 +35,7 @@ def kernel_sources(partition: Partition, device: str = "cpu") -> list[KernelSour
         return []
     if device == "cuda":
         return [cuda_source(lowered.loop, cuda_variant(lowered.loop, layout))]
-    return [host_source(lowered.loop, layout.variant)]
+    return [host_source(lowered.loop, layout.variant, several=layout.row_rank > 1)]
 
 
 def _guessed(tensor: LogicalTensor, guesses: dict[object, int]) -> tuple[int, ...] | None:

@@ -89,10 +89,10 @@ def source_of(
     )
 
 
-def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelSource:
+def host_source(loop: Loop, variant: Variant, *, boxed: bool = False, several: bool = False) -> KernelSource:
     """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
     GOMP_parallel)`; layout as kernels/host.h says; as kernels/host_sums.h where there are sums, or where `boxed`; as
-    kernels/host_rows.h where rows are reduced, there with pieces of rows where `boxed`."""
+    kernels/host_rows.h where rows are reduced, of `several` runs or one, there with pieces of rows where `boxed`."""
     skeleton, launch, fused = _HOST, "launch<Fused>", "Fused"
     if variant.beside:
         skeleton, launch = _HOST_BESIDE, "launch_beside<Fused>"
@@ -103,7 +103,9 @@ def host_source(loop: Loop, variant: Variant, *, boxed: bool = False) -> KernelS
     elif variant.vectors:
         skeleton, launch = _HOST_AT_ONCE, f"launch_at_once<Fused, {variant.vectors}>"
     elif loop.row_axes:
-        skeleton, launch = (_HOST_PIECES, "launch_pieces<Fused>") if boxed else (_HOST_ROWS, "launch_rows<Fused>")
+        skeleton, launch = _HOST_ROWS, f"launch_rows<Fused, {str(several).lower()}>"
+        if boxed:
+            skeleton, launch = _HOST_PIECES, "launch_pieces<Fused>"
     elif variant.has_sums:
         skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"
     elif boxed:

@@ -15,6 +15,8 @@ from opgraph.codegen.kernel import KernelSource
 FILE = "kernel.cpp"
 #: Of a kernel that takes long: what calls, and the functions that are called (OG_SHARED in kernels/config.h).
 CALLS, FUNCTIONS = "-DOG_CALLS", "-DOG_FUNCTIONS"
+#: The compilers that run now, of all threads.
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def built(
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         made = os.path.join(folder, "kernel.so")
         begin = [*command, *flags]
-        if source.form is not Form.LOOP and len(os.sched_getaffinity(0)) > 1:
+        if source.form is not Form.LOOP and len(os.sched_getaffinity(0)) - len(_running) > 1:
             # One of the halves has all that calls, the other one no more than the functions: it ends where those do.
             more = functions if source.form is Form.LANE_STRIPS else ()
             halves = [(CALLS,), (FUNCTIONS, *more)]
@@ -90,8 +92,10 @@ def _run(commands: Sequence[Sequence[str]], folder: str) -> str | None:
         try:
             for command in commands:
                 started.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+                _running.add(started[-1])
         finally:
             failed = [process.wait() for process in started]
+            _running.difference_update(started)
         if not any(failed):
             return None
         log.seek(0)

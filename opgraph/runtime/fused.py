@@ -48,7 +48,7 @@ class HostKernel:
         self._dtypes = self._operands.store_dtypes
         self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
         self.sources: dict[str, KernelSource] = {}
-        self._entries: dict[tuple[Variant, bool], tuple[Loop, Any]] = {}
+        self._entries: dict[tuple[Variant, bool, bool], tuple[Loop, Any]] = {}
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
@@ -203,13 +203,14 @@ class HostKernel:
 
     def _entry(self, walk: Walk) -> Any:
         loop, variant = walk.loop, walk.layout.variant
-        known = self._entries.get((variant, walk.in_boxes))
+        key = variant, walk.in_boxes, walk.layout.row_rank > 1
+        known = self._entries.get(key)
         if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
             return known[1]
-        source = host_source(loop, variant, boxed=walk.in_boxes)
+        source = host_source(loop, variant, boxed=walk.in_boxes, several=walk.layout.row_rank > 1)
         self.sources[source.entry] = source
         entry = host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)
-        self._entries[variant, walk.in_boxes] = loop, entry
+        self._entries[key] = loop, entry
         return entry
 
 

@@ -141,4 +141,4 @@ def test_which_rows_are_done_at_once() -> None:
 def test_a_row_of_known_size_is_compiled_ahead_whatever_their_number() -> None:
     known = og.compile(og.parse("graph(x: f32[n,40]) -> (y)\n  y = SoftMax(x, axis=-1)"))
     unknown = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"))
-    assert entries(known) == {"launch_at_once<Fused, 3>"} and entries(unknown) == {"launch_rows<Fused>"}
+    assert entries(known) == {"launch_at_once<Fused, 3>"} and entries(unknown) == {"launch_rows<Fused, false>"}

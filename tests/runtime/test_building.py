@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,3 +84,18 @@ def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_
         assert refused.library is None and at_once == stages[:1]
         line = next(n for n, text in enumerate(wrong.code.splitlines(), 1) if "no_such_thing" in text)
         assert f"kernel.cpp:{line}:" in refused.log
+
+
+def test_kernels_that_are_compiled_at_once_have_a_processor_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, layout = bound(og.parse(BRANCHES.format(sum="")).finalize())
+    source = host_source(loop, layout.variant)
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        monkeypatch.setattr(building, "_running", {other})
+        for cpus, stages in ({0, 1}, [1]), ({0, 1, 2}, [2, 1]):
+            made, at_once = built_from(source, cpus, monkeypatch)
+            assert made.library is not None and at_once == stages
+        assert building._running == {other}
+    finally:
+        other.kill()
+        other.wait()

@@ -54,11 +54,13 @@ def _form_tables(name: str, form: Form, kernels: dict[str, str]) -> tuple[str, s
         f"{{{source}, {_bool(x.align == 'channel')}, {_bool(x.name in used)}}}"
         for x, source in zip(form.loop.loads, form.reads, strict=True)
     )
-    variants, launch = [], "launch_rows" if form.row_rank else "launch"
+    variants, launch = [], "launch<{}>"
+    if form.row_rank:
+        launch = f"launch_rows<{{}}, {_bool(form.row_rank > 1)}>"
     for kinds in form.kinds:
         code = functor_of(form, kinds)
         kernel = kernels.setdefault(code, f"kernel{len(kernels)}")
-        variants.append(f'{{"{kinds}", og::{launch}<{kernel}::Fused>}}')
+        variants.append(f'{{"{kinds}", og::{launch.format(f"{kernel}::Fused")}}}')
     lines = [
         *_remarks(form.loop),
         f"static const og::DenseLoad {name}_loads[] = {{{loads}}};",
