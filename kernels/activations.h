@@ -117,7 +117,7 @@ template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
   if (__builtin_expect(!any(far), 1)) return y;
   return choose(far, -far_tail(x), y);
 #else
-  return at_least(x, (F)-0.0f) - tail_times(abs(x));
+  return keep_nan(x, at_least(x, (F)-0.0f) - tail_times(abs(x)));
 #endif
 }
 /// Near 0 the long polynomial of the tail costs 4.2 ulp; x/2 + x/2 erf(x / sqrt2) does not.

@@ -7,7 +7,7 @@
 // rounding to 16 bits asks for, which is 2^-17.6 of the result for 0.51 ulp of f16, and 2^-14.6 for bf16. (fast.h is the same
 // for a GPU, whose instructions are others.) Everything else of og is found in og::brief too, as it is.
 
-#if OG_TABLES
+#if !OG_DEVICE && !defined(OG_NO_TABLES)
 
 namespace og {
 namespace brief {
@@ -20,6 +20,7 @@ template <class F> OG_FN F hard_swish(F x) {
   return bounded * (F)0x1.555556p-3f * gate;
 }
 
+#if OG_TABLES
 /// As og::bell_of, a degree less and not in two parts: error 2^-18.4.
 template <class F> OG_FN bell<F> bell_of(F t) {
   constexpr float magic = 0x1.8p23f + 191.0f;
@@ -37,6 +38,7 @@ template <class F> OG_FN F gelu_erf_backward(F x, F d) {
   const F h = by_table(tail_slope, interval_of(t), t), y = scale_far(fma(h, v.e, h), v.n);
   return keep_nan(x, d * choose(x < 0, y, 1 - y));
 }
+#endif
 
 /// x m / (m + 2), m = e (e + 2), e = e^x = 2^k (1 + r p), error of that 2^-23.4. Where e is below 2^-64, m is 2e, and the rest
 /// of its exponent is applied at the end.
@@ -55,6 +57,7 @@ template <class F> OG_FN F mish(F x) {
   return scale(bounded * divide(m, m + 2), k - least);
 }
 
+#if OG_TABLES
 /// As og::mish_backward, with the exponential of gelu_erf.
 template <class F> OG_FN F mish_backward(F x, F d) {
   constexpr float magic = 0x1.8p23f;
@@ -68,6 +71,7 @@ template <class F> OG_FN F mish_backward(F x, F d) {
   const F g = by_table(mish_slope, interval_of(size, x), size);
   return keep_nan(x, d * scale_far(fma(g, p * r, g), n));
 }
+#endif
 
 /// 2^r for |r| <= 1/2, error 2^-23.4: 2^-18 would do for 16 bits, but not where what is added to it cancels.
 template <class F, if_float<F> = 0> OG_FN F power_of_rest(F r) {

@@ -49,7 +49,7 @@ OG_FN float quotient(float a, float b) { return mended_quotient(a, b, near_inver
 //
 //   max, min            as ops (arith.h): NaN if one of them is, of two zeros the second
 //   upper, lower        NaN if one of them is; -0.0 is less than 0.0: one instruction of a GPU
-//   larger, smaller     the second if one is NaN or both are zeros: one instruction of a CPU (lanes.h, tables.h)
+//   larger, smaller     the second if one is NaN or both are zeros: one instruction of a CPU (here, lanes.h)
 //   at_least, at_most   a limit of one sign; where a NaN may be lost, keep_nan follows: what is cheapest (exp.h)
 //   Extreme             of a row (row_extremes.h)
 
@@ -68,6 +68,8 @@ OG_FN float lower(float a, float b) {
 OG_FN bool is_below(float a, float b) { return a < b || (a == b && bits(a) >> 31 > bits(b) >> 31); }
 OG_FN float upper(float a, float b) { return a != a ? a : (b != b ? b : (is_below(a, b) ? b : a)); }
 OG_FN float lower(float a, float b) { return a != a ? a : (b != b ? b : (is_below(b, a) ? b : a)); }
+OG_FN float larger(float x, float y) { return x > y ? x : y; }
+OG_FN float smaller(float x, float y) { return x < y ? x : y; }
 #endif
 
 // ---- whole exponents -----------------------------------------------------------------------------------------------

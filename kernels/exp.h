@@ -60,6 +60,8 @@ OG_FN double exp_tail(double r) {
 /// 2^n for an integer n in the normal range.
 OG_FN float pow2(float n) { return from_bits(bits(n + (0x1.8p23f + 127.0f)) << 23); }
 OG_FN double pow2(double n) { return from_bits(bits(n + (0x1.8p52 + 1023.0)) << 52); }
+/// 2^(n - 127) of the bits of 1.5 * 2^23 + n.
+OG_FN float power_of_bits(float k) { return from_bits(bits(k) << 23); }
 /// x 2^n for the same n.
 template <class T> OG_FN T scale(T x, T n) { return x * pow2(n); }
 /// x 2^n, rounded once, for n up to twice as far.
@@ -115,6 +117,7 @@ template <class T, class N> OG_FN T scale_down(T x, N n) {
 #if OG_LANES
 template <> struct exp_constants<floats> : exp_constants<float> {};
 OG_FN floats pow2(floats n) { return scale(floats(1.0f), n); }
+OG_FN floats power_of_bits(floats k) { return from_bits(words(bits(k).v << 23u)); }
 OG_FN floats scale_twice(floats x, floats n) { return scale(x, n); }
 OG_FN floats scale_down(floats x, floats n) { return scale(x, n); }
 OG_FN floats scale_far(floats x, floats n) { return scale(x, n); }

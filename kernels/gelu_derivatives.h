@@ -121,7 +121,7 @@ template <class F, if_float<F> = 0> OG_FN F mish_slope_in_float(F x, F d) {
   const F steep = 4 * bounded, product = steep * u, g = two + product;
   const F g_low = fma(steep, u_low, fma(steep, u, -product)) + (((two - g) + product) + two_low);
   const F q = e * w;
-  return d * scale(fma(q, g, q * fma(g, w_low, g_low)), n - normal);
+  return keep_nan(x, d * scale(fma(q, g, q * fma(g, w_low, g_low)), n - normal));
 }
 
 #if OG_TABLES

@@ -5,13 +5,13 @@
 
 // Functions by table, on the CPU alone: a polynomial for each of 32 intervals. Its coefficients are found by one
 // instruction each for 16 floats (vpermt2ps, which costs as much as a multiplication), by an index for one float: the
-// same bits. A GPU has no such instruction; it keeps the forms without a table (OG_TABLES is 0), which a test compiles for
-// the CPU, too.
+// same bits. Machines without AVX-512, and GPUs, have no such instruction and keep the forms without a table (OG_TABLES is
+// 0): with AVX2 tables take up to 1.7 times as long.
 //
 // Row 0 of a table has the point that an interval is expanded about, chosen near its middle so that the constant term,
 // in the last row, is nearly a float; the highest power comes first. Own weighted fits (Lawson); errors said at each.
 
-#if !OG_DEVICE && !defined(OG_NO_TABLES)
+#if !OG_DEVICE && !defined(OG_NO_TABLES) && defined(__AVX512F__)
 #define OG_TABLES 1
 
 namespace og {
@@ -25,11 +25,6 @@ OG_FN float size_within(float x, float bound) {
   const float size = abs(x);
   return size < bound ? size : bound;
 }
-/// As of floats (lanes.h): y where one is NaN or both are zeros.
-OG_FN float larger(float x, float y) { return x > y ? x : y; }
-OG_FN float smaller(float x, float y) { return x < y ? x : y; }
-/// 2^(n - 191) of the bits of 1.5 * 2^23 + n.
-OG_FN float power_of_bits(float k) { return from_bits(bits(k) << 23); }
 /// Whether a condition holds in any lane.
 OG_FN bool any(bool condition) { return condition; }
 
@@ -45,7 +40,6 @@ OG_FN words operator^(words a, words b) { return a.v ^ b.v; }
 // Not by vrangeps, which does both at once: Intel's cores wait for what its result's register held before.
 OG_FN floats size_within(floats x, floats bound) { return smaller(abs(x), bound); }
 OG_FN bool any(bools condition) { return condition.m != 0; }
-OG_FN floats power_of_bits(floats k) { return from_bits(words(bits(k).v << 23u)); }
 #endif
 
 /// p times h^(rows - k), and the rows from k on.

@@ -40,29 +40,36 @@ def tabled(kind: str) -> Case:
     return case
 
 
-@pytest.fixture
-def without_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-DOG_NO_TABLES"))
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("flag", ["-DOG_NO_TABLES", "-mno-avx512f"], ids=["a GPU's", "without AVX-512"])
+@pytest.mark.parametrize("kind", EDGES)
+def test_a_form_without_a_table_is_as_near_to_the_truth(
+    kind: str, flag: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = tabled(kind)
+    columns = [c[::7] for c in measure.columns_of(case)]
+    by_table = np.asarray(og.compile(case.graph())(case.feeds(columns)))
+    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, flag))
+    found = measure.measure(case)
+    assert found.ulp <= case.bound, str(found)
+    plain = og.compile(case.graph())(case.feeds(columns))
+    assert not host.has_lanes() or not np.array_equal(plain, by_table, equal_nan=True), "the flag changes nothing"
 
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("kind", EDGES)
-def test_a_gpu_s_form_without_a_table_is_as_near_to_the_truth(kind: str, without_tables: None, no_cache: None) -> None:
-    case = tabled(kind)
-    found = measure.measure(case)
-    assert found.ulp <= case.bound, str(found)
-    columns = [c[::7] for c in measure.columns_of(case)]
-    plain = og.compile(case.graph())(case.feeds(columns))
-    assert not np.array_equal(plain, by_table(case, columns), equal_nan=True), "the flag changes nothing"
-
-
-def by_table(case: Case, columns: list[np.ndarray]) -> np.ndarray:
-    flags, host.FLAGS = host.FLAGS, tuple(f for f in host.FLAGS if f != "-DOG_NO_TABLES")
-    try:
-        return np.asarray(og.compile(case.graph())(case.feeds(columns)))
-    finally:
-        host.FLAGS = flags
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_16_bits_without_avx_512_are_as_near_to_the_truth(
+    dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-mno-avx512f"))
+    kinds = {"HardSwish", *(k for kind in ("Swish", "GELU", "Mish") for k in (kind, f"{kind}Backward"))}
+    records = [record for record in measure.measured_ops() if record.kind in kinds]
+    assert {r.kind for r in records} == kinds
+    for case in (case for record in records for case in measure.cases(record, dtype)):
+        found = measure.measure(case)
+        assert found.ulp <= case.bound, str(found)
 
 
 @needs_compiler
