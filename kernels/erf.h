@@ -55,35 +55,11 @@ OG_FN double tail_shape(double q) {
   return fma(g, q, 0x1.8b49ffebb622bp-1);
 }
 
-template <class F, if_float<F> = 0> OG_FN F tail_end(F) { return 15.0f; }
-OG_FN double tail_end(double) { return 39.0; }
-
-/// t * Phi(-t) for t >= 0, down to the smallest subnormal. The square keeps its low half: an error in it would be multiplied
-/// by the square itself. t + k, the division and the product are mended by their exact remainders, else 3 ulp is exceeded.
-template <class T> OG_FN T tail_times(T t_any) {
-  const T t = at_most(t_any, tail_end(t_any));
-  const T k = tail_center(t);
-  const T p = t + k, p_low = t - (p - k);
-  const T w = inverse(p);
-  const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
-  const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
-  const T product = t * g, product_low = fma(t, g, -product);
-  const T a = product * w;
-  const T a_low = (fma(-a, p, product) + fma(-a, p_low, product_low)) * w;
-
-  const T minus_half = (T)-0.5 * t;
-  const T exponent = minus_half * t;
-  WholeNumber<T> n;
-  const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
-  return scale_twice(a + fma(a, e, a_low), n);
-}
-
-#if OG_TABLES
 /// e^(-t^2 / 2) = 2^n (1 + e) for 0 <= t <= 21, and power = 2^(n + 64) for t < 16.
 template <class F> struct bell {
   F n, e, power;
 };
-template <class F> OG_FN bell<F> bell_of(F t) {
+template <class F, if_float<F> = 0> OG_FN bell<F> bell_of(F t) {
   // n + 64 with the bias of an exponent, at the end of the mantissa; n times 2 ln2 cut off after 16 bits is exact, and so is
   // the square within the fma.
   constexpr float magic = 0x1.8p23f + 191.0f, ln4 = 0x1.62e4p+0f, ln4_low = 0x1.7f7d1cp-19f;
@@ -98,6 +74,43 @@ template <class F> OG_FN bell<F> bell_of(F t) {
   p = fma(p, r, (F)-0.5f);
   return {n, p * r, power_of_bits(k)};
 }
+/// The same, but for the power. The square keeps its low half: an error in it would be multiplied by the square itself.
+OG_FN bell<double> bell_of(double t) {
+  const double minus_half = -0.5 * t, exponent = minus_half * t;
+  double n;
+  const double e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
+  return {n, e, 0};
+}
+/// R(t) = g / (t + k), in a form that is mended: t + k, the division and what is divided by their exact remainders, else GELU
+/// exceeds 3 ulp. t R(t) is a + a_low.
+template <class T> struct mended_tail {
+  T a, a_low;
+};
+template <class T> OG_FN mended_tail<T> tail_ratio_times(T t) {
+  const T k = tail_center(t);
+  const T p = t + k, p_low = t - (p - k);
+  const T w = inverse(p);
+  const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
+  const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
+  const T product = t * g, product_low = fma(t, g, -product);
+  const T a = product * w;
+  return {a, (fma(-a, p, product) + fma(-a, p_low, product_low)) * w};
+}
+/// t * Phi(-t) for t >= 0, down to the smallest subnormal.
+template <class F, if_float<F> = 0> OG_FN F tail_times(F t_any) {
+  const F t = at_most(t_any, (F)14.875f);  // 0 above
+  const mended_tail<F> v = tail_ratio_times(t);
+  const bell<F> u = bell_of(t);
+  return (v.a + fma(v.a, u.e, v.a_low)) * u.power * (F)0x1p-64f;
+}
+OG_FN double tail_times(double t_any) {
+  const double t = at_most(t_any, 39.0);
+  const mended_tail<double> v = tail_ratio_times(t);
+  const bell<double> u = bell_of(t);
+  return scale_twice(v.a + fma(v.a, u.e, v.a_low), u.n);
+}
+
+#if OG_TABLES
 /// t Phi(-t) for t from 5.3 on, by (t R(t)) 2^-64 as a polynomial in 1 / t^2; error 2^-29.5. 0 from 14.875 on.
 template <class F> OG_FN F far_tail(F t_any) {
   const F t = size_within(t_any, (F)14.875f);

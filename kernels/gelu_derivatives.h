@@ -65,15 +65,12 @@ template <class T> OG_FN T gelu_erf_slope(T x, T d) {
   const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
   const T ratio = g * w, ratio_low = fma(ratio, w_error, fma(g, w, -ratio));
   const T h = fma(-t, c::density, ratio) + fma(-t, c::density_low, ratio_low);
-  const T minus_half = (T)-0.5 * t;
-  const T exponent = minus_half * t;  // in two parts: at sqrt 2, f'' = 0 excuses nothing
-  T n;
-  const T e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
-  const T y = fma(h, e, h);
-  const T near = fma(-y, pow2(at_least(n, (T)c::smallest_power)), (T)1);
+  const bell<T> v = bell_of(t);
+  const T y = fma(h, v.e, h);
+  const T near = fma(-y, pow2(at_least(v.n, (T)c::smallest_power)), (T)1);
   const mask<T> half = is_near_half(t), left = x < 0 && !half;
   const T right = choose(half, near_half(x), near);
-  return keep_nan(x, times_power(d, choose(left, y, right), choose(left, n, (T)0)));
+  return keep_nan(x, times_power(d, choose(left, y, right), choose(left, v.n, (T)0)));
 }
 
 /// T + x T', T = n / (n + 2), n = e^x (e^x + 2). Over e = e^-|x| and w = 1 / D it is
