@@ -19,6 +19,8 @@ template <class T> using mask = typename mask_of<T>::type;
 
 /// condition ? if_true : if_false, for every T. (`select` in arith.h does the same by bits.)
 template <class T> OG_FN T choose(bool condition, T if_true, T if_false) { return condition ? if_true : if_false; }
+/// Whether a condition holds in any lane.
+OG_FN bool any(bool condition) { return condition; }
 
 /// `template <class F, if_float<F> = 0>`: a function of float and floats, which has another form for double.
 template <class T> struct float_only {};
@@ -49,6 +51,7 @@ OG_FN bools operator||(bools a, bools b) { return a | b; }
 OG_FN bools operator!=(bools a, bools b) { return bools((u16)(a.m ^ b.m), 0); }
 OG_FN bools operator==(bools a, bools b) { return bools((u16)~(a.m ^ b.m), 0); }
 OG_FN bools operator!(bools a) { return bools((u16)~a.m, 0); }
+OG_FN bool any(bools condition) { return condition.m != 0; }
 
 template <> struct mask_of<bools> { using type = bools; };
 OG_FN bools choose(bools condition, bools if_true, bools if_false) { return (condition & if_true) | (!condition & if_false); }

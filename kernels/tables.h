@@ -25,8 +25,6 @@ OG_FN float size_within(float x, float bound) {
   const float size = abs(x);
   return size < bound ? size : bound;
 }
-/// Whether a condition holds in any lane.
-OG_FN bool any(bool condition) { return condition; }
 
 #if OG_LANES
 OG_FN floats lookup(const float* row, words i) {
@@ -39,7 +37,6 @@ OG_FN words shifted(words bits, int right) { return bits.v >> (u32)right; }
 OG_FN words operator^(words a, words b) { return a.v ^ b.v; }
 // Not by vrangeps, which does both at once: Intel's cores wait for what its result's register held before.
 OG_FN floats size_within(floats x, floats bound) { return smaller(abs(x), bound); }
-OG_FN bool any(bools condition) { return condition.m != 0; }
 #endif
 
 /// p times h^(rows - k), and the rows from k on.
