@@ -64,7 +64,7 @@ def test_16_bits_without_avx_512_are_as_near_to_the_truth(
     dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-mno-avx512f"))
-    kinds = {"HardSwish", *(k for kind in ("Swish", "GELU", "Mish") for k in (kind, f"{kind}Backward"))}
+    kinds = {"HardSwish", *(k for kind in ("Sigmoid", "Swish", "GELU", "Mish") for k in (kind, f"{kind}Backward"))}
     records = [record for record in measure.measured_ops() if record.kind in kinds]
     assert {r.kind for r in records} == kinds
     for case in (case for record in records for case in measure.cases(record, dtype)):
@@ -174,6 +174,7 @@ def test_every_brief_function_is_one_of_an_op() -> None:
     kinds = {"hard_swish": "HardSwish(x)", "mish": "Mish(x)", "swish": "Swish(x)"}
     kinds |= {"gelu_erf_backward": "GELUBackward(x, x)", "mish_backward": "MishBackward(x, x)"}
     kinds |= {"gelu_tanh": 'GELU(x, mode="gelu_tanh")', "swish_backward": "SwishBackward(x, x)"}
+    kinds |= {"sigmoid": "Sigmoid(x)", "sigmoid_backward": "SigmoidBackward(x, x, use_dst=false)"}
     kinds |= {"gelu_tanh_backward": 'GELUBackward(x, x, mode="gelu_tanh")'}
     assert brief_functions() == set(kinds)
     for name, op in kinds.items():
