@@ -145,6 +145,14 @@ template <class F, if_float<F> = 0> OG_FN F sigmoid_slope(F z, F d, F factor) {
   const F q = v.e * w.r, low = q * (w.r * w.low);
   return keep_nan(z, scale(scale(d * (factor * fma(q, w.r, low + low)), v.under), v.rest));
 }
+/// sigmoid(z) in a kernel that has its slope, too: it begins as that does, and shares an exponential and a division with it.
+template <class F, if_float<F> = 0> OG_FN F sigmoid_beside_slope(F z) {
+  const half_decay<F> v = half_decay_of(z);
+  const near_one<F> w = below_one(v.e);
+  const F right = fma(w.r, w.low, w.r);
+  return keep_nan(z, choose(z < 0, scale(scale(v.e * right, v.under), v.rest), right));
+}
+OG_FN double sigmoid_beside_slope(double z) { return sigmoid(z); }
 template <class T> OG_FN T sigmoid_backward(T x, T d) { return sigmoid_slope(x, d, (T)1); }
 template <class T> OG_FN T sigmoid_backward(T x, T d, T a) { return sigmoid_slope(a * x, d, a); }
 /// 1 - tanh^2 x = 4 sigmoid'(2x)

@@ -37,6 +37,7 @@ class Arithmetic(ABC):
         told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
         divisors: values of rows that have an inverse, by which elements are multiplied instead of being divided.
+        sloped: what both Sigmoid and its derivative are of, where the kernel has that.
         peaks: exponentials of the distance to the largest element of the row -> that element.
     """
 
@@ -58,6 +59,9 @@ class Arithmetic(ABC):
         self.shifted: Mapping[str, Shifted] = {}
         self.divisors: Sequence[str] = ()
         self.peaks: Mapping[str, str] = {}
+        plain = {"use_dst": False, "alpha": 1.0}
+        slopes = [s for s in loop.statements if s.kind == "SigmoidBackward" and dict(s.attrs) == plain]
+        self.sloped = {s.args[0] for s in slopes}
 
     @property
     def cost(self) -> int:
@@ -122,6 +126,8 @@ class Arithmetic(ABC):
             made = CxxCall(f"positive::{made.function}", (*made.arguments, *ends))
         if s.result in self.approximate and (self.tier == "fast" or made.function in brief_functions()):
             made = replace(made, function=made.function and f"{self.tier}::{made.function}")
+        if made.function == "sigmoid" and made.arguments == (names[0],) and s.args[0] in self.sloped:
+            made = replace(made, function="sigmoid_beside_slope")
         if s.result in self.peaks:
             made = replace(made, function=f"{made.function}_of_row<near>")
         if self.row_divisor(s, made) in self.divisors:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from by_lanes import functor, needs_lanes, same, scalar_form
 from measure import Case, cases, columns_of, measured_ops
+from ulp import errors
 
 import opgraph as og
 from opgraph.codegen.kernel import KernelSource
@@ -53,6 +54,21 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
     assert not host.without_lanes, "no form for og::floats: see the end of kernels/scalar.h"
     scalar_form(monkeypatch)
     same(got, og.compile(case.graph())(feeds))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_sigmoid_beside_its_slope_is_as_near_to_the_truth(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = og.parse(
+        "graph(x: f32[n], d: f32[n]) -> (y, z)\n  y = Sigmoid(x)\n  z = SigmoidBackward(x, d, use_dst=false)"
+    )
+    case = next(case for case in CASES if case.record.kind == "Sigmoid" and case.attrs["alpha"] == 1)
+    (x,) = columns_of(case)
+    f = og.compile(graph)
+    assert "og::sigmoid_beside_slope(" in functor(f)
+    got = f(x=x, d=np.ones_like(x))["y"]
+    assert errors(got, np.asarray(og.evaluate(case.graph(), case.feeds([x])))).max() <= case.bound
+    scalar_form(monkeypatch)
+    same(got, og.compile(graph)(x=x, d=np.ones_like(x))["y"])
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 15), (1, 16), (3, 17), (7, 40), (5, 1000)])
