@@ -37,7 +37,7 @@ class Arithmetic(ABC):
         told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
         divisors: values of rows that have an inverse, by which elements are multiplied instead of being divided.
-        sloped: what both Sigmoid and its derivative are of, where the kernel has that.
+        sloped: what the derivative of Sigmoid is computed of; a Sigmoid of it begins as that does.
         peaks: exponentials of the distance to the largest element of the row -> that element.
     """
 
