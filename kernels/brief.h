@@ -58,7 +58,7 @@ template <class F> OG_FN F mish(F x) {
 }
 
 #if OG_TABLES
-/// As og::mish_backward, with the exponential of gelu_erf.
+/// As og::mish_backward, with the exponential of gelu_erf_backward.
 template <class F> OG_FN F mish_backward(F x, F d) {
   constexpr float magic = 0x1.8p23f;
   const F size = at_most(abs(x), (F)201.0f), z = smaller(larger((F)-201.0f, x), (F)0);

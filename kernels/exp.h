@@ -69,12 +69,6 @@ template <class T> OG_FN T scale_twice(T x, T n) {
   const T half = fma(n, (T)0.5, exp_constants<T>::magic) - exp_constants<T>::magic;
   return scale(scale(x, half), n - half);
 }
-#if OG_GPU_FORMS
-OG_FN float scale_twice(float x, Exponent n) {  // for n from -190 to 127
-  const Exponent first = at_least(n, -exp_constants<float>::part);
-  return scale(scale(x, first), n - first);
-}
-#endif
 /// 2^n (1 + t) for the same n as scale.
 template <class T> OG_FN T scale_one(T t, T n) {
   const T power = pow2(n);
@@ -118,7 +112,6 @@ template <class T, class N> OG_FN T scale_down(T x, N n) {
 template <> struct exp_constants<floats> : exp_constants<float> {};
 OG_FN floats pow2(floats n) { return scale(floats(1.0f), n); }
 OG_FN floats power_of_bits(floats k) { return from_bits(words(bits(k).v << 23u)); }
-OG_FN floats scale_twice(floats x, floats n) { return scale(x, n); }
 OG_FN floats scale_down(floats x, floats n) { return scale(x, n); }
 OG_FN floats scale_far(floats x, floats n) { return scale(x, n); }
 // These keep a NaN, and what follows hands it on: nothing has to be mended.

@@ -6,7 +6,7 @@
 // Functions by table, on the CPU alone: a polynomial for each of 32 intervals. Its coefficients are found by one
 // instruction each for 16 floats (vpermt2ps, which costs as much as a multiplication), by an index for one float: the
 // same bits. Machines without AVX-512, and GPUs, have no such instruction and keep the forms without a table (OG_TABLES is
-// 0): with AVX2 tables take up to 1.7 times as long.
+// 0): with AVX2 tables take up to 1.9 times as long.
 //
 // Row 0 of a table has the point that an interval is expanded about, chosen near its middle so that the constant term,
 // in the last row, is nearly a float; the highest power comes first. Own weighted fits (Lawson); errors said at each.
@@ -44,9 +44,9 @@ template <int k, int rows, class F, class I> OG_FN F and_rows(const float (&tabl
   if constexpr (k == rows) return p;
   else return and_rows<k + 1>(table, i, h, fma(p, h, lookup(table[k], i)));  // no loop: GCC would not unroll it
 }
-/// The polynomial of interval i (its last 5 bits) at t; the highest `dropped` powers are left out.
-template <int dropped = 0, int rows, class F, class I> OG_FN F by_table(const float (&table)[rows][intervals], I i, F t) {
-  return and_rows<2 + dropped>(table, i, t - lookup(table[0], i), lookup(table[1 + dropped], i));
+/// The polynomial of interval i (its last 5 bits) at t.
+template <int rows, class F, class I> OG_FN F by_table(const float (&table)[rows][intervals], I i, F t) {
+  return and_rows<2>(table, i, t - lookup(table[0], i), lookup(table[1], i));
 }
 
 /// The interval of t in [0, 15): 8 of them from 0 to 1, from 1 to 3, from 3 to 7, and from 7 to 15.

@@ -20,8 +20,8 @@ _HEAD = """# Accuracy
 Written by `python tests/accuracy/table.py`, or the rows of some kinds; `tests/accuracy/test_accuracy.py` measures again
 and fails where a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs the
 same f32 and f64 arithmetic, but for subnormal f32, which CuPy's kernels flush to zero, and for GELU by erf, its
-derivative, Mish's, and powers in f32: the CPU has them by tables, a GPU without, within the same bounds
-(`tests/codegen/test_tables.py`).
+derivative, Mish's, and powers in f32: a CPU with AVX-512 has them by tables, others and a GPU without, within the
+same bounds (`tests/codegen/test_tables.py`).
 
 An ulp is the distance between neighbouring numbers of the dtype at the truth. The truth is the op's NumPy reference in
 float64, and for f64 mpmath with 50 digits; the references themselves are within 16 ulp of mpmath.
@@ -35,8 +35,8 @@ float64, and for f64 mpmath with 50 digits; the references themselves are within
 - NaN and infinities must be where the truth has them, and zeros have its sign; else the distance counts as infinite.
   What is too large to be finite is infinity from half an ulp below the first power of two that the dtype does not hold.
 - f16 and bf16 are computed in f32 and rounded once, which is why they are next to 0.5. Half an ulp is right rounding.
-  Swish, GELU by tanh, Mish, HardSwish and the derivatives of GELU, Mish and swish are computed no nearer than that asks
-  for (`kernels/brief.h`).
+  Sigmoid, swish, GELU by tanh, Mish, their derivatives, that of GELU by erf, and HardSwish are computed no nearer than
+  that asks for (`kernels/brief.h`).
 - {scaled} in f64, next to zeros that are no special arguments, are measured in ulp of max(|f|, |x f'(x)|):
   there the last bit of the argument is worth more than the result. In f32 they are not excused.
 - Derivatives (the Backward kinds: f'(x) d) are measured in ulp of max(|f'(x)|, |x f''(x)|) |d|: next to a zero of f'
