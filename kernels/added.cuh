@@ -1,5 +1,5 @@
 #pragma once
-#include "totals.cuh"
+#include "pointwise.cuh"
 
 namespace og {
 

@@ -45,9 +45,9 @@ template <class F> void deliver(const Boxes& boxes, int k, const i64* chunk, con
         for (i64 j = 1; j < folded; ++j) total += value[j * apart];
       }
       if constexpr (counts_of<F>::value) {
-        F::total(k, boxes.space.base[sum.operand], to + i * strides[last], total, count);
+        total_of<F>(k, boxes.space.base[sum.operand], to + i * strides[last], total, count);
       } else {
-        F::total(k, boxes.space.base[sum.operand], to + i * strides[last], total);
+        total_of<F>(k, boxes.space.base[sum.operand], to + i * strides[last], total);
       }
     }
     i64 d = last - 1;

@@ -60,6 +60,14 @@ template <int n, int k = 0, class F> OG_FN void each(F&& f) {
     each<n, k + 1>(f);
   }
 }
+/// `total` of a functor's sum that is known when the kernel runs.
+template <class F, class... A> OG_FN void total_of(int k, A... a) {
+  if constexpr (F::sums > 0) {
+    each<F::sums>([&](auto sum) {
+      if (sum.value == k) F::total(sum, a...);
+    });
+  }
+}
 
 // ---- bit casts -----------------------------------------------------------------------------------------------------
 

@@ -194,7 +194,6 @@ template <class F> struct Plain : F {
   OG_FN void lanes(i64 i, i64 n, Addend*) const { F::lanes(i, n); }
   OG_FN void strips(i64 i, i64 n, Addend*) const { F::strips(i, n); }
   template <class Results> OG_FN void finish(const Results* r, i64 i, i64 n, Addend*) const { F::finish(r, i, n); }
-  OG_FN static void total(int, void*, i64, double) {}
 };
 
 // ---- launching -------------------------------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ struct RowGroup {
         Addend total[most] = {added[k.value][0][0]};
         meeting.template meet<Adding, 1>(total);
         if (lane == 0 && inside) {
-          if (part < 0) F::total(k.value, base[operand], 0, total[0]);
+          if (part < 0) F::total(k, base[operand], 0, total[0]);
           else work[part + (i64)group] = total[0];
         }
       } else if (inside) {
@@ -234,7 +234,7 @@ struct RowGroup {
           if (part < 0) {
             const i64 step = space->strides[operand][rank - 1];
             OG_UNROLL for (int v = 0; v < V; ++v)
-              F::total(k.value, base[operand], ((i64)q * V + v) * step, added[k.value][p][v]);
+              F::total(k, base[operand], ((i64)q * V + v) * step, added[k.value][p][v]);
           } else {
             Pack<Addend, V> own;
             OG_UNROLL for (int v = 0; v < V; ++v) own.item[v] = added[k.value][p][v];

@@ -1,6 +1,5 @@
 #pragma once
 #include "added.cuh"
-#include "totals.cuh"
 #include "words.cuh"
 
 // The CUDA skeleton of a loop with sums: no atomics, one order of additions whatever the GPU.
@@ -36,7 +35,45 @@ OG_FN void offsets(const Tiles<rank, operands, sums>& tiles, I group, I row, i64
   }
 }
 
-// As add_row, where the text has G elements of a pack (rolled.cuh says why): the same additions in the same order.
+// Adds up a thread's packs of a row, from `column` on.
+template <class F, int V, int U, int TX> OG_FN void add_packs(F& f, i64 column, i64 end, Added<F, V>& added) {
+  using P = typename F::template Packs<V>;
+  typename F::Addend s[F::sums * V];
+  bool ready = false;  // what changes once a row is computed behind the first loads, which would wait for it
+  for (; column + (U - 1) * TX * V + V <= end; column += U * TX * V) {
+    P pack[U];
+    OG_UNROLL for (int u = 0; u < U; ++u) f.fetch(pack[u], column + u * TX * V);
+    if constexpr (V == 4) loads_first();  // f32: 16 bits have no instructions to spare for it
+    if (!ready) {
+      f.call();
+      f.row();
+      ready = true;
+    }
+    OG_UNROLL for (int u = 0; u < U; ++u) {
+      f.finish(pack[u], column + u * TX * V, s);
+      added.pack(s);
+    }
+  }
+  if (column < end && !ready) {
+    f.call();
+    f.row();
+  }
+  OG_ROLLED for (; column < end; column += TX * V) {
+    if (U > 1 && V > 1 && column + V <= end) {
+      P pack;
+      f.fetch(pack, column);
+      f.finish(pack, column, s);
+      added.pack(s);
+    } else {
+      OG_ROLLED for (i64 i = column; i < end && i < column + V; ++i) {
+        f.element(i, s);
+        added.one(s, (int)(i - column));
+      }
+    }
+  }
+}
+
+// The same, where the text has G elements of a pack (rolled.cuh says why): the same additions in the same order.
 template <class F, int V, int G, int TX> OG_FN void add_groups(F& f, i64 column, i64 end, Added<F, V>& added) {
   bool ready = false;
   for (; column + V <= end; column += TX * V) {
@@ -76,42 +113,8 @@ OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, 
   F f;
   f.steps(step);
   f.move(base, offset);
-  if constexpr (G > 0) return add_groups<F, V, G, TX>(f, begin, end, added);
-  using P = typename F::template Packs<V>;
-  typename F::Addend s[sums * V];
-  i64 column = begin;
-  bool ready = false;  // what changes once a row is computed behind the first loads, which would wait for it
-  for (; column + (U - 1) * TX * V + V <= end; column += U * TX * V) {
-    P pack[U];
-    OG_UNROLL for (int u = 0; u < U; ++u) f.fetch(pack[u], column + u * TX * V);
-    if constexpr (V == 4) loads_first();  // f32: 16 bits have no instructions to spare for it
-    if (!ready) {
-      f.call();
-      f.row();
-      ready = true;
-    }
-    OG_UNROLL for (int u = 0; u < U; ++u) {
-      f.finish(pack[u], column + u * TX * V, s);
-      added.pack(s);
-    }
-  }
-  if (column < end && !ready) {
-    f.call();
-    f.row();
-  }
-  OG_ROLLED for (; column < end; column += TX * V) {
-    if (V > 1 && column + V <= end) {
-      P pack;
-      f.fetch(pack, column);
-      f.finish(pack, column, s);
-      added.pack(s);
-    } else {
-      OG_ROLLED for (i64 i = column; i < end && i < column + V; ++i) {
-        f.element(i, s);
-        added.one(s, (int)(i - column));
-      }
-    }
-  }
+  if constexpr (G > 0) add_groups<F, V, G, TX>(f, begin, end, added);
+  else add_packs<F, V, U, TX>(f, begin, end, added);
 }
 
 enum { side_by_side = 8 };  // sums over the columns that meet at a time: 16 KiB of shared memory in f64
@@ -193,7 +196,7 @@ OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles
           constexpr int sum = from + k.value, operand = F::sum_operand(sum);
           if constexpr (F::adds_row(sum)) {
             const i64 part = tiles.part[sum];
-            if (part < 0) F::total(sum, base[operand], offset[operand], meet[k.value][thread]);
+            if (part < 0) F::total(Number<sum>{}, base[operand], offset[operand], meet[k.value][thread]);
             else work[part + tile] = meet[k.value][thread];
           }
         });
@@ -215,7 +218,7 @@ OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles
         }
         if (tm == 0 && inside && column < end) {
           const i64 at = offset[operand] + column * tiles.strides[operand][rank - 1];
-          if (part < 0) F::total(k.value, base[operand], at, all[thread]);
+          if (part < 0) F::total(k, base[operand], at, all[thread]);
           else work[part + ((i64)group * tiles.row_chunks + row_chunk) * tiles.columns + column] = all[thread];
         }
         __syncthreads();

@@ -62,7 +62,7 @@ OG_FN void totals(void* const* y, const AllLeft<axes, sums>& all, const typename
     if (lane < half) meet[thread] += meet[thread + half * wide];
     __syncthreads();
   }
-  if (lane == 0 && column < left.columns) F::total(which, result, to, meet[thread]);
+  if (lane == 0 && column < left.columns) total_of<F>(which, result, to, meet[thread]);
 }
 
 }  // namespace og

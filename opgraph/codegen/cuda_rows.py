@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from opgraph.codegen.cuda_row_cut import BLOCKS, CHUNK, RowCut, adds_up, row_cut
-from opgraph.codegen.cuda_sums import SumLaunch, second_stage, sum_launches, totals_entry, totals_words
+from opgraph.codegen.cuda_sums import SumLaunch, sum_launches, totals_source, totals_words
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.kernel import source_of
 from opgraph.loops.apart import sums_apart, without_sums
@@ -56,22 +56,20 @@ def row_launch(loop: Loop, layout: Layout, stores: tuple[int, ...], *, alignment
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     tiling = Tiling((*range(outer),), 0, (0, 0), 1, rows, length, chunk, length, tuple(parts), work)
     blocks, left = totals_words(layout, tiling) if sums else (0, ())
-    text = _entries(loop, layout, cut, names)
-    if blocks:
-        text += totals_entry([names[i] for i in sums], tiling)
-    source = source_of(loop, layout.variant, "rows.cuh", "\n".join(text))
+    source = source_of(loop, layout.variant, "rows.cuh", "\n".join(_entries(loop, layout, cut, names)))
     packs = length // cut.vector
+    emitter = Emitter(loop, layout.variant)
     words = [rows, chunk, length, packs, layout.dims[-1] // cut.vector, cut.pieces, -(-packs // cut.pieces)]
     words += [*(parts or [0]), *layout.dims, *(step for strides in layout.strides for step in strides)]
     launch = SumLaunch(
         source=source,
-        totals=second_stage(source) if blocks else None,
+        totals=totals_source(emitter, tiling) if blocks else None,
         stores=stores,
         sums=tuple(stores[i - len(loop.loads)] for i in sums),
         blocks=(-(-chunks // cut.groups), blocks),
         words=(tuple(words), left),
         work=work,
-        addend="f64" if Emitter(loop, layout.variant).addend() == "double" else "f32",
+        addend="f64" if emitter.addend() == "double" else "f32",
         places=(*range(len(loop.loads)), *(len(loop.loads) + i for i in stores)),
         threads=cut.block,
     )

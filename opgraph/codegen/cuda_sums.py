@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.kernel import BYTES_IN_FLIGHT, NARROW, KernelSource, packed_vector, source_of
+from opgraph.codegen.kernel import BYTES_IN_FLIGHT, NARROW, KernelSource, packed_vector, source_of, text_of
 from opgraph.codegen.rolled import group_of
 from opgraph.codegen.tier import approximate
+from opgraph.codegen.totals import put_totals
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, KEPT, STRIDED, Layout
 from opgraph.loops.loop import Loop
@@ -20,10 +21,11 @@ _COLUMNS = 32  # that a block of the second stage takes where each column has it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumLaunch:
-    """One pass over the data: two kernels of one source.
+    """One pass over the data: one kernel or two.
 
     Attributes:
-        source: its text; `totals` is the same text with the second entry, None where the first stage does it all.
+        source: of the first stage.
+        totals: of the second one, None where the first does it all.
         stores: which stores of the whole loop it makes, and which of these are sums.
         blocks: of both stages.
         words: arguments passed by value (64-bit words) of both stages.
@@ -93,12 +95,11 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
         "(base, tiles, (Fused::Addend*)work);",
         "}",
     ]
-    second = totals_entry([names[i] for i in sums], tiling)
-    source = source_of(loop, layout.variant, "sums.cuh", "\n".join([*first, *second]), rolled=group > 0)
+    source = source_of(loop, layout.variant, "sums.cuh", "\n".join(first), rolled=group > 0)
     blocks, words = totals_words(layout, tiling)
     return SumLaunch(
         source=source,
-        totals=second_stage(source) if blocks else None,
+        totals=totals_source(emitter, tiling) if blocks else None,
         stores=stores,
         sums=tuple(stores[i - len(loop.loads)] for i in sums),
         blocks=(tiling.blocks, blocks),
@@ -109,21 +110,26 @@ def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) ->
     )
 
 
-def totals_entry(results: list[str], tiling: Tiling) -> list[str]:
-    """The entry point of the second stage, for these results."""
-    return [
+def totals_source(emitter: Emitter, tiling: Tiling) -> KernelSource:
+    """The second stage: a text of its own, which partitions with such sums share, and which compiles beside the first.
+
+    Args:
+        emitter: of the first stage's loop.
+    """
+    adding = Emitter(emitter.loop, emitter.variant)
+    adding.put("struct Fused {")
+    adding.put_sums()
+    put_totals(adding)
+    results = [f"y{k}" for k in range(len(adding.sums))]
+    entry = [
         f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) '
-        f"ENTRY_totals({', '.join(f'void* {n}' for n in results)}, "
+        f"ENTRY({', '.join(f'void* {n}' for n in results)}, "
         f"const og::AllLeft<{tiling.kept + 2}, {len(results)}> left, void* work) {{",
         f"  void* const y[] = {{{', '.join(results)}}};",
         "  og::totals<Fused>(y, left, (const Fused::Addend*)work);",
         "}",
     ]
-
-
-def second_stage(source: KernelSource) -> KernelSource:
-    """The same text, entered where what the first stage left is added up."""
-    return replace(source, entry=f"{source.entry}_totals")
+    return text_of(adding.functor(), "totals.cuh", "\n".join(entry))
 
 
 def _unroll(loop: Loop, layout: Layout, vector: int) -> int:

@@ -58,10 +58,7 @@ class Emitter(Arithmetic):
         """Operands, and the values that leave the innermost loop."""
         self.put(f"  static constexpr int operands = {len(self.loop.loads) + len(self.loop.stores)};")
         if self.sums or self.loop.row_axes:
-            self.put(f"  static constexpr int sums = {len(self.sums)};")
-            self.put(f"  using Addend = {self.addend()};")
-            added = " || ".join(f"k == {k}" for k, i in enumerate(self.sums) if self.store_kinds[i] == ADDED)
-            self.put(f"  static constexpr bool adds_row(int k) {{ return {added or 'k < 0'}; }}")
+            self.put_sums()
             places = "".join(f"k == {k} ? {len(self.loop.loads) + i} : " for k, i in enumerate(self.sums))
             self.put(f"  static constexpr int sum_operand(int k) {{ return {places}-1; }}")
         for position, name, dtype, const in self.pointers():
@@ -73,6 +70,13 @@ class Emitter(Arithmetic):
             if level < ELEMENT:
                 declared = f"{compute_type(self.dtypes[name])} {self.identifier(name)}"
                 self.put(f"  alignas(64) {declared}[og::side];" if self.each_lane(level) else f"  {declared};")
+
+    def put_sums(self) -> None:
+        """How many sums there are, of what, and which of them add up the innermost axis."""
+        self.put(f"  static constexpr int sums = {len(self.sums)};")
+        self.put(f"  using Addend = {self.addend()};")
+        added = " || ".join(f"k == {k}" for k, i in enumerate(self.sums) if self.store_kinds[i] == ADDED)
+        self.put(f"  static constexpr bool adds_row(int k) {{ return {added or 'k < 0'}; }}")
 
     def has_step(self, position: int) -> bool:
         """Whether an operand moves by a step known at run time."""

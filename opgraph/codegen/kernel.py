@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.functor import Form
+from opgraph.codegen.functor import Form, Functor
 from opgraph.codegen.needed import needed
 from opgraph.codegen.rolled import group_of
 from opgraph.codegen.rows import emit_rows
@@ -73,11 +73,15 @@ def source_of(
         functor = emit_functor(loop, variant, packs=on_gpu, rolled=rolled, approximate=chosen)
     if functor.form is Form.BRANCHES:
         entry_text = f"{walk}\n\n{entry_text}"
+    return text_of(functor, skeleton, entry_text)
+
+
+def text_of(functor: Functor, skeleton: str, entry_text: str) -> KernelSource:
+    """A functor with its skeleton and its entry points, named ENTRY or beginning so."""
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     own = f"{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
     head = needed(skeleton, own) + "\n\n"
-    first = head.count("\n")
-    tags = {first + line: t for line, t in functor.tags.items()}
+    tags = {head.count("\n") + line: t for line, t in functor.tags.items()}
     return KernelSource(
         entry=entry,
         functor=functor.code,

@@ -93,8 +93,6 @@ def put_rolled(emitter: Emitter) -> None:
     put_applied(emitter, "G", "{}_now")
     for i, store in stores:
         put(f"    out.y{i}.give(og::stored<{storage_type(store.dtype)}>(r{i}));")
-    for k, i in enumerate(emitter.sums):
-        put(f"    OG_UNROLL for (int k = 0; k < G; ++k) s[{k} * G + k] = r{i}[k];")
     put("  }")
 
 

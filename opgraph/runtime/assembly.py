@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.partition.partition import Partition
+from opgraph.runtime.at_once import at_once
 from opgraph.runtime.chain import Chain, Step
 from opgraph.runtime.compiled import runner
 from opgraph.runtime.engine import Engine
@@ -104,15 +105,11 @@ def _freed(part: Partition, index: int, last_use: Mapping[int, int], kept: Colle
 
 
 def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
-    """Compiles the kernels that dense arrays will need, several at once: the compiler is a process of its own."""
-    waiting = [
-        (run, [t.dims for t in p.input_ports]) for run, p in zip(runs, partitions) if isinstance(run, PreparedRunner)
-    ]
-    if len(waiting) == 1:
-        waiting[0][0].prepare(waiting[0][1])
-    elif waiting:
-        from concurrent.futures import ThreadPoolExecutor  # costs milliseconds of `import opgraph`
-
-        with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(waiting))) as pool:
-            for done in [pool.submit(run.prepare, dims) for run, dims in waiting]:
-                done.result()
+    """Compiles the kernels that dense arrays will need."""
+    at_once(
+        [
+            partial(run.prepare, [t.dims for t in part.input_ports])
+            for run, part in zip(runs, partitions)
+            if isinstance(run, PreparedRunner)
+        ]
+    )

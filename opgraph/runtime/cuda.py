@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
+from opgraph.runtime.at_once import at_once
 from opgraph.runtime.device_array import DeviceArray
 from opgraph.runtime.refusal import refused
 
@@ -214,30 +216,35 @@ def by_value(words: Sequence[int]) -> Any:
 _functions: dict[tuple[str, int], Any] = {}
 
 
-def function(source: KernelSource, device: int, labels: Sequence[str]) -> Any:
-    """The compiled kernel, loaded on a device: callable as (grid, block, args, shared memory, stream).
+def functions(sources: Sequence[KernelSource], device: int, labels: Sequence[str]) -> list[Any]:
+    """The compiled kernels, loaded on a device: callable as (grid, block, args, shared memory, stream).
+
+    Texts that were never seen are compiled at once: NVRTC and CuPy let other threads run.
 
     Args:
         labels: label of each op, for messages.
 
     Raises:
-        DeviceError: NVRTC refused the source, or cannot be used.
+        DeviceError: NVRTC refused a source, or cannot be used.
     """
-    key = (source.entry, device)
-    if key not in _functions:
-        with OnDevice(device):
-            _functions[key] = _compiled(source, labels)
-    return _functions[key]
+    new: dict[str, list[KernelSource]] = {}  # by text: CuPy compiles one once for all of its entries, if not at once
+    for source in sources:
+        if (source.entry, device) not in _functions:
+            new.setdefault(source.code, []).append(source)
+    at_once([partial(_load, entries, device, labels) for entries in new.values()])
+    return [_functions[source.entry, device] for source in sources]
 
 
-def _compiled(source: KernelSource, labels: Sequence[str]) -> Any:
-    try:
-        return cupy.RawKernel(source.code, source.entry, OPTIONS).kernel
-    except cupy.cuda.compiler.CompileException as error:
-        raise refused(str(error), source, labels) from None
-    except (RuntimeError, ImportError, OSError) as error:
-        raise DeviceError(
-            f"kernel {source.entry} cannot be compiled or loaded: {error}",
-            where='engine "cuda"',
-            fix="pip install 'opgraph[cuda13]', which brings NVRTC and the CUDA headers that CuPy looks for",
-        ) from None
+def _load(sources: Sequence[KernelSource], device: int, labels: Sequence[str]) -> None:
+    with OnDevice(device):
+        for source in sources:
+            try:
+                _functions[source.entry, device] = cupy.RawKernel(source.code, source.entry, OPTIONS).kernel
+            except cupy.cuda.compiler.CompileException as error:
+                raise refused(str(error), source, labels) from None
+            except (RuntimeError, ImportError, OSError) as error:
+                raise DeviceError(
+                    f"kernel {source.entry} cannot be compiled or loaded: {error}",
+                    where='engine "cuda"',
+                    fix="pip install 'opgraph[cuda13]', which brings NVRTC and the CUDA headers that CuPy looks for",
+                ) from None

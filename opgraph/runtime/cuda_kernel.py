@@ -59,7 +59,7 @@ class CudaKernel:
         if layout.variant.has_sums or layout.row_rank:
             self._sum_launches(layout, 16)
         else:
-            self._function(cuda_source(self.lowered.loop, cuda_variant(self.lowered.loop, layout)))
+            self._launch(layout, 16)
 
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None
@@ -216,22 +216,22 @@ class CudaKernel:
         else:
             args += [cuda.by_value(cuda_layout(layout, variant)), np.uint32(count) if variant.narrow else count]
         places = tuple((i, i) for i in range(len(layout.strides)))
-        return Launch(self._function(source), (-(-count // variant.tile),), tuple(args), places)
+        return Launch(self._functions([source])[0], (-(-count // variant.tile),), tuple(args), places)
 
     def _sum_launches(self, layout: Layout, aligned: int) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
         """The launches for a layout with sums or rows, and the workspace that they share."""
         made = (row_launches if layout.row_rank else sum_launches)(self.lowered.loop, layout, alignment=aligned)
+        functions = iter(self._functions([s for item in made for s in (item.source, item.totals) if s is not None]))
         launches = []
         for item in made:
             operands = tuple((i, place) for i, place in enumerate(item.places) if place is not None)
             args = (*[None] * len(item.places), cuda.by_value(item.words[0]), None)
-            function, grid, block = self._function(item.source), (item.blocks[0],), (item.threads,)
-            launches.append(Launch(function, grid, args, operands, len(args) - 1, block, item.inside))
+            grid, block = (item.blocks[0],), (item.threads,)
+            launches.append(Launch(next(functions), grid, args, operands, len(args) - 1, block, item.inside))
             if item.totals is not None:
                 results = tuple((i, self._first_store + store) for i, store in enumerate(item.sums))
                 args = (*[None] * len(results), cuda.by_value(item.words[1]), None)
-                function = self._function(item.totals)
-                launches.append(Launch(function, (item.blocks[1],), args, results, len(args) - 1))
+                launches.append(Launch(next(functions), (item.blocks[1],), args, results, len(args) - 1))
         size = max((item.bytes for item in made), default=0)
         return tuple(launches), (-(-size // 8), np.dtype(np.float64))
 
@@ -242,9 +242,9 @@ class CudaKernel:
             self._uploaded[key] = cuda.uploaded(array)
         return int(self._uploaded[key].ptr)
 
-    def _function(self, source: KernelSource) -> Any:
-        self.sources[source.entry] = source
-        return cuda.function(source, self.device, self.lowered.labels)
+    def _functions(self, sources: Sequence[KernelSource]) -> list[Any]:
+        self.sources.update((source.entry, source) for source in sources)
+        return cuda.functions(sources, self.device, self.lowered.labels)
 
     def _targets(self, outs: Sequence[Any]) -> list[DeviceArray | None]:
         return [None if o is None else seen(o, self.device, "an output of a kernel") for o in outs]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from threading import Barrier
+from typing import Any
+
 import numpy as np
 import nvrtc
 import pytest
@@ -81,7 +85,8 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
     monkeypatch.setattr("opgraph.codegen.cuda_sums.NARROW", 1)
     f = og.compile(g, device="cuda")
     wide = f({k: cupy.asarray(v) for k, v in feeds.items()})  # type: ignore[misc]
-    assert all("og::i64, " in text.rsplit("sum_tiles<", 1)[1] for text in f.kernels.values())
+    entered = [text.rsplit("sum_tiles<", 1)[1] for text in f.kernels.values() if "sum_tiles<" in text]
+    assert entered and all("og::i64, " in text for text in entered)
     for key, value in narrow.items():
         assert value.tobytes() == wide[key].host.tobytes()
 
@@ -122,6 +127,34 @@ def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -
         np.testing.assert_array_equal(out[key].host, value)
 
 
+def test_both_stages_are_compiled_at_once(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    both, compile_one = Barrier(2, timeout=30), cupy.RawKernel
+
+    def compile_with_another(code: str, name: str, options: tuple[str, ...]) -> Any:
+        both.wait()  # breaks unless another one is compiled meanwhile
+        return compile_one(code, name, options)
+
+    cupy.RawKernel = compile_with_another  # type: ignore[method-assign]
+    shape, targets = CASES["one number, of many tiles"]
+    f = og.compile(graph(shape, targets), device="cuda")
+    f({t.name: cupy.asarray(random(t.shape, "f32", 0)) for t in f.graph.inputs})  # type: ignore[arg-type]
+    assert len(f.kernels) == 2
+
+
+def test_partitions_with_like_sums_share_the_second_stage(cupy: FakeCupy, no_cache: None) -> None:
+    def kernels(kind: str) -> set[str]:
+        g = og.Graph()
+        x, like = g.input("x", "f32", (70001,)), g.input("like", "f32", (1,))
+        g.output(g.add_op("SumTo", g.add_op(kind, x), like, name="s"))
+        f = og.compile(g, device="cuda")
+        f(x=cupy.asarray(random((70001,), "f32", 0)), like=cupy.asarray(np.zeros(1, "f4")))
+        return set(f.kernels)
+
+    one, other = kernels("Tanh"), kernels("Sigmoid")
+    assert len(one) == len(other) == 2 and len(one & other) == 1
+
+
 def launches(name: str, dtype: str) -> list[SumLaunch]:
     shape, targets = CASES[name]
     (partition,) = graph(shape, targets, dtype).finalize().get_partitions()
@@ -134,9 +167,11 @@ def launches(name: str, dtype: str) -> list[SumLaunch]:
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
 def test_every_case_compiles(dtype: str, arch: str) -> None:
-    sources = [item.source for name in CASES if name != "nothing at all to add up" for item in launches(name, dtype)]
-    cubin = nvrtc.compile_text(together(sources, "sums.cuh"), arch, nvrtc.OPTIONS)
-    assert all(f"{s.entry}_totals".encode() in cubin for s in sources)
+    made = [item for name in CASES if name != "nothing at all to add up" for item in launches(name, dtype)]
+    totals = [item.totals for item in made if item.totals is not None]
+    for sources, skeleton in (([item.source for item in made], "sums.cuh"), (totals, "totals.cuh")):
+        cubin = nvrtc.compile_text(together(sources, skeleton), arch, nvrtc.OPTIONS)
+        assert sources and all(s.entry.encode() in cubin for s in sources)
 
 
 @pytest.mark.parametrize(
