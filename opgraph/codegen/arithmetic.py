@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 CALL, PER_ROW, ELEMENT = 0, 1, 2
 _LEVEL = {UNIFORM: CALL, ROW: PER_ROW, GROUP: PER_ROW, RUN: ELEMENT, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
 
+#: Function -> the kind of its derivative. A kernel that has both of one argument computes what they share once: the
+#: function begins as the derivative does (kernels/derivatives.h).
+_SLOPES = {"sigmoid": "SigmoidBackward", "swish": "SwishBackward", "tanh": "TanhBackward"}
+_PLAIN = {"use_dst": False, "alpha": 1.0}
+
 
 class Arithmetic(ABC):
     """The statements of one loop as expressions; how they name what they are given is left open.
@@ -37,7 +42,7 @@ class Arithmetic(ABC):
         told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
         divisors: values of rows that have an inverse, by which elements are multiplied instead of being divided.
-        sloped: what the derivative of Sigmoid is computed of; a Sigmoid of it begins as that does.
+        sloped: (kind, argument) of the derivatives which their functions may begin as: see `_SLOPES`.
         peaks: exponentials of the distance to the largest element of the row -> that element.
     """
 
@@ -59,9 +64,8 @@ class Arithmetic(ABC):
         self.shifted: Mapping[str, Shifted] = {}
         self.divisors: Sequence[str] = ()
         self.peaks: Mapping[str, str] = {}
-        plain = {"use_dst": False, "alpha": 1.0}
-        slopes = [s for s in loop.statements if s.kind == "SigmoidBackward" and dict(s.attrs) == plain]
-        self.sloped = {s.args[0] for s in slopes}
+        slopes = (s for s in loop.statements if s.kind in _SLOPES.values() and len(s.args) == 2)
+        self.sloped = {(s.kind, s.args[0]) for s in slopes if dict(s.attrs).items() <= _PLAIN.items()}
 
     @property
     def cost(self) -> int:
@@ -126,8 +130,8 @@ class Arithmetic(ABC):
             made = CxxCall(f"positive::{made.function}", (*made.arguments, *ends))
         if s.result in self.approximate and (self.tier == "fast" or made.function in brief_functions()):
             made = replace(made, function=made.function and f"{self.tier}::{made.function}")
-        if made.function == "sigmoid" and made.arguments == (names[0],) and s.args[0] in self.sloped:
-            made = replace(made, function="sigmoid_beside_slope")
+        if made.arguments == (names[0],) and (_SLOPES.get(made.function), s.args[0]) in self.sloped:
+            made = replace(made, function=f"{made.function}_beside_slope")
         if s.result in self.peaks:
             made = replace(made, function=f"{made.function}_of_row<near>")
         if self.row_divisor(s, made) in self.divisors:
