@@ -111,23 +111,24 @@ template <class F> OG_FN F swish(F x, F a, F b) {
   return gate_of_product(x, b * (a * choose(a == 0 || b == 0, (F)0, x)));
 }
 
-/// e^-|z| = e = 2^n part, and r = 1 / (1 + e).
-template <class F> struct brief_decay {
+/// e^z = e = 2^n part, and r = 1 / (1 + e).
+template <class F> struct brief_power {
   F n, part, e, r;
 };
-template <class F> OG_FN brief_decay<F> brief_decay_of(F z) {
-  const F y = smaller((F)200.0f, abs(z)) * (F)-0x1.715476p0f, n = rint(y);
+template <class F> OG_FN brief_power<F> brief_power_of(F z) {
+  const F y = z * (F)0x1.715476p0f, n = rint(y);
   const F part = power_of_rest(y - n), e = scale_far(part, n);
   return {n, part, e, divide((F)1, e + 1)};
 }
+template <class F> OG_FN brief_power<F> brief_decay_of(F z) { return brief_power_of(-smaller((F)200.0f, abs(z))); }
 template <class F> OG_FN F sigmoid(F x) {
-  const brief_decay<F> v = brief_decay_of(x);
+  const brief_power<F> v = brief_decay_of(x);
   return keep_nan(x, choose(x < 0, v.e * v.r, v.r));
 }
 template <class F> OG_FN F sigmoid(F x, F a) { return brief::sigmoid(a * x); }
 /// It begins as sigmoid does, beside which it often stands. Half of `part`, which may be above 1, as d may be the largest number.
 template <class F, if_float<F> = 0> OG_FN F sigmoid_slope(F z, F d, F factor) {
-  const brief_decay<F> v = brief_decay_of(z);
+  const brief_power<F> v = brief_decay_of(z);
   return keep_nan(z, scale_far(d * (factor * ((F)0.5f * v.part * v.r * v.r)), v.n + 1));
 }
 template <class F> OG_FN F sigmoid_backward(F x, F d) { return brief::sigmoid_slope(x, d, (F)1); }
@@ -136,14 +137,18 @@ template <class F> OG_FN F sigmoid_backward(F x, F d, F a) { return brief::sigmo
 /// f = x sigmoid(z): f' = s (1 + m (1 - s)), m = x dz/dx, s = e r and 1 - s = r = 1 / (1 + e), e = e^z: nothing cancels that
 /// the condition (see derivatives.h) does not excuse. The power of two of a small e goes to d. z and m have ends.
 template <class F, if_float<F> = 0> OG_FN F slope_of_gate(F z, F m, F d) {
-  const F y = z * (F)0x1.715476p0f, n = rint(y);
-  const F part = power_of_rest(y - n), e = scale_far(part, n), r = divide((F)1, e + 1);
+  const brief_power<F> v = brief_power_of(z);
   const mask<F> left = z < 0;
-  return scale_far(d, choose(left, n, (F)0)) * (fma(m, r, (F)1) * (r * choose(left, part, e)));
+  return scale_far(d, choose(left, v.n, (F)0)) * (fma(m, v.r, (F)1) * (v.r * choose(left, v.part, v.e)));
 }
+template <class F, if_float<F> = 0> OG_FN F within_gate(F z) { return larger((F)-200.0f, smaller((F)24.0f, z)); }
 template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
-  const F bounded = larger((F)-200.0f, smaller((F)24.0f, z));
-  return slope_of_gate(bounded, bounded, d);
+  return slope_of_gate(within_gate(z), within_gate(z), d);
+}
+/// swish in a kernel that has its slope, too.
+template <class F> OG_FN F swish_beside_slope(F x) {
+  const brief_power<F> v = brief_power_of(within_gate(x));
+  return larger((F)-200.0f, x) * (v.e * v.r);
 }
 template <class F> OG_FN F swish_backward(F x, F d) { return brief::swish_slope(x, d); }
 template <class F> OG_FN F swish_backward(F x, F d, F a) { return brief::swish_slope(a * choose(a == 0, (F)0, x), d); }

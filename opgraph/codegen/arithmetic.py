@@ -130,13 +130,19 @@ class Arithmetic(ABC):
             made = CxxCall(f"positive::{made.function}", (*made.arguments, *ends))
         if s.result in self.approximate and (self.tier == "fast" or made.function in brief_functions()):
             made = replace(made, function=made.function and f"{self.tier}::{made.function}")
-        if made.arguments == (names[0],) and (_SLOPES.get(made.function), s.args[0]) in self.sloped:
-            made = replace(made, function=f"{made.function}_beside_slope")
+        if made.arguments == (names[0],):
+            made = replace(made, function=self._beside_slope(made.function, s.args[0]))
         if s.result in self.peaks:
             made = replace(made, function=f"{made.function}_of_row<near>")
         if self.row_divisor(s, made) in self.divisors:
             made = CxxCall("times", (made.arguments[0], f"{s.args[1]}_inverse"))
         return made
+
+    def _beside_slope(self, function: str, argument: Arg) -> str:
+        """The form of a function that begins as its derivative does, where the loop has that; else itself."""
+        name = function.removeprefix("brief::")
+        own = name == function or f"{name}_beside_slope" in brief_functions()
+        return f"{function}_beside_slope" if own and (_SLOPES.get(name), argument) in self.sloped else function
 
     def row_divisors(self) -> list[str]:
         """The values that reductions made of a row and that elements are divided by."""

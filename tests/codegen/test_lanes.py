@@ -58,21 +58,26 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("kind", "slope"),
+    ("function", "slope", "dtype"),
     [
-        ("Sigmoid", "SigmoidBackward(x, d, use_dst=false)"),
-        ("Tanh", "TanhBackward(x, d, use_dst=false)"),
-        ("Swish", "SwishBackward(x, d)"),
+        ("sigmoid", "SigmoidBackward(x, d, use_dst=false)", "f32"),
+        ("tanh", "TanhBackward(x, d, use_dst=false)", "f32"),
+        ("swish", "SwishBackward(x, d)", "f32"),
+        ("brief::swish", "SwishBackward(x, d)", "bf16"),
+        ("brief::swish", "SwishBackward(x, d)", "f16"),
     ],
 )
 def test_a_function_beside_its_slope_is_as_near_to_the_truth(
-    kind: str, slope: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
+    function: str, slope: str, dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = og.parse(f"graph(x: f32[n], d: f32[n]) -> (y, z)\n  y = {kind}(x)\n  z = {slope}")
-    case = next(case for case in CASES if case.record.kind == kind and case.attrs.get("alpha", 1) == 1)
+    kind = function.removeprefix("brief::").title()
+    graph = og.parse(f"graph(x: {dtype}[n], d: {dtype}[n]) -> (y, z)\n  y = {kind}(x)\n  z = {slope}")
+    case = next(
+        case for case in CASES if (case.record.kind, case.dtype, case.attrs.get("alpha", 1)) == (kind, dtype, 1)
+    )
     (x,) = columns_of(case)
     f = og.compile(graph)
-    assert f"og::{kind.lower()}_beside_slope(" in functor(f)
+    assert f"og::{function}_beside_slope(" in functor(f)
     got = f(x=x, d=np.ones_like(x))["y"]
     assert errors(got, np.asarray(og.evaluate(case.graph(), case.feeds([x])))).max() <= case.bound
     scalar_form(monkeypatch)
