@@ -166,8 +166,8 @@ class TorchCall:
             wherever torch has them; "Tensor.name" for the method alone.
         form: what it means, in the notation of `opgraph.ir.expression`: a parameter's name is its value, `$name` a
             number (a scalar constant, or an attribute's value). Or a function of the values of the parameters, with
-            the dtype that torch computes in as "dtype", that returns such a text ("" where opgraph has none). None: the
-            op itself, its inputs and attributes in the order of the parameters.
+            the dtype that torch computes in as "dtype" and its version as "torch", that returns such a text ("" where
+            opgraph has none). None: the op itself, its inputs and attributes in the order of the parameters.
         exact: the same without float attributes, for numbers that an attribute (f32) does not hold in f64.
         keeps_integers: integers come out as they went in, whatever the form says (floor, round ...).
         rounds_numbers: torch's CPU kernels round a number that meets f16 or bf16 to these; elsewhere it is an f32.

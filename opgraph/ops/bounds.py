@@ -14,6 +14,9 @@ from opgraph.ir.opdef import Attr, Attrs, Onnx, Port, TorchCall
 from opgraph.ops import integers
 from opgraph.ops.families import AUTO_BROADCAST, INTEGER, NUMERIC, SAME_INPUTS, pointwise
 
+#: The version of torch since which the gradient of clamp is shared at a bound.
+TIES_ARE_SHARED = (2, 14)
+
 
 def _larger(a: np.ndarray, b: Any) -> np.ndarray:
     # np.maximum gives either of two zeros, depending on the machine.
@@ -25,17 +28,27 @@ def _smaller(a: np.ndarray, b: Any) -> np.ndarray:
 
 
 def _torch_bounds(p: Attrs, exact: bool = False) -> str:
-    """torch.clamp: numbers are attributes, tensors operands. Not Maximum and Minimum: at a bound, torch's clamp has the
-    whole gradient where its maximum has half of it.
+    """torch.clamp: numbers are attributes, tensors operands.
+
+    At a bound its gradient was 1 up to torch 2.13: that of Clamp, not of Maximum and Minimum. Since then it is 0 where
+    the bound is a number, and a tensor has half of it.
     """
     low, high = p.get("min"), p.get("max")
     given = [(name, value) for name, value in (("min", low), ("max", high)) if value is not None]
     numbers = all(isinstance(value, (int, float)) for _, value in given)
+    if numbers and p["torch"] >= TIES_ARE_SHARED and p["dtype"] not in INTEGER:
+        upper = None if high is None else "$max"
+        return between("input", None if low is None else "$min" if high is None or low <= high else upper, upper)
     if numbers and not exact and (p["dtype"] not in INTEGER or abs(low or 0) + abs(high or 0) < 2**24):
         return f"Clamp({', '.join(['input', *(f'{name}=${name}' for name, _ in given)])})"
     if p["dtype"] in INTEGER:  # nothing to differentiate, and no sign to turn
         lower = "input" if low is None else "Maximum(input, min)"
         return lower if high is None else f"Minimum({lower}, max)"
+    if p["torch"] >= TIES_ARE_SHARED:
+        if low is None or high is None:
+            return "Minimum(input, max)" if low is None else "Maximum(input, min)"
+        # Bounds that meet share nothing: what is between them, or on them, is one value's alone.
+        return "Select(Equal(min, max), Clamp(input, min, max), Minimum(Maximum(input, min), max))"
     if low is None:
         return "Neg(Clamp(Neg(input), Neg(max)))"
     return f"Clamp({', '.join(['input', *(name for name, _ in given)])})"
@@ -45,9 +58,10 @@ def _exactly(p: Attrs) -> str:
     return _torch_bounds(p, exact=True)
 
 
-def between(x: str, low: str, high: str) -> str:
-    """Bounds with the gradient of torch's hardtanh and relu6: 0 at the bounds, where that of its clamp is 1."""
-    return f"Select(LessOrEqual({x}, {low}), {low}, Select(GreaterEqual({x}, {high}), {high}, {x}))"
+def between(x: str, low: str | None, high: str | None) -> str:
+    """Bounds with the gradient of torch's hardtanh and relu6: 0 at the bounds."""
+    below = x if high is None else f"Select(GreaterEqual({x}, {high}), {high}, {x})"
+    return below if low is None else f"Select(LessOrEqual({x}, {low}), {low}, {below})"
 
 
 MAXIMUM = pointwise(

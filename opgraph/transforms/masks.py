@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
 from opgraph.partition.pattern import Pattern, compile_pattern
 from opgraph.partition.search import Match, find_match
 from opgraph.partition.view import View, scalar
@@ -15,8 +16,12 @@ from opgraph.partition.view import View, scalar
 #: to 0, and the other one is never positive. NaN is neither. (`x >= 0` is not `y >= 0`: n x may be -0, and -0 >= 0.)
 _HOLDS = ("Select({c}, x, $n)", "Select({c}, x, Multiply(x, $n))")
 _CONDITION = "OneOf(Greater(x, 0), Less(0, x))"
-#: x between two numbers, as torch's relu6 and hardtanh are traced: what x is to each of them, y is too.
-_BETWEEN = "Select(LessOrEqual(x, $low), $least, Select(GreaterEqual(x, $high), $most, x))"
+#: x between numbers, as torch's relu6, hardtanh and clamp are traced: what x is to each of them, y is too.
+_BETWEEN = (
+    "Select(LessOrEqual(x, $low), $least, Select(GreaterEqual(x, $high), $most, x))",
+    "Select(LessOrEqual(x, $low), $least, x)",
+    "Select(GreaterEqual(x, $high), $most, x)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ def _signs() -> tuple[tuple[Pattern, bool], ...]:
 
 @lru_cache(maxsize=1)
 def _between() -> tuple[Pattern, ...]:
-    return tuple(compile_pattern(_BETWEEN))
+    return tuple(pattern for text in _BETWEEN for pattern in compile_pattern(text))
 
 
 def masks_of_outputs(graph: Graph) -> dict[int, Told]:
@@ -61,10 +66,12 @@ def masks_of_outputs(graph: Graph) -> dict[int, Told]:
         for pattern in _between():
             match = find_match(pattern, op, view, _keeps_order)
             if match is not None:
-                inner = graph.producer(op.inputs[2].id)
-                assert inner is not None
-                found[op.inputs[0].id] = Told(tensor, "LessOrEqual", scalar(match.scalars["low"]))
-                found[inner.inputs[0].id] = Told(tensor, "GreaterEqual", scalar(match.scalars["high"]))
+                choice: Op | None = op
+                for bound, kind in (("low", "LessOrEqual"), ("high", "GreaterEqual")):
+                    if bound in match.scalars:
+                        assert choice is not None
+                        found[choice.inputs[0].id] = Told(tensor, kind, scalar(match.scalars[bound]))
+                        choice = graph.producer(choice.inputs[2].id)
                 break
     return found
 
@@ -78,5 +85,5 @@ def _never_negative(match: Match) -> bool:
 
 
 def _keeps_order(match: Match) -> bool:
-    low, least, high, most = (scalar(match.scalars[name]) for name in ("low", "least", "high", "most"))
-    return low == least < high == most
+    values = [scalar(match.scalars[name]) for name in ("low", "least", "high", "most") if name in match.scalars]
+    return values[0] == values[1] and (len(values) == 2 or values[1] < values[2] == values[3])

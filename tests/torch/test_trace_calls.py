@@ -18,6 +18,7 @@ from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.runtime.providers.torch import from_numpy, to_numpy  # noqa: E402
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
+from opgraph.torch.tracing import calls  # noqa: E402
 from opgraph.torch.tracing.calls import _REQUIRED, Found, table  # noqa: E402
 from opgraph.torch.tracing.trace import Tracer  # noqa: E402
 
@@ -141,6 +142,38 @@ def test_gradients_at_kinks_and_ties_are_torchs(signature: str) -> None:
         expected = torch.zeros_like(got) if given is None else given
         clear = expected.isfinite() & result.isfinite()  # elsewhere opgraph often has a limit where torch has NaN
         assert torch.allclose(got[clear], expected[clear], rtol=1e-6, atol=1e-9)
+
+
+#: Clamps, what x is worth at a bound up to torch 2.13 and since 2.14 (both were run), and where else the gradient is 1.
+CLAMPS = {
+    "below": (lambda x, m: x.clamp(min=1.0), (1, 0), lambda x, m: x > 1),
+    "above": (lambda x, m: torch.clamp_max(x, 1.0), (1, 0), lambda x, m: x < 1),
+    "both": (lambda x, m: x.clamp(-1.0, 1.0), (1, 0), lambda x, m: abs(x) < 1),
+    "one value": (lambda x, m: x.clamp(1.0, 1.0), (1, 0), lambda x, m: x != x),
+    "out of order": (lambda x, m: x.clamp(1.0, 0.3), (0, 0), lambda x, m: x != x),
+    "below a tensor": (lambda x, m: x.clamp(min=m), (1, 0.5), lambda x, m: x > m),
+    "above a tensor": (lambda x, m: x.clamp(max=m), (1, 0.5), lambda x, m: x < m),
+    "between tensors": (lambda x, m: x.clamp(m, m + 1), (1, 0.5), lambda x, m: (x > m) & (x < m + 1)),
+    "tensors that meet": (lambda x, m: x.clamp(m, m), (1, 1), lambda x, m: x != x),
+}
+
+
+@pytest.mark.parametrize("version", [(2, 13), (2, 14), None], ids=["up to 2.13", "since 2.14", "the one installed"])
+@pytest.mark.parametrize("name", CLAMPS)
+def test_a_clamp_is_differentiated_at_its_bounds_as_that_torch_does(
+    name: str, version: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    func, worth, inside = CLAMPS[name]
+    x, m = (t.flatten() for t in torch.meshgrid(POINTS, POINTS, indexing="ij"))
+    result = func(x, m)
+    if version is None:
+        given = x.clone().requires_grad_()
+        expected = torch.autograd.grad(func(given, m).sum(), given)[0]
+    else:
+        monkeypatch.setattr(calls, "_VERSION", version)
+        expected = torch.where(inside(x, m), 1.0, torch.where(x == result, float(worth[version >= (2, 14)]), 0.0))
+    assert torch.equal(traced(func, x, m), result)
+    assert torch.equal(traced_gradients(func, [x.requires_grad_(), m])[0], expected.double())
 
 
 @pytest.mark.parametrize("form", ["tensor", "0-d", "int", "float", "bool"])

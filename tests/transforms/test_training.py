@@ -70,6 +70,21 @@ KEPT = {
         ("x",),
         [("y", "output", 16384)],
     ),
+    "a lower end alone, as torch differentiates it: the output tells": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = LessOrEqual(x, 0.5)\n  y = Select(%0, 0.5, x)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "an upper end alone: the output tells": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = GreaterEqual(x, 0.5)\n  y = Select(%0, 0.5, x)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "a jump at the end: a mask": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = LessOrEqual(x, 0.5)\n  y = Select(%0, 0.0, x)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
     "between ends that are out of order: two masks": (
         "graph(x: f32[64,64]) -> (y)\n  %0 = LessOrEqual(x, 1.0)\n  %1 = GreaterEqual(x, 0.5)\n"
         "  %2 = Select(%1, 0.5, x)\n  y = Select(%0, 1.0, %2)",

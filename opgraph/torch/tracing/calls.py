@@ -18,6 +18,7 @@ from opgraph.torch.tracing.proxy import OPERATORS
 _SIGNATURE = re.compile(r"(?P<space>Tensor\.)?(?P<names>[\w|]+)\((?P<parameters>.*)\)")
 _SPACES = (torch, torch.Tensor, torch.nn.functional, torch.special, torch._C._nn)
 _REQUIRED = object()
+_VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Found:
             return f"Identity({self.parameters[0][0]})"
         form = self.call.exact if exact and self.call.exact is not None else self.call.form
         if callable(form):
-            return form({**values, "dtype": dtype})
+            return form({**values, "dtype": dtype, "torch": _VERSION})
         if form is not None:
             return form
         assert self.record is not None
