@@ -81,12 +81,12 @@ def text_of(functor: Functor, skeleton: str, entry_text: str) -> KernelSource:
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     own = f"{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
     head = needed(skeleton, own) + "\n\n"
-    tags = {head.count("\n") + line: t for line, t in functor.tags.items()}
+    first = head.count("\n")
     return KernelSource(
         entry=entry,
         functor=functor.code,
         code=head + own,
-        tags=tags,
+        tags={first + line: t for line, t in functor.tags.items()},
         skeleton=skeleton,
         own=own,
         form=functor.form,
