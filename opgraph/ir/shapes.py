@@ -68,17 +68,16 @@ def unify(declared: Dims, inferred: Dims, what: str) -> Dims:
     """
     if declared is None or inferred is None or declared == inferred:
         return inferred if declared is None else declared
-    contradiction = ShapeMismatch(
-        f"{what} is declared {dims_text(declared)}, but its op makes {dims_text(inferred)}",
-        "declare the inferred shape, or leave it unknown (None)",
-    )
-    if len(declared) != len(inferred):
-        raise contradiction
+    fit = len(declared) == len(inferred)
     result: list[Dim] = []
-    for a, b in zip(declared, inferred, strict=True):
-        if isinstance(a, int) and isinstance(b, int) and a != b:
-            raise contradiction
+    for a, b in zip(declared, inferred):
+        fit = fit and (a == b or not isinstance(a, int) or not isinstance(b, int))
         result.append(a if isinstance(a, int) or b is None else b if isinstance(b, int) or a is None else a)
+    if not fit:
+        raise ShapeMismatch(
+            f"{what} is declared {dims_text(declared)}, but its op makes {dims_text(inferred)}",
+            "declare the inferred shape, or leave it unknown (None)",
+        )
     return tuple(result)
 
 

@@ -25,14 +25,12 @@ class Lowered:
         loads: the tensor behind each load (inputs of the partition, constants); None for an index or a position.
         stores: the tensor behind each store, the partition's output ports.
         labels: label of each op of the partition, by the tag of a statement.
-        narrow: the loads that widen no loop: operands like a bias, and those of which only sums have the shape.
     """
 
     loop: Loop
     loads: tuple[LogicalTensor | None, ...]
     stores: tuple[LogicalTensor, ...]
     labels: tuple[str, ...]
-    narrow: frozenset[str] = frozenset()
 
 
 class _Operands:
@@ -97,8 +95,6 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     operands = _Operands(rows)
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
-    lenders: set[str] = set()  # loads that give results a shape
-    channels: set[str] = set()  # loads that may lie along a channel axis, and give none
     statements: list[Statement] = []
     made: dict[str, str] = {}  # what is computed -> the statement that does it first
     stored_only = used_by_stores_only(live, outputs)
@@ -109,15 +105,14 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             if step.reduces and index:
                 break  # the axes of the rows, or a shape that has them
             if port.shape_only:
-                lent = [operands.load(leaf, align) for leaf, align in shapes.leaves(step, index)]
-                lenders.update(() if step.is_sum else lent)
+                for leaf, align in shapes.leaves(step, index):
+                    operands.load(leaf, align)
             elif tensor.id in values:
                 args.append(values[tensor.id])
             elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and not step.is_relay:
                 args.append(opdef.array_of(tensor).item())
             else:
-                args.append(name := operands.load(tensor, step.alignment(index)))
-                (channels if index in record.channel_inputs and not step.is_relay else lenders).add(name)
+                args.append(operands.load(tensor, step.alignment(index)))
         if step.is_sum:
             loads = tuple(operands.load(leaf, align) for leaf, align in shapes.leaves(step, 1))
             sums[step.output.id] = str(args[0]), loads
@@ -154,13 +149,11 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         statements=tuple(statements),
         stores=tuple(_store(t, values, sums, rows) for t in outputs),
     )
-    summed = {name for _, to in sums.values() for name in to}
     return Lowered(
         loop=verify_loop(without_row_factors(loop)),
         loads=tuple(operands.tensors),
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),
-        narrow=frozenset((summed | channels) - lenders),
     )
 
 

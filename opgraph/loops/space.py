@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from opgraph.errors import InvalidShape
@@ -40,34 +40,18 @@ def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
     return dims  # type: ignore[return-value]  # broadcasting known sizes gives known sizes
 
 
-def space_of(loop: Loop, shapes: Sequence[Shape], narrow: Collection[str] = ()) -> Shape:
+def space_of(loop: Loop, shapes: Sequence[Shape]) -> Shape:
     """The iteration space of a loop: what its operands broadcast to, with the axes of its rows.
 
-    Args:
-        narrow: loads that are no larger than the space of the others; see `Lowered`.
-
     Raises:
-        InvalidShape: they do not broadcast, or those are larger.
+        InvalidShape: they do not broadcast.
     """
-    whole = cut_shapes(loop, shapes) if has_cuts(loop) else shapes
-    space = space_of_cut(loop, whole)
-    if narrow and (inner := space_of_cut(loop, whole, narrow)) != space:
-        raise InvalidShape(
-            f"a bias or slope, or what is summed to, does not broadcast to shape {list(inner)}",
-            where="arrays of one fused kernel",
-            fix="give a bias or slope of as many elements as there are channels, or the tensor that was broadcast",
-        )
-    return space
+    return space_of_cut(loop, cut_shapes(loop, shapes) if has_cuts(loop) else shapes)
 
 
-def space_of_cut(loop: Loop, shapes: Sequence[Shape], without: Collection[str] = ()) -> Shape:
-    """The same of shapes whose cut axes are cut already.
-
-    Args:
-        without: loads that do not count.
-    """
-    kept = [(load, s) for load, s in zip(loop.loads, shapes, strict=True) if load.name not in without]
-    shape = iteration_shape([load for load, _ in kept], [s for _, s in kept])
+def space_of_cut(loop: Loop, shapes: Sequence[Shape]) -> Shape:
+    """The same of shapes whose cut axes are cut already."""
+    shape = iteration_shape(loop.loads, shapes)
     missing = max((-a for a in loop.row_axes), default=0) - len(shape)  # where all operands are single numbers
     return (*[1] * missing, *shape)
 

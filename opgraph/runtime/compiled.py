@@ -32,7 +32,7 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
         if engine.kind == "cuda":
             from opgraph.runtime.cuda_kernel import CudaKernel  # needs CuPy
 
-            return CudaKernel(lowered, partition.input_ports, engine)
+            return CudaKernel(lowered, partition, engine)
         return host_runner(lowered, partition)
     if partition.provider == NATIVE:
         from opgraph.runtime.native import native_runner  # rarely needed

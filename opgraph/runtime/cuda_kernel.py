@@ -11,9 +11,10 @@ import numpy as np
 from opgraph.codegen.cuda_rows import row_launches
 from opgraph.codegen.cuda_sums import sum_launches
 from opgraph.codegen.kernel import KernelSource, cuda_layout, cuda_source, cuda_variant
-from opgraph.ir.logical_tensor import Dims, LogicalTensor
+from opgraph.ir.logical_tensor import Dims
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout
 from opgraph.loops.lower import Lowered
+from opgraph.partition.partition import Partition
 from opgraph.runtime import cuda
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
@@ -22,6 +23,7 @@ from opgraph.runtime.device_array import DeviceArray, Library, alignment
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.operands import Operands, check_outputs
 from opgraph.runtime.runner import GENERATED, Repeated
+from opgraph.runtime.shape_rules import ShapeRules
 
 #: Combinations of shapes, strides and alignments remembered for one kernel.
 MAX_PLANS = 1024
@@ -32,18 +34,19 @@ class CudaKernel:
     """A loop compiled for a GPU; one kernel per variant, compiled when a call first needs it.
 
     Args:
-        lowered: the loop and its operands.
-        inputs: the tensors that `__call__` is given, in order; further operands must be constants.
+        lowered: the loop of the partition, and its operands.
+        partition: `__call__` is given arrays for its input ports.
         engine: the GPU.
     """
 
     runs_in = GENERATED
     spins = False
 
-    def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor], engine: Engine) -> None:
+    def __init__(self, lowered: Lowered, partition: Partition, engine: Engine) -> None:
         self.lowered = lowered
         self.device = engine.index
-        self._operands = Operands(lowered, inputs)
+        self._operands = Operands(lowered, partition.input_ports)
+        self._rules = ShapeRules(partition)
         self._given = self._operands.given
         self._dtypes = self._operands.store_dtypes
         self._first_store = len(lowered.loop.loads)
@@ -180,8 +183,10 @@ class CudaKernel:
         return plan
 
     def _new_plan(self, ins: Sequence[DeviceArray], outs: Sequence[DeviceArray | None]) -> Plan:
+        shapes = [a.shape for a in ins]
+        self._rules.check(shapes)
         layout = self._operands.layout(
-            [a.shape for a in ins], [a.strides for a in ins], [None if o is None else o.strides for o in outs]
+            shapes, [a.strides for a in ins], [None if o is None else o.strides for o in outs]
         )
         check_outputs(layout, [None if o is None else o.shape for o in outs])
         count = self._first_store + len(outs)

@@ -12,12 +12,12 @@ import numpy as np
 
 from opgraph.loops.interpret import NUMPY, Library, interpret
 from opgraph.loops.lower import Lowered
-from opgraph.loops.space import space_of
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.operands import copied_into
 from opgraph.runtime.runner import NO_SOURCES, Runner
+from opgraph.runtime.shape_rules import ShapeRules
 
 _FIX = "Install g++ or clang, or: pip install 'opgraph[compiler]'."
 
@@ -25,7 +25,7 @@ _FIX = "Install g++ or clang, or: pip install 'opgraph[compiler]'."
 def host_runner(lowered: Lowered, partition: Partition) -> Runner:
     """The best runner for a loop on this machine's CPU."""
     if host.is_available():
-        return HostKernel(lowered, partition.input_ports)
+        return HostKernel(lowered, partition)
     return InterpretedKernel(lowered, partition)
 
 
@@ -44,6 +44,7 @@ class InterpretedKernel:
 
     def __init__(self, lowered: Lowered, partition: Partition) -> None:
         self.lowered = lowered
+        self._rules = ShapeRules(partition)
         order = {t.id: i for i, t in enumerate(partition.input_ports)}
         self._sources = [None if t is None else order.get(t.id, t.data) for t in lowered.loads]
         self._with_torch = importlib.util.find_spec("torch") is not None
@@ -68,9 +69,8 @@ class InterpretedKernel:
         self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray | None] | None = None
     ) -> list[np.ndarray]:
         """Runs the loop; as `HostKernel.__call__`."""
+        self._rules.check([a.shape for a in arrays])
         loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]
-        if self.lowered.narrow:
-            space_of(self.lowered.loop, [(1,) if a is None else a.shape for a in loads], self.lowered.narrow)
         results = _owned(interpret(self.lowered.loop, loads, self._library()), loads)
         if outs is None:
             return results

@@ -10,11 +10,12 @@ import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import InvalidArguments
-from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
+from opgraph.ir.logical_tensor import Dims, row_major
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import TURNED, Layout, Variant
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
+from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
 from opgraph.runtime.bounded import Bounded
@@ -22,6 +23,7 @@ from opgraph.runtime.boxed import boxed_rows
 from opgraph.runtime.operands import Operands, check_outputs
 from opgraph.runtime.plan import Plan, launch
 from opgraph.runtime.runner import GENERATED, Repeated
+from opgraph.runtime.shape_rules import ShapeRules
 from opgraph.runtime.walk import Walk, walk_of
 
 Array: TypeAlias = np.ndarray
@@ -34,16 +36,17 @@ class HostKernel:
     """A loop compiled for the CPU; one kernel per variant, compiled when a call first needs it.
 
     Args:
-        lowered: the loop and its operands.
-        inputs: the tensors that `__call__` is given, in order; further operands must be constants.
+        lowered: the loop of the partition, and its operands.
+        partition: `__call__` is given arrays for its input ports.
     """
 
     runs_in = GENERATED
     spins = False
 
-    def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor]) -> None:
+    def __init__(self, lowered: Lowered, partition: Partition) -> None:
         self.lowered = lowered
-        self._operands = Operands(lowered, inputs)
+        self._operands = Operands(lowered, partition.input_ports)
+        self._rules = ShapeRules(partition)
         self.given = self._operands.given
         self._dtypes = self._operands.store_dtypes
         self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
@@ -166,8 +169,10 @@ class HostKernel:
         return self._plan(arrays, outs, apart=True)
 
     def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None, *, apart: bool = False) -> Plan:
+        shapes = [a.shape for a in arrays]
+        self._rules.check(shapes)
         layout = self._operands.layout(
-            [a.shape for a in arrays],
+            shapes,
             [_element_strides(a) for a in arrays],
             None if outs is None else [None if o is None else _element_strides(o) for o in outs],
         )

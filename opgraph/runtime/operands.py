@@ -28,7 +28,7 @@ class Operands:
     """
 
     def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor]) -> None:
-        self.loop, self._narrow = lowered.loop, lowered.narrow
+        self.loop = lowered.loop
         order = {t.id: i for i, t in enumerate(inputs)}
         self.given = tuple((i, order[t.id]) for i, t in enumerate(lowered.loads) if t is not None and t.id in order)
         self.virtual = tuple(i for i, x in enumerate(lowered.loop.loads) if x.is_position)
@@ -48,7 +48,7 @@ class Operands:
             out_strides: of each result; row-major where None.
 
         Raises:
-            InvalidShape: the shapes do not broadcast, or widen the loop that must not.
+            InvalidShape: the shapes do not broadcast.
         """
         loads: list[Shape] = [(1,)] * len(self.loop.loads)  # an index: completed when the space is known
         steps: list[Strides] = [(1,)] * len(self.loop.loads)
@@ -56,7 +56,7 @@ class Operands:
             loads[position], steps[position] = shapes[source], strides[source]
         for position, data in self._constants.items():
             loads[position], steps[position] = data.shape, tuple(s // data.itemsize for s in data.strides)
-        space = space_of(self.loop, loads, self._narrow)
+        space = space_of(self.loop, loads)
         for position, load in enumerate(self.loop.loads):
             if load.align == "index":
                 loads[position] = (space[load.axis],)
