@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from opgraph.errors import InvalidArguments, InvalidShape
 from opgraph.ir import opdef
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, dims_text
-from opgraph.ir.op import Op
 from opgraph.ir.schema import inferred_dims
 from opgraph.ir.shapes import ShapeMismatch, unify
 from opgraph.partition.partition import Partition
@@ -37,7 +36,7 @@ def matched(
         _agreed(port.dims, tensor.dims, port.label, where, "is given as")
         ins[port.id] = tensor.with_(layout="strided")
     _check_symbols(partition.input_ports, ins, where)
-    made = inferred(partition.ops, ins)
+    made = _inferred(partition, ins, where)
     outs: dict[int, LogicalTensor] = {}
     for port in partition.output_ports:
         tensor = given_out.get(port.id)
@@ -96,20 +95,12 @@ def _check_symbols(ports: Iterable[LogicalTensor], given: dict[int, LogicalTenso
                 )
 
 
-def inferred(ops: Iterable[Op], inputs: Mapping[int, LogicalTensor]) -> dict[int, LogicalTensor]:
-    """Every tensor that ops read or make, by id, with the dimensions that follow from these inputs.
-
-    Args:
-        ops: in topological order.
-        inputs: those of known shape, by id.
-
-    Raises:
-        InvalidShape: they do not fit an op, or what it makes is not as declared.
-    """
+def _inferred(partition: Partition, inputs: dict[int, LogicalTensor], where: str) -> dict[int, LogicalTensor]:
+    """Every tensor of the partition, with the dimensions that follow from these inputs."""
     known = dict(inputs)
-    for op in ops:
+    for op in partition.ops:
         ins = tuple(known.get(t.id, t) for t in op.inputs)
-        dims = inferred_dims(opdef.of(op), ins, op.attrs, op)
+        dims = inferred_dims(opdef.get(op.kind, where=where), ins, op.attrs, op)
         for index, tensor in enumerate(op.outputs):
             agreed = _agreed(tensor.dims, dims[index] if index < len(dims) else None, tensor.label, op.where)
             known[tensor.id] = tensor.with_(dims=agreed)

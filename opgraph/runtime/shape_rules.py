@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opgraph.ir import opdef
+from opgraph.ir.schema import inferred_dims
 from opgraph.ops.families import broadcast_rule
 from opgraph.partition.partition import Partition
-from opgraph.runtime.matching import inferred
 
 
 class ShapeRules:
     """The shape rules of a fused partition.
 
     A kernel broadcasts whatever fits, and would take a bias of one element where the op wants one for each channel.
-    What was known when the graph was finalized was checked then.
+    What was known when the graph was finalized was checked then. What is declared of values in between does not count:
+    models state sizes there that hold for one batch alone.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -29,7 +30,11 @@ class ShapeRules:
 
     def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raises InvalidShape, with the op, where arrays of these shapes, one for each port, break a rule."""
-        if self._ops and shapes != self._accepted:
-            given = {p.id: p.with_(dims=s, strides=None) for p, s in zip(self._ports, shapes, strict=True)}
-            inferred(self._ops, given)
-            self._accepted = shapes
+        if not self._ops or shapes == self._accepted:
+            return
+        known = {p.id: p.with_(dims=s, strides=None) for p, s in zip(self._ports, shapes, strict=True)}
+        for op in self._ops:
+            inputs = tuple(known.get(t.id, t) for t in op.inputs)
+            made = inferred_dims(opdef.of(op), inputs, op.attrs, op)
+            known.update((t.id, t.with_(dims=d, strides=None)) for t, d in zip(op.outputs, made))
+        self._accepted = shapes

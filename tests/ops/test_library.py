@@ -338,8 +338,27 @@ def test_no_gradient_is_made_up_where_the_rank_or_the_axes_are_unknown() -> None
     np.testing.assert_allclose(got, np.full((3, 4), 1 / 3))
 
 
+@pytest.mark.parametrize(
+    ("shape", "src", "made"),
+    [([0, 3, -1], (0, 12, 5), (0, 3, 20)), ([0, -1], (2, 0, 5), (2, 0)), ([-1, 5], (0, 12), (0, 5))],
+)
+@pytest.mark.parametrize("declared", ["known", "unknown"])
+def test_what_is_left_for_a_size_is_known_where_nothing_is_reshaped(
+    shape: list[int], src: tuple[int, ...], made: tuple[int, ...], declared: str
+) -> None:
+    """What is copied stands on both sides: a batch of 0 leaves as much for -1 as any other. torch and NumPy refuse."""
+    sizes = ",".join("?" if declared == "unknown" else str(d) for d in src)
+    graph = og.parse(
+        f"graph(x: f32[{sizes}]) -> (y)\n  %0 = Exp(x)\n  y = StaticReshape(%0, shape={shape}, special_zero=true)"
+    )
+    x = np.ones(src, np.float32)
+    assert declared == "unknown" or graph.outputs[0].dims == made
+    assert og.compile(graph)(x=x).shape == og.evaluate(graph, x=x).shape == made
+
+
 # -- errors -----------------------------------------------------------------------------------------------------------
 
+_INPUTS = "x: f32[2,3], z: f32[7], s: f32[], i: s32[2,3], a: s32[1], h: f16[2,3], e: f32[0,12]"
 BAD = [
     ("y = ReduceSum(x)", errors.InvalidGraphOp, "axes nowhere", "axes=[-1]"),
     ("y = ReduceSum(x, a, axes=[0])", errors.InvalidGraphOp, "axes twice", "leave one of them out"),
@@ -355,6 +374,7 @@ BAD = [
     ("y = StaticReshape(x, shape=[4, -1], special_zero=false)", errors.InvalidShape, "not have the elements", "equal"),
     ("y = StaticReshape(x, shape=[-1, -1], special_zero=true)", errors.InvalidShape, "is none", "at most once"),
     ("y = StaticReshape(x, shape=[-1, 0], special_zero=false)", errors.InvalidShape, "nothing says", "give the size"),
+    ("y = StaticReshape(e, shape=[0, 7, -1], special_zero=true)", errors.InvalidShape, "not have the elem", "equal"),
     ("y = StaticReshape(x, shape=[2, 3, 0], special_zero=true)", errors.InvalidShape, "copies axis 2", "give sizes"),
     ("y = StaticReshape(x, shape=[6])", errors.InvalidGraphOp, "needs attribute 'special_zero'", "set special_zero"),
     ("y = ReshapeTo(x, z)", errors.InvalidShape, "differ in their number of elements", "equal size"),
@@ -384,6 +404,6 @@ BAD = [
 @pytest.mark.parametrize(("line", "error", "what", "fix"), BAD, ids=[b[0] for b in BAD])
 def test_a_bad_call_is_refused_in_three_lines(line: str, error: type[errors.OpGraphError], what: str, fix: str) -> None:
     with pytest.raises(error) as caught:
-        og.parse(f"graph(x: f32[2,3], z: f32[7], s: f32[], i: s32[2,3], a: s32[1], h: f16[2,3]) -> (y)\n  {line}")
+        og.parse(f"graph({_INPUTS}) -> (y)\n  {line}")
     assert what in caught.value.what and fix in caught.value.fix
     assert line.split("= ")[1].split("(")[0] in caught.value.where

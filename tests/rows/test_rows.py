@@ -121,14 +121,21 @@ def test_what_lends_a_row_value_a_shape_without_its_axes_lies_as_that_does() -> 
     np.testing.assert_allclose(og.compile(og.parse(text))(x=x, like=np.zeros((3, 1))), x.mean(2), strict=True)
 
 
-def test_an_operand_that_must_be_one_for_each_row_may_be_of_unknown_size_until_it_is_there() -> None:
-    text = """graph(x: f64[?,?], bias: f64[?]) -> (y)
-      m = ReduceMax(x, axes=[-1], keep_dims=true)
-      y = BiasAdd(m, bias, data_format="NCX")"""
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('y = BiasAdd(m, bias, data_format="NCX")', "src has 1 channels and bias 5"),
+        ("y: f64[?,1] = Add(m, bias)", "one value for each row meets several along"),
+    ],
+)
+def test_an_operand_that_must_be_one_for_each_row_may_be_of_unknown_size_until_it_is_there(
+    line: str, what: str
+) -> None:
+    text = f"graph(x: f64[?,?], bias: f64[?]) -> (y)\n  m = ReduceMax(x, axes=[-1], keep_dims=true)\n  {line}"
     assert len(cut(text)) == 1
     f, x = og.compile(og.parse(text)), samples((3, 5), "f64")
     np.testing.assert_array_equal(f(x=x, bias=np.ones(1)), x.max(1, keepdims=True) + 1)
-    with pytest.raises(og.errors.InvalidShape, match=r"one value for each row meets several .*\n  where: .*\n  fix: "):
+    with pytest.raises(og.errors.InvalidShape, match=rf"{what} .*\n  where: .*\n  fix: "):
         f(x=x, bias=np.ones(5))
 
 
