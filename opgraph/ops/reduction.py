@@ -117,7 +117,7 @@ def _reduction(
                 since=since,
                 inputs=("src", "$axes"),
                 attrs=keep,
-                applies=lambda attrs, ndims: bool(attrs["axes"]),
+                applies=lambda attrs, ndims: bool(attrs.get("axes")),
             ),
             empty,
             Onnx(
@@ -126,7 +126,7 @@ def _reduction(
                 until=since - 1,
                 inputs=("src",),
                 attrs={"axes": "axes", **keep},
-                applies=lambda attrs, ndims: bool(attrs["axes"]),
+                applies=lambda attrs, ndims: bool(attrs.get("axes")),
             ),
         ),
         source=f"oneDNN Graph {kind}",

@@ -14,6 +14,8 @@ _WRITERS = frozenset(
         "__setitem__", "__setstate__",
     )
 )  # fmt: skip
+#: They give a tensor's memory away, and whoever has it may write there without a call of torch.
+_GIVERS = frozenset(("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "data_ptr"))
 #: They begin as in-place arithmetic does, and read.
 _READERS = frozenset(("__invert__", "__index__", "__int__", "__iter__"))
 
@@ -31,6 +33,11 @@ def writes(func: Callable[..., Any]) -> bool:
     if name.startswith("__i"):
         return name not in _READERS
     return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+
+
+def gives_memory(func: Callable[..., Any]) -> bool:
+    """Whether a torch function gives memory of a tensor to somebody who may write there unseen."""
+    return getattr(func, "__name__", "") in _GIVERS
 
 
 def told_to_write(kwargs: Mapping[str, Any]) -> bool:

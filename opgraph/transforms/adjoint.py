@@ -11,7 +11,7 @@ finite (tests/ops/test_gradients.py holds each rule to that).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -52,12 +52,7 @@ class Conditional:
         more = conditions | {self._when(condition, holds)}
         if len(more) <= MOST:
             return more
-        mask: LogicalTensor | None = None
-        for id, value in self._path(more):
-            one = self._tensors[id] if value else self._draft("Not", self._tensors[id])
-            mask = one if mask is None else self._draft("And", mask, one)
-        assert mask is not None
-        return frozenset({self._when(mask, True)})
+        return frozenset({self._when(self._mask([more]), True)})
 
     def spread(self, conditions: Conditions, like: LogicalTensor, attrs: Mapping[str, Any]) -> Conditions:
         """The same conditions broadcast to a shape, as BroadcastTo does with these attributes."""
@@ -65,28 +60,54 @@ class Conditional:
         return frozenset(self._when(to[id], holds) for id, holds in self._path(conditions))
 
     def total(self, parts: Sequence[Contribution]) -> Contribution:
-        """The sum of contributions, as one."""
+        """The sum of contributions, as one that a rule may be applied to."""
+        total, own = self._sum(parts)
+        if not all(own):
+            return total
+        # Where none of them counts the sum is 0, and a derivative may be infinite there.
+        return Contribution(total.value, total.conditions | {self._when(self._mask(own), True)})
+
+    def written_total(self, parts: Sequence[Contribution]) -> LogicalTensor:
+        """The sum of contributions, written out."""
+        return self.written(self._sum(parts)[0])
+
+    def _sum(self, parts: Sequence[Contribution]) -> tuple[Contribution, Collection[Conditions]]:
+        """The sum of contributions, and what is asked of each part of it besides; nothing of one part at least."""
         groups: dict[Conditions, LogicalTensor] = {}
         for part in parts:
             self._add(groups, part.conditions, part.value)
         self._join_complements(groups)
         if len(groups) == 1:
             ((conditions, value),) = groups.items()
-            return Contribution(value, conditions)
+            return Contribution(value, conditions), (ALWAYS,)
         if len(groups) > FEW:
-            return self._nested(groups)
+            return self._nested(groups), (ALWAYS,)
         common = frozenset.intersection(*groups)
-        values = [self.written(Contribution(v, c - common)) for c, v in groups.items()]
+        own = {c - common: v for c, v in groups.items()}
+        values = [self.written(Contribution(v, c)) for c, v in own.items()]
         result = values[0]
         for value in values[1:]:
             result = self._draft("Add", result, value)
-        return Contribution(result, common)
+        return Contribution(result, common), own
 
     def _when(self, condition: LogicalTensor, holds: bool) -> tuple[int, bool]:
         """One condition."""
         self._tensors[condition.id] = condition
         self._ranks.setdefault(condition.id, len(self._ranks))
         return condition.id, holds
+
+    def _mask(self, alternatives: Iterable[Conditions]) -> LogicalTensor:
+        """Where all of the conditions of any of these hold."""
+        found: LogicalTensor | None = None
+        for conditions in alternatives:
+            mask: LogicalTensor | None = None
+            for id, value in self._path(conditions):
+                one = self._tensors[id] if value else self._draft("Not", self._tensors[id])
+                mask = one if mask is None else self._draft("And", mask, one)
+            assert mask is not None
+            found = mask if found is None else self._draft("Or", found, mask)
+        assert found is not None
+        return found
 
     def _path(self, conditions: Conditions) -> tuple[tuple[int, bool], ...]:
         """Conditions in the order in which they were met: those that contributions share come first."""

@@ -152,10 +152,9 @@ class Reverse:
         wanted = [t.id in self.active for t in op.inputs]
         if not any(parts) or not any(wanted):
             return
-        totals = [None if p is None else self.conditional.total(p) for p in parts]
         record = opdef.get(op.kind, where=op.label)
         if callable(record.gradient):
-            written = [None if t is None else self.conditional.written(t) for t in totals]
+            written = [None if p is None else self.conditional.written_total(p) for p in parts]
             kept = tuple(self.given.get(t.id, t) for t in op.outputs)
             seen = Op.locked(op.id, op.kind, op.inputs, kept, op.name, op.attrs)
             for tensor, value in zip(op.inputs, record.gradient(self.draft, seen, written), strict=True):
@@ -164,12 +163,13 @@ class Reverse:
             return
         if not isinstance(record.gradient, Mapping):
             raise _refused(op, record)
-        if totals[0] is None:
+        if parts[0] is None:
             return
+        total = self.conditional.total(parts[0])
         names = [p.name for p in record.with_optional(len(op.inputs))]
         values = dict(zip(names, self._aligned(record, op), strict=True))
         values.update((p.name, self.given.get(t.id, t)) for p, t in zip(record.outputs, op.outputs))
-        values["d"], conditions = totals[0].value, totals[0].conditions
+        values["d"], conditions = total.value, total.conditions
         ranks = [t.ndim for t in op.inputs]
         if record.family == "sum" and record.lies_along_channel(1, ranks, op.attrs):  # and conditions with the sum
             conditions = self.conditional.spread(conditions, op.inputs[0], _channel(op))
@@ -219,7 +219,7 @@ class Reverse:
         used: set[int] = set()
         for name, tensor in self.wrt:
             if tensor.id in self.parts:
-                value = self.conditional.written(self.conditional.total(self.parts[tensor.id]))
+                value = self.conditional.written_total(self.parts[tensor.id])
             else:
                 zero = self.draft.graph.constant("", 0.0, dtype=tensor.dtype)
                 value = self.draft("BroadcastTo", zero, tensor)

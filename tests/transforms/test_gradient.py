@@ -171,6 +171,23 @@ def test_the_branch_not_taken_never_shows(yes: str, no: str, shared: bool) -> No
     np.testing.assert_array_equal(made["d_x"], np.concatenate(alone))
 
 
+def test_a_value_of_two_branches_that_leave_a_third_never_shows_there() -> None:
+    """Both ask for x / z, and where neither is taken, z is 0."""
+    text = """graph(x: f64[n], z: f64[n]) -> (y)
+      q = Divide(x, z)
+      c = Atan(q)
+      high = Greater(x, 1.0)
+      low = Less(x, -1.0)
+      n = Neg(c)
+      inner = Select(low, n, x)
+      y = Select(high, c, inner)"""
+    h = og.gradient(og.parse(text), ("x", "z"))
+    x, z = np.array([3.0, -3.0, 0.5, 0.0]), np.array([2.0, 2.0, 0.0, 0.0])
+    for made in og.evaluate(h, x=x, z=z, d_y=np.ones(4)), og.compile(h)(x=x, z=z, d_y=np.ones(4)):
+        np.testing.assert_allclose(made["d_x"], [2 / 13, -2 / 13, 1, 1])
+        np.testing.assert_allclose(made["d_z"], [-3 / 13, -3 / 13, 0, 0])
+
+
 def test_a_leak_would_be_seen() -> None:
     """The gradient that writes the Select at once is NaN: what the test above would see."""
     with np.errstate(all="ignore"):

@@ -19,7 +19,7 @@ from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.torch.lazy.node import Spec
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.expansions import CONVERSIONS
-from opgraph.torch.writes import writes
+from opgraph.torch.writes import gives_memory, writes
 
 #: Numbers that differ from call to call would mean a kernel for each; after this many a call is left to torch.
 MAX_NUMBERS = 16
@@ -27,7 +27,7 @@ _MAX_KNOWN = 4096
 
 #: Stands for a tensor among arguments.
 TENSOR = object()
-#: What a torch function is: a conversion, a question, a call that writes; the arithmetic is in `table()`.
+#: What a torch function is: a conversion, a question, a call that writes, now or later; the arithmetic is in `table()`.
 CAST, READS, WRITES = "cast", "reads", "writes"
 
 _CASTS: dict[Any, torch.dtype | None] = {
@@ -74,7 +74,7 @@ def _classified(func: Any) -> Found | str:
     found = table().get(func)
     if found is not None and getattr(func, "__name__", "") != "prelu":  # whose weight does not broadcast as others do
         return found
-    return WRITES if writes(func) else READS
+    return WRITES if writes(func) or gives_memory(func) else READS
 
 
 @lru_cache(maxsize=1)

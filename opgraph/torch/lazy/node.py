@@ -122,7 +122,7 @@ class Node:
         while waiting:
             item = waiting.pop()
             if type(item) is Node and item.value is None:
-                if item.spec.dtype.is_floating_point:
+                if item.spec.dtype.is_floating_point and item.spec.name != "detach":
                     waiting += item.operands
             elif (item.value if type(item) is Node else item).requires_grad:  # type: ignore[union-attr]
                 return True

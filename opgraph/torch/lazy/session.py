@@ -231,5 +231,11 @@ class LazySession:
         held = [tensor for tensor in (handle() for handle in self._handles) if type(tensor) is Lazy]
         if not held:
             return
-        written = {t.untyped_storage()._cdata for t in tensors_in(values)}
+        try:
+            written = {t.untyped_storage()._cdata for t in tensors_in(values)}
+        except (
+            NotImplementedError,
+            ValueError,
+        ):  # a wrapper of torch.func, a parameter of a lazy module: memory unknown
+            return self.compute_all()
         self.compute([t.node for t in held if any(s in written for s in storages_read(t.node))])
