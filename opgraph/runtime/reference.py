@@ -123,7 +123,7 @@ def _run_foreign(
     op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None, foreign: Foreign | None
 ) -> Sequence[np.ndarray]:
     if foreign is not None:
-        made = [np.asarray(a) for a in foreign(op, arrays)]
+        made = [_value(a) for a in foreign(op, arrays)]
     elif "onnx_op" in op.attrs:
         made = _by_library(op, arrays, dtype)
         if dtype is None:
@@ -152,11 +152,20 @@ def _by_library(op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None) -> li
         return reference_adjoint(op, arrays)
     from opgraph.runtime.providers.onnxruntime import reference_foreign  # needs onnx
 
-    return [np.asarray(a) for a in reference_foreign(op, arrays, dtypes.get(dtype or "f64").numpy)]
+    return [_value(a) for a in reference_foreign(op, arrays, dtypes.get(dtype or "f64").numpy)]
 
 
-def _in_working_dtype(array: np.ndarray, dtype: str | None) -> np.ndarray:
+def _value(made: Any) -> Any:
+    """An array; what is none in ONNX either stays as it is: a sequence, an absent optional."""
+    return made if made is None or isinstance(made, list) else np.asarray(made)
+
+
+def _in_working_dtype(array: Any, dtype: str | None) -> Any:
     # An ONNX model may bring along dtypes that opgraph has no word for; they pass as they are.
+    if isinstance(array, list):
+        return [_in_working_dtype(_value(item), dtype) for item in array]
+    if array is None:
+        return None
     if dtype is None or not any(array.dtype == dtypes.BY_NAME[name].numpy for name in dtypes.FLOATS):
         return array
     return cast(array, dtype)

@@ -195,3 +195,59 @@ def test_evaluate_runs_imported_graphs_without_being_told_how() -> None:
     x = np.float64([[0.1, 0.2], [0.3, 0.4]]).astype(np.float32)
     got: Any = og.evaluate(graph, x=x)
     np.testing.assert_allclose(got, np.exp(x.astype(np.float64) @ x.astype(np.float64)), rtol=1e-14)
+
+
+#: Nodes of which onnx's evaluator (1.23) makes something else than onnxruntime and its own specification.
+MISTAKEN = [
+    ("Softmax", 11, ""),
+    ("LogSoftmax", 11, ", axis=2"),
+    ("Hardmax", 11, ""),
+    ("LRN", 13, ", size=3, alpha=0.5"),
+    ("LpNormalization", 17, ", p=1, axis=1"),
+]
+
+
+@pytest.mark.parametrize(("kind", "opset", "attrs"), MISTAKEN, ids=[m[0] for m in MISTAKEN])
+def test_the_reference_does_not_follow_the_evaluator_where_onnxruntime_contradicts(
+    kind: str, opset: int, attrs: str
+) -> None:
+    node = f'onnx_op="{kind}", onnx_domain="", onnx_opset={opset}{attrs}'
+    graph = og.parse(f"graph(x: f32[2,4,3,5]) -> (y)\n  y: f32[2,4,3,5] = Wildcard(x, {node})")
+    x = np.random.default_rng(0).normal(size=(2, 4, 3, 5)).astype(np.float32)
+    np.testing.assert_allclose(og.evaluate(graph, x=x), og.compile(graph)(x=x), rtol=1e-5, atol=1e-6)
+
+
+def test_the_reference_normalizes_by_the_statistics_it_is_given_in_old_opsets() -> None:
+    node = 'onnx_op="BatchNormalization", onnx_domain="", onnx_opset=11'
+    graph = og.parse(
+        f"graph(x: f32[2,4,3], s: f32[4], b: f32[4], m: f32[4], v: f32[4]) -> (y)\n"
+        f"  y: f32[2,4,3] = Wildcard(x, s, b, m, v, {node})"
+    )
+    rng = np.random.default_rng(0)
+    x, (s, b, m, v) = rng.normal(size=(2, 4, 3)).astype(np.float32), rng.random((4, 4)).astype(np.float32) + 0.1
+    exact = (x - m[:, None]) / np.sqrt(v[:, None] + 1e-5) * s[:, None] + b[:, None]
+    np.testing.assert_allclose(og.evaluate(graph, x=x, s=s, b=b, m=m, v=v), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_a_jump_between_a_wide_float_and_its_rounding_is_the_evaluators() -> None:
+    """Floor of 1 - 2^-40 is 0; in f32 it is 1 and its floor 1, in onnxruntime and the evaluator alike."""
+    op = wildcard(f'graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Floor", {NODE})')
+    (y,) = provider.reference_foreign(op, [np.array([1 - 2.0**-40, 2.5])])
+    np.testing.assert_array_equal(y, [0, 2])
+
+
+def test_what_overflows_a_narrow_type_need_not_overflow_the_reference() -> None:
+    op = wildcard(f'graph(x: f16[2]) -> (y)\n  y: f16[2] = Wildcard(x, x, onnx_op="Mul", {NODE})')
+    (y,) = provider.reference_foreign(op, [np.array([300.0, 2.0])] * 2)
+    np.testing.assert_array_equal(y, [90000, 4])
+
+
+def test_the_reference_hands_sequences_on() -> None:
+    text = f"""graph(x: f32[2,3], w: f32[3], i: s64[]) -> (y, n)
+      s: undef[*] = Wildcard(x, w, onnx_op="SequenceConstruct", {NODE})
+      y: f32[*] = Wildcard(s, i, onnx_op="SequenceAt", {NODE})
+      n: s64[] = Wildcard(s, onnx_op="SequenceLength", {NODE})"""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    made = og.evaluate(og.parse(text), x=x, w=x[0], i=np.int64(0))
+    np.testing.assert_array_equal(made["y"], x)
+    assert made["n"] == 2
