@@ -66,6 +66,8 @@ def _text(path: Path, label: str) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise BadFile(f"no UTF-8: {error.reason}", f"byte {error.start}") from None
+    except ModelError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"the file cannot be read: {reason}", where=label, fix="check the path") from None

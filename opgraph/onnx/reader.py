@@ -9,6 +9,7 @@ from onnx import NodeProto, TensorProto
 
 from opgraph.errors import InvalidDataType, InvalidGraphOp, InvalidShape, ModelError
 from opgraph.ir import dtypes
+from opgraph.ir.entering import checked_op
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
@@ -165,11 +166,11 @@ class Reader:
     def _added(self, node: NodeProto, native: Native) -> bool:
         kind, inputs, attrs = native
         output = self._made(node.output[0])
+        given = (self.graph._next_op, kind, tuple(inputs), (output,), node.name, attrs)
         try:
-            op = self.graph._add(
-                self.graph._next_op, kind, tuple(inputs), (output,), node.name, attrs,
-                short=output.dtype == dtypes.UNDEF,
-            )  # fmt: skip
+            if self.library:  # ONNX broadcasts some parameters of norms that ours may not
+                checked_op(self.graph._tables, *given, infer=True)
+            op = self.graph._add(*given, short=output.dtype == dtypes.UNDEF)
         except (InvalidDataType, InvalidGraphOp, InvalidShape):
             return False
         self._enter(node.output[0], op.outputs[0])
@@ -181,7 +182,7 @@ class Reader:
                         if n in self.values and self.values[n].dtype != dtypes.UNDEF)  # fmt: skip
         if any(t is not None and t.dtype == dtypes.UNDEF for t in self._operands(node)):
             return False  # a later part would fail, when the first ones are in the graph
-        plain = plain_nodes(node, elements)
+        plain = plain_nodes(node, elements, self.opsets.get("", 0))
         if plain == [node]:
             return False
         for index, simple in enumerate(plain):
@@ -229,9 +230,8 @@ class Reader:
         captured = captures(node)
         names = [*(n for n in node.input if n), *captured]
         inputs = [self.value(name, where) for name in names]
-        next_id = self.graph._next_tensor
         made = [name for name in node.output if name]
-        outputs = tuple(self._made(name).with_(id=next_id + i) for i, name in enumerate(made))
+        outputs = tuple(self._made(name).with_(id=id) for id, name in enumerate(made, self.graph._next_tensor))
         attrs: dict[str, AttrValue] = wildcard_attrs(
             node,
             self.opsets.get(node.domain, 1),

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
-from opgraph.onnx.compose import finish
+from opgraph.onnx.compose import finish, value_info
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.function_table import FunctionTable
@@ -19,6 +20,7 @@ from opgraph.onnx.load import imported
 from opgraph.onnx.norms import Norm, norms_of
 from opgraph.onnx.request import FUSED_UNIT, ROWS_UNIT, Request
 from opgraph.onnx.restamp import restamped
+from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
 from opgraph.onnx.spots import Spot, count, nodes_of, spots_of
 from opgraph.onnx.target import Target
@@ -119,7 +121,18 @@ def _with_functions(graph: Graph, source: Source, request: Request, target: Targ
     nodes = without_unused(nodes, skeleton.graph, constants)
     draft = Draft(skeleton, list(source.origin.inputs), before.summary, origin=source.origin, library=folding.ops)
     _finished(draft, nodes, emitter, imports)
+    _declare_results(graph, source, skeleton.graph)
     return draft
+
+
+def _declare_results(graph: Graph, source: Source, made: GraphProto) -> None:
+    """Types of what calls of our functions make: onnx infers none through a body with an op of com.microsoft."""
+    known = {v.name for v in (*made.value_info, *made.output)}
+    ours = {name for node in made.node if node.domain == DOMAIN for name in node.output} - known
+    for tensor in (t for op in graph.ops for t in op.outputs):
+        name = source.value_of.get(tensor.id)
+        if name is not None and name in ours and tensor.dtype != dtypes.UNDEF:
+            made.value_info.append(value_info(tensor, name, {}, port=False))
 
 
 def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str, int]) -> None:

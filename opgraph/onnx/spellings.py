@@ -20,12 +20,17 @@ from opgraph.ir import dtypes
 Elements = Mapping[str, int]
 
 
-def plain_nodes(node: NodeProto, elements: Elements) -> list[NodeProto]:
+def plain_nodes(node: NodeProto, elements: Elements, opset: int) -> list[NodeProto]:
     """The node itself, or the simpler nodes that mean the same; the last has the node's output.
+
+    Args:
+        opset: of ai.onnx in the model.
 
     Values between them are called after the output, with a space, which no other value of a valid model has twice.
     """
     rewrite = _REWRITES.get((node.domain, node.op_type))
+    if node.op_type == "Clip" and 6 <= opset < 11:  # without bounds it has those of f32, whatever its dtype
+        return [node]
     result = rewrite(node, elements) if rewrite is not None else None
     return [node] if result is None else result
 

@@ -38,6 +38,10 @@ _BITS = {
 }  # fmt: skip
 
 
+#: Dimensions of an array of NumPy 2.
+MAX_RANK = 64
+
+
 def check_tensor(tensor: TensorProto, where: str, *, external: bool) -> None:
     """Checks a tensor that came with a model.
 
@@ -46,10 +50,14 @@ def check_tensor(tensor: TensorProto, where: str, *, external: bool) -> None:
 
     Raises:
         ModelError: unknown type, negative or too large dimensions, fewer or more data than the shape says.
-        Unimplemented: segments; external data where none may be.
+        Unimplemented: segments; external data where none may be; more dimensions than NumPy has.
     """
     if any(d < 0 for d in tensor.dims):
         raise ModelError(f"its shape {list(tensor.dims)} is negative", where=where, fix="export the model again")
+    if len(tensor.dims) > MAX_RANK:
+        raise Unimplemented(
+            f"it has {len(tensor.dims)} dimensions", where=where, fix=f"arrays of NumPy have at most {MAX_RANK}"
+        )
     size = math.prod(tensor.dims)
     bits = _BITS.get(tensor.data_type)
     if bits is None and tensor.data_type != TensorProto.STRING:

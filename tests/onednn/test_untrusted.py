@@ -301,3 +301,13 @@ def test_a_changed_document_loads_or_is_refused(data: st.DataObject, tmp_path: P
 )
 def test_a_text_of_anything_is_refused(content: bytes, tmp_path: Path) -> None:
     refusal(tmp_path, content)
+
+
+def test_what_is_no_file_is_told_so_once(tmp_path: Path) -> None:
+    with pytest.raises(errors.ModelError) as caught:
+        og.onednn.load(tmp_path)
+    assert str(caught.value).splitlines() == [
+        "this is no file",
+        f"  where: {tmp_path}",
+        "  fix:   give a graph file of oneDNN",
+    ]

@@ -125,6 +125,10 @@ MALFORMED = {
     "functions in a circle": model([call("f")], functions=(function("f", [call("g")]), function("g", [call("f")]))),
     "function twice": model([call("f")], functions=(function("f", [relu()]), function("f", [relu()]))),
     "function takes an outer value": model([relu("x", "o"), call("f")], functions=(function("f", [relu("o", "y")]),)),
+    **{
+        f"an equation with {name}": model([helper.make_node("Einsum", ["x"], ["y"], equation=equation)])
+        for name, equation in (("a line break", "a\nb"), ("a tab", "a\tb"), ("a parenthesis", "(ij)"))
+    },
     "raw data too short": with_constant(raw_data=bytes(12)),
     "raw data too long": with_constant(raw_data=bytes(20)),
     "huge dims": with_constant(dims=[1 << 45, 1 << 40]),
@@ -161,6 +165,11 @@ def test_malformed_models_are_refused_in_three_lines(name: str, tmp_path: Path) 
     assert where.startswith("  where: ")
     assert fix.startswith("  fix:   ")
     assert "cannot be read" not in what  # a check of our own or of onnx's checker, not the last net
+
+
+def test_a_constant_of_more_dimensions_than_an_array_has_is_named() -> None:
+    with pytest.raises(Unimplemented, match=r"it has 70 dimensions\n  where: initializer \"c\" of .*\n  fix: .* 64"):
+        og.onnx.load(with_constant(dims=[1] * 69 + [4]))
 
 
 def test_a_small_file_that_unfolds_to_a_hundred_thousand_nodes_is_refused_at_once() -> None:
