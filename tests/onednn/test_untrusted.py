@@ -304,7 +304,7 @@ def test_a_text_of_anything_is_refused(content: bytes, tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_is_told_so_once(tmp_path: Path) -> None:
-    with pytest.raises(errors.ModelError) as caught:
+    with pytest.raises(ModelError) as caught:
         og.onednn.load(tmp_path)
     assert str(caught.value).splitlines() == [
         "this is no file",
