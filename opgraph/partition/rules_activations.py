@@ -18,7 +18,7 @@ _X3 = "Add(x, 3)"
 _RELU6 = (
     f"OneOf(Clamp({_X3}, min=0, max=6), Clamp({_X3}, 0, 6), Minimum(Maximum({_X3}, 0), 6), "
     f"Maximum(Minimum({_X3}, 6), 0), Minimum(ReLU({_X3}), 6), "
-    f"Select(LessOrEqual({_X3}, 0), 0, Select(GreaterEqual({_X3}, 6), 6, {_X3})))"
+    f"Select(Or(LessOrEqual({_X3}, 0), GreaterEqual({_X3}, 6)), StopGradient(Minimum(Maximum({_X3}, 0), 6)), {_X3}))"
 )
 #: x^3, and GPT-2's x + 0.044715 x^3 times sqrt(2/pi), factored or not.
 _CUBIC = (

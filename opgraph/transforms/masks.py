@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.ir.op import Op
 from opgraph.partition.pattern import Pattern, compile_pattern
 from opgraph.partition.search import Match, find_match
 from opgraph.partition.view import View, scalar
@@ -16,12 +15,18 @@ from opgraph.partition.view import View, scalar
 #: to 0, and the other one is never positive. NaN is neither. (`x >= 0` is not `y >= 0`: n x may be -0, and -0 >= 0.)
 _HOLDS = ("Select({c}, x, $n)", "Select({c}, x, Multiply(x, $n))")
 _CONDITION = "OneOf(Greater(x, 0), Less(0, x))"
-#: x between numbers, as torch's relu6, hardtanh and clamp are traced: what x is to each of them, y is too.
+#: x between numbers, as relu6, hardtanh, clamp are traced and as one writes it: what x is to each of them, y is too.
 _BETWEEN = (
+    "Select(Or(LessOrEqual(x, $low), GreaterEqual(x, $high)), StopGradient(Minimum(Maximum(x, $least), $most)), x)",
+    "Select(And(Greater(x, $low), Less(x, $high)), x, StopGradient(Minimum(Maximum(x, $least), $most)))",
+    "Select(Greater(x, $low), x, StopGradient(Maximum(x, $least)))",
+    "Select(Less(x, $high), x, StopGradient(Minimum(x, $most)))",
     "Select(LessOrEqual(x, $low), $least, Select(GreaterEqual(x, $high), $most, x))",
     "Select(LessOrEqual(x, $low), $least, x)",
     "Select(GreaterEqual(x, $high), $most, x)",
 )
+#: The bound that each comparison is with.
+_BOUND = {"LessOrEqual": "low", "Greater": "low", "GreaterEqual": "high", "Less": "high"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +71,9 @@ def masks_of_outputs(graph: Graph) -> dict[int, Told]:
         for pattern in _between():
             match = find_match(pattern, op, view, _keeps_order)
             if match is not None:
-                choice: Op | None = op
-                for bound, kind in (("low", "LessOrEqual"), ("high", "GreaterEqual")):
-                    if bound in match.scalars:
-                        assert choice is not None
-                        found[choice.inputs[0].id] = Told(tensor, kind, scalar(match.scalars[bound]))
-                        choice = graph.producer(choice.inputs[2].id)
+                bounds = {k: scalar(match.scalars[n]) for k, n in _BOUND.items() if n in match.scalars}
+                told = [o for o in match.ops.values() if o.kind in bounds]
+                found.update((o.outputs[0].id, Told(tensor, o.kind, bounds[o.kind])) for o in told)
                 break
     return found
 
@@ -85,5 +87,7 @@ def _never_negative(match: Match) -> bool:
 
 
 def _keeps_order(match: Match) -> bool:
-    values = [scalar(match.scalars[name]) for name in ("low", "least", "high", "most") if name in match.scalars]
-    return values[0] == values[1] and (len(values) == 2 or values[1] < values[2] == values[3])
+    value = {name: scalar(tensor) for name, tensor in match.scalars.items()}
+    low, high = value.get("low"), value.get("high")
+    meet = value.get("least") == low and value.get("most") == high
+    return meet and (low is None or high is None or low < high)

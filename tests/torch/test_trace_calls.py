@@ -176,6 +176,25 @@ def test_a_clamp_is_differentiated_at_its_bounds_as_that_torch_does(
     assert torch.equal(traced_gradients(func, [x.requires_grad_(), m])[0], expected.double())
 
 
+BOUNDED = {
+    **{name: clamp for name, (clamp, _, _) in CLAMPS.items() if name != "tensors that meet"},
+    "relu6": lambda x, m: torch.nn.functional.relu6(x),
+    "hardtanh": lambda x, m: torch.nn.functional.hardtanh(x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_gradient_at_nan_is_torchs_where_something_is_bounded(name: str, dtype) -> None:
+    """1 for relu6 and hardtanh, 0 for clamp by numbers, since 2.14 1 by tensors."""
+    x = torch.tensor([math.nan, 0.5], dtype=dtype, requires_grad=True)
+    m = torch.zeros(2, dtype=dtype)
+    functions = BOUNDED[name], fuse(BOUNDED[name])
+    (y, grad), (got, got_grad) = ((y, torch.autograd.grad(y.sum(), x)[0]) for y in (f(x, m) for f in functions))
+    torch.testing.assert_close(got, y, equal_nan=True)
+    torch.testing.assert_close(got_grad, grad)
+
+
 @pytest.mark.parametrize("form", ["tensor", "0-d", "int", "float", "bool"])
 @pytest.mark.parametrize("first", ARITHMETIC, ids=str)
 def test_promotion_is_torchs(first, form: str) -> None:

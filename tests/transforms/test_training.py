@@ -126,6 +126,50 @@ KEPT = {
         ("x",),
         [("", "value", 4096)],
     ),
+    "relu6 as it is traced: the output tells": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = LessOrEqual(x, 0.0)\n  %1 = GreaterEqual(x, 6.0)\n  %2 = Or(%0, %1)\n"
+        "  %3 = Maximum(x, 0.0)\n  %4 = Minimum(%3, 6.0)\n  %5 = StopGradient(%4)\n  y = Select(%2, %5, x)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "relu6 as it is traced, inside: one mask": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = LessOrEqual(x, 0.0)\n  %1 = GreaterEqual(x, 6.0)\n  %2 = Or(%0, %1)\n"
+        "  %3 = Maximum(x, 0.0)\n  %4 = Minimum(%3, 6.0)\n  %5 = StopGradient(%4)\n"
+        "  %6 = Select(%2, %5, x)\n  y = Multiply(%6, 2.0)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
+    "relu6 as it is traced, with a jump at one end: a mask": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = LessOrEqual(x, 1.0)\n  %1 = GreaterEqual(x, 6.0)\n  %2 = Or(%0, %1)\n"
+        "  %3 = Maximum(x, 0.0)\n  %4 = Minimum(%3, 6.0)\n  %5 = StopGradient(%4)\n  y = Select(%2, %5, x)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
+    "clamp as it is traced: the output tells": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Greater(x, 0.0)\n  %1 = Less(x, 6.0)\n  %2 = And(%0, %1)\n"
+        "  %3 = Maximum(x, 0.0)\n  %4 = Minimum(%3, 6.0)\n  %5 = StopGradient(%4)\n  y = Select(%2, x, %5)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "clamp_min as it is traced: the output tells": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Greater(x, 0.5)\n  %1 = Maximum(x, 0.5)\n  %2 = StopGradient(%1)\n"
+        "  y = Select(%0, x, %2)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "clamp_max as it is traced: the output tells": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Less(x, 0.5)\n  %1 = Minimum(x, 0.5)\n  %2 = StopGradient(%1)\n"
+        "  y = Select(%0, x, %2)",
+        ("x",),
+        [("y", "output", 16384)],
+    ),
+    "clamp as it is traced, inside: one mask": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Greater(x, 0.0)\n  %1 = Less(x, 6.0)\n  %2 = And(%0, %1)\n"
+        "  %3 = Maximum(x, 0.0)\n  %4 = Minimum(%3, 6.0)\n  %5 = StopGradient(%4)\n"
+        "  %6 = Select(%2, x, %5)\n  y = Multiply(%6, 2.0)",
+        ("x",),
+        [("", "value", 4096)],
+    ),
     "a mask that is an input: the mask alone": (
         "graph(x: f32[64,64], m: boolean[64,64]) -> (y)\n  %0 = Select(m, x, 0.0)\n  y = Multiply(%0, 2.0)",
         ("x",),
