@@ -159,6 +159,10 @@ class Op:
         self._attrs[name] = tuple(value) if isinstance(value, list) else value  # type: ignore[assignment]
         return self
 
+    def __setstate__(self, state: tuple[None, dict[str, object]]) -> None:
+        for name, value in state[1].items():  # past __setattr__, which asks for what is not there yet
+            object.__setattr__(self, name, value)
+
     def __setattr__(self, name: str, value: object) -> None:
         if name != "_locked":
             self._check_open()

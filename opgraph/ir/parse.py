@@ -148,6 +148,8 @@ class _Reader:
             if line.peek(1) == ("sign", "="):
                 key = line.name()
                 line.take()
+                if key in attrs:
+                    raise line.error(f"attribute {key} is given twice")
                 attrs[key] = line.list() if line.peek()[1] == "[" else line.scalar()
             else:
                 inputs.append(self.argument(line))

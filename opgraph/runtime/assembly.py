@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.partition.partition import Partition
+from opgraph.runtime import exchange
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.chain import Chain, Step
 from opgraph.runtime.compiled import runner
@@ -15,7 +17,7 @@ from opgraph.runtime.engine import Engine
 from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.hybrid import Wiring, wired
 from opgraph.runtime.once import ONNXRUNTIME
-from opgraph.runtime.runner import PreparedRunner, Runner
+from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
 
 def assembled(
@@ -113,3 +115,44 @@ def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
             if isinstance(run, PreparedRunner)
         ]
     )
+
+
+def may_lie_over(graph: Graph, steps: Sequence[Step]) -> list[frozenset[int]]:
+    """For each output, the inputs whose memory it may be: what the one kernel has read by then, and itself."""
+    (step,) = steps
+    assert isinstance(step.run, KernelRunner)
+    passed = {t.id for t in graph.outputs}
+    reads, makes = {id: i for i, id in enumerate(step.reads)}, {id: i for i, id in enumerate(step.makes)}
+    found = []
+    for out in graph.outputs:
+        result = makes.get(out.id)
+        places = [
+            place
+            for place, tensor in enumerate(graph.inputs)
+            if tensor.id == out.id
+            or (result is not None and tensor.id not in passed
+                and (tensor.id not in reads or step.run.operands.lies_over(reads[tensor.id], result)))
+        ]  # fmt: skip
+        found.append(frozenset(places))
+    return found
+
+
+def exchange_of(engine: Engine) -> Exchange:
+    """How arrays get in and out."""
+    if engine.kind == "cpu":
+        return exchange
+    from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
+
+    return CudaExchange(engine.index)
+
+
+def defaults_on(graph: Graph, engine: Engine, exchange: Exchange) -> Mapping[str, Any]:
+    """The defaults of inputs, where the engine works."""
+    if not graph.defaults or engine.kind == "cpu":
+        return graph.defaults
+    from opgraph.runtime import cuda  # needs CuPy
+
+    with cuda.OnDevice(engine.index):
+        there = {n: cuda.CUPY.from_host(a, engine.index) for n, a in graph.defaults.items()}
+    found: Mapping[str, Any] = exchange.imported(there, {})[0]
+    return found

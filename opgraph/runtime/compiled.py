@@ -17,7 +17,7 @@ from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.matching import matched
 from opgraph.runtime.partition_cache import CACHE, key_of
-from opgraph.runtime.runner import PreparedRunner, Runner
+from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
 
 def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> Runner:
@@ -61,11 +61,16 @@ def nobody_runs(partition: Partition) -> Unimplemented:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """What compiling made, whatever the ids: the runner, and logical tensors in the order of the ports."""
+    """What compiling made, whatever the ids: the runner, and logical tensors in the order of the ports.
+
+    Attributes:
+        over: for each output, the positions of the inputs whose memory it may be exactly.
+    """
 
     run: Runner
     inputs: tuple[LogicalTensor, ...]
     outputs: tuple[LogicalTensor, ...]
+    over: tuple[frozenset[int], ...]
 
 
 class CompiledPartition:
@@ -109,9 +114,10 @@ class CompiledPartition:
             return []
         inputs, outputs = self._tensors()
         free = [t for t in inputs.values() if 0 not in t.get_strides() or t.ndim == 0]
+        places = {id: place for place, id in enumerate(inputs)}
         pairs = []
-        for out in outputs.values():
-            match = next((t for t in free if _memory(t) == _memory(out)), None)
+        for out, over in zip(outputs.values(), self._compiled.over, strict=True):
+            match = next((t for t in free if _memory(t) == _memory(out) and places[t.id] in over), None)
             if match is not None:
                 free.remove(match)
                 pairs.append((match.id, out.id))
@@ -147,8 +153,8 @@ class CompiledPartition:
         ins = bound(inputs, wanted_in, "inputs", self.engine)
         outs = bound(outputs, wanted_out, "outputs", self.engine)
         for position, (tensor, array) in enumerate(zip(wanted_out.values(), outs, strict=True)):
-            kernel = self.partition.kind == "fused"
-            exchange.check_out(port_name(tensor), array, ins, outs[:position], single_step=kernel)
+            over = self._compiled.over[position]
+            exchange.check_out(port_name(tensor), array, ins, outs[:position], over=over)
         tensors = exchange.counted(outputs.values(), "execute")
         # Runners of the cuda engine take the stream as well.
         results = self._compiled.run(ins, outs, *([stream] if self.engine.kind == "cuda" else []))
@@ -227,4 +233,6 @@ def _compiled(
     run = runner(partition, engine)
     if isinstance(run, PreparedRunner):
         run.prepare([ins[t.id].dims for t in partition.input_ports])
-    return Compiled(run, tuple(ins.values()), tuple(outs.values()))
+    operands = run.operands if isinstance(run, KernelRunner) else None
+    over = [[i for i in range(len(ins)) if operands and operands.lies_over(i, k)] for k in range(len(outs))]
+    return Compiled(run, tuple(ins.values()), tuple(outs.values()), tuple(map(frozenset, over)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, overload
 
+from opgraph.errors import InvalidArguments
 from opgraph.ir.given import given_graph
 from opgraph.ir.graph import Graph
 from opgraph.runtime.engine import Engine, engine_of
@@ -61,11 +62,17 @@ def compile(
     """
     given_graph(graph, "compile")
     if wrt is None:
-        return Executable(graph, engine_of(device), donate=_names(donate), rounding=rounding)
+        return Executable(graph, engine_of(device), donate=_names(donate, "donate"), rounding=rounding)
     from opgraph.runtime.training import TrainableExecutable  # who does not train pays nothing for it
 
-    return TrainableExecutable(graph, engine_of(device), donate=_names(donate), rounding=rounding, wrt=_names(wrt))
+    return TrainableExecutable(
+        graph, engine_of(device), donate=_names(donate, "donate"), rounding=rounding, wrt=_names(wrt, "wrt")
+    )
 
 
-def _names(given: Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _names(given: Sequence[str], what: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, Iterable):
+        return tuple(given)
+    raise InvalidArguments(f"got {type(given).__name__} for {what}", where="compile", fix="give names of inputs")

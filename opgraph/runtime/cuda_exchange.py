@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,7 +81,7 @@ class CudaExchange:
         return DeviceArray(one.owner, one.pointer, one.dtype, tuple(shape), (0,) * len(shape), one.device, library)
 
     def check_out(
-        self, name: str, array: DeviceArray, inputs: Sequence[Any], outs: Sequence[Any], *, single_step: bool
+        self, name: str, array: DeviceArray, inputs: Sequence[Any], outs: Sequence[Any], *, over: Collection[int] = ()
     ) -> None:
         """As of the CPU's."""
         where = f'output "{name}"'
@@ -89,9 +89,9 @@ class CudaExchange:
             raise InvalidArguments(
                 "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
             )
-        for other in inputs:
-            if array.may_share(other) and not (single_step and array.is_same(other)):
-                raise overlap_refused(where)
+        for place, other in enumerate(inputs):
+            if array.may_share(other) and not (place in over and array.is_same(other)):
+                raise overlap_refused(where, over)
         if any(array.may_share(other) for other in outs):
             raise outputs_refused(where)
 

@@ -21,7 +21,7 @@ from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.cuda_plan import Launch, Plan
 from opgraph.runtime.device_array import DeviceArray, Library, alignment
 from opgraph.runtime.engine import Engine, Stream
-from opgraph.runtime.operands import Operands, check_outputs
+from opgraph.runtime.operands import Operands
 from opgraph.runtime.runner import GENERATED, Repeated
 from opgraph.runtime.shape_rules import ShapeRules
 
@@ -45,10 +45,9 @@ class CudaKernel:
     def __init__(self, lowered: Lowered, partition: Partition, engine: Engine) -> None:
         self.lowered = lowered
         self.device = engine.index
-        self._operands = Operands(lowered, partition.input_ports)
-        self._rules = ShapeRules(partition)
-        self._given = self._operands.given
-        self._dtypes = self._operands.store_dtypes
+        self.operands = Operands(lowered, partition.input_ports, ShapeRules(partition))
+        self._given = self.operands.given
+        self._dtypes = self.operands.store_dtypes
         self._first_store = len(lowered.loop.loads)
         self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
         self._uploaded: dict[Any, Any] = {}
@@ -56,13 +55,10 @@ class CudaKernel:
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
-        layout = self._operands.probable_layout(dims)
-        if layout is None or not layout.size:
-            return
-        if layout.variant.has_sums or layout.row_rank:
-            self._sum_launches(layout, 16)
-        else:
-            self._launch(layout, 16)
+        layout = self.operands.probable_layout(dims)
+        if layout is not None and layout.size:
+            compiles = self._sum_launches if layout.variant.has_sums or layout.row_rank else self._launch
+            compiles(layout, 16)
 
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None
@@ -183,12 +179,10 @@ class CudaKernel:
         return plan
 
     def _new_plan(self, ins: Sequence[DeviceArray], outs: Sequence[DeviceArray | None]) -> Plan:
-        shapes = [a.shape for a in ins]
-        self._rules.check(shapes)
-        layout = self._operands.layout(
-            shapes, [a.strides for a in ins], [None if o is None else o.strides for o in outs]
+        layout = self.operands.layout_of_call(
+            *([a.shape for a in ins], [a.strides for a in ins]),
+            *([None if o is None else o.shape for o in outs], [None if o is None else o.strides for o in outs]),
         )
-        check_outputs(layout, [None if o is None else o.shape for o in outs])
         count = self._first_store + len(outs)
         rows = prod(layout.dims[: len(layout.dims) - layout.row_rank]) if layout.row_rank else 0
         cleared: tuple[int, ...] = ()
@@ -202,7 +196,7 @@ class CudaKernel:
         moving += [
             o.pointer for o, kind in zip(outs, kinds[self._first_store :]) if o is not None and kind == CONTIGUOUS
         ]
-        own = {position: self._uploaded_at(position, array) for position, array in self._operands.own(layout)}
+        own = {position: self._uploaded_at(position, array) for position, array in self.operands.own(layout)}
         fixed = tuple(own.get(i, 0) for i in range(count))
         if layout.variant.has_sums or layout.row_rank:
             launches, work = self._sum_launches(layout, alignment(moving))

@@ -9,18 +9,22 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.partition.partition import FUSED, Partition
 from opgraph.partition.symbols import Shape, symbolic_shapes
+from opgraph.runtime.runner import KernelRunner, Runner
 
 
-def donations(graph: Graph, partitions: Sequence[Partition], names: Sequence[str]) -> dict[int, int]:
+def donations(
+    graph: Graph, partitions: Sequence[Partition], runs: Sequence[Runner], names: Sequence[str]
+) -> dict[int, int]:
     """For each input that is given away, the result that a kernel writes over it.
 
-    A kernel reads each element of an operand before it writes that of a result in its place, so that a result of the
-    same dtype and shape may lie over an input which no partition reads afterwards. What only the arrays of a call show
-    (whether the input shares memory with another one) is checked by `exchange.check_donated`.
+    A kernel reads each element of most operands before it writes that of a result in its place, so that a result of the
+    same dtype and shape may lie over such an input, which no partition reads afterwards. What only the arrays of a call
+    show (whether the input shares memory with another one) is checked by `exchange.check_donated`.
 
     Args:
         graph: finalized.
         partitions: of the graph, in the order in which they run.
+        runs: what runs each.
         names: of inputs.
 
     Returns: ids of results by ids of inputs.
@@ -40,6 +44,8 @@ def donations(graph: Graph, partitions: Sequence[Partition], names: Sequence[str
         tensor = inputs[name]
         part = _last_reader(graph, tensor, last)
         fits = [t for t in part.output_ports if _fits(t, tensor, shapes)]
+        if fits and not (fits := [t for t in fits if _lies_over(part, runs[partitions.index(part)], tensor, t)]):
+            raise _refused(name, "rows that come later read it where an earlier one's result would be", "leave it out")
         free = [t for t in fits if t.id not in found.values()]
         if not free:
             raise _refused(name, *_why_none_fits(tensor, part, fits))
@@ -61,6 +67,12 @@ def _last_reader(graph: Graph, tensor: LogicalTensor, last: Mapping[int, Partiti
         reader = next(op.label for op in part.ops if any(t.id == tensor.id for t in op.inputs))
         raise _refused(name, f"{reader} reads it last, in a library that allocates its results itself", "leave it out")
     return part
+
+
+def _lies_over(part: Partition, run: Runner, tensor: LogicalTensor, result: LogicalTensor) -> bool:
+    source = next(i for i, t in enumerate(part.input_ports) if t.id == tensor.id)
+    place = next(i for i, t in enumerate(part.output_ports) if t.id == result.id)
+    return isinstance(run, KernelRunner) and run.operands.lies_over(source, place)
 
 
 def _fits(result: LogicalTensor, tensor: LogicalTensor, shapes: Mapping[int, Shape]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,13 +120,15 @@ def zeros(shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> np.ndarray:
     return np.broadcast_to(np.zeros((), dtype), tuple(shape))
 
 
-def check_out(name: str, array: np.ndarray, inputs: Sequence[Any], outs: Sequence[Any], *, single_step: bool) -> None:
+def check_out(
+    name: str, array: np.ndarray, inputs: Sequence[Any], outs: Sequence[Any], *, over: Collection[int] = ()
+) -> None:
     """Raises InvalidArguments where `array` cannot be written to, or that would destroy what is still read.
 
     Args:
         inputs: what is read.
         outs: what else is written to.
-        single_step: whether one kernel does it all, so that an output may be exactly the memory of an input.
+        over: positions of the inputs whose memory it may be exactly.
     """
     where = f'output "{name}"'
     if not array.flags.writeable:
@@ -135,21 +137,22 @@ def check_out(name: str, array: np.ndarray, inputs: Sequence[Any], outs: Sequenc
         raise InvalidArguments(
             "the output array overlaps itself", where=where, fix="give an array without broadcast axes"
         )
-    for other in inputs:
+    for place, other in enumerate(inputs):
         if not np.may_share_memory(array, other) or not share_memory(array, other):
             continue
         same = array.__array_interface__["data"] == other.__array_interface__["data"]
-        if not (single_step and same and array.strides == other.strides and array.shape == other.shape):
-            raise overlap_refused(where)
+        if not (place in over and same and array.strides == other.strides and array.shape == other.shape):
+            raise overlap_refused(where, over)
     for other in outs:
         if share_memory(array, other):
             raise outputs_refused(where)
 
 
-def overlap_refused(where: str) -> InvalidArguments:
-    """The error for an output that lies over an input."""
+def overlap_refused(where: str, over: Collection[int]) -> InvalidArguments:
+    """The error for an output that lies over an input, though it may be exactly some."""
+    other = ", or exactly that of an input that is read element by element" if over else ""
     return InvalidArguments(
-        "the output array overlaps an input", where=where, fix="give a buffer of its own, or exactly the input's"
+        "the output array overlaps an input that is still read", where=where, fix=f"give a buffer of its own{other}"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +27,7 @@ class Exchange(Protocol):
         """Raises InvalidArguments where writing to a donated input would destroy what is still read."""
 
     def check_out(
-        self, name: str, array: Any, inputs: Sequence[Any], outs: Sequence[Any], /, *, single_step: bool
+        self, name: str, array: Any, inputs: Sequence[Any], outs: Sequence[Any], /, *, over: Collection[int] = ()
     ) -> None:
         """Raises InvalidArguments where an output cannot be written to, or that would destroy what is still read."""
 

@@ -11,14 +11,13 @@ from opgraph.ir.graph import Graph
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.partition.partition import FUSED, Partition, needed_for
 from opgraph.partition.partitioner import partition
-from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
-from opgraph.runtime.assembly import assembled, chained
+from opgraph.runtime.assembly import assembled, chained, defaults_on, exchange_of, may_lie_over
 from opgraph.runtime.donation import donations
 from opgraph.runtime.engine import Engine
-from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.memory_plan import MemoryPlan
 from opgraph.runtime.runner import Runner
+from opgraph.runtime.shape_rules import ShapesAhead
 from opgraph.runtime.whole import whole_graph
 
 if TYPE_CHECKING:
@@ -49,13 +48,13 @@ class Executable:
             )
         self.graph = graph
         self.engine = engine
-        self._exchange = _exchange(engine)
-        self._ins = Ports(graph.inputs, "input", _defaults(graph, engine, self._exchange))
+        self._exchange = exchange_of(engine)
+        self._ins = Ports(graph.inputs, "input", defaults_on(graph, engine, self._exchange))
         self._outs = Ports(graph.outputs, "output")
         self._partitioning = partition(graph)
         found = needed_for(self._partitioning.partitions, {t.id for t in graph.outputs})
         self._wiring, runs = assembled(graph, found, engine, rounding, regroup=regroup, waits=waits)
-        self._donated = donations(graph, self.partitions, donate)
+        self._donated = donations(graph, self.partitions, runs, donate)
         self._is_kernel = len(self.partitions) == 1 and self.partitions[0].kind == FUSED
         plans = engine.kind == "cpu" and not self._is_kernel
         self._chain = chained(graph, self._wiring, runs, self._donated, self._exchange, plans=plans)
@@ -68,6 +67,8 @@ class Executable:
             and not donate
         )
         self._single = len(self._outs.names) == 1
+        self._over = may_lie_over(graph, self._steps) if self._is_kernel else [frozenset() for _ in graph.outputs]
+        self._ahead = None if self._is_kernel else ShapesAhead(graph)
         self._whole = whole_graph(self._steps, graph.inputs, graph.outputs) if engine.kind == "cpu" else None
 
     @property
@@ -174,6 +175,8 @@ class Executable:
         feeds, named, _ = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = self._out_arrays(out, arrays)
+        if self._ahead is not None:
+            self._ahead.check(arrays, outs)
         prepared = self._chain.bound(arrays, outs)
         launch = partial(self._again, arrays, outs) if prepared is None else prepared[0]
 
@@ -199,7 +202,7 @@ class Executable:
                 "the graph has several outputs", where="out", fix=f"pass a dict with {', '.join(self._outs.names)}"
             )
         for place, (name, array) in enumerate(zip(self._outs.names, bound)):
-            self._exchange.check_out(name, array, arrays, bound[:place], single_step=self._is_kernel)
+            self._exchange.check_out(name, array, arrays, bound[:place], over=self._over[place])
         return bound
 
     def _written(self, out: Any, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[Any]:
@@ -216,27 +219,9 @@ class Executable:
 
     def _results(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
         """The outputs for checked arrays, both in declaration order."""
+        if self._ahead is not None and (outs is not None or self._donated):
+            self._ahead.check(arrays, outs)
         return self._steps[0].run(arrays, outs) if self._direct and self._is_kernel else self._chain(arrays, outs)
 
     def __repr__(self) -> str:
         return f"<Executable on {self.engine}: {len(self._steps)} partitions>"
-
-
-def _exchange(engine: Engine) -> Exchange:
-    if engine.kind == "cpu":
-        return exchange
-    from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
-
-    return CudaExchange(engine.index)
-
-
-def _defaults(graph: Graph, engine: Engine, exchange: Exchange) -> Mapping[str, Any]:
-    """The defaults of inputs, where the engine works."""
-    if not graph.defaults or engine.kind == "cpu":
-        return graph.defaults
-    from opgraph.runtime import cuda  # needs CuPy
-
-    with cuda.OnDevice(engine.index):
-        there = {n: cuda.CUPY.from_host(a, engine.index) for n, a in graph.defaults.items()}
-    found: Mapping[str, Any] = exchange.imported(there, {})[0]
-    return found

@@ -15,7 +15,7 @@ from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.fused import HostKernel
-from opgraph.runtime.operands import copied_into
+from opgraph.runtime.operands import Operands, copied_into
 from opgraph.runtime.runner import NO_SOURCES, Runner
 from opgraph.runtime.shape_rules import ShapeRules
 
@@ -45,6 +45,7 @@ class InterpretedKernel:
     def __init__(self, lowered: Lowered, partition: Partition) -> None:
         self.lowered = lowered
         self._rules = ShapeRules(partition)
+        self.operands = Operands(lowered, partition.input_ports)
         order = {t.id: i for i, t in enumerate(partition.input_ports)}
         self._sources = [None if t is None else order.get(t.id, t.data) for t in lowered.loads]
         self._with_torch = importlib.util.find_spec("torch") is not None

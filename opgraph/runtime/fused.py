@@ -20,7 +20,7 @@ from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.boxed import boxed_rows
-from opgraph.runtime.operands import Operands, check_outputs
+from opgraph.runtime.operands import Operands
 from opgraph.runtime.plan import Plan, launch
 from opgraph.runtime.runner import GENERATED, Repeated
 from opgraph.runtime.shape_rules import ShapeRules
@@ -45,17 +45,16 @@ class HostKernel:
 
     def __init__(self, lowered: Lowered, partition: Partition) -> None:
         self.lowered = lowered
-        self._operands = Operands(lowered, partition.input_ports)
-        self._rules = ShapeRules(partition)
-        self.given = self._operands.given
-        self._dtypes = self._operands.store_dtypes
+        self.operands = Operands(lowered, partition.input_ports, ShapeRules(partition))
+        self.given = self.operands.given
+        self._dtypes = self.operands.store_dtypes
         self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
         self.sources: dict[str, KernelSource] = {}
         self._entries: dict[tuple[Variant, bool, bool], tuple[Loop, Any]] = {}
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
-        layout = self._operands.probable_layout(dims)
+        layout = self.operands.probable_layout(dims)
         if layout is None or not layout.size:
             return
         walk = self._walk(layout)
@@ -68,7 +67,7 @@ class HostKernel:
         """Whether rows are walked in this way whatever is guessed for sizes that are not known yet."""
         if all(isinstance(d, int) for shape in dims for d in shape or ()):
             return True
-        longer = self._operands.probable_layout(dims, 1000)
+        longer = self.operands.probable_layout(dims, 1000)
         return longer is not None and self._walk(longer).layout.variant == found
 
     def _walk(self, layout: Layout, *, plainly: bool = False) -> Walk:
@@ -132,7 +131,7 @@ class HostKernel:
 
         That is where each element is read before it is written, and by the same turn of the loop.
         """
-        layout = self._operands.layout([shape for shape, _ in arrays], [row_major(shape) for shape, _ in arrays])
+        layout = self.operands.layout([shape for shape, _ in arrays], [row_major(shape) for shape, _ in arrays])
         if self.lowered.loop.has_sums or layout.row_rank or boxed_rows(self.lowered.loop, layout)[1] is not None:
             return [[] for _ in outs]
         return [[k for k, looks in enumerate(arrays) if looks == out and out[0] == layout.shape] for out in outs]
@@ -169,17 +168,15 @@ class HostKernel:
         return self._plan(arrays, outs, apart=True)
 
     def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None, *, apart: bool = False) -> Plan:
-        shapes = [a.shape for a in arrays]
-        self._rules.check(shapes)
-        layout = self._operands.layout(
-            shapes,
+        layout = self.operands.layout_of_call(
+            [a.shape for a in arrays],
             [_element_strides(a) for a in arrays],
-            None if outs is None else [None if o is None else _element_strides(o) for o in outs],
+            [None if o is None else o.shape for o in outs or ()],
+            [None if o is None else _element_strides(o) for o in outs or ()],
         )
-        check_outputs(layout, [None if o is None else o.shape for o in outs or ()])
-        own = self._operands.own(layout)
+        own = self.operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
-        fixed += tuple((position, 0) for position in self._operands.virtual)
+        fixed += tuple((position, 0) for position in self.operands.virtual)
         walk = self._walk(layout)
         told = walk.layout
         numbers = [len(told.dims), told.size, *told.dims, *(s for st in told.strides for s in st)]

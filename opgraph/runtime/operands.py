@@ -11,7 +11,8 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.loops.layout import Layout, bind
 from opgraph.loops.lower import Lowered
-from opgraph.loops.space import Shape, Strides, space_of
+from opgraph.loops.space import Shape, Strides, lies_over, space_of
+from opgraph.runtime.shape_rules import ShapeRules, check_out_shape
 
 
 class Operands:
@@ -20,6 +21,7 @@ class Operands:
     Args:
         lowered: the loop and the tensors behind its operands.
         inputs: the tensors of a call, in order; further operands must be constants.
+        rules: what the ops ask of the shapes of a call.
 
     Attributes:
         given: (load, input) for each load that reads an input.
@@ -27,7 +29,8 @@ class Operands:
         store_dtypes: NumPy dtype of each result.
     """
 
-    def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor]) -> None:
+    def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor], rules: ShapeRules | None = None) -> None:
+        self._rules = rules
         self.loop = lowered.loop
         order = {t.id: i for i, t in enumerate(inputs)}
         self.given = tuple((i, order[t.id]) for i, t in enumerate(lowered.loads) if t is not None and t.id in order)
@@ -62,6 +65,30 @@ class Operands:
                 loads[position] = (space[load.axis],)
         return bind(self.loop, loads, steps, out_strides)
 
+    def layout_of_call(
+        self,
+        shapes: Sequence[Shape],
+        strides: Sequence[Strides],
+        out_shapes: Sequence[Shape | None],
+        out_strides: Sequence[Strides | None],
+    ) -> Layout:
+        """The same for a call, with everything checked: `out_shapes` are those of the arrays that are given.
+
+        Raises:
+            InvalidShape: the shapes do not broadcast, an op does not take them, or the result's is another.
+        """
+        if self._rules is not None:
+            self._rules.check(shapes)
+        layout = self.layout(shapes, strides, out_strides or None)
+        for shape, result in zip(out_shapes, layout.results):
+            if shape is not None:
+                check_out_shape(shape, result)
+        return layout
+
+    def lies_over(self, source: int, result: int) -> bool:
+        """Whether a result may be exactly the memory of an input of its dtype, shape and strides; both by position."""
+        return lies_over(self.loop, [load for load, given in self.given if given == source], result)
+
     def probable_layout(self, dims: Sequence[Dims], low: int = 24) -> Layout | None:
         """The layout of row-major inputs of these dimensions, with a guess for sizes that are not known yet.
 
@@ -88,23 +115,6 @@ class Operands:
             if load.align == "index":
                 found.append((position, np.arange(layout.shape[load.axis], dtype=dtypes.get(load.dtype).numpy)))
         return found
-
-
-def check_outputs(layout: Layout, shapes: Sequence[Shape | None]) -> None:
-    """Raises InvalidShape where an output array does not have the result's shape."""
-    for shape, result in zip(shapes, layout.results):
-        if shape is not None:
-            check_out_shape(shape, result)
-
-
-def check_out_shape(out: Shape, result: Shape) -> None:
-    """Raises InvalidShape where an output array does not have the result's shape."""
-    if tuple(out) != tuple(result):
-        raise InvalidShape(
-            f"an output array has shape {tuple(out)}, the result {tuple(result)}",
-            where="out",
-            fix="give an array of the result's shape",
-        )
 
 
 def copied_into(out: np.ndarray, result: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 if TYPE_CHECKING:
     from opgraph.codegen.kernel import KernelSource
     from opgraph.ir.logical_tensor import Dims
+    from opgraph.runtime.operands import Operands
 
 #: What `runs_in` says of a generated kernel.
 GENERATED = "opgraph"
@@ -38,6 +39,15 @@ class Runner(Protocol):
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
         """The same call with everything worked out; None where it takes a whole call."""
+
+
+@runtime_checkable
+class KernelRunner(Runner, Protocol):
+    """A runner of a fused partition."""
+
+    @property
+    def operands(self) -> Operands:
+        """What the kernel reads, and which results may lie over it."""
 
 
 @runtime_checkable

@@ -1,10 +1,15 @@
-"""What ops ask of shapes beyond broadcasting, where sizes are first known in a call."""
+"""What ops ask of shapes and make of them, where sizes are first known in a call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from opgraph.errors import InvalidShape
 from opgraph.ir import opdef
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
 from opgraph.ir.schema import inferred_dims
 from opgraph.ops.families import broadcast_rule
 from opgraph.partition.partition import Partition
@@ -30,11 +35,53 @@ class ShapeRules:
 
     def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raises InvalidShape, with the op, where arrays of these shapes, one for each port, break a rule."""
-        if not self._ops or shapes == self._accepted:
+        if self._ops and shapes != self._accepted:
+            _known(self._ops, self._ports, shapes)
+            self._accepted = shapes
+
+
+class ShapesAhead:
+    """The shapes of a whole graph, before the first of its steps writes to what a caller gave."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._accepted: object = None
+
+    def check(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> None:
+        """Raises InvalidShape where an op does not take these inputs, or does not make what an output has room for."""
+        shapes = [getattr(a, "shape", None) for a in arrays]  # a sequence of ONNX has none
+        given = [] if outs is None else [a.shape for a in outs]
+        if (shapes, given) == self._accepted:
             return
-        known = {p.id: p.with_(dims=s, strides=None) for p, s in zip(self._ports, shapes, strict=True)}
-        for op in self._ops:
-            inputs = tuple(known.get(t.id, t) for t in op.inputs)
-            made = inferred_dims(opdef.of(op), inputs, op.attrs, op)
-            known.update((t.id, t.with_(dims=d, strides=None)) for t, d in zip(op.outputs, made))
-        self._accepted = shapes
+        known = _known(self._graph.ops, self._graph.inputs, shapes)
+        for tensor, shape in zip(self._graph.outputs, given):
+            dims = known.get(tensor.id, tensor).dims
+            if dims is not None and all(isinstance(d, int) for d in dims):
+                check_out_shape(shape, dims)  # type: ignore[arg-type]  # they are sizes
+        self._accepted = (shapes, given)
+
+
+def _known(
+    ops: Iterable[Op], ports: Sequence[LogicalTensor], shapes: Sequence[tuple[int, ...] | None]
+) -> dict[int, LogicalTensor]:
+    """What ops make of ports of these shapes, by id, as far as their rules tell.
+
+    Raises:
+        InvalidShape: an op does not take them.
+    """
+    known = {p.id: p.with_(dims=s, strides=None) for p, s in zip(ports, shapes, strict=True)}
+    for op in ops:
+        inputs = tuple(known.get(t.id, t) for t in op.inputs)
+        made = inferred_dims(opdef.of(op), inputs, op.attrs, op)
+        known.update((t.id, t.with_(dims=d, strides=None)) for t, d in zip(op.outputs, made))
+    return known
+
+
+def check_out_shape(out: tuple[int, ...], result: tuple[int, ...]) -> None:
+    """Raises InvalidShape where an output array does not have the result's shape."""
+    if tuple(out) != tuple(result):
+        raise InvalidShape(
+            f"an output array has shape {tuple(out)}, the result {tuple(result)}",
+            where="out",
+            fix="give an array of the result's shape",
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from collections.abc import Callable
 
@@ -237,3 +239,10 @@ def test_a_mention_of_an_unfinalized_cycle_is_refused() -> None:
     g.add_op(og.Op(1, "Abs", [y], [x]))
     with pytest.raises(OpGraphError, match="cycle"):
         str(g)
+
+
+@RELAXED
+@given(graphs())
+def test_a_copy_and_a_pickled_graph_are_equal_graphs(g: og.Graph) -> None:
+    for other in copy.deepcopy(g), pickle.loads(pickle.dumps(g)):
+        assert other == g and [op.kind for op in other.ops] == [op.kind for op in g.ops]

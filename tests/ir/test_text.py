@@ -234,6 +234,7 @@ HEAD = "graph(x: f32[2]) -> (y)\n"
         ("graph(x: f32[2]) -> (y)", ModelError, "output .* is never made"),
         (HEAD + "  y = Nope(x)", InvalidGraphOp, "line 2"),
         (HEAD + "  y = Abs(z)", ModelError, "used before it is made"),
+        (HEAD + "  y = Elu(x, alpha=1.0, alpha=2.0)", ModelError, "attribute alpha is given twice"),
         (HEAD + "  y = Abs(x) x", ModelError, "unexpected 'x'"),
         (HEAD + "  y = Abs(x\n", ModelError, "line 2"),
         (HEAD + "  y = Abs(x x)", ModelError, "expected ','"),

@@ -13,11 +13,11 @@ from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.device_array import DeviceArray
 from opgraph.runtime.engine import Stream
 from opgraph.runtime.native import Program
-from opgraph.runtime.operands import check_out_shape
 from opgraph.runtime.providers.torch import from_numpy
 from opgraph.runtime.providers.torch_cuda import TORCH
 from opgraph.runtime.providers.torch_ops import TorchOps, plain
 from opgraph.runtime.runner import NO_SOURCES
+from opgraph.runtime.shape_rules import check_out_shape
 
 
 class CudaPartition:
