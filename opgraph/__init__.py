@@ -79,4 +79,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "onednn", "onnx"})
+    import importlib.util
+
+    names = {*globals(), *_LAZY, "onednn"}  # what cannot be had without its package would break whoever looks at all
+    return sorted(
+        names | {"onnx"} if importlib.util.find_spec("onnx") and importlib.util.find_spec("onnx_ir") else names
+    )

@@ -114,3 +114,39 @@ def test_every_extra_is_told_where_it_is_missed() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {m for p in (ROOT / "opgraph").rglob("*.py") for m in re.findall(r"opgraph\[([\w,-]+)\]", p.read_text())}
     assert named and {extra for group in named for extra in group.split(",")} <= set(extras)
+
+
+CARRIED = """graph(x: f32[2]) -> (y)
+  e = Exp(x)
+  y: f32[2] = Wildcard(e, onnx_op=\"Erf\", onnx_domain=\"\", onnx_opset=20)
+"""
+
+#: What needs a package that a core install lacks, and the extra that brings it.
+WITHOUT = {
+    "evaluate": ("og.evaluate(g, x=x)", "ort"),
+    "compile": ("og.compile(g)(x=x)", "ort"),
+    "opgraph.onnx": ("og.onnx", "onnx"),
+    "opgraph.torch": ("import opgraph.torch", "torch"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_core_install_names_the_extra_as_an_import_error(name: str) -> None:
+    call, extra = WITHOUT[name]
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys(("onnx", "onnx_ir", "onnxruntime", "torch")))
+import inspect
+import numpy as np
+import opgraph as og
+g, x = og.parse({CARRIED!r}), np.ones(2, np.float32)
+assert "onnx" not in dir(og) and len(inspect.getmembers(og)) > 20
+try:
+    {call}
+except ImportError as error:
+    assert isinstance(error, og.errors.OpGraphError)
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[2:] == [f"  fix:   pip install 'opgraph[{extra}]'"]

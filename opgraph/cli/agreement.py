@@ -15,6 +15,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.partition import Partition
+from opgraph.runtime.foreign import check_onnx
 from opgraph.runtime.reference import evaluate
 
 Arrays = Mapping[str, np.ndarray]
@@ -80,8 +81,10 @@ def _by_name(graph: Graph, results: Any) -> dict[str, np.ndarray]:
 
 def foreign_of(graph: Graph) -> Any:
     """What runs the Wildcards of a graph in float64; None where it has none, so that onnx is not needed."""
-    if all(op.kind != "Wildcard" for op in graph.ops):
+    carried = [op for op in graph.ops if op.kind == "Wildcard"]
+    if not carried:
         return None
+    check_onnx(carried[0])
     from opgraph.runtime.providers.onnx_evaluator import reference_foreign
 
     return reference_foreign

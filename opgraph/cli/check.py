@@ -74,6 +74,11 @@ class Row:
         return self.off.is_within(self.peer)
 
     @property
+    def distance(self) -> float:
+        """How far it is from float64, in the units that `told` tells it in."""
+        return self.off.ulp if self.kind == FUSED else self.off.scaled
+
+    @property
     def told(self) -> tuple[str, str]:
         """The two distances in words."""
         if self.kind == FUSED:
@@ -203,7 +208,7 @@ def _as_numpy(array: object) -> np.ndarray:
 
 def _print_rows(device: str, rows: Sequence[Row], wrong: Sequence[Row]) -> None:
     out = console()
-    shown = sorted(range(len(rows)), key=lambda i: (rows[i].agrees, bool(rows[i].kind), -rows[i].off.scaled))[:MAX_ROWS]
+    shown = sorted(range(len(rows)), key=lambda i: (rows[i].agrees, bool(rows[i].kind), -rows[i].distance))[:MAX_ROWS]
     cells = []
     for row in (rows[i] for i in sorted(shown)):
         name = printable(row.tensor.name or str(row.tensor.id), 40)

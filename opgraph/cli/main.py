@@ -73,7 +73,8 @@ def _command(name: str) -> Any:
 def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
     try:
         status = run()
-        sys.stdout.flush()  # here, where a closed pipe can still be answered
+        if sys.stdout is not None:  # the caller closed it
+            sys.stdout.flush()  # here, where a closed pipe can still be answered
         return status
     except OpGraphError as error:
         if show_traceback:
@@ -92,6 +93,11 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
         return _failed(
             OpGraphError(error.strerror or str(error), where=where, fix="check the path, its rights and the free space")
         )
+    except MemoryError as error:
+        if show_traceback:
+            raise
+        fix = "give smaller sizes (--dim, --size) or inputs"
+        return _failed(OpGraphError(str(error) or "there is not enough memory", where="this machine", fix=fix))
     except Exception as error:
         if show_traceback:
             raise

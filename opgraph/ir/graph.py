@@ -160,6 +160,9 @@ class Graph(Content):
             InvalidGraph: as for `output`.
         """
         self._check_open("Graph.set_outputs")
+        if not isinstance(tensors, Iterable):
+            what = f"got {type(tensors).__name__} where tensors are expected"
+            raise InvalidArguments(what, where="Graph.set_outputs", fix="give a list of logical tensors")
         ids = self._tables.known_ids(tensors, "Graph.set_outputs")
         self._tables.outputs = dict.fromkeys(ids)
         self._tables.exact_outputs = True

@@ -36,6 +36,9 @@ def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph
     """
     if not isinstance(text, str):
         raise InvalidArguments(f"got {type(text).__name__}", where="parse", fix="pass the text of a graph (str)")
+    if constants is not None and not isinstance(constants, Mapping):
+        what = f"got {type(constants).__name__} for the constants"
+        raise InvalidArguments(what, where="parse", fix="pass a dict of arrays by name")
     reader = _Reader(dict(constants or {}))
     number = 0
     # Not splitlines(): names may hold other line separators of Unicode only in quotes, where they are escaped.

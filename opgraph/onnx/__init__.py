@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from opgraph.errors import Unimplemented
+from opgraph.ir.extras import NotInstalled
 
 try:
     import onnx  # noqa: F401
     import onnx_ir  # noqa: F401
 except ImportError as error:
-    raise Unimplemented(
+    raise NotInstalled(
         f"ONNX files cannot be read or written: {error}", where="opgraph.onnx", fix="pip install 'opgraph[onnx]'"
     ) from None
 

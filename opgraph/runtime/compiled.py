@@ -15,6 +15,7 @@ from opgraph.runtime.binding import bound
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.fallback import host_runner
+from opgraph.runtime.foreign import check_onnx
 from opgraph.runtime.matching import matched
 from opgraph.runtime.partition_cache import CACHE, key_of
 from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
@@ -39,7 +40,8 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
 
         return native_runner(partition, engine)
     if partition.kind == "library" and partition.provider == "onnxruntime":
-        from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion  # needs onnxruntime
+        check_onnx(partition.ops[0])
+        from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion
 
         region = OnnxRuntimeRegion(partition, device=engine.kind)
         if engine.kind == "cuda":

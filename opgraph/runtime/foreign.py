@@ -1,4 +1,4 @@
-"""Whether the gradients of ONNX nodes that a graph needs can be had: torch gives them."""
+"""Whether ONNX nodes that a graph brings along can be computed: by onnx and onnxruntime, their gradients by torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from collections.abc import Iterable
 
 from opgraph.errors import Unimplemented
 from opgraph.ir import opdef
+from opgraph.ir.extras import require
 from opgraph.ir.op import Op
 from opgraph.partition.partition import NATIVE
+
+
+def check_onnx(op: Op) -> None:
+    """Raises NotInstalled where nothing is there that computes an ONNX node."""
+    require("onnx", "ort", "an ONNX node needs", op.label)
 
 
 def check_foreign(ops: Iterable[Op]) -> None:

@@ -25,6 +25,7 @@ from opgraph.partition.clusters import Clusters
 from opgraph.partition.partition import FUSED, LIBRARY, NO_ROWS, Partition, make_partition
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
+from opgraph.runtime.foreign import check_onnx
 from opgraph.runtime.once import ONNXRUNTIME, static_ops
 
 # Microseconds, measured with onnxruntime 1.31 on 2 cores: small transformers of 160 to 240 nodes take 320 to 350 us. An
@@ -66,7 +67,8 @@ def wired(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
     regions = [p for p in partitions if p.provider == ONNXRUNTIME]
     if not regions:
         return Wiring(partitions=tuple(partitions), first=0, reasons={})
-    from opgraph.runtime.providers.onnx_native import opset_of_region  # needs onnx
+    check_onnx(regions[0].ops[0])
+    from opgraph.runtime.providers.onnx_native import opset_of_region
 
     static = static_ops(graph, partitions)
     reasons = dict.fromkeys(static, "depends on the shapes of inputs alone: computed once for each set of shapes")

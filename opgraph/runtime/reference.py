@@ -18,7 +18,7 @@ from opgraph.ops.conversion import cast
 from opgraph.partition.partition import NATIVE
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import Ports
-from opgraph.runtime.foreign import check_foreign
+from opgraph.runtime.foreign import check_foreign, check_onnx
 
 #: Runs an op that opgraph has no formula for: the op and its inputs in, its outputs out.
 Foreign: TypeAlias = Callable[[Op, tuple[np.ndarray, ...]], Sequence[np.ndarray]]
@@ -150,7 +150,8 @@ def _by_library(op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None) -> li
         from opgraph.runtime.providers.torch_onnx.adjoint import reference_adjoint  # needs torch
 
         return reference_adjoint(op, arrays)
-    from opgraph.runtime.providers.onnxruntime import reference_foreign  # needs onnx
+    check_onnx(op)
+    from opgraph.runtime.providers.onnx_evaluator import reference_foreign
 
     return [_value(a) for a in reference_foreign(op, arrays, dtypes.get(dtype or "f64").numpy)]
 

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from opgraph.ir.extras import NotInstalled
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise NotInstalled(
+        f"torch cannot be imported: {error}", where="opgraph.torch", fix="pip install 'opgraph[torch]'"
+    ) from None
+
 from opgraph.runtime.spare import empty_cache
 from opgraph.torch.explain import explain
 from opgraph.torch.explain_report import FusionReport

@@ -469,3 +469,18 @@ def test_ops_lists_every_kind_and_prints_a_page_for_each(capsys: pytest.CaptureF
 def test_ops_suggests_the_nearest_kind(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ops", "Swsh") == 1
     assert "Swish" in error_lines(capsys)[2]
+
+
+def test_a_closed_output_is_no_bug() -> None:
+    code = (
+        "import os, sys; os.close(1); sys.stdout = None; from opgraph.cli import main; sys.exit(main(['ops', 'Swish']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "this is a bug" not in done.stderr
+
+
+def test_too_large_a_size_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "g.txt").write_text("graph(x: f32[n,1024]) -> (y)\n  y = Exp(x)\n")
+    command = [sys.executable, "-m", "opgraph", "check", "g.txt", "--dim", "n=99999999999999"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1 and "give smaller sizes" in done.stderr and "bug" not in done.stderr
