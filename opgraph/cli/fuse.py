@@ -48,17 +48,23 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("IN is no ONNX file", where=source, fix="`opgraph show` and `check` take the text form")
     if target.exists() and os.path.samefile(source, target):
         raise UsageError("OUT is IN", where=str(target), fix="give another file name")
-    check_place(args.output, "-o")
-    if args.ort_library and os.path.realpath(args.ort_library) in map(os.path.realpath, (source, target)):
-        raise UsageError("LIB.so is IN or OUT", where=args.ort_library, fix="give another file name")
+    check_place(args.output, "-o", regular=True)
+    if args.ort_library is not None:
+        check_place(args.ort_library, "--ort-library", regular=True)
+        if os.path.realpath(args.ort_library) in map(os.path.realpath, (source, target, f"{target}.data")):
+            raise UsageError("LIB.so is IN, OUT or OUT.data", where=args.ort_library, fix="give another file name")
     import opgraph
 
     with progress() as step:
         step("reading the model")
         graph = opgraph.onnx.load(source)
+        from opgraph.onnx.library.build import library_place
         from opgraph.onnx.request import Request, checked_keep
         from opgraph.onnx.save import put
+        from opgraph.onnx.source import Source
 
+        if args.ort_library is not None and isinstance(graph.source, Source):  # not over the data of IN either
+            library_place(args.ort_library, target, graph.source.origin)
         request = Request(
             form=args.form,
             target=args.target,

@@ -125,15 +125,20 @@ class UsageError(InvalidArguments):
     """An argument of the command line that cannot be; exit status 2."""
 
 
-def check_place(path: str, option: str) -> None:
+def check_place(path: str, option: str, regular: bool = False) -> None:
     """Before the work is done: that there is a place for the file that it ends in.
+
+    Args:
+        regular: whether a device or a pipe is no place for it.
 
     Raises:
         UsageError: there is none.
     """
     folder = os.path.dirname(path) or os.curdir
-    if os.path.isdir(path):
+    if os.path.isdir(path or os.curdir):
         raise UsageError("that is a folder", where=f"{option} {path}", fix="give a file's path")
+    if regular and os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError("that is no file", where=f"{option} {path}", fix="give a file's path")
     if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {folder!r}", where=f"{option} {path}", fix="give a file's path")
     if not os.access(folder, os.W_OK):

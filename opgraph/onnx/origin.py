@@ -80,6 +80,12 @@ class Origin:
         tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
         return {os.path.realpath(os.fspath(t.base_dir) or os.curdir) for t in tensors}
 
+    def files(self) -> set[str]:
+        """The files that the model lies in: its own, if it has one, and those of its initializers' data."""
+        tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
+        own = {os.fspath(self.path)} if self.path is not None else set()
+        return own | {os.path.join(os.fspath(t.base_dir), os.fspath(t.location)) for t in tensors}
+
     def array(self, name: str) -> np.ndarray:
         """The value of an initializer, one element per item; read-only.
 

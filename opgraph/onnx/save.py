@@ -14,8 +14,9 @@ from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir.graph import Graph
 from opgraph.onnx.compose import composed
 from opgraph.onnx.draft import Draft, Summary
-from opgraph.onnx.library.build import NATIVE, PendingLibrary, compiled
+from opgraph.onnx.library.build import NATIVE, library_place, pending_library
 from opgraph.onnx.load import imported, load
+from opgraph.onnx.pending import checked_place, commit, file_path
 from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_keep
 from opgraph.onnx.rewrite import rewritten
 from opgraph.onnx.signature import DOMAIN
@@ -74,8 +75,10 @@ def save(
 
     Raises:
         Unimplemented: an op or type has no ONNX form, or none that the target reads; names it.
-        ModelError: the file cannot be written. Then nothing has changed on the disk.
-        InvalidArguments: unknown form or target; weights of a name that no constant has; nothing for a library to run.
+        ModelError: a file cannot be written, or the library would take the place of one of the model's. Then nothing
+            has changed on the disk.
+        InvalidArguments: unknown form or target; weights of a name that no constant has; nothing for a library to run;
+            no path.
         InvalidDataType, InvalidShape: weights of another dtype or shape.
         DeviceError: there is no C++ compiler for the library.
     """
@@ -100,25 +103,25 @@ def written(
 
 def put(draft: Draft, path: AnyPath, ort_library: AnyPath | None = None, march: str = NATIVE) -> None:
     """Writes a model and its library: both, or neither."""
-    final = Path(os.fsdecode(path))
+    final = file_path(path, "path")
     if ort_library is None:
         write(draft, final)
         return
-    with PendingLibrary(Path(os.fsdecode(ort_library)), compiled(draft.library, march)) as library:
-        write(draft, final)
-        library.take_name()
+    checked_place(final, "model")  # compiling takes seconds
+    with pending_library(library_place(ort_library, final, draft.origin), draft.library, march) as library:
+        write(draft, final, library)
 
 
 def library_written(draft: Draft, path: AnyPath, march: str = NATIVE) -> None:
     """Writes the library of a model alone.
 
     Raises:
-        InvalidArguments: there is nothing for it to run.
+        InvalidArguments: there is nothing for it to run, or `path` is none.
         DeviceError: there is no C++ compiler.
         ModelError: it cannot be written.
     """
-    with PendingLibrary(Path(os.fsdecode(path)), compiled(draft.library, march)) as library:
-        library.take_name()
+    with pending_library(library_place(path, None, draft.origin), draft.library, march) as library:
+        commit([library])
 
 
 def to_model(
@@ -166,7 +169,7 @@ def fuse(
             library_written(draft, ort_library, march)
         return result
     source = Path(os.fsdecode(model))
-    path = Path(os.fsdecode(output)) if output is not None else source.with_suffix(".fused" + source.suffix)
+    path = file_path(output, "output") if output is not None else source.with_suffix(".fused" + source.suffix)
     put(draft, path, ort_library, march)
     return str(path) if isinstance(model, str) else path  # type: ignore[return-value]  # the path kind that was given
 

@@ -6,7 +6,6 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.origin import Origin
+from opgraph.onnx.pending import file_path
 from opgraph.onnx.source import Source
 from opgraph.onnx.write import write
 from opgraph.runtime import exchange
@@ -40,7 +40,7 @@ def save_with_weights(origin: Origin, weights: Mapping[str, np.ndarray], path: s
         path: the file; it may be the model's own.
 
     Raises:
-        InvalidArguments: no such initializer, or another dtype or shape.
+        InvalidArguments: no such initializer, another dtype or shape, or `path` is none.
         ModelError: the file cannot be written. Then nothing has changed on the disk.
     """
     for name, array in weights.items():
@@ -48,7 +48,7 @@ def save_with_weights(origin: Origin, weights: Mapping[str, np.ndarray], path: s
     changed = _reweighted(origin, weights)
     summary = Summary("decomposed", "")
     draft = Draft(changed.skeleton, list(origin.inputs), summary, origin=changed, kept=list(origin.tensors))
-    write(draft, Path(os.fsdecode(path)))
+    write(draft, file_path(path, "path"))
 
 
 def _reweighted(origin: Origin, weights: Mapping[str, np.ndarray]) -> Origin:

@@ -327,7 +327,47 @@ def test_fuse_writes_a_library_and_says_how_to_register_it(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["act.so", "in.onnx", "out.onnx"]
     assert len(onnx.load(str(out)).graph.node) == 1
     assert run("check", source, out, "--ort-library", library) == 0
-    assert run("fuse", source, "-o", out, "--ort-library", out) == 2
+
+
+#: Places for a library that `fuse` refuses, and what it says of them.
+BAD_LIBRARIES = {
+    "folder": "a folder",
+    "": "a folder",
+    "pipe": "no file",
+    "missing/act.so": "no folder",
+    "model.onnx": "LIB.so is IN",
+    "out.onnx": "LIB.so is IN, OUT",
+    "out.onnx.data": "OUT.data",
+}
+
+
+@pytest.mark.parametrize("name", BAD_LIBRARIES)
+def test_fuse_refuses_a_bad_place_for_a_library_before_it_runs_anything(
+    name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("folder"), os.mkfifo("pipe")
+    before = sorted(os.listdir())
+    assert run("fuse", model, "-o", "out.onnx", "--ort-library", name) == 2
+    assert BAD_LIBRARIES[name] in error_lines(capsys)[0]
+    assert sorted(os.listdir()) == before
+
+
+def test_fuse_refuses_a_pipe_as_its_output(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert run("fuse", model, "-o", tmp_path / "pipe") == 2
+    assert "that is no file" in error_lines(capsys)[0]
+
+
+def test_fuse_writes_no_library_over_the_data_of_its_input(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opgraph.cli.fuse.Trial", None)  # it comes before the trial
+    (data,) = [p for p in tmp_path.iterdir() if p != model]
+    before = data.read_bytes()
+    assert run("fuse", model, "-o", tmp_path / "out.onnx", "--ort-library", data) == 1
+    assert "a file of the model" in error_lines(capsys)[0]
+    assert data.read_bytes() == before and sorted(tmp_path.iterdir()) == sorted([model, data])
 
 
 def test_fuse_keeps_what_makes_a_model_slower(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ if not host.is_available():
     pytest.skip("there is no C++ compiler", allow_module_level=True)
 
 from opgraph.onnx.library import build  # noqa: E402  # needs onnx
-from opgraph.onnx.library.build import PendingLibrary  # noqa: E402
 from opgraph.onnx.library.ops import swish_ops  # noqa: E402
 from opgraph.onnx.library.text import library_text  # noqa: E402
+from opgraph.onnx.pending import Pending  # noqa: E402
 from opgraph.onnx.request import Request  # noqa: E402
-from opgraph.onnx.save import drafted  # noqa: E402
+from opgraph.onnx.save import drafted, to_model  # noqa: E402
+from opgraph.onnx.write import write  # noqa: E402
 
 T = onnx.TensorProto
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
@@ -278,11 +280,112 @@ def test_nothing_is_written_without_a_compiler(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_library_that_finds_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
-    library = PendingLibrary(tmp_path / "act.so", bytes(5000))
-    with room_for(4096), pytest.raises(ModelError, match="library cannot be written: File too large"), library:
-        pass
-    assert not list(tmp_path.iterdir())
+def small() -> og.Graph:
+    """Compiled once for all tests that write it."""
+    return og.parse(ACTIVATIONS["f64"][0])
+
+
+def test_a_library_that_finds_no_room_leaves_both_old_files(tmp_path: Path) -> None:
+    model, place = tmp_path / "m.onnx", tmp_path / "act.so"
+    build.compiled(drafted(small(), Request(library=True)).library)  # the compiler needs room
+    model.write_bytes(b"old"), place.write_bytes(b"older")
+    with room_for(4096), pytest.raises(ModelError, match="library cannot be written: File too large"):
+        og.onnx.save(small(), model, ort_library=place)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"m.onnx": b"old", "act.so": b"older"}
+
+
+def test_a_library_that_cannot_take_its_name_leaves_the_old_model(tmp_path: Path) -> None:
+    model, place = tmp_path / "m.onnx", tmp_path / "act.so"
+    model.write_bytes(b"old")
+    with Pending(place, "library") as library:
+        place.mkdir()  # after every check
+        with pytest.raises(ModelError, match="library cannot be written") as caught:
+            write(drafted(small(), Request()), model, library)
+    assert caught.value.where == repr(str(place))
+    assert model.read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["act.so", "m.onnx"]
+
+
+#: Where no library can be, and what is said of it.
+BAD_PLACES = {
+    "folder": "that is a folder",
+    "pipe": "that is no file",
+    "link to pipe": "that is no file",
+    "": "that is a folder",
+    "missing/m.so": "there is no folder",
+    "m\0.so": "null",
+    "m.onnx": "a file of the model",
+    "folder/../m.onnx": "a file of the model",
+    "link": "a file of the model",
+    "m.onnx.data": "a file of the model",
+}
+
+
+def without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on a refusal that comes too late is another error."""
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+
+
+@pytest.mark.parametrize("name", BAD_PLACES)
+def test_a_place_where_no_library_can_be_is_refused_before_anything_is_done(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_compiling(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("folder"), os.mkfifo("pipe"), os.symlink("pipe", "link to pipe"), os.symlink("m.onnx", "link")
+    before = sorted(os.listdir())
+    with pytest.raises(ModelError, match=BAD_PLACES[name]) as caught:
+        og.onnx.save(small(), tmp_path / "m.onnx", ort_library=name)
+    assert [line[:8] for line in str(caught.value).splitlines()] == ["the libr", "  where:", "  fix:  "]
+    assert sorted(os.listdir()) == before
+    if "model" not in BAD_PLACES[name]:  # a library alone
+        with pytest.raises(ModelError, match=BAD_PLACES[name]):
+            og.onnx.fuse(to_model(small()), ort_library=name)
+        assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("name", ["in.onnx", "weights.bin"])
+def test_the_files_of_the_model_that_was_read_are_no_place_for_a_library(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_compiling(monkeypatch)
+    graph = og.parse("graph(x: f64[n,2]) -> (y)\n const c: f64[2] = [1.0, 2.0]\n t = Exp(x)\n y = Add(t, c)")
+    source = tmp_path / "in.onnx"
+    onnx.save(to_model(graph), source, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert sorted(before) == ["in.onnx", "weights.bin"]
+    with pytest.raises(ModelError, match="a file of the model"):
+        og.onnx.fuse(source, tmp_path / "out.onnx", ort_library=tmp_path / name)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_what_is_no_path_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_compiling(monkeypatch)
+    with pytest.raises(InvalidArguments, match="a int is no path\n  where: ort_library"):
+        og.onnx.save(small(), tmp_path / "m.onnx", ort_library=3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArguments, match="a int is no path\n  where: path"):
+        og.onnx.save(small(), 3)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"model cannot be written: .*null"):
+        og.onnx.save(small(), tmp_path / "m\0.onnx", ort_library=tmp_path / "m.so")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_stays_one_and_a_new_library_has_the_rights_of_a_new_program(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, place = tmp_path / "m.so", tmp_path / "there" / "real.so"
+    link.symlink_to(place)
+    mask = os.umask(0o027)
+    try:
+        og.onnx.save(small(), tmp_path / "m.onnx", ort_library=link)
+        assert link.is_symlink() and place.stat().st_mode & 0o777 == 0o750
+        place.chmod(0o700)
+        og.onnx.save(small(), tmp_path / "m.onnx", ort_library=link)
+        assert link.is_symlink() and place.stat().st_mode & 0o777 == 0o700  # an old one's stay
+    finally:
+        os.umask(mask)
+    assert place.read_bytes()[:4] == b"\x7fELF"
+    assert (tmp_path / "m.onnx").stat().st_mode & 0o111 == 0
+    assert [p.name for p in place.parent.iterdir()] == ["real.so"]
 
 
 def test_a_model_with_nothing_to_run_has_no_library(tmp_path: Path) -> None:
@@ -391,7 +494,7 @@ def test_exported_models_run_with_their_library_and_without(name: str, exported:
 
 
 def test_saving_writes_both_files_and_a_loaded_model_fuses_again_to_the_same(tmp_path: Path) -> None:
-    graph = og.parse(ACTIVATIONS["f64"][0])
+    graph = small()
     og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.so"]
     first = onnx.load(tmp_path / "m.onnx")

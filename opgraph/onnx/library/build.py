@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+
+import numpy as np
 
 from opgraph.errors import DeviceError, InvalidArguments, ModelError
 from opgraph.onnx.library.ops import LibraryOp
 from opgraph.onnx.library.text import library_text
+from opgraph.onnx.origin import Origin
+from opgraph.onnx.pending import Pending, checked_place, file_path, reported
+from opgraph.onnx.write import data_place
 from opgraph.runtime import host
 
 #: -march=native in the flags of kernels is for the machine itself; a library may be meant for another one.
@@ -67,46 +73,39 @@ def _built(source: str, march: str, command: tuple[str, ...]) -> bytes:
     )
 
 
-class PendingLibrary:
-    """A library under a temporary name in the folder where it is to be; gone at the end unless it took its name."""
+def library_place(path: object, model: Path | None, origin: Origin | None) -> Path:
+    """Where a library is to be.
 
-    def __init__(self, path: Path, content: bytes) -> None:
-        self._final, self._content = path, content
+    Args:
+        path: as the caller gave it.
+        model: the model that is written with it, if one is.
+        origin: the model that was read: its data may still be needed.
 
-    def __enter__(self) -> PendingLibrary:
-        try:
-            handle, name = tempfile.mkstemp(prefix=f".{self._final.name[:80]}.", suffix=".tmp", dir=self._final.parent)
-        except OSError as error:
-            raise self._refused(error) from error
-        self._temporary = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(self._content)
-            os.chmod(name, 0o755)
-        except BaseException as error:
-            self._temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise self._refused(error) from error
-            raise
-        return self
+    Raises:
+        InvalidArguments: `path` is none.
+        ModelError: nothing can be written there, or one of the models' own files is there.
+    """
+    place = file_path(path, "ort_library")
+    found = checked_place(place, "library")
+    taken = [] if model is None else [model, data_place(model)]
+    with reported("library", place):
+        if found in map(os.path.realpath, [*taken, *(origin.files() if origin is not None else ())]):
+            raise ModelError(
+                "the library cannot be written: that is a file of the model",
+                where=f"{str(place)!r}",
+                fix="give another file name",
+            )
+    return place
 
-    def take_name(self) -> None:
-        """Replaces the final file. A process that has the old one loaded keeps it.
 
-        Raises:
-            ModelError: it cannot be replaced.
-        """
-        try:
-            os.replace(self._temporary, self._final)
-        except OSError as error:
-            raise self._refused(error) from error
+@contextlib.contextmanager
+def pending_library(place: Path, ops: Sequence[LibraryOp], march: str = NATIVE) -> Iterator[Pending]:
+    """The library of these ops on the disk, complete but for its name. A process that has an old one loaded keeps it.
 
-    def _refused(self, error: OSError) -> ModelError:
-        return ModelError(
-            f"the library cannot be written: {error.strerror or error}",
-            where=f"{str(self._final)!r}",
-            fix="check folder, rights and free space",
-        )
-
-    def __exit__(self, *_: object) -> None:
-        self._temporary.unlink(missing_ok=True)
+    Raises:
+        InvalidArguments, DeviceError: as `compiled`.
+        ModelError: it cannot be written.
+    """
+    with Pending(place, "library", 0o777) as library:
+        library.write_at(0, np.frombuffer(compiled(ops, march), np.uint8))
+        yield library
