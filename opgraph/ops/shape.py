@@ -42,13 +42,13 @@ def _reshaped(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ..
     rest_before = [d for i, d in enumerate(dims) if i not in copies]
     rest_after = [size for i, size in enumerate(wanted) if i not in copies and size != -1]
     if all(isinstance(d, int) for d in rest_before):
+        # What is copied is the same before and after, so what is left for -1 does not depend on it: 0 may be copied.
         before, after = prod(d for d in rest_before if isinstance(d, int)), prod(rest_after)
-        copied_none = any(dims[i] == 0 for i in copies)
-        if -1 in wanted and (after == 0 or copied_none):
+        if -1 in wanted and after == 0:
             raise ShapeMismatch(f"nothing says what -1 is in shape {list(wanted)}", "give the size instead of -1")
         if -1 in wanted and before % after == 0:
             made[wanted.index(-1)] = before // after
-        elif (-1 in wanted or before != after) and not copied_none:
+        elif -1 in wanted or (before != after and all(dims[i] != 0 for i in copies)):
             raise ShapeMismatch(
                 f"{dims_text(dims)} does not have the elements of shape {list(wanted)}", "give sizes of equal product"
             )
@@ -58,7 +58,10 @@ def _reshaped(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ..
 
 
 def _target(shape: Sequence[int], src: Sequence[int], special_zero: bool) -> tuple[int, ...]:
-    return tuple(src[i] if size == 0 and special_zero else size for i, size in enumerate(shape))
+    copies = [i for i, size in enumerate(shape) if size == 0 and special_zero]
+    given = prod(size for i, size in enumerate(shape) if i not in copies and size != -1)
+    left = prod(d for i, d in enumerate(src) if i not in copies) // given if given else -1
+    return tuple(src[i] if i in copies else left if size == -1 else size for i, size in enumerate(shape))
 
 
 STATIC_RESHAPE = library(

@@ -57,7 +57,7 @@ def test_the_layouts_are_what_they_say(cupy: FakeCupy, case: Case) -> None:
     kernel = f._steps[0].run
     assert isinstance(kernel, CudaKernel)
     strides = [tuple(s // 8 for s in v.strides) for v in (x, a)]
-    assert kernel._operands.layout([x.shape, a.shape], strides).variant.operands == case.variant
+    assert kernel.operands.layout([x.shape, a.shape], strides).variant.operands == case.variant
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.x and 0 not in c.x], ids=str)
