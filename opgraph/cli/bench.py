@@ -229,8 +229,6 @@ def _print(results: Results) -> None:
     for line in report.summary(results):
         out.print(printable(line))
     made = report.tables(results)
-    # A table of many peers is wider than a terminal; a cut number would be a wrong one.
-    out.width = max(out.width, 230)
     for one in made:
         out.print(table("", one.columns, one.rows, right=one.right))
     if any(row.cells for row in results.rows):

@@ -11,6 +11,10 @@ from opgraph.errors import DeviceError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+#: Columns of words are folded no narrower than this (most shapes stay whole), or than their longest word.
+_FOLDED = 20
 
 
 def printable(text: str, limit: int | None = None) -> str:
@@ -38,8 +42,54 @@ def console(*, stderr: bool = False) -> Console:
     Raises:
         DeviceError: rich is not installed.
     """
+    _require_rich()
+    from rich.console import Console
+    from rich.segment import Segment
+    from rich.table import Table
+
+    class Whole(Console):
+        """Cuts no table: on a narrow terminal its lines wrap, as a cut number would be a wrong one."""
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            """Prints as rich does; one table alone is at least as wide as its columns have to be."""
+            if len(objects) != 1 or not isinstance(objects[0], Table):
+                return super().print(*objects, **options)
+            terminal = self.width
+            self.width = max(terminal, _narrowest(objects[0]))
+            try:
+                super().print(*objects, **{**options, "width": self._asked(objects[0])})
+            finally:
+                self.width = terminal
+
+        def _asked(self, made: Table) -> int:
+            """What to tell rich the width is, so that the table is no wider than the console.
+
+            rich makes all columns that fold equally narrow, and then those too narrow for their words wider again.
+            """
+            asked, least = self.width, _narrowest(made, folded=1)
+            while asked > least:
+                lines = Segment.split_lines(self.render(made, self.options.update(width=asked)))
+                over = max(sum(part.cell_length for part in line) for line in lines) - self.width
+                if over <= 0:
+                    break
+                asked = max(asked - over, least)
+            return asked
+
+        def on_broken_pipe(self) -> None:
+            """rich would end the process with status 1 where nobody reads on; `main` has an answer of its own."""
+            raise BrokenPipeError
+
+    made = Whole(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    if not made.is_terminal:
+        # A file has no width; 80 columns would cut every table for nobody's benefit.
+        made.width = 130
+    return made
+
+
+def _require_rich() -> None:
+    """Raises DeviceError where rich is not installed: a core install has none."""
     try:
-        from rich.console import Console
+        import rich  # noqa: F401
     except ImportError:
         raise DeviceError(
             "the command line prints its tables with rich, which is not installed",
@@ -47,17 +97,12 @@ def console(*, stderr: bool = False) -> Console:
             fix="pip install 'opgraph[cli]'",
         ) from None
 
-    class Piped(Console):
-        """rich would end the process with status 1 where nobody reads on; `main` has an answer of its own."""
 
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    made = Piped(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=False)
-    if not made.is_terminal:
-        # A file has no width; 80 columns would cut every table for nobody's benefit.
-        made.width = 130
-    return made
+def _narrowest(made: Table, folded: int | None = None) -> int:
+    """The width of a table whose columns are as narrow as they may be, or those that fold `folded` wide."""
+    least = [(column.min_width or 0) if column.no_wrap or folded is None else folded for column in made.columns]
+    # Beside the text: a space on either side of each cell, and what the box draws between and around columns.
+    return sum(width + 3 for width in least)
 
 
 def table(
@@ -74,25 +119,41 @@ def table(
         columns: headings. One that starts with "~" may be folded onto several lines, others stay whole.
         right: headings of the columns that hold numbers.
         fold_at: the width of columns that may be folded; as wide as there is room when left out.
+
+    Raises:
+        DeviceError: rich is not installed.
     """
+    _require_rich()
     from rich import box
     from rich.table import Table
 
     made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
-    for heading in columns:
+    texts = [[printable_cell(cell) for cell in row] for row in rows]
+    for heading, *cells in zip(columns, *texts, strict=True):
         name = heading.removeprefix("~")
         folds = name != heading
         made.add_column(
             name,
             justify="right" if name in right else "left",
             no_wrap=not folds,
+            # rich would cut what may not be folded, and narrow what may until nothing of it is left.
+            min_width=_least([name, *cells], folds, name in right),
             overflow="fold",
             header_style="",
             max_width=fold_at if folds else None,
         )
-    for row in rows:
-        made.add_row(*(printable_cell(cell) for cell in row))
+    for row in texts:
+        made.add_row(*row)
     return made
+
+
+def _least(cells: Sequence[str], folds: bool, numbers: bool) -> int:
+    """How narrow a column may become: as its longest line, or word of numbers, or so that names can be read."""
+    from rich.cells import cell_len
+
+    whole = [part for cell in cells for part in (cell.split() if folds else cell.split("\n"))]
+    longest = max(map(cell_len, whole), default=0)
+    return min(longest, _FOLDED) if folds and not numbers else longest
 
 
 def printable_cell(cell: object) -> str:
@@ -105,10 +166,13 @@ def progress(total: int | None = None) -> Iterator[Step]:
     """Shows on stderr what is being done: a bar where the number of steps is known, else a spinner.
 
     Nothing is shown where stderr is no terminal.
+
+    Raises:
+        DeviceError: rich is not installed.
     """
+    shown = console(stderr=True)  # first, as it says what to install where there is no rich
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    shown = console(stderr=True)
     columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()]
     if total is not None:
         columns.insert(2, BarColumn(bar_width=24))

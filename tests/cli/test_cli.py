@@ -87,9 +87,14 @@ def test_help_loads_no_heavy_library() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_without_rich_the_error_names_the_extra() -> None:
-    code = "import sys; sys.modules['rich'] = None; from opgraph.cli import main; sys.exit(main(['ops']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "command", ["ops", "show swiglu.txt", "check swiglu.txt", "bench --suite activation", "bench --list"]
+)
+def test_without_rich_the_error_names_the_extra(text_file: Path, command: str) -> None:
+    code = f"import sys; sys.modules['rich'] = None; from opgraph.cli import main; sys.exit(main({command.split()}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=text_file.parent
+    )
     assert done.returncode == 1
     assert "pip install 'opgraph[cli]'" in done.stderr and "Traceback" not in done.stderr
 
