@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from opgraph.bench.results import COLD, Results, Row
 from opgraph.errors import DeviceError
 from opgraph.ir.whole_file import write_whole
 
-#: Colours in the light and in the dark: paper, ink, faint ink, grid, then lines. The file holds the light ones as
-#: variables, and a rule that swaps them where the reader's screen is dark.
+#: Colours in the light and in the dark: paper, ink, faint ink, grid, then lines. The file holds the light ones,
+#: then as variables too, and a rule that swaps these where the reader's screen is dark.
 _COLOURS = {
     "paper": ("#ffffff", "#14181f"), "ink": ("#1f2733", "#e3e8ef"), "faint": ("#5a6675", "#9aa6b5"),
     "grid": ("#d5dbe3", "#343c48"), "c0": ("#2f9e5f", "#4cc483"), "c1": ("#3b7dc4", "#5b9be0"),
@@ -214,9 +215,9 @@ def _saved(figure: Any, path: Path) -> Path:
 
 
 def _themed(svg: str, colours: Mapping[str, tuple[str, str]]) -> str:
-    """Colours as variables, and a second set for dark screens."""
+    """Colours as variables, and a second set for dark screens; viewers that know no variables keep to the light."""
     for name, (light, _) in colours.items():
-        svg = svg.replace(light, f"var(--{name})")
+        svg = re.sub(rf"([\w-]+): {light}", rf"\g<0>; \1: var(--{name})", svg)
     rules = ["; ".join(f"--{name}: {pair[i]}" for name, pair in colours.items()) for i in (0, 1)]
     style = f"<style>svg {{ {rules[0]} }} @media (prefers-color-scheme: dark) {{ svg {{ {rules[1]} }} }}</style>\n"
     head, mark, rest = svg.partition("<defs>")

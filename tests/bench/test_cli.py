@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,10 @@ def test_results_are_shown_again_and_drawn_the_same(
         assert text == (tmp_path / "b" / name).read_text()
         ElementTree.fromstring(text)
         assert "prefers-color-scheme: dark" in text and "var(--ink)" in text
+        # A viewer that knows no variables keeps to the declaration before; without one, all is black.
+        told = re.findall(r"(?:([\w-]+): (#\w+); )?([\w-]+): var\(--(\w+)\)", text)
+        light = dict(re.findall(r"--(\w+): (#\w+)", text.partition("@media")[0]))
+        assert told and all(before == of and colour == light[name] for before, colour, of, name in told)
 
 
 def test_results_that_make_no_picture_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,8 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent / "support"))
 from digits_training import CASES, EAGER, EXACT, FUSED, OTHER_ORDER, Curve, trained
 
+from opgraph.torch.memory.picture import with_light
+
 WAYS = (EAGER, EXACT, OTHER_ORDER, FUSED)
 #: Differences below are drawn as this, none at all too: an f32 loss cannot tell less than 6e-8.
 FLOOR = 1e-8
@@ -116,7 +118,7 @@ def picture(runs: dict[str, dict[str, Curve]]) -> str:
     svg = ElementTree.Element(
         "svg", {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {_WIDTH} {height}", **size}
     )
-    ElementTree.SubElement(svg, "style").text = _STYLE
+    ElementTree.SubElement(svg, "style").text = with_light(_STYLE)
     ElementTree.SubElement(svg, "rect", {"class": "paper", **size})
     for index, way in enumerate(WAYS):
         x = 20 + 220 * index

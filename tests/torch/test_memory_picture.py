@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -53,6 +54,14 @@ def test_nothing_reaches_over_the_edge(compared: ogt.MemoryReport) -> None:
         for rect in svg.iter(f"{SVG}rect"):
             assert float(rect.get("x", 0)) + float(rect.get("width", -1)) <= width
             assert float(rect.get("y", 0)) + float(rect.get("height", -1)) <= height
+
+
+def test_a_viewer_without_variables_is_told_the_light_colours(compared: ogt.MemoryReport) -> None:
+    style = parsed(compared).findtext(f"{SVG}style") or ""
+    light = dict(re.findall(r"--([\w-]+): (#\w+)", style.partition("@media")[0]))
+    told = re.findall(r"(?:([\w-]+): (#\w+); )?([\w-]+): var\(--([\w-]+)\)", style)
+    assert {name for *_, name in told} == set(light)
+    assert all(before == of and colour == light[name] for before, colour, of, name in told)
 
 
 def test_bars_are_as_long_as_their_layers_keep(compared: ogt.MemoryReport) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -54,7 +55,7 @@ def write_picture(report: MemoryReport, path: Path) -> None:
 def svg_text(report: MemoryReport) -> str:
     """The picture as the text of an SVG file."""
     svg = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "width": f"{_WIDTH:.0f}"})
-    ElementTree.SubElement(svg, "style").text = _STYLE
+    ElementTree.SubElement(svg, "style").text = with_light(_STYLE)
     paper = ElementTree.SubElement(svg, "rect", {"class": "paper", "width": f"{_WIDTH:.0f}"})
     _text(svg, _MARGIN, 30, f"{_shown(report.subject, 60)}: what is kept for backward", "title")
     y = _summary(svg, report, 50)
@@ -65,6 +66,13 @@ def svg_text(report: MemoryReport) -> str:
     svg.set("viewBox", f"0 0 {_WIDTH:.0f} {height}")
     paper.set("height", height)
     return ElementTree.tostring(svg, encoding="unicode")
+
+
+def with_light(style: str) -> str:
+    """A style whose colours are variables, with each one's first value before it: without it, a viewer that knows no
+    variables paints all black."""
+    light = dict(reversed(re.findall(r"--([\w-]+): (#\w+)", style)))
+    return re.sub(r"([\w-]+): var\(--([\w-]+)\)", lambda m: f"{m[1]}: {light[m[2]]}; {m[0]}", style)
 
 
 def _summary(svg: ElementTree.Element, report: MemoryReport, y: float) -> float:
