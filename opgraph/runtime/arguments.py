@@ -114,7 +114,7 @@ class Ports:
             return value
         if isinstance(value, np.ndarray):
             return np.asarray(value)
-        if isinstance(value, _SCALARS) and not tensor.dims and self.what == "input":
+        if isinstance(value, _SCALARS) and not tensor.dims and self.what != "output":
             return np.asarray(value, dtypes.get(tensor.dtype).numpy if isinstance(value, (bool, int, float)) else None)
         raise InvalidArguments(
             f"got {type(value).__name__} for {tensor.type_text}",
