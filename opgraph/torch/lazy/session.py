@@ -233,9 +233,7 @@ class LazySession:
             return
         try:
             written = {t.untyped_storage()._cdata for t in tensors_in(values)}
-        except (
-            NotImplementedError,
-            ValueError,
-        ):  # a wrapper of torch.func, a parameter of a lazy module: memory unknown
+        except (NotImplementedError, ValueError):
+            # A wrapper of torch.func, a parameter of a lazy module: nobody says where their memory is.
             return self.compute_all()
         self.compute([t.node for t in held if any(s in written for s in storages_read(t.node))])
