@@ -37,7 +37,7 @@ def _torch_bounds(p: Attrs, exact: bool = False) -> str:
     given = [(name, value) for name, value in (("min", low), ("max", high)) if value is not None]
     numbers = all(isinstance(value, (int, float)) for _, value in given)
     if numbers and p["torch"] >= TIES_ARE_SHARED and p["dtype"] not in INTEGER:
-        return between("input", None if low is None else "$min", None if high is None else "$max", nan="0")
+        return between("input", None if low is None else "$min", None if high is None else "$max", nan_counts=False)
     if numbers and not exact and (p["dtype"] not in INTEGER or abs(low or 0) + abs(high or 0) < 2**24):
         return f"Clamp({', '.join(['input', *(f'{name}=${name}' for name, _ in given)])})"
     if p["dtype"] in INTEGER:  # nothing to differentiate, and no sign to turn
@@ -57,18 +57,18 @@ def _exactly(p: Attrs) -> str:
     return _torch_bounds(p, exact=True)
 
 
-def between(x: str, low: str | None, high: str | None, *, nan: str) -> str:
+def between(x: str, low: str | None, high: str | None, *, nan_counts: bool) -> str:
     """Bounds with a gradient of 0 on them, for which one mask is kept.
 
     Args:
-        nan: the gradient at NaN: "1" is hardtanh's and relu6's, "0" that of clamp and hardsigmoid.
+        nan_counts: whether the gradient is 1 at NaN (hardtanh, relu6); else it is 0 (clamp, hardsigmoid).
     """
     bounded = x if low is None else f"Maximum({x}, {low})"
     bounded = f"StopGradient({bounded if high is None else f'Minimum({bounded}, {high})'})"
-    signs = ("Greater", "Less") if nan == "0" else ("LessOrEqual", "GreaterEqual")
+    signs = ("LessOrEqual", "GreaterEqual") if nan_counts else ("Greater", "Less")
     ends = [f"{sign}({x}, {end})" for sign, end in zip(signs, (low, high), strict=True) if end is not None]
-    mask = ends[0] if len(ends) == 1 else f"{'And' if nan == '0' else 'Or'}({', '.join(ends)})"
-    return f"Select({mask}, {x}, {bounded})" if nan == "0" else f"Select({mask}, {bounded}, {x})"
+    mask = ends[0] if len(ends) == 1 else f"{'Or' if nan_counts else 'And'}({', '.join(ends)})"
+    return f"Select({mask}, {bounded}, {x})" if nan_counts else f"Select({mask}, {x}, {bounded})"
 
 
 MAXIMUM = pointwise(
@@ -205,9 +205,9 @@ CLAMP = pointwise(
         TorchCall("clamp_max(input, max)", _torch_bounds, _exactly),
         TorchCall(
             "hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False)",
-            between("input", "$min_val", "$max_val", nan="1"),
+            between("input", "$min_val", "$max_val", nan_counts=True),
         ),
-        TorchCall("relu6(input, inplace=False)", between("input", "0", "6", nan="1")),
+        TorchCall("relu6(input, inplace=False)", between("input", "0", "6", nan_counts=True)),
     ),
     source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",
     check=_bounds_once,

@@ -23,7 +23,7 @@ HARD_SIGMOID = pointwise(
             lambda p: (
                 "HardSigmoid(input, alpha=0.16666667, beta=0.5)"
                 if p["dtype"] != "f64"
-                else f"Divide({between('Add(input, 3)', '0', '6', nan='0')}, 6)"
+                else f"Divide({between('Add(input, 3)', '0', '6', nan_counts=False)}, 6)"
             ),
         ),
     ),

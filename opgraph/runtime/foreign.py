@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable
 
-from opgraph.errors import Unimplemented
 from opgraph.ir import opdef
 from opgraph.ir.extras import require
 from opgraph.ir.op import Op
@@ -26,13 +24,8 @@ def check_foreign(ops: Iterable[Op]) -> None:
     foreign = [op for op in ops if opdef.get(op.kind, where=op.label).foreign == NATIVE]
     if not foreign:
         return
-    if importlib.util.find_spec("torch") is None:
-        names = ", ".join(f'{op.attrs["onnx_op"]} "{op.name}"' for op in foreign[:5])
-        raise Unimplemented(
-            f"the gradient of an ONNX node ({names}) needs torch, which is not installed",
-            where="training",
-            fix='pip install "opgraph[torch]"',
-        )
+    names = ", ".join(f'{op.attrs["onnx_op"]} "{op.name}"' for op in foreign[:5])
+    require("torch", "torch", f"the gradient of an ONNX node ({names}) needs", "training")
     from opgraph.runtime.providers.torch_onnx.adjoint import check  # needs torch
 
     check(foreign)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from opgraph.errors import InvalidArguments, InvalidShape
-from opgraph.ir import opdef
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, dims_text
-from opgraph.ir.schema import inferred_dims
+from opgraph.ir.op import Op
 from opgraph.ir.shapes import ShapeMismatch, unify
 from opgraph.partition.partition import Partition
+from opgraph.runtime.shape_rules import inferred
 
 
 def matched(
@@ -36,7 +36,7 @@ def matched(
         _agreed(port.dims, tensor.dims, port.label, where, "is given as")
         ins[port.id] = tensor.with_(layout="strided")
     _check_symbols(partition.input_ports, ins, where)
-    made = _inferred(partition, ins, where)
+    made = inferred(partition.ops, ins, _as_declared)
     outs: dict[int, LogicalTensor] = {}
     for port in partition.output_ports:
         tensor = given_out.get(port.id)
@@ -95,13 +95,5 @@ def _check_symbols(ports: Iterable[LogicalTensor], given: dict[int, LogicalTenso
                 )
 
 
-def _inferred(partition: Partition, inputs: dict[int, LogicalTensor], where: str) -> dict[int, LogicalTensor]:
-    """Every tensor of the partition, with the dimensions that follow from these inputs."""
-    known = dict(inputs)
-    for op in partition.ops:
-        ins = tuple(known.get(t.id, t) for t in op.inputs)
-        dims = inferred_dims(opdef.get(op.kind, where=where), ins, op.attrs, op)
-        for index, tensor in enumerate(op.outputs):
-            agreed = _agreed(tensor.dims, dims[index] if index < len(dims) else None, tensor.label, op.where)
-            known[tensor.id] = tensor.with_(dims=agreed)
-    return known
+def _as_declared(op: Op, tensor: LogicalTensor, dims: Dims) -> LogicalTensor:
+    return tensor.with_(dims=_agreed(tensor.dims, dims, tensor.label, op.where))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from opgraph.errors import InvalidShape
 from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.schema import inferred_dims
 from opgraph.ops.families import broadcast_rule
@@ -36,7 +36,7 @@ class ShapeRules:
     def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raises InvalidShape, with the op, where arrays of these shapes, one for each port, break a rule."""
         if self._ops and shapes != self._accepted:
-            _known(self._ops, self._ports, shapes)
+            inferred(self._ops, _of_shapes(self._ports, shapes))
             self._accepted = shapes
 
 
@@ -53,7 +53,7 @@ class ShapesAhead:
         given = [] if outs is None else [a.shape for a in outs]
         if (shapes, given) == self._accepted:
             return
-        known = _known(self._graph.ops, self._graph.inputs, shapes)
+        known = inferred(self._graph.ops, _of_shapes(self._graph.inputs, shapes))
         for tensor, shape in zip(self._graph.outputs, given):
             dims = known.get(tensor.id, tensor).dims
             if dims is not None and all(isinstance(d, int) for d in dims):
@@ -61,19 +61,34 @@ class ShapesAhead:
         self._accepted = (shapes, given)
 
 
-def _known(
-    ops: Iterable[Op], ports: Sequence[LogicalTensor], shapes: Sequence[tuple[int, ...] | None]
+def _of_shapes(ports: Sequence[LogicalTensor], shapes: Sequence[tuple[int, ...] | None]) -> dict[int, LogicalTensor]:
+    return {p.id: p.with_(dims=s, strides=None) for p, s in zip(ports, shapes, strict=True)}
+
+
+def _as_inferred(op: Op, tensor: LogicalTensor, dims: Dims) -> LogicalTensor:
+    return tensor.with_(dims=dims, strides=None)
+
+
+def inferred(
+    ops: Iterable[Op],
+    inputs: Mapping[int, LogicalTensor],
+    settled: Callable[[Op, LogicalTensor, Dims], LogicalTensor] = _as_inferred,
 ) -> dict[int, LogicalTensor]:
-    """What ops make of ports of these shapes, by id, as far as their rules tell.
+    """Every tensor that ops read or make, by id, with the dimensions that follow from these inputs.
+
+    Args:
+        ops: in topological order.
+        inputs: by id.
+        settled: a result of an op, given what its rule says; what is declared of it counts nothing where left out.
 
     Raises:
-        InvalidShape: an op does not take them.
+        InvalidShape: the inputs do not fit an op.
     """
-    known = {p.id: p.with_(dims=s, strides=None) for p, s in zip(ports, shapes, strict=True)}
+    known = dict(inputs)
     for op in ops:
-        inputs = tuple(known.get(t.id, t) for t in op.inputs)
-        made = inferred_dims(opdef.of(op), inputs, op.attrs, op)
-        known.update((t.id, t.with_(dims=d, strides=None)) for t, d in zip(op.outputs, made))
+        dims = inferred_dims(opdef.of(op), tuple(known.get(t.id, t) for t in op.inputs), op.attrs, op)
+        for index, tensor in enumerate(op.outputs):
+            known[tensor.id] = settled(op, tensor, dims[index] if index < len(dims) else None)
     return known
 
 

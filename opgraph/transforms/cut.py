@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.extras import require
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
@@ -133,14 +133,9 @@ class Cut:
         return True
 
     def _minimum_cut(self, sources: set[int]) -> tuple[int, set[int]]:
-        try:
-            import networkx  # only where there is a choice
-        except ImportError:
-            raise Unimplemented(
-                "choosing what to keep for backward needs networkx, which is not installed",
-                where="training",
-                fix='pip install "opgraph[train]"',
-            ) from None
+        require("networkx", "train", "choosing what to keep for backward needs", "training")
+        import networkx  # only where there is a choice
+
         network = networkx.DiGraph()
         for id in sorted(self.slice):
             capacity = {"capacity": self.weights[id]} if id in self.weights else {}

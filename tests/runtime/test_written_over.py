@@ -138,3 +138,27 @@ def test_what_a_later_step_refuses_is_refused_before_the_first_writes(
         with pytest.raises(InvalidShape):
             donated(x=x, w=weights)
     assert (x == 1).all()
+
+
+def test_sizes_that_a_model_states_for_another_batch_refuse_nothing() -> None:
+    """A carried node tells no shape; what the model declares of it held for the batch that was exported."""
+    pytest.importorskip("onnxruntime", reason="it runs the node")
+    text = """graph(x: f32[n,4]) -> (y)
+      e: f32[3,4] = Wildcard(x, onnx_op="Erf", onnx_domain="", onnx_opset=20)
+      t = Tanh(x)
+      s = Add(e, t)
+      y = ReduceSum(s, axes=[0])"""
+    f, x = og.compile(og.parse(text)), np.ones((2, 4), np.float32)
+    np.testing.assert_array_equal(f(x=x, out=np.empty(4, np.float32)), f(x=x))
+
+
+def test_names_and_tensors_that_are_none_are_told_so() -> None:
+    graph = og.parse("graph(x: f32[3]) -> (y)\n  y = Tanh(x)")
+    for call in (
+        lambda: og.compile(graph, wrt=3),  # type: ignore[call-overload]
+        lambda: og.compile(graph, donate=None),  # type: ignore[call-overload]
+        lambda: og.Graph().set_outputs(3),  # type: ignore[arg-type]
+        lambda: og.parse(str(graph), constants=3),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArguments, match=r"^got (int|NoneType) "):
+            call()

@@ -369,7 +369,7 @@ def test_where_there_is_a_choice_the_missing_library_is_named(monkeypatch: pytes
     )
     with pytest.raises(og.errors.Unimplemented, match="networkx") as error:
         og.compile(g, wrt=("x", "u"))
-    assert 'pip install "opgraph[train]"' in str(error.value)
+    assert "pip install 'opgraph[train]'" in str(error.value)
 
 
 def test_ways_from_each_input_show_that_no_cut_is_cheaper_and_never_say_so_wrongly() -> None:
