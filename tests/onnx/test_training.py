@@ -25,7 +25,6 @@ from opgraph.errors import (  # noqa: E402
     InvalidShape,
     Unimplemented,
 )
-from opgraph.runtime import foreign  # noqa: E402
 from opgraph.transforms.saved import read_tensors  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx-models"
@@ -588,8 +587,8 @@ def test_a_node_that_torch_does_not_run_is_refused_by_name_where_it_is_in_the_wa
 
 def test_without_torch_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(foreign.importlib.util, "find_spec", lambda n: None if n == "torch" else find(n))
-    with pytest.raises(Unimplemented, match=r'(?s)Conv "conv1".*needs torch.*fix: +pip install "opgraph\[torch\]"'):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "torch" else find(n))
+    with pytest.raises(Unimplemented, match=r'(?s)Conv "conv1".*needs torch.*fix: +pip install \'opgraph\[torch\]\''):
         og.compile(og.onnx.load(cnn()), wrt=("conv1.weight",))
 
 
