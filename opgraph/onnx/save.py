@@ -50,7 +50,8 @@ def save(
     """Writes a graph as an ONNX model.
 
     A graph that was loaded from ONNX is written as its own model with the units replaced: names, metadata,
-    initializers, external data, opset imports and symbolic dimensions stay. Any other graph becomes a new model.
+    initializers, external data, opset imports and symbolic dimensions stay. Any other graph becomes a new model, with
+    its units replaced in the same way.
 
     Args:
         graph: finalized by this call if need be.
@@ -194,8 +195,9 @@ def drafted(graph: Graph, request: Request) -> Draft:
     if not isinstance(graph, Graph):
         raise InvalidArguments(f"a {type(graph).__name__} is no Graph", where="save", fix="pass a graph")
     graph.finalize()
-    if not isinstance(graph.source, Source) and (request.form == "auto" or request.functions or request.library):
-        # Units and partitions are replaced in a model, so it takes one first.
+    plain = request.form == "decomposed" and not (request.functions or request.library)
+    if not isinstance(graph.source, Source) and not plain:
+        # Units and partitions are replaced in a model, whatever the graph came from, so it takes one first.
         graph = imported(composed(graph, request, reader, summary).as_origin())
         summary = Summary(request.form, request.target)
     if isinstance(graph.source, Source):
