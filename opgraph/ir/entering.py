@@ -61,7 +61,8 @@ def _number(value: object, id: int, label: str) -> LogicalTensor:
 
 
 def _check_known(tables: Tables, tensor: LogicalTensor, label: str) -> None:
-    """Raises InvalidGraph for a tensor of another graph, as far as its id tells."""
+    """Raises InvalidGraph for a tensor of another graph, and for one that says other than this graph of its id."""
+    tables.check_own(tensor, label)
     known = tables.tensors.get(tensor.id)
     if known is None or known is tensor:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,8 @@ class Graph(Content):
 
         Raises:
             InvalidGraphOp, InvalidDataType, InvalidShape: the op does not fit its schema.
-            InvalidGraph: the graph is finalized, or an id is taken.
+            InvalidGraph: the graph is finalized, an id is taken, or (short way) a tensor is of another graph. An `Op`
+                is wired by ids alone, as in oneDNN.
             In every case the graph is unchanged.
         """
         if isinstance(op, Op):
@@ -166,6 +168,9 @@ class Graph(Content):
         ids = self._tables.known_ids(tensors, "Graph.set_outputs")
         self._tables.outputs = dict.fromkeys(ids)
         self._tables.exact_outputs = True
+
+    def __copy__(self) -> Graph:
+        return copy.deepcopy(self)  # what is added to one is not added to the other
 
     def _check_open(self, where: str) -> None:
         if self._order is not None:

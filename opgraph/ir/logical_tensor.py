@@ -6,7 +6,8 @@ with data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import ReferenceType
 
 import numpy as np
 
@@ -55,6 +56,9 @@ class LogicalTensor:
     strides: tuple[int, ...] | None = None
     name: str | None = None
     data: np.ndarray | None = None
+    #: The first graph that took it (its `Tables`): the short way tells tensors of two graphs apart by it. No part of
+    #: the value.
+    _owner: ReferenceType[object] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.dtype.__class__ is not str or (self.dtype not in dtypes.BY_NAME and self.dtype != dtypes.UNDEF):
@@ -234,15 +238,26 @@ class LogicalTensor:
         copy = object.__new__(LogicalTensor)
         for name in self.__slots__:  # three times as fast as dataclasses.replace, which showed in large graphs
             object.__setattr__(copy, name, changes[name] if name in changes else getattr(self, name))
+        if "id" in changes:
+            object.__setattr__(copy, "_owner", None)
         copy.__post_init__()
         return copy
+
+    def __copy__(self) -> LogicalTensor:
+        return self  # a value
+
+    def __deepcopy__(self, memo: object) -> LogicalTensor:
+        return self
+
+    def __reduce__(self) -> tuple[type[LogicalTensor], tuple[object, ...]]:
+        return LogicalTensor, tuple(getattr(self, name) for name in self.__slots__ if name in _FIELDS)
 
     def __repr__(self) -> str:
         extra = "" if self.name is None else f", name={self.name!r}"
         return f"LogicalTensor({self.id}, {self.type_text}{extra}{', constant' if self.is_constant else ''})"
 
 
-_FIELDS = frozenset(LogicalTensor.__slots__)
+_FIELDS = frozenset(LogicalTensor.__slots__) - {"_owner"}
 
 
 def port_name(tensor: LogicalTensor) -> str:
