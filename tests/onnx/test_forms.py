@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import opgraph as og
 from opgraph.cli import main
 from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes
 from opgraph.partition.rules import NORMS, RULES, Rule
 
 onnx = pytest.importorskip("onnx")
@@ -104,3 +106,17 @@ def test_a_number_of_a_dtype_that_a_node_does_not_take_is_not_given_to_it() -> N
     made = to_model(graph, form="decomposed", opset=13)  # ai.onnx Pow takes a bf16 exponent from opset 15 on
     assert types(made) == ["opgraph::Pow", "ReduceMean"]
     assert og.onnx.load(made) == graph
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+@pytest.mark.parametrize("bounds", ["min=nan, max=1.0", "min=-1.0, max=nan", "min=nan"])
+def test_a_bound_that_is_nan_makes_all_nan_in_onnxruntime_too(bounds: str, dtype: str) -> None:
+    """Its Clip ignores such a bound; Max and Min do not."""
+    ort = pytest.importorskip("onnxruntime")
+    graph = og.parse(f"graph(x: {dtype}[3]) -> (y)\n y = Clamp(x, {bounds})")
+    x = np.asarray([-2, 0, 2]).astype(dtypes.get(dtype).numpy)
+    for form in ("decomposed", "auto"):
+        made = to_model(graph, form=form)
+        assert og.onnx.load(made) == graph
+        run = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+        assert np.isnan(run.run(None, {"x": x})[0]).all() and np.isnan(og.evaluate(graph, x=x)).all()

@@ -279,3 +279,25 @@ def test_a_node_that_is_read_as_several_ops_is_not_torn_apart() -> None:
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     made = helper.make_model(graph, opset_imports=imports, ir_version=10)
     assert types(to_model(og.onnx.load(made))) == ["com.microsoft::BiasGelu"]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs"), [("FastGelu", "x"), ("FastGelu", "xb"), ("QuickGelu", "x"), ("BiasGelu", "xb")]
+)
+def test_what_stands_behind_a_contributed_op_is_typed_and_fused(op: str, inputs: str) -> None:
+    """onnx infers no type of contributed ops, and so none of what comes after the product."""
+    nodes = [
+        helper.make_node(op, list(inputs), ["a"], domain="com.microsoft"),
+        helper.make_node("MatMul", ["a", "w"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("Mul", ["t", "h"], ["y"]),
+    ]
+    weights = [onnx.numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in (("w", (4, 4)), ("b", (4,)))]
+    ports = [helper.make_tensor_value_info(n, T.FLOAT, ["n", 4]) for n in "xy"]
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(helper.make_graph(nodes, "g", ports[:1], ports[1:], weights),
+                             opset_imports=imports, ir_version=10)  # fmt: skip
+    graph = og.onnx.load(made)
+    assert [op.kind for op in graph.ops][-3:] == ["Wildcard", "Tanh", "Multiply"]
+    assert types(to_model(graph, functions=True))[-2:][0] == "MatMul"
+    assert [o.name for o in drafted(graph, Request(library=True)).library] != []

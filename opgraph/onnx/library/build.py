@@ -39,7 +39,8 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
         raise InvalidArguments(
             "the model has nothing that a library would run",
             where="ort_library",
-            fix="save it without one: no fused partition of several nodes, and no swish",
+            fix="save it without one: single nodes, an f32 SiLU by itself, short rows and what `keep` names are "
+            "onnxruntime's",
         )
     if not re.fullmatch(r"[\w.+-]+", march):
         raise InvalidArguments(f"{march!r} names no processors", where="march", fix='use "native" or "x86-64-v3"')
