@@ -71,7 +71,7 @@ def composed(graph: Graph, request: Request, target: Target, summary: Summary) -
     for tensor in graph.constants:
         if names[tensor.id] in used and tensor.data is not None:
             draft.add_array(names[tensor.id], tensor.data)
-    for name, data in emitter.scalars.items():
+    for name, data in emitter.arrays.items():
         draft.add_array(name, data)
     finish(skeleton, emitter, imports)
     return draft

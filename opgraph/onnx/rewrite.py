@@ -147,7 +147,7 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     emitter.functions = kept
     del skeleton.graph.node[:]
     skeleton.graph.node.extend(node for _, node in sorted_nodes(nodes))
-    for name, data in emitter.scalars.items():
+    for name, data in emitter.arrays.items():
         draft.add_array(name, data)
     drop_initializers(draft, before)
     drop_value_info(skeleton.graph)
