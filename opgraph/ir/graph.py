@@ -13,7 +13,7 @@ from opgraph.ir.content import Content
 from opgraph.ir.dims import checked_dims
 from opgraph.ir.entering import checked_op, short_form
 from opgraph.ir.logical_tensor import Dim, LogicalTensor
-from opgraph.ir.modes import check_modes
+from opgraph.ir.modes import checked_modes
 from opgraph.ir.op import Op
 from opgraph.ir.tables import Tables
 from opgraph.ir.verify import verify_graph
@@ -33,7 +33,7 @@ class Graph(Content):
     inputs and outputs. Ids, the order of insertion, op names and names of inner tensors do not count.
 
     Args:
-        engine: the engine kind that partitions are made for, "cpu" or "cuda".
+        engine: the engine kind that partitions are made for, "cpu" or "cuda"; an Engine stands for its kind.
         fpmath: oneDNN's allowance for less precision; "strict" (none) is all that there is.
 
     Raises:
@@ -44,8 +44,7 @@ class Graph(Content):
     """
 
     def __init__(self, engine: str = "cpu", fpmath: str = "strict") -> None:
-        check_modes(engine, fpmath)
-        self.engine = engine
+        self.engine = checked_modes(engine, fpmath)
         self.fpmath = fpmath
         self._tables = Tables()
         self._order = None

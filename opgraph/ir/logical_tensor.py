@@ -13,7 +13,7 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments, InvalidDataType
 from opgraph.ir import dtypes
-from opgraph.ir.constants import same_bits
+from opgraph.ir.constants import check_unmasked, same_bits
 from opgraph.ir.dims import Dim, Dims, checked_dims, checked_id, dims_text, row_major
 
 __all__ = ["Dim", "Dims", "LogicalTensor", "dims_text", "port_name", "row_major"]
@@ -95,6 +95,7 @@ class LogicalTensor:
             raise InvalidArguments(
                 f"the data of a constant are {type(data).__name__}", where=self.label, fix="give a NumPy array"
             )
+        check_unmasked(data, self.label)
         wanted = None if self.dtype == dtypes.UNDEF else dtypes.get(self.dtype).numpy
         if data.shape != self.dims or (data.dtype != wanted if wanted is not None else data.ndim > 0):
             raise InvalidDataType(

@@ -21,7 +21,7 @@ from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_keep
 from opgraph.onnx.rewrite import rewritten
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
-from opgraph.onnx.target import Target, checked_form, target_of
+from opgraph.onnx.target import NEWEST, Target, checked_form, checked_opset, target_of
 from opgraph.onnx.weights import with_weights
 from opgraph.onnx.write import write
 
@@ -182,7 +182,7 @@ def _request(
         form=form,
         target=target,
         functions=functions,
-        opset=opset,
+        opset=checked_opset(opset),
         library=library is not None,
         keep=checked_keep(keep),
     )
@@ -204,6 +204,9 @@ def drafted(graph: Graph, request: Request) -> Draft:
         draft = rewritten(graph, graph.source, request, reader, summary)
     else:
         draft = composed(graph, request, reader, summary)
+    if reader.version > NEWEST:
+        newest = f"onnxruntime=={NEWEST[0]}.{NEWEST[1]}"
+        summary.notes.append(f"{request.target} is newer than all that was measured: taken to read what {newest} reads")
     _stamp(draft, reader)
     draft.check()
     summary.nodes_after = len(draft.skeleton.graph.node)
