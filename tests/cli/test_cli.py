@@ -291,10 +291,10 @@ def test_a_model_that_onnxruntime_refuses_is_held_to_numpy_and_float64(
     from opgraph.cli import onnx_file
 
     class Refusing(onnx_file.OnnxFile):
-        def __init__(self, path: str, content: bytes | None = None, library: str | None = None) -> None:
+        def __init__(self, path: str, **options: object) -> None:
             if path == str(model):
                 raise og.errors.DeviceError("onnxruntime refuses the model: reasons", where=path, fix="none")
-            super().__init__(path, content, library)
+            super().__init__(path, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(onnx_file, "OnnxFile", Refusing)
     assert run("fuse", model, "-o", tmp_path / "out.onnx") == 0
