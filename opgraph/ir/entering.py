@@ -42,6 +42,7 @@ def short_form(
         inputs.append(value)
     if count is None:
         count = sum(not p.optional for p in record.outputs)
+    schema.check_arity(record, len(inputs), count, label)  # before as many outputs are made
     outputs = tuple(
         LogicalTensor(next_id + i, dtype or dtypes.UNDEF, None, name=name if i == 0 else None) for i in range(count)
     )

@@ -113,14 +113,14 @@ class LogicalTensor:
 
     def _check_strides(self) -> None:
         strides = self.strides
-        if isinstance(strides, str) or not all(
-            isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in strides or ()
+        if not isinstance(strides, (tuple, list)) or not all(
+            isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in strides
         ):
             raise InvalidArguments(
                 f"strides {strides!r} are no element counts", where=self.label, fix="give one int >= 0 per dimension"
             )
-        object.__setattr__(self, "strides", tuple(int(s) for s in strides or ()))
-        if self.layout != "strided" or self.dims is None or len(strides or ()) != len(self.dims):
+        object.__setattr__(self, "strides", tuple(int(s) for s in strides))
+        if self.layout != "strided" or self.dims is None or len(strides) != len(self.dims):
             raise InvalidArguments(
                 f"strides {self.strides} do not fit {self.type_text} with layout {self.layout!r}",
                 where=self.label,

@@ -77,3 +77,15 @@ MASKED = np.ma.masked_array(np.float32([1, 2]), mask=[True, False])
 def test_a_masked_array_is_refused_rather_than_its_mask_lost(call: Callable[[og.Graph], object]) -> None:
     with pytest.raises(InvalidArguments, match=r"lose its mask[^$]*filled"):
         call(og.parse("graph(x: f32[n]) -> (y)\n y = Exp(x)").finalize())
+
+
+@pytest.mark.parametrize("names", [3, [[]], [{}], [3], [np.zeros(2)]], ids=str)
+def test_names_of_inputs_are_texts(names: Any) -> None:
+    graph = og.parse(TEXT)
+    for call in (
+        lambda: og.compile(graph, donate=names),
+        lambda: og.compile(graph, wrt=names),
+        lambda: og.gradient(graph, wrt=names),
+    ):
+        with pytest.raises(InvalidArguments, match=r"names of inputs|choose among"):
+            call()
