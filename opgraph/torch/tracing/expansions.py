@@ -99,6 +99,8 @@ def _glu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _prelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, weight = args if len(args) == 2 else (args[0], kwargs["weight"])
     session.asks = True
+    if weight.dtype is not x.dtype and not torch.is_autocast_enabled(session.device.type):
+        raise RuntimeError(f"prelu: Type promoting not supported. Got {x.dtype} and {weight.dtype} ({places.place()})")
     if weight.dim() == 1 and x.dim() > 1:
         # One slope per channel, along axis 1.
         weight = session.eager(torch.Tensor.view, (weight, (-1, *[1] * (x.dim() - 2))), {})
