@@ -70,7 +70,7 @@ COMPOSITIONS = (
     TorchCall("lerp(input, end, weight)", _lerp),
     TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
     TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
-    TorchCall("signbit(input)", _NEGATIVE.format("input")),
+    TorchCall("signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")),
     TorchCall("copysign(input, other)", f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Abs(input))"),
     TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
     # At a tie all of the gradient is input's, as in torch.
@@ -86,11 +86,11 @@ COMPOSITIONS = (
     TorchCall(
         "sinc(input)", f"Select(Equal(input, 0), 1, Divide(Sin(Multiply(input, {_PI})), Multiply(input, {_PI})))"
     ),
-    # x/2 erfc(-x / sqrt 2) is GELU, which keeps the tail that 1 - erf(x) loses.
+    # -x log x, at 0 with an infinite derivative, below -inf (a number that no double holds).
     TorchCall(
-        "erfc(input)",
-        "Select(Greater(input, 0.5), Divide(Multiply(GELU(Multiply(input, -1.4142135623730951)), -1.4142135623730951), "
-        "input), Subtract(1, Erf(input)))",
+        "entr(input)",
+        "Select(Less(input, 0), -1e999, Select(Equal(input, 0), Sqrt(Subtract(input, StopGradient(input))), "
+        "Neg(Multiply(input, Log(input)))))",
     ),
     TorchCall("logit(input, eps=None)", _logit),
     # 0 only where the logarithm is infinite or none: elsewhere the derivative by x is the logarithm, at x = 0 too.
