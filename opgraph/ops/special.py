@@ -174,7 +174,6 @@ I1E = pointwise(
     onnx=_NO_ONNX,
     cost=150,
     domain=((-10, 10),),
-    torch_calls=(TorchCall("i1e(input)"),),
     source="torch.special.i1e; Abramowitz and Stegun 9.6.10, Cephes i1e",
     gradient="its derivative, I0e(x) - |I1e(x)| - I1e(x) / x, cancels, and is no op",
 )

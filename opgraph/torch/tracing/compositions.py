@@ -70,7 +70,9 @@ COMPOSITIONS = (
     TorchCall("lerp(input, end, weight)", _lerp),
     TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
     TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
-    TorchCall("signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")),
+    TorchCall(
+        "signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")
+    ),
     TorchCall("copysign(input, other)", f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Abs(input))"),
     TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
     # At a tie all of the gradient is input's, as in torch.

@@ -54,7 +54,9 @@ def spread_like(session: Session, args: tuple[Any, ...], kwargs: dict[str, Any])
     kept = (1,) * (len(sizes) - args[0].dim()) + tuple(args[0].shape)
     target = tuple(k if s == -1 else s for s, k in zip(sizes, kept, strict=True))
     if any(k not in (1, s) for s, k in zip(target, kept)):
-        raise RuntimeError(f"a value of shape {list(args[0].shape)} does not expand to {list(sizes)} ({places.place()})")
+        raise RuntimeError(
+            f"a value of shape {list(args[0].shape)} does not expand to {list(sizes)} ({places.place()})"
+        )
     return session.eager(torch.Tensor.expand, (one, target), {})  # type: ignore[no-any-return]
 
 
