@@ -158,7 +158,8 @@ def log_ndtr(x: np.ndarray) -> np.ndarray:
 
 def erfinv(y: np.ndarray) -> np.ndarray:
     """The x with erf(x) = y, with the sign of y."""
-    return np.copysign(_special("erfinv", None)(y), y)
+    x: np.ndarray = np.copysign(_special("erfinv", None)(y), y)
+    return x
 
 
 def ndtri(p: np.ndarray) -> np.ndarray:
@@ -198,7 +199,8 @@ def i0e_slope(x: np.ndarray) -> np.ndarray:
     wide = np.asarray(x, np.float64)
     size = np.abs(wide)
     near = _special("hyp1f1", None)(1.5, 2.0, -2 * np.minimum(size, 50.0))
-    r, term, series = 0.5 / np.maximum(size, 50.0), 1.0, 1.0
+    r = 0.5 / np.maximum(size, 50.0)
+    term = series = np.ones_like(r)
     for n in range(15):
         term = term * ((1.5 + n) * (0.5 + n) / (n + 1)) * r
         series = series + term
