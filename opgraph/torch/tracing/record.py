@@ -62,7 +62,7 @@ def record(
     elif (target := cast_target(name, args, kwargs)) is not None:
         x = args[0]
         if target is not x.dtype:
-            _made(node, emitter.cast(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
+            _made(node, emitter.convert(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
     elif (fill := fill_value(name, args, kwargs)) is not None:
         value, dtype = fill
         own = name_of(dtype, name)
@@ -115,7 +115,7 @@ def _compute(
             f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"
         )
     if result.dtype is not target.dtype:
-        ref = emitter.cast(ref, name_of(result.dtype, name), name_of(target.dtype, name))
+        ref = emitter.cast(ref, name_of(target.dtype, name))
     node.action, node.ref, node.dtype = CHANGES, ref, target.dtype
 
 
