@@ -10,7 +10,7 @@ import torch
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
-from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_view
+from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_spread, is_view, spread_like
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.questions import answer
 from opgraph.torch.tracing.refusals import refuse
@@ -42,7 +42,11 @@ def record(
         return result
     if kwargs.get("out") is not None:
         raise places.writes(f"{name}(out=...)", "a tensor that was there before")
-    if name in EXPANSIONS or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
+    spreads = is_spread(name, args)
+    if spreads and name != "expand_as":
+        session.forget(before)
+        return session.call(torch.Tensor.expand_as, (args[0], spread_like(session, args, kwargs)), {})
+    if (name in EXPANSIONS and not spreads) or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
         session.forget(before)
         return EXPANSIONS.get(name, EXPANSIONS["view_as"])(session, func, args, kwargs)
     if torch.is_grad_enabled() is not session.with_gradients:
@@ -51,12 +55,14 @@ def record(
     emitter = Emitter(session, name)
     if is_view(name) and isinstance(args[0], Proxy) and args[0].actual is not None:
         node.action = RUNS
+    elif spreads:
+        _spread(node, emitter, args[0], args[1] if len(args) > 1 else kwargs["other"])
     elif is_view(name) and func not in table():
         refuse(name, args)
     elif (target := cast_target(name, args, kwargs)) is not None:
         x = args[0]
         if target is not x.dtype:
-            _made(node, emitter.cast(x.ref, name_of(target, name)), target)
+            _made(node, emitter.convert(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
     elif (fill := fill_value(name, args, kwargs)) is not None:
         value, dtype = fill
         own = name_of(dtype, name)
@@ -78,6 +84,12 @@ def _made(node: Node, ref: Any, dtype: torch.dtype) -> None:
     node.action, node.ref, node.dtype = MAKES, ref, dtype
 
 
+def _spread(node: Node, emitter: Emitter, value: Proxy, like: torch.Tensor) -> None:
+    shape = like.ref if isinstance(like, Proxy) else emitter.session.capture(like)
+    own = name_of(value.dtype, "expand")
+    _made(node, emitter.step("BroadcastTo", (value.ref, shape), own), value.dtype)
+
+
 def _compute(
     node: Node, emitter: Emitter, found: Found, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -86,7 +98,7 @@ def _compute(
     plain = {k: v for k, v in kwargs.items() if k != "inplace"}
     positional = args[: [n for n, _ in found.parameters].index("inplace")] if "inplace" in bound else args
     _check_devices(emitter.session, name, bound)
-    result = outcome(found.functional, positional, plain)
+    result = outcome(found.functional, positional, plain, on_host=emitter.session.device.type == "cpu")
     ref = emitter.call(found, bound, result.dtype, compute_dtype(result, bound))
     if not changes:
         _made(node, ref, result.dtype)
