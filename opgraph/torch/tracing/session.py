@@ -186,7 +186,9 @@ class Session:
             self.count = node.refs
             return proxy(self, node.ref, node.dtype, None, (*args, *kwargs.values()))  # type: ignore[arg-type]
         if action == RUNS:
-            return self.run(func, args, kwargs)
+            result = self.run(func, args, kwargs)
+            self.node = node.after.setdefault(("gives", self.count), Node(node, self.count))  # how many views there are
+            return result
         if action == CHANGES:
             self.count = node.refs
             args[0].ref = node.ref
