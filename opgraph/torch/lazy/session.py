@@ -107,6 +107,8 @@ class LazySession:
         spec = SPECS.find(found, func, tuple(places), named, tuple(marks), device)
         if isinstance(spec, str):
             return None, spec
+        if spec.name == "detach" and type(operands[0]) is not Node:
+            return None, "it is the same memory"
         if target is None:
             return self._noted(spec, operands, shape, device), ""
         return self._changed(target, spec, operands, shape, device, func)
@@ -192,9 +194,13 @@ class LazySession:
         if type(target) is Lazy:
             if target.node.state[:2] != (_grad(), _inference()):
                 return None, "it writes into a tensor that was made with other gradient settings"
+            if target.node.shared:
+                return None, "it writes into memory that another value has, by detach()"
             node = self._node(spec, operands, shape, device)
         else:
             self.before_writing(target)
+            if not is_own(target):  # what was waiting has its memory now
+                return None, "it writes into a tensor that others may hold"
             old = given_up(target)
             node = self._node(spec, [old if o is target else o for o in operands], shape, device)
             node.overwrites = in_place(spec, func)
