@@ -746,3 +746,138 @@ def test_odd_arguments_are_named(call) -> None:
     with pytest.raises(InvalidArguments) as raised:
         call()
     assert str(raised.value).count("\n") == 2
+
+
+# Fused modules: memory that values share, gradients by what is in between, questions
+
+
+class Parts(nn.Module):
+    """What the forwards below use: a layer and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("ema", torch.ones(3, 4))
+
+
+def averages(self, x):
+    self.ema.detach().mul_(0.9)
+    self.ema.detach().add_(x.detach() * 0.1)
+    return self.lin(x) * self.ema * 2
+
+
+def writes_into_what_it_detached(self, x):
+    y = self.lin(x) * 2
+    with torch.no_grad():
+        y.detach().add_(1)
+    return y * 3, y
+
+
+def writes_into_what_was_detached_before(self, x):
+    with torch.no_grad():
+        y = x * 2
+        z = y.detach()
+        y.add_(1)
+        w = z.detach() + 1
+    return self.lin(x) * z, w * y
+
+
+def writes_into_an_element(self, x):
+    y = (x * 2).detach()
+    z = y.detach()
+    z[0] = 5.0
+    return self.lin(x) * y + 1, z * 2
+
+
+def returns_what_is_in_between(self, x):
+    feat = self.lin(x) * 2 + 1
+    return torch.sigmoid(feat) * feat, feat
+
+
+def keeps_what_is_in_between(self, x):
+    feat = self.lin(x) * 2 + 1
+    self.feat = gate = torch.sigmoid(feat) + 1
+    return self.lin(gate * feat) * gate, feat
+
+
+def returns_all(self, x):
+    a = self.lin(x) * 2
+    b = torch.tanh(a) + 1
+    c = torch.exp(b) * a
+    return c * 2, a, b, c
+
+
+def class_of(self, x):
+    y = x * 2 + 1
+    return self.lin(y * 3 if type(y) is torch.Tensor else y) * 2
+
+
+def kind_of(y):
+    return 3 if type(y) in (torch.Tensor, nn.Parameter) else 2
+
+
+def class_of_by_a_helper(self, x):
+    y = x * 2 + 1
+    return self.lin(y * kind_of(y)) * kind_of(y)
+
+
+def keys(self, x):
+    y = x * 2 + 1
+    names = {y: 3.0, x: 4.0}
+    z = self.lin(y)
+    return z * names[y] + names[x]
+
+
+def straight_through(self, x):
+    y = self.lin(x) * 3
+    return y + (torch.round(y) - y).detach()
+
+
+FORWARDS = (
+    averages, writes_into_what_it_detached, writes_into_what_was_detached_before, writes_into_an_element,
+    returns_what_is_in_between, keeps_what_is_in_between, returns_all, class_of, class_of_by_a_helper, keys,
+    straight_through,
+)  # fmt: skip
+
+
+def all_gradients(model, x, retain):
+    """Results, and the gradients of the first by every other; by retain_grad or by autograd.grad."""
+    x = x.clone().requires_grad_()
+    first, *others = results if isinstance(results := model(x), tuple) else (results,)
+    values = [first.detach().clone(), *(t.detach().clone() for t in others), *(b.clone() for b in model.buffers())]
+    wrt = [x, model.lin.weight, *(t for t in (*others, getattr(model, "feat", x)) if t.requires_grad)]
+    if not retain:
+        return values, torch.autograd.grad(first.square().sum(), wrt, allow_unused=True)
+    for tensor in wrt:
+        tensor.retain_grad()
+    first.square().sum().backward()
+    return values, [tensor.grad for tensor in wrt]
+
+
+@pytest.mark.parametrize("retain", [False, True], ids=["grad", "retain"])
+@pytest.mark.parametrize("forward", FORWARDS, ids=lambda fn: fn.__name__)
+def test_a_fused_module_gives_gradients_by_all_that_it_gives(forward, retain) -> None:
+    model = type("Model", (Parts,), {"forward": forward})
+    got, expected = (all_gradients(wrap(model()), X, retain) for wrap in (ogt.fuse, lambda model: model))
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_function_that_compares_classes_is_refused() -> None:
+    with pytest.raises(Unimplemented, match="isinstance"):
+        ogt.fuse(lambda x: x * kind_of(x))(X)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_transformer_encoder_takes_its_fast_path_with_a_padding_mask(nested) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+    x, mask = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            expected = model(x, src_key_padding_mask=mask)
+            got = ogt.fuse(model)(x, src_key_padding_mask=mask)
+            ogt.unfuse(model)
+            torch.testing.assert_close(got, expected)

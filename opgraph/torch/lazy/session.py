@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ class LazySession:
         hooks: the saved-tensor hooks when it began. Under others (activation checkpointing) nothing waits: how many
             tensors are saved must not depend on when something runs.
         computing: whether values are computed right now.
-        suspended: in how many custom autograd functions the run is: nothing waits there either, for autograd connects
-            what a function returns.
+        suspended: in how many custom autograd functions the run is, and modules that compare classes: nothing waits
+            there either, for autograd connects what a function returns.
     """
 
     def __init__(
@@ -231,6 +232,16 @@ class LazySession:
         self._handles = []
         if held:
             self.compute([t.node for t in held])
+
+    @contextlib.contextmanager
+    def nothing_waits(self) -> Iterator[None]:
+        """Everything has been computed, and what comes runs in torch at once."""
+        self.compute_all()
+        self.suspended += 1
+        try:
+            yield
+        finally:
+            self.suspended -= 1
 
     def before_writing(self, values: Any) -> None:
         """Runs what reads the memory of these tensors, before it is written to."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -93,6 +95,15 @@ def check_grad_mode(name: str, with_gradients: bool) -> None:
         )
     if not with_gradients:
         raise unknown(name, "it stands under enable_grad, in a function that is called under no_grad", OUTSIDE)
+
+
+def compares_classes(fn: Callable[..., Any]) -> Unimplemented:
+    """A function that asks whether `type(x) is torch.Tensor`."""
+    return Unimplemented(
+        "a fused function cannot compare the class of a tensor: type(x)",
+        where=getattr(fn, "__qualname__", repr(fn)),
+        fix="use isinstance(x, torch.Tensor)",
+    )
 
 
 def leaked() -> InvalidArguments:
