@@ -1,4 +1,4 @@
-"""Programs that change between calls: at each call a fused function, or a fused module around it, does what Python says.
+"""What eager does, a fused function or module does: in programs that change between calls, and in single calls.
 
 Each program is built for every way to run it, so that one that changes its own state has a state of its own.
 """

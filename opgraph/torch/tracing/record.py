@@ -83,9 +83,9 @@ def _runs(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """
     given = kwargs.get("memory_format") not in (None, torch.preserve_format)
     x = args[0] if args else None
-    if isinstance(x, Proxy) and x.actual is not None:
-        if is_view(name) or name == "contiguous" or (name == "to" and given and len(args) == len(kwargs) == 1):
-            return True
+    same = is_view(name) or name == "contiguous" or (name == "to" and given and len(args) == len(kwargs) == 1)
+    if same and isinstance(x, Proxy) and x.actual is not None:
+        return True
     if given and name != "contiguous":
         raise places.unknown(name, "its result has a layout in memory of its own", "call it outside: on the result")
     return False
