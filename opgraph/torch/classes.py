@@ -16,7 +16,8 @@ from typing import Any
 _QUESTIONS = {
     "type": frozenset(("Tensor", "Parameter")),
     "isinstance": frozenset(
-        f"{kind}Tensor" for kind in ("Float", "Double", "Half", "BFloat16", "Bool", "Byte", "Char", "Short", "Int", "Long")
+        f"{kind}Tensor"
+        for kind in ("Float", "Double", "Half", "BFloat16", "Bool", "Byte", "Char", "Short", "Int", "Long")
     ),
 }
 
@@ -48,7 +49,9 @@ def _compares(fn: FunctionType, owner: type) -> bool:
 
 
 def _is_comparison(code: CodeType) -> bool:
-    asked = [name for name, classes in _QUESTIONS.items() if name in code.co_names and classes.intersection(code.co_names)]
+    asked = [
+        name for name, classes in _QUESTIONS.items() if name in code.co_names and classes.intersection(code.co_names)
+    ]
     return bool(asked) and any(i.opname == "LOAD_GLOBAL" and i.argval in asked for i in dis.get_instructions(code))
 
 
