@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
-
 from torch._subclasses.fake_tensor import FakeTensor
 
 from opgraph.errors import InvalidShape
@@ -119,8 +118,9 @@ def _are_mixed(inputs: Sequence[torch.Tensor]) -> bool:
 
 def _order(tensor: torch.Tensor) -> tuple[int, ...]:
     """The axes, the outermost in memory first; () where at most one has an extent of its own."""
-    axes = [i for i, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())) if size != 1 and stride != 0]
-    axes.sort(key=lambda i: -tensor.stride(i))
+    strides: Sequence[int] = tensor.stride()
+    axes = [i for i, (size, stride) in enumerate(zip(tensor.shape, strides)) if size != 1 and stride != 0]
+    axes.sort(key=lambda i: -strides[i])
     return tuple(axes) if len(axes) > 1 else ()
 
 
