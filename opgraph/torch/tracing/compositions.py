@@ -64,7 +64,11 @@ COMPOSITIONS = (
     TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
     TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
     TorchCall("signbit(input)", _NEGATIVE.format("input")),
-    TorchCall("copysign(input, other)", f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Abs(input))"),
+    # `other` stands where it is never taken: its gradient is 0, and not None.
+    TorchCall(
+        "copysign(input, other)",
+        f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Select({_NEGATIVE.format('other')}, other, Abs(input)))",
+    ),
     TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
     TorchCall("isfinite(input)", "Not(Or(IsNaN(input), IsInf(input)))"),
     TorchCall("deg2rad(input)", f"Multiply(input, {3.141592653589793 / 180!r})"),
