@@ -127,6 +127,28 @@ def a_keyword_default_of_a_helper(patch):
 
 
 @program
+def an_attribute_of_a_function(patch):
+    def helper(x):
+        return x * helper.by
+
+    helper.by = 2.0
+    return lambda x: helper(x) + 1, same_arguments(put(helper, "by", 5.0))
+
+
+@program
+def the_class_of_a_captured_tensor(patch):
+    patch.setitem(globals(), "SCALE", torch.ones(4))
+    change = lambda: patch.setitem(globals(), "SCALE", nn.Parameter(torch.ones(4)))  # noqa: E731
+    return lambda x: x * SCALE * (2 if isinstance(SCALE, nn.Parameter) else 3), same_arguments(change)
+
+
+@program
+def the_state_of_torch(patch):
+    steps = same_arguments(*(lambda on=on: torch.set_autocast_enabled("cpu", on) for on in (True, False)))
+    return lambda x: x * (2 if torch.is_autocast_enabled("cpu") else 3), steps
+
+
+@program
 def code(patch):
     def fn(x):
         return x * 2
@@ -489,6 +511,7 @@ def results_of(make, run):
         finally:
             torch.set_grad_enabled(True)
             torch.set_default_dtype(torch.float32)
+            torch.set_autocast_enabled("cpu", False)
 
 
 @pytest.mark.parametrize("run", [ogt.fuse, as_module], ids=["function", "module"])

@@ -115,6 +115,8 @@ class _Walk:
         if id(fn) in self._functions:
             return
         self._functions[id(fn)] = fn
+        if self.given & fn.__dict__.keys():
+            raise NotKnown(f"an attribute of {fn.__qualname__}")
         own = self._root(fn)
         self.reads.values.append((own.then(".__code__"), fn.__code__))
         named = fn.__kwdefaults__ or {}
@@ -135,7 +137,7 @@ class _Walk:
                 elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
                     self._cell(cells[name])
                 elif op in ("LOAD_ATTR", "LOAD_METHOD"):
-                    if name in trusted.STATE or name.startswith("set_"):
+                    if trusted.tells_state(name):
                         raise NotKnown(f"{fn.__qualname__} uses {name}")
                     self.names.add(name)
                 elif op == "BINARY_OP" and instruction.argrepr.endswith("="):
