@@ -567,6 +567,10 @@ def a_gradient_of_zeros(x, a):
     return x * torch.floor(a)
 
 
+def a_shape(x, a):
+    return torch.zeros_like(x) * a + torch.ones_like(x)
+
+
 def signs(x, a):
     return torch.copysign(torch.ones(3, 1), x) + torch.copysign(torch.ones(4), a * -1.0)
 
@@ -593,7 +597,7 @@ def keywords(x, a):
 
 ONE_CALL = (
     a_helper_under_no_grad, a_decorated_helper_under_no_grad, a_threshold, what_is_detached, a_gradient_of_zeros,
-    signs, questions, not_a_tensor, keywords,
+    a_shape, signs, questions, not_a_tensor, keywords,
 )  # fmt: skip
 
 
