@@ -928,9 +928,17 @@ def test_a_fused_module_gives_gradients_by_all_that_it_gives(forward, retain) ->
     torch.testing.assert_close(got, expected)
 
 
-def test_a_function_that_compares_classes_is_refused() -> None:
+@pytest.mark.parametrize("fn", [lambda x: x * kind_of(x), Decorated(2.0)(lambda x: x * kind_of(x))])
+def test_a_function_that_compares_classes_is_refused(fn) -> None:
     with pytest.raises(Unimplemented, match="isinstance"):
-        ogt.fuse(lambda x: x * kind_of(x))(X)
+        ogt.fuse(fn)(X)
+
+
+def test_a_decorator_belongs_to_the_function_of_an_activation() -> None:
+    fn = Decorated(3.0)(lambda x, a: x * a)
+    for given in (fn, ogt.fuse(fn)):
+        assert torch.equal(ogt.Activation(given, a=2.0)(X), X * 6)
+        assert "mul" in str(ogt.explain(given, X, torch.tensor(2.0)))
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")

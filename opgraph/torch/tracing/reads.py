@@ -37,6 +37,13 @@ class Wrapper:
     __wrapped__: Callable[..., Any]
 
 
+def written(fn: Any) -> Any:
+    """A fused function as it was written; anything else as it is, with its decorators."""
+    while isinstance(fn, Wrapper):
+        fn = fn.__wrapped__
+    return fn
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a value is found, as a Python expression: `text` over names bound to `roots`."""
@@ -105,8 +112,7 @@ class _Walk:
 
     def function(self, fn: Any) -> None:
         """A Python function: its code, the globals and cells that it names, its defaults."""
-        while isinstance(fn, Wrapper):
-            fn = fn.__wrapped__
+        fn = written(fn)
         if isinstance(fn, MethodType):
             self.value(fn.__self__, self._root(fn.__self__))
             fn = fn.__func__
