@@ -11,7 +11,7 @@ from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
 from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_spread, is_view, spread_like
-from opgraph.torch.tracing.proxy import Proxy
+from opgraph.torch.tracing.proxy import Proxy, proxies
 from opgraph.torch.tracing.questions import answer
 from opgraph.torch.tracing.refusals import refuse
 from opgraph.torch.tracing.session import CHANGES, MAKES, RUNS, Node, Number, Session
@@ -46,14 +46,14 @@ def record(
     if spreads and name != "expand_as":
         session.forget(before)
         return session.call(torch.Tensor.expand_as, (args[0], spread_like(session, args, kwargs)), {})
-    if (name in EXPANSIONS and not spreads) or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
+    runs = _runs(name, args, kwargs)
+    is_expansion = name in EXPANSIONS and not runs and not spreads
+    if is_expansion or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
         session.forget(before)
         return EXPANSIONS.get(name, EXPANSIONS["view_as"])(session, func, args, kwargs)
-    if torch.is_grad_enabled() is not session.with_gradients:
-        raise places.without_gradients(name)
     node = Node(session.node, session.count)
     emitter = Emitter(session, name)
-    if is_view(name) and isinstance(args[0], Proxy) and args[0].actual is not None:
+    if runs:
         node.action = RUNS
     elif spreads:
         _spread(node, emitter, args[0], args[1] if len(args) > 1 else kwargs["other"])
@@ -63,6 +63,8 @@ def record(
         x = args[0]
         if target is not x.dtype:
             _made(node, emitter.convert(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
+        elif kwargs.get("copy") or (name == "to" and [type(a) for a in args[-2:]] == [bool, bool] and args[-1]):
+            _made(node, emitter.step("Identity", (x.ref,), name_of(target, name)), target)
     elif (fill := fill_value(name, args, kwargs)) is not None:
         value, dtype = fill
         own = name_of(dtype, name)
@@ -74,14 +76,42 @@ def record(
         if found is None:
             refuse(name, args)
         _compute(node, emitter, found, name, args, kwargs)
+    if torch.is_grad_enabled() is not session.with_gradients:  # under no_grad
+        _detach(node, emitter, name)
     node.refs = session.count
     node.steps = tuple(emitter.steps)
     session.node.after[key] = node
     return session.replay(node, func, args, kwargs)
 
 
+def _runs(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call runs in torch, on an argument: it gives the same elements, in the same place or a copy.
+
+    Raises:
+        Unimplemented: a call for a layout in memory, of anything else.
+    """
+    given = kwargs.get("memory_format") not in (None, torch.preserve_format)
+    x = args[0] if args else None
+    same = is_view(name) or name == "contiguous" or (name == "to" and given and len(args) == len(kwargs) == 1)
+    if same and isinstance(x, Proxy) and all(p.actual is not None for p in proxies((*args, *kwargs.values()))):
+        return True
+    if given and name != "contiguous":
+        raise places.unknown(name, "its result has a layout in memory of its own", "call it outside: on the result")
+    return False
+
+
 def _made(node: Node, ref: Any, dtype: torch.dtype) -> None:
     node.action, node.ref, node.dtype = MAKES, ref, dtype
+
+
+def _detach(node: Node, emitter: Emitter, name: str) -> None:
+    if node.action == CHANGES:
+        raise places.unknown(
+            name, "under no_grad it changes a value that has gradients", "compute a new value: y = x * 2"
+        )
+    if node.action == MAKES and node.dtype is not None and node.dtype.is_floating_point:
+        assert node.ref is not None
+        node.ref = emitter.step("StopGradient", (node.ref,), name_of(node.dtype, name))
 
 
 def _spread(node: Node, emitter: Emitter, value: Proxy, like: torch.Tensor) -> None:
@@ -99,6 +129,8 @@ def _compute(
     positional = args[: [n for n, _ in found.parameters].index("inplace")] if "inplace" in bound else args
     _check_devices(emitter.session, name, bound)
     result = outcome(found.functional, positional, plain, on_host=emitter.session.device.type == "cpu")
+    if not isinstance(result, torch.Tensor):  # values and indices
+        raise found.other_overload()
     ref = emitter.call(found, bound, result.dtype, compute_dtype(result, bound))
     if not changes:
         _made(node, ref, result.dtype)
@@ -108,6 +140,8 @@ def _compute(
         raise places.writes(name, "a tensor that the function did not make")
     if target.actual is not None:
         raise places.writes(name, "an argument of the fused function")
+    if target.shared:
+        raise places.writes(name, "the memory of two values, by detach()")
     if not torch.can_cast(result.dtype, target.dtype):
         raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
     if result.shape != target.shape:

@@ -23,10 +23,13 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.runtime.bounded import Bounded
 from opgraph.torch.apply import functions_on_stack
+from opgraph.torch.classes import compares_classes
+from opgraph.torch.tracing import places
 from opgraph.torch.tracing.build import build, needed, pattern
 from opgraph.torch.tracing.emit import name_of
 from opgraph.torch.tracing.names import parameter_names, tensor_names
 from opgraph.torch.tracing.proxy import Ref
+from opgraph.torch.tracing.reads import written
 from opgraph.torch.tracing.results import filled, hashable, structure_of
 from opgraph.torch.tracing.session import Input, Node, Session, Step
 from opgraph.torch.tracing.watch import Watch
@@ -110,6 +113,7 @@ class Tracer:
     def __init__(self, fn: Callable[..., Any], names: Sequence[str] = (), *, as_eager: bool = False) -> None:
         self.fn = fn
         self._names = tuple(names) or parameter_names(fn)
+        self._compares = compares_classes(written(fn))
         self._as_eager = as_eager
         self._roots: dict[Any, Node] = {}
 
@@ -120,6 +124,8 @@ class Tracer:
             OpGraphError: it does something that cannot be fused; the message names the line.
             Exception: whatever the function raises itself.
         """
+        if self._compares:
+            raise places.compares_classes(self.fn)
         session = Session(Node(None, 0), torch.device("cpu"), watch, as_eager=self._as_eager)
         given = [self._given(session, a, self._name(i)) for i, a in enumerate(args)]
         named = {k: self._given(session, v, k) for k, v in kwargs.items()}
