@@ -23,7 +23,7 @@ from opgraph.bench.plan import GROUPS
 from opgraph.bench.results import Cell, Results, Row
 from opgraph.bench.timing import Ratio
 
-GPU = Path(__file__).parent
+GPU = Path(__file__).parents[1] / "gpu"
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.library() is None or nvrtc.disassembler() is None, reason="NVRTC or nvdisasm is missing: see the extra test"
 )
