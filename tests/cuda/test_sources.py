@@ -78,3 +78,12 @@ def test_a_kernel_that_depends_on_sizes_nobody_knows_yet_waits_for_the_first_cal
     assert f.kernels == shown(f, "cuda")
     flat = og.compile(og.parse("graph(x: f32[?]) -> (y)\n  y = Swish(x)"), device="cuda")
     assert len(flat.kernels) == 1 and flat.kernels == shown(flat, "cuda")  # whatever its size
+
+
+def test_a_fused_torch_function_compiles_nothing_before_its_tensors_are_there(cupy: FakeCupy) -> None:
+    """Gradients often come broadcast, as from sum(): kernels for dense ones would be compiled for nothing."""
+    torch = pytest.importorskip("torch")
+    from opgraph.torch.fused.program import Program
+
+    program = Program(graphs()["sum"], torch.device("cuda", 0), "store")
+    assert program._executable.kernels == {}
