@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_memory_of_a_collected_function_is_freed_by_the_next_upload(cupy: FakeCu
 @pytest.mark.parametrize("bound", [False, True], ids=["call", "bind"])
 def test_what_a_captured_graph_reads_outlives_its_function(cupy: FakeCupy, bound: bool) -> None:
     f, x, out = og.compile(scaled(6), device="cuda"), moved(cupy, random((3, 6), "f32")), cupy.empty((3, 6), "f4")
-    call: Any = f.bind(x=x, out=out) if bound else lambda: f(x=x, out=out)
+    call: Any = f.bind(x=x, out=out) if bound else partial(f, x=x, out=out)
     call()
     cupy.stream, cupy.capturing = FakeStream(7), {7}
     call()
