@@ -16,7 +16,7 @@ from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.device_array import DeviceArray, RawStream
-from opgraph.runtime.refusal import no_memory, refused, refused_by_cuda, too_old
+from opgraph.runtime.refusal import is_fault, no_memory, refused, refused_by_cuda, too_old
 
 try:
     import cupy
@@ -65,7 +65,7 @@ def device_count() -> int:
     """How many GPUs there are, at least one.
 
     Raises:
-        DeviceError: none, or no driver for them.
+        DeviceError: none, no driver for them, or a fault before this call.
     """
     global _used
     if forked:
@@ -74,6 +74,8 @@ def device_count() -> int:
         count = int(cupy.cuda.runtime.getDeviceCount())
         reason = "the driver reports no GPU"
     except cupy.cuda.runtime.CUDARuntimeError as error:
+        if is_fault(error):
+            raise refused_by_cuda("the GPU", error) from None
         count, reason = 0, str(error)
     if count == 0:
         # No driver and one that is too old for the CUDA runtime are the same error of CUDA.

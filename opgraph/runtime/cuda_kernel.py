@@ -106,9 +106,8 @@ class CudaKernel:
         if plan.launches:
             where = library.stream(self.device)
             kept, work = self._workspace(plan, library)
-            held = self._held(None if library.keeps_for_graphs else kept)
-            if held and where.ptr and self._is_capturing(where.ptr):
-                cuda_memory.keep(held)
+            if (kept is not None or self._constants) and where.ptr and self._is_capturing(where.ptr):
+                cuda_memory.keep(self._held(None if library.keeps_for_graphs else kept))
             for launch in plan.launches:
                 launch.function(launch.grid, launch.block, launch.filled(addresses, work), 0, where)
             # The stream uses the workspace up before the library gives its memory away again.

@@ -59,6 +59,11 @@ def no_memory(what: str, size: int, free: int, total: int) -> DeviceError:
     )
 
 
+def is_fault(error: Any) -> bool:
+    """Whether an error of CUDA is one after which a process can only end."""
+    return int(error.status) in _LOST
+
+
 def refused_by_cuda(what: str, error: Any) -> DeviceError:
     """The error of something that the CUDA runtime or driver refused.
 
@@ -69,7 +74,7 @@ def refused_by_cuda(what: str, error: Any) -> DeviceError:
     status = int(error.status)
     if status in _CAPTURE:
         fix = "make the same call once before the capture: compiling and uploading are not allowed in one"
-    elif status in _LOST:
+    elif is_fault(error):
         fix = "start a new process: CUDA refuses this one everything after a fault; compute-sanitizer finds its kernel"
     else:
         fix = "check `nvidia-smi`: is the GPU healthy, free, and its driver as new as CuPy's CUDA?"

@@ -178,6 +178,15 @@ def test_a_kernel_that_cannot_be_loaded_after_a_fault_is_not_blamed_on_nvrtc(cup
         og.compile(gated("f32", (4,), ()), device="cuda")
 
 
+def test_a_gpu_that_had_a_fault_is_not_said_to_be_missing(cupy: FakeCupy) -> None:
+    def refuse() -> int:
+        raise CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+    cupy.cuda.runtime.getDeviceCount = refuse
+    with pytest.raises(DeviceError, match=r"CUDA refused the GPU: cudaErrorIllegalAddress\n  .*\n  fix:   start a new"):
+        og.Engine("cuda")
+
+
 def test_a_gpu_that_is_too_old_for_a_kernel_is_told_of(cupy: FakeCupy) -> None:
     """bf16 is converted by instructions of compute capability 8.0."""
 
