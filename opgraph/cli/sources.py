@@ -1,52 +1,23 @@
-"""The kernel of a fused partition as text, without compiling it and without the device it is for."""
+"""The kernels of a fused partition as text, without compiling them and without the device they are for."""
 
 from __future__ import annotations
 
-from opgraph.codegen.kernel import KernelSource, cuda_source, cuda_variant, host_source
-from opgraph.errors import InvalidShape
-from opgraph.ir.logical_tensor import LogicalTensor, row_major
-from opgraph.loops.layout import bind
+from opgraph.codegen.kernel import KernelSource
 from opgraph.loops.lower import lower
-from opgraph.loops.space import iteration_shape
 from opgraph.partition.partition import Partition
+from opgraph.runtime.cuda_sources import probable_sources
+from opgraph.runtime.fused import HostKernel
 
 
 def kernel_sources(partition: Partition, device: str = "cpu") -> list[KernelSource]:
-    """The kernel that dense arrays of the declared shapes need; none where a number of dimensions is unknown.
+    """The kernels that dense arrays of the declared shapes need, in the order of their launches.
 
-    Unknown sizes and symbols are taken for large and different ones. The kernel that runs is chosen by the arrays'
-    real strides when they arrive.
+    None where a number of dimensions is unknown. The engine itself decides; where sizes that are not known make a
+    difference, a call may compile others.
     """
-    lowered = lower(partition)
-    guesses: dict[object, int] = {}
-    shapes = []
-    for tensor in lowered.loads:
-        shape = (1,) if tensor is None else _guessed(tensor, guesses)
-        if shape is None:
-            return []
-        shapes.append(shape)
-    try:
-        space = iteration_shape(lowered.loop.loads, shapes)
-        for i, load in enumerate(lowered.loop.loads):
-            if load.align == "index":
-                shapes[i] = (space[load.axis],)
-        layout = bind(lowered.loop, shapes, [row_major(s) for s in shapes])
-    except InvalidShape:  # two unknown sizes that turn out equal
-        return []
+    kernel = HostKernel(lower(partition), partition)
+    dims = [t.dims for t in partition.input_ports]
     if device == "cuda":
-        return [cuda_source(lowered.loop, cuda_variant(lowered.loop, layout))]
-    return [host_source(lowered.loop, layout.variant, several=layout.row_rank > 1)]
-
-
-def _guessed(tensor: LogicalTensor, guesses: dict[object, int]) -> tuple[int, ...] | None:
-    if tensor.data is not None:
-        return tensor.data.shape
-    if tensor.dims is None:
-        return None
-    # An unknown size is unlike every other; a symbol is itself again.
-    return tuple(
-        d
-        if isinstance(d, int)
-        else guesses.setdefault(d if d is not None else (tensor.id, i), 1024 + 64 * len(guesses))
-        for i, d in enumerate(tensor.dims)
-    )
+        return probable_sources(kernel.operands, dims)
+    source = kernel.probable_source(dims)
+    return [] if source is None else [source]

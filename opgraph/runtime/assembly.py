@@ -154,5 +154,6 @@ def defaults_on(graph: Graph, engine: Engine, exchange: Exchange) -> Mapping[str
 
     with cuda.OnDevice(engine.index):
         there = {n: cuda.CUPY.from_host(a, engine.index) for n, a in graph.defaults.items()}
+    cuda.wait(engine.index, None)  # other streams do not wait for these copies by themselves
     found: Mapping[str, Any] = exchange.imported(there, {})[0]
     return found

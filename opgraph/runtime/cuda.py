@@ -15,8 +15,8 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime.at_once import at_once
-from opgraph.runtime.device_array import DeviceArray
-from opgraph.runtime.refusal import refused
+from opgraph.runtime.device_array import DeviceArray, RawStream
+from opgraph.runtime.refusal import is_fault, no_memory, refused, refused_by_cuda, too_old
 
 try:
     import cupy
@@ -29,7 +29,11 @@ except ImportError as _missing:
 
 #: CuPy adds -arch, -ftz=true, include folders and --device-as-default-execution-space.
 OPTIONS = ("-std=c++17", "-fmad=false")
+#: Compute capability that all kernels are written for, 8.0 (Ampere). Those without bf16 may compile for older GPUs.
+OLDEST = 80
 _DLPACK_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
+_CUDA_ERRORS = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
 
 #: Whether this process was forked off one that had used a GPU: CUDA cannot be used in it (CUDA C++ Programming Guide).
 forked = False
@@ -61,7 +65,7 @@ def device_count() -> int:
     """How many GPUs there are, at least one.
 
     Raises:
-        DeviceError: none, or no driver for them.
+        DeviceError: none, no driver for them, or a fault before this call.
     """
     global _used
     if forked:
@@ -70,6 +74,8 @@ def device_count() -> int:
         count = int(cupy.cuda.runtime.getDeviceCount())
         reason = "the driver reports no GPU"
     except cupy.cuda.runtime.CUDARuntimeError as error:
+        if is_fault(error):
+            raise refused_by_cuda("the GPU", error) from None
         count, reason = 0, str(error)
     if count == 0:
         # No driver and one that is too old for the CUDA runtime are the same error of CUDA.
@@ -120,6 +126,7 @@ class CupyLibrary:
     """CuPy as the owner of arrays on a GPU."""
 
     name = "cupy"
+    keeps_for_graphs = False
 
     def view(self, owner: Any) -> DeviceArray:
         """An array by address, shape and strides.
@@ -146,7 +153,7 @@ class CupyLibrary:
             owner = cupy.empty(shape, dtype)
         except MemoryError:  # CuPy's OutOfMemoryError, after it gave back what nobody uses
             size = int(np.prod(shape)) * dtype.itemsize
-            raise _out_of_memory(f"a result of {dtype} {shape}", size) from None
+            raise no_memory(f"a result of {dtype} {shape}", size, *cupy.cuda.runtime.memGetInfo()) from None
         return owner, owner.data.ptr
 
     def stream(self, device: int) -> Any:
@@ -155,7 +162,7 @@ class CupyLibrary:
 
     def using(self, stream: Any, device: int) -> Any:
         """A block in which a stream is CuPy's current one of this thread."""
-        return cupy.cuda.ExternalStream(stream.ptr, device)
+        return cupy.cuda.Stream.from_external(RawStream(ptr=stream.ptr))
 
     def to_host(self, owner: Any) -> np.ndarray:
         """A copy in host memory."""
@@ -170,39 +177,43 @@ class CupyLibrary:
 CUPY = CupyLibrary()
 
 
-def _out_of_memory(what: str, size: int) -> DeviceError:
-    free, total = cupy.cuda.runtime.memGetInfo()
-    return DeviceError(
-        f"the GPU has no memory for {what}: it takes {size / 2**30:.2f} GiB, {free / 2**30:.2f} of {total / 2**30:.2f} "
-        "GiB are free",
-        where='engine "cuda"',
-        fix="free arrays (and cupy.get_default_memory_pool().free_all_blocks()), or give `out=` or `donate=`",
-    )
-
-
 def as_cupy(value: Any) -> Any:
-    """A CuPy array on the same memory, for CuPy arrays and what speaks one of the two protocols; None for the rest."""
+    """A CuPy array on the same memory, for CuPy arrays and what speaks one of the two protocols; None for the rest.
+
+    DLPack comes first: it has a name for bf16, which `__cuda_array_interface__` describes as two bytes of anything.
+    """
     if isinstance(value, cupy.ndarray):
         return value
-    if hasattr(value, "__cuda_array_interface__"):
-        return cupy.asarray(value)  # waits for the stream that the interface names
     if hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] in _DLPACK_GPU:
         return cupy.from_dlpack(value)
+    if hasattr(value, "__cuda_array_interface__"):
+        return cupy.asarray(value)  # waits for the stream that the interface names
     return None
 
 
-def uploaded(array: np.ndarray) -> Any:
-    """Device memory with the values of a row-major array, on the current device: an object with `ptr`.
+def copied_to_device(array: np.ndarray) -> Any:
+    """Device memory with the values of a row-major array, on the current device: an object with `ptr` that frees it.
 
     It comes from the driver, not from CuPy's pool: the caller's library may own all the rest of the memory.
+
+    Raises:
+        DeviceError: no memory, a capture is going on, or the GPU had a fault.
     """
+    what = f"a constant of {array.dtype} {array.shape}"
     try:
         memory = cupy.cuda.Memory(max(array.nbytes, 1))
-    except (MemoryError, cupy.cuda.runtime.CUDARuntimeError):
-        raise _out_of_memory(f"a constant of {array.dtype} {array.shape}", array.nbytes) from None
-    cupy.cuda.MemoryPointer(memory, 0).copy_from_host(array.ctypes.data, array.nbytes)
-    cupy.cuda.runtime.deviceSynchronize()  # other streams do not wait for this copy by themselves
+        cupy.cuda.MemoryPointer(memory, 0).copy_from_host(array.ctypes.data, array.nbytes)
+        cupy.cuda.runtime.deviceSynchronize()  # other streams do not wait for this copy by themselves
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        if error.status == _MEMORY_ALLOCATION:
+            raise no_memory(what, array.nbytes, *cupy.cuda.runtime.memGetInfo()) from None
+        raise refused_by_cuda(what, error) from None
     return memory
+
+
+def capture_query() -> Any:
+    """CUDA's function that says whether a graph is being captured from a stream, given its address."""
+    return cupy.cuda.runtime.streamIsCapturing
 
 
 def by_value(words: Sequence[int]) -> Any:
@@ -239,9 +250,17 @@ def _load(sources: Sequence[KernelSource], device: int, labels: Sequence[str]) -
     with OnDevice(device):
         for source in sources:
             try:
-                _functions[source.entry, device] = cupy.RawKernel(source.code, source.entry, OPTIONS).kernel
+                function = cupy.RawKernel(source.code, source.entry, OPTIONS).kernel
+                # CUDA loads the code of a function when it is first needed, which may fail during a capture.
+                cupy.cuda.driver.funcGetAttribute(cupy.cuda.driver.CU_FUNC_ATTRIBUTE_NUM_REGS, function.ptr)
+                _functions[source.entry, device] = function
             except cupy.cuda.compiler.CompileException as error:
+                capability = cupy.cuda.Device(device).compute_capability
+                if int(capability) < OLDEST:
+                    raise too_old(device, capability, source.entry) from None
                 raise refused(str(error), source, labels) from None
+            except _CUDA_ERRORS as error:
+                raise refused_by_cuda(f"kernel {source.entry}", error) from None
             except (RuntimeError, ImportError, OSError) as error:
                 raise DeviceError(
                     f"kernel {source.entry} cannot be compiled or loaded: {error}",

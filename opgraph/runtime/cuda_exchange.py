@@ -77,7 +77,10 @@ class CudaExchange:
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> DeviceArray:
         """Zeros in the memory of `like`'s library, every element the same one."""
         library = seen(like, self.device, "an array").library
-        one = library.view(library.from_host(np.zeros((), dtype), self.device))
+        with cuda.OnDevice(self.device):
+            owner, _ = library.empty((), dtype, self.device)
+            owner[...] = 0  # a kernel, which a capture takes, unlike a copy from the host
+        one = library.view(owner)
         return DeviceArray(one.owner, one.pointer, one.dtype, tuple(shape), (0,) * len(shape), one.device, library)
 
     def check_out(

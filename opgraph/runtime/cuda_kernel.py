@@ -8,17 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.codegen.cuda_rows import row_launches
-from opgraph.codegen.cuda_sums import sum_launches
-from opgraph.codegen.kernel import KernelSource, cuda_layout, cuda_source, cuda_variant
+from opgraph.codegen.kernel import KernelSource, cuda_layout
 from opgraph.ir.logical_tensor import Dims
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout
 from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
-from opgraph.runtime import cuda
+from opgraph.runtime import cuda, cuda_memory
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.cuda_plan import Launch, Plan
+from opgraph.runtime.cuda_sources import (
+    launched_sources,
+    pointwise_kernel,
+    reduces,
+    reduction_launches,
+    sources_ahead,
+)
 from opgraph.runtime.device_array import DeviceArray, Library, alignment
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.operands import Operands
@@ -50,15 +55,13 @@ class CudaKernel:
         self._dtypes = self.operands.store_dtypes
         self._first_store = len(lowered.loop.loads)
         self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
-        self._uploaded: dict[Any, Any] = {}
+        self._constants: dict[int, cuda_memory.Uploaded] = {}
+        self._is_capturing = cuda.capture_query()
         self.sources: dict[str, KernelSource] = {}
 
     def prepare(self, dims: Sequence[Dims]) -> None:
-        """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
-        layout = self.operands.probable_layout(dims)
-        if layout is not None and layout.size:
-            compiles = self._sum_launches if layout.variant.has_sums or layout.row_rank else self._launch
-            compiles(layout, 16)
+        """Compiles the kernels that dense arrays of these dimensions will need, as far as they are known."""
+        self._functions(sources_ahead(self.operands, dims))
 
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None
@@ -103,9 +106,11 @@ class CudaKernel:
         if plan.launches:
             where = library.stream(self.device)
             kept, work = self._workspace(plan, library)
+            if (kept is not None or self._constants) and where.ptr and self._is_capturing(where.ptr):
+                cuda_memory.keep(self._held(None if library.keeps_for_graphs else kept))
             for launch in plan.launches:
                 launch.function(launch.grid, launch.block, launch.filled(addresses, work), 0, where)
-            del kept  # the stream uses it up before the library gives the memory away again
+            # The stream uses the workspace up before the library gives its memory away again.
         return results
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated:
@@ -123,7 +128,9 @@ class CudaKernel:
             assert target is not None, "bind is given every output"
             addresses[position] = target.pointer
         launches = [(item.function, item.grid, item.block, item.filled(addresses, work)) for item in plan.launches]
-        cleared = [outs[i] for i in plan.cleared]
+        cleared = [t.owner for i in plan.cleared if (t := targets[i]) is not None]
+        held = self._held(kept)
+        is_capturing, keep_for_graph = self._is_capturing, cuda_memory.keep
         keep = (ins, targets, plan, kept)  # the launches hold addresses only
         current, make_current = cuda.current_device()
         stream_of = library.stream
@@ -137,20 +144,17 @@ class CudaKernel:
                 make_current(device)
             try:
                 stream = stream_of(device)
+                if cleared:
+                    self._clear(cleared)
+                if held and stream.ptr and is_capturing(stream.ptr):
+                    keep_for_graph(held)
                 for function, grid, block, args in launches:
                     function(grid, block, args, 0, stream)
             finally:
                 if before != device:
                     make_current(before)
 
-        if not cleared:
-            return launch, launch
-
-        def clear_and_launch() -> None:
-            self._clear(cleared)
-            launch()
-
-        return clear_and_launch, clear_and_launch
+        return launch, launch
 
     def _addresses(self, plan: Plan, ins: Sequence[DeviceArray]) -> list[int]:
         addresses = list(plan.fixed)
@@ -162,6 +166,10 @@ class CudaKernel:
         """Memory for what the tiles of sums leave behind, from the caller's allocator."""
         count, dtype = plan.work
         return library.empty((count,), dtype, self.device) if count else (None, 0)
+
+    def _held(self, workspace: Any) -> list[Any]:
+        """What launches read that is not the caller's; a captured graph reads it after all others have let it go."""
+        return [*self._constants.values(), *([] if workspace is None else [workspace])]
 
     def _clear(self, results: Sequence[Any]) -> None:
         """Sums over nothing are 0."""
@@ -196,17 +204,17 @@ class CudaKernel:
         moving += [
             o.pointer for o, kind in zip(outs, kinds[self._first_store :]) if o is not None and kind == CONTIGUOUS
         ]
-        own = {position: self._uploaded_at(position, array) for position, array in self.operands.own(layout)}
+        own = {at: self._constant(at, array) for at, array in self.operands.constants.items()}
+        own.update((at, cuda_memory.positions(n, d, self.device)) for at, n, d in self.operands.indices(layout))
         fixed = tuple(own.get(i, 0) for i in range(count))
-        if layout.variant.has_sums or layout.row_rank:
+        if reduces(layout):
             launches, work = self._sum_launches(layout, alignment(moving))
             return Plan(launches, fixed, layout.results, work, cleared)
         launch = self._launch(layout, alignment(moving))
         return Plan((launch,), fixed, layout.results, _NO_WORK)
 
     def _launch(self, layout: Layout, aligned: int) -> Launch:
-        variant = cuda_variant(self.lowered.loop, layout, alignment=aligned)
-        source = cuda_source(self.lowered.loop, variant)
+        variant, source = pointwise_kernel(self.lowered.loop, layout, alignment=aligned)
         count = layout.size if layout.variant.flat else layout.size // variant.vector
         args: list[Any] = [None] * len(layout.strides)
         if layout.variant.flat:
@@ -219,8 +227,8 @@ class CudaKernel:
 
     def _sum_launches(self, layout: Layout, aligned: int) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
         """The launches for a layout with sums or rows, and the workspace that they share."""
-        made = (row_launches if layout.row_rank else sum_launches)(self.lowered.loop, layout, alignment=aligned)
-        functions = iter(self._functions([s for item in made for s in (item.source, item.totals) if s is not None]))
+        made = reduction_launches(self.lowered.loop, layout, alignment=aligned)
+        functions = iter(self._functions(launched_sources(made)))
         launches = []
         for item in made:
             operands = tuple((i, place) for i, place in enumerate(item.places) if place is not None)
@@ -234,12 +242,12 @@ class CudaKernel:
         size = max((item.bytes for item in made), default=0)
         return tuple(launches), (-(-size // 8), np.dtype(np.float64))
 
-    def _uploaded_at(self, position: int, array: np.ndarray) -> int:
-        """The address of a constant or of index values on the device; each is uploaded once and kept."""
-        key = (position, array.shape)
-        if key not in self._uploaded:
-            self._uploaded[key] = cuda.uploaded(array)
-        return int(self._uploaded[key].ptr)
+    def _constant(self, position: int, array: np.ndarray) -> int:
+        """The address of a constant on the device, where it is uploaded once and kept."""
+        found = self._constants.get(position)
+        if found is None:  # of two threads that come here at once, one upload stays
+            found = self._constants.setdefault(position, cuda_memory.uploaded(array))
+        return found.ptr
 
     def _functions(self, sources: Sequence[KernelSource]) -> list[Any]:
         self.sources.update((source.entry, source) for source in sources)

@@ -17,6 +17,8 @@ class Library(Protocol):
     """A library that owns arrays on a GPU: torch or CuPy."""
 
     name: str
+    #: Whether memory that it gave during a capture stays with the captured graph.
+    keeps_for_graphs: bool
 
     def view(self, owner: Any) -> DeviceArray:
         """What is known about one of its arrays, without touching the data."""
@@ -101,6 +103,10 @@ class RawStream(SimpleNamespace):
     """A stream by its address, as CuPy takes it: `RawStream(ptr=...)`, made at every launch without a Python call."""
 
     ptr: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The stream protocol of CUDA Python: its version, and the address."""
+        return 0, self.ptr
 
 
 def alignment(pointers: list[int]) -> int:

@@ -54,14 +54,24 @@ class HostKernel:
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
+        walk = self._probable_walk(dims)
+        if walk is not None:
+            self._entry(walk)
+
+    def probable_source(self, dims: Sequence[Dims]) -> KernelSource | None:
+        """The kernel that `prepare` compiles; None where it compiles none."""
+        walk = self._probable_walk(dims)
+        return None if walk is None else _source(walk)
+
+    def _probable_walk(self, dims: Sequence[Dims]) -> Walk | None:
         layout = self.operands.probable_layout(dims)
         if layout is None or not layout.size:
-            return
+            return None
         walk = self._walk(layout)
         found = walk.layout.variant
         if walk.rows is not None and (found.vectors or TURNED in found.operands) and not self._are_told(dims, found):
-            walk = self._walk(layout, plainly=True)  # guesses are short
-        self._entry(walk)
+            return self._walk(layout, plainly=True)  # guesses are short
+        return walk
 
     def _are_told(self, dims: Sequence[Dims], found: Variant) -> bool:
         """Whether rows are walked in this way whatever is guessed for sizes that are not known yet."""
@@ -209,11 +219,15 @@ class HostKernel:
         known = self._entries.get(key)
         if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
             return known[1]
-        source = host_source(loop, variant, boxed=walk.in_boxes, several=walk.layout.row_rank > 1)
+        source = _source(walk)
         self.sources[source.entry] = source
         entry = host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)
         self._entries[key] = loop, entry
         return entry
+
+
+def _source(walk: Walk) -> KernelSource:
+    return host_source(walk.loop, walk.layout.variant, boxed=walk.in_boxes, several=walk.layout.row_rank > 1)
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:

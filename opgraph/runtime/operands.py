@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -108,13 +109,22 @@ class Operands:
         except InvalidShape:
             return None
 
+    @property
+    def constants(self) -> Mapping[int, np.ndarray]:
+        """Row-major values of each load that reads a constant, by its position."""
+        return self._constants
+
+    def indices(self, layout: Layout) -> list[tuple[int, int, np.dtype[Any]]]:
+        """(load, length, dtype) for each load that reads the positions along an axis: 0, 1, 2, ..."""
+        return [
+            (position, layout.shape[load.axis], dtypes.get(load.dtype).numpy)
+            for position, load in enumerate(self.loop.loads)
+            if load.align == "index"
+        ]
+
     def own(self, layout: Layout) -> list[tuple[int, np.ndarray]]:
         """(load, array) for each load that reads no input: constants, and the values of indices."""
-        found = list(self._constants.items())
-        for position, load in enumerate(self.loop.loads):
-            if load.align == "index":
-                found.append((position, np.arange(layout.shape[load.axis], dtype=dtypes.get(load.dtype).numpy)))
-        return found
+        return [*self._constants.items(), *((at, np.arange(n, dtype=dtype)) for at, n, dtype in self.indices(layout))]
 
 
 def copied_into(out: np.ndarray, result: np.ndarray) -> np.ndarray:

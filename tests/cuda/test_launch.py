@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_calls import gated, moved, random
-from emulator import FakeArray, FakeCupy
+from emulator import CUDADriverError, CUDARuntimeError, FakeArray, FakeCupy
 
 import opgraph as og
 from opgraph.errors import DeviceError
@@ -137,6 +138,67 @@ def test_no_memory_says_what_for_and_how_much(cupy: FakeCupy, monkeypatch: pytes
         f(x=x, a=a)
     monkeypatch.setattr(cupy, "empty", real)
     assert f(x=x, a=a).shape == (1024,)  # nothing of the failed call stands in the way
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (2, r"the GPU has no memory for a constant of float32 \(6,\): it takes .* GiB are free\n  .*\n  fix:   free"),
+        (
+            900,
+            r"CUDA refused a constant of float32 \(6,\): told\n  .*\n  fix:   make the same call once before the cap",
+        ),
+        (700, r"CUDA refused a constant of float32 \(6,\): told\n  .*\n  fix:   start a new process"),
+        (999, r"CUDA refused a constant of float32 \(6,\): told\n  .*\n  fix:   check `nvidia-smi`"),
+    ],
+    ids=["memory", "capture", "fault", "unknown"],
+)
+def test_a_constant_that_cannot_be_uploaded_says_why(cupy: FakeCupy, status: int, text: str) -> None:
+    g = og.Graph()
+    g.output(g.add_op("Multiply", g.input("x", "f32", (6,)), g.constant("c", np.arange(6, dtype=np.float32))))
+    f = og.compile(g, device="cuda")
+
+    def refuse(size: int) -> Any:
+        raise CUDARuntimeError(status, "told")
+
+    cupy.cuda.runtime.memGetInfo = lambda: (2**29, 2**34)
+    cupy.cuda.Memory = refuse
+    with pytest.raises(DeviceError, match=text):
+        f(x=moved(cupy, random((6,), "f32")))
+
+
+def test_a_kernel_that_cannot_be_loaded_after_a_fault_is_not_blamed_on_nvrtc(cupy: FakeCupy) -> None:
+    def refuse(attribute: int, function: int) -> int:
+        raise CUDADriverError(700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    cupy.cuda.driver.funcGetAttribute = refuse
+    with pytest.raises(
+        DeviceError, match=r"CUDA refused kernel og_\w+: CUDA_ERROR_ILLEGAL_ADDRESS\n  .*\n  fix:   start a new process"
+    ):
+        og.compile(gated("f32", (4,), ()), device="cuda")
+
+
+def test_a_gpu_that_had_a_fault_is_not_said_to_be_missing(cupy: FakeCupy) -> None:
+    def refuse() -> int:
+        raise CUDARuntimeError(700, "cudaErrorIllegalAddress")
+
+    cupy.cuda.runtime.getDeviceCount = refuse
+    with pytest.raises(DeviceError, match=r"CUDA refused the GPU: cudaErrorIllegalAddress\n  .*\n  fix:   start a new"):
+        og.Engine("cuda")
+
+
+def test_a_gpu_that_is_too_old_for_a_kernel_is_told_of(cupy: FakeCupy) -> None:
+    """bf16 is converted by instructions of compute capability 8.0."""
+
+    def refuse(code: str, name: str, options: tuple[str, ...]) -> object:
+        raise cupy.cuda.compiler.CompileException("name.cu(7): error: feature requires .target sm_80 or higher")
+
+    cupy.RawKernel = refuse  # type: ignore[method-assign]
+    cupy.cuda.Device = lambda index: types.SimpleNamespace(compute_capability="75")
+    with pytest.raises(
+        DeviceError, match=r"GPU 0 has compute capability 7\.5, and kernel og_\w+ needs 8\.0\n  .*\n  fix:   use a GPU"
+    ):
+        og.compile(gated("bf16", (4,), ()), device="cuda")
 
 
 def test_no_driver_or_one_that_is_too_old_is_one_error_of_cuda_and_named() -> None:

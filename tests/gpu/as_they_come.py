@@ -1,14 +1,17 @@
 """A pytest plugin for a run that may be cut off, on a GPU that may be lost: `-p as_they_come`.
 
-What fails is told when it fails, not at the end. After an illegal access CUDA refuses a process everything: a worker of
-pytest-xdist that this happened to ends, and another takes its place, so that one test loses one test. And with `--gpu`
-a GPU that is not there is a failure, no reason to skip.
+What fails is told when it fails, not at the end, and `--outcomes FILE` gets a line for each test as it ends. With
+`--again FILE` what such a file says passed, or was skipped, is left out: failures and tests that never ran remain.
+After an illegal access CUDA refuses a process everything: a worker of pytest-xdist that this happened to ends, and
+another takes its place, so that one test loses one test. And with `--gpu` a GPU that is not there is a failure, no
+reason to skip.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,21 +22,62 @@ NEVER_THERE = (34, 35, 100)  # CUDA's errors where there is no driver, one that 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="fail, where there is no GPU, instead of skipping")
+    parser.addoption("--outcomes", metavar="FILE", help="add a line for each test: its outcome and its name")
+    parser.addoption("--again", metavar="FILE", help="run what did not pass, by the outcomes of an earlier run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    plugin = Worker() if hasattr(config, "workerinput") else Teller(config)
+    given: Any = getattr(config, "workerinput", None)
+    plugin = Teller(config) if given is None else Worker(set(given["settled"]))
     config.pluginmanager.register(plugin, "as_they_come_here")
 
 
-class Teller:
+def settled(outcomes: str | None) -> set[str]:
+    """The tests that need not run again: those whose last line says that they passed, or were skipped."""
+    if outcomes is None or not Path(outcomes).exists():
+        return set()
+    lines = Path(outcomes).read_text(encoding="utf-8").splitlines()
+    last = dict(line.split(" ", 1)[::-1] for line in lines if " " in line)
+    return {name for name, outcome in last.items() if outcome in ("passed", "skipped")}
+
+
+class Chooser:
+    """Leaves tests out. Workers do as the process that they were started by: the file grows meanwhile."""
+
+    def __init__(self, settled: set[str]) -> None:
+        self.settled = settled
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Of the tests that were found."""
+        if out := [item for item in items if item.nodeid in self.settled]:
+            items[:] = [item for item in items if item.nodeid not in self.settled]
+            config.hook.pytest_deselected(items=out)
+
+
+class Teller(Chooser):
     """Of the process that the user sees."""
 
     def __init__(self, config: pytest.Config) -> None:
+        super().__init__(settled(config.getoption("--again")))
         self._config = config
+        self._outcomes: str | None = config.getoption("--outcomes")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Of pytest-xdist, for each worker."""
+        node.workerinput["settled"] = sorted(self.settled)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """That nothing is left to run again is no failure."""
+        if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.settled:
+            session.exitstatus = pytest.ExitCode.OK
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Prints a failure. `--tb=no` leaves it out at the end."""
+        if self._outcomes is not None and (report.when == "call" or not report.passed):
+            with open(self._outcomes, "a", encoding="utf-8") as file:
+                file.write(f"{report.outcome} {report.nodeid}\n")
         if report.failed:
             terminal: Any = self._config.pluginmanager.get_plugin("terminalreporter")
             terminal.ensure_newline()
@@ -41,10 +85,11 @@ class Teller:
             terminal.write_line(report.longreprtext[-20_000:])
 
 
-class Worker:
+class Worker(Chooser):
     """Of a worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, settled: set[str]) -> None:
+        super().__init__(settled)
         self._failed = False
 
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> None:

@@ -1,9 +1,14 @@
-"""Everything that needs a GPU, as one command without network: `python tests/gpu/run.py FOLDER`, from a checkout.
+"""Everything that needs a GPU, without network: `python tests/gpu/run.py FOLDER --call 1`, then 2 and 3.
 
-What the machine has, the tests, the benchmark, compute-sanitizer with planted faults, in the order of what is worth
-most; logs, results as they come and a summary go to FOLDER: at most 8 files of at most 12 MiB, none in a folder below.
-Each step is a process with a limit of its own, so that one that hangs, or loses the GPU, loses only itself, and is
-asked to end before it is killed: a test run then still says what has failed. Together they end in time.
+A GPU that is had for half an hour is used in three calls, each of which leaves something. The first (290 s) has what is
+most likely to fail: what the machine has, smoke tests, host costs, one swish against a copy, a program of every kind of
+kernel, the tests. The second (540 s) repeats the tests that did not pass, and runs the benchmarks. The third (580 s)
+has compute-sanitizer with planted faults, and profiles of what came out slow. Without `--call` all run in one.
+
+Logs, results as they come and a summary go to FOLDER: a call writes at most 8 files of at most 12 MiB, none in a folder
+below. What a later call needs (outcomes of tests, results of benchmarks, compiled kernels) also stays in build/gpu of
+the checkout. Each step is a process with a limit of its own, so that one that hangs, or loses the GPU, loses only
+itself, and is asked to end before it is killed: a test run then still says what has failed. Together they end in time.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +31,9 @@ HERE = Path(__file__).resolve().parent
 FOUND = 9  # what compute-sanitizer exits with where it finds an error
 GRACE = 12.0  # seconds between asking a step to end and killing it
 LARGEST = 12 << 20  # bytes of a file
+CALLS = {1: 290.0, 2: 540.0, 3: 580.0}  # seconds
+KEPT = ROOT / "build" / "gpu"
+OUTCOMES = "outcomes.txt"
 _ENVIRONMENT = """
 import importlib.metadata as metadata, platform, sys
 print(sys.version, platform.platform())
@@ -51,7 +58,7 @@ g = og.Graph()
 x = g.input("x", "f32", (None,))
 g.output(g.add_op("Swish", x))
 y = og.compile(g, device="cuda")(x=cupy.ones(1000, "f4"))
-assert abs(float(y.sum()) - 731.0586) < 1e-2, y
+assert abs(float(cupy.asnumpy(y).sum()) - 731.0586) < 1e-2, y
 print("a kernel runs")
 """
 
@@ -62,11 +69,13 @@ class Step:
 
     Attributes:
         limit: seconds after which it and its children are killed.
+        call: which of the calls it belongs to.
         log: file that its output is added to.
         expected: exit status.
         spare: its part of the time that is left when all have their limits.
         said: the last line of its log.
         after: a step without whose good end this one would say nothing.
+        keeps: a file that it writes to the folder, for a later call.
     """
 
     name: str
@@ -80,6 +89,8 @@ class Step:
     after: str = ""
     spare: float = 0.0
     said: str = ""
+    call: int = 1
+    keeps: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -142,47 +153,115 @@ def last_line(log: Path) -> str:
     return lines[-1][:300] if lines else ""
 
 
-def steps(folder: Path) -> list[Step]:
-    """In order of what is worth most; compute-sanitizer, which not every machine lets look, gets what is left."""
-    python = sys.executable
-    program = str(HERE / "sanitized.py")
-    cores = min(12, os.cpu_count() or 1)
+def tool(name: str) -> str:
+    """A program of the CUDA toolkit: on the path, beside nvcc, or in the toolkit's folders."""
+    compiler = shutil.which("nvcc")
+    homes = [Path(compiler).resolve().parents[1]] if compiler else []
+    homes += [Path(os.environ[v]) for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)] + [Path("/usr/local/cuda")]
+    places = [str(home / place) for home in homes for place in ("bin", name, "extras")]
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(places)) or name
+
+
+def _tests(step: Step, folder: Path, *options: str, workers: int) -> Step:
+    """A run of pytest, which says of each test how it ended, as it ends."""
     # Other versions of other people's libraries warn, on import too; here that is no failure.
-    options = ["-q", "-p", "as_they_come", "--gpu", "--tb=no", "-p", "no:cacheprovider", "-p", "no:benchmark"]
-    options += ["-W", "default", "--durations=15"]
+    words = ["-q", "-p", "as_they_come", "--gpu", "--tb=no", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+    words += ["-W", "default", "--durations=15", "-k", "not [cpu", "--outcomes", str(folder / OUTCOMES)]
     if importlib.util.find_spec("xdist"):
         # Each worker begins somewhere else: a run that is cut off has seen something of every file.
-        options += ["-n", str(cores), "--dist", "worksteal", "--max-worker-restart", "60"]
+        words += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart", "60"]
     if importlib.util.find_spec("pytest_timeout"):  # one that hangs on the GPU loses one worker, not all that follows
-        options += ["--timeout", "100", "--timeout-method", "thread"]
-    bench = [python, "-m", "opgraph", "bench", "--device", "cuda", "--budget", "BUDGET"]
-    # Two processes: a peer that takes the GPU with it, or hangs, leaves the other half.
-    parts = {"activation": ("activation", "host"), "others": ("chain", "layout", "rows", "compile")}
-    found = [
-        Step("environment", [python, "-c", _ENVIRONMENT], 40, "environment.log"),
-        # Compiled by all cores into CuPy's cache, for what follows to find.
-        Step("every kind of kernel", [python, program, "--threads", str(cores)], 50, "sanitizer.log"),
-        Step("tests", [python, "-m", "pytest", str(HERE), *options], 200, "tests.log", spare=1),
-    ]
+        words += ["--timeout", "100", "--timeout-method", "thread"]
+    step.command = [sys.executable, "-m", "pytest", *options, *words]
     # The CPU engine's threads, of every worker, would wait for each other.
-    found[2].environment |= {"OMP_NUM_THREADS": "2", "PYTHONPATH": search_path(ROOT, HERE)}
-    for (name, suites), limit in zip(parts.items(), (150, 120)):
+    step.environment |= {"OMP_NUM_THREADS": "2", "PYTHONPATH": search_path(ROOT, HERE)}
+    step.keeps = OUTCOMES
+    return step
+
+
+def _bench(step: Step, folder: Path, *options: str, json: str = "") -> Step:
+    """A run of the benchmark within its limit."""
+    step.command = [sys.executable, "-m", "opgraph", "bench", "--device", "cuda", "--budget", "BUDGET", *options]
+    step.command += ["--json", str(folder / json)] if json else []
+    step.keeps = json
+    return step
+
+
+def first_call(folder: Path) -> list[Step]:
+    """What is most likely to fail, the quickest first."""
+    program, smoke, cores = str(HERE / "sanitized.py"), str(HERE / "test_smoke.py"), min(12, os.cpu_count() or 1)
+    swish = ("--suite", "activation", "--entries", "swish", "--sizes", "64M", "--dtypes", "bf16,f32")
+    swish = (
+        *swish,
+        "--without",
+        "torch.compile",
+        "--without",
+        "Triton",
+    )  # which compile for longer than all else takes
+    return [
+        Step("environment", [sys.executable, "-c", _ENVIRONMENT], 90, "environment.log"),
+        _tests(Step("smoke tests", [], 60, "tests.log"), folder, smoke, workers=min(4, cores)),
+        _bench(Step("host costs", [], 25, "bench.log"), folder, "--suite", "host", json="bench-host.json"),
+        _bench(Step("a swish and a copy", [], 30, "bench.log"), folder, *swish),
+        # Compiled by all cores into CuPy's cache, for what follows to find.
+        Step("every kind of kernel", [sys.executable, program, "--threads", str(cores)], 40, "sanitizer.log"),
+        _tests(Step("tests", [], 45, "tests.log", spare=1), folder, str(HERE), "--ignore", smoke, workers=cores),
+    ]
+
+
+def second_call(folder: Path) -> list[Step]:
+    """Tests that did not pass, and the benchmarks: two processes, of which a peer that hangs takes one with it."""
+    again, cores = (str(HERE), "--again", str(KEPT / OUTCOMES)), min(12, os.cpu_count() or 1)
+    activation, others = ("activation",), ("chain", "layout", "rows", "compile")
+    found = [_tests(Step("what did not pass", [], 120, "tests.log", call=2), folder, *again, workers=cores)]
+    for name, limit, suites in (("activation", 200, activation), ("others", 160, others)):
+        step = Step(f"benchmark of {name}", [], limit, "bench.log", call=2, spare=1)
         chosen = [word for suite in suites for word in ("--suite", suite)]
-        command = [*bench, *chosen, "--json", str(folder / f"bench-{name}.json")]
-        found.append(Step(f"benchmark of {name}", command, limit, "bench.log", spare=2))
-    sanitizer = shutil.which("compute-sanitizer") or "compute-sanitizer"
-    for tool in ("memcheck", "racecheck", "initcheck"):
-        # Libraries ask the driver for what it does not have; a call that fails is not what a kernel did.
-        own = ["--report-api-errors", "no"] if tool == "memcheck" else []
-        command = [sanitizer, "--tool", tool, *own, "--error-exitcode", str(FOUND), python, program]
-        fault = Step(f"{tool} finds a planted fault", [*command, "--fault", tool], 40, "sanitizer.log", FOUND)
-        found += [fault, Step(f"{tool} of every kind of kernel", command, 60, "sanitizer.log", after=fault.name)]
+        found.append(_bench(step, folder, *chosen, json=f"bench-{name}.json"))
     return found
+
+
+def third_call(folder: Path) -> list[Step]:
+    """compute-sanitizer, which not every machine lets look, and ncu."""
+    program, profiled = str(HERE / "sanitized.py"), str(HERE / "profiled.py")
+    found = []
+    for name in ("memcheck", "racecheck", "initcheck"):
+        # Libraries ask the driver for what it does not have; a call that fails is not what a kernel did.
+        own = ["--report-api-errors", "no"] if name == "memcheck" else []
+        command = [
+            tool("compute-sanitizer"),
+            "--tool",
+            name,
+            *own,
+            "--error-exitcode",
+            str(FOUND),
+            sys.executable,
+            program,
+        ]
+        fault = Step(f"{name} finds a planted fault", [*command, "--fault", name], 40, "sanitizer.log", FOUND, call=3)
+        found += [
+            fault,
+            Step(f"{name} of every kind of kernel", command, 90, "sanitizer.log", after=fault.name, call=3),
+        ]
+    results = [str(KEPT / f"bench-{name}.json") for name in ("activation", "others")]
+    command = [sys.executable, profiled, "--ncu", tool("ncu"), *results]
+    return [*found, Step("profiles of slow kernels", command, 150, "profiles.log", call=3, spare=1)]
+
+
+def steps(folder: Path) -> list[Step]:
+    """All of them; those with `spare` share the time that is left."""
+    return [*first_call(folder), *second_call(folder), *third_call(folder)]
+
+
+def limit_of(step: Step, later: list[Step], left: float) -> float:
+    """Seconds for a step: its limit, and its part of what is left when all later ones have theirs."""
+    spare, parts = left - step.limit - sum(s.limit for s in later), step.spare + sum(s.spare for s in later)
+    return min(step.limit + (max(spare, 0) * step.spare / parts if parts else 0), left)
 
 
 def _run_in_time(step: Step, folder: Path, chosen: list[Step], ends: float) -> None:
     left = ends - time.monotonic()
-    limit = min(step.limit, left)
+    limit = limit_of(step, chosen[chosen.index(step) + 1 :], left)
     step.command = [str(int(max(limit - GRACE - 10, 5))) if part == "BUDGET" else part for part in step.command]
     if left <= GRACE:
         return
@@ -192,13 +271,8 @@ def _run_in_time(step: Step, folder: Path, chosen: list[Step], ends: float) -> N
         step.status = f"not run, as this was not good: {step.after}"
     else:
         step.run(folder, limit)
-
-
-def share(chosen: list[Step], seconds: float) -> None:
-    """Longer limits for some, where few steps were asked for."""
-    spare, parts = seconds - sum(s.limit for s in chosen), sum(s.spare for s in chosen)
-    for step in chosen:
-        step.limit += max(spare, 0) * step.spare / parts if parts else 0
+        if step.keeps and (folder / step.keeps).exists():
+            shutil.copyfile(folder / step.keeps, KEPT / step.keeps)
 
 
 def _told(step: Step) -> dict[str, object]:
@@ -210,20 +284,25 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the steps that are asked for; 0 where each ended as it should."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="for logs and results; made where it is not there")
-    parser.add_argument("--seconds", type=float, default=580, help="for all together (default: %(default)s)")
+    parser.add_argument("--call", type=int, choices=tuple(CALLS), help="one of three (default: all in one)")
+    parser.add_argument("--seconds", type=float, help="for all together (default: 290, 540 and 580 for the calls)")
     parser.add_argument("--only", action="append", metavar="TEXT", help="steps with this in their name; repeat")
     given = parser.parse_args(arguments)
     folder: Path = given.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    ends = time.monotonic() + given.seconds
-    chosen = [s for s in steps(folder) if not given.only or any(text in s.name for text in given.only)]
-    share(chosen, given.seconds)
-    with tempfile.TemporaryDirectory(prefix="opgraph-gpu-", ignore_cleanup_errors=True) as cache:
-        for step in chosen:
-            step.environment["CUPY_CACHE_DIR"] = cache  # whatever is in the home folder, or if there is none
-            _run_in_time(step, folder, chosen, ends)
-            rows = [_told(s) for s in chosen]
-            (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    KEPT.mkdir(parents=True, exist_ok=True)
+    chosen = [s for s in steps(folder) if given.call in (None, s.call)]
+    chosen = [s for s in chosen if not given.only or any(text in s.name for text in given.only)]
+    ends = time.monotonic() + (given.seconds or sum(CALLS[call] for call in {s.call for s in chosen}))
+    if given.call in (None, 1):
+        (KEPT / OUTCOMES).unlink(missing_ok=True)  # of an older version
+    elif (KEPT / OUTCOMES).exists():  # to be added to
+        shutil.copyfile(KEPT / OUTCOMES, folder / OUTCOMES)
+    for step in chosen:
+        step.environment["CUPY_CACHE_DIR"] = str(KEPT / "cupy")  # whatever is in the home folder, or if there is none
+        _run_in_time(step, folder, chosen, ends)
+        rows = [_told(s) for s in chosen]
+        (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     for step in chosen:
         print(f"{'good' if step.is_good else 'BAD '}  {step.name}: {step.status}, {step.seconds} s")
     return 0 if all(s.is_good for s in chosen) else 1

@@ -65,9 +65,9 @@ def test_a_kernel_that_does_not_compile_shows_its_log_its_line_and_its_op(
     any_memory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVRTC's real log."""
-    from opgraph.runtime import cuda_kernel
+    from opgraph.runtime import cuda_sources
 
-    real = cuda_kernel.cuda_source
+    real = cuda_sources.cuda_source
 
     def broken(loop: Any, variant: Any) -> Any:
         source = real(loop, variant)
@@ -77,7 +77,7 @@ def test_a_kernel_that_does_not_compile_shows_its_log_its_line_and_its_op(
             code=source.code.replace("og::swish(", "og::swoosh(").replace(source.entry, source.entry + "_broken"),
         )
 
-    monkeypatch.setattr(cuda_kernel, "cuda_source", broken)
+    monkeypatch.setattr(cuda_sources, "cuda_source", broken)
     with pytest.raises(DeviceError) as caught:
         og.compile(swish(1003), device="cuda")
     text = str(caught.value)
@@ -192,6 +192,16 @@ def test_threads_call_one_executable_at_once(any_memory: Any) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_sums_over_nothing_on_another_gpu(cupy: Any) -> None:
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    f = og.compile(og.parse("graph(x: f32[?,4], a: f32[4]) -> (s)\n  s = SumTo(x, a)"), device="cuda:1")
+    with cupy.cuda.Device(1):
+        x, a, out = cupy.ones((0, 4), "f4"), cupy.ones(4, "f4"), cupy.ones(4, "f4")
+    f.bind(x=x, a=a, out=out)()
+    assert cupy.asnumpy(out).tolist() == [0, 0, 0, 0] and cupy.cuda.runtime.getDevice() == 0
 
 
 def test_another_gpu_is_left_as_it_is(cupy: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -72,3 +74,35 @@ def test_cupys_stream_is_used_for_its_arrays(
         stream.synchronize()
     expected = og.evaluate(graph, x=cupy.asnumpy(given["x"]), w=arrays["w"])
     np.testing.assert_allclose(cupy.asnumpy(result["y"]), expected["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_bf16_arrays_of_cupy_come_back_as_bf16(cupy: Any, torch: Any, graph: og.Graph) -> None:
+    """By way of torch: its tensors of bf16 reach CuPy by DLPack alone."""
+    narrow = og.parse(str(graph).replace("f32", "bf16"))
+    rng = np.random.default_rng(0)
+    given = {name: rng.normal(size=s).astype(ml_dtypes.bfloat16) for name, s in (("x", (128, 64)), ("w", (32, 64)))}
+    got, truth = (
+        og.compile(narrow, device="cuda")({k: cupy.asarray(v) for k, v in given.items()}),
+        og.evaluate(narrow, given),
+    )
+    for name in ("y", "z"):
+        assert got[name].dtype == ml_dtypes.bfloat16
+        wide = cupy.asnumpy(got[name]).astype(np.float64)
+        np.testing.assert_allclose(wide, truth[name], rtol=2.0**-6, atol=2.0**-6)
+
+
+def test_an_explicit_stream_of_cupy_warns_of_nothing(cupy: Any, torch: Any) -> None:
+    """CuPy 14 deprecates ExternalStream, in whose place the stream protocol stands."""
+    g = og.Graph(engine="cuda")
+    x = g.input("x", dtype="f32", shape=(1 << 16,))
+    y = g.add_op("Swish", x, name="y")
+    g.finalize()
+    engine, side = og.Engine("cuda", 0), cupy.cuda.Stream(non_blocking=True)
+    compiled = g.get_partitions()[0].compile([x], [y], engine)
+    with side:
+        given, out = cupy.full(1 << 16, 2.0, "f4"), cupy.empty(1 << 16, "f4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled.execute(og.Stream(engine, side), {x.id: given}, {y.id: out})
+    side.synchronize()
+    np.testing.assert_allclose(cupy.asnumpy(out), 2.0 / (1 + np.exp(-2.0)), rtol=1e-6)

@@ -176,35 +176,65 @@ class _Within:
         self.cupy.stream = self.before
 
 
+class CUDARuntimeError(RuntimeError):
+    """CuPy's error of the CUDA runtime."""
+
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class CUDADriverError(RuntimeError):
+    """CuPy's error of the CUDA driver."""
+
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(text)
+        self.status = status
+
+
 class FakeCupy(types.ModuleType):
-    """A module called cupy; `launches` records (kernel, grid, stream address)."""
+    """A module called cupy; `launches` records (kernel, grid, stream address).
+
+    `capturing`: addresses of streams from which a graph is captured. `uploads` counts allocations from the driver,
+    `freed` has the addresses of those that were freed, `loaded` kernels whose code is on the device, `waits` the waits
+    for the whole device.
+    """
 
     ndarray = FakeArray
 
     def __init__(self) -> None:
         super().__init__("cupy")
         self.launches: list[tuple[str, tuple[int, ...], int]] = []
+        self.loaded: set[int] = set()
         self.allocated = 0
         self.allocated_on: list[int] = []
         self.backwards = False
         self.device = 0
         self.stream = FakeStream(0)
-        error = type("CUDARuntimeError", (RuntimeError,), {})
+        self.capturing: set[int] = set()
+        self.uploads = 0
+        self.freed: list[int] = []
+        self.waits = 0
         refused = type("CompileException", (Exception,), {})
         runtime = types.SimpleNamespace(
             getDeviceCount=lambda: 2,
             getDevice=lambda: self.device,
             setDevice=lambda device: setattr(self, "device", device),
-            deviceSynchronize=lambda: None,
+            deviceSynchronize=self._wait,
             streamSynchronize=lambda ptr: None,
-            CUDARuntimeError=error,
+            streamIsCapturing=lambda ptr: ptr in self.capturing,
+            CUDARuntimeError=CUDARuntimeError,
         )
         self.cuda = types.SimpleNamespace(
             runtime=runtime,
             get_current_stream=lambda device: self.stream,
-            ExternalStream=lambda ptr, device: _Within(self, ptr),
-            Memory=_Memory,
+            Stream=types.SimpleNamespace(from_external=lambda stream: _Within(self, stream.__cuda_stream__()[1])),
+            Device=lambda index: types.SimpleNamespace(compute_capability="90"),
+            Memory=lambda size: _Memory(self, size),
             MemoryPointer=_MemoryPointer,
+            driver=types.SimpleNamespace(
+                CUDADriverError=CUDADriverError, CU_FUNC_ATTRIBUTE_NUM_REGS=4, funcGetAttribute=self._load
+            ),
             compiler=types.SimpleNamespace(CompileException=refused),
             function=types.SimpleNamespace(),
         )
@@ -215,10 +245,23 @@ class FakeCupy(types.ModuleType):
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         return FakeArray(guarded(size).view(dtype).reshape(shape), self.device)
 
+    def _wait(self) -> None:
+        self.waits += 1
+
+    def _load(self, attribute: int, function: int) -> int:
+        self.loaded.add(function)
+        return 32
+
     def asarray(self, value: Any) -> FakeArray:
+        if hasattr(value, "__cuda_array_interface__"):
+            told = value.__cuda_array_interface__
+            return FakeArray(value.host.view(np.dtype(told["typestr"])))
         made = self.empty(np.shape(value), np.asarray(value).dtype)
         made.host[...] = value
         return made
+
+    def from_dlpack(self, value: Any) -> FakeArray:
+        return FakeArray(value.host)
 
     def asnumpy(self, value: FakeArray) -> np.ndarray:
         return value.host.copy()
@@ -230,6 +273,7 @@ class FakeCupy(types.ModuleType):
 class _Function:
     def __init__(self, cupy: FakeCupy, library: ctypes.CDLL, name: str) -> None:
         self.cupy, self.library, self.name = cupy, library, name
+        self.ptr = id(self)
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared: int, stream: Any) -> None:
         assert len(block) == 1 and 0 < block[0] <= 512 and block[0] % 32 == 0 and shared == 0 and 0 < grid[0] < 2**31
@@ -251,10 +295,15 @@ def _argument(value: Any) -> Any:
 
 
 class _Memory:
-    def __init__(self, size: int) -> None:
+    def __init__(self, cupy: FakeCupy, size: int) -> None:
+        self.cupy = cupy
+        cupy.uploads += 1
         self.held = np.empty(size + 16, np.uint8)
         self.ptr = self.held.__array_interface__["data"][0]
         self.ptr += -self.ptr % 16
+
+    def __del__(self) -> None:
+        self.cupy.freed.append(self.ptr)
 
 
 class _MemoryPointer:

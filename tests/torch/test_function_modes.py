@@ -15,6 +15,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 
 from fused_graphs import COMPOSED  # noqa: E402
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
@@ -155,6 +157,30 @@ def test_constants_too_large_for_a_text_are_given_as_tensors() -> None:
     copied = pickle.loads(pickle.dumps(op))
     assert copied.graph == op.graph
     same(copied(x)[0], eager(x))
+
+
+def test_large_constants_are_copied_to_a_device_once() -> None:
+    """The meta device stands for a GPU: a copy from the host at each call cannot be captured in a CUDA graph."""
+    graph = og.Graph()
+    x = graph.input("x", "f64", (3, 100))
+    graph.output(graph.add_op("Multiply", x, graph.constant("table", np.linspace(0, 1, 100)), name="y"))
+    op, x = FusedOp(graph), torch.randn(3, 100, dtype=torch.float64)
+    spelled, meta = op.spelling, torch.device("meta")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        op.dispatched(x.to(meta))
+    slopes(lambda x: op.dispatched(x), 1)(x.to(meta))
+    assert meta not in spelled.placed  # wrappers, which mean nothing once their mode or transform is over
+    op.dispatched(x.to(meta))
+    (constant,) = spelled.placed[meta]
+    op.dispatched(x.to(meta))
+    assert type(constant) is torch.Tensor and spelled.placed[meta][0] is constant
+    assert spelled.placed[x.device] is spelled.constants
+    torch._dynamo.reset()
+    counted = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x: op(x)[0], backend=counted, fullgraph=True)
+    for _ in range(3):
+        same(compiled(x), x * torch.linspace(0, 1, 100, dtype=torch.float64))
+    assert counted.frame_count == 1
 
 
 def test_a_module_that_holds_one_can_be_copied_and_pickled() -> None:

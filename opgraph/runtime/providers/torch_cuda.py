@@ -20,6 +20,7 @@ class TorchLibrary:
     """Torch as the owner of arrays on a GPU."""
 
     name = "torch"
+    keeps_for_graphs = True
 
     def view(self, owner: torch.Tensor) -> DeviceArray:
         """A tensor by address, shape and strides.
@@ -63,9 +64,7 @@ class TorchLibrary:
         """A block in which a stream is torch's current one of this thread."""
         if stream.ptr == torch._C._cuda_getCurrentRawStream(device):
             return torch.cuda.stream(None)
-        if stream.ptr == 0:
-            return torch.cuda.stream(torch.cuda.default_stream(device))
-        return torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr, device))  # type: ignore[no-untyped-call]
+        return torch.cuda.stream(torch.cuda.get_stream_from_external(stream.ptr, device))  # 0: the default stream
 
     def to_host(self, owner: torch.Tensor) -> np.ndarray:
         """A copy in host memory."""

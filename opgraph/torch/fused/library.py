@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,10 @@ _open: Any = torch.library.Library  # untyped
 _LIBRARY: Any = _open(_NAMESPACE, "FRAGMENT")
 #: Tensors in and out of the ops that exist from the start; of more, an op is defined when it is first called.
 _USUAL = ((i, o) for o in (1, 2) for i in range(1, 9))
+
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_dynamo = torch.compiler.is_dynamo_compiling
 
 _lock = threading.Lock()
 _defined: dict[tuple[int, int], Any] = {}
@@ -74,24 +78,36 @@ class Spelling:
         text: of the graph.
         rounding: as `opgraph.compile` takes it.
         constants: what the text does not hold, given as tensors after all others.
+        placed: the constants on each device that a call was on.
     """
 
     overload: Any
     text: str
     rounding: str
     constants: tuple[torch.Tensor, ...]
+    placed: dict[torch.device, tuple[torch.Tensor, ...]] = field(compare=False)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the op gives for the tensors of a call: a tensor, or a tuple. torch.compile follows every line of it."""
-        constants = [c.to(tensors[0].device) for c in self.constants]
+        constants = self.on(tensors[0].device) if self.constants else ()
         return self.overload(*tensors, *constants, VERSION, self.text, self.rounding)
+
+    def on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """The constants on a device, copied there once: a CUDA graph cannot be captured from a copy from the host."""
+        found = self.placed.get(device)
+        if found is None:
+            found = tuple([c.to(device) for c in self.constants])
+            if _dynamo() or not (_modes() or _transforms()):  # which give wrappers that end with them
+                self.placed[device] = found
+        return found
 
 
 def spelling(graph: Graph, rounding: str) -> Spelling:
     """How torch's dispatcher knows a graph."""
     spelled, arrays = without_data(graph)
     constants = tuple(from_numpy(a.copy()) for a in arrays)
-    return Spelling(overload(len(spelled.inputs), len(spelled.outputs)), str(spelled), rounding, constants)
+    placed = {torch.device("cpu"): constants}
+    return Spelling(overload(len(spelled.inputs), len(spelled.outputs)), str(spelled), rounding, constants, placed)
 
 
 def call(spelled: Spelling, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

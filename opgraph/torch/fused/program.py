@@ -42,8 +42,8 @@ class Program:
         self._names = [port_name(t) for t in graph.inputs]
         self._outputs = [port_name(t) for t in graph.outputs]
         engine = Engine("cuda", device.index) if device.type == "cuda" else Engine("cpu")
-        # On the CPU `plan` compiles what the tensors need: gradients often come broadcast, as from sum().
-        self._executable = Executable(graph, engine, donate=(), rounding=rounding, waits=engine.kind == "cpu")
+        # The first call compiles what its tensors need: gradients often come broadcast, as from sum().
+        self._executable = Executable(graph, engine, donate=(), rounding=rounding, waits=True)
 
     def plan(self, tensors: Tensors) -> Run:
         """What runs it on tensors laid out like these; checks them once for all.

@@ -31,7 +31,8 @@ from opgraph.torch.lazy.value import compute
 
 #: Functions that take what their arguments tell, and such that may take anything: (owner, name).
 _TAKE_ARGUMENTS: tuple[tuple[Any, str], ...] = (
-    (torch.utils.checkpoint._CheckpointFrame, "save_inputs"),
+    # torch 2.11 puts arguments away by a custom autograd function instead.
+    *(((frame, "save_inputs"),) if hasattr(frame := torch.utils.checkpoint._CheckpointFrame, "save_inputs") else ()),
     (torch._C.ScriptFunction, "__call__"),
     (torch._C.ScriptMethod, "__call__"),
 )

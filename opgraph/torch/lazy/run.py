@@ -258,7 +258,7 @@ def _set(state: Any, device: torch.device) -> Iterator[None]:
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(torch.autocast(device.type, enabled=False))
         if stream is not None and stream != torch._C._cuda_getCurrentRawStream(device.index):
-            now, then = torch.cuda.current_stream(device), torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+            now, then = torch.cuda.current_stream(device), torch.cuda.get_stream_from_external(stream, device)
             stack.enter_context(torch.cuda.stream(then))
             stack.callback(now.wait_stream, then)
         yield

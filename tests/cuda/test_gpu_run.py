@@ -23,7 +23,7 @@ from opgraph.bench.plan import GROUPS
 from opgraph.bench.results import Cell, Results, Row
 from opgraph.bench.timing import Ratio
 
-GPU = Path(__file__).parent
+GPU = Path(__file__).parents[1] / "gpu"
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.library() is None or nvrtc.disassembler() is None, reason="NVRTC or nvdisasm is missing: see the extra test"
 )
@@ -49,6 +49,7 @@ def test_a_step_that_hangs_loses_only_itself(tmp_path: Path, monkeypatch: pytest
         run.Step("works", [python, "-c", "print('here')"], 30, "b.log"),
     ]
     monkeypatch.setattr(run, "steps", lambda folder: made)
+    monkeypatch.setattr(run, "KEPT", tmp_path / "kept")
     assert run.main([str(tmp_path / "out")]) == 1
     rows = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [r["status"] for r in rows] == ["out of time", 9, "there is no no-such-program", 0]
@@ -88,37 +89,126 @@ def test_what_would_say_nothing_is_not_run(tmp_path: Path, monkeypatch: pytest.M
         run.Step("finds none", [python, "-c", ""], 30, "a.log", after="finds a fault"),
     ]
     monkeypatch.setattr(run, "steps", lambda folder: made)
+    monkeypatch.setattr(run, "KEPT", tmp_path / "kept")
     assert run.main([str(tmp_path)]) == 1
     assert made[1].status == "not run, as this was not good: finds a fault" and not made[1].is_good
 
 
-def test_all_steps_fit_into_their_time_and_into_few_files() -> None:
+def test_each_call_has_its_steps_and_its_time_whatever_they_do() -> None:
     run = module("run")
     found = run.steps(Path("out"))
-    first = [s.name for s in found if "compute-sanitizer" not in s.command[0]]
-    assert first == [s.name for s in found][: len(first)]
-    assert first[-3:] == ["tests", "benchmark of activation", "benchmark of others"]
-    assert sum(s.limit for s in found[: len(first)]) <= 560  # whatever they do, they have their turn
-    suites = [word for s in found if "benchmark" in s.name for word in s.command if word in GROUPS["all"]]
+    calls = {call: [s for s in found if s.call == call] for call in run.CALLS}
+    assert [s.name for s in calls[1]][:2] == ["environment", "smoke tests"] and calls[1][-1].name == "tests"
+    assert calls[2][0].name == "what did not pass"
+    for call, chosen in calls.items():
+        assert chosen and sum(s.limit for s in chosen) <= run.CALLS[call]
+    suites = [word for s in found for word in s.command if "--json" in s.command and word in GROUPS["all"]]
     assert sorted(suites) == sorted(GROUPS["gpu"])
-    some = [s for s in found if "benchmark" in s.name]
-    run.share(some, 580)
-    assert sum(s.limit for s in some) == pytest.approx(580) and some[0].limit > some[1].limit
     assert [s.expected for s in found].count(run.FOUND) == 3
     assert {s.after for s in found} - {""} == {s.name for s in found if s.expected == run.FOUND}
+
+
+def test_time_that_is_left_goes_to_those_that_can_use_it() -> None:
+    run = module("run")
+    first, second, third = (run.Step(n, [], 100, "a.log", spare=s) for n, s in (("a", 0), ("b", 1), ("c", 3)))
+    assert run.limit_of(first, [second, third], 500) == 100
+    assert run.limit_of(second, [third], 400) == 100 + 200 / 4
+    assert run.limit_of(third, [], 250) == 250  # as the others took less than they had
+    assert run.limit_of(second, [third], 150) == 100 and run.limit_of(third, [], 40) == 40
+
+
+PARTLY = """
+import pytest
+
+def test_passes(): pass
+def test_fails(): assert 6 * 7 == 41
+def test_is_skipped(): pytest.skip("so")
+@pytest.fixture
+def broken(): raise RuntimeError("before it began")
+def test_never_begins(broken): pass
+"""
+
+
+def test_a_second_run_has_what_did_not_pass(tmp_path: Path) -> None:
+    """With the workers of pytest-xdist, which collect for themselves, and without."""
+    (tmp_path / "test_some.py").write_text(PARTLY)
+    outcomes = tmp_path / "outcomes.txt"
+    options = ["--tb=no", "--outcomes", str(outcomes), "--again", str(outcomes)]
+    assert "1 failed, 1 passed, 1 skipped, 1 error" in pytest_of(tmp_path, *options)
+    lines = {line.split(" ")[1].partition("::")[2]: line.split(" ")[0] for line in outcomes.read_text().splitlines()}
+    expected = {"test_passes": "passed", "test_is_skipped": "skipped"}
+    assert lines == expected | {"test_fails": "failed", "test_never_begins": "failed"}
+    assert "1 failed, 1 error" in pytest_of(tmp_path, *options, "-n", "2")
+    (tmp_path / "test_some.py").write_text(PARTLY.replace("== 41", "== 42").replace("(broken)", "()"))
+    assert "2 passed" in pytest_of(tmp_path, *options)
+    told = pytest_of(tmp_path, *options, "-n", "1")
+    assert "failed" not in told and "no tests ran" in told
+
+
+def test_a_second_call_finds_what_the_first_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its folder is another one, and empty."""
+    run = module("run")
+    said = "import sys; open(sys.argv[1], 'a').write('passed ' + sys.argv[2] + chr(10))"
+
+    def steps(folder: Path) -> list[Any]:
+        made = [run.Step(f"step {n}", [], 30, "a.log", call=n, keeps=run.OUTCOMES) for n in (1, 2)]
+        for step in made:
+            step.command = [sys.executable, "-c", said, str(folder / run.OUTCOMES), step.name]
+        return made
+
+    monkeypatch.setattr(run, "steps", steps)
+    monkeypatch.setattr(run, "KEPT", tmp_path / "kept")
+    for call, expected in ((1, 1), (2, 2), (1, 1)):  # a first call begins anew
+        folder = tmp_path / f"out{call}{expected}{len(list(tmp_path.iterdir()))}"
+        assert run.main([str(folder), "--call", str(call)]) == 0
+        assert len((folder / run.OUTCOMES).read_text().splitlines()) == expected
+
+
+def test_a_program_of_the_toolkit_is_found_beside_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = module("run")
+    for place in ("bin/nvcc", "compute-sanitizer/compute-sanitizer"):
+        path = tmp_path / place
+        path.parent.mkdir()
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert run.tool("compute-sanitizer") == str(tmp_path / "compute-sanitizer" / "compute-sanitizer")
+    assert run.tool("no-such-tool") == "no-such-tool"
+
+
+def test_the_slowest_rows_are_profiled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    profiled = module("profiled")
+    rows = [
+        Row(
+            suite="activation", entry="swish", dtype=dtype, size=1 << 26, elements=1 << 26,
+            cells=(Cell(peer="opgraph", us=us),), copy=Cell(peer="copy", us=100.0),
+        )
+        for dtype, us in (("f32", 104.0), ("f32", 120.0), ("bf16", 115.0), ("f16", 110.0))
+    ]  # fmt: skip
+    assert [(r.dtype, r.ours.us) for r in profiled.slow(rows, 6)] == [("f32", 120.0), ("bf16", 115.0)]
+    assert len(profiled.slow(rows, 1)) == 1
+    (tmp_path / "bench.json").write_text(Results(machine={}, settings={}, rows=rows).to_json())
+    assert profiled.main(["--ncu", "echo", str(tmp_path / "bench.json"), str(tmp_path / "none.json")]) == 0
+    told = capfd.readouterr().out
+    assert "4 rows, of which 2 are profiled" in told and "--run swish forward bf16 67108864" in told
+    assert profiled.main(["--ncu", "echo", str(tmp_path / "none.json")]) == 1
 
 
 def test_what_it_writes_is_few_small_files_of_plain_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a machine that is lent gives back, whatever becomes of the steps."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = module("run")
-    assert run.main([str(tmp_path), "--only", "environment", "--only", "of others"]) == 1
-    told = {row["step"]: row for row in json.loads((tmp_path / "summary.json").read_text())}
-    assert "GPU" in (tmp_path / "bench.log").read_text() and told["benchmark of others"]["status"] == 2
-    written = {f.name for f in tmp_path.iterdir()} | {s.log for s in run.steps(tmp_path)}
-    written |= {Path(word).name for s in run.steps(tmp_path) for word in s.command if word.endswith(".json")}
-    assert len(written) + 1 <= 8  # one that a killed process was writing
-    assert all(re.fullmatch(r"[\w.-]+", name) for name in written)
+    out = tmp_path / "out"
+    monkeypatch.setattr(run, "KEPT", tmp_path / "kept")
+    assert run.main([str(out), "--only", "environment", "--only", "of others"]) == 1
+    told = {row["step"]: row for row in json.loads((out / "summary.json").read_text())}
+    assert "GPU" in (out / "bench.log").read_text() and told["benchmark of others"]["status"] == 2
+    for call in run.CALLS:
+        chosen = [s for s in run.steps(out) if s.call == call]
+        written = {"summary.json", *(s.log for s in chosen), *(s.keeps for s in chosen if s.keeps)}
+        assert len(written) + 1 <= 8  # one that a killed process was writing
+        assert all(re.fullmatch(r"[\w.-]+", name) for name in written)
+    assert {f.name for f in out.iterdir()} <= {"summary.json", "environment.log", "bench.log"}
     long = tmp_path / "long.log"
     long.write_text("first\n" + "x" * (run.LARGEST + 5) + "\nlast line")
     run.shorten(long)
@@ -233,7 +323,7 @@ def test_a_benchmark_leaves_its_rows_as_they_come() -> None:
 def test_the_program_for_the_sanitizer_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of its graphs, which compile and are right; under the tools all of them run on a GPU."""
     program = module("sanitized")
-    some = program.graphs()[1::6]
+    some = program.graphs()[1::9]
     monkeypatch.setattr(program, "graphs", lambda: some)
     program.run(cupy)
     assert len({name for name, _, _ in cupy.launches}) >= len(some) > 4
