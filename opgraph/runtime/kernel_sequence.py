@@ -9,7 +9,7 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -19,18 +19,20 @@ from opgraph.errors import InvalidArguments
 from opgraph.runtime import host, threads
 from opgraph.runtime.plan import Plan, launch
 
+AnyPlan = TypeVar("AnyPlan")
+
 
 @dataclass(frozen=True, slots=True)
-class KernelLaunch:
+class KernelLaunch(Generic[AnyPlan]):
     """One kernel of a sequence.
 
     Attributes:
-        plan: the prepared call, as `HostKernel.plan` gives it.
-        operands: for each array that the kernel reads (`HostKernel.reads`) and then writes, its place among the
+        plan: the prepared call, as the kernel's `plan` gives it.
+        operands: for each array that the kernel reads (its `reads`) and then writes, the array's place among the
             addresses of the sequence's call, and an offset in bytes from there.
     """
 
-    plan: Plan
+    plan: AnyPlan
     operands: tuple[tuple[int, int], ...]
 
 
@@ -49,10 +51,11 @@ class KernelSequence:
     `first` from address 0 to address 1, then `second` from address 1 to address 2.
     """
 
-    def __init__(self, launches: Sequence[KernelLaunch], count: int) -> None:
+    def __init__(self, launches: Sequence[KernelLaunch[Plan]], count: int) -> None:
         self.launches = tuple(launches)
         for number, item in enumerate(self.launches):
-            _check(item, count, f"kernel {number} of a sequence")
+            wanted = sum(fixed is None for fixed in item.plan.slots) if item.plan.size else 0
+            check_launch(item, wanted, count, f"kernel {number} of a sequence")
         self._entry = _entry()
         self._work = max((item.plan.workspace for item in self.launches), default=0)
         self._size = max((item.plan.size for item in self.launches), default=0)
@@ -94,10 +97,18 @@ def _entry() -> Any:
     return host.load(source, ())
 
 
-def _check(item: KernelLaunch, count: int, where: str) -> None:
-    if not item.plan.size:
+def check_launch(item: KernelLaunch[Any], wanted: int, count: int, where: str) -> None:
+    """Checks one launch of a sequence.
+
+    Args:
+        wanted: the arrays of its kernel; 0 where it has nothing to compute.
+        count: the addresses of a call.
+
+    Raises:
+        InvalidArguments: a kernel over no elements, operands that do not fit it, or a place that no call gives.
+    """
+    if not wanted:
         raise InvalidArguments("it has no elements", where=where, fix="fill its results without a kernel")
-    wanted = sum(fixed is None for fixed in item.plan.slots)
     if len(item.operands) != wanted:
         raise InvalidArguments(
             f"got {len(item.operands)} operands for {wanted} arrays",
@@ -111,7 +122,7 @@ def _check(item: KernelLaunch, count: int, where: str) -> None:
             )
 
 
-def _program(launches: Sequence[KernelLaunch], workspace: int) -> list[int]:
+def _program(launches: Sequence[KernelLaunch[Plan]], workspace: int) -> list[int]:
     """What kernels/host_sequence.h reads; sums of large kernels have their memory at place `workspace`."""
     words = [max((len(item.plan.slots) + 1 for item in launches), default=0)]
     for item in launches:
