@@ -36,7 +36,8 @@ OG_FN i64 launch_cuda_sequence(void* const* addresses, const i64* program, i64 b
 
 }  // namespace og
 
-extern "C" og::i64 og_cuda_sequence(void* const* addresses, const og::i64* program, og::i64 begin, og::i64 end, void* stream,
-                                    og::LaunchKernel launch) {
-  return og::launch_cuda_sequence(addresses, program, begin, end, stream, launch);
+// call: [program, first kernel, end of the kernels, stream, cuLaunchKernel, addresses...]
+extern "C" og::i64 og_cuda_sequence(void* const* call) {
+  return og::launch_cuda_sequence(call + 5, (const og::i64*)call[0], (og::i64)call[1], (og::i64)call[2], call[3],
+                                  (og::LaunchKernel)call[4]);
 }

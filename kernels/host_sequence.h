@@ -1,7 +1,7 @@
 #pragma once
 #include "host.h"
 
-// Several kernels of the CPU, called one after the other. A sequence has the entry point of a kernel.
+// Several kernels of the CPU, called one after the other.
 
 namespace og {
 
@@ -26,7 +26,7 @@ OG_FN void launch_sequence(void* const* addresses, const i64* program, i64 count
 
 }  // namespace og
 
-extern "C" void og_sequence(void* const* addresses, const og::i64* program, og::i64, og::i64 count, og::i64 threads,
-                            og::Parallel parallel) {
-  og::launch_sequence(addresses, program, count, threads, parallel);
+// call: [program, kernels, threads, address of GOMP_parallel or null, addresses...]: one argument is the cheapest call from Python.
+extern "C" void og_sequence(void* const* call) {
+  og::launch_sequence(call + 4, (const og::i64*)call[0], (og::i64)call[1], (og::i64)call[2], (og::Parallel)call[3]);
 }

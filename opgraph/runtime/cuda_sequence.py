@@ -9,18 +9,16 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from opgraph.codegen.kernel import KernelSource
-from opgraph.codegen.sources import spliced
 from opgraph.errors import DeviceError
 from opgraph.runtime import cuda, host
 from opgraph.runtime.cuda_plan import Plan
 from opgraph.runtime.device_array import RawStream
-from opgraph.runtime.kernel_sequence import KernelLaunch, check_launch
+from opgraph.runtime.kernel_sequence import KernelLaunch, check_launch, native_entry
 
 #: The driver, as its own installation names it.
 LIBCUDA = "libcuda.so.1"
@@ -55,15 +53,16 @@ class CudaSequence:
         sizes = [item.plan.work[0] * item.plan.work[1].itemsize for item in self.launches]
         self.workspace = max(sizes, default=0)
         self._kernels = [launch for item in self.launches for launch in item.plan.launches]
-        self._native = _entry() if host.is_available() else None
-        if self._native is not None:
-            self._launch_kernel = _launch_kernel(LIBCUDA)
+        self._native: Callable[[bytes], int] | None = None
+        if host.is_available():
             words = [max((len(launch.args) for launch in self._kernels), default=0)]
             for item in self.launches:
                 words += _program(item, workspace=count)
             self._program = (ctypes.c_int64 * len(words))(*words)
-            self._address = ctypes.addressof(self._program)
-            self._pack = struct.Struct(f"{count + (self.workspace > 0)}P").pack
+            self._launch_kernel = _launch_kernel(LIBCUDA)
+            self._native = native_entry("cuda_sequence.h", "og_cuda_sequence", ctypes.c_int64)
+            pack = struct.Struct(f"{5 + count + (self.workspace > 0)}P").pack
+            self._packed = partial(pack, ctypes.addressof(self._program))
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Launches the kernels; returns without waiting for them.
@@ -75,26 +74,14 @@ class CudaSequence:
         Raises:
             DeviceError: the driver refuses a launch.
         """
-        native = self._native
-        if native is None:
+        if self._native is None:
             self._one_by_one(stream, addresses)
             return
-        given = self._pack(*addresses)
-        refused = native(given, self._address, 0, len(self._kernels), stream, self._launch_kernel)
-        if refused:
-            self._again(refused, given, stream)
-
-    def _again(self, refused: int, given: bytes, stream: int) -> None:
-        """Goes on after a refusal where this thread had no context yet, as one that only ever got memory from a pool.
-
-        Raises:
-            DeviceError: the driver refused for another reason.
-        """
-        assert self._native is not None
-        if refused & 0xFFFFFFFF == _INVALID_CONTEXT:
+        refused = self._native(self._packed(0, len(self._kernels), stream, self._launch_kernel, *addresses))
+        if refused & 0xFFFFFFFF == _INVALID_CONTEXT:  # of a thread that only ever got memory from a pool
             cuda.make_context(self._device)
             begin = refused >> 32
-            refused = self._native(given, self._address, begin, len(self._kernels), stream, self._launch_kernel)
+            refused = self._native(self._packed(begin, len(self._kernels), stream, self._launch_kernel, *addresses))
         if refused:
             raise DeviceError(
                 f"the driver refuses a launch: {_error_name(LIBCUDA, refused & 0xFFFFFFFF)}",
@@ -137,14 +124,6 @@ def _constant(value: Any) -> tuple[int, int]:
     if isinstance(value, np.ndarray):  # kept by the plan
         return _LIES_THERE, value.__array_interface__["data"][0]
     return _ITSELF, 0 if value is None else int(value)
-
-
-@cache
-def _entry() -> Callable[..., int]:
-    source = KernelSource(entry="og_cuda_sequence", functor="", code=spliced("cuda_sequence.h"), tags={})
-    pointer, i64 = ctypes.c_void_p, ctypes.c_int64
-    found = ctypes.cast(host.load(source, ()), pointer).value
-    return ctypes.CFUNCTYPE(i64, pointer, pointer, i64, i64, pointer, pointer)(found or 0)
 
 
 @cache

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -56,19 +57,23 @@ class KernelSequence:
         for number, item in enumerate(self.launches):
             wanted = sum(fixed is None for fixed in item.plan.slots) if item.plan.size else 0
             check_launch(item, wanted, count, f"kernel {number} of a sequence")
-        self._entry = _entry()
         self._work = max((item.plan.workspace for item in self.launches), default=0)
         self._size = max((item.plan.size for item in self.launches), default=0)
         words = _program(self.launches, workspace=count)
         self._program = (ctypes.c_int64 * len(words))(*words)
-        self._arguments = ctypes.addressof(self._program), 0, len(self.launches)
-        self._pack = struct.Struct(f"{count + 1 if self._work else count}P").pack
-        self._is_small = self._size < threads.SINGLE_THREADED and not self._work
+        self._entry = native_entry("host_sequence.h", "og_sequence", None)
+        pack = struct.Struct(f"{4 + count + (self._work > 0)}P").pack
+        self._packed = partial(pack, ctypes.addressof(self._program), len(self.launches))
+        #: Where one thread does it all, `entry(pack(*addresses))` is a call, without any Python function; else None.
+        self.direct: tuple[Callable[[bytes], None], Callable[..., bytes]] | None = None
+        if self._size < threads.SINGLE_THREADED and not self._work:
+            self.direct = self._entry, partial(self._packed, 1, 0)
 
     def __call__(self, *addresses: int) -> None:
         """Runs the kernels on arrays at these addresses, each laid out like the one that its plan was made for."""
-        if self._is_small:
-            self._entry(self._pack(*addresses), *self._arguments, 1, None)
+        if self.direct is not None:
+            entry, pack = self.direct
+            entry(pack(*addresses))
             return
         count, parallel = threads.team(self._size)
         if parallel is None and count > 1:
@@ -77,7 +82,7 @@ class KernelSequence:
         if self._work:
             memory = np.empty(self._work)  # one for each call: calls may overlap
             addresses = (*addresses, memory.__array_interface__["data"][0])
-        self._entry(self._pack(*addresses), *self._arguments, count, parallel)
+        self._entry(self._packed(count, parallel or 0, *addresses))
 
     def _one_by_one(self, addresses: Sequence[int]) -> None:
         """The same by threads of Python, where the process has no OpenMP."""
@@ -92,9 +97,17 @@ class KernelSequence:
             launch(item.plan, base)
 
 
-def _entry() -> Any:
-    source = KernelSource(entry="og_sequence", functor="", code=spliced("host_sequence.h"), tags={})
-    return host.load(source, ())
+@cache
+def native_entry(skeleton: str, name: str, result: Any) -> Callable[[bytes], Any]:
+    """A function of a native loop of `kernels/`, which takes the address of one call; compiled when first asked for.
+
+    Raises:
+        DeviceError: no compiler, or it refused the source.
+    """
+    source = KernelSource(entry=name, functor="", code=spliced(skeleton), tags={})
+    address = ctypes.cast(host.load(source, ()), ctypes.c_void_p).value
+    # A prototype of one argument: ctypes takes 0.1 us for it, and 0.5 us for the six of a kernel.
+    return ctypes.CFUNCTYPE(result, ctypes.c_char_p)(address or 0)
 
 
 def check_launch(item: KernelLaunch[Any], wanted: int, count: int, where: str) -> None:
