@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -65,29 +64,6 @@ class Plan:
         if self.is_small:
             return partial(self.entry, base, self.layout_address, 0, self.boxes or self.size, 1, None)
         return partial(launch, self, base)
-
-    def launcher(self) -> Callable[..., None]:
-        """What runs the kernel, given the addresses of the arrays that it reads and then of those that it writes.
-
-        For callers who have addresses rather than NumPy arrays; see `HostKernel.plan`.
-        """
-        entry, layout, pieces = self.entry, self.layout_address, self.boxes or self.size
-        slots = self.slots
-        pack = struct.Struct(f"{len(slots)}P8x").pack  # a null address for the memory of sums, where there are any
-        moving = [i for i, fixed in enumerate(slots) if fixed is None]
-
-        def alone(*addresses: int, plan: Plan = self) -> None:
-            entry(pack(*addresses), layout, 0, pieces, 1, None)
-
-        def general(*addresses: int, plan: Plan = self) -> None:
-            base = plan.pointers()
-            for position, address in plan.fixed:
-                base[position] = address
-            for position, address in zip(moving, addresses, strict=True):
-                base[position] = address
-            launch(plan, base)
-
-        return alone if self.is_small and not self.fixed else general
 
 
 def launch(plan: Plan, base: Any) -> None:

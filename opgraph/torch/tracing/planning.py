@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from opgraph.runtime.bounded import Bounded
-from opgraph.torch.tracing.plan import Plan
+from opgraph.torch.fused.prepared import IS_PLAIN, IS_PLAIN_VALUES
+from opgraph.torch.tracing.plan import Plan, Ready
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.reads import NotKnown, OddArgument, Place, reads_of
 from opgraph.torch.tracing.trace import MOST_SHAPES, Run, Traced
@@ -67,12 +68,18 @@ class _Writer:
         self._inputs = inputs
         self._asks = asks
         self.lines: list[str] = []
+        self.signature: list[str] = []
+        self._compared: list[str] = []
         self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": _same}
         self.sources: dict[int, str] = {}
         self._count = 0
 
     def line(self, text: str) -> None:
         self.lines.append(text)
+
+    def of_signature(self, condition: str) -> None:
+        """A condition that every signature implies under which the plan was used before: asked of new ones alone."""
+        self.signature.append(f"if {condition}: return None")
 
     def constant(self, value: Any) -> str:
         name = f"k{len(self.names)}"
@@ -89,10 +96,10 @@ class _Writer:
         """A tensor argument: a plain one of the same dtype and device, and of no dimension or not as before."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise OddArgument(f"an argument is a {type(tensor).__name__}")
-        self.line(f"if type({name}) is not Tensor and type({name}) is not Parameter: return None")
+        self.of_signature(f"type({name}) is not Tensor and type({name}) is not Parameter")
         self.tensor(name, tensor)
         if id(tensor) not in self._inputs and not self._asks:
-            self.line(f"if {'' if tensor.dim() else 'not '}not {name}.shape: return None")
+            self.of_signature(f"{'' if tensor.dim() else 'not '}not {name}.shape")
 
     def tensor(self, name: str, tensor: torch.Tensor) -> None:
         """That a tensor is what it was, as far as the trace depends on it.
@@ -103,15 +110,16 @@ class _Writer:
         if source != name:
             self.line(f"if {name} is not {source}: return None")
             return
-        self.line(f"if {name}.dtype is not {self.constant(tensor.dtype)}: return None")
+        self._compared.append(name)
+        self.of_signature(f"{name}.dtype is not {self.constant(tensor.dtype)}")
         if not tensor.dtype.is_floating_point:  # what integers become
             self.default_dtype()
         if _HAS_DEVICES:
-            self.line(f"if {name}.device != {self.constant(tensor.device)}: return None")
+            self.of_signature(f"{name}.device != {self.constant(tensor.device)}")
         if self._asks:
-            self.line(f"if {name}.requires_grad is not {tensor.requires_grad}: return None")
+            self.of_signature(f"{name}.requires_grad is not {tensor.requires_grad}")
             if id(tensor) not in self._inputs:
-                self.line(f"if {name}.shape != {self.constant(tensor.shape)}: return None")
+                self.of_signature(f"{name}.shape != {self.constant(tensor.shape)}")
 
     def default_dtype(self) -> None:
         """That torch's default dtype is what it was."""
@@ -213,17 +221,25 @@ class _Writer:
         assert run.leaf is not None and run.traced is not None
         graphs: Bounded[Any, Traced] = Bounded(MOST_SHAPES)
         graphs[tuple(t.shape for t in run.tensors)] = run.traced
-        self.names["graphs"] = graphs
+        ready: list[Ready] = []
+        self.names |= {"graphs": graphs, "ready": ready, **IS_PLAIN_VALUES}
+        compared = dict.fromkeys((*self._compared, *tensors))  # what a signature is of
         shapes, given = "".join(f"{t}.shape, " for t in tensors), "".join(f"{t}, " for t in tensors)
+        kept_text = "".join(f"{k}, " for k in kept)
+        self.line(f"if {' or '.join(f'{name}.is_nested' for name in compared)}: return None")
+        self.line(f"if {IS_PLAIN}:")
+        self.line("    for check, traced, run in ready:")
+        self.line(f"        if check({', '.join(compared)}): return traced, ({given}), ({kept_text}), run")
+        self.lines += self.signature
         self.line(f"shapes = ({shapes})")
         self.line("traced = graphs.get(shapes)")
-        self.line(f"if traced is None: return None, ({given}), shapes")
-        self.line(f"return traced, ({given}), ({''.join(f'{k}, ' for k in kept)})")
+        self.line(f"if traced is None: return None, ({given}), shapes, None")
+        self.line(f"return traced, ({given}), ({kept_text}), ({''.join(f'{name}, ' for name in compared)})")
         # Whatever goes wrong on the way goes wrong again when the function runs, with the user's line in the message.
         body = "".join(f"        {line}\n" for line in self.lines)
         text = f"def plan(args, kwargs):\n    try:\n{body}    except Exception: return None\n"
         exec(compile(text, "<plan>", "exec"), self.names)
-        return Plan(self.names["plan"], graphs, run.leaf)
+        return Plan(self.names["plan"], graphs, ready, run.leaf)
 
 
 def _same(a: Any, b: Any) -> bool:
