@@ -36,8 +36,8 @@ OG_FN i64 launch_cuda_sequence(void* const* addresses, const i64* program, i64 b
 
 }  // namespace og
 
-// call: [program, first kernel, end of the kernels, stream, cuLaunchKernel, addresses...]
+// call: [program, end of the kernels, cuLaunchKernel, first kernel, stream, addresses...]
 extern "C" og::i64 og_cuda_sequence(void* const* call) {
-  return og::launch_cuda_sequence(call + 5, (const og::i64*)call[0], (og::i64)call[1], (og::i64)call[2], call[3],
-                                  (og::LaunchKernel)call[4]);
+  return og::launch_cuda_sequence(call + 5, (const og::i64*)call[0], (og::i64)call[3], (og::i64)call[1], call[4],
+                                  (og::LaunchKernel)call[2]);
 }

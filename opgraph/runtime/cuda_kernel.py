@@ -176,15 +176,21 @@ class CudaKernel:
         """Which of the inputs the kernel reads, as often as it does, in the order of a sequence's operands."""
         return tuple(source for _, source in self._given)
 
-    def plan(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Plan:
-        """What a call needs on arrays laid out and aligned like these; compiles it.
+    def plan(self, arrays: Sequence[Any], outs: Sequence[Any], *, aligned: bool = False) -> Plan:
+        """What a call needs on arrays laid out like these; compiles it.
+
+        Args:
+            aligned: for arrays at multiples of 16 bytes, wherever these are; else aligned like these.
 
         Raises:
             InvalidArguments, InvalidShape, DeviceError: as a call.
         """
-        ins = [seen(a, self.device, "an input of a kernel") for a in arrays]
+        ins, targets = [seen(a, self.device, "an input of a kernel") for a in arrays], self._targets(outs)
+        if aligned:
+            ins = [a.at(0) for a in ins]
+            targets = [None if o is None else o.at(0) for o in targets]
         with cuda.OnDevice(self.device):
-            return self._plan(ins, self._targets(outs))
+            return self._plan(ins, targets)
 
     def _plan(self, ins: Sequence[DeviceArray], outs: Sequence[DeviceArray | None]) -> Plan:
         key = tuple([None if a is None else a.key for a in (*ins, *outs)])
@@ -215,10 +221,11 @@ class CudaKernel:
         own = {position: self._uploaded_at(position, array) for position, array in self.operands.own(layout)}
         fixed = tuple(own.get(i, 0) for i in range(count))
         aligned = alignment(moving)
+        packs = tuple(kinds[position] == CONTIGUOUS for position in brought)
         if layout.variant.has_sums or layout.row_rank:
             launches, work = self._sum_launches(layout, aligned)
-            return Plan(launches, fixed, brought, layout.results, work, cleared, aligned)
-        return Plan((self._launch(layout, aligned),), fixed, brought, layout.results, _NO_WORK, alignment=aligned)
+            return Plan(launches, fixed, brought, layout.results, work, cleared, packs, aligned)
+        return Plan((self._launch(layout, aligned),), fixed, brought, layout.results, _NO_WORK, (), packs, aligned)
 
     def _launch(self, layout: Layout, aligned: int) -> Launch:
         variant = cuda_variant(self.lowered.loop, layout, alignment=aligned)

@@ -58,7 +58,8 @@ class Plan:
         results: shape of each result.
         work: elements of a workspace that the launches share, and their dtype.
         cleared: the results that are 0 because nothing is added up.
-        alignment: a power of two that divides the address of every array that kernels read or write in packs.
+        packs: for each of `moving`, whether kernels read or write it in packs, which must be aligned.
+        alignment: the power of two up to 16 that divides the addresses of those.
     """
 
     launches: tuple[Launch, ...]
@@ -67,6 +68,7 @@ class Plan:
     results: tuple[tuple[int, ...], ...]
     work: tuple[int, np.dtype[Any]]
     cleared: tuple[int, ...] = ()
+    packs: tuple[bool, ...] = ()
     alignment: int = 16
 
 

@@ -54,15 +54,18 @@ class CudaSequence:
         self.workspace = max(sizes, default=0)
         self._kernels = [launch for item in self.launches for launch in item.plan.launches]
         self._native: Callable[[bytes], int] | None = None
+        self.direct: tuple[Callable[[bytes], int], Callable[..., bytes]] | None = None
         if host.is_available():
             words = [max((len(launch.args) for launch in self._kernels), default=0)]
             for item in self.launches:
                 words += _program(item, workspace=count)
             self._program = (ctypes.c_int64 * len(words))(*words)
-            self._launch_kernel = _launch_kernel(LIBCUDA)
             self._native = native_entry("cuda_sequence.h", "og_cuda_sequence", ctypes.c_int64)
             pack = struct.Struct(f"{5 + count + (self.workspace > 0)}P").pack
-            self._packed = partial(pack, ctypes.addressof(self._program))
+            self._packed = partial(pack, ctypes.addressof(self._program), len(self._kernels), _launch_kernel(LIBCUDA))
+            #: Without a Python function: `entry(pack(stream, *addresses))` is a call, where it gives 0; what else it
+            #: gives goes to `recover`. None where there is no compiler.
+            self.direct = self._native, partial(self._packed, 0)
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Launches the kernels; returns without waiting for them.
@@ -77,11 +80,23 @@ class CudaSequence:
         if self._native is None:
             self._one_by_one(stream, addresses)
             return
-        refused = self._native(self._packed(0, len(self._kernels), stream, self._launch_kernel, *addresses))
-        if refused & 0xFFFFFFFF == _INVALID_CONTEXT:  # of a thread that only ever got memory from a pool
+        refused = self._native(self._packed(0, stream, *addresses))
+        if refused:
+            self.recover(refused, stream, *addresses)
+
+    def recover(self, refused: int, stream: int, *addresses: int) -> None:
+        """Goes on where a launch was refused because the thread has no context: it only ever got memory from a pool.
+
+        Args:
+            refused: what the native loop gave.
+
+        Raises:
+            DeviceError: it was refused for another reason.
+        """
+        assert self._native is not None
+        if refused & 0xFFFFFFFF == _INVALID_CONTEXT:
             cuda.make_context(self._device)
-            begin = refused >> 32
-            refused = self._native(self._packed(begin, len(self._kernels), stream, self._launch_kernel, *addresses))
+            refused = self._native(self._packed(refused >> 32, stream, *addresses))
         if refused:
             raise DeviceError(
                 f"the driver refuses a launch: {_error_name(LIBCUDA, refused & 0xFFFFFFFF)}",

@@ -178,11 +178,12 @@ class FusedOp:
     def _program(self, graph: Graph, tensors: Sequence[torch.Tensor]) -> Program:
         if not tensors:
             raise InvalidArguments("got no tensors", where="a fused call", fix="pass one for each input")
-        key = (id(graph), tensors[0].device)
+        device = device_of(tensors)
+        key = (id(graph), device)
         with self._lock:
             found = self._programs.get(key)
             if found is None:
-                found = self._programs[key] = Program(graph, tensors[0].device, self.rounding)
+                found = self._programs[key] = Program(graph, device, self.rounding)
             return found
 
     def dispatched(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -214,6 +215,11 @@ class FusedOp:
 
     def __repr__(self) -> str:
         return f"<FusedOp: {self.graph!r}>"
+
+
+def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """Where a call on these runs."""
+    return tensors[0].device
 
 
 def _unpickled(text: str, arrays: list[np.ndarray], rounding: str) -> FusedOp:

@@ -37,12 +37,13 @@ class Program:
 
     def __init__(self, graph: Graph, device: torch.device, rounding: str) -> None:
         self.graph = graph
+        self._device = device
         self.results = Results(graph)
         self._names = [port_name(t) for t in graph.inputs]
         self._outputs = [port_name(t) for t in graph.outputs]
         engine = Engine("cuda", device.index) if device.type == "cuda" else Engine("cpu")
-        # On the CPU `plan` compiles what the tensors need: gradients often come broadcast, as from sum().
-        self._executable = Executable(graph, engine, donate=(), rounding=rounding, waits=engine.kind == "cpu")
+        # `statements` compiles what the tensors need: gradients often come broadcast, as from sum().
+        self._executable = Executable(graph, engine, donate=(), rounding=rounding, waits=True)
 
     def statements(self, tensors: Tensors, names: Sequence[str] = ()) -> Statements:
         """What runs it on tensors laid out like these; checks them once for all.
@@ -60,11 +61,14 @@ class Program:
         if alone is not None and isinstance(alone[0], HostKernel):
             return self._launched(alone[0], alone[1], alone[2], tensors, names)
         run: Callable[[Tensors], Sequence[torch.Tensor]]
-        if alone is not None and tensors[0].is_cuda:
+        results = result_names(len(self._outputs))
+        if alone is not None and self._device.type == "cuda":
             run = self._on_device(*alone)
+            found = self._launched_on_device(*alone, tensors, names, results, run)
+            if found is not None:
+                return found
         else:
             run = self._run_into if self.results.known else self._run
-        results = result_names(len(self._outputs))
         line = f"{''.join(f'{r}, ' for r in results)} = run(({''.join(f'{n}, ' for n in names)}))"
         return Statements((line,), results, {"run": run})
 
@@ -83,6 +87,23 @@ class Program:
             return made
 
         return run
+
+    def _launched_on_device(
+        self,
+        runner: Runner,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        tensors: Tensors,
+        names: Sequence[str],
+        results: Sequence[str],
+        otherwise: Callable[[Tensors], Sequence[torch.Tensor]],
+    ) -> Statements | None:
+        from opgraph.runtime.cuda_kernel import CudaKernel  # needs CuPy
+        from opgraph.torch.fused.cuda_program import launched
+
+        if not isinstance(runner, CudaKernel):
+            return None
+        return launched(runner, reads, writes, tensors, self.results.empty(tensors), names, results, otherwise)
 
     def _launched(
         self, kernel: HostKernel, reads: Sequence[int], writes: Sequence[int], tensors: Tensors, names: Sequence[str]
