@@ -55,6 +55,7 @@ def posing(driver: str) -> Iterator[None]:
     import torch
 
     from opgraph.runtime import cuda_arrays, cuda_sequence
+    from opgraph.runtime.device_array import RawStream
     from opgraph.runtime.providers import torch_cuda
     from opgraph.torch.fused import cuda_program, op, prepared
 
@@ -69,7 +70,7 @@ def posing(driver: str) -> Iterator[None]:
             return made, made.data_ptr()
 
         def stream(self, device: int) -> Any:
-            return torch_cuda.RawStream(ptr=0)
+            return RawStream(ptr=0)
 
     replaced = [
         (op, "device_of", lambda tensors: torch.device("cuda", 0)),

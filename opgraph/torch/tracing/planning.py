@@ -9,6 +9,7 @@ import torch
 
 from opgraph.runtime.bounded import Bounded
 from opgraph.torch.fused.prepared import IS_PLAIN, IS_PLAIN_VALUES
+from opgraph.torch.tracing.conditions import Conditions, can_repeat, is_condition, waits
 from opgraph.torch.tracing.plan import Plan, Ready
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.reads import NotKnown, OddArgument, Place, reads_of
@@ -70,6 +71,7 @@ class _Writer:
         self.lines: list[str] = []
         self.signature: list[str] = []
         self._compared: list[str] = []
+        self._named: set[int] = set()
         self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": _same}
         self.sources: dict[int, str] = {}
         self._count = 0
@@ -107,6 +109,7 @@ class _Writer:
         One that was given twice has one source, which is right for calls that give it twice again, and for no others.
         """
         source = self.sources.setdefault(id(tensor), name)
+        self._named.add(id(tensor))
         if source != name:
             self.line(f"if {name} is not {source}: return None")
             return
@@ -156,24 +159,47 @@ class _Writer:
         return place.text
 
     def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor]) -> None:
-        """Repeats the calls on real tensors whose results are wanted.
+        """Repeats the calls on real tensors whose results are wanted, and compares what Python branched on.
 
         Raises:
-            NotKnown: a call told Python a value, or changed a tensor.
+            NotKnown: a call told Python a value otherwise, or changed a tensor.
         """
         made: dict[int, tuple[EagerCall, str]] = {}
+        conditions: list[EagerCall] = []
         for call in calls:
             if call.changes:
                 raise NotKnown(f"{call.name} changes a tensor")
             parts = list(call.result) if isinstance(call.result, (tuple, list)) else [call.result]
             if call.is_question:
                 continue
+            if is_condition(call):
+                conditions.append(call)
+                continue
             if not all(isinstance(part, torch.Tensor) for part in parts):
                 raise NotKnown(f"Python reads the value of a tensor: {call.name}")
             for i, part in enumerate(parts):
                 made.setdefault(id(part), (call, f"[{i}]" if isinstance(call.result, (tuple, list)) else ""))
-        needed: set[int] = set()
-        waiting: list[Any] = list(wanted)
+        late = [call for call in conditions if waits(call.args[0])]
+        needed = self._needed(made, [*wanted, *(call.args[0] for call in conditions if call not in late)])
+        for call in self._needed(made, [call.args[0] for call in conditions]).values():
+            if not can_repeat(call):
+                raise NotKnown(f"Python reads the value of a tensor that comes from {call.name}")
+        for call in calls:
+            if id(call) in needed:
+                self._repeat(call, made)
+            elif call in conditions and call not in late:
+                self.line(f"if {'not ' if call.result else ''}{self.sources[id(call.args[0])]}: return None")
+        if late:
+            self._late(late, calls, made, needed)
+
+    def _needed(self, made: dict[int, tuple[EagerCall, str]], wanted: list[Any]) -> dict[int, EagerCall]:
+        """The calls, by id, that make these tensors.
+
+        Raises:
+            NotKnown: nobody knows where one is from.
+        """
+        needed: dict[int, EagerCall] = {}
+        waiting = list(wanted)
         while waiting:
             value = waiting.pop()
             if isinstance(value, torch.Tensor) and id(value) not in self.sources:
@@ -181,19 +207,42 @@ class _Writer:
                     raise NotKnown("a tensor that is found under no name")
                 call = made[id(value)][0]
                 if id(call) not in needed:
-                    needed.add(id(call))
+                    needed[id(call)] = call
                     waiting += [*call.args, *call.kwargs.values()]
             elif isinstance(value, (list, tuple)):
                 waiting += value
+        return needed
+
+    def _repeat(self, call: EagerCall, made: dict[int, tuple[EagerCall, str]]) -> None:
+        self.default_dtype()  # what new tensors are made of
+        arguments = [self._argument(a) for a in call.args]
+        arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
+        name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
+        for key, (maker, index) in made.items():
+            if maker is call:
+                self.sources.setdefault(key, name + index)
+
+    def _late(
+        self,
+        late: list[EagerCall],
+        calls: list[EagerCall],
+        made: dict[int, tuple[EagerCall, str]],
+        needed: dict[int, EagerCall],
+    ) -> None:
+        """Compares values that lie on a device: at the end, all of them at once, and only where they may be others."""
+        own = self._needed(made, [call.args[0] for call in late])
+        given = [v for call in [*late, *needed.values(), *own.values()] for v in (*call.args, *call.kwargs.values())]
+        sources = dict.fromkeys(self.sources[id(v)] for v in given if id(v) in self._named)
+        self.default_dtype()
+        compared = self.constant(Conditions([call.result for call in late]))
+        inner = len(self.lines)
         for call in calls:
-            if id(call) in needed:
-                self.default_dtype()  # what new tensors are made of
-                arguments = [self._argument(a) for a in call.args]
-                arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
-                name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
-                for key, (maker, index) in made.items():
-                    if maker is call:
-                        self.sources.setdefault(key, name + index)
+            if id(call) in own:
+                self._repeat(call, made)
+        values = "".join(f"{self.sources[id(call.args[0])]}, " for call in late)
+        self.line(f"if not {compared}.read(({''.join(f'{s}, ' for s in sources)}), ({values})): return None")
+        block = [f"    {line}" for line in self.lines[inner:]]
+        self.lines[inner:] = [f"if not {compared}.hold({', '.join(sources)}):", *block]
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
