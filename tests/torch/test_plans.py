@@ -261,6 +261,32 @@ def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypat
     assert fused.why_rerun == ""
 
 
+def test_numbers_alone_are_computed_once(monkeypatch) -> None:
+    def fn(x, a):
+        three = torch.lgamma(torch.tensor(3.0))
+        return x * three if three > 0.5 else x * a, torch.tensor(2.0)
+
+    counted, a = Counted(fn), torch.tensor(0.25)
+    counted(X, a)
+    with Reads() as reads:
+        (got, two), (want, _) = counted(X, a), fn(X, a)
+    assert close(got, want) and counted.runs == 1
+    assert reads.names.count("__bool__") == 1  # of `fn` itself
+    two.fill_(5.0)  # what is returned is the caller's
+    assert counted(X, a)[1] == 2.0
+    with torch.inference_mode():
+        inner = fuse(fn)
+        inner(X, a)
+    x = X.clone().requires_grad_()
+    for _ in range(2):
+        assert close(torch.autograd.grad(inner(x, a)[0].sum(), x)[0], torch.autograd.grad(fn(x, a)[0].sum(), x)[0])
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert counted(X.double(), a.double())[1].dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_branch_on_what_is_drawn_runs_the_function_each_time() -> None:
     counted = Counted(lambda x, a: x * a if torch.rand(()) + a > 0.5 else x - a)
     a = torch.tensor(0.25)

@@ -53,7 +53,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         else:
             raise OddArgument(f"an argument is a {type(value).__name__}")
     writer.environment(fn, objects)
-    writer.eager(watch.calls, [*run.tensors, *(k for k in run.kept if isinstance(k, torch.Tensor))])
+    writer.eager(watch.calls, list(run.tensors), [k for k in run.kept if isinstance(k, torch.Tensor)])
     return writer.finish(run)
 
 
@@ -72,6 +72,7 @@ class _Writer:
         self.signature: list[str] = []
         self._compared: list[str] = []
         self._named: set[int] = set()
+        self._folded: set[int] = set()
         self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": _same}
         self.sources: dict[int, str] = {}
         self._count = 0
@@ -158,8 +159,12 @@ class _Writer:
         self.names.update(place.roots)
         return place.text
 
-    def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor]) -> None:
+    def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
         """Repeats the calls on real tensors whose results are wanted, and compares what Python branched on.
+
+        Args:
+            wanted: what the graph reads.
+            kept: what the function returns as it is.
 
         Raises:
             NotKnown: a call told Python a value otherwise, or changed a tensor.
@@ -179,8 +184,11 @@ class _Writer:
                 raise NotKnown(f"Python reads the value of a tensor: {call.name}")
             for i, part in enumerate(parts):
                 made.setdefault(id(part), (call, f"[{i}]" if isinstance(call.result, (tuple, list)) else ""))
+        for call in calls:
+            self._fold(call, kept)
+        conditions = [call for call in conditions if id(call.args[0]) not in self._folded]
         late = [call for call in conditions if waits(call.args[0])]
-        needed = self._needed(made, [*wanted, *(call.args[0] for call in conditions if call not in late)])
+        needed = self._needed(made, [*wanted, *kept, *(call.args[0] for call in conditions if call not in late)])
         for call in self._needed(made, [call.args[0] for call in conditions]).values():
             if not can_repeat(call):
                 raise NotKnown(f"Python reads the value of a tensor that comes from {call.name}")
@@ -191,6 +199,22 @@ class _Writer:
                 self.line(f"if {'not ' if call.result else ''}{self.sources[id(call.args[0])]}: return None")
         if late:
             self._late(late, calls, made, needed)
+
+    def _fold(self, call: EagerCall, kept: list[torch.Tensor]) -> None:
+        """Keeps the result of a call on numbers alone: a tensor of no dimension that nobody else gets."""
+        made = call.result
+        if (
+            isinstance(made, torch.Tensor)
+            and not (made.dim() or made.requires_grad or made.is_inference() or any(made is k for k in kept))
+            and can_repeat(call)
+            and all(
+                isinstance(a, _PLAIN) or (isinstance(a, torch.Tensor) and id(a) in self._folded)
+                for a in (*call.args, *call.kwargs.values())
+            )
+        ):
+            self.default_dtype()
+            self._folded.add(id(made))
+            self.sources[id(made)] = self.constant(made)
 
     def _needed(self, made: dict[int, tuple[EagerCall, str]], wanted: list[Any]) -> dict[int, EagerCall]:
         """The calls, by id, that make these tensors.
