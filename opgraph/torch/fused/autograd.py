@@ -13,7 +13,16 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from opgraph.torch.fused.prepared import MAX_READY, Check, Run, Statements, Tensors, check_of, defined, is_plain
+from opgraph.runtime.providers.torch_prepared import (
+    MAX_READY,
+    Check,
+    Run,
+    Statements,
+    Tensors,
+    check_of,
+    defined,
+    is_plain,
+)
 from opgraph.torch.fused.training import Training, runs_everything
 
 
@@ -115,7 +124,7 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
 
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         saved = ctx.saved_tensors
-        can_be_ready = (not asks or runs_everything()) and is_plain()
+        can_be_ready = not torch.is_grad_enabled() and (not asks or runs_everything()) and is_plain()
         if can_be_ready:
             for tensor in (*saved, *grads):
                 if tensor is None or tensor.is_nested:
@@ -130,10 +139,9 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
     def unprepared(ctx: Any, saved: Tensors, grads: Sequence[Any], can_be_ready: bool) -> Any:
         nonlocal asks
         wanted, raised = training.wanted(ctx) if asks else (training.may, False)
-        if can_be_ready and len(ready) < MAX_READY and not torch.is_grad_enabled():
-            check = check_of((*saved, *grads))
+        if can_be_ready and len(ready) < MAX_READY:
             run = training.prepared(saved, shapes, grads)
-            if check is not None and run is not None:
+            if run is not None and (check := check_of((*saved, *grads))) is not None:
                 ready.append((check, run))
                 return run(*saved, *grads)
         if raised and wanted == training.may:

@@ -13,8 +13,8 @@ from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
+from opgraph.runtime.providers.torch_prepared import Run
 from opgraph.torch.fused.graph import reached, reaching
-from opgraph.torch.fused.prepared import Run
 from opgraph.torch.fused.tangents import Tangents, tangents
 from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
 
