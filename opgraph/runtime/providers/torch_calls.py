@@ -49,7 +49,10 @@ class TorchCalls:
         if is_plain():
             for check, run in self._ready:
                 if check(*tensors):
-                    found = run(*tensors)
+                    try:
+                        found = run(*tensors)
+                    except torch.cuda.OutOfMemoryError:  # the call as it always is says what the memory was for
+                        return None
                     return found if type(found) is not tuple else dict(zip(self._outputs, found))
         return None
 
