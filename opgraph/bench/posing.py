@@ -20,7 +20,8 @@ from typing import Any
 from opgraph.bench.timing import Call, in_turns, once
 
 SIZE = 1024
-CALLS = 50
+#: Calls in one run: few, so that a busy machine interrupts few runs.
+CALLS = 20
 _DRIVER = 'extern "C" int cuLaunchKernel() { return 0; }\n'
 
 
