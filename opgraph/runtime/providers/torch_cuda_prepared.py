@@ -55,8 +55,9 @@ def on_device(
     lines.append(f"    {''.join(f'{r}, ' for r in results)} = otherwise(({''.join(f'{n}, ' for n in names)}))")
     lines.append("else:")
     for result, out in zip(results, outs, strict=True):
-        lines.append(f"    {result} = empty({tuple(out.shape)}, {out.stride()}, {result}_dtype)")
-        values[f"{result}_dtype"] = out.dtype
+        lines.append(f"    {result} = empty({result}_shape, {result}_strides, {result}_dtype)")
+        looks = {"shape": tuple(out.shape), "strides": out.stride(), "dtype": out.dtype}
+        values |= {f"{result}_{what}": value for what, value in looks.items()}
     given = [addresses[name] for name in read] + [f"{results[i]}.data_ptr()" for i in writes]
     if sequence.workspace:
         lines.append(f"    work = empty(({sequence.workspace},), (1,), bytes_dtype)")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
+from functools import lru_cache, partial
+from types import CodeType, MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -98,9 +98,14 @@ def defined(name: str, parameters: Sequence[str], lines: Sequence[str], values: 
     """A Python function by its text."""
     body = "".join(f"    {line}\n" for line in lines)
     names = dict(values)
-    exec(compile(f"def {name}({', '.join(parameters)}):\n{body}", f"<{name}>", "exec"), names)
+    exec(_compiled(f"def {name}({', '.join(parameters)}):\n{body}", name), names)
     made: Run = names[name]
     return made
+
+
+@lru_cache(maxsize=1024)  # tensors of other sizes differ in the values alone
+def _compiled(text: str, name: str) -> CodeType:
+    return compile(text, f"<{name}>", "exec")
 
 
 def tensor_names(count: int) -> tuple[str, ...]:
@@ -181,8 +186,8 @@ def _allocation(name: str, out: torch.Tensor) -> tuple[str, dict[str, Any]]:
     size, whole = out.nbytes, out.untyped_storage().nbytes()
     shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
     if size < pages.LARGE:
-        values = {"empty": empty_cpu, f"{name}_dtype": dtype}
-        return f"{name} = empty({shape}, {strides}, {name}_dtype)", values
+        values = {"empty": empty_cpu, f"{name}_shape": shape, f"{name}_strides": strides, f"{name}_dtype": dtype}
+        return f"{name} = empty({name}_shape, {name}_strides, {name}_dtype)", values
     if spare.is_kept(size):
         return f"{name} = {name}_made()", {f"{name}_made": partial(of_spare_memory, whole, dtype, shape, strides)}
 

@@ -178,9 +178,7 @@ class Training:
         results = run(*[pool[i] for i in backward.order])
         return [None if place is None else results[place] for place in backward.places]
 
-    def prepared(
-        self, saved: Sequence[torch.Tensor], shapes: Sequence[Any], grads: Sequence[torch.Tensor]
-    ) -> Run | None:
+    def prepared(self, saved: Sequence[torch.Tensor], shapes: Sequence[Any], grads: Sequence[Any]) -> Run | None:
         """`gradients` of all inputs, for tensors of one signature: a function of what was kept and of the gradients.
 
         None where torch's dispatcher is needed. Its results are not differentiable.

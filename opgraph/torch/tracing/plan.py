@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import torch
 
@@ -19,15 +19,6 @@ from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.providers.torch_prepared import MAX_READY, Check, Run, check_of, is_plain
 from opgraph.torch.tracing.trace import Leaf, Traced
 from opgraph.torch.tracing.trace import Run as TracedRun
-
-
-@runtime_checkable
-class Prepares(Protocol):
-    """An op that has prepared calls, as FusedOp."""
-
-    def prepared(self, tensors: tuple[torch.Tensor, ...]) -> Run | None:
-        """What runs it on tensors of the signature of these, if there is such."""
-
 
 #: A signature, and what is run on tensors of it.
 Ready: TypeAlias = tuple[Check, Traced, Run]
@@ -56,7 +47,8 @@ class Plan:
 
     def run_of(self, traced: Traced, tensors: tuple[torch.Tensor, ...], compared: tuple[torch.Tensor, ...]) -> Run:
         """What runs a graph on tensors of a new signature, from now on at hand for it where it is a prepared call."""
-        found: Run | None = traced.op.prepared(tensors) if isinstance(traced.op, Prepares) else None
+        prepared = getattr(traced.op, "prepared", None)  # of a FusedOp
+        found: Run | None = None if prepared is None else prepared(tensors)
         if found is None:
             run: Run = traced.op
             return run
