@@ -137,10 +137,14 @@ class FusedFunction(Wrapper):
         for plan in self.plans:
             found = plan.check(args, kwargs)
             if found is not None and found[0] is not None:
-                traced, tensors, kept = found
+                traced, tensors, kept, run = found
+                if type(run) is tuple:
+                    run = plan.run_of(traced, tensors, run)
+                results = run(*tensors)
                 outputs = traced.outputs
-                results = traced.op(*tensors)
-                return results[outputs.index] if type(outputs) is Output else traced.result(results, kept)
+                if type(outputs) is Output:
+                    return results[outputs.index] if type(results) is tuple else results
+                return traced.result(results if type(results) is tuple else (results,), kept)
         return self._slow(args, kwargs)
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from opgraph.runtime.bounded import Bounded
-from opgraph.torch.tracing.plan import Plan
+from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
+from opgraph.torch.tracing.conditions import Conditions, can_repeat, is_condition, waits
+from opgraph.torch.tracing.plan import Plan, Ready
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.reads import NotKnown, OddArgument, Place, reads_of
 from opgraph.torch.tracing.trace import MOST_SHAPES, Run, Traced
@@ -51,7 +53,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         else:
             raise OddArgument(f"an argument is a {type(value).__name__}")
     writer.environment(fn, objects)
-    writer.eager(watch.calls, [*run.tensors, *(k for k in run.kept if isinstance(k, torch.Tensor))])
+    writer.eager(watch.calls, list(run.tensors), [k for k in run.kept if isinstance(k, torch.Tensor)])
     return writer.finish(run)
 
 
@@ -70,6 +72,10 @@ class _Writer:
         self._inputs = inputs
         self._asks = asks
         self.lines: list[str] = []
+        self.signature: list[str] = []
+        self._compared: list[str] = []
+        self._named: set[int] = set()
+        self._folded: set[int] = set()
         self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": _same}
         self.sources: dict[int, str] = {}
         self.arguments: list[str] = []
@@ -80,6 +86,10 @@ class _Writer:
 
     def line(self, text: str) -> None:
         self.lines.append(text)
+
+    def of_signature(self, condition: str) -> None:
+        """A condition that every signature implies under which the plan was used before: asked of new ones alone."""
+        self.signature.append(f"if {condition}: return None")
 
     def constant(self, value: Any) -> str:
         name = f"k{len(self.names)}"
@@ -98,14 +108,14 @@ class _Writer:
             raise OddArgument(f"an argument is a {type(tensor).__name__}")
         if not tensor.dim() and tensor.__dict__:
             raise OddArgument("an argument has attributes of its own")
-        self.line(f"if type({name}) is not {type(tensor).__name__}: return None")
+        self.of_signature(f"type({name}) is not {type(tensor).__name__}")
         if id(tensor) not in self.sources:
             for other in self.arguments:
-                self.line(f"if {name} is {other}: return None")
+                self.of_signature(f"{name} is {other}")
             self.arguments.append(name)
         self.tensor(name, tensor)
         if id(tensor) not in self._inputs and not self._asks:
-            self.line(f"if {'' if tensor.dim() else 'not '}not {name}.shape: return None")
+            self.of_signature(f"{'' if tensor.dim() else 'not '}not {name}.shape")
 
     def tensor(self, name: str, tensor: torch.Tensor) -> None:
         """That a tensor is what it was, as far as the trace depends on it.
@@ -114,18 +124,20 @@ class _Writer:
         So have two that were given: the function may ask whether they are one.
         """
         source = self.sources.setdefault(id(tensor), name)
+        self._named.add(id(tensor))
         if source != name:
             self.line(f"if {name} is not {source}: return None")
             return
-        self.line(f"if {name}.dtype is not {self.constant(tensor.dtype)}: return None")
+        self._compared.append(name)
+        self.of_signature(f"{name}.dtype is not {self.constant(tensor.dtype)}")
         if not tensor.dtype.is_floating_point:  # what integers become
             self.default_dtype()
         if _HAS_DEVICES:
-            self.line(f"if {name}.device != {self.constant(tensor.device)}: return None")
+            self.of_signature(f"{name}.device != {self.constant(tensor.device)}")
         if self._asks:
-            self.line(f"if {name}.requires_grad is not {tensor.requires_grad}: return None")
+            self.of_signature(f"{name}.requires_grad is not {tensor.requires_grad}")
             if id(tensor) not in self._inputs:
-                self.line(f"if {name}.shape != {self.constant(tensor.shape)}: return None")
+                self.of_signature(f"{name}.shape != {self.constant(tensor.shape)}")
 
     def default_dtype(self) -> None:
         """That torch's default dtype is what it was."""
@@ -156,38 +168,127 @@ class _Writer:
             self.line(f"if repr({self._text(place)}) != {self.constant(repr(value))}: return None")  # 1 is not 1.0
         for place, tensor in reads.tensors:
             name = self.let(self._text(place))
-            self.line(f"if type({name}) is not {self.constant(type(tensor))}: return None")
+            self.of_signature(f"type({name}) is not {self.constant(type(tensor))}")
             self.tensor(name, tensor)
 
     def _text(self, place: Place) -> str:
         self.names.update(place.roots)
         return place.text
 
-    def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor]) -> None:
-        """Repeats the calls on real tensors, the unwanted as well: they may draw random numbers.
+    def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
+        """Repeats the calls on real tensors, and compares what Python branched on.
+
+        Calls whose results nobody wants are repeated as well: they may draw random numbers, or fail.
+
+        Args:
+            wanted: what the graph reads.
+            kept: what the function returns as it is.
 
         Raises:
-            NotKnown: a call told Python a value, or changed a tensor.
+            NotKnown: a call told Python a value otherwise, or changed a tensor.
         """
+        made: dict[int, tuple[EagerCall, str]] = {}
+        makers: list[EagerCall] = []
+        conditions: list[EagerCall] = []
         for call in calls:
             if call.changes:
                 raise NotKnown(f"{call.name} changes a tensor")
             if call.is_question:
                 continue
+            if is_condition(call):
+                conditions.append(call)
+                continue
             several = isinstance(call.result, (tuple, list))
             parts = list(call.result) if several else [call.result]
             if not all(isinstance(part, torch.Tensor) for part in parts):
                 raise NotKnown(f"Python reads the value of a tensor: {call.name}")
-            self.default_dtype()  # what new tensors are made of
-            arguments = [self._argument(a) for a in call.args]
-            arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
-            name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
-            if several:
-                self.line(f"if len({name}) != {len(parts)}: return None")
+            makers.append(call)
             for i, part in enumerate(parts):
-                self.sources.setdefault(id(part), f"{name}[{i}]" if several else name)
-        for tensor in wanted:
-            self._source(tensor)
+                made.setdefault(id(part), (call, f"[{i}]" if several else ""))
+        for call in makers:
+            self._fold(call, kept)
+        conditions = [call for call in conditions if id(call.args[0]) not in self._folded]
+        for call in self._needed(made, [call.args[0] for call in conditions]).values():
+            if not can_repeat(call):
+                raise NotKnown(f"Python reads the value of a tensor that comes from {call.name}")
+        late = [call for call in conditions if waits(call.args[0])]
+        early = {id(call): call for call in conditions if not waits(call.args[0])}
+        own = self._needed(made, [call.args[0] for call in late])
+        others = {id(call): call for call in makers if id(call) not in own and id(call.result) not in self._folded}
+        given = [(call.args, *call.kwargs.values()) for call in (*early.values(), *others.values())]
+        needed = others | self._needed(made, [*wanted, *kept, *given])
+        for call in calls:
+            if id(call) in needed:
+                self._repeat(call, made)
+            elif id(call) in early:
+                self.line(f"if {'not ' if call.result else ''}{self._source(call.args[0])}: return None")
+        if late:
+            self._late(late, [call for call in makers if id(call) in own], made)
+
+    def _fold(self, call: EagerCall, kept: list[torch.Tensor]) -> None:
+        """Keeps the result of a call on numbers alone: a tensor of no dimension that nobody else gets."""
+        made = call.result
+        if (
+            isinstance(made, torch.Tensor)
+            and not (made.dim() or made.requires_grad or made.is_inference() or any(made is k for k in kept))
+            and can_repeat(call)
+            and all(
+                type(a) in _PLAIN or (isinstance(a, torch.Tensor) and id(a) in self._folded)
+                for a in (*call.args, *call.kwargs.values())
+            )
+        ):
+            self.default_dtype()
+            self._folded.add(id(made))
+            self.sources[id(made)] = self.constant(made)
+
+    def _needed(self, made: dict[int, tuple[EagerCall, str]], wanted: list[Any]) -> dict[int, EagerCall]:
+        """The calls, by id, that make these tensors.
+
+        Raises:
+            NotKnown: nobody knows where one is from.
+        """
+        needed: dict[int, EagerCall] = {}
+        waiting = list(_tensors(wanted))
+        while waiting:
+            tensor = waiting.pop()
+            if id(tensor) not in self.sources:
+                if id(tensor) not in made:
+                    raise NotKnown("a tensor that is found under no name")
+                call = made[id(tensor)][0]
+                if id(call) not in needed:
+                    needed[id(call)] = call
+                    waiting += _tensors((call.args, *call.kwargs.values()))
+        return needed
+
+    def _repeat(self, call: EagerCall, made: dict[int, tuple[EagerCall, str]]) -> None:
+        self.default_dtype()  # what new tensors are made of
+        arguments = [self._argument(a) for a in call.args]
+        arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
+        name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
+        if isinstance(call.result, (tuple, list)):
+            self.line(f"if len({name}) != {len(call.result)}: return None")
+        for key, (maker, index) in made.items():
+            if maker is call:
+                self.sources.setdefault(key, name + index)
+
+    def _late(self, late: list[EagerCall], own: list[EagerCall], made: dict[int, tuple[EagerCall, str]]) -> None:
+        """Compares values that lie on a device: at the end, all of them at once, and only where they may be others.
+
+        Args:
+            own: the calls that lead to them. Those that nothing else needs are repeated here alone.
+        """
+        given = _tensors([(call.args, *call.kwargs.values()) for call in (*late, *own)])
+        sources = dict.fromkeys(self._source(tensor) for tensor in given if id(tensor) in self._named)
+        self.default_dtype()
+        compared = self.constant(Conditions([call.result for call in late]))
+        inner = len(self.lines)
+        for call in own:
+            if id(call.result) not in self.sources:
+                self._repeat(call, made)
+        values = "".join(f"{self._source(call.args[0])}, " for call in late)
+        self.line(f"if not {compared}.read(({''.join(f'{s}, ' for s in sources)}), ({values})): return None")
+        block = [f"    {line}" for line in self.lines[inner:]]
+        self.lines[inner:] = [f"if not {compared}.hold({', '.join(sources)}):", *block]
 
     def _source(self, tensor: torch.Tensor) -> str:
         if id(tensor) not in self.sources:
@@ -220,17 +321,34 @@ class _Writer:
         assert run.leaf is not None and run.traced is not None
         graphs: Bounded[Any, Traced] = Bounded(MOST_SHAPES)
         graphs[tuple(t.shape for t in run.tensors)] = run.traced
-        self.names["graphs"] = graphs
+        ready: tuple[list[Ready], list[Ready]] = ([], [])
+        self.names |= {"graphs": graphs, "ready": ready, "records": torch.is_grad_enabled, **IS_PLAIN_VALUES}
+        compared = dict.fromkeys((*self._compared, *tensors))  # what a signature is of
         shapes, given = "".join(f"{t}.shape, " for t in tensors), "".join(f"{t}, " for t in tensors)
+        kept_text = "".join(f"{k}, " for k in kept)
+        self.line(f"if {' or '.join(f'{name}.is_nested' for name in compared)}: return None")
+        self.line(f"if {IS_PLAIN}:")
+        self.line("    for check, traced, run in ready[records()]:")
+        self.line(f"        if check({', '.join(compared)}): return traced, ({given}), ({kept_text}), run")
+        self.lines += self.signature
         self.line(f"shapes = ({shapes})")
         self.line("traced = graphs.get(shapes)")
-        self.line(f"if traced is None: return None, ({given}), shapes")
-        self.line(f"return traced, ({given}), ({''.join(f'{k}, ' for k in kept)})")
+        self.line(f"if traced is None: return None, ({given}), shapes, None")
+        self.line(f"return traced, ({given}), ({kept_text}), ({''.join(f'{name}, ' for name in compared)})")
         # Whatever goes wrong on the way goes wrong again when the function runs, with the user's line in the message.
         body = "".join(f"        {line}\n" for line in self.lines)
         text = f"def plan(args, kwargs):\n    try:\n{body}    except Exception: return None\n"
         exec(compile(text, "<plan>", "exec"), self.names)
-        return Plan(self.names["plan"], graphs, run.leaf)
+        return Plan(self.names["plan"], graphs, ready, run.leaf)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors among values, and those in lists and tuples."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _same(a: Any, b: Any) -> bool:
