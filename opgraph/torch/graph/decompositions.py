@@ -7,6 +7,7 @@ ops (convolutions, products, attention, embeddings) stay whole too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -39,6 +40,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
     table = dict(get_decompositions(packets))
     table[aten.native_dropout.default] = _dropout
+    table[aten.var_mean.correction] = _var_mean
     return table
 
 
@@ -53,3 +55,21 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = aten.bernoulli.p(x, 1 - p).to(torch.bool)
     return x * mask * (1 / (1 - p)), mask
+
+
+def _var_mean(
+    x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance and mean in two passes: sums that fuse with what stands around them."""
+    if x.dtype.is_complex:
+        return NotImplemented
+    axes = sorted({axis % x.dim() for axis in dim}) if dim else list(range(x.dim()))
+    mean = x.mean(axes, keepdim=True)
+    count = 1
+    for axis in axes:
+        count *= x.shape[axis]
+    squares = (x - mean).square().mean(axes, keepdim=True)
+    taken = 1 if correction is None else correction
+    left = max(count - taken, 0)
+    variance = squares if taken == 0 else squares * (count / left if left else math.inf)
+    return (variance, mean) if keepdim else (variance.squeeze(axes), mean.squeeze(axes))

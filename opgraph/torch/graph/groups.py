@@ -1,8 +1,9 @@
 """Which nodes of a captured graph run in one kernel, and in which order kernels and library calls run.
 
 Each computed node has a level: one more than that of a library call, or of a sum down columns, that it reads. Nodes of
-one level that read each other form a group, so no path leads out of a group and back, without a search. A node whose
-readers are all on later levels moves to the first of those: it is then computed where it is read.
+one level that read each other, or the same tensor, form a group: no path leads out of a group and back, because
+nothing on a level reads what the same level stores. A node whose readers are all on later levels moves to the first of
+them. A node with readers on several levels is computed on each, where that reads less memory than its value takes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import heapq
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -82,6 +84,7 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     computed = {n for n in graph.nodes if n not in kept_out and is_computed(n)}
     levels = _levels(graph, computed)
     _sink(graph, computed, levels)
+    _duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
     return Schedule(tuple(_ordered(graph, found, gather_kernels)))
 
@@ -115,21 +118,109 @@ def _reduces_rows(node: Node) -> bool:
 
 
 def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
+    """Moves nodes to the first level that reads them."""
     for node in reversed(graph.nodes):
         if node not in computed or is_reduction(node):
             continue
         readers: list[int] = []
-        waiting = list(node.users)
+        waiting = [(user, True) for user in node.users]
         while waiting:
-            user = waiting.pop()
-            if is_view(user) and keeps_elements(user):
-                waiting += user.users
-            elif user in computed:
-                readers.append(levels[user])
-            else:
+            user, fuses = waiting.pop()
+            if is_view(user):
+                waiting += [(u, fuses and keeps_elements(user)) for u in user.users]
+            elif user.op == "output":
                 readers.append(levels[node])
+            else:
+                readers.append(levels[user] - (user in computed and not fuses))
         if readers and min(readers) > levels[node]:
             levels[node] = min(readers)
+
+
+#: Nodes of a chain that is computed again on another level.
+_LONGEST_CHAIN = 8
+
+
+def _duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
+    """Gives readers on later levels a copy of a node of their own, where that costs no more memory traffic.
+
+    A value that is stored for a later level is written once and read once; a copy reads what the value is made of.
+    """
+    sources = _Sources(computed)
+    for node in reversed(graph.nodes):
+        if node not in computed or is_reduction(node):
+            continue
+        readers: dict[int, list[tuple[Node, Node]]] = {}  # by level: (what it reads: the node or a view of it, reader)
+        stored = False
+        waiting = [(node, user) for user in node.users]
+        while waiting:
+            read, user = waiting.pop()
+            if is_view(user) and keeps_elements(user):
+                waiting += [(user, u) for u in user.users]
+            elif user in computed and (read is node or keeps_elements(read)):
+                readers.setdefault(levels[user], []).append((read, user))
+            else:
+                stored = True
+        for level, found in readers.items():
+            if level == levels[node] or sources.chain(node) > _LONGEST_CHAIN:
+                continue
+            there = {s for _, user in found for other in user.all_input_nodes if base_of(other) is not node
+                     for s in sources.of(base_of(other))}  # fmt: skip
+            new = [s for s in sources.of(node) if s not in there and 2 * _bytes(s) >= _bytes(node)]
+            if len(new) > (0 if stored else 1):
+                continue
+            with graph.inserting_after(node):
+                copy = graph.node_copy(node)
+            computed.add(copy)
+            levels[copy] = level
+            for read, user in found:
+                user.replace_input_with(read, _with_base(graph, read, node, copy))
+
+
+def _with_base(graph: Graph, view: Node, base: Node, other: Node) -> Node:
+    """The same view of another node."""
+    if view is base:
+        return other
+    source = _with_base(graph, view.all_input_nodes[0], base, other)
+    with graph.inserting_after(source):
+        return graph.node_copy(view, lambda n: source if n is view.all_input_nodes[0] else n)
+
+
+def _bytes(node: Node) -> int:
+    value = value_of(node)
+    return int(value.numel()) * value.dtype.itemsize if isinstance(value, torch.Tensor) else 0
+
+
+class _Sources:
+    """What computed nodes read from memory, were nothing between them stored."""
+
+    def __init__(self, computed: set[Node]) -> None:
+        self._computed = computed
+        self._found: dict[Node, tuple[frozenset[Node], int]] = {}
+
+    def of(self, node: Node) -> frozenset[Node]:
+        """The stored values that a chain which ends at a node reads."""
+        return self._look(node)[0]
+
+    def chain(self, node: Node) -> int:
+        """How many nodes compute it from stored values, at most."""
+        return self._look(node)[1]
+
+    def _look(self, node: Node) -> tuple[frozenset[Node], int]:
+        known = self._found.get(node)
+        if known is not None:
+            return known
+        if node not in self._computed or is_reduction(node):
+            return frozenset((node,)), 0
+        read: frozenset[Node] = frozenset()
+        length = 1
+        for source in node.all_input_nodes:
+            base = base_of(source)
+            fuses = source is base or keeps_elements(source)
+            found, steps = self._look(base) if fuses else (frozenset((base,)), 0)
+            read |= found
+            length += steps
+        self._found[node] = read, length
+        return read, length
 
 
 def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> dict[Node, Group]:
@@ -142,12 +233,16 @@ def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> di
             node = parent[node]
         return node
 
+    sharing: dict[tuple[Any, ...], Node] = {}
     for node in graph.nodes:
         if node in computed:
             for source in node.all_input_nodes:
                 base = base_of(source)
                 if base in computed and levels[base] == levels[node]:
                     parent[root(base)] = root(node)
+                elif value_of(source).numel() == value_of(node).numel() > 1:
+                    key = base, levels[node], value_of(node).shape
+                    parent[root(sharing.setdefault(key, node))] = root(node)
     members: dict[Node, list[Node]] = {}
     for node in graph.nodes:
         if node in computed:

@@ -67,7 +67,9 @@ class _Place:
 
     @property
     def address(self) -> str:
-        """The Python expression of its address."""
+        """The Python expression of its address; 0 where only its shape counts."""
+        if not self.name:
+            return "0"
         skipped = self.offset * self.dtype.itemsize
         return f"{self.name}.data_ptr()" + (f" + {skipped}" if skipped else "")
 
@@ -155,7 +157,7 @@ class Program:
             self.launches.append(launch)
             self._env[name] = plans[id(launch)].launcher()
             read = [launch.reads[i] for i in launch.kernel.reads]
-            step.reads += [p.name for p in read]
+            step.reads += [p.name for p in read if p.name]
             step.lines.append(f"{name}({', '.join(p.address for p in (*read, *launch.writes))})")
         return step
 
@@ -321,7 +323,7 @@ def _launches(group: Group, prefix: str) -> list[Launch]:
     graph.set_outputs([values[n] for n in group.outputs])
     graph.finalize()
     for like in emitter.shapes:
-        places[like.id] = _Place("None", 0, tuple(like.dims or ()), (0,) * (like.ndim or 0), torch.bool)
+        places[like.id] = _Place("", 0, tuple(like.dims or ()), (0,) * (like.ndim or 0), torch.bool)
     launches = []
     for part in partition(graph).partitions:
         if part.kind != "fused":

@@ -1,45 +1,41 @@
 """What a captured network keeps for backward: the least number of bytes, without running a library op twice.
 
-The cut is torch's (`min_cut_rematerialization_partition`). Which nodes may be computed again is decided here: pointwise
-ops, views, casts, fills and copies; never a library op, and never anything random. With a budget torch's own rules
-decide, which may run library ops again.
+A minimum cut between forward and backward, weighted by bytes, finds the values to keep. Pointwise ops, views, casts,
+fills and copies may be computed again in backward; a library op and anything random never are. Of equal cuts the one
+nearest the backward is taken, so that the shortest chains are computed again. The result stands in the graph as tags
+(`CheckpointPolicy.MUST_SAVE`), and torch's partitioner splits the graph by them; tags that activation checkpointing
+left are obeyed. With a budget torch's own rules decide, which may run library ops again.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
-from opgraph.torch.graph.aten import VIEWS, packet
+from opgraph.torch.graph.aten import packet, value_of
+from opgraph.torch.graph.groups import is_view
+from opgraph.torch.graph.torch_internals import hint
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Memory: TypeAlias = Literal["least", "fast"] | float
 
-#: Computed again at the cost of the bytes that they read and write.
-_CHEAP = frozenset(
+#: Not pointwise, and computed again at the cost of the bytes that they read and write.
+_COPIES = frozenset(
     (
-        aten.arange, aten.cat, aten.clone, aten.constant_pad_nd, aten.copy, aten.empty, aten.expand, aten.eye, aten.flip,
-        aten.full, aten.full_like, aten.lift_fresh_copy, aten.masked_fill, aten.new_empty, aten.new_zeros, aten.ones,
-        aten.ones_like, aten.repeat, aten.roll, aten.scalar_tensor, aten.slice_scatter, aten.stack, aten.tril, aten.triu,
-        aten.where, aten.zeros, aten.zeros_like, aten._to_copy, prims.convert_element_type, prims.iota,
+        aten.arange, aten.cat, aten.clone, aten.constant_pad_nd, aten.copy, aten.empty, aten.eye, aten.flip, aten.full,
+        aten.full_like, aten.lift_fresh_copy, aten.masked_fill, aten.new_empty, aten.new_zeros, aten.ones, aten.ones_like,
+        aten.repeat, aten.roll, aten.scalar_tensor, aten.slice_scatter, aten.stack, aten.tril, aten.triu, aten.where,
+        aten.zeros, aten.zeros_like, aten._to_copy, prims.convert_element_type, prims.iota,
     )
 )  # fmt: skip
-
-
-def may_be_recomputed(node: Node) -> bool:
-    """Whether a node may run again in backward."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return True  # arithmetic on sizes, an element of a tuple: what it is an element of decides
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
-        return False
-    return torch.Tag.pointwise in node.target.tags or packet(node) in VIEWS or packet(node) in _CHEAP
+_KEPT, _RECOMPUTED = CheckpointPolicy.MUST_SAVE, (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def check_memory(memory: object) -> None:
@@ -62,7 +58,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
     """
     check_memory(memory)
 
-    def split(joint: torch.fx.GraphModule, inputs: Any, **arguments: Any) -> Any:
+    def split(joint: GraphModule, inputs: Any, **arguments: Any) -> Any:
         from torch._functorch import config
         from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
 
@@ -71,10 +67,84 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         if memory != "least":
             with config.patch(activation_memory_budget=float(memory)):
                 return cut(joint, inputs, **arguments)
+        free = arguments.get("static_lifetime_input_indices") or ()
+        places = [n for n in joint.graph.nodes if n.op == "placeholder"]
+        keep = kept_values(joint.graph, arguments["num_fwd_outputs"], [places[i] for i in free])
         for node in joint.graph.nodes:
-            if node.target is not operator.getitem and "recompute" not in node.meta and not may_be_recomputed(node):
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            if "recompute" not in node.meta and (node in keep or not _may_be_recomputed(node)):
+                node.meta["recompute"] = _KEPT
         with config.patch(aggressive_recomputation=True, recompute_views=True, activation_memory_budget=1.0):
             return cut(joint, inputs, **arguments)
 
     return split
+
+
+def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -> set[Node]:
+    """The values whose bytes together are the fewest from which backward can be computed.
+
+    Args:
+        joint: forward and backward in one graph; backward is what depends on a placeholder `tangents_...`.
+        forward_outputs: how many of the graph's outputs are the forward's; they come first.
+        free: inputs that stay alive anyway, as parameters do.
+    """
+    import networkx  # torch brings it along; 0.1 s
+
+    nodes = [n for n in joint.nodes if n.op != "output"]
+    backward = _backward(joint, forward_outputs)
+    free = set(free)
+    flow = networkx.DiGraph()
+    flow.add_nodes_from(("forward", "backward"))
+    for node in nodes:
+        if node in backward:
+            continue
+        flow.add_edge((node, "in"), (node, "out"), capacity=_weight(node, free))
+        for user in node.users:
+            if user in backward:
+                flow.add_edge((node, "out"), "backward", capacity=math.inf)
+            elif user.op != "output":
+                flow.add_edge((node, "out"), (user, "in"), capacity=math.inf)
+        if node.op == "placeholder" or not _may_be_recomputed(node):
+            flow.add_edge("forward", (node, "in"), capacity=math.inf)
+    # networkx puts into the second part all that reaches the sink: this cut is the one nearest the backward.
+    _, (before, after) = networkx.minimum_cut(flow, "forward", "backward")
+    return {n for n in nodes if (n, "in") in before and (n, "out") in after}
+
+
+def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
+    """The nodes that need a gradient that is given."""
+    found: set[Node] = set()
+    for node in joint.nodes:
+        is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if is_tangent or (node.op != "output" and any(n in found for n in node.all_input_nodes)):
+            found.add(node)
+    (output,) = [n for n in joint.nodes if n.op == "output"]
+    returned = output.args[0]
+    assert isinstance(returned, (list, tuple))
+    for gradient in returned[forward_outputs:]:
+        if isinstance(gradient, Node):
+            found.add(gradient)  # one that is a value of the forward: nothing else would be computed from it
+    return found - {n for n in returned[:forward_outputs] if isinstance(n, Node)}
+
+
+def _may_be_recomputed(node: Node) -> bool:
+    """Whether a node may run again in backward."""
+    tag = node.meta.get("recompute")
+    if tag is not None:
+        return tag in _RECOMPUTED
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return node.op != "placeholder"  # arithmetic on sizes; an element of a tuple, which decides itself
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
+        return False
+    return torch.Tag.pointwise in node.target.tags or is_view(node) or packet(node) in _COPIES
+
+
+def _weight(node: Node, free: set[Node]) -> float:
+    """What it costs to keep a value: its bytes."""
+    value = value_of(node)
+    if node in free:
+        return 0
+    if isinstance(value, torch.SymInt):
+        return 1
+    if not isinstance(value, torch.Tensor) or is_view(node):
+        return math.inf
+    return max(1, math.prod(hint(s) for s in value.shape) * value.dtype.itemsize)

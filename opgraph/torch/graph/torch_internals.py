@@ -43,3 +43,11 @@ def aot_backend(**arguments: Any) -> Callable[..., Any]:
 
     made: Callable[..., Any] = aot_autograd(**arguments)
     return made
+
+
+def hint(size: Any) -> int:
+    """A size as a number; of a symbolic one the size that it was traced with, without fixing it."""
+    if isinstance(size, torch.SymInt):
+        known = size.node.hint
+        return 4096 if known is None else int(known)
+    return int(size)
