@@ -11,8 +11,10 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.fold import called_for_onnx, is_in_onnx_export
-from opgraph.torch.fuse_module import check_rounding, fuse_module
+from opgraph.torch.fuse_module import fuse_module
 from opgraph.torch.fused.op import FusedOp
+from opgraph.torch.graph.backend import check_rounding
+from opgraph.torch.graph.saved import Memory
 from opgraph.torch.lazy.value import compute, lazies
 from opgraph.torch.tracing.plan import Plan
 from opgraph.torch.tracing.planning import make_plan
@@ -34,14 +36,23 @@ _dynamo = torch.compiler.is_dynamo_compiling
 
 
 @overload
-def fuse(fn: nn.Module, *, rounding: str = "store", dry_run: Literal[False] = False) -> nn.Module: ...
+def fuse(
+    fn: nn.Module, *, rounding: str = "store", memory: Memory = "least", dry_run: Literal[False] = False
+) -> nn.Module: ...
 @overload
 def fuse(fn: nn.Module, *, dry_run: Literal[True], inputs: Sequence[Any] = ()) -> FusionReport: ...
 @overload
 def fuse(fn: Callable[..., Any], *, rounding: str = "store") -> Callable[..., Any]: ...
 @overload
 def fuse(*, rounding: str = "store") -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-def fuse(fn: Any = None, *, rounding: str = "store", dry_run: bool = False, inputs: Sequence[Any] = ()) -> Any:
+def fuse(
+    fn: Any = None,
+    *,
+    rounding: str = "store",
+    memory: Memory = "least",
+    dry_run: bool = False,
+    inputs: Sequence[Any] = (),
+) -> Any:
     """Makes of a function of torch ops one that does its pointwise arithmetic in one kernel, its gradient in another.
 
     Args:
@@ -73,7 +84,7 @@ def fuse(fn: Any = None, *, rounding: str = "store", dry_run: bool = False, inpu
             from opgraph.torch.explain import explain, foresee  # nobody else needs them
 
             return explain(fn, *inputs) if inputs else foresee(fn)
-        return fuse_module(fn, rounding)
+        return fuse_module(fn, rounding, memory)
     if isinstance(fn, type):
         raise InvalidArguments(
             f"{fn.__name__} is a class",

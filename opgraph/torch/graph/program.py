@@ -101,8 +101,9 @@ class Program:
         library_calls: the nodes that torch computes, in order.
     """
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, rounding: str = "store") -> None:
         self.module = module
+        self._rounding = rounding
         self.launches: list[Launch] = []
         self.library_calls: list[Node] = []
         self._env: dict[str, Any] = {
@@ -113,6 +114,7 @@ class Program:
         self.source = self._text(steps)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
         self.run: Callable[[list[Any]], Any] = self._env["run"]
+        self.run._boxed_call = True  # type: ignore[attr-defined]  # the caller gives up its references to the inputs
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class Program:
             try:
                 for unit in planned.steps:
                     if isinstance(unit, Group):
-                        kernels[id(unit)] = _launches(unit, f"k{len(kernels)}")
+                        kernels[id(unit)] = _launches(unit, f"k{len(kernels)}", self._rounding)
             except _Refused as found:
                 refused |= set(found.nodes)
                 continue
@@ -290,7 +292,7 @@ def _flat_outputs(module: GraphModule) -> list[Any]:
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
-def _launches(group: Group, prefix: str) -> list[Launch]:
+def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
     """The kernels of a group.
 
     Raises:
@@ -328,7 +330,7 @@ def _launches(group: Group, prefix: str) -> list[Launch]:
     for part in partition(graph).partitions:
         if part.kind != "fused":
             raise _Refused(group.nodes)
-        kernel = runner(part, engine_of("cpu"))
+        kernel = runner(part, engine_of("cpu"), rounding=rounding)
         if not isinstance(kernel, HostKernel):
             raise _Refused(group.nodes)
         for port in part.output_ports:

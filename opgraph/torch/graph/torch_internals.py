@@ -51,3 +51,20 @@ def hint(size: Any) -> int:
         known = size.node.hint
         return 4096 if known is None else int(known)
     return int(size)
+
+
+def without_hook_guards_skipped() -> Any:
+    """A context in which Dynamo's guards see hooks that are added to a submodule later."""
+    return torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+
+
+def is_transformed() -> bool:
+    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+        or torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+    )
