@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch.fx import GraphModule
 
 from opgraph.errors import InvalidArguments
 from opgraph.loops.lower import ROUNDINGS
+from opgraph.torch.graph.branches import fold_branches
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
@@ -82,6 +84,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
     """
     check_memory(memory)
     check_rounding(rounding)
+    _follow_branches()
 
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         captured = Captured()
@@ -110,7 +113,16 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
         )(graph, example_inputs)
         return made
 
+    compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile
+
+
+@cache
+def _follow_branches() -> None:
+    fold_branches(lambda backend: getattr(backend, "is_opgraph", False))
+
+
+backend.is_opgraph = True  # type: ignore[attr-defined]
 
 
 def check_rounding(rounding: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable
 from typing import Any
 
@@ -68,3 +69,102 @@ def is_transformed() -> bool:
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
         or torch.fx._symbolic_trace.is_fx_symbolic_tracing()
     )
+
+
+# -- Dynamo: branches on parameters. Where a torch lacks one of these parts, such a branch ends the graph, as it does
+# -- under other backends.
+
+
+def before_jumps(outcome: Callable[[Any, torch.fx.Node], bool | None]) -> None:
+    """Asks `outcome` before each conditional jump on a tensor in a traced frame.
+
+    Args:
+        outcome: of Dynamo's translator and the tensor's node: the truth value to go on with; None: leave it to Dynamo.
+    """
+    try:
+        from torch._dynamo import symbolic_convert
+        from torch._dynamo.variables import ConstantVariable, TensorVariable
+
+        classes = [symbolic_convert.InstructionTranslatorBase]
+        for known in classes:
+            classes += known.__subclasses__()
+    except (ImportError, AttributeError):
+        return
+
+    def asking(handle: Callable[..., Any]) -> Callable[..., Any]:
+        def jump(self: Any, instruction: Any) -> Any:
+            top = self.stack[-1]
+            top = top.realize() if hasattr(top, "realize") else top
+            if isinstance(top, TensorVariable):
+                found = outcome(self, top.as_proxy().node)
+                if found is not None:
+                    self.stack[-1] = ConstantVariable.create(found)
+            return handle(self, instruction)
+
+        return jump
+
+    for known in classes:
+        for name, code in dis.opmap.items():
+            if ("JUMP" in name and "_IF_" in name and "NONE" not in name) or name == "UNARY_NOT":
+                handle = known.dispatch_table[code]
+                if handle is not None:
+                    known.dispatch_table[code] = asking(handle)
+
+
+def output_graph(translator: Any) -> Any:
+    """The graph that a translator of Dynamo adds to."""
+    return translator.output
+
+
+def backend_of(output: Any) -> Any:
+    """The backend function that a graph of Dynamo is for."""
+    backend = output.compiler_fn
+    for name in ("compiler_fn", "_torchdynamo_orig_callable", "_torchdynamo_orig_backend", "inner_compiler"):
+        while hasattr(backend, name):
+            backend = getattr(backend, name)
+    return getattr(backend, "func", backend)  # a partial
+
+
+def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
+    """The parameter or buffer that an input of Dynamo's graph is, and how Python reaches it; None for other inputs."""
+    given = placeholder.meta.get("grapharg")
+    source = getattr(given, "source", None)
+    if source is None:
+        return None
+    tensor = given.example
+    name = source.name if isinstance(source.name, str) else source.name()
+    is_parameter = isinstance(tensor, torch.nn.Parameter) or "_buffers[" in name
+    return (tensor, name) if is_parameter and type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
+
+
+def draws_random_numbers(node: torch.fx.Node) -> bool:
+    """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return any(word in name for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform"))
+
+
+def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any], bool]]]) -> None:
+    """Adds a guard to what a translator of Dynamo compiles.
+
+    Args:
+        make: called when the graph is complete: Python expressions of values, and a check of these values.
+    """
+    from torch._dynamo.source import GlobalStateSource
+    from torch._guards import Guard
+
+    def create(builder: Any, guard: Any) -> None:
+        names, check = make()
+        code = f"lambda L: ({''.join(name + ', ' for name in names)})"
+        values = eval(code, {"G": builder.scope["G"], **_closure_of_guards()})
+        builder.guard_manager.root.add_epilogue_lambda_guard(
+            lambda frame: check(values(frame)), ["branches on parameters go as they went"], None
+        )
+
+    translator.output.guards.add(Guard(GlobalStateSource(), create))
+
+
+def _closure_of_guards() -> dict[str, Any]:
+    from torch._dynamo.guards import _get_closure_vars
+
+    found: dict[str, Any] = _get_closure_vars()
+    return found
