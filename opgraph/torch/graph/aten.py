@@ -155,11 +155,14 @@ class NodeEmitter(Emitter):
     Args:
         graph: what is built.
         values: the tensors of the nodes so far.
+        as_eager: numbers are rounded where eager torch's kernels round them.
     """
 
-    def __init__(self, graph: Graph, values: dict[Node, LogicalTensor]) -> None:
+    def __init__(self, graph: Graph, values: dict[Node, LogicalTensor], *, as_eager: bool = False) -> None:
         self.graph = graph
         self.values = values
+        self.as_eager = as_eager
+        self.on_host = True
         self.what = ""
         self._found: calls.Found | None = None
         self._casts: dict[tuple[int, str], LogicalTensor] = {}
@@ -173,6 +176,7 @@ class NodeEmitter(Emitter):
             OpGraphError: opgraph has no op for these arguments.
         """
         self.what = str(packet(node))
+        self.on_host = value_of(node).device.type == "cpu"
         made = self._made(node)
         self.values[node] = made
 

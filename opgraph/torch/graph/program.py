@@ -300,7 +300,7 @@ def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
     """
     graph, members = Graph(), set(group.nodes)
     values: dict[Node, Any] = {}
-    emitter = NodeEmitter(graph, values)
+    emitter = NodeEmitter(graph, values, as_eager=rounding == "each")
     places: dict[int, _Place] = {}
     try:
         for node in group.nodes:

@@ -108,6 +108,8 @@ class Emitter:
     def __init__(self, session: Session, what: str) -> None:
         self.steps: list[Step] = []
         self.session = session
+        self.as_eager = session.as_eager
+        self.on_host = session.device.type == "cpu"
         self.what = what
         self._label = places.label()
         self._found: Found | None = None
@@ -185,10 +187,9 @@ class Emitter:
 
         In a session that computes as eager torch does: as torch's kernels on this device do.
         """
-        if not self.session.as_eager:
+        if not self.as_eager:
             return True
-        on_host = self.session.device.type == "cpu"
-        return value.host and not (on_host and self._found is not None and self._found.call.rounds_numbers)
+        return value.host and not (self.on_host and self._found is not None and self._found.call.rounds_numbers)
 
     def _attribute(self, value: Any, bound: dict[str, Any]) -> Any:
         if not isinstance(value, Param):
