@@ -59,6 +59,11 @@ def value_of(node: Node) -> Any:
     return node.meta.get("val")
 
 
+def is_fill(node: Node) -> bool:
+    """Whether the node makes a tensor of one number."""
+    return node.op == "call_function" and packet(node) in _FILLS
+
+
 def is_reduction(node: Node) -> bool:
     """Whether the node reduces axes of a tensor."""
     return node.op == "call_function" and packet(node) in _REDUCTIONS

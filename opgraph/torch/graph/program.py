@@ -26,8 +26,9 @@ from opgraph.runtime.compiled import runner
 from opgraph.runtime.engine import engine_of
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
-from opgraph.torch.graph.aten import NodeEmitter, packet, value_of
-from opgraph.torch.graph.groups import Group, base_of, is_view, schedule
+from opgraph.torch.graph.aten import NodeEmitter, value_of
+from opgraph.torch.graph.constants import fold_constants
+from opgraph.torch.graph.groups import Group, base_of, schedule
 from opgraph.torch.graph.torch_internals import empty_strided_cpu, reinterpret_tensor
 
 aten = torch.ops.aten
@@ -110,6 +111,7 @@ class Program:
             "empty": empty_strided_cpu, "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan,
         }  # fmt: skip
         self._returned = _flat_outputs(module)
+        fold_constants(module)
         steps = self._steps()
         self.source = self._text(steps)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)

@@ -19,8 +19,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.graph.aten import packet, value_of
+from opgraph.torch.graph.constants import fold_constants
 from opgraph.torch.graph.groups import is_view
-from opgraph.torch.graph.torch_internals import hint
+from opgraph.torch.graph.torch_internals import hint, without_modes
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -62,6 +63,8 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         from torch._functorch import config
         from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
 
+        with without_modes():
+            fold_constants(joint)
         if memory == "fast":
             return cut(joint, inputs, **arguments)
         if memory != "least":
@@ -141,7 +144,7 @@ def _may_be_recomputed(node: Node) -> bool:
 def _weight(node: Node, free: set[Node]) -> float:
     """What it costs to keep a value: its bytes."""
     value = value_of(node)
-    if node in free:
+    if node in free or node.op == "get_attr":
         return 0
     if isinstance(value, torch.SymInt):
         return 1
