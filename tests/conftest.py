@@ -12,7 +12,7 @@ from emulator import FakeCupy
 import opgraph as og
 
 #: What holds on to the CuPy that it was imported with.
-_MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange")
+_MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange", "cuda_sequence")
 
 
 #: Folders whose tests compile kernels of every op, dtype or layout, or run all graph files and benchmarks: most of

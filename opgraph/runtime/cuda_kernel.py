@@ -18,7 +18,7 @@ from opgraph.partition.partition import Partition
 from opgraph.runtime import cuda
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
-from opgraph.runtime.cuda_plan import Launch, Plan
+from opgraph.runtime.cuda_plan import Launch, Plan, struct_of
 from opgraph.runtime.device_array import DeviceArray, Library, alignment
 from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.operands import Operands
@@ -171,6 +171,27 @@ class CudaKernel:
 
     # -- planning -----------------------------------------------------------------------------------------------
 
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Which of the inputs the kernel reads, as often as it does, in the order of a sequence's operands."""
+        return tuple(source for _, source in self._given)
+
+    def plan(self, arrays: Sequence[Any], outs: Sequence[Any], *, aligned: bool = False) -> Plan:
+        """What a call needs on arrays laid out like these; compiles it.
+
+        Args:
+            aligned: for arrays at multiples of 16 bytes, wherever these are; else aligned like these.
+
+        Raises:
+            InvalidArguments, InvalidShape, DeviceError: as a call.
+        """
+        ins, targets = [seen(a, self.device, "an input of a kernel") for a in arrays], self._targets(outs)
+        if aligned:
+            ins = [a.at(0) for a in ins]
+            targets = [None if o is None else o.at(0) for o in targets]
+        with cuda.OnDevice(self.device):
+            return self._plan(ins, targets)
+
     def _plan(self, ins: Sequence[DeviceArray], outs: Sequence[DeviceArray | None]) -> Plan:
         key = tuple([None if a is None else a.key for a in (*ins, *outs)])
         plan = self._plans.get(key)
@@ -184,12 +205,13 @@ class CudaKernel:
             *([None if o is None else o.shape for o in outs], [None if o is None else o.strides for o in outs]),
         )
         count = self._first_store + len(outs)
+        brought = (*(position for position, _ in self._given), *range(self._first_store, count))
         rows = prod(layout.dims[: len(layout.dims) - layout.row_rank]) if layout.row_rank else 0
         cleared: tuple[int, ...] = ()
         if layout.size == 0:  # a sum over nothing is 0; what is made of each row, even of nothing, is computed
             cleared = tuple(i for i, store in enumerate(self.lowered.loop.stores) if not (rows and store.per_row))
             if not rows:
-                return Plan((), (0,) * count, layout.results, _NO_WORK, cleared)
+                return Plan((), (0,) * count, brought, layout.results, _NO_WORK, cleared)
         kinds = layout.variant.operands
         # Own arrays and newly allocated ones are aligned better than a kernel needs.
         moving = [ins[s].pointer for position, s in self._given if kinds[position] == CONTIGUOUS]
@@ -198,11 +220,12 @@ class CudaKernel:
         ]
         own = {position: self._uploaded_at(position, array) for position, array in self.operands.own(layout)}
         fixed = tuple(own.get(i, 0) for i in range(count))
+        aligned = alignment(moving)
+        packs = tuple(kinds[position] == CONTIGUOUS for position in brought)
         if layout.variant.has_sums or layout.row_rank:
-            launches, work = self._sum_launches(layout, alignment(moving))
-            return Plan(launches, fixed, layout.results, work, cleared)
-        launch = self._launch(layout, alignment(moving))
-        return Plan((launch,), fixed, layout.results, _NO_WORK)
+            launches, work = self._sum_launches(layout, aligned)
+            return Plan(launches, fixed, brought, layout.results, work, cleared, packs, aligned)
+        return Plan((self._launch(layout, aligned),), fixed, brought, layout.results, _NO_WORK, (), packs, aligned)
 
     def _launch(self, layout: Layout, aligned: int) -> Launch:
         variant = cuda_variant(self.lowered.loop, layout, alignment=aligned)
@@ -213,9 +236,10 @@ class CudaKernel:
             args += [s[-1] for s, kind in zip(layout.strides, layout.variant.operands, strict=True) if kind == STRIDED]
             args.append(count)
         else:
-            args += [cuda.by_value(cuda_layout(layout, variant)), np.uint32(count) if variant.narrow else count]
+            args += [struct_of(cuda_layout(layout, variant)), np.uint32(count) if variant.narrow else count]
         places = tuple((i, i) for i in range(len(layout.strides)))
-        return Launch(self._functions([source])[0], (-(-count // variant.tile),), tuple(args), places)
+        grid = (-(-count // variant.tile),)
+        return Launch(self._functions([source])[0], grid, tuple(args), cuda.passed(args), places)
 
     def _sum_launches(self, layout: Layout, aligned: int) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
         """The launches for a layout with sums or rows, and the workspace that they share."""
@@ -224,13 +248,15 @@ class CudaKernel:
         launches = []
         for item in made:
             operands = tuple((i, place) for i, place in enumerate(item.places) if place is not None)
-            args = (*[None] * len(item.places), cuda.by_value(item.words[0]), None)
+            args = (*[None] * len(item.places), struct_of(item.words[0]), None)
             grid, block = (item.blocks[0],), (item.threads,)
-            launches.append(Launch(next(functions), grid, args, operands, len(args) - 1, block, item.inside))
+            found = Launch(next(functions), grid, args, cuda.passed(args), operands, len(args) - 1, block, item.inside)
+            launches.append(found)
             if item.totals is not None:
                 results = tuple((i, self._first_store + store) for i, store in enumerate(item.sums))
-                args = (*[None] * len(results), cuda.by_value(item.words[1]), None)
-                launches.append(Launch(next(functions), (item.blocks[1],), args, results, len(args) - 1))
+                args = (*[None] * len(results), struct_of(item.words[1]), None)
+                grid = (item.blocks[1],)
+                launches.append(Launch(next(functions), grid, args, cuda.passed(args), results, len(args) - 1))
         size = max((item.bytes for item in made), default=0)
         return tuple(launches), (-(-size // 8), np.dtype(np.float64))
 

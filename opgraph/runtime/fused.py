@@ -155,7 +155,7 @@ class HostKernel:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Which of the inputs the kernel reads, as often as it does, in the order that a plan's launcher takes them."""
+        """Which of the inputs the kernel reads, as often as it does, in the order of a sequence's operands."""
         return tuple(source for _, source in self.given)
 
     def plan(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -44,36 +43,27 @@ class Plan:
     keep: tuple[np.ndarray, ...]
     stages: int = 1
 
+    @property
+    def slots(self) -> list[int | None]:
+        """For each operand of the kernel its address, where it is no array of a call's; the memory of sums left out."""
+        own: dict[int, int] = dict(self.fixed)
+        return [own.get(i) for i in range(len(self.pointers()) - (1 if self.boxes else 0))]
+
+    @property
+    def workspace(self) -> int:
+        """Doubles of memory that a call without a pool of threads brings for sums; 0 where a kernel has enough."""
+        return self.work if self.work > _SMALL_WORK else 0
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one thread runs it, with no memory but its own."""
+        return self.size < threads.SINGLE_THREADED and not self.workspace
+
     def launch_on(self, base: Any) -> Callable[[], None]:
         """What runs the kernel on the operands whose addresses stand in `base`; they may be changed between runs."""
-        if self.size < threads.SINGLE_THREADED and self.work <= _SMALL_WORK:
+        if self.is_small:
             return partial(self.entry, base, self.layout_address, 0, self.boxes or self.size, 1, None)
         return partial(launch, self, base)
-
-    def launcher(self) -> Callable[..., None]:
-        """What runs the kernel, given the addresses of the arrays that it reads and then of those that it writes.
-
-        For callers who have addresses rather than NumPy arrays; see `HostKernel.plan`.
-        """
-        entry, layout, pieces = self.entry, self.layout_address, self.boxes or self.size
-        operands = len(self.pointers()) - (1 if self.boxes else 0)
-        pack = struct.Struct(f"{operands}P8x").pack  # a null address for the memory of sums, where there are any
-        own = dict(self.fixed)
-        moving = [i for i in range(operands) if i not in own]
-
-        def alone(*addresses: int, plan: Plan = self) -> None:
-            entry(pack(*addresses), layout, 0, pieces, 1, None)
-
-        def general(*addresses: int, plan: Plan = self) -> None:
-            base = plan.pointers()
-            for position, address in plan.fixed:
-                base[position] = address
-            for position, address in zip(moving, addresses, strict=True):
-                base[position] = address
-            launch(plan, base)
-
-        is_small = self.size < threads.SINGLE_THREADED and self.work <= _SMALL_WORK
-        return alone if is_small and not own else general
 
 
 def launch(plan: Plan, base: Any) -> None:

@@ -123,9 +123,13 @@ def fuse_function(
         for plan in plans:
             found = plan.check(args, kwargs)
             if found is not None and found[0] is not None:
-                traced, tensors, kept = found
+                traced, tensors, kept, run = found
+                if type(run) is tuple:
+                    run = plan.run_of(traced, tensors, run)
+                results = run(*tensors)
+                if type(results) is not tuple:
+                    results = (results,)
                 outputs = traced.outputs
-                results = traced.op(*tensors)
                 return results[outputs.index] if type(outputs) is Output else traced.result(results, kept)
         return slow(args, kwargs)
 

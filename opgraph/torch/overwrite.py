@@ -91,4 +91,6 @@ class _Overwriting(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """The gradients of the inputs."""
-        return None, None, None, *ctx.training.gradients(ctx, grads)
+        training = ctx.training
+        wanted, _ = training.wanted(ctx)
+        return None, None, None, *training.gradients(wanted, ctx.saved_tensors, ctx.shapes, (), grads)

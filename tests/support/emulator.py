@@ -230,6 +230,7 @@ class FakeCupy(types.ModuleType):
 class _Function:
     def __init__(self, cupy: FakeCupy, library: ctypes.CDLL, name: str) -> None:
         self.cupy, self.library, self.name = cupy, library, name
+        self.ptr = ctypes.cast(library.run, ctypes.c_void_p).value  # what tests/support/libcuda.py launches
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared: int, stream: Any) -> None:
         assert len(block) == 1 and 0 < block[0] <= 512 and block[0] % 32 == 0 and shared == 0 and 0 < grid[0] < 2**31

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
 from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.torch import naf1  # noqa: E402
 from opgraph.torch.fuse import MOST_PLANS, fuse, fuse_function  # noqa: E402
@@ -197,13 +199,110 @@ def test_arithmetic_of_parameters_without_a_branch_is_repeated_without_python() 
     assert close(got_d, want_d)
 
 
-def test_a_branch_on_a_parameter_runs_the_function_each_time() -> None:
-    counted = Counted(lambda x, a: x * a if a > 0 else x - a)
-    for value in (1.0, -1.0, 2.0):
+def branching(x, a):
+    return x * a if torch.sigmoid(a) > 0.5 else x - a
+
+
+def test_a_branch_on_a_parameter_is_compared() -> None:
+    counted = Counted(branching)
+    for value in (1.0, -1.0, 2.0, -0.5, 3.0):
         a = torch.tensor(value)
-        assert close(counted(X, a), X * a if value > 0 else X - a)
-    assert counted.runs == 3
-    assert "reads the value" in counted.fused.why_rerun
+        assert close(counted(X, a), branching(X, a))
+    assert (counted.runs, counted.fused.why_rerun, len(counted.fused.plans)) == (2, "", 2)
+
+
+def test_a_parameter_that_is_written_to_takes_the_other_branch() -> None:
+    counted, a = Counted(branching), torch.tensor(1.0, requires_grad=True)
+    for value in (1.0, 2.0, -1.0, -2.0, 1.0):
+        with torch.no_grad():
+            a.fill_(value)
+        got, want = counted(X, a), branching(X, a)
+        assert close(got, want)
+        assert close(*[torch.autograd.grad(y.sum(), a)[0] for y in (got, want)])
+        a.data.neg_()  # which torch does not count
+        assert close(counted(X, a), branching(X, a))
+    assert counted.runs == 2
+
+
+class Reads(TorchFunctionMode):
+    """Counts what Python reads of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in ("__bool__", "tolist", "item", "__float__", "stack", "lt", "gt"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypatch) -> None:
+    """The tensors are the CPU's, but treated as those of a device whose values take a wait."""
+    monkeypatch.setattr("opgraph.torch.tracing.planning.waits", lambda tensor: True)
+    act = naf1.with_order(0.7)
+    fused, x = fuse(act.forward), torch.linspace(-4, 4, 101)
+    with Reads() as eager:
+        act(x)
+    assert eager.names.count("__bool__") > 2
+    for value in (0.1, 0.2, -0.3):
+        with torch.no_grad():
+            act.frac_order.fill_(value)
+        fused(x)  # perhaps another way through the function
+        for written in (True, False, False):
+            with torch.no_grad():
+                act.frac_order.add_(1e-3 if written else 0) if written else None
+            with Reads() as reads:
+                got = fused(x)
+            assert close(got, act(x))
+            assert [n for n in reads.names if n in ("__bool__", "tolist")] == ["tolist"] * written
+            assert ("lt" in reads.names) == written  # what is only compared is not computed either
+    assert fused.why_rerun == ""
+
+
+def test_numbers_alone_are_computed_once(monkeypatch) -> None:
+    def fn(x, a):
+        three = torch.lgamma(torch.tensor(3.0))
+        return x * three if three > 0.5 else x * a, torch.tensor(2.0)
+
+    counted, a = Counted(fn), torch.tensor(0.25)
+    counted(X, a)
+    with Reads() as reads:
+        (got, two), (want, _) = counted(X, a), fn(X, a)
+    assert close(got, want) and counted.runs == 1
+    assert reads.names.count("__bool__") == 1  # of `fn` itself
+    two.fill_(5.0)  # what is returned is the caller's
+    assert counted(X, a)[1] == 2.0
+    with torch.inference_mode():
+        inner = fuse(fn)
+        inner(X, a)
+    x = X.clone().requires_grad_()
+    for _ in range(2):
+        assert close(torch.autograd.grad(inner(x, a)[0].sum(), x)[0], torch.autograd.grad(fn(x, a)[0].sum(), x)[0])
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert counted(X.double(), a.double())[1].dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_branch_on_what_is_drawn_runs_the_function_each_time() -> None:
+    counted = Counted(lambda x, a: x * a if torch.rand(()) + a > 0.5 else x - a)
+    a = torch.tensor(0.25)
+    for _ in range(3):
+        torch.manual_seed(3)
+        want = X * a if torch.rand(()) + a > 0.5 else X - a
+        torch.manual_seed(3)
+        assert close(counted(X, a), want)
+    assert counted.runs == 3 and "comes from rand" in counted.fused.why_rerun
+
+
+def test_a_value_that_python_reads_otherwise_runs_the_function_each_time() -> None:
+    counted = Counted(lambda x, a: x * float(a))
+    for value in (1.0, -1.0, 2.0):
+        assert close(counted(X, torch.tensor(value)), X * value)
+    assert counted.runs == 3 and "reads the value" in counted.fused.why_rerun
 
 
 @pytest.mark.parametrize("order", [0.2, 0.9, 1.1, 1.8])
@@ -211,7 +310,7 @@ def test_naf1_runs_and_trains(order: float) -> None:
     act = naf1.with_order(order).double()
     fused = fuse(act.forward)
     x = torch.linspace(-4, 4, 101, dtype=torch.float64, requires_grad=True)
-    for _ in range(2):
+    for _ in range(3):
         got, want = fused(x), act(x)
         assert torch.allclose(got, want, rtol=1e-12)
         for a, b in zip(

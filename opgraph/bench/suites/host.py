@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -19,6 +22,8 @@ from opgraph.bench.timing import Call, in_turns, once
 SIZE = 1024
 #: Calls in one run; a GPU's queue holds more, so that none of them waits for the device.
 CALLS = 200
+#: Seconds at most for calls whose driver is left out.
+_POSING = 3.0
 
 
 class LaunchClock:
@@ -70,7 +75,23 @@ def measured(peers: Sequence[Peer], device: str, threads: int, budget: float, sa
         seconds = statistics.median(t for t in times[name] if t is not None)
         figures.append(Figure(suite="host", subject=name, column="us", value=seconds * 1e6, unit="us"))
         figures.append(Figure(suite="host", subject=name, column="Python calls", value=python_calls(call)))
-    return figures
+    return figures if device == "cuda" else figures + _posing(min(budget / 4, _POSING), say)
+
+
+def _posing(budget: float, say: Say) -> list[Figure]:
+    """Of calls on a GPU, without one and without their launches: in a process whose CPU tensors pose as a GPU's."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    say("calls on a GPU, the driver left out")
+    command = [sys.executable, "-m", "opgraph.bench.posing", str(budget)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:  # without a compiler, or torch's own pieces
+        return []
+    found: dict[str, float] = json.loads(done.stdout)
+    return [
+        Figure(suite="host", subject=f"GPU without its driver: {name}", column="us", value=value, unit="us")
+        for name, value in found.items()
+    ]
 
 
 def _ways(case: Case) -> dict[str, Call]:

@@ -1,4 +1,8 @@
-"""The autograd node of a fused call. Its backward pass is a fused call again, so that it can be differentiated too."""
+"""The autograd nodes of fused calls. A backward pass is a fused call again, so that it can be differentiated too.
+
+Calls under plain autograd have a class of node for each signature, generated like the call itself (`recorder`): shapes,
+places and the backward pass are known there. `Fused` serves every other call (library.py).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from opgraph.torch.fused.training import Training
-
-Tensors = Sequence[torch.Tensor]
+from opgraph.torch.fused.prepared import MAX_READY, Check, Run, Statements, Tensors, check_of, defined, is_plain
+from opgraph.torch.fused.training import Training, runs_everything
 
 
 class Trained:
@@ -23,57 +26,53 @@ class Trained:
         count: how many of the results are the caller's.
     """
 
-    __slots__ = ("count", "fixed", "is_plain", "kept", "run", "shapes", "single", "training")
+    __slots__ = ("count", "run", "single", "training")
 
-    def __init__(self, training: Training, run: Callable[[Tensors], Sequence[torch.Tensor]], count: int) -> None:
+    def __init__(self, training: Training, run: Callable[..., Sequence[torch.Tensor]], count: int) -> None:
         self.training = training
         self.run = run
         self.count = count
-        self.kept = training.kept
-        self.shapes = training.shapes
-        self.fixed = training.fixed
         self.single = len(training.forward.outputs) == 1
-        #: Every input is kept and nothing else, and there is one result.
-        inputs = len(training.forward.inputs)
-        self.is_plain = self.single and self.kept == tuple(range(inputs)) and not self.shapes and not self.fixed
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The caller's results, connected to the inputs."""
-        results = record(self, *tensors)
+        results = Fused.apply(self, *tensors)  # type: ignore[attr-defined]  # of C
         return (results,) if self.single else results[: self.count]
 
 
 class Fused(_SingleLevelFunction):
-    """One node for every fused call. It holds what `save_for_backward` got, shapes, and nothing else of the call's."""
+    """A node that holds what `save_for_backward` got, shapes, and nothing else of the call's.
+
+    torch.func has its own way (library.py), so the class is what torch calls one level's.
+    """
 
     @staticmethod
     def forward(ctx: Any, trained: Trained, *tensors: torch.Tensor) -> Any:
         """Runs the call and keeps what the plan says."""
-        results = trained.run(tensors)
-        ctx.training = trained.training
-        fixed = trained.fixed
+        training = trained.training
+        results = trained.run(*tensors)
+        ctx.training = training
+        ctx.shapes = [tensors[i].shape for i in training.shapes]
+        ctx.result_shapes = [t.shape for t in results]
+        fixed = training.fixed
         if forward_ad._current_level >= 0:
             ctx.save_for_forward(*tensors)
-            ctx.result_shapes = [t.shape for t in results]
             fixed = tuple(i for i, t in enumerate(results) if not t.is_floating_point())  # others may have tangents
-        if trained.is_plain:
-            ctx.save_for_backward(*tensors)
-            return results[0]
         everything = (*tensors, *results)
-        ctx.save_for_backward(*[everything[i] for i in trained.kept])
-        ctx.shapes = [tensors[i].shape for i in trained.shapes]
+        ctx.save_for_backward(*[everything[i] for i in training.kept])
         if fixed:
             ctx.mark_non_differentiable(*[results[i] for i in fixed])
         if trained.single:
             return results[0]
         ctx.set_materialize_grads(False)
-        ctx.result_shapes = [t.shape for t in results]
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         """The gradients of the inputs; with `create_graph`, connected to what is kept and to the given ones."""
-        return None, *ctx.training.gradients(ctx, grads)
+        training = ctx.training
+        wanted, _ = training.wanted(ctx)
+        return None, *training.gradients(wanted, ctx.saved_tensors, ctx.shapes, ctx.result_shapes, grads)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Any:
@@ -81,6 +80,65 @@ class Fused(_SingleLevelFunction):
         return ctx.training.tangents(ctx.saved_tensors, tangents, ctx.result_shapes)
 
 
-#: `Fused.apply(trained, *tensors)`, without what torch.func would need: that has its own way (library.py), so the class
-#: is what torch calls one level's. A tensor where `trained.single`, else the results of `trained.training.forward`.
-record: Callable[..., Any] = Fused.apply  # type: ignore[attr-defined]  # of C
+def recorder(training: Training, statements: Statements, names: Sequence[str], tensors: Tensors) -> Run:
+    """What runs a forward call on tensors of a signature and records its node.
+
+    Args:
+        statements: those of `training.forward`; `names` are what the tensors are called in them.
+        tensors: an example.
+
+    Returns: a function of the tensors. It gives a tensor where there is one result, else the results of
+        `training.forward`.
+    """
+    results = statements.results
+    everything = (*names, *results)
+    lines = [*statements.lines, f"ctx.save_for_backward({', '.join([everything[i] for i in training.kept])})"]
+    if training.fixed:
+        lines.append(f"ctx.mark_non_differentiable({', '.join([results[i] for i in training.fixed])})")
+    if len(results) > 1:
+        lines.append("ctx.set_materialize_grads(False)")
+        lines.append(f"ctx.result_shapes = ({', '.join(f'{r}.shape' for r in results)})")
+    lines.append(f"return {', '.join(results)}")
+    forward = defined("forward", ("ctx", *names), lines, statements.values)
+    backward = _backward(training, [tensors[i].shape for i in training.shapes])
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
+    made: Run = type("Fused", (_SingleLevelFunction,), members).apply  # type: ignore[attr-defined]
+    return made
+
+
+def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
+    """The backward pass of the nodes of one signature."""
+    ready: list[tuple[Check, Run]] = []
+    # Which gradients autograd.grad wants of leaves costs torch 15 us to tell, by raising (see Training.wanted). Where
+    # it turned out to want all of them, the next pass computes all of them unasked.
+    asks = training.asks
+
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        saved = ctx.saved_tensors
+        can_be_ready = (not asks or runs_everything()) and is_plain()
+        if can_be_ready:
+            for tensor in (*saved, *grads):
+                if tensor is None or tensor.is_nested:
+                    can_be_ready = False
+                    break
+            else:
+                for check, run in ready:
+                    if check(*saved, *grads):
+                        return run(*saved, *grads)
+        return unprepared(ctx, saved, grads, can_be_ready)
+
+    def unprepared(ctx: Any, saved: Tensors, grads: Sequence[Any], can_be_ready: bool) -> Any:
+        nonlocal asks
+        wanted, raised = training.wanted(ctx) if asks else (training.may, False)
+        if can_be_ready and len(ready) < MAX_READY and not torch.is_grad_enabled():
+            check = check_of((*saved, *grads))
+            run = training.prepared(saved, shapes, grads)
+            if check is not None and run is not None:
+                ready.append((check, run))
+                return run(*saved, *grads)
+        if raised and wanted == training.may:
+            asks = False
+        result_shapes = getattr(ctx, "result_shapes", ())
+        return tuple(training.gradients(wanted, saved, shapes, result_shapes, grads))
+
+    return backward

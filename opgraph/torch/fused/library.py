@@ -128,7 +128,7 @@ def _unpacked(results: Sequence[torch.Tensor]) -> Any:
 
 def _run(*args: Any) -> Any:
     op, tensors = _given(args)
-    return _unpacked(op.run(tensors))
+    return op.run(tensors)
 
 
 def _fake(*args: Any) -> Any:
@@ -152,14 +152,14 @@ def _differentiable(keyset: Any, *args: Any) -> Any:
     training = op.training(needs)
     forward = op if training.forward is op.graph else op.derived(training.forward)
 
-    def run(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
             return call(forward.spelling, tensors)
 
-    def run_lower(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def run_lower(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # A node's forward runs without recording, but the levels below this one have gradients of their own to record.
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-            return run(tensors)
+            return run(*tensors)
 
     if not torch._C._are_functorch_transforms_active():
         return _unpacked(Trained(training, run, len(op.graph.outputs))(*tensors))

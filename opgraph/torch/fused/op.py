@@ -8,18 +8,18 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
 from opgraph.runtime.bounded import Bounded
 from opgraph.torch.fold import is_in_onnx_export
-from opgraph.torch.fused.autograd import Trained, record
+from opgraph.torch.fused.autograd import recorder
 from opgraph.torch.fused.composite import composite
 from opgraph.torch.fused.graph import prepared, with_data, without_data
 from opgraph.torch.fused.library import Spelling, call, spelling
-from opgraph.torch.fused.program import Program, Run, check_count
+from opgraph.torch.fused.prepared import Run, Statements, is_plain
+from opgraph.torch.fused.program import Program, check_count, tensor_names
 from opgraph.torch.fused.shapes import Results
 from opgraph.torch.fused.training import Flags, Training
 from opgraph.transforms.saved import Saved
@@ -30,21 +30,10 @@ MAX_CALLS = 1024
 DEVICES = ("cpu", "cuda")
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
-_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _tracing = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
 _dynamo = torch.compiler.is_dynamo_compiling
-
-
-class _Call:
-    """What tensors of one combination of dtypes, shapes, strides and gradients needed take, once somebody asked."""
-
-    __slots__ = ("run", "trained")
-
-    def __init__(self) -> None:
-        self.run: Run | None = None
-        self.trained: Trained | None = None
 
 
 class FusedOp:
@@ -63,7 +52,7 @@ class FusedOp:
     def __init__(self, graph: Graph, *, rounding: str = "store", traced: bool = True) -> None:
         self.graph = prepared(graph)
         self.rounding = rounding
-        self._calls: Bounded[Any, _Call] = Bounded(MAX_CALLS)
+        self._calls: Bounded[Any, Run] = Bounded(MAX_CALLS)
         self._programs: dict[tuple[int, torch.device], Program] = {}
         self._trainings: dict[Flags, Training] = {}
         self._derivations: dict[Any, Any] = {}
@@ -80,36 +69,52 @@ class FusedOp:
         """
         if _dynamo():
             return self._compiled(tensors)
+        run = self.prepared(tensors)
+        if run is None:
+            return self.dispatched(*tensors)
+        results = run(*tensors)
+        return (results,) if type(results) is _Tensor else results[: len(self.graph.outputs)]
+
+    def prepared(self, tensors: Sequence[torch.Tensor]) -> Run | None:
+        """What runs it on tensors of the signature of these; None where torch's dispatcher is needed.
+
+        It gives a tensor where there is one result, else a tuple, which may go on with what is kept for backward.
+
+        Raises:
+            as a call.
+        """
         parts: list[Any] = []
         needs = False
         for tensor in tensors:
             kind = type(tensor)
             if (kind is not _Tensor and kind is not _Parameter) or tensor.is_neg():
-                return self.dispatched(*tensors)
+                return None
             if needs_one := tensor.requires_grad:
                 needs = True
             try:
                 parts += (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_cpu or tensor.device, needs_one)
             except RuntimeError as error:  # a nested tensor
                 raise _not_strided(error) from None
-        if _modes() or _transforms() or forward_ad._current_level >= 0 or _tracing() is not None:
-            return self.dispatched(*tensors)
+        if not is_plain() or _transforms() or _tracing() is not None:
+            return None
+        records = needs and _grad_enabled()
+        parts.append(records)
         key = tuple(parts)
         found = self._calls.get(key)
         if found is None:
             if not all(t.device.type in DEVICES for t in tensors):
-                return self.dispatched(*tensors)
-            found = self._remember(key)
-        if needs and _grad_enabled():
-            trained = found.trained
-            if trained is None:
-                trained = found.trained = self._trained(tensors)
-            results = record(trained, *tensors)
-            return (results,) if trained.single else results[: trained.count]
-        run = found.run
-        if run is None:
-            run = found.run = self._program(self.graph, tensors).plan(tensors)
-        return tuple(run(tensors))
+                return None
+            found = self._calls[key] = self._recorder(tensors) if records else self._plain(tensors)
+        return found
+
+    def statements(self, tensors: Sequence[torch.Tensor], names: Sequence[str]) -> Statements | None:
+        """What runs it on tensors of the signature of these, called by these names, without recording gradients.
+
+        None where torch's dispatcher is needed.
+        """
+        if not all(type(t) in (_Tensor, _Parameter) and not t.is_neg() and t.device.type in DEVICES for t in tensors):
+            return None
+        return self._program(self.graph, tensors).statements(tensors, names)
 
     def saved(self, needs: Flags) -> tuple[Saved, ...]:
         """What a call keeps for backward.
@@ -153,32 +158,33 @@ class FusedOp:
         found: Results = self.cached("results", lambda: Results(self.graph))
         return found
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The results for plain tensors, without autograd."""
+    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The results for plain tensors, without autograd: a tensor where there is one, else a tuple."""
         key = tuple([part for t in tensors for part in (t.dtype, t.shape, t.stride(), t.is_cpu or t.device, None)])
-        found = self._calls.get(key) or self._remember(key)
-        if found.run is None:
-            found.run = self._program(self.graph, tensors).plan(tensors)
-        return found.run(tensors)
+        found = self._calls.get(key)
+        if found is None:
+            found = self._calls[key] = self._plain(tensors)
+        return found(*tensors)
 
-    def _trained(self, tensors: Sequence[torch.Tensor]) -> Trained:
+    def _plain(self, tensors: Sequence[torch.Tensor]) -> Run:
+        return self._program(self.graph, tensors).plan(tensors)
+
+    def _recorder(self, tensors: Sequence[torch.Tensor]) -> Run:
         training = self.training(tuple([t.requires_grad for t in tensors]))
-        run = self._program(training.forward, tensors).plan(tensors)
-        return Trained(training, run, len(self.graph.outputs))
+        names = tensor_names(len(tensors))
+        statements = self._program(training.forward, tensors).statements(tensors, names)
+        return recorder(training, statements, names, tensors)
 
     def _program(self, graph: Graph, tensors: Sequence[torch.Tensor]) -> Program:
         if not tensors:
             raise InvalidArguments("got no tensors", where="a fused call", fix="pass one for each input")
-        key = (id(graph), tensors[0].device)
+        device = device_of(tensors)
+        key = (id(graph), device)
         with self._lock:
             found = self._programs.get(key)
             if found is None:
-                found = self._programs[key] = Program(graph, tensors[0].device, self.rounding)
+                found = self._programs[key] = Program(graph, device, self.rounding)
             return found
-
-    def _remember(self, key: Any) -> _Call:
-        made = self._calls[key] = _Call()
-        return made
 
     def dispatched(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """A call on anything but plain tensors, or under anything but plain autograd."""
@@ -209,6 +215,11 @@ class FusedOp:
 
     def __repr__(self) -> str:
         return f"<FusedOp: {self.graph!r}>"
+
+
+def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """Where a call on these runs."""
+    return tensors[0].device
 
 
 def _unpickled(text: str, arrays: list[np.ndarray], rounding: str) -> FusedOp:

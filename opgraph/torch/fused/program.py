@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -15,13 +16,11 @@ from opgraph.runtime.arguments import check_shape, check_symbols, symbolic
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
 from opgraph.runtime.fused import HostKernel
+from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
 from opgraph.runtime.providers.torch import to_numpy, torch_dtype
 from opgraph.runtime.runner import Runner
+from opgraph.torch.fused.prepared import Run, Statements, Tensors, empty_cpu
 from opgraph.torch.fused.shapes import Results
-
-Tensors: TypeAlias = Sequence[torch.Tensor]
-#: Runs a program on tensors laid out like those that it was planned for.
-Run: TypeAlias = Callable[[Tensors], list[torch.Tensor]]
 
 
 class Program:
@@ -38,31 +37,48 @@ class Program:
 
     def __init__(self, graph: Graph, device: torch.device, rounding: str) -> None:
         self.graph = graph
+        self._device = device
         self.results = Results(graph)
         self._names = [port_name(t) for t in graph.inputs]
         self._outputs = [port_name(t) for t in graph.outputs]
         engine = Engine("cuda", device.index) if device.type == "cuda" else Engine("cpu")
-        # On the CPU `plan` compiles what the tensors need: gradients often come broadcast, as from sum().
-        self._executable = Executable(graph, engine, donate=(), rounding=rounding, waits=engine.kind == "cpu")
+        # `statements` compiles what the tensors need: gradients often come broadcast, as from sum().
+        self._executable = Executable(graph, engine, donate=(), rounding=rounding, waits=True)
 
-    def plan(self, tensors: Tensors) -> Run:
+    def statements(self, tensors: Tensors, names: Sequence[str] = ()) -> Statements:
         """What runs it on tensors laid out like these; checks them once for all.
+
+        Args:
+            names: what the tensors are called there; "t0", "t1" ... without it.
 
         Raises:
             InvalidDataType, InvalidShape: they are not what the graph declares.
             DeviceError: a kernel that does not compile.
         """
         check(self.graph, tensors)
-        if not self.results.known:
-            return self._run
-        alone = self._executable.alone()
+        names = names or tensor_names(len(tensors))
+        alone = self._executable.alone() if self.results.known else None
         if alone is not None and isinstance(alone[0], HostKernel):
-            return self._launched(alone[0], alone[1], alone[2], tensors)
-        if alone is not None and tensors[0].is_cuda:
-            return self._on_device(*alone)
-        return self._run_into
+            return self._launched(alone[0], alone[1], alone[2], tensors, names)
+        run: Callable[[Tensors], Sequence[torch.Tensor]]
+        results = result_names(len(self._outputs))
+        if alone is not None and self._device.type == "cuda":
+            run = self._on_device(*alone)
+            found = self._launched_on_device(*alone, tensors, names, results, run)
+            if found is not None:
+                return found
+        else:
+            run = self._run_into if self.results.known else self._run
+        line = f"{''.join(f'{r}, ' for r in results)} = run(({''.join(f'{n}, ' for n in names)}))"
+        return Statements((line,), results, {"run": run})
 
-    def _on_device(self, runner: Runner, reads: Sequence[int], writes: Sequence[int]) -> Run:
+    def plan(self, tensors: Tensors) -> Run:
+        """The same as a function of the tensors; gives a tensor where there is one result, else a tuple."""
+        return self.statements(tensors).function(tensor_names(len(tensors)))
+
+    def _on_device(
+        self, runner: Runner, reads: Sequence[int], writes: Sequence[int]
+    ) -> Callable[[Tensors], list[torch.Tensor]]:
         """One partition on a GPU: its runner takes torch's tensors as they are, and the stream current at each call."""
 
         def run(tensors: Tensors) -> list[torch.Tensor]:
@@ -72,40 +88,51 @@ class Program:
 
         return run
 
-    def _launched(self, kernel: HostKernel, reads: Sequence[int], writes: Sequence[int], tensors: Tensors) -> Run:
+    def _launched_on_device(
+        self,
+        runner: Runner,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        tensors: Tensors,
+        names: Sequence[str],
+        results: Sequence[str],
+        otherwise: Callable[[Tensors], Sequence[torch.Tensor]],
+    ) -> Statements | None:
+        from opgraph.runtime.cuda_kernel import CudaKernel  # needs CuPy
+        from opgraph.torch.fused.cuda_program import launched
+
+        if not isinstance(runner, CudaKernel):
+            return None
+        return launched(runner, reads, writes, tensors, self.results.empty(tensors), names, results, otherwise)
+
+    def _launched(
+        self, kernel: HostKernel, reads: Sequence[int], writes: Sequence[int], tensors: Tensors, names: Sequence[str]
+    ) -> Statements:
         """One kernel on the CPU, by address."""
         outs = self.results.empty(tensors)
         plan = kernel.plan([to_numpy(tensors[i]) for i in reads], [to_numpy(outs[i]) for i in writes])
-        makers = [_maker(out, tensors) for out in outs]
-        sources = [reads[i] for i in kernel.reads]
+        results = result_names(len(outs))
+        lines: list[str] = []
+        values: dict[str, Any] = {}
+        for result, out in zip(results, outs, strict=True):
+            line, more = _allocation(result, out)
+            lines.append(line)
+            values |= more
         if plan.size == 0:
-            return lambda tensors: [make(tensors).zero_() for make in makers]
-        launch = plan.launcher()
-        if len(outs) == 1:
-            make = makers[0]
-            if len(sources) == 2:  # an input and a parameter: where the host's cost counts
-                first, second = sources
-
-                def run_two(tensors: Tensors) -> list[torch.Tensor]:
-                    out = make(tensors)
-                    launch(tensors[first].data_ptr(), tensors[second].data_ptr(), out.data_ptr())
-                    return [out]
-
-                return run_two
-
-            def run_one(tensors: Tensors) -> list[torch.Tensor]:
-                out = make(tensors)
-                launch(*[tensors[i].data_ptr() for i in sources], out.data_ptr())
-                return [out]
-
-            return run_one
-
-        def run(tensors: Tensors) -> list[torch.Tensor]:
-            made = [make(tensors) for make in makers]
-            launch(*[tensors[i].data_ptr() for i in sources], *[made[i].data_ptr() for i in writes])
-            return made
-
-        return run
+            lines += [f"{result}.zero_()" for result in results]
+            return Statements(tuple(lines), results, values)
+        operands = [names[reads[i]] for i in kernel.reads] + [results[i] for i in writes]
+        launch = KernelLaunch(plan, tuple((place, 0) for place in range(len(operands))))
+        sequence = KernelSequence([launch], len(operands))
+        addresses = ", ".join(f"{name}.data_ptr()" for name in operands)
+        if sequence.direct is not None:
+            values["entry"], values["pack"] = sequence.direct
+            values["keep"] = sequence
+            lines.append(f"entry(pack({addresses}))")
+        else:
+            values["launch"] = sequence
+            lines.append(f"launch({addresses})")
+        return Statements(tuple(lines), results, values)
 
     def _run_into(self, tensors: Tensors) -> list[torch.Tensor]:
         """Several partitions, or no compiler: torch allocates the results."""
@@ -128,22 +155,32 @@ class Program:
         return dict(zip(self._names, [t.detach() for t in tensors], strict=True))
 
 
-def _maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
-    """What allocates a result on the CPU like this one."""
-    make, size = _plain_maker(out, tensors), out.nbytes
-    if size < pages.LARGE:
-        return make
-    if spare.is_kept(size):
-        shape, strides, dtype = out.shape, out.stride(), out.dtype
-        whole = out.untyped_storage().nbytes()
-        return lambda tensors: _of_spare_memory(whole, dtype, shape, strides)
+def tensor_names(count: int) -> tuple[str, ...]:
+    """What the tensors of a call are called in generated functions."""
+    return tuple(f"t{i}" for i in range(count))
 
-    def make_large(tensors: Tensors) -> torch.Tensor:
-        made = make(tensors)
+
+def result_names(count: int) -> tuple[str, ...]:
+    """What the results are called there."""
+    return tuple(f"r{i}" for i in range(count))
+
+
+def _allocation(name: str, out: torch.Tensor) -> tuple[str, dict[str, Any]]:
+    """The statement that allocates a result on the CPU like this one, and the values that it names."""
+    size, whole = out.nbytes, out.untyped_storage().nbytes()
+    shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
+    if size < pages.LARGE:
+        values = {"empty": empty_cpu, f"{name}_dtype": dtype}
+        return f"{name} = empty({shape}, {strides}, {name}_dtype)", values
+    if spare.is_kept(size):
+        return f"{name} = {name}_made()", {f"{name}_made": partial(_of_spare_memory, whole, dtype, shape, strides)}
+
+    def make_large() -> torch.Tensor:
+        made = empty_cpu(shape, strides, dtype)
         pages.advise(made.data_ptr(), size)
         return made
 
-    return make_large
+    return f"{name} = {name}_made()", {f"{name}_made": make_large}
 
 
 def _of_spare_memory(size: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
@@ -156,16 +193,6 @@ def _of_spare_memory(size: int, dtype: torch.dtype, shape: Sequence[int], stride
     storage = torch.from_numpy(memory).untyped_storage()
     # Set, not viewed: a result that is a view of something must not be written in place.
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
-
-
-def _plain_maker(out: torch.Tensor, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
-    """By an input that has its dtype, shape and strides where there is one."""
-    shape, strides, dtype, device = out.shape, out.stride(), out.dtype, out.device
-    empty_like, empty_strided = torch.empty_like, torch.empty_strided
-    for i, tensor in enumerate(tensors):
-        if tensor.dtype == dtype and tensor.shape == shape and torch.empty_like(tensor).stride() == strides:
-            return lambda tensors: empty_like(tensors[i])
-    return lambda tensors: empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def check(graph: Graph, tensors: Tensors) -> None:

@@ -14,6 +14,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 from opgraph.torch.fused.graph import reached, reaching
+from opgraph.torch.fused.prepared import Run
 from opgraph.torch.fused.tangents import Tangents, tangents
 from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
 
@@ -76,8 +77,10 @@ class Training:
         used = reaching(graph, active)
         self._wrt = [port_name(t) if t.id in asked & used else None for t in graph.inputs]
         names = [name for name in self._wrt if name is not None]
-        self._wanted = tuple([name is not None for name in self._wrt])
-        self._is_one = len(names) < 2
+        #: For each input, whether its gradient may be computed.
+        self.may: Flags = tuple([name is not None for name in self._wrt])
+        #: Whether a backward pass has to be asked which of them it wants.
+        self.asks = len(names) > 1
         self._plan: TrainingPlan | None = training_plan(graph, names, units=units) if names and active else None
         self.forward = graph if self._plan is None else self._plan.forward
         self.saved: tuple[Saved, ...] = () if self._plan is None else self._plan.saved
@@ -96,6 +99,14 @@ class Training:
         active = reached(self.forward, {t.id for t, name in zip(self.forward.inputs, self._wrt, strict=True) if name})
         is_float = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
         self.fixed = tuple(i for i, t in enumerate(self.forward.outputs) if t.id not in active or not is_float[i])
+
+    def wanted(self, ctx: Any) -> tuple[Flags, bool]:
+        """For each input, whether a running backward pass wants its gradient, and whether torch raised when asked.
+
+        Args:
+            ctx: of the autograd node.
+        """
+        return _wanted(ctx, self.may) if self.asks else (self.may, False)
 
     def backward(self, wanted: Flags, grads: Sequence[torch.Tensor | None]) -> Backward | None:
         """The backward pass for the inputs that are wanted, given gradients that may be None; None: nothing is left."""
@@ -117,7 +128,7 @@ class Training:
         if not any(given):
             return None
         own = len(self._outputs) - sum(s.role == "value" for s in self.saved)
-        key = (self._wanted, tuple([i < own or g for i, g in enumerate(given)]))
+        key = (self.may, tuple([i < own or g for i, g in enumerate(given)]))
         if self._fulls.get(key) is None:
             made = self._backward(*key)
             self._fulls[key] = None if made is None else replace(made, fills=True)
@@ -137,29 +148,57 @@ class Training:
             tuple(made.get(f"d_{name}") if name in names else None for name in self._wrt),
         )
 
-    def gradients(self, ctx: Any, grads: Sequence[Any]) -> list[torch.Tensor | None]:
+    def gradients(
+        self,
+        wanted: Flags,
+        saved: Sequence[torch.Tensor],
+        shapes: Sequence[Any],
+        result_shapes: Sequence[Any],
+        grads: Sequence[Any],
+    ) -> list[torch.Tensor | None]:
         """The gradients of the forward call's inputs: one fused call, itself differentiable.
 
         Args:
-            ctx: of the autograd node; has `saved_tensors`, `shapes` of the inputs of which only the shape was kept, if
-                there are any, and `result_shapes` if there are several results.
+            wanted: for each input, whether its gradient is.
+            saved: what was kept.
+            shapes: of the inputs of which only the shape was kept.
+            result_shapes: of all results of `forward`, if there are several.
             grads: of all results of `forward`, None where there is none.
         """
-        backward = self.backward(self._wanted if self._is_one else _wanted(ctx, self._wanted), grads)
+        backward = self.backward(wanted, grads)
         if backward is None:
             return [None] * len(self._wrt)
-        if self.shapes:
-            pool = [*ctx.saved_tensors, *self._stand_ins(backward.order, ctx.shapes, grads), *grads]
-        else:
-            pool = [*ctx.saved_tensors, *grads]
         if backward.fills:
-            pool[-len(grads) :] = self._filled(ctx.result_shapes, grads)
+            grads = self._filled(result_shapes, grads)
+        pool = [*saved, *self._stand_ins(backward.order, shapes, grads), *grads]
         run: Callable[..., tuple[torch.Tensor, ...]] = backward.op
         for grad in grads:
             if grad is not None and not _has_storage(grad):  # many at once: autograd.grad's is_grads_batched
                 run = backward.op.dispatched
         results = run(*[pool[i] for i in backward.order])
         return [None if place is None else results[place] for place in backward.places]
+
+    def prepared(
+        self, saved: Sequence[torch.Tensor], shapes: Sequence[Any], grads: Sequence[torch.Tensor]
+    ) -> Run | None:
+        """`gradients` of all inputs, for tensors of one signature: a function of what was kept and of the gradients.
+
+        None where torch's dispatcher is needed. Its results are not differentiable.
+        """
+        backward = self.backward(self.may, grads)
+        if backward is None or backward.fills:
+            return None
+        stand_ins = self._stand_ins(backward.order, shapes, grads)
+        kept, given = [f"k{i}" for i in range(len(saved))], [f"g{i}" for i in range(len(grads))]
+        pool = [*saved, *stand_ins, *grads]
+        names = [*kept, *(f"s{i}" for i in range(len(stand_ins))), *given]
+        order = backward.order
+        statements = backward.op.statements([pool[i] for i in order], [names[i] for i in order])
+        if statements is None:
+            return None
+        values = {f"s{i}": tensor for i, tensor in enumerate(stand_ins)}
+        results = ["None" if place is None else statements.results[place] for place in backward.places]
+        return replace(statements, values={**statements.values, **values}).function([*kept, *given], results)
 
     def tangents(
         self, tensors: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None], shapes: Sequence[Any]
@@ -207,11 +246,18 @@ class Training:
         ]
 
 
-def _wanted(ctx: Any, may: Flags) -> Flags:
+def runs_everything() -> bool:
+    """Whether the running backward pass is one that runs every node: `backward()` without `inputs=`."""
+    return bool(_will_execute(_NO_ONES))
+
+
+def _wanted(ctx: Any, may: Flags) -> tuple[Flags, bool]:
     """Of the inputs whose gradients this node may compute, those that the running backward pass asks for.
 
     The node runs because one of them is, so the last one left need not be asked about. The engine does not say so of a
     leaf that autograd.grad was given: it raises, which takes 15 us, so that the other leaves are then not asked about.
+
+    Returns: the flags, and whether it raised.
     """
     nodes = ctx.next_functions[-len(may) :]
     wanted = list(may)
@@ -230,8 +276,10 @@ def _wanted(ctx: Any, may: Flags) -> Flags:
         except RuntimeError:
             raised = True
         found = found or wanted[i]
-    return tuple(wanted)
+    return tuple(wanted), raised
 
 
 _has_storage = torch._C._has_storage
 _will_execute = torch._C._will_engine_execute_node
+#: The node of a leaf that no graph has.
+_NO_ONES: Any = torch.empty(0, requires_grad=True).view(0).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from opgraph.runtime.bounded import Bounded
-from opgraph.torch.tracing.plan import Plan
+from opgraph.torch.fused.prepared import IS_PLAIN, IS_PLAIN_VALUES
+from opgraph.torch.tracing.conditions import Conditions, can_repeat, is_condition, waits
+from opgraph.torch.tracing.plan import Plan, Ready
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.reads import NotKnown, OddArgument, Place, reads_of
 from opgraph.torch.tracing.trace import MOST_SHAPES, Run, Traced
@@ -51,7 +53,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         else:
             raise OddArgument(f"an argument is a {type(value).__name__}")
     writer.environment(fn, objects)
-    writer.eager(watch.calls, [*run.tensors, *(k for k in run.kept if isinstance(k, torch.Tensor))])
+    writer.eager(watch.calls, list(run.tensors), [k for k in run.kept if isinstance(k, torch.Tensor)])
     return writer.finish(run)
 
 
@@ -67,12 +69,20 @@ class _Writer:
         self._inputs = inputs
         self._asks = asks
         self.lines: list[str] = []
+        self.signature: list[str] = []
+        self._compared: list[str] = []
+        self._named: set[int] = set()
+        self._folded: set[int] = set()
         self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": _same}
         self.sources: dict[int, str] = {}
         self._count = 0
 
     def line(self, text: str) -> None:
         self.lines.append(text)
+
+    def of_signature(self, condition: str) -> None:
+        """A condition that every signature implies under which the plan was used before: asked of new ones alone."""
+        self.signature.append(f"if {condition}: return None")
 
     def constant(self, value: Any) -> str:
         name = f"k{len(self.names)}"
@@ -89,10 +99,10 @@ class _Writer:
         """A tensor argument: a plain one of the same dtype and device, and of no dimension or not as before."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise OddArgument(f"an argument is a {type(tensor).__name__}")
-        self.line(f"if type({name}) is not Tensor and type({name}) is not Parameter: return None")
+        self.of_signature(f"type({name}) is not Tensor and type({name}) is not Parameter")
         self.tensor(name, tensor)
         if id(tensor) not in self._inputs and not self._asks:
-            self.line(f"if {'' if tensor.dim() else 'not '}not {name}.shape: return None")
+            self.of_signature(f"{'' if tensor.dim() else 'not '}not {name}.shape")
 
     def tensor(self, name: str, tensor: torch.Tensor) -> None:
         """That a tensor is what it was, as far as the trace depends on it.
@@ -100,18 +110,20 @@ class _Writer:
         One that was given twice has one source, which is right for calls that give it twice again, and for no others.
         """
         source = self.sources.setdefault(id(tensor), name)
+        self._named.add(id(tensor))
         if source != name:
             self.line(f"if {name} is not {source}: return None")
             return
-        self.line(f"if {name}.dtype is not {self.constant(tensor.dtype)}: return None")
+        self._compared.append(name)
+        self.of_signature(f"{name}.dtype is not {self.constant(tensor.dtype)}")
         if not tensor.dtype.is_floating_point:  # what integers become
             self.default_dtype()
         if _HAS_DEVICES:
-            self.line(f"if {name}.device != {self.constant(tensor.device)}: return None")
+            self.of_signature(f"{name}.device != {self.constant(tensor.device)}")
         if self._asks:
-            self.line(f"if {name}.requires_grad is not {tensor.requires_grad}: return None")
+            self.of_signature(f"{name}.requires_grad is not {tensor.requires_grad}")
             if id(tensor) not in self._inputs:
-                self.line(f"if {name}.shape != {self.constant(tensor.shape)}: return None")
+                self.of_signature(f"{name}.shape != {self.constant(tensor.shape)}")
 
     def default_dtype(self) -> None:
         """That torch's default dtype is what it was."""
@@ -147,25 +159,71 @@ class _Writer:
         self.names.update(place.roots)
         return place.text
 
-    def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor]) -> None:
-        """Repeats the calls on real tensors whose results are wanted.
+    def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
+        """Repeats the calls on real tensors whose results are wanted, and compares what Python branched on.
+
+        Args:
+            wanted: what the graph reads.
+            kept: what the function returns as it is.
 
         Raises:
-            NotKnown: a call told Python a value, or changed a tensor.
+            NotKnown: a call told Python a value otherwise, or changed a tensor.
         """
         made: dict[int, tuple[EagerCall, str]] = {}
+        conditions: list[EagerCall] = []
         for call in calls:
             if call.changes:
                 raise NotKnown(f"{call.name} changes a tensor")
             parts = list(call.result) if isinstance(call.result, (tuple, list)) else [call.result]
             if call.is_question:
                 continue
+            if is_condition(call):
+                conditions.append(call)
+                continue
             if not all(isinstance(part, torch.Tensor) for part in parts):
                 raise NotKnown(f"Python reads the value of a tensor: {call.name}")
             for i, part in enumerate(parts):
                 made.setdefault(id(part), (call, f"[{i}]" if isinstance(call.result, (tuple, list)) else ""))
-        needed: set[int] = set()
-        waiting: list[Any] = list(wanted)
+        for call in calls:
+            self._fold(call, kept)
+        conditions = [call for call in conditions if id(call.args[0]) not in self._folded]
+        late = [call for call in conditions if waits(call.args[0])]
+        needed = self._needed(made, [*wanted, *kept, *(call.args[0] for call in conditions if call not in late)])
+        for call in self._needed(made, [call.args[0] for call in conditions]).values():
+            if not can_repeat(call):
+                raise NotKnown(f"Python reads the value of a tensor that comes from {call.name}")
+        for call in calls:
+            if id(call) in needed:
+                self._repeat(call, made)
+            elif call in conditions and call not in late:
+                self.line(f"if {'not ' if call.result else ''}{self.sources[id(call.args[0])]}: return None")
+        if late:
+            self._late(late, calls, made, needed)
+
+    def _fold(self, call: EagerCall, kept: list[torch.Tensor]) -> None:
+        """Keeps the result of a call on numbers alone: a tensor of no dimension that nobody else gets."""
+        made = call.result
+        if (
+            isinstance(made, torch.Tensor)
+            and not (made.dim() or made.requires_grad or made.is_inference() or any(made is k for k in kept))
+            and can_repeat(call)
+            and all(
+                isinstance(a, _PLAIN) or (isinstance(a, torch.Tensor) and id(a) in self._folded)
+                for a in (*call.args, *call.kwargs.values())
+            )
+        ):
+            self.default_dtype()
+            self._folded.add(id(made))
+            self.sources[id(made)] = self.constant(made)
+
+    def _needed(self, made: dict[int, tuple[EagerCall, str]], wanted: list[Any]) -> dict[int, EagerCall]:
+        """The calls, by id, that make these tensors.
+
+        Raises:
+            NotKnown: nobody knows where one is from.
+        """
+        needed: dict[int, EagerCall] = {}
+        waiting = list(wanted)
         while waiting:
             value = waiting.pop()
             if isinstance(value, torch.Tensor) and id(value) not in self.sources:
@@ -173,19 +231,42 @@ class _Writer:
                     raise NotKnown("a tensor that is found under no name")
                 call = made[id(value)][0]
                 if id(call) not in needed:
-                    needed.add(id(call))
+                    needed[id(call)] = call
                     waiting += [*call.args, *call.kwargs.values()]
             elif isinstance(value, (list, tuple)):
                 waiting += value
+        return needed
+
+    def _repeat(self, call: EagerCall, made: dict[int, tuple[EagerCall, str]]) -> None:
+        self.default_dtype()  # what new tensors are made of
+        arguments = [self._argument(a) for a in call.args]
+        arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
+        name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
+        for key, (maker, index) in made.items():
+            if maker is call:
+                self.sources.setdefault(key, name + index)
+
+    def _late(
+        self,
+        late: list[EagerCall],
+        calls: list[EagerCall],
+        made: dict[int, tuple[EagerCall, str]],
+        needed: dict[int, EagerCall],
+    ) -> None:
+        """Compares values that lie on a device: at the end, all of them at once, and only where they may be others."""
+        own = self._needed(made, [call.args[0] for call in late])
+        given = [v for call in [*late, *needed.values(), *own.values()] for v in (*call.args, *call.kwargs.values())]
+        sources = dict.fromkeys(self.sources[id(v)] for v in given if id(v) in self._named)
+        self.default_dtype()
+        compared = self.constant(Conditions([call.result for call in late]))
+        inner = len(self.lines)
         for call in calls:
-            if id(call) in needed:
-                self.default_dtype()  # what new tensors are made of
-                arguments = [self._argument(a) for a in call.args]
-                arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
-                name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
-                for key, (maker, index) in made.items():
-                    if maker is call:
-                        self.sources.setdefault(key, name + index)
+            if id(call) in own:
+                self._repeat(call, made)
+        values = "".join(f"{self.sources[id(call.args[0])]}, " for call in late)
+        self.line(f"if not {compared}.read(({''.join(f'{s}, ' for s in sources)}), ({values})): return None")
+        block = [f"    {line}" for line in self.lines[inner:]]
+        self.lines[inner:] = [f"if not {compared}.hold({', '.join(sources)}):", *block]
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
@@ -213,17 +294,25 @@ class _Writer:
         assert run.leaf is not None and run.traced is not None
         graphs: Bounded[Any, Traced] = Bounded(MOST_SHAPES)
         graphs[tuple(t.shape for t in run.tensors)] = run.traced
-        self.names["graphs"] = graphs
+        ready: list[Ready] = []
+        self.names |= {"graphs": graphs, "ready": ready, **IS_PLAIN_VALUES}
+        compared = dict.fromkeys((*self._compared, *tensors))  # what a signature is of
         shapes, given = "".join(f"{t}.shape, " for t in tensors), "".join(f"{t}, " for t in tensors)
+        kept_text = "".join(f"{k}, " for k in kept)
+        self.line(f"if {' or '.join(f'{name}.is_nested' for name in compared)}: return None")
+        self.line(f"if {IS_PLAIN}:")
+        self.line("    for check, traced, run in ready:")
+        self.line(f"        if check({', '.join(compared)}): return traced, ({given}), ({kept_text}), run")
+        self.lines += self.signature
         self.line(f"shapes = ({shapes})")
         self.line("traced = graphs.get(shapes)")
-        self.line(f"if traced is None: return None, ({given}), shapes")
-        self.line(f"return traced, ({given}), ({''.join(f'{k}, ' for k in kept)})")
+        self.line(f"if traced is None: return None, ({given}), shapes, None")
+        self.line(f"return traced, ({given}), ({kept_text}), ({''.join(f'{name}, ' for name in compared)})")
         # Whatever goes wrong on the way goes wrong again when the function runs, with the user's line in the message.
         body = "".join(f"        {line}\n" for line in self.lines)
         text = f"def plan(args, kwargs):\n    try:\n{body}    except Exception: return None\n"
         exec(compile(text, "<plan>", "exec"), self.names)
-        return Plan(self.names["plan"], graphs, run.leaf)
+        return Plan(self.names["plan"], graphs, ready, run.leaf)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -1,0 +1,32 @@
+#pragma once
+#include "host.h"
+
+// Several kernels of the CPU, called one after the other.
+
+namespace og {
+
+// The program is [most slots of a kernel, kernels...]; a kernel is
+// [entry, layout, pieces, 1 if threads may share them, slots, (place, offset) of each slot...].
+// A slot holds what kernels call an operand: the address at its place among those of the call, and an offset in bytes;
+// with place -1 the offset alone.
+typedef void (*Entry)(void* const*, const i64*, i64, i64, i64, Parallel);
+
+OG_FN void launch_sequence(void* const* addresses, const i64* program, i64 count, i64 threads, Parallel parallel) {
+  void** const base = (void**)__builtin_alloca(program[0] * sizeof(void*));
+  const i64* at = program + 1;
+  for (i64 k = 0; k < count; ++k) {
+    const i64 slots = at[4];
+    const i64* slot = at + 5;
+    for (i64 i = 0; i < slots; ++i, slot += 2) base[i] = (void*)((slot[0] < 0 ? 0 : (i64)addresses[slot[0]]) + slot[1]);
+    const bool shared = at[3] != 0;
+    ((Entry)at[0])(base, (const i64*)at[1], 0, at[2], shared ? threads : 1, shared ? parallel : nullptr);
+    at = slot;
+  }
+}
+
+}  // namespace og
+
+// call: [program, kernels, threads, address of GOMP_parallel or null, addresses...]: one argument is the cheapest call from Python.
+extern "C" void og_sequence(void* const* call) {
+  og::launch_sequence(call + 4, (const og::i64*)call[0], (og::i64)call[1], (og::i64)call[2], (og::Parallel)call[3]);
+}

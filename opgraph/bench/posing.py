@@ -1,0 +1,166 @@
+"""CPU tensors that pose as tensors of a GPU: everything of a call but the driver runs, on a machine without one.
+
+For measuring what a call costs the host (`python -m opgraph.bench.posing SECONDS`), and for tests. CuPy is replaced by
+`StubCupy` there, or by a module of the test's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from opgraph.bench.timing import Call, in_turns, once
+
+SIZE = 1024
+CALLS = 50
+_DRIVER = 'extern "C" int cuLaunchKernel() { return 0; }\n'
+
+
+class StubCupy(types.ModuleType):
+    """What the engine asks of CuPy to launch kernels: one GPU, and functions that do nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy")
+        self.ndarray = type("ndarray", (), {})
+        error = type("CUDARuntimeError", (RuntimeError,), {})
+        runtime = types.SimpleNamespace(
+            getDeviceCount=lambda: 1, getDevice=lambda: 0, setDevice=lambda device: None, CUDARuntimeError=error
+        )
+        compiler = types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
+        self.cuda = types.SimpleNamespace(runtime=runtime, compiler=compiler, function=types.SimpleNamespace())
+
+    def RawKernel(self, code: str, name: str, options: tuple[str, ...]) -> Any:  # noqa: N802 (as CuPy has it)
+        """A kernel that does nothing."""
+
+        class Function:
+            ptr = 1
+
+            def __call__(self, *_: object) -> None:
+                pass
+
+        return types.SimpleNamespace(kernel=Function())
+
+
+@contextlib.contextmanager
+def posing(driver: str) -> Iterator[None]:
+    """Fused calls on CPU tensors are calls on GPU 0 meanwhile, whose driver is a library of this path."""
+    import torch
+
+    from opgraph.runtime import cuda_arrays, cuda_sequence
+    from opgraph.runtime.device_array import RawStream
+    from opgraph.runtime.providers import torch_cuda
+    from opgraph.torch.fused import cuda_program, op, prepared
+
+    class Library(torch_cuda.TorchLibrary):
+        def view(self, owner: Any) -> Any:
+            found = super().view(owner)
+            found.device = 0
+            return found
+
+        def empty(self, shape: tuple[int, ...], dtype: Any, device: int) -> tuple[Any, int]:
+            made = torch.empty(shape, dtype=torch_cuda._TORCH[dtype])
+            return made, made.data_ptr()
+
+        def stream(self, device: int) -> Any:
+            return RawStream(ptr=0)
+
+    replaced = [
+        (op, "device_of", lambda tensors: torch.device("cuda", 0)),
+        (prepared, "empty_cuda", prepared.empty_cpu),
+        (cuda_program, "current_stream", lambda device: 0),
+        (torch_cuda, "TORCH", Library()),
+        (cuda_sequence, "LIBCUDA", driver),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
+    for module, name, value in replaced:
+        setattr(module, name, value)
+    cuda_arrays._torch_library.cache_clear()
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+        cuda_arrays._torch_library.cache_clear()
+
+
+def driver_of_nothing(folder: Path) -> str:
+    """A driver whose launches do nothing, built in a folder; "" without a compiler."""
+    from opgraph.runtime.host import find_compiler
+
+    compiler = find_compiler()
+    if compiler is None:
+        return ""
+    source, made = folder / "libcuda.cpp", folder / "libcuda.so"
+    source.write_text(_DRIVER, encoding="utf-8")
+    subprocess.run([*compiler.command, "-fPIC", "-shared", "-o", str(made), str(source)], check=True)
+    return str(made)
+
+
+class _Clock:
+    def repeats(self, seconds: float) -> int:
+        return CALLS
+
+    def run(self, call: Call, repeats: int) -> float:
+        return once(call, repeats)
+
+
+def _ways() -> dict[str, Call]:
+    import torch
+
+    import opgraph.torch as ogt
+
+    t = torch.rand(SIZE)
+    leaf, d_y = torch.rand(SIZE, requires_grad=True), torch.ones(SIZE)
+    a = torch.ones((), requires_grad=True)
+    gradient = torch.autograd.grad
+
+    @ogt.fuse
+    def swish(x: Any) -> Any:
+        return x * torch.sigmoid(x)
+
+    @ogt.fuse
+    def swish_alpha(x: Any, a: Any) -> Any:
+        return x * torch.sigmoid(a * x)
+
+    return {
+        "x*sigmoid(x)": lambda: swish(t),
+        "x*sigmoid(x), needs grad": lambda: swish(leaf),
+        "x*sigmoid(x), forward and backward": lambda: gradient(swish(leaf), leaf, d_y),
+        "x*sigmoid(a*x), needs grad": lambda: swish_alpha(leaf, a),
+        "x*sigmoid(a*x), forward and backward": lambda: gradient(swish_alpha(leaf, a), (leaf, a), d_y),
+    }
+
+
+def measured(seconds: float) -> dict[str, float]:
+    """Microseconds of each way, and of what torch itself takes on the CPU; the median of many short runs in turns."""
+    import torch
+
+    silu = torch.nn.functional.silu
+    leaf, d_y = torch.rand(SIZE, requires_grad=True), torch.ones(SIZE)
+    a = torch.ones((), requires_grad=True)
+    peers: dict[str, Call] = {
+        "F.silu, on the CPU, needs grad": lambda: silu(leaf),
+        "F.silu, on the CPU, forward and backward": lambda: torch.autograd.grad(silu(leaf), leaf, d_y),
+        "eager x*sigmoid(a*x), on the CPU, forward and backward": lambda: torch.autograd.grad(
+            leaf * torch.sigmoid(a * leaf), (leaf, a), d_y
+        ),
+    }
+    sys.modules["cupy"] = StubCupy()
+    with tempfile.TemporaryDirectory(prefix="opgraph-") as folder, posing(driver_of_nothing(Path(folder))):
+        ways = {**_ways(), **peers}
+        for call in ways.values():
+            call(), call(), call()
+        times = in_turns(ways, _Clock(), seconds)
+    return {name: 1e6 * statistics.median(t for t in found if t is not None) for name, found in times.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measured(float(sys.argv[1]))))

@@ -1,0 +1,164 @@
+"""Kernels of a GPU that run one after the other, launched by one call into native code.
+
+The native loop (kernels/cuda_sequence.h) calls the driver's `cuLaunchKernel` with the handles of CuPy's functions. A
+machine without a C++ compiler launches the kernels one by one through CuPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from opgraph.errors import DeviceError
+from opgraph.runtime import cuda, host
+from opgraph.runtime.cuda_plan import Plan
+from opgraph.runtime.device_array import RawStream
+from opgraph.runtime.kernel_sequence import KernelLaunch, check_launch, native_entry
+
+#: The driver, as its own installation names it.
+LIBCUDA = "libcuda.so.1"
+_INVALID_CONTEXT = 201
+#: What kernels/cuda_sequence.h reads instead of a place.
+_ITSELF, _LIES_THERE = -1, -2
+
+
+class CudaSequence:
+    """Prepared kernels of one GPU, launched in order on one stream. Calls may overlap.
+
+    Args:
+        launches: at least one; later kernels may read what earlier ones write.
+        count: how many addresses of arrays a call gives.
+        device: index of the GPU.
+
+    Attributes:
+        workspace: bytes of device memory that a call brings, as one more address; 0: none.
+
+    Raises:
+        InvalidArguments: a kernel over no elements, operands that do not fit a kernel, or a place that no call gives.
+        DeviceError: the native loop does not compile, or there is no driver.
+    """
+
+    def __init__(self, launches: Sequence[KernelLaunch[Plan]], count: int, device: int) -> None:
+        self.launches = tuple(launches)
+        self._device = device
+        self._count = count
+        for number, item in enumerate(self.launches):
+            wanted = len(item.plan.moving) if item.plan.launches and not item.plan.cleared else 0
+            check_launch(item, wanted, count, f"kernel {number} of a sequence")
+        sizes = [item.plan.work[0] * item.plan.work[1].itemsize for item in self.launches]
+        self.workspace = max(sizes, default=0)
+        self._kernels = [launch for item in self.launches for launch in item.plan.launches]
+        self._native: Callable[[bytes], int] | None = None
+        self.direct: tuple[Callable[[bytes], int], Callable[..., bytes]] | None = None
+        if host.is_available():
+            words = [max((len(launch.args) for launch in self._kernels), default=0)]
+            for item in self.launches:
+                words += _program(item, workspace=count)
+            self._program = (ctypes.c_int64 * len(words))(*words)
+            self._native = native_entry("cuda_sequence.h", "og_cuda_sequence", ctypes.c_int64)
+            pack = struct.Struct(f"{5 + count + (self.workspace > 0)}P").pack
+            self._packed = partial(pack, ctypes.addressof(self._program), len(self._kernels), _launch_kernel(LIBCUDA))
+            #: Without a Python function: `entry(pack(stream, *addresses))` is a call, where it gives 0; what else it
+            #: gives goes to `recover`. None where there is no compiler.
+            self.direct = self._native, partial(self._packed, 0)
+
+    def __call__(self, stream: int, *addresses: int) -> None:
+        """Launches the kernels; returns without waiting for them.
+
+        Args:
+            stream: the address of a stream of this GPU, which is the current one of the thread.
+            addresses: of arrays laid out and aligned like those of the plans; then of the workspace, if there is one.
+
+        Raises:
+            DeviceError: the driver refuses a launch.
+        """
+        if self._native is None:
+            self._one_by_one(stream, addresses)
+            return
+        refused = self._native(self._packed(0, stream, *addresses))
+        if refused:
+            self.recover(refused, stream, *addresses)
+
+    def recover(self, refused: int, stream: int, *addresses: int) -> None:
+        """Goes on where a launch was refused because the thread has no context: it only ever got memory from a pool.
+
+        Args:
+            refused: what the native loop gave.
+
+        Raises:
+            DeviceError: it was refused for another reason.
+        """
+        assert self._native is not None
+        if refused & 0xFFFFFFFF == _INVALID_CONTEXT:
+            cuda.make_context(self._device)
+            refused = self._native(self._packed(refused >> 32, stream, *addresses))
+        if refused:
+            raise DeviceError(
+                f"the driver refuses a launch: {_error_name(LIBCUDA, refused & 0xFFFFFFFF)}",
+                where=f"kernel {refused >> 32} of a sequence on cuda:{self._device}",
+                fix="an earlier kernel of this process may have failed: run it again with CUDA_LAUNCH_BLOCKING=1",
+            )
+
+    def _one_by_one(self, stream: int, addresses: Sequence[int]) -> None:
+        work = addresses[self._count] if self.workspace else 0
+        where = RawStream(ptr=stream)
+        for item in self.launches:
+            operands = list(item.plan.fixed)
+            for (place, offset), position in zip(item.operands, item.plan.moving, strict=True):
+                operands[position] = addresses[place] + offset
+            for launch in item.plan.launches:
+                launch.function(launch.grid, launch.block, launch.filled(operands, work), 0, where)
+
+
+def _program(item: KernelLaunch[Plan], workspace: int) -> list[int]:
+    """What kernels/cuda_sequence.h reads of one prepared call."""
+    plan = item.plan
+    operands = [(_ITSELF, address) for address in plan.fixed]
+    for (place, offset), position in zip(item.operands, plan.moving, strict=True):
+        operands[position] = (place, offset)
+    words: list[int] = []
+    for launch in plan.launches:
+        parameters = [_constant(a) for a in launch.args]
+        for i, operand in launch.operands:
+            parameters[i] = operands[operand]
+        if launch.work is not None and plan.work[0]:
+            parameters[launch.work] = (workspace, 0)
+        for i, offset in launch.inside:
+            parameters[i] = (workspace, offset)
+        words += [launch.function.ptr, launch.grid[0], launch.block[0], len(parameters)]
+        words += [number for parameter in parameters for number in parameter]
+    return words
+
+
+def _constant(value: Any) -> tuple[int, int]:
+    if isinstance(value, np.ndarray):  # kept by the plan
+        return _LIES_THERE, value.__array_interface__["data"][0]
+    return _ITSELF, 0 if value is None else int(value)
+
+
+@cache
+def _driver(library: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(library)
+    except OSError as error:
+        raise DeviceError(
+            f"the driver cannot be loaded: {error}",
+            where='engine "cuda"',
+            fix="install the NVIDIA driver (is there an `nvidia-smi`?), or use device='cpu'",
+        ) from None
+
+
+@cache
+def _launch_kernel(library: str) -> int:
+    return ctypes.cast(_driver(library).cuLaunchKernel, ctypes.c_void_p).value or 0
+
+
+def _error_name(library: str, code: int) -> str:
+    name = ctypes.c_char_p()
+    _driver(library).cuGetErrorName(code, ctypes.byref(name))
+    return f"{(name.value or b'an unknown error').decode()} ({code})"

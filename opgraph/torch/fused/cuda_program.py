@@ -1,0 +1,71 @@
+"""A kernel on a GPU as the statements of a prepared call: addresses, allocation by torch, the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opgraph.runtime import cuda
+from opgraph.runtime.cuda_kernel import CudaKernel
+from opgraph.runtime.cuda_sequence import CudaSequence
+from opgraph.runtime.kernel_sequence import KernelLaunch
+from opgraph.torch.fused import prepared
+from opgraph.torch.fused.prepared import Statements, Tensors
+
+#: `current_stream(device)`: the address of torch's current stream; torch built without CUDA has none.
+current_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def launched(
+    kernel: CudaKernel,
+    reads: Sequence[int],
+    writes: Sequence[int],
+    tensors: Tensors,
+    outs: Tensors,
+    names: Sequence[str],
+    results: Sequence[str],
+    otherwise: Callable[[Tensors], Sequence[torch.Tensor]],
+) -> Statements | None:
+    """The statements of one kernel; None where there is nothing to compute, or the kernel's work cannot be prepared.
+
+    Args:
+        reads, writes: which of the tensors and results the kernel reads and writes.
+        tensors: an example; `names` are what they are called.
+        outs: like the results, called `results`.
+        otherwise: runs the program on tensors that are not at multiples of 16 bytes, on another current GPU, or in a
+            process that was forked and is refused there.
+    """
+    plan = kernel.plan([tensors[i].detach() for i in reads], [outs[i] for i in writes], aligned=True)
+    if not plan.launches or plan.cleared:
+        return None
+    read = [names[reads[i]] for i in kernel.reads]
+    launch = KernelLaunch(plan, tuple((place, 0) for place in range(len(plan.moving))))
+    sequence = CudaSequence([launch], len(plan.moving), kernel.device)
+    values: dict[str, Any] = {
+        "cuda": cuda, "current": cuda.current_device()[0], "stream": current_stream, "empty": prepared.empty_cuda,
+        "otherwise": otherwise, "launch": sequence,
+    }  # fmt: skip
+    addresses = {name: f"a{i}" for i, name in enumerate(dict.fromkeys(read))}
+    lines = [f"{address} = {name}.data_ptr()" for name, address in addresses.items()]
+    packed = [addresses[name] for name, packs in zip(read, plan.packs) if packs]
+    conditions = [f"({' | '.join(dict.fromkeys(packed))}) & 15"] if packed else []
+    lines.append(f"if {' or '.join([*conditions, f'current() != {kernel.device}', 'cuda.forked'])}:")
+    lines.append(f"    {''.join(f'{r}, ' for r in results)} = otherwise(({''.join(f'{n}, ' for n in names)}))")
+    lines.append("else:")
+    for result, out in zip(results, outs, strict=True):
+        lines.append(f"    {result} = empty({tuple(out.shape)}, {out.stride()}, {result}_dtype)")
+        values[f"{result}_dtype"] = out.dtype
+    given = [addresses[name] for name in read] + [f"{results[i]}.data_ptr()" for i in writes]
+    if sequence.workspace:
+        lines.append(f"    work = empty(({sequence.workspace},), (1,), bytes_dtype)")
+        values["bytes_dtype"] = torch.uint8
+        given.append("work.data_ptr()")
+    call = f"stream({kernel.device}), {', '.join(given)}"
+    if sequence.direct is not None:
+        values["entry"], values["pack"] = sequence.direct
+        lines.append(f"    if refused := entry(pack({call})): launch.recover(refused, {call})")
+    else:
+        lines.append(f"    launch({call})")
+    return Statements(tuple(lines), tuple(results), values)

@@ -1,0 +1,154 @@
+"""Sequences of CUDA kernels, launched by the native loop through a small driver of our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_calls import moved, random
+from emulator import FakeCupy
+from libcuda import FakeDriver
+
+import opgraph as og
+from opgraph.errors import DeviceError, InvalidArguments
+from opgraph.runtime import host
+from opgraph.runtime.kernel_sequence import KernelLaunch
+
+SWISH = "graph(x: f32[?,?]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)"
+SCALED = "graph(x: f32[?,?], a: f32[?]) -> (y)\n  y = Multiply(x, a)"
+SOFTMAX = "graph(x: f32[?,?]) -> (y)\n  y = SoftMax(x, axis=-1)"
+COLUMNS = "graph(x: f32[?,?]) -> (y)\n  y = ReduceSum(x, axes=[0], keep_dims=false)"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    return FakeDriver(tmp_path_factory.mktemp("libcuda"))
+
+
+@pytest.fixture
+def driver(cupy: FakeCupy, built: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    from opgraph.runtime import cuda_sequence
+
+    monkeypatch.setattr(cuda_sequence, "LIBCUDA", built.path)
+    built.launches()
+    return built
+
+
+class Chain:
+    """swish -> times a -> softmax -> column sums, each with its arrays; x begins `shift` elements into its memory."""
+
+    def __init__(self, cupy: FakeCupy, shape: tuple[int, int], shift: int = 0, step: int = 1) -> None:
+        values = random(shape, "f32")
+        x = cupy.empty((shape[0], shift + step * shape[1]), "f4")[:, shift::step]
+        x.host[...] = values
+        a = moved(cupy, random(shape[1:], "f32", 1))
+        y, z, p, total = (cupy.empty(s, "f4") for s in (shape, shape, shape, shape[1:]))
+        self.arrays = [x, a, y, z, p, total]
+        steps = [(SWISH, (0, 2)), (SCALED, (2, 1, 3)), (SOFTMAX, (3, 4)), (COLUMNS, (4, 5))]
+        self.wanted, self.launches = [], []
+        given: list[Any] = [x, a, None, None, None, None]
+        for text, places in steps:
+            f = og.compile(og.parse(text), device="cuda")
+            kernel: Any = f._steps[0].run
+            *ins, out = places
+            given[out] = kernel([given[i] for i in ins])[0]
+            plan = kernel.plan([self.arrays[i] for i in ins], [self.arrays[out]])
+            self.launches.append(KernelLaunch(plan, tuple((i, 0) for i in places)))
+        self.wanted = [array.host for array in given[2:]]
+
+    def addresses(self) -> list[int]:
+        return [array.data.ptr for array in self.arrays]
+
+    def sequence(self, device: int = 0) -> Any:
+        from opgraph.runtime.cuda_sequence import CudaSequence
+
+        return CudaSequence(self.launches, len(self.arrays), device)
+
+    def run(self, cupy: FakeCupy, sequence: Any, stream: int) -> None:
+        for array in self.arrays[2:]:
+            array.host.fill(np.nan)
+        work = cupy.empty((sequence.workspace,), "u1")
+        sequence(stream, *self.addresses(), *([work.data.ptr] if sequence.workspace else []))
+
+    def check(self) -> None:
+        for found, wanted in zip(self.arrays[2:], self.wanted, strict=True):
+            np.testing.assert_array_equal(found.host, wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "shift", "step"), [((4, 7), 0, 1), ((300, 40), 0, 1), ((3000, 40), 1, 1), ((33, 24), 0, 2)]
+)
+def test_a_sequence_gives_the_bits_of_single_calls_on_the_stream_that_it_is_given(
+    cupy: FakeCupy, driver: FakeDriver, shape: tuple[int, int], shift: int, step: int
+) -> None:
+    chain = Chain(cupy, shape, shift, step)
+    sequence = chain.sequence()
+    assert bool(sequence.workspace) == (shape[0] == 3000)  # small sums need none
+    cupy.launches.clear()
+    for stream in (7, 0):
+        chain.run(cupy, sequence, stream)
+        chain.check()
+        found = driver.launches()
+        assert len(found) == sum(len(item.plan.launches) for item in chain.launches)
+        assert {launch.stream or 0 for launch in found} == {stream}
+    assert not cupy.launches
+
+
+def test_misaligned_arrays_have_plans_of_their_own(cupy: FakeCupy, driver: FakeDriver) -> None:
+    assert Chain(cupy, (300, 40)).launches[0].plan.alignment == 16
+    assert Chain(cupy, (300, 40), shift=1).launches[0].plan.alignment == 4
+
+
+def test_without_a_compiler_cupy_launches_one_after_the_other(
+    cupy: FakeCupy, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(cupy, (300, 40))
+    monkeypatch.setattr(host, "is_available", lambda: False)
+    sequence = chain.sequence()
+    cupy.launches.clear()
+    chain.run(cupy, sequence, 9)
+    chain.check()
+    assert {stream for _, _, stream in cupy.launches} == {9} and not driver.launches()
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_thread_without_a_context_gets_one_and_goes_on_where_it_was(
+    cupy: FakeCupy, driver: FakeDriver, number: int
+) -> None:
+    chain = Chain(cupy, (300, 40))
+    sequence = chain.sequence(device=1)
+    made: list[int] = []
+    cupy.cuda.runtime.free = lambda pointer: made.append(cupy.device)
+    driver.refuse(number, 201)
+    chain.run(cupy, sequence, 9)
+    chain.check()
+    assert made == [1]
+    assert len(driver.launches()) == sum(len(item.plan.launches) for item in chain.launches)
+
+
+def test_what_the_driver_refuses_is_an_error_that_names_the_kernel(cupy: FakeCupy, driver: FakeDriver) -> None:
+    chain = Chain(cupy, (300, 40))
+    sequence = chain.sequence()
+    driver.refuse(2, 1)
+    with pytest.raises(DeviceError, match=r"CUDA_ERROR_INVALID_VALUE \(1\)\n  where: kernel 2 of a sequence on cuda:0"):
+        chain.run(cupy, sequence, 9)
+
+
+def test_no_driver_is_named(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opgraph.runtime import cuda_sequence
+
+    monkeypatch.setattr(cuda_sequence, "LIBCUDA", "libcuda-that-is-not-there.so")
+    with pytest.raises(DeviceError, match=r"the driver cannot be loaded: .*not-there"):
+        Chain(cupy, (4, 7)).sequence()
+
+
+def test_a_launch_that_does_not_fit_is_refused(cupy: FakeCupy, driver: FakeDriver) -> None:
+    from opgraph.runtime.cuda_sequence import CudaSequence
+
+    chain = Chain(cupy, (4, 7))
+    with pytest.raises(InvalidArguments, match="there is no address 5 among 5"):
+        CudaSequence(chain.launches, 5, 0)
+    empty = Chain(cupy, (0, 7))
+    with pytest.raises(InvalidArguments, match="it has no elements"):
+        empty.sequence()

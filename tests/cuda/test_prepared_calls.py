@@ -1,0 +1,156 @@
+"""Fused functions on a GPU, by CPU tensors that pose as its own: emulated kernels, launched by the native loop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from emulator import FakeCupy
+from libcuda import FakeDriver
+
+torch = pytest.importorskip("torch")
+
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.bench import posing  # noqa: E402
+from opgraph.runtime import host  # noqa: E402
+from opgraph.torch import fused as package  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    return FakeDriver(tmp_path_factory.mktemp("libcuda"))
+
+
+@pytest.fixture
+def driver(cupy: FakeCupy, built: FakeDriver) -> Iterator[FakeDriver]:
+    def forget() -> None:  # the module holds the module that holds this CuPy
+        sys.modules.pop("opgraph.torch.fused.cuda_program", None)
+        package.__dict__.pop("cuda_program", None)
+
+    forget()
+    with posing.posing(built.path):
+        built.launches()
+        yield built
+    forget()
+
+
+def function():
+    return ogt.fuse(lambda x, a: x * torch.sigmoid(a * x))
+
+
+def both(f, x, a):
+    x, a = x.detach().requires_grad_(), a.detach().requires_grad_()
+    y = f(x, a)
+    return y, *torch.autograd.grad(y.sum(), (x, a))
+
+
+def same(found, wanted) -> bool:
+    return all(torch.allclose(f, w, rtol=1e-5, atol=1e-6) for f, w in zip(found, wanted, strict=True))
+
+
+WHOLE = torch.linspace(-4, 4, 4 * 50).reshape(4, 50)
+VIEWS = {
+    "dense": lambda: WHOLE,
+    "misaligned": lambda: WHOLE.reshape(-1)[1:101].reshape(4, 25),
+    "strided": lambda: WHOLE[:, ::2],
+    "transposed": lambda: WHOLE.t(),
+    "broadcast": lambda: WHOLE[0].expand(4, 50),
+    "empty": lambda: WHOLE[:0],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_layout_gives_what_eager_torch_gives(driver: FakeDriver, view: str) -> None:
+    f, eager, x, a = function(), lambda x, a: x * torch.sigmoid(a * x), VIEWS[view](), torch.tensor(0.7)
+    for _ in range(3):
+        assert same([f(x, a)], [eager(x, a)])
+        assert same(both(f, x, a), both(eager, x, a))
+
+
+def test_one_function_serves_aligned_and_misaligned_tensors_of_one_shape(driver: FakeDriver, cupy: FakeCupy) -> None:
+    f, a = function(), torch.tensor(0.7)
+    lines = torch.linspace(-4, 4, 1 << 10)
+    cupy.launches.clear()
+    for shift in (1, 0, 1, 2, 0):
+        x = lines[shift : shift + 256]
+        assert same([f(x, a)], [x * torch.sigmoid(a * x)])
+    assert len(driver.launches()) == 2  # the aligned ones
+    assert len(cupy.launches) == 3  # each by the kernel for its own alignment
+
+
+def test_calls_go_to_the_driver_on_the_stream_of_the_moment(
+    driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opgraph.torch.fused import cuda_program
+
+    stream = [5]
+    monkeypatch.setattr(cuda_program, "current_stream", lambda device: stream[0])
+    f, x, a = function(), torch.rand(64), torch.tensor(0.7)
+    for stream[0] in (5, 0, 7):
+        f(x, a)
+    assert [launch.stream or 0 for launch in driver.launches()] == [5, 0, 7]
+    assert not cupy.launches
+
+
+def test_another_current_gpu_is_given_back(driver: FakeDriver, cupy: FakeCupy) -> None:
+    f, x, a = function(), torch.rand(64), torch.tensor(0.7)
+    f(x, a)
+    cupy.device = 1
+    assert same([f(x, a)], [x * torch.sigmoid(a * x)])
+    assert cupy.device == 1 and len(cupy.launches) == 1
+
+
+def test_second_derivatives(driver: FakeDriver) -> None:
+    x, a = torch.rand(64, requires_grad=True), torch.tensor(0.7, requires_grad=True)
+
+    def second(f):
+        (slope,) = torch.autograd.grad(f(x, a).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.sum(), (x, a))
+
+    f = function()
+    for _ in range(3):
+        assert same(second(f), second(lambda x, a: x * torch.sigmoid(a * x)))
+
+
+def test_large_sums_bring_a_workspace(driver: FakeDriver) -> None:
+    f = ogt.fuse(lambda x, b: torch.tanh(x + b))
+    x, b = torch.linspace(-2, 2, 3000 * 40).reshape(3000, 40), torch.rand(40)
+    for _ in range(2):
+        assert same(both(f, x, b)[2:], both(lambda x, b: torch.tanh(x + b), x, b)[2:])
+
+
+def test_without_a_compiler_cupy_launches(driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "is_available", lambda: False)
+    f, x, a = function(), torch.rand(64), torch.tensor(0.7)
+    for _ in range(2):
+        assert same(both(f, x, a), both(lambda x, a: x * torch.sigmoid(a * x), x, a))
+    assert len(cupy.launches) == 4 and not driver.launches()
+
+
+def python_functions(call) -> list[str]:
+    names = []
+
+    def note(frame, event, _):
+        if event == "call":
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def test_a_prepared_call_runs_few_python_functions(driver: FakeDriver) -> None:
+    """Times would depend on the day. `<lambda>` is what stands for the current GPU and its stream."""
+    f, x, a = function(), torch.rand(64), torch.tensor(0.7)
+    leaf = x.clone().requires_grad_()
+    for _ in range(3):
+        f(x, a), f(leaf, a).sum().backward()
+    stand_ins = ["<lambda>", "<lambda>"]
+    assert python_functions(lambda: f(x, a))[1:] == ["fused", "is_dynamo_compiling", "plan", "prepared", *stand_ins]
+    assert python_functions(lambda: f(leaf, a))[1:] == [
+        "fused", "is_dynamo_compiling", "plan", "forward", *stand_ins, "save_for_backward"
+    ]  # fmt: skip
