@@ -97,7 +97,7 @@ def is_computed(node: Node) -> bool:
     if op in _CASTS:
         return True
     if op in _REDUCTIONS:
-        return made.dtype.is_floating_point and given[0].numel() > 0 and given[0].dtype not in _INTEGERS
+        return made.dtype.is_floating_point and given[0].dtype not in _INTEGERS
     if any(v.dtype in _INTEGERS and v.dim() for v in given):
         return False
     return op in _DERIVATIVES or (_pointwise(op) is not None and _bound(node) is not None)
@@ -108,6 +108,7 @@ def _is_data(value: Any) -> bool:
         isinstance(value, torch.Tensor)
         and value.dtype in NAMES
         and value.layout is torch.strided
+        and value.numel() > 0
         and value.device.type in ("cpu", "cuda")
     )
 

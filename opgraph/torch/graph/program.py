@@ -10,10 +10,12 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
 from opgraph.errors import OpGraphError
@@ -25,6 +27,7 @@ from opgraph.runtime.at_once import at_once
 from opgraph.runtime.compiled import runner
 from opgraph.runtime.engine import engine_of
 from opgraph.runtime.fused import HostKernel
+from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.graph.aten import NodeEmitter, value_of
 from opgraph.torch.graph.constants import fold_constants
@@ -40,20 +43,26 @@ _FAST = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+#: Bytes of a graph's values up to which kernels are gathered: host time counts there, and memory hardly.
+_GATHERED = 2**25
+
+
+@dataclass(slots=True)
 class Launch:
     """One kernel call of a program.
 
     Attributes:
         kernel: the compiled loop.
         graph: what it computes, with the other partitions of its group.
-        reads, writes: names of the tensors, in the order of the partition's ports.
+        reads, writes: where the tensors of the partition's ports lie, in order.
+        plan: the prepared call.
     """
 
-    kernel: Any
+    kernel: HostKernel
     graph: Graph
     reads: tuple[_Place, ...]
     writes: tuple[_Place, ...]
+    plan: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +76,9 @@ class _Place:
     dtype: torch.dtype
 
     @property
-    def address(self) -> str:
-        """The Python expression of its address; 0 where only its shape counts."""
-        if not self.name:
-            return "0"
-        skipped = self.offset * self.dtype.itemsize
-        return f"{self.name}.data_ptr()" + (f" + {skipped}" if skipped else "")
+    def skipped(self) -> int:
+        """Bytes from the beginning of the variable's tensor."""
+        return self.offset * self.dtype.itemsize
 
     def stand_in(self) -> np.ndarray:
         """An array of this layout, of no memory to speak of: planning reads no element."""
@@ -107,6 +113,7 @@ class Program:
         self._rounding = rounding
         self.launches: list[Launch] = []
         self.library_calls: list[Node] = []
+        self._sequences: list[KernelSequence] = []
         self._env: dict[str, Any] = {
             "empty": empty_strided_cpu, "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan,
         }  # fmt: skip
@@ -124,7 +131,7 @@ class Program:
         graph = self.module.graph
         refused: set[Node] = set()
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
-            planned = schedule(graph, refused=refused)
+            planned = schedule(graph, refused=refused, gather_kernels=_stored_bytes(graph) <= _GATHERED)
             kernels: dict[int, list[Launch]] = {}
             try:
                 for unit in planned.steps:
@@ -134,35 +141,45 @@ class Program:
                 refused |= set(found.nodes)
                 continue
             break
-        everything = [launch for launches in kernels.values() for launch in launches]
-        plans: dict[int, Any] = {}
-
-        def plan(launch: Launch) -> None:
-            plans[id(launch)] = launch.kernel.plan(
-                [p.stand_in() for p in launch.reads], [p.stand_in() for p in launch.writes]
-            )
-
-        at_once([lambda one=launch: plan(one) for launch in everything])  # type: ignore[misc]
-        steps = []
+        self.launches = [launch for unit in planned.steps for launch in kernels.get(id(unit), ())]
+        at_once([partial(_plan, launch) for launch in self.launches])
+        steps: list[_Step] = []
+        waiting: list[Launch] = []
         for unit in planned.steps:
             if isinstance(unit, Group):
-                steps.append(self._kernel_step(unit, kernels[id(unit)], plans))
-            else:
-                steps.append(self._library_step(unit))
-        return steps
+                waiting += kernels[id(unit)]
+                continue
+            if waiting:
+                steps.append(self._kernel_step(waiting))
+                waiting = []
+            steps.append(self._library_step(unit))
+        return [*steps, self._kernel_step(waiting)] if waiting else steps
 
-    def _kernel_step(self, group: Group, launches: Sequence[Launch], plans: dict[int, Any]) -> _Step:
+    def _kernel_step(self, launches: Sequence[Launch]) -> _Step:
+        """Kernels that follow each other: one native call."""
         step = _Step([])
+        names: dict[str, int] = {}
+        prepared = []
         for launch in launches:
             for place in launch.writes:
                 step.lines.append(f"{place.name} = empty({place.size}, {place.stride}, {self._constant(place.dtype)})")
                 step.makes.append(place.name)
-            name = f"k{len(self.launches)}"
-            self.launches.append(launch)
-            self._env[name] = plans[id(launch)].launcher()
-            read = [launch.reads[i] for i in launch.kernel.reads]
-            step.reads += [p.name for p in read if p.name]
-            step.lines.append(f"{name}({', '.join(p.address for p in (*read, *launch.writes))})")
+            operands = [*(launch.reads[i] for i in launch.kernel.reads), *launch.writes]
+            step.reads += [p.name for p in operands if p.name]
+            # Of an operand without a name only the shape counts: any address does.
+            given = [(names.setdefault(p.name, len(names)), p.skipped) for p in operands if p.name]
+            places = iter(given)
+            prepared.append(KernelLaunch(launch.plan, tuple(next(places) if p.name else (0, 0) for p in operands)))
+        sequence = KernelSequence(prepared, len(names))
+        name = f"kernels_{len(self._sequences)}"
+        self._sequences.append(sequence)
+        addresses = ", ".join(f"{n}.data_ptr()" for n in names)
+        if sequence.direct is None:
+            self._env[name] = sequence
+            step.lines.append(f"{name}({addresses})")
+        else:
+            self._env[name], self._env[f"pack_{name}"] = sequence.direct
+            step.lines.append(f"{name}(pack_{name}({addresses}))")
         return step
 
     def _library_step(self, node: Node) -> _Step:
@@ -242,6 +259,16 @@ class Program:
         while self._env.setdefault(name, value) is not value and self._env[name] != value:
             name += "_"
         return name
+
+
+def _plan(launch: Launch) -> None:
+    launch.plan = launch.kernel.plan([p.stand_in() for p in launch.reads], [p.stand_in() for p in launch.writes])
+
+
+def _stored_bytes(graph: FxGraph) -> int:
+    """Bytes of all values of a graph, stored or not."""
+    values = [value_of(n) for n in graph.nodes if n.op == "call_function"]
+    return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
 
 
 class _Refused(Exception):
