@@ -15,7 +15,6 @@ from opgraph.torch.fuse_module import fuse_module
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.graph.backend import check_rounding
 from opgraph.torch.graph.saved import Memory
-from opgraph.torch.lazy.value import compute, lazies
 from opgraph.torch.tracing.plan import Plan
 from opgraph.torch.tracing.planning import make_plan
 from opgraph.torch.tracing.proxy import proxies
@@ -136,9 +135,6 @@ def fuse_function(
     def slow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_in_onnx_export():
             return called_for_onnx(fn, args, kwargs)
-        if next(lazies((args, kwargs)), None) is not None:  # of a fused module around it
-            compute(args, kwargs)
-            return fused(*args, **kwargs)
         if next(proxies((*args, *kwargs.values())), None) is not None:
             return fn(*args, **kwargs)  # inside another fused function: part of its kernel
         run = opened(tracer(args, kwargs)) if fused.why_rerun else planned(args, kwargs)  # type: ignore[attr-defined]

@@ -7,10 +7,9 @@ or transforms the model (an exporter, torch.compile around it, torch.func), its 
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import check_rounding, compiler
 from opgraph.torch.graph.saved import Memory, check_memory
+from opgraph.torch.graph.torch_internals import compiled as isolated
 from opgraph.torch.graph.torch_internals import is_transformed, without_hook_guards_skipped
 
 #: The code in nn.Module that calls `forward`.
@@ -28,7 +28,6 @@ _CALLERS = {
     nn.Module._call_impl.__code__,
     *(c for c in nn.Module._call_impl.__code__.co_consts if isinstance(c, CodeType)),
 }
-_numbers = itertools.count()
 
 
 class FusedForward:
@@ -59,7 +58,7 @@ class FusedForward:
             return called_for_onnx(self.original, args, kwargs)  # part of what goes on around it
         compiled = self._compiled or self._compile()
         with without_hook_guards_skipped():
-            return compiled(self._called(sys._getframe(1)), self.instead, args, kwargs)
+            return compiled(self._called(sys._getframe(1)), self.instead, *args, **kwargs)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""
@@ -68,11 +67,7 @@ class FusedForward:
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def _compile(self) -> Callable[..., Any]:
-        # Dynamo keeps what it compiled, and how often, by the code object: each model has one of its own.
-        code = _forward.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
-        function = FunctionType(code, _forward.__globals__, "forward")
-        made: Callable[..., Any] = torch.compile(function, backend=compiler(self.memory, self.rounding))
-        self._compiled = made
+        made = self._compiled = isolated(_forward, compiler(self.memory, self.rounding))
         return made
 
     def _called(self, caller: FrameType) -> nn.Module:
@@ -100,11 +95,9 @@ class FusedForward:
         return f"<fused forward of {type(self.module).__name__}>"
 
 
-def _forward(module: nn.Module, instead: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+def _forward(module: nn.Module, instead: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
     """The function that torch.compile captures."""
-    if instead is not None:
-        return instead(*args, **kwargs)
-    return type(module).forward(module, *args, **kwargs)
+    return type(module).forward(module, *args, **kwargs) if instead is None else instead(*args, **kwargs)
 
 
 def fuse_module(model: nn.Module, rounding: str = "store", memory: Memory = "least") -> nn.Module:

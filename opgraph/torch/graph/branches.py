@@ -57,71 +57,55 @@ class Branches:
         self.nodes: list[Node] = []
         self.taken: list[bool] = []
         self._values: dict[Node, Any] = {}
-        self._sources: dict[Node, str] = {}
+        #: Of each input of the graph that a condition reads: the parameter, and how Python reaches it.
+        self._parameters: dict[Node, tuple[torch.Tensor, str] | None] = {}
 
     def follow(self, condition: Node) -> bool | None:
         """The way that a branch takes; None where it does not depend on parameters alone."""
+        needed = _ancestors(condition)
+        if not self._are_parameters([n for n in needed if n.op == "placeholder"]):
+            return None
+        if any(n.op not in ("placeholder", "call_function", "call_method") or internals.draws_random_numbers(n) for n in needed):
+            return None
         known = condition in self._values
-        value = self._value(condition)
+        for node in needed:
+            if node not in self._values:
+                self._values[node] = self._compute(node)
+        value = self._values[condition]
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             return None
         taken = bool(value)
-        if not known and self._reads(condition):
+        if not known and any(n.op == "placeholder" for n in needed):
             self.nodes.append(condition)
             self.taken.append(taken)
         return taken
 
-    def _value(self, condition: Node) -> Any:
-        """The value of a node for the present parameters; None where it is not computed from those alone."""
-        waiting = [condition]
-        while waiting:
-            node = waiting[-1]
-            if node in self._values:
-                waiting.pop()
-                continue
-            missing = [n for n in node.all_input_nodes if n not in self._values]
-            if missing:
-                waiting += missing
-                continue
-            self._values[node] = self._compute(node)
-            waiting.pop()
-        return self._values[condition]
+    def _are_parameters(self, places: Sequence[Node]) -> bool:
+        """Whether inputs of the graph are parameters, few enough to be read after each step."""
+        for place in places:
+            if place not in self._parameters:
+                self._parameters[place] = internals.parameter_of(place)
+        found = [self._parameters[p] for p in places]
+        return sum(MOST_ELEMENTS + 1 if p is None else p[0].numel() for p in found) <= MOST_ELEMENTS
 
     def _compute(self, node: Node) -> Any:
         if node.op == "placeholder":
-            found = internals.parameter_of(node)
-            if found is None:
-                return None
-            tensor, self._sources[node] = found
-            small = sum(self._values[n].numel() for n in self._sources if n is not node) + tensor.numel()
-            return tensor if small <= MOST_ELEMENTS else None
-        if any(self._values[n] is None for n in node.all_input_nodes) or node.op not in ("call_function", "call_method"):
-            return None
-        if internals.draws_random_numbers(node):
-            return None
+            found = self._parameters[node]
+            assert found is not None
+            return found[0]
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
         with internals.without_modes(), torch.no_grad():
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    def _reads(self, condition: Node) -> list[Node]:
-        """The parameters that a condition depends on."""
-        found, waiting = dict.fromkeys((condition,)), [condition]
-        while waiting:
-            for source in waiting.pop().all_input_nodes:
-                if source not in found:
-                    found[source] = None
-                    waiting.append(source)
-        return [n for n in found if n.op == "placeholder"]
-
     def guard(self) -> tuple[list[str], Callable[[Sequence[torch.Tensor]], bool]]:
         """The parameters as Python expressions, and whether all branches go the same way for their values."""
-        places = list(dict.fromkeys(p for c in self.nodes for p in self._reads(c)))
-        check = _Check(self._conditions(places), [self._values[p] for p in places])
-        names = [self._sources[p] for p in places]
+        places = list(dict.fromkeys(n for c in self.nodes for n in _ancestors(c) if n.op == "placeholder"))
+        known = [found for p in places if (found := self._parameters[p]) is not None]
+        check = _Check(self._conditions(places), [tensor for tensor, _ in known])
         self._values.clear()
-        return names, check
+        return [source for _, source in known], check
 
     def _conditions(self, places: Sequence[Node]) -> GraphModule:
         """A module of the parameters that says whether all branches go the ways that they went."""
@@ -129,20 +113,30 @@ class Branches:
         copied = {place: graph.placeholder(f"p{i}") for i, place in enumerate(places)}
         agree: Node | None = None
         for condition, taken in zip(self.nodes, self.taken, strict=True):
-            waiting = [condition]
-            while waiting:
-                missing = [n for n in waiting[-1].all_input_nodes if n not in copied]
-                if missing:
-                    waiting += missing
-                else:
-                    node = waiting.pop()
-                    if node not in copied:
-                        copied[node] = graph.node_copy(node, lambda n: copied[n])
+            for node in _ancestors(condition):
+                if node not in copied:
+                    copied[node] = graph.node_copy(node, lambda n: copied[n])
             flat = graph.call_method("reshape", (copied[condition], ()))
             same = graph.call_function(torch.ne if taken else torch.eq, (flat, 0))
             agree = same if agree is None else graph.call_function(torch.logical_and, (agree, same))
         graph.output((agree,))
         return GraphModule(torch.nn.Module(), graph)
+
+
+def _ancestors(node: Node) -> list[Node]:
+    """The nodes that a node is computed from, and itself, in topological order."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    waiting = [(node, False)]
+    while waiting:
+        found, ready = waiting.pop()
+        if ready:
+            order.append(found)
+        elif found not in seen:
+            seen.add(found)
+            waiting.append((found, True))
+            waiting += [(source, False) for source in found.all_input_nodes]
+    return order
 
 
 class _Check:

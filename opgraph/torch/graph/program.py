@@ -32,7 +32,7 @@ from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.graph.aten import NodeEmitter, value_of
 from opgraph.torch.graph.constants import fold_constants
 from opgraph.torch.graph.groups import Group, base_of, schedule
-from opgraph.torch.graph.torch_internals import empty_strided_cpu, reinterpret_tensor
+from opgraph.torch.graph.torch_internals import empty_strided_cpu, reinterpret_tensor, saved_outputs
 
 aten = torch.ops.aten
 
@@ -54,12 +54,16 @@ class Launch:
     Attributes:
         kernel: the compiled loop.
         graph: what it computes, with the other partitions of its group.
+        nodes: the nodes of its group.
+        units: the named units found in it.
         reads, writes: where the tensors of the partition's ports lie, in order.
         plan: the prepared call.
     """
 
     kernel: HostKernel
     graph: Graph
+    nodes: tuple[Node, ...]
+    units: tuple[str, ...]
     reads: tuple[_Place, ...]
     writes: tuple[_Place, ...]
     plan: Any = None
@@ -124,6 +128,12 @@ class Program:
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
         self.run: Callable[[list[Any]], Any] = self._env["run"]
         self.run._boxed_call = True  # type: ignore[attr-defined]  # the caller gives up its references to the inputs
+
+    @property
+    def saved(self) -> list[Node]:
+        """Of a forward graph, what it returns for backward."""
+        (output,) = [n for n in self.module.graph.nodes if n.op == "output"]
+        return [n for n, is_saved in zip(self._returned, saved_outputs(output)) if is_saved and isinstance(n, Node)]
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -368,5 +378,6 @@ def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
                 name = f"{prefix}_{port.id}"
                 places[port.id] = _Place(name, 0, size, row_major(size), TORCH_DTYPES[port.dtype])
         reads = tuple(places[t.id] for t in part.input_ports)
-        launches.append(Launch(kernel, graph, reads, tuple(places[t.id] for t in part.output_ports)))
+        writes = tuple(places[t.id] for t in part.output_ports)
+        launches.append(Launch(kernel, graph, group.nodes, part.units, reads, writes))
     return launches

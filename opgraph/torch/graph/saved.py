@@ -36,6 +36,8 @@ _COPIES = frozenset(
         aten.zeros, aten.zeros_like, aten._to_copy, prims.convert_element_type, prims.iota,
     )
 )  # fmt: skip
+#: In the meta of an input that is a parameter or a buffer, which stays alive whatever is kept.
+PARAMETER = "opgraph_parameter"
 _KEPT, _RECOMPUTED = CheckpointPolicy.MUST_SAVE, (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
@@ -63,6 +65,10 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         from torch._functorch import config
         from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
 
+        places = [n for n in joint.graph.nodes if n.op == "placeholder"]
+        free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
+        for node in free:
+            node.meta[PARAMETER] = True
         with without_modes():
             fold_constants(joint)
         if memory == "fast":
@@ -70,9 +76,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         if memory != "least":
             with config.patch(activation_memory_budget=float(memory)):
                 return cut(joint, inputs, **arguments)
-        free = arguments.get("static_lifetime_input_indices") or ()
-        places = [n for n in joint.graph.nodes if n.op == "placeholder"]
-        keep = kept_values(joint.graph, arguments["num_fwd_outputs"], [places[i] for i in free])
+        keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
         for node in joint.graph.nodes:
             if "recompute" not in node.meta and (node in keep or not _may_be_recomputed(node)):
                 node.meta["recompute"] = _KEPT

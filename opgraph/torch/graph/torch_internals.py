@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dis
+import itertools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -52,6 +54,25 @@ def hint(size: Any) -> int:
         known = size.node.hint
         return 4096 if known is None else int(known)
     return int(size)
+
+
+def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile of a function, apart from whatever else was compiled of the same source.
+
+    Dynamo keeps what it compiled, how often, and which sizes differed, by the code object and its place in a file. So
+    the call is made from a copy of a function's code that has a place of its own.
+    """
+    code = _call.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
+    function = FunctionType(code, _call.__globals__, "forward")
+    made = torch.compile(function, backend=backend)
+    return lambda *args, **kwargs: made(call, args, kwargs)
+
+
+_numbers = itertools.count()
+
+
+def _call(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return call(*args, **kwargs)
 
 
 def without_hook_guards_skipped() -> Any:
@@ -168,3 +189,24 @@ def _closure_of_guards() -> dict[str, Any]:
 
     found: dict[str, Any] = _get_closure_vars()
     return found
+
+
+def saved_outputs(output: torch.fx.Node) -> list[bool]:
+    """For each output of a forward graph, whether it is kept for backward."""
+    described = output.meta.get("desc") or []
+    return ["SavedForBackwards" in type(d).__name__ for d in described]
+
+
+def graph_breaks(call: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[str, str]]:
+    """Where Dynamo ends graphs in a call, and why; runs it once."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(call)(*args, **kwargs)
+    breaks = []
+    for reason in found.break_reasons:
+        if not reason.user_stack or not getattr(reason, "graph_break", True):
+            continue
+        frame = reason.user_stack[-1]
+        breaks.append((f"{frame.filename}:{frame.lineno}: {frame.line}", str(reason.reason).splitlines()[0]))
+    return breaks
