@@ -8,6 +8,7 @@ or transforms the model (an exporter, torch.compile around it, torch.func), its 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from opgraph.errors import InvalidArguments
+from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import check_rounding, compiler
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.torch_internals import compiled as isolated
-from opgraph.torch.graph.torch_internals import is_transformed, without_hook_guards_skipped
+from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, without_hook_guards_skipped
 
 #: The code in nn.Module that calls `forward`.
 _CALLERS = {
@@ -51,14 +52,34 @@ class FusedForward:
         self.rounding = rounding
         self.memory = memory
         self._compiled: Callable[..., Any] | None = None
+        self._told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
         if is_transformed():
             return called_for_onnx(self.original, args, kwargs)  # part of what goes on around it
         compiled = self._compiled or self._compile()
-        with without_hook_guards_skipped():
-            return compiled(self._called(sys._getframe(1)), self.instead, *args, **kwargs)
+        module = self._called(sys._getframe(1))
+        try:
+            with without_hook_guards_skipped():
+                return compiled(module, self.instead, *args, **kwargs)
+        except CAPTURE_ERRORS as error:
+            cause = getattr(error, "inner_exception", None)
+            if isinstance(cause, OpGraphError):
+                raise cause from None
+            return self._uncaptured(error, _forward(module, self.instead, *args, **kwargs))
+
+    def _uncaptured(self, error: BaseException, result: Any) -> Any:
+        """The result of a call that torch could not capture, and that ran as it was written. (Errors of the user's
+        program are raised there, by the line that makes them.)"""
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"{type(self.module).__name__} runs unfused: torch.compile cannot capture it: "
+                f"{str(error).splitlines()[0]}. `ogt.explain(model, *inputs)` says more.",
+                stacklevel=3,
+            )
+        return result
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""

@@ -56,6 +56,14 @@ def hint(size: Any) -> int:
     return int(size)
 
 
+try:
+    from torch._dynamo.exc import TorchDynamoException as _CaptureError
+except ImportError:
+    _CaptureError = RuntimeError
+#: What torch.compile raises where it cannot capture or compile a call.
+CAPTURE_ERRORS: tuple[type[BaseException], ...] = (_CaptureError,)
+
+
 def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
     """torch.compile of a function, apart from whatever else was compiled of the same source.
 
