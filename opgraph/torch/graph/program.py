@@ -183,6 +183,7 @@ class Program:
         sequence = KernelSequence(prepared, len(names))
         name = f"kernels_{len(self._sequences)}"
         self._sequences.append(sequence)
+        self._env[f"own_{name}"] = sequence  # the function may outlive this object; a launch holds addresses only
         addresses = ", ".join(f"{n}.data_ptr()" for n in names)
         if sequence.direct is None:
             self._env[name] = sequence
