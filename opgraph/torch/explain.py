@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import sys
+import operator
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Node
 
 from opgraph.errors import InvalidArguments, OpGraphError
-from opgraph.torch.explain_kept import kept_by_op, kept_by_torch
-from opgraph.torch.explain_reasons import reads_values, reason
-from opgraph.torch.explain_report import FusedCalls, FusionReport, Guess, LeftCall, LeftKey, merged
+from opgraph.torch.explain_report import FusedCalls, FusionReport, GraphBreak, Guess, KeptTensor, LeftCall, merged
 from opgraph.torch.fuse_module import FusedForward
-from opgraph.torch.lazy.mode import run_lazily
-from opgraph.torch.lazy.node import Node
-from opgraph.torch.lazy.observer import Observer
-from opgraph.torch.lazy.shape import NO_DIMENSION
+from opgraph.torch.graph.aten import packet, value_of
+from opgraph.torch.graph.backend import Captured, compiler, observed
+from opgraph.torch.graph.groups import is_view
+from opgraph.torch.graph.origin import origin_of
+from opgraph.torch.graph.program import Launch, Program
+from opgraph.torch.graph.saved import PARAMETER, Memory
+from opgraph.torch.graph.sizes import SizedPrograms
+from opgraph.torch.graph.torch_internals import compiled, graph_breaks
 from opgraph.torch.tracing.reads import written
 from opgraph.torch.tracing.trace import trace
-from opgraph.torch.tracing.watch import function_name
 
 
 def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> FusionReport:
-    """Runs a module or a function once as `fuse` would, and reports.
+    """Runs a module or a function once as `fuse` would, forward and, where it has gradients, backward, and reports.
 
     Args:
         model_or_fn: a module, fused or not, or a function of torch tensors; it is left as it is.
         inputs, kwargs: what it is called with.
 
-    Returns: per module what was fused, the named units found, what is kept for backward and what torch keeps; and
-        for each call left to torch the reason. Forward side effects (running statistics, random numbers) happen once.
+    Returns: per module what was fused, the named units found, and for each call left to torch the reason; what is
+        kept for backward, what is computed again there, and graph breaks with line and reason. Forward side effects
+        (running statistics, random numbers) happen; gradients of parameters stay as they are.
 
     Raises:
         InvalidArguments: neither a module nor a function.
@@ -44,10 +46,102 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
             fix="pass a module or a function, then its inputs",
         )
     name = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
-    listener = _Listener(model_or_fn)
+    memory: Memory = "least"
+    rounding = "store"
     forward = written(model_or_fn)
-    run_lazily(lambda: forward(*inputs, **kwargs), listener)
-    return FusionReport(name, merged(listener.fused), tuple(listener.left_calls.values()))
+    if isinstance(model_or_fn, nn.Module):
+        wrapper = model_or_fn.__dict__.get("forward")
+        if isinstance(wrapper, FusedForward):
+            forward, memory, rounding = wrapper.original, wrapper.memory, wrapper.rounding
+    captured: list[Captured] = []
+    with observed(captured.append):
+        outputs = compiled(forward, compiler(memory, rounding))(*inputs, **kwargs)
+        _differentiate(outputs)
+    breaks = graph_breaks(forward, inputs, kwargs) if len(captured) != 1 else []
+    fused: list[FusedCalls] = []
+    left: list[LeftCall] = []
+    kept: list[KeptTensor] = []
+    again: set[str] = set()
+    for graph in captured:
+        names: set[str] = set()
+        for phase in ("inference", "forward", "backward"):
+            for program in _programs(getattr(graph, phase)):
+                fused += [_fused(launch, phase) for launch in program.launches]
+                left += [_left(node) for node in program.library_calls]
+                own = {n.name for n in program.module.graph.nodes if n.op == "call_function" and not is_view(n)}
+                if phase == "forward":
+                    names, kept = own, [*kept, *_kept(program)]
+                elif phase == "backward":
+                    again |= {n.name for n in program.module.graph.nodes if n.name in names & own}
+    return FusionReport(
+        name, fused=merged(fused), left=merged(left), kept_tensors=tuple(kept), recomputed=len(again),
+        breaks=tuple(GraphBreak(line, reason) for line, reason in breaks),
+    )  # fmt: skip
+
+
+def _programs(compiled: Program | SizedPrograms | None) -> list[Program]:
+    if isinstance(compiled, SizedPrograms):
+        return list(compiled.programs.values())
+    return [] if compiled is None else [compiled]
+
+
+def _differentiate(outputs: Any) -> None:
+    """Runs backward without touching the gradients of parameters: it is compiled when it first runs."""
+    from torch.utils._pytree import tree_leaves
+
+    found = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn]
+    leaves, seen, waiting = [], set(), [t.grad_fn for t in found]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    if leaves:
+        torch.autograd.grad(found, leaves, [torch.ones_like(t) for t in found], allow_unused=True)
+
+
+def _fused(launch: Launch, phase: str) -> FusedCalls:
+    origins = [origin_of(n) for n in launch.nodes]
+    return FusedCalls(
+        path=_common([o.module for o in origins]),
+        calls=tuple(str(packet(n)).removeprefix("aten.") for n in launch.nodes),
+        units=launch.units,
+        inputs=tuple(p.size for p in launch.reads),
+        outputs=tuple(p.size for p in launch.writes),
+        phase=phase,
+    )
+
+
+def _left(node: Node) -> LeftCall:
+    return LeftCall(origin_of(node).module, str(packet(node)).removeprefix("aten."), _reason(node))
+
+
+def _reason(node: Node) -> str:
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags:
+        return "it draws random numbers"
+    value = value_of(node)
+    if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and value.dtype is not torch.bool:
+        return "integers: positions and indices"
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        return "it writes into a tensor that exists"
+    return "not pointwise: a library op" if torch.Tag.pointwise not in tags else "opgraph has no op for it"
+
+
+def _kept(program: Program) -> list[KeptTensor]:
+    found = []
+    for node in program.saved:
+        value = value_of(node)
+        if not isinstance(value, torch.Tensor) or PARAMETER in node.meta:
+            continue
+        origin = origin_of(node)
+        call = "input" if node.op == "placeholder" else origin.call
+        found.append(KeptTensor(origin.module, call, tuple(value.shape), str(value.dtype)[6:], value.nbytes))
+    return found
 
 
 def foresee(model: nn.Module) -> FusionReport:
@@ -80,54 +174,6 @@ def _calls_of(module: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]] | No
         return None  # not of one tensor, or not pointwise
     units = tuple(u for p in graph.get_partitions() for u in p.units)
     return tuple(op.kind for op in graph.ops), units
-
-
-class _Listener(Observer):
-    def __init__(self, model: Any) -> None:
-        modules = model.named_modules() if isinstance(model, nn.Module) else ()
-        self._names = {id(module): name for name, module in modules}
-        self.fused: list[FusedCalls] = []
-        self.left_calls: dict[LeftKey, LeftCall] = {}
-
-    def site(self) -> str:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            owner = frame.f_locals.get("self") if frame.f_code.co_argcount else None
-            if isinstance(owner, nn.Module) and id(owner) in self._names:
-                return str(self._names[id(owner)])
-            frame = frame.f_back
-        return ""
-
-    def runs(self, nodes: list[Node], outputs: list[Node], kernel: Any, tensors: list[torch.Tensor]) -> None:
-        if kernel is None or kernel.op is None:
-            why = "on its own it is one kernel in torch too" if kernel is None else kernel.why
-            for node in nodes:
-                self._count(node.site, node.spec.name, why)
-            return
-        grad = nodes[0].state[0] and any(t.requires_grad for t in tensors)
-        entry = FusedCalls(
-            path=_common([n.site for n in nodes]),
-            calls=tuple(n.spec.name for n in nodes),
-            units=tuple(u for p in kernel.op.graph.get_partitions() for u in p.units),
-            inputs=tuple(tuple(t.shape) for t in tensors),
-            outputs=tuple(tuple(n.shape) for n in outputs),
-            kept=kept_by_op(kernel, tensors, outputs) if grad else 0,
-            kept_by_torch=kept_by_torch(nodes, outputs) if grad else 0,
-        )
-        self.fused.append(entry)
-
-    def left(self, func: Callable[..., Any], why: str, result: Any) -> None:
-        name = function_name(func)
-        why = why or reason(name)
-        # Counters (of a batch norm's batches) and arithmetic of parameters of no dimension are nobody's question.
-        told = isinstance(result, torch.Tensor) and (result.dim() > 0 or result.is_floating_point())
-        if why and why != NO_DIMENSION and (told or reads_values(name)):
-            self._count(self.site(), name, why)
-
-    def _count(self, path: str, name: str, why: str) -> None:
-        key = (path, name, why)
-        known = self.left_calls.get(key)
-        self.left_calls[key] = LeftCall(path, name, why, 1 if known is None else known.times + 1)
 
 
 def _common(paths: Sequence[str]) -> str:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 Shape: TypeAlias = tuple[int, ...]
+#: Rows of the table of kept tensors; the largest are shown.
+_MOST_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
 class FusedCalls:
-    """Calls of torch functions that ran as one fused op.
+    """Ops that run in one kernel.
 
     Attributes:
         path: the innermost module that all of them are in; "" for the whole.
-        calls: the functions, in order.
+        calls: the ATen ops, in order.
         units: the named units found among them: swish, swiglu, gelu ...
         inputs, outputs: the shapes read and written.
-        kept: bytes kept for backward, parameters not counted; 0 where no gradient is needed.
-        kept_by_torch: what the same calls keep in torch.
-        times: how often it ran.
+        phase: "forward", "backward", or "inference" for a call without gradients.
+        times: how often such a kernel is in the model.
     """
 
     path: str
@@ -29,18 +30,17 @@ class FusedCalls:
     units: tuple[str, ...]
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
-    kept: int
-    kept_by_torch: int
+    phase: str
     times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LeftCall:
-    """A torch function that stayed as it was.
+    """An op that torch runs.
 
     Attributes:
         path: the module that calls it.
-        name: the function.
+        name: the op.
         why: the reason.
         times: how often.
     """
@@ -51,7 +51,37 @@ class LeftCall:
     times: int = 1
 
 
-LeftKey: TypeAlias = tuple[str, str, str]
+@dataclass(frozen=True, slots=True)
+class KeptTensor:
+    """A tensor kept for backward; parameters and buffers, which exist anyway, are not listed.
+
+    Attributes:
+        path: the module that makes it.
+        call: the call that makes it, or "input".
+        shape, dtype, bytes: what it is.
+    """
+
+    path: str
+    call: str
+    shape: Shape
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """A line where Dynamo ended a graph: what stands on both sides of it cannot fuse.
+
+    Attributes:
+        line: `file:line` and its code.
+        reason: Dynamo's.
+    """
+
+    line: str
+    reason: str
+
+
+Entry = TypeVar("Entry", FusedCalls, LeftCall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +108,20 @@ class FusionReport:
 
     Attributes:
         subject: the model's or function's name.
-        fused: calls that ran as fused ops.
-        left: calls left to torch.
+        fused: the kernels.
+        left: the ops that torch runs.
+        kept_tensors: what is kept for backward.
+        recomputed: how many forward ops backward computes again.
+        breaks: where the captured graph ends before the forward does.
         guesses: in a report without a run, what is known of the modules.
     """
 
     subject: str
     fused: tuple[FusedCalls, ...] = ()
     left: tuple[LeftCall, ...] = ()
+    kept_tensors: tuple[KeptTensor, ...] = ()
+    recomputed: int = 0
+    breaks: tuple[GraphBreak, ...] = ()
     guesses: tuple[Guess, ...] = ()
 
     @property
@@ -93,47 +129,38 @@ class FusionReport:
         """How often each named unit was found."""
         found: Counter[str] = Counter()
         for entry in self.fused:
-            found.update({unit: entry.units.count(unit) * entry.times for unit in entry.units})
+            if entry.phase != "backward":
+                found.update({unit: entry.units.count(unit) * entry.times for unit in entry.units})
         for guess in self.guesses:
             found.update(guess.units)
         return dict(sorted(found.items()))
 
     @property
     def kept(self) -> int:
-        """Bytes that the fused calls keep for backward."""
-        return sum(e.kept * e.times for e in self.fused)
-
-    @property
-    def kept_by_torch(self) -> int:
-        """Bytes that the same calls keep in torch."""
-        return sum(e.kept_by_torch * e.times for e in self.fused)
+        """Bytes kept for backward."""
+        return sum(t.bytes for t in self.kept_tensors)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        return {**asdict(self), "units": self.units, "kept": self.kept, "kept_by_torch": self.kept_by_torch}
+        return {**asdict(self), "units": self.units, "kept": self.kept}
 
     def __str__(self) -> str:
         lines = [self._headline()]
         if self.fused:
-            rows = [
-                (
-                    e.path or ".",
-                    str(e.times),
-                    " ".join(e.calls),
-                    ", ".join(e.units),
-                    _mib(e.kept_by_torch),
-                    _mib(e.kept),
-                )
-                for e in self.fused
-            ]
-            lines += [
-                "",
-                "fused",
-                *_table(("module", "times", "calls", "units", "torch keeps, MiB", "kept, MiB"), rows),
-            ]
+            rows = [(e.phase, e.path or ".", str(e.times), " ".join(e.calls), ", ".join(e.units)) for e in self.fused]
+            lines += ["", "kernels", *_table(("phase", "module", "times", "ops", "units"), rows)]
+        if self.kept_tensors:
+            largest = sorted(self.kept_tensors, key=lambda t: -t.bytes)
+            kept = [(t.path or ".", t.call, f"{t.dtype}{list(t.shape)}", _mib(t.bytes)) for t in largest[:_MOST_KEPT]]
+            if len(largest) > _MOST_KEPT:
+                rest = largest[_MOST_KEPT:]
+                kept.append((f"{len(rest)} more", "", "", _mib(sum(t.bytes for t in rest))))
+            lines += ["", "kept for backward", *_table(("module", "call", "tensor", "MiB"), kept)]
         if self.left:
             left = [(name, why, str(n), _some(paths)) for (name, why), (n, paths) in self._left_by_call().items()]
-            lines += ["", "left to torch", *_table(("call", "why", "times", "modules"), left)]
+            lines += ["", "left to torch", *_table(("op", "why", "times", "modules"), left)]
+        if self.breaks:
+            lines += ["", "graph breaks", *_table(("line", "reason"), [(b.line, b.reason) for b in self.breaks])]
         if self.guesses:
             seen = [(g.path or ".", g.kind, " ".join(g.calls), ", ".join(g.units) or g.why) for g in self.guesses]
             lines += ["", "modules", *_table(("module", "class", "calls", "units, or what decides"), seen)]
@@ -151,17 +178,17 @@ class FusionReport:
             known = sum(bool(g.calls) for g in self.guesses)
             return f"{self.subject}: {known} of {len(self.guesses)} modules are known to be pointwise before they run"
         calls = sum(len(e.calls) * e.times for e in self.fused)
-        text = f"{self.subject}: {calls} calls in {sum(e.times for e in self.fused)} fused ops"
+        text = f"{self.subject}: {calls} ops in {sum(e.times for e in self.fused)} kernels"
         if self.units:
             text += "; " + ", ".join(f"{name} x{count}" for name, count in self.units.items())
-        if self.kept_by_torch:
-            text += f"; they keep {_mib(self.kept)} MiB for backward, {_mib(self.kept_by_torch)} in torch"
+        if self.kept_tensors:
+            text += f"; {_mib(self.kept)} MiB kept for backward, {self.recomputed} ops computed again there"
         return text
 
 
-def merged(entries: Iterable[FusedCalls]) -> tuple[FusedCalls, ...]:
+def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Equal entries as one, with the number of times."""
-    found: dict[FusedCalls, int] = {}
+    found: dict[Entry, int] = {}
     for entry in entries:
         found[entry] = found.get(entry, 0) + 1
     return tuple(replace(entry, times=times) for entry, times in found.items())

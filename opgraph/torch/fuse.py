@@ -13,9 +13,10 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.fold import called_for_onnx, is_in_onnx_export
-from opgraph.torch.fuse_module import check_rounding, fuse_module
+from opgraph.torch.fuse_module import fuse_module
 from opgraph.torch.fused.op import FusedOp
-from opgraph.torch.lazy.value import compute, lazies
+from opgraph.torch.graph.backend import check_rounding
+from opgraph.torch.graph.saved import Memory
 from opgraph.torch.tracing.plan import Plan
 from opgraph.torch.tracing.planning import make_plan
 from opgraph.torch.tracing.proxy import proxies
@@ -36,14 +37,23 @@ _dynamo = torch.compiler.is_dynamo_compiling
 
 
 @overload
-def fuse(fn: nn.Module, *, rounding: str = "store", dry_run: Literal[False] = False) -> nn.Module: ...
+def fuse(
+    fn: nn.Module, *, rounding: str = "store", memory: Memory = "least", dry_run: Literal[False] = False
+) -> nn.Module: ...
 @overload
 def fuse(fn: nn.Module, *, dry_run: Literal[True], inputs: Sequence[Any] = ()) -> FusionReport: ...
 @overload
 def fuse(fn: Callable[..., Any], *, rounding: str = "store") -> Callable[..., Any]: ...
 @overload
 def fuse(*, rounding: str = "store") -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
-def fuse(fn: Any = None, *, rounding: str = "store", dry_run: bool = False, inputs: Sequence[Any] = ()) -> Any:
+def fuse(
+    fn: Any = None,
+    *,
+    rounding: str = "store",
+    memory: Memory = "least",
+    dry_run: bool = False,
+    inputs: Sequence[Any] = (),
+) -> Any:
     """Makes of a function of torch ops one that does its pointwise arithmetic in one kernel, its gradient in another.
 
     Args:
@@ -75,7 +85,7 @@ def fuse(fn: Any = None, *, rounding: str = "store", dry_run: bool = False, inpu
             from opgraph.torch.explain import explain, foresee  # nobody else needs them
 
             return explain(fn, *inputs) if inputs else foresee(fn)
-        return fuse_module(fn, rounding)
+        return fuse_module(fn, rounding, memory)
     if isinstance(fn, type):
         raise InvalidArguments(
             f"{fn.__name__} is a class",
@@ -150,9 +160,6 @@ class FusedFunction(Wrapper):
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_in_onnx_export():
             return called_for_onnx(self.__wrapped__, args, kwargs)
-        if next(lazies((args, kwargs)), None) is not None:  # of a fused module around it
-            compute(args, kwargs)
-            return self(*args, **kwargs)
         if next(proxies((*args, *kwargs.values())), None) is not None:
             return self.__wrapped__(*args, **kwargs)  # inside another fused function: part of its kernel
         run = self._opened(self.tracer(args, kwargs)) if self.why_rerun else self._planned(args, kwargs)

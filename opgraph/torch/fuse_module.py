@@ -1,29 +1,27 @@
-"""`fuse` for modules: the module's own Python runs, and its pointwise arithmetic in fused kernels.
+"""`fuse` for modules: the forward is compiled by torch.compile with opgraph's backend.
 
 Only the instance's `forward` is wrapped: class, parameters, buffers and state_dict keys stay, and `unfuse` takes the
-wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before. Under activation
-checkpointing, modules inside of the region are fused, plain functions are not. torch.jit.script wants it unfused.
-
-One thing may be refused that eager torch takes: a fused op may keep its result for backward where eager keeps a mask,
-or an input where eager keeps neither. Who then writes into that tensor through a view gets autograd's error.
+wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before. Where somebody else traces
+or transforms the model (an exporter, torch.compile around it, torch.func), its own forward runs.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
 
-from opgraph.errors import InvalidArguments
-from opgraph.loops.lower import ROUNDINGS
-from opgraph.torch.classes import compares_classes
+from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
-from opgraph.torch.lazy.mode import current, plain_forward, run_lazily, unseen
+from opgraph.torch.graph.backend import check_rounding, compiler
+from opgraph.torch.graph.saved import Memory, check_memory
+from opgraph.torch.graph.torch_internals import compiled as isolated
+from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, without_hook_guards_skipped
 
 #: The code in nn.Module that calls `forward`.
 _CALLERS = {
@@ -33,57 +31,69 @@ _CALLERS = {
 }
 
 
-#: Modules that have another way through in eval mode, which they do not take where anybody looks on.
-_FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
-
-
-def _may_be_fast(module: nn.Module) -> bool:
-    if module.training or not isinstance(module, _FAST):
-        return False
-    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
-
-
 class FusedForward:
-    """A module's `forward`, with pointwise arithmetic that waits until its values are needed.
+    """A module's `forward`, compiled when it is first called.
 
     Args:
         module: whose forward.
         instead: what stood in the instance's place before, if anything (a forward that another library put there).
-        rounding: as `fuse` takes it.
+        rounding, memory: as `fuse` takes them.
     """
 
-    def __init__(self, module: nn.Module, instead: Callable[..., Any] | None = None, rounding: str = "store") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        instead: Callable[..., Any] | None = None,
+        rounding: str = "store",
+        memory: Memory = "least",
+    ) -> None:
         self.module = module
         self.instead = instead
         self.rounding = rounding
+        self.memory = memory
+        self._compiled: Callable[..., Any] | None = None
+        self._told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
-        if plain_forward():
-            return called_for_onnx(self.original, args, kwargs)
-        session, module = current(), self._called(sys._getframe(1))
-        if compares_classes(type(module).forward, type(module)) or _may_be_fast(module):
-            with nullcontext() if session is None else unseen(session):
-                return self._original_of(module, args, kwargs)
-        if session is None:
-            return run_lazily(lambda: self._original_of(module, args, kwargs), rounding=self.rounding)
-        result = self._original_of(module, args, kwargs)
-        if module._forward_hooks:
-            session.compute_all()  # a hook may let go of parameters (sharded training does) or look at anything
+        if is_transformed():
+            return called_for_onnx(self.original, args, kwargs)  # part of what goes on around it
+        compiled = self._compiled or self._compile()
+        module = self._called(sys._getframe(1))
+        try:
+            with without_hook_guards_skipped():
+                return compiled(module, self.instead, *args, **kwargs)
+        except CAPTURE_ERRORS as error:
+            cause = getattr(error, "inner_exception", None)
+            if isinstance(cause, OpGraphError):
+                raise cause from None
+            return self._uncaptured(error, _forward(module, self.instead, *args, **kwargs))
+
+    def _uncaptured(self, error: BaseException, result: Any) -> Any:
+        """The result of a call that torch could not capture, and that ran as it was written. (Errors of the user's
+        program are raised there, by the line that makes them.)"""
+        if not self._told:
+            self._told = True
+            warnings.warn(
+                f"{type(self.module).__name__} runs unfused: torch.compile cannot capture it: "
+                f"{str(error).splitlines()[0]}. `ogt.explain(model, *inputs)` says more.",
+                stacklevel=3,
+            )
         return result
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""
-        return self._original_of(self.module, args, kwargs)
-
-    def _original_of(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.instead is not None:
             return self.instead(*args, **kwargs)
-        return type(module).forward(module, *args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def _compile(self) -> Callable[..., Any]:
+        made = self._compiled = isolated(_forward, compiler(self.memory, self.rounding))
+        return made
 
     def _called(self, caller: FrameType) -> nn.Module:
         """The module that is called: a shallow copy (`copy.copy`, a replica of DataParallel) has this same object in
-        its __dict__, and parameters of its own, and only the frame of Module.__call__ knows it."""
+        its __dict__, and parameters of its own, and only the frame of Module.__call__ has it."""
         found = caller.f_locals.get("self") if caller.f_code in _CALLERS else None
         is_copy = isinstance(found, nn.Module) and found.__dict__.get("forward") is self
         return found if is_copy and found is not None else self.module
@@ -98,32 +108,32 @@ class FusedForward:
         """As above: torch.export reads the names of arguments from it."""
         return getattr(self.__wrapped__, "__code__", None)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what was compiled, which a copy compiles for itself."""
+        return {**self.__dict__, "_compiled": None}
+
     def __repr__(self) -> str:
         return f"<fused forward of {type(self.module).__name__}>"
 
 
-def fuse_module(model: nn.Module, rounding: str = "store") -> nn.Module:
-    """Wraps the forward of the module and of all that it is made of; does nothing to what is fused already.
+def _forward(module: nn.Module, instead: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
+    """The function that torch.compile captures."""
+    return type(module).forward(module, *args, **kwargs) if instead is None else instead(*args, **kwargs)
+
+
+def fuse_module(model: nn.Module, rounding: str = "store", memory: Memory = "least") -> nn.Module:
+    """Wraps the forward of a module; a module that is fused already keeps its wrapper and takes the new choices.
 
     Raises:
-        InvalidArguments: the rounding is none that there is; nothing is wrapped then.
+        InvalidArguments: there is no such rounding, or choice of memory; nothing is wrapped then.
     """
     check_rounding(rounding)
-    for module in model.modules():
-        if module is not model and (
-            type(module).__module__.startswith("torch.nn.modules") and not any(module.children())
-        ):
-            continue  # one library call, or one activation: the module around it sees it
-        forward = module.__dict__.get("forward")
-        if not isinstance(forward, FusedForward):
-            module.__dict__["forward"] = FusedForward(module, forward, rounding)
+    check_memory(memory)
+    forward = model.__dict__.get("forward")
+    instead = forward.instead if isinstance(forward, FusedForward) else forward
+    if not isinstance(forward, FusedForward) or (forward.rounding, forward.memory) != (rounding, memory):
+        model.__dict__["forward"] = FusedForward(model, instead, rounding, memory)
     return model
-
-
-def check_rounding(rounding: str) -> None:
-    """Raises InvalidArguments where there is no such rounding."""
-    if rounding not in ROUNDINGS:
-        raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
 
 
 def unfuse(model: nn.Module) -> nn.Module:

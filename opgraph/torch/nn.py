@@ -11,8 +11,7 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.fuse import fuse
-from opgraph.torch.lazy.mode import current, plain_forward
-from opgraph.torch.lazy.value import Lazy, compute
+from opgraph.torch.graph.torch_internals import is_transformed
 from opgraph.torch.overwrite import overwrite
 from opgraph.torch.tracing.reads import written
 
@@ -31,13 +30,10 @@ class _Pointwise(nn.Module):
         if fused is None:
             fused = self.__dict__["_fused"] = fuse(self._formula())
         if not self.inplace:
-            waits = current() is not None or plain_forward()
-            return fused.__wrapped__(*tensors) if waits else fused(*tensors)  # type: ignore[no-any-return]
+            return fused.__wrapped__(*tensors) if is_transformed() else fused(*tensors)  # type: ignore[no-any-return]
         x = tensors[0]
-        if plain_forward():
+        if is_transformed():
             return x.copy_(fused.__wrapped__(x.clone(), *tensors[1:]))
-        if type(x) is Lazy:  # of a fused model around it
-            compute(x, None)
         return overwrite(fused, *tensors)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -12,18 +12,12 @@ torch = pytest.importorskip("torch")
 
 from opgraph.runtime.device_array import RawStream  # noqa: E402
 from opgraph.runtime.providers.torch_cuda import TORCH  # noqa: E402
-from opgraph.torch.lazy.run import _set  # noqa: E402
 
-SIDE, GPU = 77, torch.device("cuda", 0)
-ENTERS: dict[str, Callable[[int], AbstractContextManager[object]]] = {
-    "a library op": lambda address: TORCH.using(RawStream(ptr=address), 0),
-    "a value of a fused module": lambda address: _set((True, False, address), GPU),
-}
+SIDE = 77
 
 
 @pytest.mark.parametrize("address", [0, 55])
-@pytest.mark.parametrize("name", ENTERS)
-def test_an_address_becomes_that_stream_of_torch(name: str, address: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_becomes_that_stream_of_torch(address: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """0 is the default stream. `torch.cuda.ExternalStream(0)` is another one, which waits for nothing that came before
     (pytorch issue 182960)."""
     current = [SIDE]
@@ -43,6 +37,6 @@ def test_an_address_becomes_that_stream_of_torch(name: str, address: int, monkey
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "get_stream_from_external", stream_of)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda address, device: stream_of(address or 99, device))
-    with ENTERS[name](address):
+    with TORCH.using(RawStream(ptr=address), 0):
         assert current == [SIDE, address]
     assert current == [SIDE]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import subprocess
 import sys
 import textwrap
 import threading
-import weakref
-from dataclasses import replace
 
 import pytest
 
@@ -23,11 +20,6 @@ from torch import nn  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
-from opgraph.torch.lazy.call import TENSOR, Specs  # noqa: E402
-from opgraph.torch.lazy.node import Node, Spec  # noqa: E402
-from opgraph.torch.lazy.session import LazySession  # noqa: E402
-from opgraph.torch.lazy.value import Lazy, lazy  # noqa: E402
-from opgraph.torch.tracing.calls import table  # noqa: E402
 
 
 class ScaledSwish(nn.Module):
@@ -147,18 +139,24 @@ def assert_close_enough(fused, eager, exact):
         assert own <= max(4 * theirs, 2e-5)  # bf16 casts inside turn one ulp into 2**-8
 
 
-@pytest.mark.parametrize("activation", [ScaledSwish, Split])
-def test_a_fused_resnet_keeps_what_its_silu_twin_keeps(activation):
+@pytest.mark.parametrize("activation", [nn.ReLU, Split])
+def test_a_fused_resnet_keeps_the_outputs_of_its_convolutions(activation):
     x = torch.randn(2, 3, 32, 32)
     model = zoo.resnet18(activation)
-    assert kept_bytes(model, x) > 1.3 * kept_bytes(zoo.resnet18(nn.SiLU), x)
-    assert kept_bytes(ogt.fuse(model), x) == kept_bytes(zoo.resnet18(nn.SiLU), x)
-    assert ogt.saved_tensors(model, x).totals.kept == ogt.saved_tensors(zoo.resnet18(nn.SiLU), x).totals.kept
+    assert kept_bytes(model, x) > 1.8 * CONVOLUTIONS
+    # Beside them: the image, statistics of each norm, what the classifier reads.
+    assert CONVOLUTIONS < kept_bytes(ogt.fuse(model), x) < 1.02 * CONVOLUTIONS
+    report = ogt.explain(model, x)
+    assert {t.call for t in report.kept_tensors if t.bytes > 2**16} == {"conv2d"}
+
+
+#: Bytes of the results of all convolutions of a ResNet-18 for two images: 5 of the full size, then 5 in each stage.
+CONVOLUTIONS = 2 * 64 * 32 * 32 * 4 * (5 + 5 / 2 + 5 / 4 + 5 / 8)
 
 
 def kept_bytes(model, x):
     kept = {}
-    own = {p.untyped_storage()._cdata for p in model.parameters()}
+    own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
@@ -170,13 +168,6 @@ def kept_bytes(model, x):
         output = model(x)
     del output
     return sum(s.nbytes() for s in kept.values())
-
-
-def test_a_relu_resnet_keeps_no_more_than_before():
-    x = torch.randn(2, 3, 32, 32)
-    model = zoo.resnet18(nn.ReLU)
-    before = kept_bytes(model, x)
-    assert kept_bytes(ogt.fuse(model), x) == before
 
 
 # What the model is
@@ -229,7 +220,7 @@ def test_deepcopy_and_save_belong_to_their_own_module():
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     for other in (twin, loaded):
-        assert other.forward.module is other and other.act.forward.module is other.act
+        assert other.forward.module is other
         assert torch.equal(other(x), model(x))
         with torch.no_grad():
             other.alpha.fill_(3.0)
@@ -295,6 +286,7 @@ class Doubled(torch.autograd.Function):
 doubled = Doubled.apply
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo does
 def test_gradients_flow_through_autograd_functions_bound_long_before():
     class Model(nn.Module):
         def forward(self, x):
@@ -339,43 +331,6 @@ def test_no_grad_inference_mode_and_detach_mean_what_they_mean():
         assert y.is_inference() and not y.requires_grad
 
 
-def test_values_of_inference_mode_inside_a_forward_stay_inference_tensors():
-    class Model(nn.Module):
-        def forward(self, x):
-            with torch.inference_mode():
-                self.scale = torch.sigmoid(x) * 2
-            return x * self.scale + 1
-
-    for model in (Model(), ogt.fuse(Model())):
-        y = model(torch.ones(3))
-        assert model.scale.is_inference() and not y.is_inference()
-
-
-def test_what_autocast_converts_is_converted_inside_the_kernel():
-    # The ops that autocast runs in f32 on a GPU; on the CPU its list has no pointwise one.
-    exp = Spec("exp", torch.exp, ((True, None),), (), torch.float32, torch.float32)
-    x = torch.randn(1000).to(torch.bfloat16)
-    session = LazySession()
-    state = (True, False, None)
-    inner = Node(session, exp, (x,), x.shape, x.device, state)
-    outer = lazy(Node(session, exp, (inner,), x.shape, x.device, state))
-    session.compute([outer.node])
-    torch.testing.assert_close(outer, x.float().exp().exp())
-
-
-def test_what_autocast_converts_shows_in_the_dtype_of_a_result():
-    def function(x):
-        return torch.exp(x.float() if torch.is_autocast_enabled("cpu") else x)
-
-    found = replace(table()[torch.exp], functional=function)
-    arguments = (found, function, (TENSOR,), {}, ((TENSOR, torch.bfloat16, 1),), torch.device("cpu"))
-    with torch.autocast("cpu", torch.bfloat16):
-        spec = Specs().find(*arguments)
-    assert (spec.dtype, spec.cast) == (torch.float32, torch.float32)
-    spec = Specs().find(*arguments)
-    assert (spec.dtype, spec.cast) == (torch.bfloat16, None)
-
-
 def test_errors_of_torch_come_from_the_line_that_makes_them_and_leave_nothing_behind():
     class Model(nn.Module):
         def forward(self, x, y):
@@ -389,20 +344,15 @@ def test_errors_of_torch_come_from_the_line_that_makes_them_and_leave_nothing_be
     assert model(torch.ones(3), torch.ones(3)).tolist() == [4, 4, 4]
 
 
-def test_dead_values_are_not_written_and_nothing_is_kept_alive():
+def test_values_inside_a_kernel_are_not_written():
     class Model(nn.Module):
         def forward(self, x):
             big = x * 2
-            self.seen = weakref.ref(big)
             return torch.tanh(big) + 1
 
-    report = ogt.explain(Model(), torch.randn(5))
+    with torch.no_grad():
+        report = ogt.explain(Model(), torch.randn(5))
     assert [len(entry.outputs) for entry in report.fused] == [1]
-    model = ogt.fuse(Model())
-    model(torch.randn(5))
-    assert model.seen() is None
-    gc.collect()
-    assert not [o for o in gc.get_objects() if type(o) is Lazy]
 
 
 def test_threads_do_not_meet():
@@ -446,19 +396,6 @@ def test_autocast_gives_the_dtypes_of_eager(function):
         fused = ogt.fuse(model)(x)
     assert [t.dtype for t in fused] == [t.dtype for t in eager]
     torch.testing.assert_close(fused, eager, rtol=3e-2, atol=3e-2)
-
-
-def test_a_number_that_changes_from_call_to_call_is_left_to_torch():
-    class Model(nn.Module):
-        def forward(self, x, scale):
-            return torch.tanh(x * scale) + 1
-
-    model, x = ogt.fuse(Model()), torch.randn(4)
-    for step in range(40):
-        scale = 0.123 + step / 7
-        torch.testing.assert_close(model(x, scale), torch.tanh(x * scale) + 1)
-    left = {entry.why for entry in ogt.explain(model, x, 0.777).left}
-    assert "its number changes from call to call" in left
 
 
 def test_a_fused_function_inside_a_fused_model():
@@ -565,28 +502,24 @@ def test_tracers_and_transforms_see_the_plain_forward():
 # The report
 
 
-def test_explain_names_units_places_and_reasons():
+def test_explain_names_units_places_reasons_and_graph_breaks():
     torch.manual_seed(0)
     report = ogt.explain(Block(), torch.randn(5, 6))
     assert report.units == {"swiglu": 1, "swish": 1}
-    assert {(e.name, e.why) for e in report.left} >= {
-        ("linear", "a library op"), ("sum", "a reduction: a library op"), ("__bool__", "Python reads the values")
-    }  # fmt: skip
+    assert ("addmm", "not pointwise: a library op") in {(e.name, e.why) for e in report.left}
     assert report.fused[0].calls[:3] == ("mul", "sigmoid", "mul")
-    assert 0 < report.kept < report.kept_by_torch
+    assert [b.line.split(": ")[1] for b in report.breaks] == ["if h.sum() > 0:"]
     assert report.to_dict()["units"] == report.units
-    for word in ("swiglu", "fused", "left to torch", "linear"):
+    for word in ("swiglu", "kernels", "left to torch", "addmm", "graph breaks"):
         assert word in str(report)
 
 
-def test_explain_counts_what_a_resnet_keeps():
-    report = ogt.explain(zoo.resnet18(Split), torch.randn(2, 3, 32, 32))
-    assert len(report.fused) == 17
-    assert report.kept_by_torch > 3 * report.kept
-    swish = ogt.explain(zoo.resnet18(ScaledSwish), torch.randn(2, 3, 32, 32))
-    # Of 17 activations one input each, 2 * 64 channels * 32 * 32 in the first five and half as much in each next stage.
-    assert swish.kept == 2 * 64 * 32 * 32 * 4 * (5 + 4 / 2 + 4 / 4 + 4 / 8)
-    assert swish.kept_by_torch == 2 * swish.kept
+def test_explain_lists_what_is_kept_as_the_hooks_see_it():
+    x = torch.randn(2, 3, 32, 32)
+    model = zoo.resnet18(Split)
+    report = ogt.explain(model, x)
+    assert report.kept == kept_bytes(ogt.fuse(model), x)
+    assert report.recomputed > 17 * 5  # each activation, and the norm before it
 
 
 def test_a_dry_run_changes_nothing():
@@ -602,7 +535,7 @@ def test_a_dry_run_changes_nothing():
 def test_explain_of_a_function():
     report = ogt.explain(lambda x: x * torch.sigmoid(x), torch.randn(4))
     assert report.units == {"swish": 1}
-    assert "torch keeps, MiB  kept, MiB" in str(report)
+    assert "1 kernels" in str(report)
 
 
 # Models of a library

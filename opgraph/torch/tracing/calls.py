@@ -17,7 +17,8 @@ from opgraph.torch.tracing.proxy import OPERATORS
 
 _SIGNATURE = re.compile(r"(?P<space>Tensor\.)?(?P<names>[\w|]+)\((?P<parameters>.*)\)")
 _SPACES = (torch, torch.Tensor, torch.nn.functional, torch.special, torch._C._nn)
-_REQUIRED = object()
+#: The default of a parameter that has none.
+REQUIRED = object()
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 
@@ -52,7 +53,7 @@ class Found:
         bound.update(kwargs)
         for name, default in self.parameters:
             if name not in bound:
-                if default is _REQUIRED:
+                if default is REQUIRED:
                     raise self.other_overload()
                 bound[name] = default
         return bound
@@ -114,7 +115,7 @@ def _functions(call: TorchCall) -> Iterator[tuple[Any, bool, Any, tuple[tuple[st
 
 def _parameter(text: str) -> tuple[str, Any]:
     name, _, default = text.partition("=")
-    return name, _literal(default) if default else _REQUIRED
+    return name, _literal(default) if default else REQUIRED
 
 
 def _literal(text: str) -> Any:

@@ -27,8 +27,8 @@ _parsed = lru_cache(maxsize=512)(parse_expression)
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
-    """An operand: dtype None for a number; `single`: a real tensor of no dimension; `host`: in host memory."""
+class Value:
+    """An operand: dtype None for a number; `single`: a tensor of no dimension; `host`: in host memory."""
 
     operand: Ref | Number
     dtype: str | None
@@ -126,6 +126,8 @@ class Emitter:
     def __init__(self, session: Session, what: str) -> None:
         self.steps: list[Step] = []
         self.session = session
+        self.as_eager = session.as_eager
+        self.on_host = session.device.type == "cpu"
         self.what = what
         self._label = places.label()
         self._found: Found | None = None
@@ -154,22 +156,23 @@ class Emitter:
         if not text:
             raise places.unknown(self.what, "opgraph has no op for these arguments", "call it outside")
         value = self._expr(_parsed(text), bound, dtype)
-        made = self._as(value, name_of(result, self.what))
-        assert isinstance(made, Ref)
-        return made
+        return self._as(value, name_of(result, self.what))
 
-    def _expr(self, tree: Expr, bound: dict[str, Any], compute: str) -> _Value:
+    def _expr(self, tree: Expr, bound: dict[str, Any], compute: str) -> Value:
         if isinstance(tree, Call):
             return self._op(tree, bound, compute)
         if isinstance(tree, Num):
-            return _Value(Number(tree.value), None)
-        value = bound[tree.name]
+            return Value(Number(tree.value), None)
+        return self.leaf(bound[tree.name], tree.name)
+
+    def leaf(self, value: Any, name: str) -> Value:
+        """An argument of the call: a value of the trace, a real tensor, or a number."""
         if isinstance(value, Proxy):
-            return _Value(value.ref, name_of(value.dtype, self.what))
+            return Value(value.ref, name_of(value.dtype, self.what))
         if isinstance(value, torch.Tensor):
-            name = name_of(value.dtype, self.what)
-            return _Value(self.session.capture(value), name, value.dim() == 0, value.device.type == "cpu")
-        return _Value(Number(self._number(value, tree.name)), None)
+            dtype = name_of(value.dtype, self.what)
+            return Value(self.session.capture(value), dtype, value.dim() == 0, value.device.type == "cpu")
+        return Value(Number(self._number(value, name)), None)
 
     def _number(self, value: Any, name: str) -> float:
         if not isinstance(value, (bool, int, float, np.number)):
@@ -178,7 +181,7 @@ class Emitter:
             )
         return value  # type: ignore[return-value]
 
-    def _op(self, tree: Call, bound: dict[str, Any], compute: str) -> _Value:
+    def _op(self, tree: Call, bound: dict[str, Any], compute: str) -> Value:
         record = opdef.get(tree.kind, where=self.what)
         values = [self._expr(arg, bound, compute) for arg in tree.args]
         ports = record.with_optional(len(values))
@@ -195,17 +198,16 @@ class Emitter:
             attr = record.attr(name)
             if attr is not None and attr.type == "f32":
                 attrs[name] = float(value)
-        return _Value(self.step(tree.kind, tuple(operands), dtype, attrs), dtype)
+        return Value(self.step(tree.kind, tuple(operands), dtype, attrs), dtype)
 
-    def _stays_wide(self, value: _Value) -> bool:
+    def _stays_wide(self, value: Value) -> bool:
         """Whether arithmetic of f16 or bf16 takes a number, or a tensor of one, in f32: it is nearer to what was meant.
 
         In a session that computes as eager torch does: as torch's kernels on this device do.
         """
-        if not self.session.as_eager:
+        if not self.as_eager:
             return True
-        on_host = self.session.device.type == "cpu"
-        return value.host and not (on_host and self._found is not None and self._found.call.rounds_numbers)
+        return value.host and not (self.on_host and self._found is not None and self._found.call.rounds_numbers)
 
     def _attribute(self, value: Any, bound: dict[str, Any]) -> Any:
         if not isinstance(value, Param):
@@ -222,7 +224,7 @@ class Emitter:
                 return dtype
         raise places.wrong_dtype(self.what, TORCH_DTYPES[compute])
 
-    def _as(self, value: _Value, dtype: str) -> Ref | Number:
+    def _as(self, value: Value, dtype: str) -> Ref | Number:
         if isinstance(value.operand, Number):
             return Number(_fitted(value.operand.value, dtype), dtype)
         return value.operand if value.dtype == dtype else self.cast(value.operand, dtype)

@@ -1,0 +1,263 @@
+"""ATen ops as ops of a Graph: which nodes opgraph computes, and what each of them means.
+
+Pointwise ops come from the table that functions use (`opgraph.torch.tracing.calls`), by name. This module adds what
+only captured graphs have: casts, fills, reductions, and derivatives of activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from opgraph.errors import OpGraphError, Unimplemented
+from opgraph.ir import dtypes
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.runtime.providers.torch_dtypes import NAMES
+from opgraph.torch.tracing import calls
+from opgraph.torch.tracing.emit import Emitter, Value, compute_dtype
+from opgraph.torch.tracing.session import Number
+
+aten, prims = torch.ops.aten, torch.ops.prims
+Values: TypeAlias = Mapping[Node, LogicalTensor]
+
+#: Views: the same memory, read in another way.
+VIEWS = frozenset(
+    (
+        aten.alias, aten.as_strided, aten.detach, aten.diagonal, aten.expand, aten.narrow, aten.permute, aten.reshape,
+        aten.select, aten.slice, aten.split, aten.split_with_sizes, aten.squeeze, aten.t, aten.transpose, aten.unbind,
+        aten.unsqueeze, aten.view, aten._unsafe_view, aten.unfold, aten.lift_fresh,
+    )
+)  # fmt: skip
+_CASTS = frozenset((aten._to_copy, aten.clone, prims.convert_element_type))
+_FILLS = frozenset((aten.full, aten.scalar_tensor))
+_REDUCTIONS = {
+    aten.sum: "ReduceSum", aten.mean: "ReduceMean", aten.amax: "ReduceMax", aten.amin: "ReduceMin",
+}  # fmt: skip
+#: Derivatives of activations: (kind, places of its inputs among the arguments, attributes from the call).
+_DERIVATIVES: dict[Any, tuple[str, tuple[int, ...]]] = {
+    aten.silu_backward: ("SwishBackward", (1, 0)),
+    aten.gelu_backward: ("GELUBackward", (1, 0)),
+    aten.mish_backward: ("MishBackward", (1, 0)),
+}
+#: Integers of these sizes are positions and shapes more often than data: torch computes them.
+_INTEGERS = (torch.int64, torch.int32, torch.int16)
+
+
+def packet(node: Node) -> Any:
+    """The ATen op of a node without its overload."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def value_of(node: Node) -> Any:
+    """What the node makes, as a tensor without data."""
+    return node.meta.get("val")
+
+
+def is_fill(node: Node) -> bool:
+    """Whether the node makes a tensor of one number."""
+    return node.op == "call_function" and packet(node) in _FILLS
+
+
+def is_reduction(node: Node) -> bool:
+    """Whether the node reduces axes of a tensor."""
+    return node.op == "call_function" and packet(node) in _REDUCTIONS
+
+
+def reduced_axes(node: Node) -> tuple[int, ...]:
+    """The axes that a reduction takes away, from 0, in ascending order; all of them where it names none."""
+    rank = value_of(node.args[0]).dim()  # type: ignore[arg-type]
+    given = _argument(node, 1, "dim")
+    if given is None or given == []:
+        return tuple(range(rank))
+    return tuple(sorted({axis % rank for axis in ([given] if isinstance(given, int) else given)}))
+
+
+def is_computed(node: Node) -> bool:
+    """Whether opgraph computes the node in a kernel."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    made, op = value_of(node), packet(node)
+    if not _is_data(made) or made.dtype in _INTEGERS:
+        return False
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
+        return False
+    given = [value_of(n) for n in node.all_input_nodes]
+    if not all(_is_data(v) for v in given):
+        return False
+    if op in _FILLS:
+        return made.device.type == "cpu" or not given
+    if any(v.device != made.device and v.dim() for v in given):
+        return False
+    if op in _CASTS:
+        return True
+    if op in _REDUCTIONS:
+        return made.dtype.is_floating_point and given[0].dtype not in _INTEGERS
+    if any(v.dtype in _INTEGERS and v.dim() for v in given):
+        return False
+    return op in _DERIVATIVES or (_pointwise(op) is not None and _bound(node) is not None)
+
+
+def _is_data(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype in NAMES
+        and value.layout is torch.strided
+        and value.numel() > 0
+        and value.device.type in ("cpu", "cuda")
+    )
+
+
+def _argument(node: Node, place: int, name: str, default: Any = None) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+@cache
+def _pointwise(op: Any) -> calls.Found | None:
+    """What an ATen op means, by the torch function of its name."""
+    name = getattr(op, "__name__", "")
+    if op.__module__.split(".")[-1] != "aten" and not str(op).startswith("aten."):
+        return None
+    table = calls.table()
+    for space in (torch, torch.nn.functional, torch.special, torch.Tensor):
+        function = getattr(space, name.removeprefix("special_"), None)
+        if function is not None and (found := table.get(function)) is not None and not found.inplace:
+            return found
+    return None
+
+
+def _bound(node: Node) -> dict[str, Any] | None:
+    """The arguments of a pointwise node by the names of the torch function; None where it is another overload."""
+    found = _pointwise(packet(node))
+    schema = node.target._schema  # type: ignore[union-attr]
+    if found is None or schema.is_mutable:
+        return None
+    names = dict(found.parameters)
+    bound = {}
+    for place, argument in enumerate(schema.arguments):
+        name = "input" if argument.name == "self" and "input" in names else argument.name
+        has = len(node.args) > place or argument.name in node.kwargs
+        given = _argument(node, place, argument.name, argument.default_value)
+        if name in names:
+            bound[name] = given
+        elif has and given != argument.default_value:
+            return None
+        elif not argument.has_default_value():
+            return None
+    for name, default in found.parameters:
+        if bound.setdefault(name, default) is calls.REQUIRED:
+            return None
+    return bound
+
+
+class NodeEmitter(Emitter):
+    """Adds the ops of nodes to a graph, with the casts that torch's type promotion means.
+
+    Args:
+        graph: what is built.
+        values: the tensors of the nodes so far.
+        as_eager: numbers are rounded where eager torch's kernels round them.
+    """
+
+    def __init__(self, graph: Graph, values: dict[Node, LogicalTensor], *, as_eager: bool = False) -> None:
+        self.graph = graph
+        self.values = values
+        self.as_eager = as_eager
+        self.on_host = True
+        self.what = ""
+        self._found: calls.Found | None = None
+        self._casts: dict[tuple[int, str], LogicalTensor] = {}
+        #: Inputs of which only the shape counts; a kernel does not read them.
+        self.shapes: list[LogicalTensor] = []
+
+    def add(self, node: Node) -> None:
+        """Adds the ops that a node means; its value is then in `values`.
+
+        Raises:
+            OpGraphError: opgraph has no op for these arguments.
+        """
+        self.what = str(packet(node))
+        self.on_host = value_of(node).device.type == "cpu"
+        made = self._made(node)
+        self.values[node] = made
+
+    def _made(self, node: Node) -> LogicalTensor:
+        op, result = packet(node), value_of(node)
+        name = NAMES[result.dtype]
+        if op in _FILLS:
+            fill = node.args[1 if op is aten.full else 0]
+            return self.graph.constant("", np.full((), fill), dtype=name)
+        if op in _CASTS:
+            source = self._value(node.args[0])
+            cast = self._tensor(self._as(source, name))
+            return self._tensor(self.step("Identity", (cast,), name)) if cast is source.operand else cast
+        if op in _REDUCTIONS:
+            source = self._as(self._value(node.args[0]), name)
+            source = self._spread(self._tensor(source), tuple(value_of(node.args[0]).shape))  # type: ignore[arg-type]
+            keep = bool(_argument(node, 2, "keepdim", False))
+            axes = list(reduced_axes(node))
+            return self._tensor(self.step(_REDUCTIONS[op], (source,), name, {"axes": axes, "keep_dims": keep}))
+        if op in _DERIVATIVES:
+            kind, places = _DERIVATIVES[op]
+            operands = tuple(self._as(self._value(node.args[p]), name) for p in places)
+            exact = node.kwargs.get("approximate", "none") == "none"
+            attrs = {"mode": "gelu_erf" if exact else "gelu_tanh"} if op is aten.gelu_backward else {}
+            return self._tensor(self.step(kind, operands, name, attrs))
+        found, bound = _pointwise(op), _bound(node)
+        assert found is not None and bound is not None
+        compute = compute_dtype(result, {k: value_of(v) if isinstance(v, Node) else v for k, v in bound.items()})
+        return self._tensor(self.call(found, bound, result.dtype, compute))
+
+    def _tensor(self, operand: Any) -> LogicalTensor:
+        if isinstance(operand, Number):
+            return self.graph.constant("", operand.value, dtype=operand.dtype)
+        assert isinstance(operand, LogicalTensor)
+        return operand
+
+    def result(self, node: Node) -> LogicalTensor:
+        """The value of a node in its full shape, made by an op."""
+        tensor = self._spread(self.values[node], tuple(value_of(node).shape))
+        return self._tensor(self.step("Identity", (tensor,), tensor.dtype)) if tensor.is_constant else tensor
+
+    def broadcast(self, tensor: LogicalTensor, view: Node) -> LogicalTensor:
+        """The value of a view that broadcasts a tensor: the tensor, where whoever reads it broadcasts it anyway."""
+        return tensor
+
+    def _spread(self, tensor: LogicalTensor, shape: tuple[int, ...]) -> LogicalTensor:
+        """The tensor broadcast to a shape, where it has another one."""
+        if tensor.dims is not None and tuple(tensor.dims) == shape:
+            return tensor
+        like = self.graph.input(f"shape{len(self.shapes)}", "boolean", shape)
+        self.shapes.append(like)
+        made: LogicalTensor = self.graph.add_op("BroadcastTo", tensor, like)
+        return made
+
+    def _value(self, given: Any) -> Value:
+        if isinstance(given, Node):
+            tensor = self.values[given]
+            return Value(tensor, tensor.dtype, tensor.ndim == 0)
+        return Value(Number(given), None)
+
+    # -- what Emitter asks for --------------------------------------------------------------------------------------
+
+    def leaf(self, value: Any, name: str) -> Value:
+        """An argument of a call: a node, or a number."""
+        if isinstance(value, Node):
+            return self._value(value)
+        return Value(Number(self._number(value, name)), None)
+
+    def step(self, kind: str, operands: Any, dtype: str, attrs: dict[str, Any] | None = None) -> Any:
+        """Adds one op; returns its result."""
+        return self.graph.add_op(kind, *map(self._tensor, operands), dtype=dtype, **(attrs or {}))
+
+    def cast(self, ref: Any, dtype: str) -> Any:
+        """A TypeCast; the same value is cast once."""
+        key = ref.id, dtype
+        if key not in self._casts:
+            self._casts[key] = self.step("TypeCast", (ref,), dtype)
+        return self._casts[key]

@@ -1,0 +1,131 @@
+"""The backend of torch.compile: AOTAutograd's graphs become programs of kernels and library calls.
+
+`torch.compile(model, backend="opgraph")` finds it by name through the entry point `torch_dynamo_backends`, and
+`ogt.fuse(model)` uses it in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch.fx import GraphModule
+
+from opgraph.errors import InvalidArguments
+from opgraph.loops.lower import ROUNDINGS
+from opgraph.torch.graph.branches import fold_branches
+from opgraph.torch.graph.decompositions import decompositions
+from opgraph.torch.graph.program import Program
+from opgraph.torch.graph.saved import Memory, check_memory, partitioner
+from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
+from opgraph.torch.graph.torch_internals import aot_backend, without_modes
+
+_WHERE = 'torch.compile(backend="opgraph")'
+
+
+@dataclass(slots=True)
+class Captured:
+    """One graph that Dynamo captured, compiled.
+
+    Attributes:
+        inference: the program of a call without gradients.
+        forward, backward: those of a call with gradients; backward is compiled with forward.
+    """
+
+    inference: Program | SizedPrograms | None = None
+    forward: Program | SizedPrograms | None = None
+    backward: Program | SizedPrograms | None = None
+
+
+_observers: ContextVar[tuple[Callable[[Captured], None], ...]] = ContextVar("observers", default=())
+
+
+@contextmanager
+def observed(observer: Callable[[Captured], None]) -> Iterator[None]:
+    """While this lasts, the observer receives each graph when its compilation begins."""
+    token = _observers.set((*_observers.get(), observer))
+    try:
+        yield
+    finally:
+        _observers.reset(token)
+
+
+def backend(
+    graph: GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compiles a graph that torch.compile captured, for training and for inference.
+
+    Args:
+        graph: of torch functions.
+        example_inputs: fake or real tensors, and sizes.
+        options: `memory` and `rounding`, as `ogt.fuse` takes them.
+
+    Raises:
+        InvalidArguments: another option, or a value that it does not have.
+    """
+    known = {"memory": "least", "rounding": "store"}
+    unknown = [name for name in options or () if name not in known]
+    if unknown:
+        raise InvalidArguments(
+            f"there is no option {unknown[0]!r}", where=_WHERE, fix=f"the options are {', '.join(known)}"
+        )
+    return compiler(**{**known, **(options or {})})(graph, example_inputs)
+
+
+def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[..., Any]:
+    """The backend for one choice of what to keep and how to round.
+
+    Raises:
+        InvalidArguments: there is no such choice.
+    """
+    check_memory(memory)
+    check_rounding(rounding)
+    _follow_branches()
+
+    def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        captured = Captured()
+        for observer in _observers.get():
+            observer(captured)
+
+        def part(name: str) -> Callable[..., Any]:
+            def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+                def make(sized: GraphModule) -> Program:
+                    with without_modes():
+                        return Program(sized, rounding)
+
+                program = SizedPrograms(module, make) if has_symbols(module) else make(module)
+                setattr(captured, name, program)
+                return program.run
+
+            return build
+
+        made: Callable[..., Any] = aot_backend(
+            fw_compiler=part("forward"),
+            bw_compiler=part("backward"),
+            inference_compiler=part("inference"),
+            partition_fn=partitioner(memory),
+            decompositions=decompositions(),
+            keep_inference_input_mutations=True,
+        )(graph, example_inputs)
+        return made
+
+    compile.is_opgraph = True  # type: ignore[attr-defined]
+    return compile
+
+
+@cache
+def _follow_branches() -> None:
+    fold_branches(lambda backend: getattr(backend, "is_opgraph", False))
+
+
+backend.is_opgraph = True  # type: ignore[attr-defined]
+
+
+def check_rounding(rounding: object) -> None:
+    """Raises InvalidArguments where there is no such rounding."""
+    if rounding not in ROUNDINGS:
+        raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")

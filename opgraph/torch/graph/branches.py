@@ -1,0 +1,173 @@
+"""Python branches on parameters inside a captured graph.
+
+A Python `if` on a tensor ends Dynamo's graph. Where the tensor is computed from parameters and buffers alone, the way
+that the branch takes changes only when one of them does. So Dynamo follows the way that their present values take, and
+a guard of the compiled code compares all branches with the ways they took. The guard recomputes them in one small graph
+and reads one truth value, and only where a parameter has another version than at the last comparison. A branch that
+turns another way fails the guard: Dynamo compiles once for each way through the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from opgraph.torch.graph import torch_internals as internals
+from opgraph.torch.graph.program import Program
+
+#: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
+MOST_ELEMENTS = 4096
+
+
+def fold_branches(is_ours: Callable[[Any], bool]) -> None:
+    """From now on, Dynamo follows branches on parameters where a backend of opgraph compiles; called once.
+
+    Args:
+        is_ours: whether a backend is opgraph's.
+    """
+
+    def outcome(translator: Any, node: Node) -> bool | None:
+        output = internals.output_graph(translator)
+        if not is_ours(internals.backend_of(output)):
+            return None
+        branches: Branches | None = getattr(output, "opgraph_branches", None)
+        if branches is None:
+            branches = output.opgraph_branches = Branches()
+        new = not branches.nodes
+        taken = branches.follow(node)
+        if new and branches.nodes:
+            internals.add_guard(translator, branches.guard)
+        return taken
+
+    internals.before_jumps(outcome)
+
+
+class Branches:
+    """The branches that one captured graph follows.
+
+    Attributes:
+        nodes: the conditions, as Dynamo's graph has them.
+        taken: which way each went.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.taken: list[bool] = []
+        self._values: dict[Node, Any] = {}
+        #: Of each input of the graph that a condition reads: the parameter, and how Python reaches it.
+        self._parameters: dict[Node, tuple[torch.Tensor, str] | None] = {}
+
+    def follow(self, condition: Node) -> bool | None:
+        """The way that a branch takes; None where it does not depend on parameters alone."""
+        needed = _ancestors(condition)
+        if not self._are_parameters([n for n in needed if n.op == "placeholder"]):
+            return None
+        if any(n.op not in ("placeholder", "call_function", "call_method") or internals.draws_random_numbers(n) for n in needed):
+            return None
+        known = condition in self._values
+        for node in needed:
+            if node not in self._values:
+                self._values[node] = self._compute(node)
+        value = self._values[condition]
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            return None
+        taken = bool(value)
+        if not known and any(n.op == "placeholder" for n in needed):
+            self.nodes.append(condition)
+            self.taken.append(taken)
+        return taken
+
+    def _are_parameters(self, places: Sequence[Node]) -> bool:
+        """Whether inputs of the graph are parameters, few enough to be read after each step."""
+        for place in places:
+            if place not in self._parameters:
+                self._parameters[place] = internals.parameter_of(place)
+        found = [self._parameters[p] for p in places]
+        return sum(MOST_ELEMENTS + 1 if p is None else p[0].numel() for p in found) <= MOST_ELEMENTS
+
+    def _compute(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            found = self._parameters[node]
+            assert found is not None
+            return found[0]
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
+        with internals.without_modes(), torch.no_grad():
+            if node.op == "call_method":
+                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def guard(self) -> tuple[list[str], Callable[[Sequence[torch.Tensor]], bool]]:
+        """The parameters as Python expressions, and whether all branches go the same way for their values."""
+        places = list(dict.fromkeys(n for c in self.nodes for n in _ancestors(c) if n.op == "placeholder"))
+        known = [found for p in places if (found := self._parameters[p]) is not None]
+        check = _Check(self._conditions(places), [tensor for tensor, _ in known])
+        self._values.clear()
+        return [source for _, source in known], check
+
+    def _conditions(self, places: Sequence[Node]) -> GraphModule:
+        """A module of the parameters that says whether all branches go the ways that they went."""
+        graph = Graph()
+        copied = {place: graph.placeholder(f"p{i}") for i, place in enumerate(places)}
+        agree: Node | None = None
+        for condition, taken in zip(self.nodes, self.taken, strict=True):
+            for node in _ancestors(condition):
+                if node not in copied:
+                    copied[node] = graph.node_copy(node, lambda n: copied[n])
+            flat = graph.call_method("reshape", (copied[condition], ()))
+            same = graph.call_function(torch.ne if taken else torch.eq, (flat, 0))
+            agree = same if agree is None else graph.call_function(torch.logical_and, (agree, same))
+        graph.output((agree,))
+        return GraphModule(torch.nn.Module(), graph)
+
+
+def _ancestors(node: Node) -> list[Node]:
+    """The nodes that a node is computed from, and itself, in topological order."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    waiting = [(node, False)]
+    while waiting:
+        found, ready = waiting.pop()
+        if ready:
+            order.append(found)
+        elif found not in seen:
+            seen.add(found)
+            waiting.append((found, True))
+            waiting += [(source, False) for source in found.all_input_nodes]
+    return order
+
+
+class _Check:
+    """Whether the branches of a graph go the ways that they went when it was captured."""
+
+    def __init__(self, conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> None:
+        self._conditions = conditions
+        self._program: Program | None = None
+        self._seen = _state(parameters)
+        self._answer = True
+
+    def __call__(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """For these parameters; they are read only where one of them has changed since the last call."""
+        state = _state(parameters)
+        if state != self._seen:
+            with torch.no_grad():
+                self._answer = self._compare(parameters)
+            self._seen = state
+        return self._answer
+
+    def _compare(self, parameters: Sequence[torch.Tensor]) -> bool:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        plain = [p.detach() for p in parameters]
+        if self._program is None:
+            with internals.without_modes():
+                traced = make_fx(self._conditions, tracing_mode="fake")(*plain)
+                self._program = Program(traced)
+        return bool(self._program.run(plain)[0])
+
+
+def _state(parameters: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """What differs where a parameter's values may differ: it is another tensor, was written to, or lies elsewhere."""
+    return [(id(p), p._version, p.data_ptr()) for p in parameters]

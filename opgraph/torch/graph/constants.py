@@ -1,0 +1,81 @@
+"""Constant folding: what needs no input of a graph (masks, positions) is computed once, when the graph is compiled."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from opgraph.torch.graph.aten import is_fill, value_of
+from opgraph.torch.graph.groups import base_of
+
+#: Bytes of constants that a graph holds at most.
+MOST_BYTES = 2**26
+
+
+def fold_constants(module: GraphModule) -> None:
+    """Puts the values of nodes that need no input in their place, as attributes of the module.
+
+    A node that is returned stays: whoever receives its value might write into it. So do fills, which kernels read as
+    numbers, and nodes of symbolic sizes. The graph is changed; torch calls must run for real (no fake mode).
+    """
+    graph = module.graph
+    (output,) = [n for n in graph.nodes if n.op == "output"]
+    returned = {base_of(n) for n in output.all_input_nodes}
+    values: dict[Node, Any] = {}
+    constants = _constants(graph)
+    for node in list(graph.nodes):
+        fits = node in constants and _size(value_of(node)) is not None
+        if fits and all(n in values for n in node.all_input_nodes):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n])
+            values[node] = node.target(*args, **kwargs)
+    held = 0
+    for node, value in values.items():
+        readers = [u for u in node.users if u not in values]
+        if not readers or is_fill(node) or base_of(node) in returned or not isinstance(value, torch.Tensor):
+            continue
+        held += value.numel() * value.itemsize
+        if held > MOST_BYTES:
+            break
+        name = f"constant_{node.name}"
+        module.register_buffer(name, value.clone(memory_format=torch.contiguous_format), persistent=False)
+        with graph.inserting_before(node):
+            made = graph.get_attr(name)
+        made.meta = {**node.meta, "val": node.meta["val"].new_empty(value.shape)}
+        for user in readers:
+            user.replace_input_with(node, made)
+    graph.eliminate_dead_code()
+
+
+def _size(value: Any) -> int | None:
+    """Bytes of a value; None where it has a symbolic size, or is too large to hold."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    total = 0
+    for tensor in values:
+        if not isinstance(tensor, torch.Tensor) or not all(type(s) is int for s in tensor.shape):
+            return None
+        total += tensor.numel() * tensor.itemsize
+    return total if total <= MOST_BYTES else None
+
+
+def _constants(graph: Graph) -> set[Node]:
+    """The nodes that have the same value at every call."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or not all(n in found for n in node.all_input_nodes):
+            continue
+        if node.target is operator.getitem or _is_fixed(node.target):
+            found.add(node)
+    return found
+
+
+def _is_fixed(target: Any) -> bool:
+    """Whether an op gives the same result for the same arguments, and does nothing else."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and not target._schema.is_mutable
+        and target.namespace in ("aten", "prims")
+    )

@@ -1,0 +1,75 @@
+"""Which ATen ops are rewritten into smaller ones before a graph is partitioned, and how.
+
+An op is decomposed where its parts fuse with what stands around it (norms, softmax, losses, dropout), or where opgraph
+has no op of its own for it. Activations that opgraph has (SiLU, GELU, Mish) and their derivatives stay whole. Library
+ops (convolutions, products, attention, embeddings) stay whole too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+
+aten = torch.ops.aten
+
+#: Decomposed as torch does it.
+_BY_TORCH = (
+    "_batch_norm_with_update", "_batch_norm_with_update_functional", "_fused_rms_norm", "_fused_rms_norm_backward",
+    "_log_softmax", "_log_softmax_backward_data", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training", "_softmax", "_softmax_backward_data", "_unsafe_view", "addcdiv", "addcmul",
+    "batch_norm_backward", "celu", "cudnn_batch_norm", "cudnn_batch_norm_backward", "detach", "elu", "elu_backward",
+    "full_like", "glu", "glu_backward", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "huber_loss",
+    "huber_loss_backward", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward", "logit",
+    "logit_backward", "masked_fill", "mse_loss", "mse_loss_backward", "native_batch_norm", "native_batch_norm_backward",
+    "native_dropout_backward", "native_group_norm", "native_group_norm_backward", "native_layer_norm",
+    "native_layer_norm_backward", "new_full", "new_ones", "new_zeros", "nll_loss2d_backward", "nll_loss2d_forward",
+    "nll_loss_backward", "nll_loss_forward", "ones_like", "rsub", "select_backward", "sigmoid_backward",
+    "slice_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "softplus_backward", "split_with_sizes_copy",
+    "square", "t", "tanh_backward", "threshold_backward", "unsafe_split", "zeros_like",
+)  # fmt: skip
+
+
+@cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Decompositions by ATen overload, as AOTAutograd takes them."""
+    packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
+    table = dict(get_decompositions(packets))
+    table[aten.native_dropout.default] = _dropout
+    table[aten.var_mean.correction] = _var_mean
+    return table
+
+
+def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout whose mask alone is random, so that the product may be computed again.
+
+    The generator yields the numbers of eager dropout: both fill a tensor of the dtype of `x` by Bernoulli draws.
+    """
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    mask = aten.bernoulli.p(x, 1 - p).to(torch.bool)
+    return x * mask * (1 / (1 - p)), mask
+
+
+def _var_mean(
+    x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance and mean in two passes: sums that fuse with what stands around them."""
+    if x.dtype.is_complex:
+        return NotImplemented
+    axes = sorted({axis % x.dim() for axis in dim}) if dim else list(range(x.dim()))
+    mean = x.mean(axes, keepdim=True)
+    count = 1
+    for axis in axes:
+        count *= x.shape[axis]
+    squares = (x - mean).square().mean(axes, keepdim=True)
+    taken = 1 if correction is None else correction
+    left = max(count - taken, 0)
+    variance = squares if taken == 0 else squares * (count / left if left else math.inf)
+    return (variance, mean) if keepdim else (variance.squeeze(axes), mean.squeeze(axes))

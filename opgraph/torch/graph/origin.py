@@ -1,0 +1,53 @@
+"""Where a node of a captured graph comes from: the module, its class, the call, the line of the user's source."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What in the user's program made a value.
+
+    Attributes:
+        module: the path of the innermost module, "" for the captured whole.
+        module_class: its class, "" for the whole.
+        call: the torch function or op.
+        line: `file:line` of the source, "" where it is not known.
+        code: the text of that line.
+    """
+
+    module: str
+    module_class: str
+    call: str
+    line: str
+    code: str
+
+
+def origin_of(node: Node) -> Origin:
+    """The origin that Dynamo noted for a node, or that of the forward node which a backward node belongs to."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path, kind = list(stack.values())[-1] if stack else ("", "")
+    functions = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack") or []
+    call = str(functions[-1][0]) if functions else str(node.target)
+    trace = (node.meta.get("stack_trace") or "").strip()
+    found = list(_LINE.finditer(trace))
+    code = trace[found[-1].end() :].strip().splitlines()[1:2] if found else []
+    return Origin(
+        module=_module_path(path),
+        module_class=getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1].rstrip("'>")) if kind else "",
+        call=re.sub(r"_\d+$", "", call.removeprefix("aten.").split(".")[0]),
+        line=f"{found[-1]['file']}:{found[-1]['line']}" if found else "",
+        code=code[0].strip() if code else "",
+    )
+
+
+def _module_path(source: str) -> str:
+    """`L['module'].layer1.0` -> `layer1.0`; of `L['self']._modules['layer1']._modules['0']` likewise."""
+    without_root = re.sub(r"^[LG]\['[^']*'\]", "", source)
+    return re.sub(r"\._modules\['([^']*)'\]", r".\1", without_root).strip(".")

@@ -1,0 +1,157 @@
+"""What a captured network keeps for backward: the least number of bytes, without running a library op twice.
+
+A minimum cut between forward and backward, weighted by bytes, finds the values to keep. Pointwise ops, views, casts,
+fills and copies may be computed again in backward; a library op and anything random never are. Of equal cuts the one
+nearest the backward is taken, so that the shortest chains are computed again. The result stands in the graph as tags
+(`CheckpointPolicy.MUST_SAVE`), and torch's partitioner splits the graph by them; tags that activation checkpointing
+left are obeyed. With a budget torch's own rules decide, which may run library ops again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from opgraph.errors import InvalidArguments
+from opgraph.torch.graph.aten import packet, value_of
+from opgraph.torch.graph.constants import fold_constants
+from opgraph.torch.graph.groups import is_view
+from opgraph.torch.graph.torch_internals import hint, without_modes
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+Memory: TypeAlias = Literal["least", "fast"] | float
+
+#: Not pointwise, and computed again at the cost of the bytes that they read and write.
+_COPIES = frozenset(
+    (
+        aten.arange, aten.cat, aten.clone, aten.constant_pad_nd, aten.copy, aten.empty, aten.eye, aten.flip, aten.full,
+        aten.full_like, aten.lift_fresh_copy, aten.masked_fill, aten.new_empty, aten.new_zeros, aten.ones, aten.ones_like,
+        aten.repeat, aten.roll, aten.scalar_tensor, aten.slice_scatter, aten.stack, aten.tril, aten.triu, aten.where,
+        aten.zeros, aten.zeros_like, aten._to_copy, prims.convert_element_type, prims.iota,
+    )
+)  # fmt: skip
+#: In the meta of an input that is a parameter or a buffer, which stays alive whatever is kept.
+PARAMETER = "opgraph_parameter"
+_KEPT, _RECOMPUTED = CheckpointPolicy.MUST_SAVE, (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def check_memory(memory: object) -> None:
+    """Raises InvalidArguments where this is no choice of what to keep."""
+    is_budget = isinstance(memory, (int, float)) and not isinstance(memory, bool) and 0 <= memory <= 1
+    if memory not in ("least", "fast") and not is_budget:
+        raise InvalidArguments(
+            f"memory={memory!r} is no choice", where="fuse", fix='use "least", "fast", or a budget from 0.0 to 1.0'
+        )
+
+
+def partitioner(memory: Memory) -> Callable[..., Any]:
+    """What splits a joint graph into forward and backward, as AOTAutograd calls it.
+
+    Args:
+        memory: "least", "fast", or torch's activation memory budget.
+
+    Raises:
+        InvalidArguments: none of these.
+    """
+    check_memory(memory)
+
+    def split(joint: GraphModule, inputs: Any, **arguments: Any) -> Any:
+        from torch._functorch import config
+        from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
+
+        places = [n for n in joint.graph.nodes if n.op == "placeholder"]
+        free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
+        for node in free:
+            node.meta[PARAMETER] = True
+        with without_modes():
+            fold_constants(joint)
+        if memory == "fast":
+            return cut(joint, inputs, **arguments)
+        if memory != "least":
+            with config.patch(activation_memory_budget=float(memory)):
+                return cut(joint, inputs, **arguments)
+        keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
+        for node in joint.graph.nodes:
+            if "recompute" not in node.meta and (node in keep or not _may_be_recomputed(node)):
+                node.meta["recompute"] = _KEPT
+        with config.patch(aggressive_recomputation=True, recompute_views=True, activation_memory_budget=1.0):
+            return cut(joint, inputs, **arguments)
+
+    return split
+
+
+def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -> set[Node]:
+    """The values whose bytes together are the fewest from which backward can be computed.
+
+    Args:
+        joint: forward and backward in one graph; backward is what depends on a placeholder `tangents_...`.
+        forward_outputs: how many of the graph's outputs are the forward's; they come first.
+        free: inputs that stay alive anyway, as parameters do.
+    """
+    import networkx  # torch brings it along; 0.1 s
+
+    nodes = [n for n in joint.nodes if n.op != "output"]
+    backward = _backward(joint, forward_outputs)
+    free = set(free)
+    flow = networkx.DiGraph()
+    flow.add_nodes_from(("forward", "backward"))
+    for node in nodes:
+        if node in backward:
+            continue
+        flow.add_edge((node, "in"), (node, "out"), capacity=_weight(node, free))
+        for user in node.users:
+            if user in backward:
+                flow.add_edge((node, "out"), "backward", capacity=math.inf)
+            elif user.op != "output":
+                flow.add_edge((node, "out"), (user, "in"), capacity=math.inf)
+        if node.op == "placeholder" or not _may_be_recomputed(node):
+            flow.add_edge("forward", (node, "in"), capacity=math.inf)
+    # networkx puts into the second part all that reaches the sink: this cut is the one nearest the backward.
+    _, (before, after) = networkx.minimum_cut(flow, "forward", "backward")
+    return {n for n in nodes if (n, "in") in before and (n, "out") in after}
+
+
+def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
+    """The nodes that need a gradient that is given."""
+    found: set[Node] = set()
+    for node in joint.nodes:
+        is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if is_tangent or (node.op != "output" and any(n in found for n in node.all_input_nodes)):
+            found.add(node)
+    (output,) = [n for n in joint.nodes if n.op == "output"]
+    returned = output.args[0]
+    assert isinstance(returned, (list, tuple))
+    for gradient in returned[forward_outputs:]:
+        if isinstance(gradient, Node):
+            found.add(gradient)  # one that is a value of the forward: nothing else would be computed from it
+    return found - {n for n in returned[:forward_outputs] if isinstance(n, Node)}
+
+
+def _may_be_recomputed(node: Node) -> bool:
+    """Whether a node may run again in backward."""
+    tag = node.meta.get("recompute")
+    if tag is not None:
+        return tag in _RECOMPUTED
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return node.op != "placeholder"  # arithmetic on sizes; an element of a tuple, which decides itself
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
+        return False
+    return torch.Tag.pointwise in node.target.tags or is_view(node) or packet(node) in _COPIES
+
+
+def _weight(node: Node, free: set[Node]) -> float:
+    """What it costs to keep a value: its bytes."""
+    value = value_of(node)
+    if node in free or node.op == "get_attr":
+        return 0
+    if isinstance(value, torch.SymInt):
+        return 1
+    if not isinstance(value, torch.Tensor) or is_view(node):
+        return math.inf
+    return max(1, math.prod(hint(s) for s in value.shape) * value.dtype.itemsize)

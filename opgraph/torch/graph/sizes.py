@@ -1,0 +1,130 @@
+"""Graphs whose sizes are symbols: one program for each set of sizes, made when a call first has them.
+
+Dynamo traces a graph again with symbols in place of the sizes that differ from call to call. Programs hold sizes as
+numbers, so a graph with symbols is filled in with those of a call; kernels have no sizes and are not compiled again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from opgraph.runtime.bounded import Bounded
+from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.program import Program
+
+#: Sets of sizes whose programs are remembered for one graph.
+MAX_SETS = 64
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def has_symbols(module: GraphModule) -> bool:
+    """Whether a size in the graph is a symbol."""
+    return any(_is_symbolic(value_of(node)) for node in module.graph.nodes)
+
+
+class SizedPrograms:
+    """The programs of a graph with symbols.
+
+    Args:
+        module: as `Program` takes it, but for symbols among the sizes.
+        make: makes the program of a graph without symbols.
+
+    Attributes:
+        programs: those made so far, by the sizes that a call gave.
+    """
+
+    def __init__(self, module: GraphModule, make: Callable[[GraphModule], Program]) -> None:
+        self.module = module
+        self._make = make
+        self.programs: Bounded[tuple[int, ...], Program] = Bounded(MAX_SETS)
+        #: Symbol -> (position of an argument, axis of it; None where the argument is the size).
+        self._found: dict[Any, tuple[int, int | None]] = {}
+        places = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for position, node in enumerate(places):
+            value = value_of(node)
+            if isinstance(value, torch.SymInt):
+                self._found.setdefault(value.node.expr, (position, None))
+        for position, node in enumerate(places):
+            value = value_of(node)
+            if isinstance(value, torch.Tensor):
+                for axis, size in enumerate(value.shape):
+                    if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                        self._found.setdefault(size.node.expr, (position, axis))
+
+    def run(self, args: list[Any]) -> Any:
+        """Runs the program for the sizes of these arguments; takes the arguments out of the list."""
+        key = tuple([int(args[p] if axis is None else args[p].shape[axis]) for p, axis in self._found.values()])
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = self._make(self._filled(key))
+        return program.run(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+
+    def _filled(self, sizes: Sequence[int]) -> GraphModule:
+        """The graph with numbers in place of symbols."""
+        known = dict(zip(self._found, sizes, strict=True))
+        module = copy.copy(self.module)
+        graph = torch.fx.Graph()
+        renamed: dict[Node, Node] = {}
+        numbers: dict[Node, Any] = {}
+
+        def number(value: Any) -> Any:
+            if not isinstance(value, _SYMBOLIC):
+                return value
+            found = value.node.expr.xreplace(known)
+            kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+            return kind(found)
+
+        def argument(node: Node) -> Any:
+            return numbers[node] if node in numbers else renamed[node]
+
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        for node in self.module.graph.nodes:
+            value = value_of(node)
+            if isinstance(value, _SYMBOLIC):
+                numbers[node] = number(value)
+                if node.op != "placeholder":
+                    continue
+            made = graph.create_node(
+                node.op, node.target, _mapped(node.args, argument, number), _mapped(node.kwargs, argument, number),
+                node.name, node.type,
+            )  # fmt: skip
+            made.meta = {**node.meta, "val": _concrete(value, number, fakes)}
+            renamed[node] = made
+        return GraphModule(module, graph)
+
+
+def _mapped(arguments: Any, argument: Callable[[Node], Any], number: Callable[[Any], Any]) -> Any:
+    return torch.utils._pytree.tree_map(number, map_arg(arguments, argument))
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride(), value.storage_offset()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_is_symbolic, value))
+    return isinstance(value, _SYMBOLIC)
+
+
+def _concrete(value: Any, number: Callable[[Any], Any], fakes: FakeTensorMode) -> Any:
+    """A tensor without data like this one, with numbers for sizes."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_concrete(v, number, fakes) for v in value)
+    if not isinstance(value, torch.Tensor):
+        return number(value)
+    if not _is_symbolic(value):
+        return value
+    size, stride = [number(s) for s in value.shape], [number(s) for s in value.stride()]
+    offset = number(value.storage_offset())
+    span = offset + sum((n - 1) * s for n, s in zip(size, stride)) + 1 if all(size) else offset
+    with fakes:
+        storage = torch.empty(span, dtype=value.dtype, device=value.device)
+        return storage.as_strided(size, stride, offset)

@@ -1,0 +1,220 @@
+"""The private parts of torch that captured graphs use, each with what stands in for it where a torch lacks it."""
+
+from __future__ import annotations
+
+import dis
+import itertools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+try:
+    from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu
+except ImportError:  # a torch without it allocates by its public function, which takes three times as long
+
+    def empty_strided_cpu(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor without values, in host memory."""
+        return torch.empty_strided(size, stride, dtype=dtype)
+
+
+try:
+    from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor
+except ImportError:
+
+    def reinterpret_tensor(base: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+        """The memory of a tensor read in another way; `offset` elements after its own beginning."""
+        return base.as_strided(size, stride, base.storage_offset() + offset)
+
+
+def without_modes() -> Any:
+    """A context in which torch calls run for real: compilers are called under fake tensors."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def aot_backend(**arguments: Any) -> Callable[..., Any]:
+    """AOTAutograd as a backend of torch.compile.
+
+    Args:
+        arguments: compilers of forward and backward graphs, the partitioner, decompositions; see
+            `torch._dynamo.backends.common.aot_autograd`.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    made: Callable[..., Any] = aot_autograd(**arguments)
+    return made
+
+
+def hint(size: Any) -> int:
+    """A size as a number; of a symbolic one the size that it was traced with, without fixing it."""
+    if isinstance(size, torch.SymInt):
+        known = size.node.hint
+        return 4096 if known is None else int(known)
+    return int(size)
+
+
+try:
+    from torch._dynamo.exc import TorchDynamoException as _CaptureError
+except ImportError:
+    _CaptureError = RuntimeError
+#: What torch.compile raises where it cannot capture or compile a call.
+CAPTURE_ERRORS: tuple[type[BaseException], ...] = (_CaptureError,)
+
+
+def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile of a function, apart from whatever else was compiled of the same source.
+
+    Dynamo keeps what it compiled, how often, and which sizes differed, by the code object and its place in a file. So
+    the call is made from a copy of a function's code that has a place of its own.
+    """
+    code = _call.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
+    function = FunctionType(code, _call.__globals__, "forward")
+    made = torch.compile(function, backend=backend)
+    return lambda *args, **kwargs: made(call, args, kwargs)
+
+
+_numbers = itertools.count()
+
+
+def _call(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return call(*args, **kwargs)
+
+
+def without_hook_guards_skipped() -> Any:
+    """A context in which Dynamo's guards see hooks that are added to a submodule later."""
+    return torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+
+
+def is_transformed() -> bool:
+    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+        or torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+    )
+
+
+# -- Dynamo: branches on parameters. Where a torch lacks one of these parts, such a branch ends the graph, as it does
+# -- under other backends.
+
+
+def before_jumps(outcome: Callable[[Any, torch.fx.Node], bool | None]) -> None:
+    """Asks `outcome` before each conditional jump on a tensor in a traced frame.
+
+    Args:
+        outcome: of Dynamo's translator and the tensor's node: the truth value to go on with; None: leave it to Dynamo.
+    """
+    try:
+        from torch._dynamo import symbolic_convert
+        from torch._dynamo.variables import ConstantVariable, TensorVariable
+
+        classes = [symbolic_convert.InstructionTranslatorBase]
+        for known in classes:
+            classes += known.__subclasses__()
+    except (ImportError, AttributeError):
+        return
+
+    def asking(handle: Callable[..., Any]) -> Callable[..., Any]:
+        def jump(self: Any, instruction: Any) -> Any:
+            top = self.stack[-1]
+            top = top.realize() if hasattr(top, "realize") else top
+            if isinstance(top, TensorVariable):
+                found = outcome(self, top.as_proxy().node)
+                if found is not None:
+                    self.stack[-1] = ConstantVariable.create(found)
+            return handle(self, instruction)
+
+        return jump
+
+    for known in classes:
+        for name, code in dis.opmap.items():
+            if ("JUMP" in name and "_IF_" in name and "NONE" not in name) or name == "UNARY_NOT":
+                handle = known.dispatch_table[code]
+                if handle is not None:
+                    known.dispatch_table[code] = asking(handle)
+
+
+def output_graph(translator: Any) -> Any:
+    """The graph that a translator of Dynamo adds to."""
+    return translator.output
+
+
+def backend_of(output: Any) -> Any:
+    """The backend function that a graph of Dynamo is for."""
+    backend = output.compiler_fn
+    for name in ("compiler_fn", "_torchdynamo_orig_callable", "_torchdynamo_orig_backend", "inner_compiler"):
+        while hasattr(backend, name):
+            backend = getattr(backend, name)
+    return getattr(backend, "func", backend)  # a partial
+
+
+def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
+    """The parameter or buffer that an input of Dynamo's graph is, and how Python reaches it; None for other inputs."""
+    given = placeholder.meta.get("grapharg")
+    source = getattr(given, "source", None)
+    if source is None:
+        return None
+    tensor = given.example
+    name = source.name if isinstance(source.name, str) else source.name()
+    is_parameter = isinstance(tensor, torch.nn.Parameter) or "_buffers[" in name
+    return (tensor, name) if is_parameter and type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
+
+
+def draws_random_numbers(node: torch.fx.Node) -> bool:
+    """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return any(word in name for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform"))
+
+
+def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any], bool]]]) -> None:
+    """Adds a guard to what a translator of Dynamo compiles.
+
+    Args:
+        make: called when the graph is complete: Python expressions of values, and a check of these values.
+    """
+    from torch._dynamo.source import GlobalStateSource
+    from torch._guards import Guard
+
+    def create(builder: Any, guard: Any) -> None:
+        names, check = make()
+        code = f"lambda L: ({''.join(name + ', ' for name in names)})"
+        values = eval(code, {"G": builder.scope["G"], **_closure_of_guards()})
+        builder.guard_manager.root.add_epilogue_lambda_guard(
+            lambda frame: check(values(frame)), ["branches on parameters go as they went"], None
+        )
+
+    translator.output.guards.add(Guard(GlobalStateSource(), create))
+
+
+def _closure_of_guards() -> dict[str, Any]:
+    from torch._dynamo.guards import _get_closure_vars
+
+    found: dict[str, Any] = _get_closure_vars()
+    return found
+
+
+def saved_outputs(output: torch.fx.Node) -> list[bool]:
+    """For each output of a forward graph, whether it is kept for backward."""
+    described = output.meta.get("desc") or []
+    return ["SavedForBackwards" in type(d).__name__ for d in described]
+
+
+def graph_breaks(call: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[str, str]]:
+    """Where Dynamo ends graphs in a call, and why; runs it once."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(call)(*args, **kwargs)
+    breaks = []
+    for reason in found.break_reasons:
+        if not reason.user_stack or not getattr(reason, "graph_break", True):
+            continue
+        frame = reason.user_stack[-1]
+        breaks.append((f"{frame.filename}:{frame.lineno}: {frame.line}", str(reason.reason).splitlines()[0]))
+    return breaks
