@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from opgraph.errors import InvalidShape
-from opgraph.ir import opdef
+from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
@@ -45,20 +47,27 @@ class ShapesAhead:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._said = {t.id for op in graph.ops for t in opdef.of(op).inputs_that_say_shapes(op)}
         self._accepted: object = None
 
     def check(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> None:
         """Raises InvalidShape where an op does not take these inputs, or does not make what an output has room for."""
         shapes = [getattr(a, "shape", None) for a in arrays]  # a sequence of ONNX has none
         given = [] if outs is None else [a.shape for a in outs]
-        if (shapes, given) == self._accepted:
+        inputs = self._graph.inputs
+        numbers = [a.tolist() if t.id in self._said else None for t, a in zip(inputs, arrays, strict=True)]
+        if (shapes, given, numbers) == self._accepted:
             return
-        known = inferred(self._graph.ops, _of_shapes(self._graph.inputs, shapes))
+        ports = _of_shapes(inputs, shapes)
+        for tensor, found in zip(inputs, numbers, strict=True):
+            if found is not None:
+                ports[tensor.id] = ports[tensor.id].with_(data=np.array(found, dtypes.get(tensor.dtype).numpy))
+        known = inferred(self._graph.ops, ports)
         for tensor, shape in zip(self._graph.outputs, given):
             dims = known.get(tensor.id, tensor).dims
             if dims is not None and all(isinstance(d, int) for d in dims):
                 check_out_shape(shape, dims)  # type: ignore[arg-type]  # they are sizes
-        self._accepted = (shapes, given)
+        self._accepted = (shapes, given, numbers)
 
 
 def _of_shapes(ports: Sequence[LogicalTensor], shapes: Sequence[tuple[int, ...] | None]) -> dict[int, LogicalTensor]:
