@@ -263,6 +263,9 @@ def test_groups_of_images_of_one_element_and_of_one_channel_are_one_kernel_with_
         ((2, 12, 5, 1, 1), (2, 3, 20), (2, 3, 4, 5, 1, 1)),
         ((2, 5, 12), (2, 5, 12, 1), (2, 5, 12, 1)),
         ((1, 1), (), None),
+        (("?",), (), None),
+        ((3, "?"), (3,), (3, 1)),
+        (("?", 3), (3,), (1, 3)),
     ],
 )
 def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, ...], pieces: object) -> None:
@@ -270,3 +273,13 @@ def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, 
     assert (found and (flat(found[0]), flat(found[1]))) == (pieces and (pieces, pieces))
     turned = common_pieces(b, a)
     assert (turned and flat(turned[0])) == (found and flat(found[1]))
+
+
+@pytest.mark.parametrize(("src", "like"), [("?", ""), ("", "?"), ("3,?", "3"), ("?,3", "3")])
+def test_an_unknown_size_that_can_only_be_1_is_no_axis_less(src: str, like: str) -> None:
+    graph = og.parse(f"graph(x: f32[{src}], like: f32[{like}]) -> (y)\n  r = ReshapeTo(x, like)\n  y = SumTo(r, like)")
+    feeds = {
+        n: np.ones(tuple(1 if d == "?" else int(d) for d in s.split(",") if d), np.float32)
+        for n, s in (("x", src), ("like", like))
+    }
+    np.testing.assert_array_equal(og.compile(graph)(feeds), og.evaluate(graph, feeds))
