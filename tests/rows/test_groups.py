@@ -283,3 +283,18 @@ def test_an_unknown_size_that_can_only_be_1_is_no_axis_less(src: str, like: str)
         for n, s in (("x", src), ("like", like))
     }
     np.testing.assert_allclose(og.compile(graph)(feeds), og.evaluate(graph, feeds), rtol=1e-6)
+
+
+@pytest.mark.parametrize("like", ["s", "k"])
+def test_a_sum_over_all_lanes_of_rows_that_are_groups(like: str) -> None:
+    text = "graph(x: f32[13,7,33], s: f32[], k: f32[13,1,1]) -> (y, z)\n  t = Tanh(x)\n"
+    text += f"  r = ReduceSum(t, axes=[0, 2], keep_dims=true)\n  z = Multiply(t, r)\n  y = SumTo(z, {like})"
+    graph = og.parse(text)
+    assert cut(graph) == [("fused", 4)]
+    x = np.random.default_rng(0).standard_normal((13, 7, 33)).astype(np.float32)
+    given = {"x": x, "s": x[0, 0, 0], "k": x[:, :1, :1]}
+    given = {str(t.name): given[str(t.name)] for t in graph.inputs}
+    made, wanted = og.compile(graph)(given), og.evaluate(graph, given)
+    peer = og.evaluate(graph, given, dtype=None)
+    for name in "yz":
+        as_near(made[name], wanted[name], peer[name])
