@@ -29,7 +29,7 @@ class ShapeRules:
         open_ = [
             place
             for place, op in enumerate(partition.ops, start=1)
-            if opdef.of(op).infer is not broadcast_rule and not all(t.has_known_shape for t in op.inputs)
+            if _asks_more(op) and not all(t.has_known_shape for t in op.inputs)
         ]
         self._ops = partition.ops[: open_[-1]] if open_ else ()
         self._ports = partition.input_ports
@@ -40,6 +40,11 @@ class ShapeRules:
         if self._ops and shapes != self._accepted:
             inferred(self._ops, _of_shapes(self._ports, shapes))
             self._accepted = shapes
+
+
+def _asks_more(op: Op) -> bool:
+    """Whether the shape rule of an op takes less than what broadcasts."""
+    return opdef.of(op).infer is not broadcast_rule or op.attrs.get("auto_broadcast") == "none"
 
 
 class ShapesAhead:

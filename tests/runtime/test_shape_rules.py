@@ -30,6 +30,11 @@ PARAMETERS = {
         [(4, 3), (3,)],
         [(4, 3), (1,)],
     ),
+    "equal shapes": (
+        'graph(x: f32[?,?], y: f32[?,?]) -> (z)\n  z = Multiply(x, y, auto_broadcast="none")',
+        [(4, 3), (4, 3)],
+        [(4, 3), (4, 1)],
+    ),
     "a slope": (
         "graph(x: f32[?,?], b: f32[?]) -> (y)\n  y = PReLU(x, b)",
         [(4, 3), (3,)],
@@ -64,7 +69,7 @@ def test_parameters_of_unknown_size_must_fit_their_op(name: str, without: str, m
             np.testing.assert_allclose(f(feeds), og.evaluate(graph, feeds), rtol=1e-6)
             continue
         for call in f, partial(og.evaluate, graph):
-            with pytest.raises(og.errors.InvalidShape, match=r"\n  where: (BiasAdd|PReLU|BatchNormInference) "):
+            with pytest.raises(og.errors.InvalidShape, match=r"\n  where: (BiasAdd|PReLU|BatchNormInference|Multiply) "):
                 call(feeds)
 
 
