@@ -277,7 +277,9 @@ def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, 
 
 @pytest.mark.parametrize(("src", "like"), [("?", ""), ("", "?"), ("3,?", "3"), ("?,3", "3")])
 def test_an_unknown_size_that_can_only_be_1_is_no_axis_less(src: str, like: str) -> None:
-    graph = og.parse(f"graph(x: f32[{src}], like: f32[{like}]) -> (y)\n  e = Exp(x)\n  r = ReshapeTo(e, like)\n  y = SumTo(r, like)")
+    graph = og.parse(
+        f"graph(x: f32[{src}], like: f32[{like}]) -> (y)\n  e = Exp(x)\n  r = ReshapeTo(e, like)\n  y = SumTo(r, like)"
+    )
     feeds = {
         n: np.ones(tuple(1 if d == "?" else int(d) for d in s.split(",") if d), np.float32)
         for n, s in (("x", src), ("like", like))

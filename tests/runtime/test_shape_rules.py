@@ -69,7 +69,9 @@ def test_parameters_of_unknown_size_must_fit_their_op(name: str, without: str, m
             np.testing.assert_allclose(f(feeds), og.evaluate(graph, feeds), rtol=1e-6)
             continue
         for call in f, partial(og.evaluate, graph):
-            with pytest.raises(og.errors.InvalidShape, match=r"\n  where: (BiasAdd|PReLU|BatchNormInference|Multiply) "):
+            with pytest.raises(
+                og.errors.InvalidShape, match=r"\n  where: (BiasAdd|PReLU|BatchNormInference|Multiply) "
+            ):
                 call(feeds)
 
 
