@@ -106,7 +106,7 @@ def _split(build: Builder, op: Op, src: LogicalTensor, sizes: Sequence[int | Non
         return result
     if sum(not size for size in sizes) > 1:
         raise Unimplemented(
-            "GroupNorm cannot be made of smaller ops where samples have no elements and nobody knows how many there are",
+            "GroupNorm cannot be made of smaller ops where nobody knows how many samples, of no elements, there are",
             where=op.where,
             fix="declare the size of the first axis",
         )

@@ -33,8 +33,8 @@ COARSE = 0.0
 class Truth:
     """One output: its value in f64, and for each element how far a result may be; NaN where anything may come out.
 
-    `signed` says where it is a zero of a known sign. `unit` is the same of the graph with its named units as single ops,
-    which have a value where the spelled ones make NaN: x sigmoid(x) at -inf. Either may come out there.
+    `signed` says where it is a zero of a known sign. `unit` is the same of the graph with its named units as single
+    ops, which have a value where the spelled ones make NaN: x sigmoid(x) at -inf. Either may come out there.
     """
 
     name: str
@@ -143,7 +143,7 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
     with np.errstate(all="ignore"):
         for id, value in values.items():
             values[id] = _wide(value)
-        for op in (inner for op in graph.ops for inner in spelled_ops(op) or (op,)):
+        for op in (inner for whole in graph.ops for inner in spelled_ops(whole) or (whole,)):
             for part in opdef.of(op).parts(op):
                 own = opdef.of(part)
                 for tensor in part.inputs:  # numbers in what an op is spelled in
