@@ -29,6 +29,7 @@ from random_scenario import Scenario, scenario
 from random_shrink import shrunk
 from random_sizes import sizes
 from random_torch import torch_calls
+from random_written import written
 
 from opgraph.runtime import host
 
@@ -39,6 +40,7 @@ CHECKS: dict[str, Check] = {
     "files": files,
     "torch": torch_calls,
     "sizes": sizes,
+    "written": written,
 }
 #: Of one check, how many problems are told.
 _MOST = 5

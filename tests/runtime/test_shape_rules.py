@@ -156,3 +156,13 @@ def test_a_shape_that_does_not_fit_is_refused_before_anything_is_written() -> No
         f(x=x, s=np.array([2], np.int32))
     assert (x == 1).all()
     assert f(x=x, s=np.array([1], np.int32))["z"].shape == (2, 1)
+
+
+def test_an_op_that_no_output_needs_refuses_no_call() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text = "graph(x: f32[n], w: f32[8]) -> (y)\n  d = Add(x, w)\n  e = Exp(x)\n  s = MatMul(w, w)\n  y = Add(e, s)"
+        f = og.compile(og.parse(text))
+    x, w = np.ones(5, np.float32), np.ones(8, np.float32)
+    out = np.empty(5, np.float32)
+    np.testing.assert_array_equal(f(x=x, w=w, out=out), f(x=x, w=w))
