@@ -1,7 +1,7 @@
 """Random graphs whose results are written over inputs: right, or refused before anything is written.
 
-Arrays for outputs are inputs, parts of inputs, inputs turned around, shifted by an element or interleaved with them, and
-other outputs, as far as shapes allow: through `out=`, `bind`, `donate=` and, partition by partition, `execute`.
+Arrays for outputs are inputs, parts of inputs, inputs turned around, shifted by an element or interleaved with them,
+and other outputs, as far as shapes allow: through `out=`, `bind`, `donate=` and, partition by partition, `execute`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from random_truth import listed, same_bits
 import opgraph as og
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.rebuilt import needed_ops
 from opgraph.partition.partition import Partition
 from opgraph.runtime.reference import evaluate
 
@@ -201,8 +202,9 @@ def _executed(graph: og.Graph, feeds: Feeds, rng: random.Random) -> Iterator[str
             evaluate(graph, feeds, dtype=None, watch=lambda t, a: values.__setitem__(t.id, a))
     except OpGraphError:
         return
+    needed = {op.id for op in needed_ops(graph.ops, (t.id for t in graph.outputs))[0]}
     for part in graph.get_partitions():
-        if not part.supported or any(not values[t.id].size for t in part.input_ports):
+        if not part.supported or not needed & {op.id for op in part.ops}:  # nobody runs those
             continue
         yield from (f"execute of partition {part.id}: {p}" for p in _over_ports(part, values, rng))
 
