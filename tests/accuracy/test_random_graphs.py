@@ -20,7 +20,7 @@ import opgraph as og
 from opgraph.ir.opdef import all_ops
 
 #: Few, as kernels have to be compiled; files need none.
-SEEDS = {"calls": range(4), "gradients": range(3), "files": range(60), "torch": range(4)}
+SEEDS = {"calls": range(4), "gradients": range(3), "files": range(60), "torch": range(4), "written": range(3)}
 
 
 @pytest.mark.parametrize(("check", "seed"), [(c, s) for c, seeds in SEEDS.items() for s in seeds])
