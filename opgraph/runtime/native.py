@@ -16,7 +16,7 @@ from opgraph.partition.partition import Partition
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.foreign import check_foreign
 from opgraph.runtime.operands import copied_into
-from opgraph.runtime.reference import by_reference, check_shapes
+from opgraph.runtime.reference import by_reference, check_shapes, told_numbers
 from opgraph.runtime.runner import NO_SOURCES
 
 if TYPE_CHECKING:
@@ -79,15 +79,12 @@ class Program:
         self.constants = {t.id: array_of(t) for t in partition.constants}
         last = {t.id: op.id for op in partition.ops for t in op.inputs}
         kept = {*self.outputs, *self.constants}
-        self.steps = [
-            _Step(
-                op=op,
-                record=opdef.get(op.kind, where=op.label),
-                frees=tuple({t.id for t in op.inputs if last[t.id] == op.id and t.id not in kept}),
-                known=all(t.has_known_shape for t in op.inputs),
-            )
-            for op in partition.ops
-        ]
+        self.steps = []
+        for op in partition.ops:
+            record = opdef.get(op.kind, where=op.label)
+            frees = tuple({t.id for t in op.inputs if last[t.id] == op.id and t.id not in kept})
+            known = all(t.has_known_shape for t in op.inputs) and not record.inputs_that_say_shapes(op)
+            self.steps.append(_Step(op, record, frees, known))
 
     def run(self, library: OpLibrary, values: dict[int, Any]) -> list[Any]:
         """The values of the outputs.
@@ -101,10 +98,11 @@ class Program:
         for step in self.steps:
             given = [values[t.id] for t in step.op.inputs]
             if not step.known:
-                shapes = tuple(v.shape for v in given)
-                if step.checked != shapes:
+                numbers = told_numbers(step.op, step.record, given)
+                found = (*(v.shape for v in given), *(n.tobytes() for n in numbers.values()))
+                if step.checked != found:
                     check_shapes(step.op, step.record, given)
-                    step.checked = shapes
+                    step.checked = found
             values.update(zip((t.id for t in step.op.outputs), library.run(step.op, step.record, given), strict=True))
             for id in step.frees:
                 del values[id]
