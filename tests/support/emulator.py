@@ -155,6 +155,13 @@ class FakeArray:
     def __getitem__(self, at: Any) -> FakeArray:
         return FakeArray(self.host[at])
 
+    def view(self, dtype: Any) -> FakeArray:
+        return FakeArray(self.host.view(dtype), self.data.device_id)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.host.__array_interface__, "stream": None}
+
 
 class FakeStream:
     """A stream: an address that launches are recorded with."""
@@ -177,13 +184,17 @@ class _Within:
 
 
 class FakeCupy(types.ModuleType):
-    """A module called cupy; `launches` records (kernel, grid, stream address)."""
+    """A module called cupy; `launches` records (kernel, grid, stream address).
+
+    `copies` records ("to host" or "to device", bytes) of every copy between the two memories, as far as CuPy makes it.
+    """
 
     ndarray = FakeArray
 
     def __init__(self) -> None:
         super().__init__("cupy")
         self.launches: list[tuple[str, tuple[int, ...], int]] = []
+        self.copies: list[tuple[str, int]] = []
         self.allocated = 0
         self.allocated_on: list[int] = []
         self.backwards = False
@@ -216,15 +227,30 @@ class FakeCupy(types.ModuleType):
         return FakeArray(guarded(size).view(dtype).reshape(shape), self.device)
 
     def asarray(self, value: Any) -> FakeArray:
+        if hasattr(value, "__cuda_array_interface__"):
+            return FakeArray(np.asarray(_OnHost(value)), self.device)
         made = self.empty(np.shape(value), np.asarray(value).dtype)
         made.host[...] = value
+        self.copies.append(("to device", made.host.nbytes))
         return made
 
+    def ascontiguousarray(self, value: FakeArray) -> FakeArray:
+        return FakeArray(np.ascontiguousarray(value.host).reshape(value.shape), value.data.device_id)
+
     def asnumpy(self, value: FakeArray) -> np.ndarray:
+        self.copies.append(("to host", value.host.nbytes))
         return value.host.copy()
 
     def RawKernel(self, code: str, name: str, options: tuple[str, ...]) -> Any:
         return types.SimpleNamespace(kernel=_Function(self, build(code, name), name))
+
+
+class _OnHost:
+    """Memory of the "GPU" as NumPy sees it."""
+
+    def __init__(self, array: Any) -> None:
+        self.kept = array
+        self.__array_interface__ = {"strides": None, **array.__cuda_array_interface__}
 
 
 class _Function:
