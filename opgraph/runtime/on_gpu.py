@@ -100,8 +100,8 @@ def warn_of_hosted(runs: Sequence[tuple[Partition, Runner]]) -> None:
     foreign = any(opdef.get(op.kind, where=op.label).foreign for part, _ in parts for op in part.ops)
     listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     warnings.warn(
-        f"{counted(count, 'op')} of this graph ({listed}) left to the CPU, in {libraries}: each call waits for the GPU in "
-        f"{counted(len(parts), 'place')}, copies {down} to the host and {up} back. Install torch for this GPU"
+        f"{counted(count, 'op')} of this graph ({listed}) left to the CPU, in {libraries}: each call waits for the GPU "
+        f"in {counted(len(parts), 'place')}, copies {down} to the host and {up} back. Install torch for this GPU"
         f"{', or onnxruntime-gpu' if foreign else ''}; explain() says which ops",
         RuntimeWarning,
         stacklevel=2,
