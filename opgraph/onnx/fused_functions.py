@@ -93,7 +93,11 @@ class Folding:
             summary.units[name] = summary.units.get(name, 0) + 1
         if self.library and any(n.domain == DOMAIN and n.op_type == CHOSEN for _, n in nodes):
             # A registered op wins over a function of its name, and so has to serve every dtype of it.
-            self.ops.extend(replace(op, on_gpu=self.on_gpu) for op in swish_ops())
+            # Kernels for GPUs take seconds to build: those that a node here calls.
+            left = [node for index, node in nodes if index not in folded and node.op_type == CHOSEN]
+            dtype_of = {source.value_of.get(t.id): t.dtype for t in _tensors(graph.ops)}
+            called = {dtype_of.get(node.input[0]) for node in left} if self.on_gpu else set()
+            self.ops.extend(replace(op, on_gpu=op.inputs[0] in called) for op in swish_ops())
         return [
             (index, node)
             for index, group in by_index.items()

@@ -322,3 +322,11 @@ def _missing(path: str) -> None:
 def test_a_text_that_nvrtc_refuses_is_told_with_its_log() -> None:
     with pytest.raises(DeviceError, match=r"NVRTC refused the kernels for sm_80:\n.*error.*\n(.*\n)*  where: "):
         nvrtc.compiled("no C++ at all")
+
+
+def test_a_swish_has_kernels_for_the_dtypes_that_nodes_have() -> None:
+    """They take seconds to build. On the CPU a registered op has to serve every dtype of its name."""
+    text = "graph(x: f16[n], b: f32[n]) -> (y, z)\n y = Swish(x, alpha=1.5)\n s = Swish(b, alpha=2.0)\n z = Exp(s)"
+    swish = [op for op in drafted(og.parse(text), Request(library=True, cuda=True)).library if op.name == "Swish"]
+    assert {op.inputs[0]: op.on_gpu for op in swish} == {"f32": False, "f16": True, "bf16": False, "f64": False}
+    assert [len(gpu_kernels(form)) for form in swish[0].forms] == [2, 8]

@@ -3,7 +3,7 @@
 The engine makes a kernel for the layout of a call; a library has to have it before. So a kernel here is told of a fixed
 number of axes, some of which may be of extent 1, and packs are as long as can be, or single elements:
 
-- one row, for each way in which operands of the space and single numbers meet;
+- one row, for each way in which operands of the space and single numbers meet; an op of one operand needs no more;
 - three axes, which a bias, or a factor for each channel or row, collapse to: for each way that is expected;
 - three axes of operands that lie anyhow, and eight in 64-bit arithmetic, which serve everything else.
 """
@@ -53,16 +53,15 @@ def serves_gpu(op: LibraryOp) -> bool:
 def gpu_kernels(form: Form) -> tuple[GpuKernel, ...]:
     """The kernels of one way to call an op; the first that serves a call wins."""
     ways = [kinds for kinds in form.kinds if STRIDED not in kinds]
-    used = form.loop.reads()
-    loads = zip(form.loop.loads, form.reads, strict=True)
-    anyhow = "".join(UNIFORM if source == ALPHA or x.name not in used else STRIDED for x, source in loads)
-    anyhow += CONTIGUOUS * len(form.loop.stores)
-    rows = list(dict.fromkeys(kinds.replace(ROW, UNIFORM) for kinds in ways))
+    rows = dict.fromkeys(kinds.replace(ROW, UNIFORM) for kinds in ways)
     found = [_kernel(form, kinds, (_EXTENT**_RANK,), aligned=True, flat=True) for kinds in rows]
+    if sum(source != ALPHA for source in form.reads) == 1:  # what has one operand is one row of it
+        return (*found, *[_kernel(form, kinds, (_EXTENT**_RANK,), flat=True) for kinds in rows])
+    used = form.loop.reads()
+    moving = [source != ALPHA and x.name in used for x, source in zip(form.loop.loads, form.reads, strict=True)]
+    anyhow = "".join(STRIDED if moves else UNIFORM for moves in moving) + CONTIGUOUS * len(form.loop.stores)
     found += [_kernel(form, kinds, (_EXTENT,) * _RANK, aligned=True) for kinds in dict.fromkeys(ways)]
-    found.append(_kernel(form, anyhow, (_EXTENT,) * _RANK))
-    found.append(_kernel(form, anyhow, (_EXTENT,) * MAX_RANK))
-    return tuple(found)
+    return (*found, _kernel(form, anyhow, (_EXTENT,) * _RANK), _kernel(form, anyhow, (_EXTENT,) * MAX_RANK))
 
 
 def _kernel(form: Form, kinds: str, dims: tuple[int, ...], *, aligned: bool = False, flat: bool = False) -> GpuKernel:
