@@ -173,7 +173,8 @@ inline Status* prepare_on_gpu() {
 
 // ---- one call ------------------------------------------------------------------------------------------------------
 
-// Whether packs of a variant lie at multiples of their size in every operand that runs on.
+// Whether packs of a variant lie within rows, and at multiples of their size in every operand that runs on. (Operands are
+// dense, so where a row is whole packs, so is every step beyond one.)
 inline bool packs_fit(const GpuVariant& v, const Form& form, const DenseLayout& layout, void* const* base) {
   if (v.vector == 1) return true;
   if (v.rank > 0 && layout.dims[layout.rank - 1] % v.vector != 0) return false;
@@ -181,9 +182,6 @@ inline bool packs_fit(const GpuVariant& v, const Form& form, const DenseLayout& 
     if (v.kinds[k] != 'c') continue;
     const i64 bytes = v.vector * form.bytes[k] < 16 ? v.vector * form.bytes[k] : 16;
     if ((usize)base[k] % (usize)bytes != 0) return false;
-    for (i64 d = 0; v.rank > 0 && d < layout.rank - 1; ++d) {
-      if (layout.strides[k * layout.rank + d] % v.vector != 0) return false;
-    }
   }
   return true;
 }

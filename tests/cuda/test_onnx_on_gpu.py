@@ -150,6 +150,21 @@ class TestTorch:
         np.testing.assert_allclose(f(x=array).host, (x @ x).T * np.linalg.det(x @ x), rtol=1e-4)
         assert cupy.copies == [("to host", 64), ("to device", 4)]
 
+    @pytest.mark.parametrize("torchs", [False, True])
+    def test_what_is_a_view_in_torch_leaves_as_a_copy(self, gpu: Any, cupy: FakeCupy, torchs: bool) -> None:
+        import torch
+
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 21]> net (float[2, 6] x) => (float[1, 12] y, float[1, 1, 12] z) {'
+            " y = Flatten <axis = 0> (x)"
+            " zero = Constant <value_ints: ints = [0]> ()  z = Unsqueeze (y, zero) }"
+        )
+        array = random((2, 6), "f32")
+        x = gpu.put(torch.from_numpy(array.copy())) if torchs else moved(cupy, array)
+        got = og.compile(og.onnx.load(model), device="cuda")(x=x)
+        memory = [np.asarray(value.host) for value in (x, *got.values())]
+        assert not any(np.shares_memory(a, b) for i, a in enumerate(memory) for b in memory[:i])
+
     def test_a_region_compiled_by_itself(self, gpu: Any, cupy: FakeCupy) -> None:
         """No plan of a whole graph says there what is a size."""
         node = 'onnx_domain="", onnx_opset=21'
