@@ -150,6 +150,24 @@ class TestTorch:
         np.testing.assert_allclose(f(x=array).host, (x @ x).T * np.linalg.det(x @ x), rtol=1e-4)
         assert cupy.copies == [("to host", 64), ("to device", 4)]
 
+    def test_positions_are_made_where_they_are_read(self, gpu: Any, cupy: FakeCupy) -> None:
+        """Of sizes on the host, by numbers: a copy up would break the capture of a graph."""
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 21]> net (float[b, t] x) => (float[b, t] y, float[t, b] z) {'
+            " zero = Constant <value_int: int = 0> ()  one = Constant <value_int: int = 1> ()  s = Shape (x)"
+            " n = Gather (s, one)  r = Range (zero, n, one)  p = Cast <to = 1> (r)  e = Exp (p)  y = Mul (e, x)"
+            " k = Shape (r)  both = Constant <value_ints: ints = [-1]> ()  to = Concat <axis = 0> (k, both)"
+            " z = Reshape (x, to) }"
+        )
+        f, x = og.compile(og.onnx.load(model), device="cuda"), random((2, 5), "f32")
+        given = moved(cupy, x)
+        f(x=given)
+        gpu.copies.clear(), cupy.copies.clear()
+        got = f(x=given)
+        assert gpu.copies == cupy.copies == []
+        np.testing.assert_allclose(got["y"].host, np.exp(np.arange(5, dtype=np.float32)) * x, rtol=1e-6)
+        np.testing.assert_array_equal(got["z"].host, x.reshape(5, 2))
+
     @pytest.mark.parametrize("torchs", [False, True])
     def test_what_is_a_view_in_torch_leaves_as_a_copy(self, gpu: Any, cupy: FakeCupy, torchs: bool) -> None:
         import torch
@@ -164,6 +182,15 @@ class TestTorch:
         got = og.compile(og.onnx.load(model), device="cuda")(x=x)
         memory = [np.asarray(value.host) for value in (x, *got.values())]
         assert not any(np.shares_memory(a, b) for i, a in enumerate(memory) for b in memory[:i])
+
+    def test_a_node_that_torch_refuses_says_so(self, gpu: Any, cupy: FakeCupy) -> None:
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 21]> net (float[a, b] x, float[c, d] w) => (float[a, d] y) '
+            "{ y = MatMul (x, w) }"
+        )
+        f = og.compile(og.onnx.load(model), device="cuda")
+        with pytest.raises(DeviceError, match=r"torch cannot run it: .*2x3 and 4x2.*\n  where: MatMul .*\n  fix: "):
+            f(x=moved(cupy, random((2, 3), "f32")), w=moved(cupy, random((4, 2), "f32")))
 
     def test_a_region_compiled_by_itself(self, gpu: Any, cupy: FakeCupy) -> None:
         """No plan of a whole graph says there what is a size."""

@@ -24,6 +24,7 @@ from guarded import guarded
 from opgraph.runtime.host import find_compiler
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
+_FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared")
 _BEFORE = """\
 #include <ucontext.h>
 static struct { unsigned x, y, z; } blockIdx, threadIdx;
@@ -130,10 +131,21 @@ def build(code: str, entry: str) -> ctypes.CDLL:
     if not path.exists():
         compiler = find_compiler()
         assert compiler is not None
-        source = path.with_suffix(".cpp")
-        source.write_text(text)
-        flags = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared")
-        subprocess.run([*compiler.command, *flags, "-o", str(path), str(source)], check=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER.name) as own:  # another thread may build the same text
+            source, made = Path(own, "kernel.cpp"), Path(own, "kernel.so")
+            source.write_text(text)
+            flags = (
+                "-std=c++17",
+                "-O1",
+                "-march=native",
+                "-ffp-contract=off",
+                "-DOG_NO_TABLES",
+                "-w",
+                "-fPIC",
+                "-shared",
+            )
+            subprocess.run([*compiler.command, *flags, "-o", str(made), str(source)], check=True)
+            made.replace(path)
     return ctypes.CDLL(str(path))
 
 

@@ -45,6 +45,12 @@ class GpuTensor(torch.Tensor):
     def contiguous(self, *_: Any, **__: Any) -> torch.Tensor:  # torch's own asks CUDA first which device is current
         return self if self.is_contiguous() else self.clone(memory_format=torch.contiguous_format)
 
+    def __getitem__(self, at: Any) -> torch.Tensor:  # as does this
+        places = at if isinstance(at, tuple) else (at,)
+        assert not any(isinstance(i, torch.Tensor) and i.dim() and not isinstance(i, GpuTensor) for i in places)
+        with torch._C._DisableTorchDispatch():
+            return GpuTensor(self.host[tuple(map(_host, places))])
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 

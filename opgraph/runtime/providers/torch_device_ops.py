@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from opgraph.errors import DeviceError, OpGraphError
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef
 from opgraph.runtime.providers.torch import from_numpy
@@ -64,7 +65,11 @@ class DeviceOps(TorchOps):
             self._reads_near[op.id] = self._numbers[op.id]
 
     def run(self, op: Op, record: OpDef, values: Sequence[Any]) -> list[Any]:
-        """See OpLibrary."""
+        """See OpLibrary.
+
+        Raises:
+            DeviceError: torch refuses a node, and says why.
+        """
         given: list[Any] = []
         rows = zip(op.inputs, values, self._reads_near[op.id], self._numbers[op.id], strict=True)
         for tensor, value, reads_near, is_number in rows:
@@ -75,8 +80,16 @@ class DeviceOps(TorchOps):
             given.append(value.tolist() if is_number else value)
         if op.id not in self._nodes:
             return super().run(op, record, given)
+        from opgraph.runtime.providers.onnx_session import one_line
         from opgraph.runtime.providers.torch_onnx.nodes import run_node
 
         form, call = self._nodes[op.id]
-        with exact_convolutions(record, op.attrs["onnx_op"]):
-            return run_node(op, form, call, given)
+        try:
+            with exact_convolutions(record, op.attrs["onnx_op"]):
+                return run_node(op, form, call, given)
+        except (OpGraphError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:  # torch raises whatever Python has
+            raise DeviceError(
+                f"torch cannot run it: {one_line(error)}", where=call.where, fix="check the model and its inputs"
+            ) from error

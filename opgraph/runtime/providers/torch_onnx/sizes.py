@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.runtime.providers.torch_onnx.nodes import form_for
+from opgraph.runtime.providers.torch_onnx.nodes import form_for, numbers_of
 
 
 def carries_sizes(
@@ -24,8 +24,10 @@ def carries_sizes(
     return small and bool(varying) and all(i in sizes for i in varying)
 
 
-def sizes_of(calls: Iterable[Sequence[Op]], constants: Collection[int]) -> set[int]:
+def sizes_of(calls: Sequence[Sequence[Op]], constants: Collection[int]) -> set[int]:
     """The ids of all sizes.
+
+    What is made of numbers alone (Range) and read as data alone (positions) is none: it is made where it is read.
 
     Args:
         calls: ops that run together, producers first.
@@ -33,11 +35,36 @@ def sizes_of(calls: Iterable[Sequence[Op]], constants: Collection[int]) -> set[i
     """
     found: set[int] = set()
     for ops in calls:
-        inside = {t.id for op in ops for t in op.outputs}
-        reads = [t.id for op in ops for t in op.inputs if t.id not in inside]
-        form = form_for(ops[0]) if len(ops) == 1 else None
-        if (form is not None and form.on_host) or carries_sizes(
-            reads, [t for op in ops for t in op.outputs], constants, found
-        ):
-            found |= inside
+        made = [t for op in ops for t in op.outputs]
+        if _is_on_host(ops) or carries_sizes(_reads(ops), made, constants, found):
+            found |= {t.id for t in made}
+    wanted: set[int] = set()  # on the host
+    for ops in reversed(calls):
+        numbers = _read_as_numbers(ops)
+        made_ids = {t.id for op in ops for t in op.outputs}
+        of_numbers = bool(numbers) and numbers.issuperset(_reads(ops))
+        if made_ids <= found and of_numbers and not made_ids & wanted:
+            found -= made_ids
+        wanted |= numbers
+        if made_ids <= found and not _is_on_host(ops):
+            wanted.update(_reads(ops))
     return found
+
+
+def _is_on_host(ops: Sequence[Op]) -> bool:
+    """Whether it is one node that reads no data, and makes sizes."""
+    form = form_for(ops[0]) if len(ops) == 1 else None
+    return form is not None and form.on_host
+
+
+def _reads(ops: Sequence[Op]) -> list[int]:
+    inside = {t.id for op in ops for t in op.outputs}
+    return [t.id for op in ops for t in op.inputs if t.id not in inside]
+
+
+def _read_as_numbers(ops: Sequence[Op]) -> set[int]:
+    """The ids of what a call reads as Python numbers."""
+    form = form_for(ops[0]) if len(ops) == 1 else None
+    if form is None:
+        return set()
+    return {t.id for t, is_number in zip(ops[0].inputs, numbers_of(ops[0], form)) if is_number}
