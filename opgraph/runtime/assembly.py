@@ -16,7 +16,6 @@ from opgraph.runtime.compiled import runner
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.hybrid import Wiring, wired
-from opgraph.runtime.on_gpu import told, wired_on_gpu
 from opgraph.runtime.once import ONNXRUNTIME
 from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
@@ -35,6 +34,8 @@ def assembled(
         DeviceError: a kernel does not compile, a library is missing or refuses its part.
     """
     if engine.kind == "cuda":
+        from opgraph.runtime.on_gpu import told, wired_on_gpu  # rarely needed
+
         placed = wired_on_gpu(graph, partitions)
         runs = _runners(placed, engine, rounding, waits)
         return told(placed, runs), runs

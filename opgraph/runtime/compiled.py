@@ -17,7 +17,6 @@ from opgraph.runtime.exchanging import Exchange
 from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.foreign import check_onnx
 from opgraph.runtime.matching import matched
-from opgraph.runtime.on_gpu import warn_of_hosted
 from opgraph.runtime.partition_cache import CACHE, key_of
 from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
@@ -239,6 +238,8 @@ def _compiled(
     ins, outs = matched(partition, inputs, outputs, where)
     run = runner(partition, engine)
     if engine.kind == "cuda":
+        from opgraph.runtime.on_gpu import warn_of_hosted  # rarely needed
+
         warn_of_hosted([(partition, run)])
     if isinstance(run, PreparedRunner):
         run.prepare([ins[t.id].dims for t in partition.input_ports])
