@@ -168,6 +168,15 @@ class TestTorch:
         np.testing.assert_allclose(got["y"].host, np.exp(np.arange(5, dtype=np.float32)) * x, rtol=1e-6)
         np.testing.assert_array_equal(got["z"].host, x.reshape(5, 2))
 
+    def test_a_shape_that_is_kept_for_backward_keeps_no_values(self, gpu: Any, cupy: FakeCupy) -> None:
+        """One element stands for them, which has the shape: a ReshapeTo reads no more."""
+        text = "graph(x: f32[n,m]) -> (y)\n  y = StaticReshape(x, shape=[-1], special_zero=false)"
+        f = og.compile(og.parse(text), device="cuda", wrt=("x",))
+        x = random((3, 4), "f32")
+        y, pull = f.vjp(x=moved(cupy, x))
+        assert y.shape == (12,)
+        np.testing.assert_array_equal(pull(moved(cupy, x.reshape(-1)))["x"].host, x)
+
     @pytest.mark.parametrize("torchs", [False, True])
     def test_what_is_a_view_in_torch_leaves_as_a_copy(self, gpu: Any, cupy: FakeCupy, torchs: bool) -> None:
         import torch

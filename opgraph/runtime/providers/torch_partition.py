@@ -104,7 +104,6 @@ def _tensor(view: DeviceArray | np.ndarray) -> torch.Tensor:
     if isinstance(view, np.ndarray):
         return from_numpy(view)
     owner = view.owner
-    if isinstance(owner, torch.Tensor):
-        return owner.detach()
-    tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(owner)
-    return tensor
+    tensor = owner.detach() if isinstance(owner, torch.Tensor) else torch.utils.dlpack.from_dlpack(owner)
+    # What only lends its shape is one element, everywhere the same (CudaExchange.zeros).
+    return tensor if tensor.shape == view.shape else tensor.expand(view.shape)
