@@ -12,15 +12,14 @@ out = f(x=array)
 
 from typing import TYPE_CHECKING, Any
 
-from opgraph import errors, ops
-from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.ir.op import Op
-from opgraph.ir.parse import parse
-
 if TYPE_CHECKING:
+    from opgraph import errors, ops
     from opgraph import onednn as onednn
     from opgraph import onnx as onnx
+    from opgraph.ir.graph import Graph
+    from opgraph.ir.logical_tensor import LogicalTensor
+    from opgraph.ir.op import Op
+    from opgraph.ir.parse import parse
     from opgraph.partition.partition import Partition
     from opgraph.runtime.compiled import CompiledPartition
     from opgraph.runtime.compiling import compile
@@ -54,8 +53,13 @@ __all__ = [  # noqa: RUF022 - grouped by stage
 ]
 
 
-#: What loads on first use, from where: half of the time that an import would take.
+#: What loads on first use, from where. All of it: the command line, which is in this package, must be able to answer
+#: Ctrl-C before NumPy and the op set are there.
 _LAZY = {
+    "Graph": "opgraph.ir.graph",
+    "LogicalTensor": "opgraph.ir.logical_tensor",
+    "Op": "opgraph.ir.op",
+    "parse": "opgraph.ir.parse",
     "Partition": "opgraph.partition.partition",
     "CompiledPartition": "opgraph.runtime.compiled",
     "compile": "opgraph.runtime.compiling",
@@ -70,7 +74,7 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("onnx", "onednn"):
+    if name in ("errors", "ops", "onnx", "onednn"):
         return importlib.import_module(f"opgraph.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'opgraph' has no attribute {name!r}")

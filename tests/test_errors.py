@@ -101,7 +101,7 @@ def with_x(call: Callable[[og.Graph, og.LogicalTensor], object]) -> Callable[[],
 CASES: list[tuple[str, type[OpGraphError], Callable[[], object], str, str, str]] = [
     ("cycle", errors.InvalidGraph, cycle, "the graph has a cycle", 'Abs "Abs_0", Exp "back"', "no op may depend"),
     ("late", errors.InvalidGraph, late, "is finalized and cannot be changed", "Abs", "build a new Graph"),
-    ("other graph", errors.InvalidGraph, other_graph, "not tensor \"y\"", "Abs", "tensors of this graph"),
+    ("other graph", errors.InvalidGraph, other_graph, "this one is graph(y)", "Abs", "that this graph's"),
     ("kind", errors.InvalidGraphOp, with_x(lambda g, x: g.add_op("Sigmoyd", x)), "unknown op kind 'Sigmoyd'",
      "Sigmoyd", "did you mean Sigmoid"),
     ("strange kind", errors.InvalidGraphOp, with_x(lambda g, x: g.add_op("@", x)), "unknown op kind", "@",

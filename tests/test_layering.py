@@ -30,6 +30,7 @@ ORDER = (
 FRONT_DOORS = {
     ("ir/graph.py", "get_partitions"),
     ("ir/graph.py", "explain"),
+    ("ir/registry.py", "_fill"),
     ("partition/partition.py", "compile"),
     ("runtime/providers/onnx_native.py", "_emitter"),
 }

@@ -103,7 +103,7 @@ class Trial:
         from opgraph.cli.onnx_file import OnnxFile, check_same_ports, timed
 
         self.step("checking in onnxruntime")
-        fused = OnnxFile(str(model), library=str(library) if library else None)
+        fused = OnnxFile(str(model), library=str(library) if library else None, label=str(self.target))
         feeds = self.feeds = self.feeds if self.feeds is not None else feeds_for(self.args, fused.inputs)
         try:
             self.original = original = self.original or OnnxFile(self.args.model)
@@ -116,7 +116,7 @@ class Trial:
         ways = [fused]
         if library is not None:
             try:
-                ways.append(OnnxFile(str(model)))
+                ways.append(OnnxFile(str(model), label=str(self.target)))
             except DeviceError as error:
                 note(f"{error.what}: without the library, OUT does not run")
         want = original.run(feeds)

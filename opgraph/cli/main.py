@@ -34,13 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns: the exit status. Errors are three lines on stderr; `--traceback` shows where they came from.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _guarded(lambda: _run(args), show_traceback="--traceback" in args)
+
+
+def _run(args: Sequence[str]) -> int:
     try:
         parsed = _parser(args).parse_args(args)
     except SystemExit as stop:  # argparse has printed help, the version, or what is wrong
         return stop.code if isinstance(stop.code, int) else 2
-    with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
-        return _guarded(lambda: _command(parsed.command).run(parsed), show_traceback=parsed.traceback)
+    status: int = _command(parsed.command).run(parsed)
+    return status
 
 
 def _parser(args: Sequence[str]) -> argparse.ArgumentParser:
@@ -81,8 +86,7 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
             raise
         return _failed(error, status=2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+        return _stopped()
     except BrokenPipeError:  # `opgraph ops | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -101,10 +105,24 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
     except Exception as error:
         if show_traceback:
             raise
+        if _is_interrupt(error):
+            return _stopped()
         what = f"{type(error).__name__}: {error}"
         return _failed(
             OpGraphError(what, where="inside opgraph", fix="this is a bug: run it with --traceback and report that")
         )
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: while classes and C modules are set up, Python and NumPy make others of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _stopped() -> int:
+    print("stopped", file=sys.stderr)
+    return 130
 
 
 def _failed(error: OpGraphError, status: int = 1) -> int:

@@ -30,6 +30,7 @@ class OnnxFile:
         path: the file.
         content: the model, where it is not the file as it is; its data files lie beside `path`.
         library: a library of custom ops to register.
+        label: what messages call the file, where its name is one that nobody gave.
         spins: whether its idle threads spin. Beside anything whose threads sleep they must not.
 
     Raises:
@@ -37,9 +38,15 @@ class OnnxFile:
     """
 
     def __init__(
-        self, path: str, content: bytes | None = None, library: str | None = None, *, spins: bool = False
+        self,
+        path: str,
+        content: bytes | None = None,
+        library: str | None = None,
+        *,
+        label: str | None = None,
+        spins: bool = False,
     ) -> None:
-        self.path = path
+        self.label = path if label is None else label
         ort = onnxruntime_module()
         options = ort.SessionOptions()
         options.log_severity_level = 4  # errors arrive as exceptions
@@ -56,11 +63,11 @@ class OnnxFile:
         except Exception as error:  # onnxruntime's classes share no base of their own
             raise DeviceError(
                 f"onnxruntime refuses the model: {_one_line(error)}",
-                where=path,
+                where=self.label,
                 fix="write it again, or for an onnxruntime that reads it",
             ) from error
-        self.inputs = _ports(self._session.get_inputs(), path)
-        self.outputs = _ports(self._session.get_outputs(), path)
+        self.inputs = _ports(self._session.get_inputs(), "input", self.label)
+        self.outputs = _ports(self._session.get_outputs(), "output", self.label)
         self._names = [p.name for p in self.outputs]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -75,7 +82,7 @@ class OnnxFile:
         except Exception as error:  # as above
             raise DeviceError(
                 f"onnxruntime failed: {_one_line(error)}",
-                where=self.path,
+                where=self.label,
                 fix="give inputs that fit: --dim NAME=SIZE or --inputs FILE.npz",
             ) from error
 
@@ -91,14 +98,14 @@ class OnnxFile:
         return call
 
 
-def _ports(arguments: Sequence[Any], path: str) -> tuple[Port, ...]:
+def _ports(arguments: Sequence[Any], what: str, label: str) -> tuple[Port, ...]:
     ports = []
     for argument in arguments:
         if argument.type not in DTYPE_OF_TYPE:
             raise Unimplemented(
                 f"values of type {argument.type} cannot be compared",
-                where=f"{argument.name} of {path}",
-                fix="remove it",
+                where=f'{what} "{argument.name}" of {label}',
+                fix="compare models of tensors of numbers; `opgraph fuse --unchecked` writes any model, unrun",
             )
         dims = tuple(d if isinstance(d, (int, str)) else None for d in argument.shape)
         ports.append(Port(argument.name, DTYPE_OF_TYPE[argument.type], dims))
@@ -120,7 +127,7 @@ def check_same_ports(a: OnnxFile, b: OnnxFile) -> None:
         if ports[0] != ports[1]:
             raise InvalidArguments(
                 f"the {word} are {', '.join(ports[0])} here and {', '.join(ports[1])} there",
-                where=f"{a.path} and {b.path}",
+                where=f"{a.label} and {b.label}",
                 fix="compare two files of one model",
             )
 

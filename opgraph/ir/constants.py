@@ -23,10 +23,11 @@ def constant_data(value: Any, dtype: str | None, where: str) -> tuple[str, np.nd
 
     Raises:
         InvalidDataType: a dtype that opgraph does not have; values that are none of `dtype`.
-        InvalidArguments: no array can be made of `value`.
+        InvalidArguments: no array can be made of `value`, or one without its mask.
     """
     if dtype is None and isinstance(value, NUMBERS):
         return dtypes.UNDEF, np.asarray(value)
+    check_unmasked(value, where)
     try:
         data = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -36,6 +37,14 @@ def constant_data(value: Any, dtype: str | None, where: str) -> tuple[str, np.nd
     if dtype is not None:
         return dtype, converted(data, dtypes.get(dtype, where=where), where)
     return dtypes.of_array(data.dtype, where=where).name, data
+
+
+def check_unmasked(value: object, where: str) -> None:
+    """Raises InvalidArguments for a masked array: nothing here knows of masks, and the values under one are any."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidArguments(
+            "a masked array would lose its mask", where=where, fix="give array.filled(value), and its mask by itself"
+        )
 
 
 def converted(data: np.ndarray, dtype: dtypes.DType, where: str) -> np.ndarray:

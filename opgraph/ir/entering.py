@@ -42,6 +42,7 @@ def short_form(
         inputs.append(value)
     if count is None:
         count = sum(not p.optional for p in record.outputs)
+    schema.check_arity(record, len(inputs), count, label)  # before as many outputs are made
     outputs = tuple(
         LogicalTensor(next_id + i, dtype or dtypes.UNDEF, None, name=name if i == 0 else None) for i in range(count)
     )
@@ -61,7 +62,8 @@ def _number(value: object, id: int, label: str) -> LogicalTensor:
 
 
 def _check_known(tables: Tables, tensor: LogicalTensor, label: str) -> None:
-    """Raises InvalidGraph for a tensor of another graph, as far as its id tells."""
+    """Raises InvalidGraph for a tensor of another graph, and for one that says other than this graph of its id."""
+    tables.check_own(tensor, label)
     known = tables.tensors.get(tensor.id)
     if known is None or known is tensor:
         return

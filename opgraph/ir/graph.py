@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from opgraph.ir.content import Content
 from opgraph.ir.dims import checked_dims
 from opgraph.ir.entering import checked_op, short_form
 from opgraph.ir.logical_tensor import Dim, LogicalTensor
-from opgraph.ir.modes import check_modes
+from opgraph.ir.modes import checked_modes
 from opgraph.ir.op import Op
 from opgraph.ir.tables import Tables
 from opgraph.ir.verify import verify_graph
@@ -32,7 +33,7 @@ class Graph(Content):
     inputs and outputs. Ids, the order of insertion, op names and names of inner tensors do not count.
 
     Args:
-        engine: the engine kind that partitions are made for, "cpu" or "cuda".
+        engine: the engine kind that partitions are made for, "cpu" or "cuda"; an Engine stands for its kind.
         fpmath: oneDNN's allowance for less precision; "strict" (none) is all that there is.
 
     Raises:
@@ -43,8 +44,7 @@ class Graph(Content):
     """
 
     def __init__(self, engine: str = "cpu", fpmath: str = "strict") -> None:
-        check_modes(engine, fpmath)
-        self.engine = engine
+        self.engine = checked_modes(engine, fpmath)
         self.fpmath = fpmath
         self._tables = Tables()
         self._order = None
@@ -127,7 +127,8 @@ class Graph(Content):
 
         Raises:
             InvalidGraphOp, InvalidDataType, InvalidShape: the op does not fit its schema.
-            InvalidGraph: the graph is finalized, or an id is taken.
+            InvalidGraph: the graph is finalized, an id is taken, or (short way) a tensor is of another graph. An `Op`
+                is wired by ids alone, as in oneDNN.
             In every case the graph is unchanged.
         """
         if isinstance(op, Op):
@@ -166,6 +167,9 @@ class Graph(Content):
         ids = self._tables.known_ids(tensors, "Graph.set_outputs")
         self._tables.outputs = dict.fromkeys(ids)
         self._tables.exact_outputs = True
+
+    def __copy__(self) -> Graph:
+        return copy.deepcopy(self)  # what is added to one is not added to the other
 
     def _check_open(self, where: str) -> None:
         if self._order is not None:

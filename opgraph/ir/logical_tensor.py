@@ -6,13 +6,14 @@ with data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import ReferenceType
 
 import numpy as np
 
 from opgraph.errors import InvalidArguments, InvalidDataType
 from opgraph.ir import dtypes
-from opgraph.ir.constants import same_bits
+from opgraph.ir.constants import check_unmasked, same_bits
 from opgraph.ir.dims import Dim, Dims, checked_dims, checked_id, dims_text, row_major
 
 __all__ = ["Dim", "Dims", "LogicalTensor", "dims_text", "port_name", "row_major"]
@@ -55,6 +56,9 @@ class LogicalTensor:
     strides: tuple[int, ...] | None = None
     name: str | None = None
     data: np.ndarray | None = None
+    #: The first graph that took it (its `Tables`): the short way tells tensors of two graphs apart by it. No part of
+    #: the value.
+    _owner: ReferenceType[object] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.dtype.__class__ is not str or (self.dtype not in dtypes.BY_NAME and self.dtype != dtypes.UNDEF):
@@ -91,6 +95,7 @@ class LogicalTensor:
             raise InvalidArguments(
                 f"the data of a constant are {type(data).__name__}", where=self.label, fix="give a NumPy array"
             )
+        check_unmasked(data, self.label)
         wanted = None if self.dtype == dtypes.UNDEF else dtypes.get(self.dtype).numpy
         if data.shape != self.dims or (data.dtype != wanted if wanted is not None else data.ndim > 0):
             raise InvalidDataType(
@@ -108,14 +113,14 @@ class LogicalTensor:
 
     def _check_strides(self) -> None:
         strides = self.strides
-        if isinstance(strides, str) or not all(
-            isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in strides or ()
+        if not isinstance(strides, (tuple, list)) or not all(
+            isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in strides
         ):
             raise InvalidArguments(
                 f"strides {strides!r} are no element counts", where=self.label, fix="give one int >= 0 per dimension"
             )
-        object.__setattr__(self, "strides", tuple(int(s) for s in strides or ()))
-        if self.layout != "strided" or self.dims is None or len(strides or ()) != len(self.dims):
+        object.__setattr__(self, "strides", tuple(int(s) for s in strides))
+        if self.layout != "strided" or self.dims is None or len(strides) != len(self.dims):
             raise InvalidArguments(
                 f"strides {self.strides} do not fit {self.type_text} with layout {self.layout!r}",
                 where=self.label,
@@ -234,15 +239,26 @@ class LogicalTensor:
         copy = object.__new__(LogicalTensor)
         for name in self.__slots__:  # three times as fast as dataclasses.replace, which showed in large graphs
             object.__setattr__(copy, name, changes[name] if name in changes else getattr(self, name))
+        if "id" in changes:
+            object.__setattr__(copy, "_owner", None)
         copy.__post_init__()
         return copy
+
+    def __copy__(self) -> LogicalTensor:
+        return self  # a value
+
+    def __deepcopy__(self, memo: object) -> LogicalTensor:
+        return self
+
+    def __reduce__(self) -> tuple[type[LogicalTensor], tuple[object, ...]]:
+        return LogicalTensor, tuple(getattr(self, name) for name in self.__slots__ if name in _FIELDS)
 
     def __repr__(self) -> str:
         extra = "" if self.name is None else f", name={self.name!r}"
         return f"LogicalTensor({self.id}, {self.type_text}{extra}{', constant' if self.is_constant else ''})"
 
 
-_FIELDS = frozenset(LogicalTensor.__slots__)
+_FIELDS = frozenset(LogicalTensor.__slots__) - {"_owner"}
 
 
 def port_name(tensor: LogicalTensor) -> str:

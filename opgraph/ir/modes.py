@@ -9,14 +9,15 @@ ENGINE_KINDS = ("cpu", "cuda")
 FPMATH_MODES = ("strict", "bf16", "f16", "tf32", "any")
 
 
-def check_modes(engine: object, fpmath: object) -> None:
-    """Checks what a graph is asked to be for.
+def checked_modes(engine: object, fpmath: object) -> str:
+    """The engine kind that a graph is asked to be for: a kind, or an engine of it.
 
     Raises:
         InvalidArguments: unknown engine kind or fpmath mode.
         Unimplemented: a fpmath mode other than "strict".
     """
-    if engine not in ENGINE_KINDS:
+    kind = getattr(engine, "kind", engine)
+    if not isinstance(kind, str) or kind not in ENGINE_KINDS:
         raise InvalidArguments(
             f"unknown engine kind {engine!r}", where="Graph", fix=f"use one of {', '.join(ENGINE_KINDS)}"
         )
@@ -30,3 +31,4 @@ def check_modes(engine: object, fpmath: object) -> None:
             where="Graph",
             fix='use "strict", and cast to the dtype that is precise enough',
         )
+    return kind

@@ -114,7 +114,7 @@ class Op:
         """
         try:
             return self._attrs[name]
-        except KeyError:
+        except (KeyError, TypeError):
             raise InvalidArguments(
                 f"attribute {name!r} is not set", where=self.label, fix=f"it has {', '.join(self._attrs) or 'none'}"
             ) from None
@@ -154,8 +154,11 @@ class Op:
 
         Raises:
             InvalidGraph: the op belongs to a graph already.
+            InvalidArguments: a name that is no str.
         """
         self._check_open()
+        if not isinstance(name, str):
+            raise InvalidArguments(f"{name!r} is no name of an attribute", where=self.label, fix="give a str")
         self._attrs[name] = tuple(value) if isinstance(value, list) else value  # type: ignore[assignment]
         return self
 

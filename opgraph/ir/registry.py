@@ -1,7 +1,7 @@
 """The registry of op records, by kind.
 
-It is empty here; `opgraph.ops` fills it. Nothing else in opgraph lists op names: tests, spec pages, the command line,
-ONNX and torch all walk this registry.
+It is empty here; `opgraph.ops` fills it, when the first record is asked for. Nothing else in opgraph lists op names:
+tests, spec pages, the command line, ONNX and torch all walk this registry.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def register(opdef: OpDef) -> OpDef:
 
 def all_ops() -> tuple[OpDef, ...]:
     """Every record, by name."""
+    _fill()
     return tuple(_REGISTRY[kind] for kind in sorted(_REGISTRY))
 
 
 def find(kind: str) -> OpDef | None:
     """The record of a kind, or None."""
-    return _REGISTRY.get(kind)
+    return _REGISTRY.get(kind) or _missed(kind)
 
 
 def get(kind: str, *, where: str) -> OpDef:
@@ -41,7 +42,7 @@ def get(kind: str, *, where: str) -> OpDef:
     Raises:
         InvalidGraphOp: no such kind; the message names the nearest ones.
     """
-    found = _REGISTRY.get(kind) if isinstance(kind, str) else None
+    found = find(kind) if isinstance(kind, str) else None
     if found is None:
         import difflib  # only for the message
 
@@ -64,3 +65,12 @@ def of(op: Op) -> OpDef:
     """
     found = _REGISTRY.get(op.kind)
     return found if found is not None else get(op.kind, where=op.label)
+
+
+def _missed(kind: str) -> OpDef | None:
+    _fill()
+    return _REGISTRY.get(kind)
+
+
+def _fill() -> None:
+    import opgraph.ops  # noqa: F401  # front door: a later stage

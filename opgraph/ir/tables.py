@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from opgraph.errors import InvalidArguments, InvalidGraph
 from opgraph.ir import dtypes
 from opgraph.ir.constants import converted
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 
+#: More names than these are not listed in a message.
+_MOST_NAMES = 4
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, weakref_slot=True)
 class Tables:
     """The content of a graph.
 
@@ -42,6 +47,7 @@ class Tables:
     def enter(self, op: Op) -> None:
         """Adds a checked op."""
         for tensor in (*op.inputs, *op.outputs):
+            self._own(tensor)
             known = self.tensors.get(tensor.id)
             if known is not None and known is not tensor and not agree(known, tensor):
                 self.conflicts.append((known, tensor, op))
@@ -65,8 +71,50 @@ class Tables:
 
     def enter_tensor(self, tensor: LogicalTensor) -> None:
         """Adds a tensor that belongs to no op yet."""
+        self._own(tensor)
         self.tensors[tensor.id] = tensor
         self.next_tensor = max(self.next_tensor, tensor.id + 1)
+
+    def _own(self, tensor: LogicalTensor) -> None:
+        if tensor._owner is None:
+            object.__setattr__(tensor, "_owner", weakref.ref(self))
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        for name, value in state[1].items():
+            setattr(self, name, value)
+        for op in self.ops.values():
+            for tensor in (*op.inputs, *op.outputs):
+                self._own(tensor)
+        for tensor in self.tensors.values():  # from a pickle they come without
+            self._own(tensor)
+
+    def check_own(self, tensor: LogicalTensor, where: str) -> None:
+        """Refuses a tensor that belongs to another graph; ids alone do not tell, every graph counts from 0.
+
+        A tensor that no graph has taken yet is the caller's own. Copies of a graph, and graphs made from it, share its
+        tensors.
+
+        Raises:
+            InvalidGraph: it does; names both graphs.
+        """
+        owner, known = tensor._owner, self.tensors.get(tensor.id)
+        if owner is None or (known is not None and known._owner is owner):
+            return
+        other = owner()
+        if other is self:
+            return
+        name = other.label if isinstance(other, Tables) else "a graph that is gone"
+        raise InvalidGraph(
+            f"{tensor.label} ({tensor.type_text}) is of another graph: {name}; this one is {self.label}",
+            where=where,
+            fix="pass tensors that this graph's input, constant and add_op gave",
+        )
+
+    @property
+    def label(self) -> str:
+        """How messages call the graph: by its inputs and outputs."""
+        ins, outs = (_listed([port_name(self.tensors[i]) for i in ids]) for ids in (self.inputs, self.output_ids()))
+        return f"graph({ins}) -> ({outs})"
 
     def known_ids(self, tensors: Iterable[LogicalTensor], where: str) -> list[int]:
         """The ids of tensors that are here.
@@ -81,6 +129,7 @@ class Tables:
                 raise InvalidArguments(
                     f"got {type(tensor).__name__} as an output", where=where, fix="pass LogicalTensors of this graph"
                 )
+            self.check_own(tensor, where)
             known = self.tensors.get(tensor.id)
             if known is None or (known.name != tensor.name and None not in (known.name, tensor.name)):
                 raise InvalidGraph(
@@ -100,6 +149,10 @@ class Tables:
                 if op.kind == "End" or tensor.id not in consumed:
                     outputs.setdefault(tensor.id)
         return list(outputs)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def agree(known: LogicalTensor, mention: LogicalTensor) -> bool:

@@ -16,6 +16,7 @@ from opgraph.onnx.function_table import FunctionTable
 from opgraph.onnx.request import Request
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target
+from opgraph.partition.rules import find_units
 from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
 from opgraph.runtime.providers.onnx_region import type_texts
 from opgraph.runtime.providers.onnx_types import type_proto
@@ -23,6 +24,8 @@ from opgraph.runtime.providers.onnx_types import type_proto
 #: bf16 is allowed nearly everywhere from here on.
 DEFAULT_OPSET = 22
 IR_VERSION = 10
+#: ai.onnx has Swish from here on.
+SWISH_SINCE = 24
 
 
 def composed(graph: Graph, request: Request, target: Target, summary: Summary) -> Draft:
@@ -32,8 +35,9 @@ def composed(graph: Graph, request: Request, target: Target, summary: Summary) -
         Unimplemented: an op has no ONNX form, or its nodes belong to different opsets.
         InvalidArguments: the opset is newer than the target reads.
     """
-    form = "function" if request.form == "auto" else request.form
-    imports = _imports(graph, form, target, request.opset)
+    # The forms of units are `rewritten`'s to write; until then a Swish op is one node.
+    form = "decomposed" if request.form == "decomposed" else "function"
+    imports = _imports(graph, request, target)
     names = _value_names(graph)
     emitter = Emitter(imports[""], form, target, set(names.values()), FunctionTable(imports[""]))
     skeleton = ModelProto(ir_version=IR_VERSION, producer_name="opgraph", graph=GraphProto(name="graph"))
@@ -67,7 +71,7 @@ def composed(graph: Graph, request: Request, target: Target, summary: Summary) -
     for tensor in graph.constants:
         if names[tensor.id] in used and tensor.data is not None:
             draft.add_array(names[tensor.id], tensor.data)
-    for name, data in emitter.scalars.items():
+    for name, data in emitter.arrays.items():
         draft.add_array(name, data)
     finish(skeleton, emitter, imports)
     return draft
@@ -84,8 +88,9 @@ def finish(skeleton: ModelProto, emitter: Emitter, imports: dict[str, int]) -> N
     skeleton.opset_import.extend(helper.make_opsetid(d, v) for d, v in imports.items() if d not in stated)
 
 
-def _imports(graph: Graph, form: str, target: Target, opset: int | None) -> dict[str, int]:
+def _imports(graph: Graph, request: Request, target: Target) -> dict[str, int]:
     """The opsets of the model: those of its ONNX nodes, else what was asked for, else what the ops need."""
+    opset = request.opset
     imports: dict[str, int] = {}
     for op in graph.ops:
         if is_onnx_node(op):
@@ -100,7 +105,7 @@ def _imports(graph: Graph, form: str, target: Target, opset: int | None) -> dict
         raise Unimplemented(
             f"its ONNX nodes are of opset {imports['']}", where=f"opset={opset}", fix=f"save with opset={imports['']}"
         )
-    wanted = 24 if form == "standard" and any(op.kind == CHOSEN for op in graph.ops) else DEFAULT_OPSET
+    wanted = SWISH_SINCE if request.form == "standard" and _has_plain_swish(graph, request) else DEFAULT_OPSET
     version = imports.setdefault("", opset or min(wanted, target.opset))
     if not 13 <= version <= target.opset:
         raise InvalidArguments(
@@ -109,6 +114,11 @@ def _imports(graph: Graph, form: str, target: Target, opset: int | None) -> dict
             fix="give another opset or target",
         )
     return imports
+
+
+def _has_plain_swish(graph: Graph, request: Request) -> bool:
+    """Whether there is a swish to write as ai.onnx Swish, which takes no factor as an operand."""
+    return any(u.kind == CHOSEN and len(u.inputs) == 1 and u.name not in request.keep for u in find_units(graph))
 
 
 def _value_names(graph: Graph) -> dict[int, str]:

@@ -38,7 +38,7 @@ class Emitter:
         form: how Swish is written: "decomposed", "function", "standard" or "contrib".
         names: every name of a value that is taken.
         functions: the functions that the nodes call.
-        scalars: constants made on the way, by name.
+        arrays: constants made on the way, by name.
     """
 
     opset: int
@@ -46,7 +46,7 @@ class Emitter:
     target: Target
     names: set[str]
     functions: FunctionTable
-    scalars: dict[str, np.ndarray] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
     domains: set[str] = field(default_factory=set)
 
     def nodes(
@@ -167,7 +167,17 @@ class Emitter:
         """A scalar constant of a dtype, or a list of ints; returns its name."""
         name = self.fresh(name)
         stored = np.dtype(np.int64) if isinstance(value, tuple) else dtypes.BY_NAME[dtype].numpy
-        self.scalars[name] = np.asarray(value).astype(stored)
+        self.arrays[name] = np.asarray(value).astype(stored)
+        return name
+
+    def ones(self, dtype: str, size: int) -> str:
+        """A constant of ones, one for each dtype and size; returns its name."""
+        ones = np.ones(size, dtypes.BY_NAME[dtype].numpy)
+        for name, known in self.arrays.items():
+            if known.dtype == ones.dtype and known.shape == ones.shape and np.array_equal(known, ones):
+                return name
+        name = self.fresh(f"ones_{dtype}_{size}")
+        self.arrays[name] = ones
         return name
 
     def fresh(self, name: str) -> str:

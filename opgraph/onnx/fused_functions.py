@@ -222,8 +222,8 @@ class _Numbers:
 
     def _value(self, name: str) -> np.ndarray | None:
         origin = self.source.origin
-        if name in self.emitter.scalars:
-            return self.emitter.scalars[name]
+        if name in self.emitter.arrays:
+            return self.emitter.arrays[name]
         if name in self.nodes:
             return constant_value(self.nodes[name])
         if name not in origin.tensors or name in origin.inputs:  # a default may be another number at run time

@@ -14,7 +14,7 @@ from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_cuda, checked_
 from opgraph.onnx.save import drafted, library_written
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
-from opgraph.onnx.target import checked_form, target_of
+from opgraph.onnx.target import checked_form, checked_opset, target_of
 
 
 class FusePass(FunctionalPass):
@@ -47,7 +47,7 @@ class FusePass(FunctionalPass):
             form=checked_form(form),
             target=target,
             functions=functions,
-            opset=opset,
+            opset=checked_opset(opset),
             library=ort_library is not None,
             cuda=checked_cuda(cuda, ort_library),
             keep=checked_keep(keep),

@@ -33,7 +33,7 @@ class Norm:
         name: of the unit.
         root: index of the node that makes the result.
         nodes: indices of all nodes of it.
-        inputs: the tensors x, gamma and, of a layer norm, beta.
+        inputs: the tensors x, gamma and, of a layer norm, beta; x alone where an RMS norm has no weight.
         names: of these values in the model.
         output: of the result.
     """
@@ -50,6 +50,12 @@ class Norm:
         """The node that computes it."""
         dtype = self.output[0].dtype
         made = [self.output[1]]
+        inputs, names = self.inputs, self.names
+        if len(inputs) == 1:  # all that can be written has one, and onnxruntime fuses nothing without
+            size = inputs[0].get_dims()[-1]
+            assert isinstance(size, int)
+            inputs = (*inputs, LogicalTensor(0, dtype, (size,)))
+            names = (*names, emitter.ones(dtype, size))
         if self.name == _LAYER:
             kind = "LayerNormalization"
         elif emitter.opset >= _RMS_SINCE and dtype in _RMS_DTYPES:
@@ -57,9 +63,9 @@ class Norm:
         else:
             record = opdef.get(RMS_NORM, where="save")
             attrs = {**record.default_attrs(), "begin_norm_axis": -1, "epsilon": self.epsilon}
-            values = list(zip(self.inputs, self.names, strict=True))
+            values = list(zip(inputs, names, strict=True))
             return [emitter.called(record, attrs, values, self.output)]
-        return [helper.make_node(kind, list(self.names), made, axis=-1, epsilon=self.epsilon)]
+        return [helper.make_node(kind, list(names), made, axis=-1, epsilon=self.epsilon)]
 
 
 def norms_of(graph: Graph, source: Source, opset: int) -> list[Norm]:
@@ -90,18 +96,19 @@ def norms_of(graph: Graph, source: Source, opset: int) -> list[Norm]:
 def _norm(unit: Unit, graph: Graph, source: Source, opset: int) -> Norm | None:
     values = dict(unit.captured)
     root, ops, x = unit.root, list(unit.ops), values["x"]
-    if unit.name == "rms_norm_core":
-        outer = _cast_and_scaled(root, x, graph)
-        if outer is None:
-            return None
-        root, x, values["w"], more = outer
-        ops += more
-    dtype = root.outputs[0].dtype
     layer = unit.name == _LAYER
+    if unit.name == "rms_norm_core":
+        root, x, weight, more = _in_casts(root, x, graph)
+        ops += more
+        if weight is not None:
+            values["w"] = weight
+        elif not x.dims or not isinstance(x.dims[-1], int):
+            return None  # its ones need a number
+    dtype = root.outputs[0].dtype
     allowed = _LAYER_DTYPES if layer else (*_RMS_DTYPES, "bf16")
     if dtype not in allowed or (layer and opset < _LAYER_SINCE):
         return None
-    inputs = (x, values["w"], *([values["b"]] if layer else []))
+    inputs = (x, *(values[name] for name in ("w", "b") if name in values))
     if any(t.id not in source.value_of or t.dtype != dtype for t in inputs) or root.id not in source.node_of:
         return None
     return Norm(
@@ -115,20 +122,21 @@ def _norm(unit: Unit, graph: Graph, source: Source, opset: int) -> Norm | None:
     )
 
 
-def _cast_and_scaled(
-    core: Op, wide: LogicalTensor, graph: Graph
-) -> tuple[Op, LogicalTensor, LogicalTensor, list[Op]] | None:
-    """What surrounds an f32 core in an f16 model: a cast before it, one after it, and the product with the weight."""
+def _in_casts(core: Op, wide: LogicalTensor, graph: Graph) -> tuple[Op, LogicalTensor, LogicalTensor | None, list[Op]]:
+    """What surrounds an f32 core in a 16-bit model: a cast before it, one after it, and the product with the weight.
+
+    Returns: the last op, what is normed, the weight if there is one, and the ops around the core.
+    """
     before = graph.producer(wide.id)
     after = graph.consumers(core.outputs[0].id)
     if before is None or before.kind != "TypeCast" or [op.kind for op in after] != ["TypeCast"]:
-        return None
+        return core, wide, None, []
     x, rounded = before.inputs[0], after[0].outputs[0]
+    if rounded.dtype != x.dtype or x.dtype not in dtypes.FLOATS or core.outputs[0].id in {t.id for t in graph.outputs}:
+        return core, wide, None, []
     scaled = graph.consumers(rounded.id)
-    if rounded.dtype != x.dtype or x.dtype not in dtypes.FLOATS or [op.kind for op in scaled] != ["Multiply"]:
-        return None
-    weight = next((t for t in scaled[0].inputs if t.id != rounded.id), None)
-    dims = x.dims
-    if weight is None or not dims or not isinstance(dims[-1], int) or weight.dims != (dims[-1],):
-        return None
-    return scaled[0], x, weight, [before, *after, *scaled]
+    if [op.kind for op in scaled] == ["Multiply"] and rounded.id not in {t.id for t in graph.outputs}:
+        weight = next((t for t in scaled[0].inputs if t.id != rounded.id), None)
+        if weight is not None and x.dims and isinstance(x.dims[-1], int) and weight.dims == (x.dims[-1],):
+            return scaled[0], x, weight, [before, *after, *scaled]
+    return after[0], x, None, [before, *after]

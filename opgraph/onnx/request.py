@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from opgraph.errors import InvalidArguments
@@ -45,6 +45,9 @@ def checked_keep(names: Collection[str]) -> frozenset[str]:
     """
     if isinstance(names, str):
         raise InvalidArguments(f"keep={names!r} is one text", where="keep", fix=f"give a list: keep=[{names!r}]")
+    if not isinstance(names, Iterable):
+        raise InvalidArguments(f"keep={names!r} is no list of names", where="keep", fix='give one: keep=["gelu"]')
+    names = list(names)
     known = dict.fromkeys((*(rule.name for rule in (*RULES, *NORMS)), FUSED_UNIT, ROWS_UNIT))
     unknown = [name for name in names if name not in known]
     if unknown:

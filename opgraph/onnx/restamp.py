@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Container
 
 import onnx
+import onnx.inliner
 from onnx import ModelProto, NodeProto
 
 from opgraph.errors import Unimplemented
-from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target, reader_of
 from opgraph.onnx.validate import opsets
 
@@ -34,8 +34,12 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
         )
     if opset == current:
         return model
-    staying = [node for index, node in enumerate(model.graph.node) if index not in replaced]
-    moved = sorted({n.op_type for n in staying if n.domain == "" and _since(n, current) != _since(n, opset)})
+    staying = ModelProto()
+    staying.CopyFrom(model)
+    del staying.graph.node[:]
+    staying.graph.node.extend(node for index, node in enumerate(model.graph.node) if index not in replaced)
+    nodes = onnx.inliner.inline_local_functions(staying).graph.node  # bodies are moved with the model
+    moved = sorted({n.op_type for n in nodes if n.domain == "" and _since(n, current) != _since(n, opset)})
     if moved:
         changed = _changed(model, opset, moved)
         if changed:
@@ -67,12 +71,7 @@ def _since(node: NodeProto, opset: int) -> int:
 
 def _changed(model: ModelProto, opset: int, moved: list[str]) -> list[str]:
     """Op types that the version converter rewrites; of those that have moved, all where it cannot carry one over."""
-    plain = ModelProto()
-    plain.CopyFrom(model)
-    del plain.functions[:]
-    others = [n for n in plain.graph.node if n.domain == DOMAIN]
-    if others:  # the converter knows ai.onnx only; ours do not change
-        return sorted({n.op_type for n in others})
+    plain = onnx.inliner.inline_local_functions(model)
     try:
         converted = onnx.version_converter.convert_version(plain, opset)
     except Exception:  # a plain RuntimeError, of assertions of its C++

@@ -9,7 +9,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
-from opgraph.onnx.compose import finish, value_info
+from opgraph.onnx.compose import SWISH_SINCE, finish, value_info
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.function_table import FunctionTable
@@ -27,8 +27,6 @@ from opgraph.onnx.target import Target
 from opgraph.onnx.training_info import refuse_changes
 from opgraph.onnx.validate import opsets
 
-#: ai.onnx has Swish from here on.
-_SWISH_SINCE = 24
 _WITH_NORMS = ("auto", "function", "standard")
 
 
@@ -71,8 +69,8 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     current = opsets(origin.skeleton).get("", 1)
     lowered = target.opset if current > target.opset else None
     spots = spots_of(graph, source, request, request.opset or lowered or current)
-    swish = any(spot.kind == CHOSEN for spot in spots)
-    newer = _SWISH_SINCE if form == "standard" and swish and current < _SWISH_SINCE else None
+    swish = any(spot.kind == CHOSEN and len(spot.inputs) == 1 for spot in spots)
+    newer = SWISH_SINCE if form == "standard" and swish and current < SWISH_SINCE else None
     wanted = request.opset or lowered or newer
     if lowered and wanted == lowered:
         summary.notes.append(
@@ -90,7 +88,7 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     names = _names(skeleton.graph, origin.tensors)
     emitter = Emitter(opset, "function" if form == "auto" else form, target, names, FunctionTable(opset))
     made = nodes_of(source, spots, norms, emitter)
-    count(spots, norms, summary)
+    count(source, spots, norms, made, summary)
     if not made and wanted is None and origin.folded is not None:
         # Nothing changes, so functions of others stay functions.
         skeleton.CopyFrom(origin.folded)
@@ -149,7 +147,7 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     emitter.functions = kept
     del skeleton.graph.node[:]
     skeleton.graph.node.extend(node for _, node in sorted_nodes(nodes))
-    for name, data in emitter.scalars.items():
+    for name, data in emitter.arrays.items():
         draft.add_array(name, data)
     drop_initializers(draft, before)
     drop_value_info(skeleton.graph)

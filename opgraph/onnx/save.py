@@ -21,7 +21,7 @@ from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_cuda, checked_
 from opgraph.onnx.rewrite import rewritten
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
-from opgraph.onnx.target import Target, checked_form, target_of
+from opgraph.onnx.target import NEWEST, Target, checked_form, checked_opset, target_of
 from opgraph.onnx.weights import with_weights
 from opgraph.onnx.write import write
 
@@ -51,7 +51,8 @@ def save(
     """Writes a graph as an ONNX model.
 
     A graph that was loaded from ONNX is written as its own model with the units replaced: names, metadata,
-    initializers, external data, opset imports and symbolic dimensions stay. Any other graph becomes a new model.
+    initializers, external data, opset imports and symbolic dimensions stay. Any other graph becomes a new model, with
+    its units replaced in the same way.
 
     Args:
         graph: finalized by this call if need be.
@@ -191,7 +192,7 @@ def _request(
         form=form,
         target=target,
         functions=functions,
-        opset=opset,
+        opset=checked_opset(opset),
         library=library is not None,
         cuda=checked_cuda(cuda, library),
         keep=checked_keep(keep),
@@ -205,14 +206,18 @@ def drafted(graph: Graph, request: Request) -> Draft:
     if not isinstance(graph, Graph):
         raise InvalidArguments(f"a {type(graph).__name__} is no Graph", where="save", fix="pass a graph")
     graph.finalize()
-    if not isinstance(graph.source, Source) and (request.form == "auto" or request.functions or request.library):
-        # Units and partitions are replaced in a model, so it takes one first.
+    plain = request.form == "decomposed" and not (request.functions or request.library)
+    if not isinstance(graph.source, Source) and not plain:
+        # Units and partitions are replaced in a model, whatever the graph came from, so it takes one first.
         graph = imported(composed(graph, request, reader, summary).as_origin())
         summary = Summary(request.form, request.target)
     if isinstance(graph.source, Source):
         draft = rewritten(graph, graph.source, request, reader, summary)
     else:
         draft = composed(graph, request, reader, summary)
+    if reader.version > NEWEST:
+        newest = f"onnxruntime=={NEWEST[0]}.{NEWEST[1]}"
+        summary.notes.append(f"{request.target} is newer than all that was measured: taken to read what {newest} reads")
     _stamp(draft, reader)
     draft.check()
     summary.nodes_after = len(draft.skeleton.graph.node)

@@ -35,6 +35,14 @@ def plain_nodes(node: NodeProto, elements: Elements, opset: int) -> list[NodePro
     return [node] if result is None else result
 
 
+def same_type(node: NodeProto) -> NodeProto | None:
+    """For a node that onnx infers no type of, one whose output has the same type; None for every other node."""
+    if (node.domain, node.op_type) not in _ELEMENTWISE:
+        return None
+    given = [name for name in node.input if name]
+    return _node("Add" if len(given) == 2 else "Identity", given, node.output[0], node.name)
+
+
 def _chain(op_type: str, fewest: int = 2) -> Callable[[NodeProto, Elements], list[NodeProto] | None]:
     """Folds a node of any number of inputs into nodes of two."""
 
@@ -148,6 +156,10 @@ _REWRITES: dict[tuple[str, str], Callable[[NodeProto, Elements], list[NodeProto]
     ("com.microsoft", "FastGelu"): _gelu("tanh"),
     ("com.microsoft", "BiasGelu"): _gelu("none"),
 }
+
+
+#: Contributed ops of one operand, and a bias that some of them add.
+_ELEMENTWISE = {key for key in _REWRITES if key[0] == "com.microsoft"}
 
 
 def disguises() -> tuple[tuple[str, str], ...]:

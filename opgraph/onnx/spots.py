@@ -157,11 +157,15 @@ def nodes_of(
     return new
 
 
-def count(spots: Iterable[Spot], norms: Iterable[Norm], summary: Summary) -> None:
-    """Enters into a summary what was written."""
+def count(
+    source: Source, spots: Iterable[Spot], norms: Iterable[Norm], made: dict[int, list[NodeProto]], summary: Summary
+) -> None:
+    """Enters into a summary what was written as one node."""
     summary.units[CHOSEN.lower()] = 0
-    for name in (*(s.name for s in spots), *(n.name for n in norms)):
-        summary.units[name] = summary.units.get(name, 0) + 1
+    written = [(s.name, source.node_of[s.root.id]) for s in spots] + [(n.name, n.root) for n in norms]
+    for name, index in written:
+        if len(made[index]) == 1:
+            summary.units[name] = summary.units.get(name, 0) + 1
 
 
 def _value(tensor: LogicalTensor, source: Source, emitter: Emitter) -> Value:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from opgraph.errors import InvalidArguments
 
 FORMS = ("auto", "decomposed", "function", "standard", "contrib")
@@ -48,16 +50,28 @@ _LIMITS: tuple[tuple[tuple[int, int], int, int], ...] = (
 )
 
 
+#: The newest version that was measured, and how many releases may follow before a number is taken for a slip.
+NEWEST = _LIMITS[-1][0]
+_MOST_AHEAD = 20
+
+
 def target_of(text: str) -> Target:
     """The target that a text names: "onnxruntime==1.31", or "onnxruntime" for the newest known.
 
     Raises:
-        InvalidArguments: another runtime, or a version before 1.14.
+        InvalidArguments: another runtime, a version before 1.14, or one after those of 1.
     """
-    match = re.fullmatch(r"onnxruntime(?:-gpu)?\s*(?:==\s*(\d+)\.(\d+)(?:\.[\w.]+)?)?", text.strip())
+    pattern = r"onnxruntime(?:-gpu)?\s*(?:==\s*(\d+)\.(\d+)(?:\.[\w.]+)?)?"
+    match = re.fullmatch(pattern, text.strip()) if isinstance(text, str) else None
     if match is None:
         raise InvalidArguments(f"unknown target {text!r}", where="target", fix='write it as "onnxruntime==1.31"')
-    version = (int(match[1]), int(match[2])) if match[1] else _LIMITS[-1][0]
+    version = (int(match[1]), int(match[2])) if match[1] else NEWEST
+    if version[0] > NEWEST[0] or version[1] > NEWEST[1] + _MOST_AHEAD:
+        raise InvalidArguments(
+            f"there is no {text} that opgraph knows of",
+            where="target",
+            fix=f'the newest that it knows is "onnxruntime=={NEWEST[0]}.{NEWEST[1]}"; name that, or "onnxruntime"',
+        )
     fitting = [row for row in _LIMITS if row[0] <= version]
     if not fitting:
         raise InvalidArguments(f"{text} is too old", where="target", fix="use onnxruntime 1.14 or newer")
@@ -78,3 +92,16 @@ def checked_form(form: str) -> str:
     if form not in FORMS:
         raise InvalidArguments(f"unknown form {form!r}", where="form", fix=f"use one of {', '.join(FORMS)}")
     return form
+
+
+def checked_opset(opset: object) -> int | None:
+    """An opset of ai.onnx, or None for none in particular.
+
+    Raises:
+        InvalidArguments: no number.
+    """
+    if opset is None:
+        return None
+    if not isinstance(opset, (int, np.integer)) or isinstance(opset, bool) or opset < 1:
+        raise InvalidArguments(f"opset={opset!r} is no version of an opset", where="opset", fix="give one: opset=22")
+    return int(opset)

@@ -74,13 +74,15 @@ def _allowed_here(
 ) -> bool:
     if form.applies is not None and not form.applies(attrs, {n: t.ndim for n, t in inputs.items()}):
         return False
+    first = next(iter(inputs.values())).dtype if inputs else output
     for index, slot in enumerate(slots(record, form, len(inputs))):
-        name = slot.split("|")[0]
-        if name in inputs and inputs[name].dtype not in allowed(form.op_type, opset, index):
+        words = slot.split("|")
+        number = any(w[0] == "$" and isinstance(attrs.get(w[1:]), (int, float)) for w in words)
+        dtype = inputs[words[0]].dtype if words[0] in inputs else first if number else None
+        if dtype is not None and dtype not in allowed(form.op_type, opset, index):
             return False
     if output not in allowed(form.op_type, opset, -1):
         return False
-    first = next(iter(inputs.values())).dtype if inputs else output
     if form.dtypes is not None and first not in form.dtypes:
         return False
     return all(inputs[name].ndim == 0 for name in form.scalars if name in inputs)

@@ -8,6 +8,7 @@ from onnx import ModelProto, TypeProto
 from opgraph.errors import ModelError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims
+from opgraph.onnx.spellings import same_type
 from opgraph.runtime.providers.onnx_types import set_tensor_type
 
 
@@ -25,13 +26,25 @@ def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypePr
         return stated
     # Not with data_prop: it keeps an entry for each element of a 1-d tensor, and a file states sizes as it likes.
     try:
-        inferred = onnx.shape_inference.infer_shapes(model).graph
+        inferred = onnx.shape_inference.infer_shapes(_inferable(model)).graph
     except (ValueError, RuntimeError):  # some damage stops it that the checker lets through (an element type 0 inside)
         return stated
     for value in (*inferred.value_info, *inferred.output):
         if value.name not in stated and _says_something(value.type):
             stated[value.name] = _without_made_up_symbols(value.type)
     return stated
+
+
+def _inferable(model: ModelProto) -> ModelProto:
+    """The model with contributed ops, of which onnx knows no types, as plain ones whose results have the same types."""
+    plain = {index: made for index, node in enumerate(model.graph.node) if (made := same_type(node)) is not None}
+    if not plain:
+        return model
+    result = ModelProto()
+    result.CopyFrom(model)
+    for index, made in plain.items():
+        result.graph.node[index].CopyFrom(made)
+    return result
 
 
 def _says_something(proto: TypeProto) -> bool:

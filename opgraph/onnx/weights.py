@@ -79,6 +79,10 @@ def with_weights(graph: Graph, weights: Mapping[str, Any]) -> Graph:
         InvalidArguments: no such constant, or no array.
         InvalidDataType, InvalidShape: an array of another dtype or shape.
     """
+    if not isinstance(weights, Mapping):
+        raise InvalidArguments(
+            f"weights are {type(weights).__name__}", where="save, weights", fix="give a dict: weights={name: array}"
+        )
     graph.finalize()
     known = {port_name(t): t for t in graph.constants if t.name}
     for name in weights:

@@ -160,6 +160,11 @@ def _bound_names(attrs: Attrs, given: Collection[str]) -> tuple[str | None, str 
     return low, high
 
 
+def _without_nan(attrs: Attrs, ndims: object) -> bool:
+    """onnxruntime's Clip ignores a bound that is NaN; Max and Min, of which the function is made, do not."""
+    return not any(value != value for value in (attrs.get("min"), attrs.get("max")))
+
+
 def _clamp_expression(attrs: Attrs, given: Collection[str]) -> str:
     low, high = (name and f"{{{name.removeprefix('$')}}}" for name in _bound_names(attrs, given))
     if low and high:
@@ -186,7 +191,13 @@ CLAMP = pointwise(
         t, src, min if low is None else low, max if high is None else high
     ),
     onnx=(
-        Onnx(op_type="Clip", since=11, inputs=("src", "low|$min", "high|$max"), scalars=("low", "high")),
+        Onnx(
+            op_type="Clip",
+            since=11,
+            inputs=("src", "low|$min", "high|$max"),
+            scalars=("low", "high"),
+            applies=_without_nan,
+        ),
         Onnx(
             op_type="Clip",
             since=6,

@@ -9,6 +9,7 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir import dtypes
+from opgraph.ir.constants import check_unmasked
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, port_name
 from opgraph.runtime.device_array import DeviceArray
 
@@ -113,6 +114,7 @@ class Ports:
         if type(value) is DeviceArray:
             return value
         if isinstance(value, np.ndarray):
+            check_unmasked(value, f'{self.what} "{port_name(tensor)}"')
             return np.asarray(value)
         if isinstance(value, _SCALARS) and not tensor.dims and self.what != "output":
             return np.asarray(value, dtypes.get(tensor.dtype).numpy if isinstance(value, (bool, int, float)) else None)

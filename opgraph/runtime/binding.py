@@ -9,6 +9,7 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
+from opgraph.ir.constants import check_unmasked
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime import exchange
 from opgraph.runtime.arguments import fits
@@ -57,6 +58,7 @@ def _seen_on_host(array: Any, tensor: LogicalTensor) -> Any:
 
 def _checked(array: Any, tensor: LogicalTensor, what: str) -> Any:
     dtype = dtypes.get(tensor.dtype).numpy
+    check_unmasked(array, f"{tensor.label} in {what}")
     is_array = hasattr(array, "dtype") and hasattr(array, "shape") and not isinstance(array, np.generic)
     # What only a library infers may be unknown until it has run.
     if not is_array or array.dtype != dtype or not (tensor.dims is None or fits(array.shape, tensor.dims)):

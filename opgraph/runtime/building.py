@@ -15,6 +15,8 @@ from opgraph.codegen.kernel import KernelSource
 FILE = "kernel.cpp"
 #: Of a kernel that takes long: what calls, and the functions that are called (OG_SHARED in kernels/config.h).
 CALLS, FUNCTIONS = "-DOG_CALLS", "-DOG_FUNCTIONS"
+#: What is said of a compiler that reports success without a result.
+NOTHING = "it ended without an error, and wrote no library"
 #: The compilers that run now, of all threads.
 _running: set[subprocess.Popen[bytes]] = set()
 
@@ -71,8 +73,17 @@ def built(
             log = _run(commands, folder)
             if log is not None:
                 return Built(None, log)
-        with open(made, "rb") as file:
-            return Built(file.read())
+        library = library_at(made)
+        return Built(library, "" if library else NOTHING)
+
+
+def library_at(path: str) -> bytes | None:
+    """The library that a compiler says it wrote; None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read() or None
+    except FileNotFoundError:
+        return None
 
 
 def _written(folder: str, text: str) -> str:

@@ -73,6 +73,7 @@ def compile(
 def _names(given: Sequence[str], what: str) -> tuple[str, ...]:
     if isinstance(given, str):
         return (given,)
-    if isinstance(given, Iterable):
-        return tuple(given)
-    raise InvalidArguments(f"got {type(given).__name__} for {what}", where="compile", fix="give names of inputs")
+    names = tuple(given) if isinstance(given, Iterable) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise InvalidArguments(f"{what}={given!r} is no list of names", where="compile", fix="give names of inputs")
+    return names

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from opgraph.partition.report import Report
 
 
+class _NotTrainableError(InvalidArguments, AttributeError):
+    """Something of a `TrainableExecutable`, asked of one that is none; `hasattr` is False."""
+
+
 class Executable:
     """A compiled graph.
 
@@ -48,6 +52,10 @@ class Executable:
             )
         self.graph = graph
         self.engine = engine
+        self._recipe: tuple[Callable[..., Executable], Graph] = (
+            partial(Executable, engine=engine, donate=donate, rounding=rounding, regroup=regroup, waits=waits),
+            graph,
+        )
         self._exchange = exchange_of(engine)
         self._ins = Ports(graph.inputs, "input", defaults_on(graph, engine, self._exchange))
         self._outs = Ports(graph.outputs, "output")
@@ -70,6 +78,24 @@ class Executable:
         self._over = may_lie_over(graph, self._steps) if self._is_kernel else [frozenset() for _ in graph.outputs]
         self._ahead = None if self._is_kernel else ShapesAhead(graph)
         self._whole = whole_graph(self._steps, graph.inputs, graph.outputs) if engine.kind == "cpu" else None
+
+    def __reduce__(self) -> tuple[Callable[..., Executable], tuple[Graph]]:
+        """A copy, and what comes out of a pickle, is compiled again: from the kernels that the disk keeps."""
+        make, graph = self._recipe
+        return make, (graph,)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("vjp", "saved_tensors", "backward_graph"):
+                raise _NotTrainableError(
+                    f"this executable has no {name}: it was compiled without wrt",
+                    where=f"Executable.{name}",
+                    fix=f'name the inputs to differentiate by: compile(graph, wrt=("{self._ins.names[0]}",))'
+                    if self._ins.names
+                    else "the graph has no input to differentiate by",
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def partitions(self) -> tuple[Partition, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class TrainableExecutable(Executable):
                     fix="leave it out, or compile without wrt",
                 )
         super().__init__(freed(graph, wrt).finalize(), engine, donate=donate, rounding=rounding, regroup=False)
+        self._recipe = partial(TrainableExecutable, engine=engine, donate=donate, rounding=rounding, wrt=wrt), graph
         self.wrt = wrt
         self._plan = plan
         self._rounding = rounding

@@ -53,7 +53,7 @@ def prepared(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Graph:
     names = [wrt] if isinstance(wrt, str) else list(wrt)
     known = {port_name(t): t for t in (*graph.inputs, *graph.constants)}
     for name in names:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise InvalidArguments(
                 f"there is no input or constant {name!r}", where="wrt", fix=f"choose among {', '.join(known) or 'none'}"
             )

@@ -285,16 +285,38 @@ def test_fuse_refuses_to_overwrite_its_input(model: Path, capsys: pytest.Capture
     assert model.read_bytes() == before
 
 
+@pytest.mark.parametrize("kind", ["sequence", "text"])
+def test_a_model_that_cannot_be_compared_is_fused_unchecked(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    element = onnx.helper.make_tensor_type_proto(TensorProto.FLOAT if kind == "sequence" else TensorProto.STRING, ["m"])
+    odd = onnx.helper.make_sequence_type_proto(element) if kind == "sequence" else element
+    ports = [onnx.helper.make_value_info(name, odd) for name in ("s", "t")]
+    nodes = [("Sigmoid", ["x"], ["a"]), ("Mul", ["a", "x"], ["y"]), ("Identity", ["s"], ["t"])]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(*node) for node in nodes], "g", [plain, ports[0]],
+        [onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"]), ports[1]],
+    )  # fmt: skip
+    source, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9), source)
+    assert run("fuse", source, "-o", out) == 1
+    what, where, fix = error_lines(capsys)
+    assert "cannot be compared" in what and where == f'  where: input "s" of {out}' and "--unchecked" in fix
+    assert run("fuse", source, "-o", out, "--unchecked") == 0
+    assert [n.op_type for n in onnx.load(out).graph.node] == ["Swish", "Identity"]
+
+
 def test_a_model_that_onnxruntime_refuses_is_held_to_numpy_and_float64(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from opgraph.cli import onnx_file
 
     class Refusing(onnx_file.OnnxFile):
-        def __init__(self, path: str, content: bytes | None = None, library: str | None = None) -> None:
+        def __init__(self, path: str, **options: object) -> None:
             if path == str(model):
                 raise og.errors.DeviceError("onnxruntime refuses the model: reasons", where=path, fix="none")
-            super().__init__(path, content, library)
+            super().__init__(path, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(onnx_file, "OnnxFile", Refusing)
     assert run("fuse", model, "-o", tmp_path / "out.onnx") == 0

@@ -188,6 +188,30 @@ def test_op_arguments_are_checked() -> None:
     assert og.Op(np.int64(3), "Abs", inputs=lt(0)).inputs == (lt(0),)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("count", [3, 10**30])
+def test_more_outputs_than_an_op_has_are_refused_before_they_are_made(count: int) -> None:
+    g = og.Graph()
+    with pytest.raises(InvalidGraphOp, match="takes 1 outputs"):
+        g.add_op("Abs", g.input("x"), outputs=count)
+
+
+def test_an_engine_stands_for_its_kind() -> None:
+    assert og.Graph(og.Engine("cpu")).engine == "cpu" and og.Graph(og.Engine("cpu")) == og.Graph()
+    for wrong in (None, [], "gpu", og.Stream(og.Engine())):
+        with pytest.raises(InvalidArguments, match="unknown engine kind"):
+            og.Graph(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [[], 3, None])
+def test_the_name_of_an_attribute_is_a_text(name: Any) -> None:
+    op = og.Op(0, "Elu", [lt(0)], [lt(1)])
+    with pytest.raises(InvalidArguments, match="is no name of an attribute"):
+        op.set_attr(name, 1.0)
+    with pytest.raises(InvalidArguments, match="is not set"):
+        op.attr(name)
+    assert op.attrs == {}
+
+
 # -- constants ------------------------------------------------------------------------------------------------------
 
 

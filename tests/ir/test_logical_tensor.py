@@ -236,3 +236,9 @@ def test_data_compare_by_bits() -> None:
     assert tensor(np.nan).is_equal(tensor(-np.nan))
     assert not tensor(0.0).is_equal(tensor(-0.0))
     assert not tensor(0.0).is_equal(og.LogicalTensor(0, "bf16", (), property="constant"))
+
+
+@pytest.mark.parametrize("strides", [3, 2.5, "21", {3, 1}, object()])
+def test_strides_are_a_tuple_of_counts(strides: Any) -> None:
+    with pytest.raises(InvalidArguments, match="are no element counts"):
+        og.LogicalTensor(0, "f32", (2, 3), strides=strides)

@@ -413,11 +413,13 @@ def test_the_text_is_a_pure_value_without_names_of_the_model() -> None:
     assert not re.search("secret|hidden|classified", first)
 
 
-def test_a_lone_swish_that_onnxruntime_has_a_kernel_for_is_left_to_it() -> None:
+def test_a_lone_swish_that_onnxruntime_has_a_kernel_for_is_left_to_it(tmp_path: Path) -> None:
     text = "graph(x: f32[n]) -> (y)\n s = Sigmoid(x)\n y = Multiply(x, s)"
     draft = drafted(og.parse(text), Request(library=True))
     assert [n.op_type for n in draft.proto().graph.node] == ["Sigmoid", "Mul"]
     assert draft.library == []
+    with pytest.raises(InvalidArguments, match="an f32 SiLU by itself"):
+        og.onnx.save(og.parse(text), tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
 
 
 @pytest.mark.parametrize(

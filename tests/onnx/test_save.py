@@ -25,7 +25,7 @@ ort = pytest.importorskip("onnxruntime")
 evaluator = pytest.importorskip("onnx.reference")
 
 from opgraph.onnx.request import Request  # noqa: E402  # needs onnx
-from opgraph.onnx.save import to_model, written  # noqa: E402
+from opgraph.onnx.save import drafted, to_model, written  # noqa: E402
 from opgraph.onnx.target import target_of  # noqa: E402
 
 helper, T = onnx.helper, onnx.TensorProto
@@ -459,11 +459,37 @@ def test_a_model_is_moved_to_opset_24_only_where_that_changes_no_node() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"form": "best"}, {"target": "tensorrt"}, {"target": "onnxruntime==1.2"}, {"opset": 9}]
+    "arguments",
+    [
+        *({"form": form} for form in ("best", None, 3, [])),
+        *(
+            {"target": target}
+            for target in ("tensorrt", "onnxruntime==1.2", "onnxruntime==9.9", "onnxruntime==1.99", 3)
+        ),
+        *({"opset": opset} for opset in (9, 0, -1, "zzz", "22", 22.0, True, [])),
+        *({"keep": keep} for keep in ("gelu", ["gleu"], [3], 3, None)),
+    ],
+    ids=str,
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, Any]) -> None:
     with pytest.raises((InvalidArguments, Unimplemented), match="fix:"):
         to_model(og.parse("graph(x: f32[n]) -> (y)\n y = ReLU(x)"), **arguments)
+
+
+@pytest.mark.parametrize("weights", [3, ["c"], "c", {"d": 1}, {3: 1}])
+def test_weights_are_a_dict_by_name(weights: Any, tmp_path: Path) -> None:
+    graph = og.parse("graph(x: f32[n]) -> (y)\n const c: f32[] = 2.0\n y = Add(x, c)")
+    with pytest.raises(InvalidArguments, match="weights"):
+        og.onnx.save(graph, tmp_path / "m.onnx", weights=weights)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_that_is_newer_than_all_that_was_measured_is_noted() -> None:
+    graph = og.parse("graph(x: f32[n]) -> (y)\n y = ReLU(x)")
+    newest = target_of("onnxruntime").version
+    for target, notes in ((f"onnxruntime==1.{newest[1]}", 0), (f"onnxruntime==1.{newest[1] + 1}", 1)):
+        summary = drafted(graph, Request(target=target)).summary
+        assert sum("newer than all that was measured" in note for note in summary.notes) == notes
 
 
 def test_what_onnx_cannot_say_is_refused_by_name() -> None:

@@ -71,6 +71,10 @@ CASES = [
     ("rms_norm", RMS, "f64", 23, ["Pow", "ReduceMean", "Add", "Sqrt", "Reciprocal", "Mul", "Mul"]),
     ("rms_norm", ["x:f32", *RMS[:-1], "n:same", "y=Mul w n_"], "f16", 23, ["RMSNormalization"]),
     ("rms_norm", ["x:f32", *RMS[:-1], "n:same", "y=Mul w n_"], "f16", 18, ["opgraph::RMSNorm"]),
+    ("rms_norm", [*RMS[:-2], "y=Mul x r"], "f32", 18, ["opgraph::RMSNorm"]),
+    ("rms_norm", [*RMS[:-3], "y=Div x s"], "f32", 23, ["RMSNormalization"]),
+    ("rms_norm", [*RMS[:-1], "y=Mul n z"], "f32", 18, ["opgraph::RMSNorm", "Mul"]),
+    ("rms_norm", ["x:f32", *RMS[:-1], "n:same", "y=Mul n_ z"], "f16", 23, ["RMSNormalization", "Mul"]),
     ("layer_norm", LAYER, "f32", 17, ["LayerNormalization"]),
     ("layer_norm", LAYER, "f16", 18, ["LayerNormalization"]),
     ("layer_norm", LAYER, "f32", 16, [s.split("=")[1].split()[0] for s in LAYER]),
@@ -185,8 +189,14 @@ def test_other_forms_write_gelu_their_way(form: str) -> None:
         assert [u.name for u in find_units(og.onnx.load(made))] == ["gelu"]
 
 
-@pytest.mark.parametrize("line", ["m=ReduceMean p ax", "y=Mul w n"])
-def test_a_norm_over_another_axis_or_with_another_weight_is_none(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "written"),
+    [
+        ("m=ReduceMean p ax", [line.split("=")[1].split()[0] for line in RMS]),
+        ("y=Mul w n", ["opgraph::RMSNorm", "Mul"]),
+    ],
+)
+def test_a_norm_over_another_axis_is_none_and_another_weight_no_part_of_it(line: str, written: list[str]) -> None:
     source = model_of(RMS, "f32", 18)
     for tensor in source.graph.initializer:
         if tensor.name == "ax" and "ax" in line:
@@ -195,6 +205,17 @@ def test_a_norm_over_another_axis_or_with_another_weight_is_none(line: str) -> N
             del tensor.dims[:]
             tensor.dims.extend([32, 1])
             source.graph.output[0].type.tensor_type.shape.dim[0].ClearField("dim_param")
+    assert types(to_model(og.onnx.load(source))) == written
+
+
+def test_norms_without_a_weight_share_their_ones_and_need_a_known_size() -> None:
+    twice = [*RMS[:-2], "h=Mul x r", *(line.replace("x", "h").replace("=", "2=") for line in RMS[:1])]
+    source = model_of([*twice, "m2=ReduceMean p2 ax", "v2=Add m2 eps", "s2=Sqrt v2", "y=Div h s2"], "f32", 18)
+    made = to_model(og.onnx.load(source))
+    assert types(made) == ["opgraph::RMSNorm"] * 2
+    assert [(t.name, list(t.dims)) for t in made.graph.initializer] == [("ones_f32_32", [32])]
+    for port in (*source.graph.input, *source.graph.output):
+        port.type.tensor_type.shape.dim[1].dim_param = "wide"
     assert "opgraph::RMSNorm" not in types(to_model(og.onnx.load(source)))
 
 
@@ -279,3 +300,25 @@ def test_a_node_that_is_read_as_several_ops_is_not_torn_apart() -> None:
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     made = helper.make_model(graph, opset_imports=imports, ir_version=10)
     assert types(to_model(og.onnx.load(made))) == ["com.microsoft::BiasGelu"]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs"), [("FastGelu", "x"), ("FastGelu", "xb"), ("QuickGelu", "x"), ("BiasGelu", "xb")]
+)
+def test_what_stands_behind_a_contributed_op_is_typed_and_fused(op: str, inputs: str) -> None:
+    """onnx infers no type of contributed ops, and so none of what comes after the product."""
+    nodes = [
+        helper.make_node(op, list(inputs), ["a"], domain="com.microsoft"),
+        helper.make_node("MatMul", ["a", "w"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("Mul", ["t", "h"], ["y"]),
+    ]
+    weights = [onnx.numpy_helper.from_array(np.ones(s, np.float32), n) for n, s in (("w", (4, 4)), ("b", (4,)))]
+    ports = [helper.make_tensor_value_info(n, T.FLOAT, ["n", 4]) for n in "xy"]
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(helper.make_graph(nodes, "g", ports[:1], ports[1:], weights),
+                             opset_imports=imports, ir_version=10)  # fmt: skip
+    graph = og.onnx.load(made)
+    assert [op.kind for op in graph.ops][-3:] == ["Wildcard", "Tanh", "Multiply"]
+    assert types(to_model(graph, functions=True))[-2:][0] == "MatMul"
+    assert [o.name for o in drafted(graph, Request(library=True)).library] != []

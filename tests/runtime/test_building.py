@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mixed_graph import bound
 
@@ -16,6 +17,7 @@ import opgraph as og
 from opgraph.codegen import emit
 from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource, host_source
+from opgraph.errors import DeviceError
 from opgraph.runtime import building, host
 from opgraph.runtime.building import Built
 
@@ -99,3 +101,24 @@ def test_kernels_that_are_compiled_at_once_have_a_processor_each(monkeypatch: py
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize("version", ["echo a compiler", ":"])
+@pytest.mark.parametrize("writes", ["", ': > "$2"'], ids=["nothing", "an empty file"])
+def test_a_compiler_that_ends_well_and_writes_nothing_is_told_so(
+    version: str, writes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnx_ir")
+    place = tmp_path / "g++"
+    output = f'while [ $# -gt 0 ]; do if [ "$1" = -o ]; then {writes or ":"}; fi; shift; done'
+    place.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then {version}; exit 0; fi\n{output}\n')
+    place.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(host, "find_compiler", host.find_compiler.__wrapped__)
+    graph = og.parse("graph(x: f64[n]) -> (y)\n a = Exp(x)\n y = Tanh(a)")
+    with pytest.raises(DeviceError, match="without an error, and wrote no library"):
+        og.compile(graph)(x=np.zeros(3))
+    with pytest.raises(DeviceError, match="without an error, and wrote no library"):
+        og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
+    assert not list(tmp_path.glob("m.*"))

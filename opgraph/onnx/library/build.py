@@ -21,6 +21,7 @@ from opgraph.onnx.origin import Origin
 from opgraph.onnx.pending import Pending, checked_place, file_path, reported
 from opgraph.onnx.write import data_place
 from opgraph.runtime import host
+from opgraph.runtime.building import NOTHING, library_at
 
 #: -march=native in the flags of kernels is for the machine itself; a library may be meant for another one.
 NATIVE = "native"
@@ -40,9 +41,10 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
         raise InvalidArguments(
             "the model has nothing that a library would run",
             where="ort_library",
-            fix="save it without one: no fused partition of several nodes, and no swish",
+            fix="save it without one: single nodes, an f32 SiLU by itself, short rows and what `keep` names are "
+            "onnxruntime's",
         )
-    if not re.fullmatch(r"[\w.+-]+", march):
+    if not isinstance(march, str) or not re.fullmatch(r"[\w.+-]+", march):
         raise InvalidArguments(f"{march!r} names no processors", where="march", fix='use "native" or "x86-64-v3"')
     compiler = host.find_compiler()
     if compiler is None:
@@ -69,9 +71,11 @@ def _built(source: LibraryText, march: str, command: tuple[str, ...]) -> bytes:
         done = subprocess.run(
             whole, capture_output=True, text=True, errors="replace", check=False, env=environment, cwd=folder
         )
-        if done.returncode == 0:
-            return Path(made).read_bytes()
-    log = "\n".join(f"    {line}" for line in done.stderr.strip().splitlines()[:20])
+        library = library_at(made) if done.returncode == 0 else None
+        if library is not None:
+            return library
+    said = NOTHING if done.returncode == 0 else done.stderr
+    log = "\n".join(f"    {line}" for line in said.strip().splitlines()[:20])
     raise DeviceError(
         f"the C++ compiler refused the library:\n{log}",
         where=command[0],

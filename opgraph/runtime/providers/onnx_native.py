@@ -43,7 +43,7 @@ class NodeWriter:
     @property
     def scalars(self) -> dict[str, np.ndarray]:
         """See the class."""
-        found: dict[str, np.ndarray] = self._emitter.scalars
+        found: dict[str, np.ndarray] = self._emitter.arrays
         return found
 
     def nodes(self, op: Op) -> list[NodeProto] | None:
