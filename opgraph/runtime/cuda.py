@@ -15,7 +15,7 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime.at_once import at_once
-from opgraph.runtime.device_array import DeviceArray
+from opgraph.runtime.device_array import Adopted, DeviceArray
 from opgraph.runtime.refusal import refused
 
 try:
@@ -148,6 +148,15 @@ class CupyLibrary:
             size = int(np.prod(shape)) * dtype.itemsize
             raise _out_of_memory(f"a result of {dtype} {shape}", size) from None
         return owner, owner.data.ptr
+
+    def dense(self, owner: Any) -> Any:
+        """The array in row-major order, copied on the device if need be."""
+        return cupy.ascontiguousarray(owner)
+
+    def adopted(self, memory: Adopted, dtype: np.dtype[Any], device: int) -> Any:
+        """An array of that dtype on memory of somebody else."""
+        with OnDevice(device):
+            return cupy.asarray(memory).view(dtype)
 
     def stream(self, device: int) -> Any:
         """CuPy's current stream of this thread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,23 +36,35 @@ class OpLibrary(Protocol):
         """A value as a dense array, on the same memory where that is possible."""
 
 
-def native_runner(partition: Partition, engine: Engine) -> Runner:
+def torch_on_gpu() -> bool:
+    """Whether torch is installed and runs on GPUs."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    from opgraph.runtime.providers.torch_ops import sees_gpus  # needs torch
+
+    return sees_gpus()
+
+
+def native_runner(partition: Partition, engine: Engine, sizes: Collection[int] = ()) -> Runner:
     """What runs a partition of library ops on an engine: torch on the caller's memory, or NumPy.
+
+    Args:
+        sizes: ids of the values that stay on the host where the engine is a GPU.
 
     Raises:
         Unimplemented: the gradient of an ONNX node that torch does not run, or without torch.
     """
     check_foreign(partition.ops)
     program = Program(partition)
+    if engine.kind == "cuda" and torch_on_gpu():
+        from opgraph.runtime.providers.torch_partition import CudaPartition  # needs CuPy, too
+
+        return CudaPartition(program, engine.index, sizes)
     library: OpLibrary = NumpyOps()
     if importlib.util.find_spec("torch") is not None:
-        from opgraph.runtime.providers.torch_ops import TorchOps, sees_gpus  # needs torch
+        from opgraph.runtime.providers.torch_ops import TorchOps  # needs torch
 
         library = TorchOps()
-        if engine.kind == "cuda" and sees_gpus():
-            from opgraph.runtime.providers.torch_partition import CudaPartition  # needs CuPy, too
-
-            return CudaPartition(program, engine.index)
     run = NativePartition(program, library)
     if engine.kind == "cuda":
         from opgraph.runtime.cuda_exchange import Hosted  # needs CuPy
