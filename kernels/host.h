@@ -27,8 +27,8 @@ template <class F, class = void> struct Blocks {
 };
 template <class F> struct Blocks<F, ignored<decltype(F::strided_bytes(0))>> {
   static constexpr int n = F::operands;
-  static constexpr i64 element_bytes(int k = 0) { return k < n ? F::strided_bytes(k) + element_bytes(k + 1) : 0; }
-  static constexpr i64 width = block_bytes / block_rows / element_bytes() / 16 * 16;
+  static constexpr i64 element_bytes(int k) { return k < n ? F::strided_bytes(k) + element_bytes(k + 1) : 0; }
+  static constexpr i64 width = block_bytes / block_rows / element_bytes(0) / 16 * 16;
   alignas(64) char room[block_bytes];
   void* base[n];
   i64 down[n], along[n];

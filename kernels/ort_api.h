@@ -56,7 +56,9 @@ struct Api {
   void (*ReleaseStatus)(Status* status);
   void* skipped_94[5];
   void (*ReleaseTensorTypeAndShapeInfo)(TypeAndShape* info);
-  void* skipped_100[174];
+  void* skipped_100[93];
+  Status* (*KernelContext_GetGPUComputeStream)(const Context* context, void** out);
+  void* skipped_194[80];
   Status* (*KernelContext_ParallelFor)(const Context* context, void (*work)(void*, usize), usize total, usize batches,
                                        void* data);
 };
@@ -73,6 +75,7 @@ OG_AT(KernelInfoGetAttribute_float, 85);
 OG_AT(KernelContext_GetOutput, 91);
 OG_AT(ReleaseStatus, 93);
 OG_AT(ReleaseTensorTypeAndShapeInfo, 99);
+OG_AT(KernelContext_GetGPUComputeStream, 193);
 OG_AT(KernelContext_ParallelFor, 274);
 #undef OG_AT
 

@@ -5,7 +5,7 @@
 
 // One call of a fused kernel as a custom op of onnxruntime: what it needs is read off the context, the layout is found, and
 // the space is cut into pieces for onnxruntime's own threads. Nothing here throws, aborts or keeps anything but the kernel's
-// own state: every failure is an OrtStatus. The emitted text holds one Op for each name and signature.
+// own state: every failure is an OrtStatus. The emitted text holds one Op for each name, signature and provider.
 
 namespace og {
 namespace ort {
@@ -16,9 +16,11 @@ struct Variant {
   void (*launch)(void* const*, const i64*, i64, i64, i64, Parallel);
 };
 
+struct GpuVariant;  // kernels/ort_gpu.h
+
 // One way to call an op: with how many inputs, which load reads which input. Input 255: the attribute alpha. `row_rank`:
 // how many axes make a row, 0 where rows are not reduced. `result`: what each result holds. `moderate`: a kernel for the
-// usual alphas, whatever the layout; may be null.
+// usual alphas, whatever the layout; may be null. `bytes`: of an element of each operand.
 struct Form {
   i64 inputs, loads;
   const DenseLoad* load;
@@ -27,11 +29,22 @@ struct Form {
   i64 variants;
   const Variant* variant;
   const Variant* moderate;
+  i64 gpu_variants;
+  const GpuVariant* gpu_variant;
+  const u8* bytes;
 };
 
 enum { attribute = 255 };
 
+// Who runs an op: what onnxruntime calls the provider (null: the CPU), what a new kernel makes sure of, and a call.
+struct Provider {
+  const char* name;
+  Status* (*prepare)();
+  Status* (*compute)(void* kernel, Context* context);
+};
+
 struct Op : CustomOp {
+  const Provider* provider;
   const char* name;
   i64 least, most, results;  // inputs, outputs
   const int* input_types;    // ONNXTensorElementDataType
@@ -101,8 +114,15 @@ inline const Variant* find_variant(const Form& form, const DenseLayout& layout) 
   return nullptr;
 }
 
-inline Status* compute(void* state, Context* context) {
-  Kernel& kernel = *(Kernel*)state;
+// What a call brings: the address of each load and result, and where they stand.
+struct Call {
+  const Form* form;
+  void* base[dense_operands + 1];
+  DenseLayout layout;
+};
+
+// Reads a call off its context, and has onnxruntime allocate the results.
+inline Status* read_call(Kernel& kernel, Context* context, Call* call) {
   const Op& op = *kernel.op;
   const Value* values[dense_operands];
   usize count = 0;
@@ -120,18 +140,17 @@ inline Status* compute(void* state, Context* context) {
   if (form == nullptr) return refused("opgraph: a node has too few inputs");
 
   DenseShape shapes[dense_operands];
-  void* base[dense_operands + 1];
   for (i64 k = 0; k < form->loads; ++k) {
     const i64 input = form->load[k].input;
     if (input == attribute) {
       shapes[k].rank = 0;
-      base[k] = &kernel.alpha;
+      call->base[k] = &kernel.alpha;
       continue;
     }
     OG_TRY(read_shape(values[input], &shapes[k]));
-    OG_TRY(api->GetTensorMutableData((Value*)values[input], &base[k]));
+    OG_TRY(api->GetTensorMutableData((Value*)values[input], &call->base[k]));
   }
-  DenseLayout layout;
+  DenseLayout& layout = call->layout;
   if (!dense_layout(form->load, form->loads, shapes, form->result, op.results, form->row_rank, &layout)) {
     return refused("opgraph: the inputs of a fused node do not broadcast");
   }
@@ -144,14 +163,25 @@ inline Status* compute(void* state, Context* context) {
     for (i64 d = 0; d < shape.rank; ++d) size *= shape.dims[d];
     left_open = left_open || (layout.size == 0 && size > 0);
     OG_TRY(api->KernelContext_GetOutput(context, (usize)r, shape.dims, (usize)shape.rank, &value));
-    OG_TRY(api->GetTensorMutableData(value, &base[form->loads + r]));
+    OG_TRY(api->GetTensorMutableData(value, &call->base[form->loads + r]));
   }
   if (left_open) return refused("opgraph: a fused node reduces rows without elements");
+  call->form = form;
+  return nullptr;
+}
+
+inline Status* compute(void* state, Context* context) {
+  Kernel& kernel = *(Kernel*)state;
+  Call call;
+  OG_TRY(read_call(kernel, context, &call));
+  const Form* form = call.form;
+  DenseLayout& layout = call.layout;
+  void** base = call.base;
   if (layout.size == 0) return nullptr;
   const bool moderate = form->moderate != nullptr && is_moderate(kernel.alpha);
   const Variant* variant = moderate ? form->moderate : find_variant(*form, layout);
   if (variant == nullptr) return api->CreateStatus(fail, "opgraph: no kernel was built for this layout");
-  const i64 operands = form->loads + op.results;
+  const i64 operands = form->loads + kernel.op->results;
   i64 whole[2 + dense_rank + dense_operands * dense_rank + 3 + 2 * dense_rank], *end = whole;
   *end++ = layout.rank;
   *end++ = layout.size;

@@ -12,6 +12,7 @@ inline const Op& self(const CustomOp* op) { return *(const Op*)op; }
 
 inline Status* create(const CustomOp* op, const Api*, const KernelInfo* info, void** out) {
   Allocator* allocator = nullptr;
+  if (self(op).provider->prepare != nullptr) OG_TRY(self(op).provider->prepare());
   OG_TRY(api->GetAllocatorWithDefaultOptions(&allocator));
   float alpha = 1;
   if (self(op).has_alpha) {
@@ -37,7 +38,7 @@ inline void destroy(void* kernel) {
 inline void* create_v1(const CustomOp*, const Api*, const KernelInfo*) { return nullptr; }
 inline void compute_v1(void*, Context*) {}
 inline const char* name_of(const CustomOp* op) { return self(op).name; }
-inline const char* provider_of(const CustomOp*) { return nullptr; }  // the CPU
+inline const char* provider_of(const CustomOp* op) { return self(op).provider->name; }
 inline int input_type(const CustomOp* op, usize i) { return self(op).input_types[i]; }
 inline usize input_count(const CustomOp* op) { return (usize)self(op).most; }
 inline int output_type(const CustomOp* op, usize i) { return self(op).output_types[i]; }
@@ -49,11 +50,13 @@ inline int at_least_one(const CustomOp*) { return 1; }
 inline int first_version(const CustomOp*) { return 1; }
 inline int last_version(const CustomOp*) { return 2147483647; }
 
-inline CustomOp callbacks() {
+inline CustomOp callbacks(const Op& op) {
   return CustomOp{api_version, create_v1, name_of, provider_of, input_type, input_count, output_type, output_count,
                   compute_v1, destroy, input_kind, output_kind, memory_type, at_least_one, at_least_one, at_least_one,
-                  at_least_one, create, compute, nullptr, first_version, last_version};
+                  at_least_one, create, op.provider->compute, nullptr, first_version, last_version};
 }
+
+static const Provider on_cpu = {nullptr, nullptr, compute};
 
 // ---- registration --------------------------------------------------------------------------------------------------
 
@@ -91,7 +94,7 @@ inline Status* register_ops(SessionOptions* options, const ApiBase* base, Op* op
     Domain* made = nullptr;
     status = found->CreateCustomOpDomain("opgraph", &made);
     for (i64 i = 0; status == nullptr && i < count; ++i) {
-      (CustomOp&)ops[i] = callbacks();
+      (CustomOp&)ops[i] = callbacks(ops[i]);
       status = found->CustomOpDomain_Add(made, &ops[i]);
     }
     if (status == nullptr) domain = made;
@@ -99,8 +102,6 @@ inline Status* register_ops(SessionOptions* options, const ApiBase* base, Op* op
   __atomic_clear(&lock, __ATOMIC_RELEASE);
   return status != nullptr ? status : found->AddCustomOpDomain(options, domain);
 }
-
-#undef OG_TRY
 
 }  // namespace ort
 }  // namespace og

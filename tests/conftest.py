@@ -12,7 +12,10 @@ from emulator import FakeCupy
 import opgraph as og
 
 #: What holds on to the CuPy that it was imported with.
-_MODULES = ("cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange", "cuda_memory", "cuda_sequence")
+_MODULES = (
+    "cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange", "cuda_memory", "cuda_sequence", "providers.onnx_device",
+    "providers.torch_partition",
+)  # fmt: skip
 
 
 #: Folders whose tests compile kernels of every op, dtype or layout, or run all graph files and benchmarks: most of
@@ -48,12 +51,12 @@ def no_cache() -> Iterator[None]:
 @pytest.fixture
 def cupy() -> Iterator[FakeCupy]:
     """CuPy replaced by host memory and emulated kernels. (tests/gpu has its own, of a GPU.)"""
-    import opgraph.runtime as package
 
     def forget() -> None:
         for name in _MODULES:
-            sys.modules.pop(f"opgraph.runtime.{name}", None)
-            package.__dict__.pop(name, None)
+            module = sys.modules.pop(f"opgraph.runtime.{name}", None)
+            if module is not None and module.__package__ in sys.modules:
+                sys.modules[module.__package__].__dict__.pop(name.rpartition(".")[2], None)
         capacity = og.onednn.get_compiled_partition_cache_capacity()
         og.onednn.set_compiled_partition_cache_capacity(0)  # a partition compiled for one GPU would launch on it
         og.onednn.set_compiled_partition_cache_capacity(capacity)

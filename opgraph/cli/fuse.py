@@ -35,6 +35,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--march", default="native", help="the processors that LIB.so is for (default: like this one)")
     parser.add_argument(
+        "--cuda",
+        action="store_true",
+        help="LIB.so serves onnxruntime's CUDA provider as well: GPUs from sm_80 on, norms and reductions left out",
+    )
+    parser.add_argument(
         "--keep", metavar="UNIT", action="append", default=[], help="leave units of this name as they are; repeat"
     )
     feeding_arguments(parser)
@@ -53,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         check_place(args.ort_library, "--ort-library", regular=True)
         if os.path.realpath(args.ort_library) in map(os.path.realpath, (source, target, f"{target}.data")):
             raise UsageError("LIB.so is IN, OUT or OUT.data", where=args.ort_library, fix="give another file name")
+    elif args.cuda:
+        raise UsageError("--cuda is about a library", where="--cuda", fix="give --ort-library LIB.so")
     import opgraph
 
     with progress() as step:
@@ -70,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
             target=args.target,
             functions=args.functions,
             library=args.ort_library is not None,
+            cuda=args.cuda,
             keep=checked_keep(args.keep),
         )
         outcome = Trial(args, graph, target, step).best(request)
@@ -112,7 +120,8 @@ def _report(source: str, target: Path, library: str | None, args: argparse.Names
         )
     if library is not None:
         ops = len({op.name for op in outcome.draft.library})
-        out.print(f"library: {printable(library)}, {ops} ops for processors like {printable(args.march)}; with it:")
+        devices = f"processors like {printable(args.march)}{' and GPUs from sm_80 on' if args.cuda else ''}"
+        out.print(f"library: {printable(library)}, {ops} ops for {devices}; with it:")
         out.print(f"  options.register_custom_ops_library({printable(str(Path(library).absolute()))!r})")
     elif args.ort_library is not None:
         out.print("note: there is nothing that a library would run, so none was written")

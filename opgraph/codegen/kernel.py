@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
@@ -206,15 +206,21 @@ def packed_vector(loop: Loop, layout: Layout, alignment: int, *, whole_rows: boo
     return vector
 
 
-def cuda_source(loop: Loop, variant: CudaVariant) -> KernelSource:
+def cuda_source(loop: Loop, variant: CudaVariant, *, by_value: Collection[int] = ()) -> KernelSource:
     """The CUDA kernel of a variant.
+
+    Args:
+        by_value: places of loads of one element that are no address but the number itself.
 
     Entry: base pointers one by one; then, for a flat space, the step of each strided operand and the number of
     elements, both i64; for rows og::Layout by value and the number of packs (i32 if `narrow`). `cuda_layout` packs it.
     """
     operands = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     params = [f"void* {name}" for name in operands]
-    body = [f"  void* const base[] = {{{', '.join(operands)}}};"]
+    places = list(operands)
+    for i in by_value:
+        params[i], places[i] = f"{dtypes.get(loop.loads[i].dtype).storage} {operands[i]}", f"(void*)&{operands[i]}"
+    body = [f"  void* const base[] = {{{', '.join(places)}}};"]
     how = f"<Fused, {variant.vector}, {variant.unroll}>"
     if variant.group:
         how = f"_rolled<Fused, {variant.vector}, {variant.unroll}, {variant.group}>"

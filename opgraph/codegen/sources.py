@@ -37,10 +37,10 @@ def kernel_folder() -> Path:
 
 
 @cache
-def spliced(name: str) -> str:
-    """The text of one source with everything that it includes before it, each once, without comments."""
+def spliced(*names: str) -> str:
+    """The text of some sources with everything that they include before them, each once, without comments."""
     order: list[str] = []
-    pending = [(name, False)]
+    pending = [(name, False) for name in reversed(names)]
     while pending:
         current, expanded = pending.pop()
         if current in order:

@@ -241,6 +241,11 @@ class OpDef:
         read = [not port.shape_only for port in ports] if self.reads is None else self.reads(op)
         return [t for t, is_read in zip(op.inputs, read, strict=True) if is_read]
 
+    def inputs_that_say_shapes(self, op: Op) -> list[LogicalTensor]:
+        """The inputs whose data the shape rule reads, and which have none yet."""
+        ports = self.with_optional(len(op.inputs))
+        return [t for t, port in zip(op.inputs, ports, strict=True) if port.says_shape and not t.is_constant]
+
     def input_names(self, count: int) -> list[str]:
         """Names of `count` given inputs, each its own: those of a variadic port are numbered."""
         return port_names(self.inputs, count)

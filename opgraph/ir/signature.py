@@ -63,6 +63,7 @@ class Port:
         type: its dtype: a symbol of the op's `types`, or a dtype name.
         optional, variadic: whether it may be left out, or given any number of times.
         shape_only: only the shape of this input counts; its data is never read.
+        says_shape: the shape rule of the op reads the data of this input; before they are at hand it leaves sizes open.
         wide: where nothing else says the dtype of this output, it is the one that inputs are computed in: f64 for f64,
             else f32.
     """
@@ -72,6 +73,7 @@ class Port:
     optional: bool = False
     variadic: bool = False
     shape_only: bool = False
+    says_shape: bool = False
     wide: bool = False
 
 

@@ -36,7 +36,9 @@ def grouped(loop: Loop, layout: Layout) -> Layout | None:
     kinds = list(layout.variant.operands)
     for place, own in enumerate(layout.strides):
         is_group = own[-1] == 0 and own[axis] != 0
-        if is_group and (kinds[place] in (ADDED, KEPT) or any(own[a] for a in range(outer, len(own)))):
+        if kinds[place] in (ADDED, KEPT) and own[-1] == 0:
+            return None  # a sum has a cell for each lane
+        if is_group and any(own[a] for a in range(outer, len(own))):
             return None
         kinds[place] = GROUP if is_group else kinds[place]
         strides.append((*(own[a] for a in rest), own[axis] if is_group else own[-1]))

@@ -112,7 +112,7 @@ def bind(
         if load.name not in read:
             aligned.append((0,) * rank)
         elif load.is_position:  # as if it lay in memory in order: where an operand is, is then where the element stands
-            aligned.append(row_major(shape))
+            aligned.append(aligned_strides(PLAIN, shape, row_major(shape), rank))
         else:
             aligned.append(aligned_strides(load, s, st, rank))
     results = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import FunctionProto, NodeProto, helper
@@ -17,6 +17,7 @@ from opgraph.ir.op import Op
 from opgraph.onnx.draft import Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.functions import canonical
+from opgraph.onnx.library.gpu import serves_gpu
 from opgraph.onnx.library.ops import LibraryOp, fused_op, swish_ops
 from opgraph.onnx.library.rows import has_rows, rows_pay
 from opgraph.onnx.nodes import reads
@@ -45,11 +46,13 @@ class Folding:
     Attributes:
         library: whether an onnxruntime library is to run them; then a partition that it cannot run stays as it is.
         rows: whether partitions that reduce rows are wanted.
+        on_gpu: whether the library serves onnxruntime's CUDA provider as well; then it has what both can run.
         ops: what that library holds.
     """
 
     library: bool
     rows: bool = True
+    on_gpu: bool = False
     ops: list[LibraryOp] = field(default_factory=list)
 
     def fold(
@@ -90,7 +93,11 @@ class Folding:
             summary.units[name] = summary.units.get(name, 0) + 1
         if self.library and any(n.domain == DOMAIN and n.op_type == CHOSEN for _, n in nodes):
             # A registered op wins over a function of its name, and so has to serve every dtype of it.
-            self.ops.extend(swish_ops())
+            # Kernels for GPUs take seconds to build: those that a node here calls.
+            left = [node for index, node in nodes if index not in folded and node.op_type == CHOSEN]
+            dtype_of = {source.value_of.get(t.id): t.dtype for t in _tensors(graph.ops)}
+            called = {dtype_of.get(node.input[0]) for node in left} if self.on_gpu else set()
+            self.ops.extend(replace(op, on_gpu=op.inputs[0] in called) for op in swish_ops())
         return [
             (index, node)
             for index, group in by_index.items()
@@ -154,9 +161,9 @@ class Folding:
                 return None
             places = {ids[name]: place for place, name in enumerate(inputs)}
             op = fused_op(function.name, part, places, [ids[name] for name in results])
-            if op is None:
+            if op is None or (self.on_gpu and not serves_gpu(op)):
                 return None
-            self.ops.append(op)
+            self.ops.append(replace(op, on_gpu=self.on_gpu))
         overload = emitter.functions.add(function, "other")
         return NodeProto(
             op_type=function.name,

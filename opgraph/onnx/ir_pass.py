@@ -10,7 +10,7 @@ from onnx_ir.passes import FunctionalPass, PassResult, PostconditionError, Preco
 
 from opgraph.onnx.library.build import NATIVE
 from opgraph.onnx.load import load
-from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_keep
+from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_cuda, checked_keep
 from opgraph.onnx.save import drafted, library_written
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
@@ -23,7 +23,7 @@ class FusePass(FunctionalPass):
     The given model is not changed. A model that has nothing (more) to fuse comes back equal, and as not modified.
 
     Args:
-        form, target, functions, opset, ort_library, march, keep: as for `opgraph.onnx.save`.
+        form, target, functions, opset, ort_library, march, cuda, keep: as for `opgraph.onnx.save`.
 
     Raises:
         InvalidArguments: unknown form or target.
@@ -38,6 +38,7 @@ class FusePass(FunctionalPass):
         opset: int | None = None,
         ort_library: str | Path | None = None,
         march: str = NATIVE,
+        cuda: bool = False,
         keep: Collection[str] = (),
     ) -> None:
         super().__init__()
@@ -48,6 +49,7 @@ class FusePass(FunctionalPass):
             functions=functions,
             opset=checked_opset(opset),
             library=ort_library is not None,
+            cuda=checked_cuda(cuda, ort_library),
             keep=checked_keep(keep),
         )
         self.library = (ort_library, march)

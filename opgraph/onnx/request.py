@@ -19,6 +19,7 @@ class Request:
 
     Attributes:
         library: whether an onnxruntime library is to run the fused partitions.
+        cuda: whether that serves onnxruntime's CUDA provider as well; then it has what both can run.
         keep: names of units that stay as they are.
     """
 
@@ -27,7 +28,13 @@ class Request:
     functions: bool = False
     opset: int | None = None
     library: bool = False
+    cuda: bool = False
     keep: frozenset[str] = frozenset()
+
+    @property
+    def rows(self) -> bool:
+        """Whether a library is to have partitions that reduce rows: there are no kernels of them for GPUs yet."""
+        return ROWS_UNIT not in self.keep and not self.cuda
 
 
 def checked_keep(names: Collection[str]) -> frozenset[str]:
@@ -48,3 +55,14 @@ def checked_keep(names: Collection[str]) -> frozenset[str]:
             f"no unit is called {unknown[0]!r}", where="keep", fix=f"name some of {', '.join(known)}"
         )
     return frozenset(names)
+
+
+def checked_cuda(cuda: bool, library: object | None) -> bool:
+    """Whether a library is to serve the CUDA provider.
+
+    Raises:
+        InvalidArguments: there is to be no library.
+    """
+    if cuda and library is None:
+        raise InvalidArguments("cuda is about a library, and none is asked for", where="cuda", fix="give ort_library")
+    return bool(cuda)

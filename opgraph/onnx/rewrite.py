@@ -18,7 +18,7 @@ from opgraph.onnx.leftovers import drop_initializers, drop_value_info, sorted_no
 from opgraph.onnx.library.rows import rows_pay
 from opgraph.onnx.load import imported
 from opgraph.onnx.norms import Norm, norms_of
-from opgraph.onnx.request import FUSED_UNIT, ROWS_UNIT, Request
+from opgraph.onnx.request import FUSED_UNIT, Request
 from opgraph.onnx.restamp import restamped
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
@@ -42,7 +42,7 @@ def rewritten(graph: Graph, source: Source, request: Request, target: Target, su
         return draft
     # Partitions are folded in the model as it is with its units: what became a norm is none of their business any more.
     again = imported(draft.as_origin())
-    if request.library and ROWS_UNIT not in request.keep:
+    if request.library and request.rows:
         # Rows are reduced by native ops, of which there are fewer partitions that are elementwise alone.
         native = imported(draft.as_origin(), library=True)
         again = native if any(map(rows_pay, native.get_partitions())) else again
@@ -110,7 +110,7 @@ def _with_functions(graph: Graph, source: Source, request: Request, target: Targ
     imports = opsets(skeleton)
     opset = imports.get("", 1)
     emitter = Emitter(opset, "function", target, _names(skeleton.graph, source.origin.tensors), FunctionTable(opset))
-    folding = Folding(library=request.library, rows=ROWS_UNIT not in request.keep)
+    folding = Folding(library=request.library, rows=request.rows, on_gpu=request.cuda)
     outputs = {o.name for o in skeleton.graph.output}
     for function in skeleton.functions:
         emitter.functions.keep(function)

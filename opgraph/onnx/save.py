@@ -17,7 +17,7 @@ from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.library.build import NATIVE, library_place, pending_library
 from opgraph.onnx.load import imported, load
 from opgraph.onnx.pending import checked_place, commit, file_path
-from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_keep
+from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_cuda, checked_keep
 from opgraph.onnx.rewrite import rewritten
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
@@ -45,6 +45,7 @@ def save(
     *,
     ort_library: AnyPath | None = None,
     march: str = NATIVE,
+    cuda: bool = False,
     keep: Collection[str] = (),
 ) -> None:
     """Writes a graph as an ONNX model.
@@ -71,6 +72,8 @@ def save(
             every swish as one compiled op; of the partitions that reduce rows, those where that is faster. Without
             it, the functions in the model run instead.
         march: the processors that the library is for, as the C++ compiler calls them.
+        cuda: whether the library serves onnxruntime's CUDA provider as well (sm_80 and newer; needs NVRTC). It has then
+            what both providers can run: partitions that reduce rows stay as they are.
         keep: names of units that stay as they are spelled: "swish", "gelu", "rms_norm" ..., "fused" for partitions,
             "rows" for those of them that reduce rows.
 
@@ -81,10 +84,10 @@ def save(
         InvalidArguments: unknown form or target; weights of a name that no constant has; nothing for a library to run;
             no path.
         InvalidDataType, InvalidShape: weights of another dtype or shape.
-        DeviceError: there is no C++ compiler for the library.
+        DeviceError: there is no C++ compiler for the library, or no NVRTC for its CUDA kernels.
     """
     changed = with_weights(graph, weights) if weights and isinstance(graph, Graph) else graph
-    request = _request(form, target, functions, opset, ort_library, keep)
+    request = _request(form, target, functions, opset, ort_library, keep, cuda)
     written(changed, path, request, ort_library=ort_library, march=march)
 
 
@@ -148,6 +151,7 @@ def fuse(
     opset: int | None = None,
     ort_library: AnyPath | None = None,
     march: str = NATIVE,
+    cuda: bool = False,
     keep: Collection[str] = (),
 ) -> AnyModel:
     """Loads a model, replaces its units, and gives back the same kind of thing.
@@ -155,14 +159,14 @@ def fuse(
     Args:
         model: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed.
         output: for a path: where to write. `name.fused.onnx` beside `name.onnx` when left out.
-        form, target, functions, opset, ort_library, march, keep: as for `save`.
+        form, target, functions, opset, ort_library, march, cuda, keep: as for `save`.
 
     Returns: the path written, or a new model.
 
     Raises:
         OpGraphError: as `load` and `save`.
     """
-    request = _request(form, target, functions, opset, ort_library, keep)
+    request = _request(form, target, functions, opset, ort_library, keep, cuda)
     draft = drafted(load(model), request)
     if isinstance(model, (onnx.ModelProto, ir.Model)):
         result = draft.proto() if isinstance(model, onnx.ModelProto) else draft.ir_model()
@@ -176,7 +180,13 @@ def fuse(
 
 
 def _request(
-    form: str, target: str, functions: bool, opset: int | None, library: object | None, keep: Collection[str]
+    form: str,
+    target: str,
+    functions: bool,
+    opset: int | None,
+    library: object | None,
+    keep: Collection[str],
+    cuda: bool = False,
 ) -> Request:
     return Request(
         form=form,
@@ -184,6 +194,7 @@ def _request(
         functions=functions,
         opset=checked_opset(opset),
         library=library is not None,
+        cuda=checked_cuda(cuda, library),
         keep=checked_keep(keep),
     )
 

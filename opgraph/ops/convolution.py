@@ -87,7 +87,7 @@ def _convolution(
         compute: which of small, big and weights is made.
     """
     numpy_compute, torch_compute = getattr(run, f"numpy_{compute}"), getattr(run, f"torch_{compute}")
-    has_shape = optional is not None and optional.type == "T2"
+    has_shape = optional is not None and optional.says_shape
     return library(
         kind,
         f"{doc} Layouts are data_format and weights_format, O and I of one group where it matters; auto_pad takes the "
@@ -136,7 +136,7 @@ CONVOLUTION_BACKWARD_DATA = _convolution(
     "The gradient of src of Convolution, of shape dst_shape: of an entry 0 of the attribute, what follows from "
     "diff_dst, weights and output_padding.",
     inputs=("diff_dst", "weights"),
-    optional=Port(name="dst_shape", type="T2", optional=True),
+    optional=Port(name="dst_shape", type="T2", optional=True, says_shape=True),
     output="diff_src",
     attrs=(_OUTPUT_PADDING, _DST_SHAPE, *_WINDOW, _GROUPS, DATA_FORMAT, _XIO),
     infer=shapes.of_told_big,
@@ -150,7 +150,7 @@ CONVOLUTION_BACKWARD_WEIGHTS = _convolution(
     "The gradient of weights of Convolution, of shape weights_shape: of an entry 0 for channels, what follows from src "
     "and diff_dst.",
     inputs=("src", "diff_dst"),
-    optional=Port(name="weights_shape", type="T2", optional=True),
+    optional=Port(name="weights_shape", type="T2", optional=True, says_shape=True),
     output="diff_weights",
     attrs=(_WEIGHTS_SHAPE, *_WINDOW, _GROUPS, DATA_FORMAT, _XIO),
     infer=shapes.of_weights,
@@ -210,7 +210,7 @@ CONV_TRANSPOSE_BACKWARD_WEIGHTS = _convolution(
     "The gradient of weights of ConvTranspose, of shape weights_shape: of an entry 0 for channels, what follows from "
     "src and diff_dst.",
     inputs=("src", "diff_dst"),
-    optional=Port(name="weights_shape", type="T2", optional=True),
+    optional=Port(name="weights_shape", type="T2", optional=True, says_shape=True),
     output="diff_weights",
     attrs=(_WEIGHTS_SHAPE, *_WINDOW, _GROUPS, DATA_FORMAT, _XOI),
     infer=shapes.of_weights,

@@ -15,6 +15,12 @@ import numpy as np
 from opgraph.ops.library import wide
 from opgraph.ops.windows import Window
 
+
+def _adds_nothing(data: Any, weights: Any) -> bool:
+    """Whether there are no samples or no channels: every sum is one of nothing then, which libraries mostly refuse."""
+    return 0 in (*data.shape[:2], *weights.shape[:2])
+
+
 # -- NumPy: what windows see as the columns of a matrix, a block of windows at a time ---------------------------------
 
 #: So many elements has a block, about: it stays in the cache.
@@ -40,6 +46,8 @@ def _columns(padded: Any, window: Window, positions: Sequence[int], block: slice
 def numpy_small(big: Any, weights: Any, bias: Any, window: Window, groups: int) -> Any:
     """sum over i, k of big[n, i, y s + k d] weights[o, i, k], plus the bias if there is one."""
     positions = _ints(window.positions(big.shape[2:]))
+    if _adds_nothing(big, weights):
+        return _biased(np.zeros((len(big), len(weights), *positions), big.dtype), bias)
     padded, rows = _padded(big, window), _rows(weights, groups)
     made = np.empty((len(big), len(weights), *positions), big.dtype)
     for sample, result in zip(padded, made, strict=True):
@@ -56,6 +64,8 @@ def numpy_big(small: Any, weights: Any, bias: Any, window: Window, groups: int, 
         sizes: spatial, of the result.
     """
     channels, positions = groups * weights.shape[1], small.shape[2:]
+    if _adds_nothing(small, weights):
+        return _biased(np.zeros((len(small), channels, *sizes), small.dtype), bias)
     rows = _rows(weights, groups).swapaxes(1, 2)
     padded = np.zeros((len(small), channels, *_padded_sizes(window, sizes)), small.dtype)
     for sample, result in zip(small, padded, strict=True):
@@ -71,6 +81,8 @@ def numpy_weights(big: Any, small: Any, window: Window, groups: int) -> Any:
     """sum over n, y of small[n, o, y] big[n, i, y s + k d]."""
     padded, positions = _padded(big, window), small.shape[2:]
     inner, outer = big.shape[1] // groups, small.shape[1] // groups
+    if _adds_nothing(big, small):
+        return np.zeros((small.shape[1], inner, *_ints(window.kernel)), big.dtype)
     made: Any = np.zeros((groups, outer, inner * prod(_ints(window.kernel))), big.dtype)
     for sample, grad in zip(padded, small, strict=True):
         for block in _blocks(big.shape[1], window, positions):
@@ -111,6 +123,9 @@ def _biased(made: Any, bias: Any) -> Any:
 
 def torch_small(t: Any, big: Any, weights: Any, bias: Any, window: Window, groups: int) -> Any:
     """As `numpy_small`, with a bias or None."""
+    if _adds_nothing(big, weights):
+        shape = (len(big), len(weights), *_ints(window.positions(big.shape[2:])))
+        return _biased(_torch_zeros(big, weights, shape), bias)
     big, padding = _evenly_padded(t, big, window)
     function = getattr(t.nn.functional, f"conv{len(window.kernel)}d")
     return function(big, weights, bias, window.strides, padding, window.dilations, groups)
@@ -118,6 +133,8 @@ def torch_small(t: Any, big: Any, weights: Any, bias: Any, window: Window, group
 
 def torch_big(t: Any, small: Any, weights: Any, bias: Any, window: Window, groups: int, sizes: Sequence[int]) -> Any:
     """As `numpy_big`, with a bias or None."""
+    if _adds_nothing(small, weights):
+        return _biased(_torch_zeros(small, weights, (len(small), groups * weights.shape[1], *sizes)), bias)
     function = getattr(t.nn.functional, f"conv_transpose{len(window.kernel)}d")
     begin, end = _ints(window.begin), _ints(window.end)
     rest = [n - int(m or 0) for n, m in zip(sizes, window.covered(small.shape[2:]), strict=True)]
@@ -140,9 +157,14 @@ def torch_weights(t: Any, big: Any, small: Any, window: Window, groups: int) -> 
     shape = (small.shape[1], big.shape[1] // groups, *_ints(window.kernel))
     big, padding = _evenly_padded(t, big, window)
     if 0 in (*big.shape, *small.shape):  # torch has no gradient of an empty product
-        return (big.sum() + small.sum()) * big.new_zeros(shape)
+        return _torch_zeros(big, small, shape)
     function = getattr(t.nn.grad, f"conv{len(window.kernel)}d_weight")
     return function(big, shape, small, window.strides, padding, window.dilations, groups)
+
+
+def _torch_zeros(a: Any, b: Any, shape: Sequence[int]) -> Any:
+    """Zeros that autograd has made of two tensors."""
+    return (a.sum() + b.sum()) * a.new_zeros(shape)
 
 
 def _adds_rounded_parts(tensor: Any) -> bool:

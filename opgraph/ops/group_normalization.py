@@ -88,10 +88,32 @@ def _grouped(build: Builder, op: Op, src: LogicalTensor) -> tuple[LogicalTensor,
     dims = src.dims or (None, None, None)
     inner = dims[1:] if by_rows else dims[1:-1]
     known = [d for d in inner if isinstance(d, int)]
-    # Written out where it is known: of no samples, -1 could be anything.
-    rest = -1 if len(known) < len(inner) else prod(known) // (groups if by_rows else 1)
-    shape = (0, groups, rest) if by_rows else (0, rest, groups, int(channels or 0) // groups)
-    return build("StaticReshape", src, shape=shape, special_zero=True), (2,) if by_rows else (1, 3)
+    rest = None if len(known) < len(inner) else prod(known) // (groups if by_rows else 1)
+    split = (groups, rest) if by_rows else (rest, groups, int(channels or 0) // groups)
+    return _split(build, op, src, split), (2,) if by_rows else (1, 3)
+
+
+def _split(build: Builder, op: Op, src: LogicalTensor, sizes: Sequence[int | None]) -> LogicalTensor:
+    """The samples of a tensor in other axes; one of the sizes may be unknown.
+
+    Raises:
+        Unimplemented: nobody knows how many samples there are, and several sizes are 0 or unknown.
+    """
+    samples = src.dims[0] if src.dims else None
+    result: LogicalTensor
+    if isinstance(samples, int) and None not in sizes:
+        result = build("StaticReshape", src, shape=(samples, *sizes), special_zero=False)
+        return result
+    if sum(not size for size in sizes) > 1:
+        raise Unimplemented(
+            "GroupNorm cannot be made of smaller ops where nobody knows how many samples, of no elements, there are",
+            where=op.where,
+            fix="declare the size of the first axis",
+        )
+    # A first 0 is the number of samples; another one would be the size of that axis of src, so it is what is left.
+    shape = (0, *(size or -1 for size in sizes))
+    result = build("StaticReshape", src, shape=shape, special_zero=True)
+    return result
 
 
 def _spell(build: Builder, op: Op) -> list[LogicalTensor]:

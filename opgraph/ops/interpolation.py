@@ -29,7 +29,7 @@ _COORDINATES = Attr(
     default="half_pixel",
     choices=("half_pixel", "align_corners"),
 )
-_SIZES_PORT = Port(name="sizes", type="T2", optional=True)
+_SIZES_PORT = Port(name="sizes", type="T2", optional=True, says_shape=True)
 _AXES_OF = {"bilinear": 2, "trilinear": 3}
 
 

@@ -210,7 +210,7 @@ MAX_POOL = _pool(
 AVG_POOL_BACKWARD = _pool(
     "AvgPoolBackward",
     "The gradient of AvgPool: each element of diff_dst in equal parts to those of its window.",
-    inputs=(_DIFF, Port(name="src_shape", type="T1", optional=True)),
+    inputs=(_DIFF, Port(name="src_shape", type="T1", optional=True, says_shape=True)),
     output="diff_src",
     attrs=(*_WINDOW, _EXCLUDE, windows.KERNEL, windows.AUTO_PAD, DATA_FORMAT, _SRC_SHAPE),
     infer=_unpooled,

@@ -102,7 +102,7 @@ def _reduction(
         f"{formula} Without axes (axes=[]) y = src. With keep_dims the axes stay, with size 1. f16 and bf16 are "
         "reduced in f32. The axes may be an s32 input instead of an attribute.",
         family="reduction",
-        inputs=(Port(name="src", type="T1"), Port(name="axes", type="T2", optional=True)),
+        inputs=(Port(name="src", type="T1"), Port(name="axes", type="T2", optional=True, says_shape=True)),
         outputs=(Port(name="dst", type="T1"),),
         types={"T1": FLOAT, "T2": ("s32",)},
         attrs=(_AXES, _KEEP_DIMS),

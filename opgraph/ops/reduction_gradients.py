@@ -35,7 +35,8 @@ def of_mean(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     if grad is None or _is_identity(op):
         return _first(op, grad)
     kept = _kept(build, op, grad)
-    share = in_dtype(build, build("Divide", widened(build, kept), _count(build, op, kept)), grad.dtype)
+    # No TypeCast at the end: that would round what a kernel has in f32 all the way.
+    share = build("Divide", widened(build, kept), _count(build, op, kept), dtype=grad.dtype)
     return _first(op, build("BroadcastTo", share, src))
 
 

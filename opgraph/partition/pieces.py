@@ -23,7 +23,7 @@ def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces]
         while left[0].rest and left[1].rest and _match(left[0], left[1], from_end=from_end):
             pass
     for one, other in (left, left[::-1]):
-        if len(one.rest) == 1 and (len(other.rest) > 1 or isinstance(one.rest[0][1], str)):
+        if other.rest and len(one.rest) == 1 and (len(other.rest) > 1 or isinstance(one.rest[0][1], str)):
             # All that is left: whatever its size is, it is theirs.
             (place, _), sizes = one.rest[0], [size for _, size in other.rest]
             one.middle[place] += sizes
@@ -31,8 +31,9 @@ def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces]
                 other.middle[own].append(size)
             one.rest.clear()
             other.rest.clear()
-        elif other.middle and not other.rest and all(size == 1 for _, size in one.rest):
-            # The images of one element in GroupNorm: pieces of size 1 of the axis beside them.
+        elif other.middle and not other.rest and all(size == 1 or isinstance(size, str) for _, size in one.rest):
+            # The images of one element in GroupNorm: pieces of size 1 of the axis beside them. What nobody knows is 1,
+            # or the sizes do not fit.
             for own, _ in one.rest:
                 one.middle[own].append(1)
                 other.middle[other.reached].append(1)

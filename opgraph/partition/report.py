@@ -128,7 +128,10 @@ def _units_of(part: Partition) -> dict[int, list[str]]:
 
 def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], policy: str) -> str:
     if part.provider == NATIVE and "onnx_op" in op.attrs:
-        return f"gradient of the ONNX node {op.attrs['onnx_op']}: runs in torch"
+        kind = op.attrs["onnx_op"]
+        # On a GPU torch runs nodes as well, and who put them there says so.
+        is_gradient = opdef.get(op.kind, where=op.label).foreign == NATIVE
+        return f"gradient of the ONNX node {kind}: runs in torch" if is_gradient else f"foreign op {kind}"
     if part.provider == NATIVE:
         where = f"library op {op.kind}: runs in torch, or in NumPy where torch is not installed"
         return f"{where}; its unknown sizes may be why: give equal ones one name" if _may_be_unknown(op) else where

@@ -8,7 +8,7 @@ from typing import Any
 
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
-from opgraph.partition.partition import Partition
+from opgraph.partition.partition import NATIVE, Partition
 from opgraph.runtime import exchange
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.chain import Chain, Step
@@ -33,8 +33,14 @@ def assembled(
         Unimplemented: nothing runs one.
         DeviceError: a kernel does not compile, a library is missing or refuses its part.
     """
+    if engine.kind == "cuda":
+        from opgraph.runtime.on_gpu import told, wired_on_gpu  # rarely needed
+
+        placed = wired_on_gpu(graph, partitions)
+        runs = _runners(placed, engine, rounding, waits)
+        return told(placed, runs), runs
     plain = Wiring(partitions=tuple(partitions), first=0, reasons={})
-    if regroup and engine.kind == "cpu":
+    if regroup:
         wiring = wired(graph, partitions)
         runs = _runners(wiring, engine, rounding, waits)
         if all(p.provider != ONNXRUNTIME or run.runs_in == ONNXRUNTIME for p, run in zip(wiring.partitions, runs)):
@@ -52,7 +58,7 @@ def _runners(wiring: Wiring, engine: Engine, rounding: str, waits: bool) -> list
 
             runs.append(OnnxRuntimeRegion(part, lone=True))
         else:
-            runs.append(runner(part, engine, rounding=rounding))
+            runs.append(runner(part, engine, rounding=rounding, sizes=wiring.sizes or ()))
     if len(runs) > 1 or not waits:
         _prepare(runs, wiring.partitions)
     return runs
@@ -83,7 +89,7 @@ def chained(
         steps.append(
             Step(
                 run=run,
-                reads=tuple(t.id for t in part.input_ports),
+                reads=_reads(part, wiring, graph),
                 makes=tuple(t.id for t in part.output_ports),
                 frees=_freed(part, index, last_use, kept),
                 donated=tuple(over.get(t.id) for t in part.output_ports),
@@ -100,6 +106,14 @@ def chained(
         check_donated=exchange.check_donated,
         plans=plans,
     )
+
+
+def _reads(part: Partition, wiring: Wiring, graph: Graph) -> tuple[int, ...]:
+    """What a partition reads: of sizes alone, an input of the graph as well, which says whose stream it is on."""
+    reads = tuple(t.id for t in part.input_ports)
+    if wiring.sizes is not None and part.provider == NATIVE and wiring.sizes.issuperset(reads):
+        return (*reads, *[t.id for t in graph.inputs[:1]])
+    return reads
 
 
 def _freed(part: Partition, index: int, last_use: Mapping[int, int], kept: Collection[int]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,13 @@ from opgraph.runtime.partition_cache import CACHE, key_of
 from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
 
-def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> Runner:
+def runner(
+    partition: Partition, engine: Engine, *, rounding: str = "store", sizes: Collection[int] = frozenset()
+) -> Runner:
     """What runs a partition on an engine: a generated kernel, or a library's provider.
+
+    Args:
+        sizes: ids of the values that stay on the host where the engine is a GPU; see `opgraph.runtime.on_gpu`.
 
     Raises:
         Unimplemented: nothing runs it.
@@ -38,17 +43,16 @@ def runner(partition: Partition, engine: Engine, *, rounding: str = "store") -> 
     if partition.provider == NATIVE:
         from opgraph.runtime.native import native_runner  # rarely needed
 
-        return native_runner(partition, engine)
+        return native_runner(partition, engine, sizes)
     if partition.kind == "library" and partition.provider == "onnxruntime":
+        if engine.kind == "cuda":
+            from opgraph.runtime.providers.onnx_device import region_on_gpu  # needs CuPy
+
+            return region_on_gpu(partition, engine)
         check_onnx(partition.ops[0])
         from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion
 
-        region = OnnxRuntimeRegion(partition, device=engine.kind)
-        if engine.kind == "cuda":
-            from opgraph.runtime.cuda_exchange import Hosted
-
-            return Hosted(region, engine.index)
-        return region
+        return OnnxRuntimeRegion(partition)
     raise nobody_runs(partition)
 
 
@@ -233,6 +237,10 @@ def _compiled(
         )
     ins, outs = matched(partition, inputs, outputs, where)
     run = runner(partition, engine)
+    if engine.kind == "cuda":
+        from opgraph.runtime.on_gpu import warn_of_hosted  # rarely needed
+
+        warn_of_hosted([(partition, run)])
     if isinstance(run, PreparedRunner):
         run.prepare([ins[t.id].dims for t in partition.input_ports])
     operands = run.operands if isinstance(run, KernelRunner) else None

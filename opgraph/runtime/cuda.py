@@ -15,7 +15,7 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime.at_once import at_once
-from opgraph.runtime.device_array import DeviceArray, RawStream
+from opgraph.runtime.device_array import Adopted, DeviceArray, RawStream
 from opgraph.runtime.refusal import is_fault, no_memory, refused, refused_by_cuda, too_old
 
 try:
@@ -161,6 +161,15 @@ class CupyLibrary:
             size = int(np.prod(shape)) * dtype.itemsize
             raise no_memory(f"a result of {dtype} {shape}", size, *cupy.cuda.runtime.memGetInfo()) from None
         return owner, owner.data.ptr
+
+    def dense(self, owner: Any) -> Any:
+        """The array in row-major order, copied on the device if need be."""
+        return cupy.ascontiguousarray(owner)
+
+    def adopted(self, memory: Adopted, dtype: np.dtype[Any], device: int) -> Any:
+        """An array of that dtype on memory of somebody else."""
+        with OnDevice(device):
+            return cupy.asarray(memory).view(dtype)
 
     def stream(self, device: int) -> Any:
         """CuPy's current stream of this thread."""

@@ -26,6 +26,12 @@ class Library(Protocol):
     def empty(self, shape: Shape, dtype: np.dtype[Any], device: int) -> tuple[Any, int]:
         """A new row-major array from the library's own allocator, and its address."""
 
+    def dense(self, owner: Any) -> Any:
+        """The array in row-major order, copied on the device if need be."""
+
+    def adopted(self, memory: Adopted, dtype: np.dtype[Any], device: int) -> Any:
+        """An array of that dtype on memory of somebody else."""
+
     def stream(self, device: int) -> Any:
         """The library's current stream on a device, now: an object with `ptr`."""
 
@@ -101,6 +107,19 @@ class DeviceArray:
         low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
         size = self.dtype.itemsize
         return self.pointer + low * size, self.pointer + (high + 1) * size
+
+
+class Adopted:
+    """Row-major memory of somebody else, as libraries take it without a copy; they keep this object.
+
+    Args:
+        keep: what the memory lives as long as.
+    """
+
+    def __init__(self, pointer: int, shape: Shape, dtype: np.dtype[Any], keep: Any) -> None:
+        self.kept = keep
+        plain = dtype if dtype.kind in "biuf" else np.dtype(f"u{dtype.itemsize}")  # there is no typestr of bf16
+        self.__cuda_array_interface__ = {"shape": shape, "typestr": plain.str, "data": (pointer, False), "version": 3}
 
 
 class RawStream(SimpleNamespace):

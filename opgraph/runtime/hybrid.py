@@ -52,11 +52,13 @@ class Wiring:
         partitions: all of them; each op that an output needs is in exactly one.
         first: how many of them, from the first on, depend on the shapes of the inputs alone.
         reasons: why an op runs where it does, by op id, where that is not what the graph's own partitions say.
+        sizes: ids of the values that stay on the host, where the rest is on a GPU; None on a CPU.
     """
 
     partitions: tuple[Partition, ...]
     first: int
     reasons: Mapping[int, str]
+    sizes: frozenset[int] | None = None
 
 
 def wired(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
@@ -77,10 +79,10 @@ def wired(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
         reads=frozenset(t.id for part in regions for t in part.input_ports),
         makes=frozenset(t.id for part in regions for t in part.output_ports),
     )
-    nodes: list[_Node] = []
+    nodes: list[Node] = []
     for part in partitions:
         nodes += _nodes_of(part, border, static, reasons)
-    return _regrouped(graph, partitions, nodes, reasons)
+    return regrouped(graph, partitions, nodes, reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class _Border:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class Node:
     """What regroups as one: an op of a library, or a fused partition."""
 
     ops: tuple[Op, ...]
@@ -102,17 +104,17 @@ class _Node:
     is_static: bool
 
 
-def _nodes_of(part: Partition, border: _Border, static: set[int], reasons: dict[int, str]) -> list[_Node]:
+def _nodes_of(part: Partition, border: _Border, static: set[int], reasons: dict[int, str]) -> list[Node]:
     is_static = all(op.id in static for op in part.ops)
     if part.kind == FUSED:
         joins, why = _verdict(part, border)
         if not is_static and why:
             reasons.update((op.id, why) for op in part.ops)
         if joins or (is_static and joins is None):
-            return [_Node((op,), LIBRARY, ONNXRUNTIME, is_static) for op in part.ops]
+            return [Node((op,), LIBRARY, ONNXRUNTIME, is_static) for op in part.ops]
     elif part.provider == ONNXRUNTIME:
-        return [_Node((op,), part.kind, part.provider, op.id in static) for op in part.ops]
-    return [_Node(part.ops, part.kind, part.provider, is_static)]
+        return [Node((op,), part.kind, part.provider, op.id in static) for op in part.ops]
+    return [Node(part.ops, part.kind, part.provider, is_static)]
 
 
 # -- who runs a fused partition ---------------------------------------------------------------------------------------
@@ -182,9 +184,16 @@ def _bytes(tensor: LogicalTensor) -> int:
 # -- growing together -------------------------------------------------------------------------------------------------
 
 
-def _regrouped(
-    graph: Graph, partitions: Sequence[Partition], nodes: Sequence[_Node], reasons: Mapping[int, str]
+def regrouped(
+    graph: Graph, partitions: Sequence[Partition], nodes: Sequence[Node], reasons: Mapping[int, str]
 ) -> Wiring:
+    """The partitions that nodes make: those of one library grow together where nothing stands between them.
+
+    Args:
+        partitions: the graph's own, whose units and rows the new ones keep.
+        nodes: what each of their ops became, in their order.
+        reasons: as of the Wiring.
+    """
     maker = {t.id: place for place, node in enumerate(nodes) for op in node.ops for t in op.outputs}
     sources = [
         sorted({maker[t.id] for op in node.ops for t in op.inputs if t.id in maker} - {place})
@@ -203,7 +212,7 @@ def _regrouped(
             if a != b and color(a) and color(a) == color(b):
                 clusters.join(a, b)
     clusters.join_siblings(color)
-    members: dict[int, list[_Node]] = {}
+    members: dict[int, list[Node]] = {}
     for place, node in enumerate(nodes):
         members.setdefault(clusters.find(place), []).append(node)
     order = sorted(clusters, key=lambda c: not nodes[c].is_static)  # stable: what is static waits for nothing else

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +16,7 @@ from opgraph.partition.partition import Partition
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.foreign import check_foreign
 from opgraph.runtime.operands import copied_into
-from opgraph.runtime.reference import by_reference, check_shapes
+from opgraph.runtime.reference import by_reference, check_shapes, told_numbers
 from opgraph.runtime.runner import NO_SOURCES
 
 if TYPE_CHECKING:
@@ -36,23 +36,35 @@ class OpLibrary(Protocol):
         """A value as a dense array, on the same memory where that is possible."""
 
 
-def native_runner(partition: Partition, engine: Engine) -> Runner:
+def torch_on_gpu() -> bool:
+    """Whether torch is installed and runs on GPUs."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    from opgraph.runtime.providers.torch_ops import sees_gpus  # needs torch
+
+    return sees_gpus()
+
+
+def native_runner(partition: Partition, engine: Engine, sizes: Collection[int] = ()) -> Runner:
     """What runs a partition of library ops on an engine: torch on the caller's memory, or NumPy.
+
+    Args:
+        sizes: ids of the values that stay on the host where the engine is a GPU.
 
     Raises:
         Unimplemented: the gradient of an ONNX node that torch does not run, or without torch.
     """
     check_foreign(partition.ops)
     program = Program(partition)
+    if engine.kind == "cuda" and torch_on_gpu():
+        from opgraph.runtime.providers.torch_partition import CudaPartition  # needs CuPy, too
+
+        return CudaPartition(program, engine.index, sizes)
     library: OpLibrary = NumpyOps()
     if importlib.util.find_spec("torch") is not None:
-        from opgraph.runtime.providers.torch_ops import TorchOps, sees_gpus  # needs torch
+        from opgraph.runtime.providers.torch_ops import TorchOps  # needs torch
 
         library = TorchOps()
-        if engine.kind == "cuda" and sees_gpus():
-            from opgraph.runtime.providers.torch_partition import CudaPartition  # needs CuPy, too
-
-            return CudaPartition(program, engine.index)
     run = NativePartition(program, library)
     if engine.kind == "cuda":
         from opgraph.runtime.cuda_exchange import Hosted  # needs CuPy
@@ -79,15 +91,12 @@ class Program:
         self.constants = {t.id: array_of(t) for t in partition.constants}
         last = {t.id: op.id for op in partition.ops for t in op.inputs}
         kept = {*self.outputs, *self.constants}
-        self.steps = [
-            _Step(
-                op=op,
-                record=opdef.get(op.kind, where=op.label),
-                frees=tuple({t.id for t in op.inputs if last[t.id] == op.id and t.id not in kept}),
-                known=all(t.has_known_shape for t in op.inputs),
-            )
-            for op in partition.ops
-        ]
+        self.steps = []
+        for op in partition.ops:
+            record = opdef.get(op.kind, where=op.label)
+            frees = tuple({t.id for t in op.inputs if last[t.id] == op.id and t.id not in kept})
+            known = all(t.has_known_shape for t in op.inputs) and not record.inputs_that_say_shapes(op)
+            self.steps.append(_Step(op, record, frees, known))
 
     def run(self, library: OpLibrary, values: dict[int, Any]) -> list[Any]:
         """The values of the outputs.
@@ -101,10 +110,11 @@ class Program:
         for step in self.steps:
             given = [values[t.id] for t in step.op.inputs]
             if not step.known:
-                shapes = tuple(v.shape for v in given)
-                if step.checked != shapes:
+                numbers = told_numbers(step.op, step.record, given)
+                found = (*(v.shape for v in given), *(n.tobytes() for n in numbers.values()))
+                if step.checked != found:
                     check_shapes(step.op, step.record, given)
-                    step.checked = shapes
+                    step.checked = found
             values.update(zip((t.id for t in step.op.outputs), library.run(step.op, step.record, given), strict=True))
             for id in step.frees:
                 del values[id]

@@ -97,7 +97,9 @@ def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: F
     if record.reference is None:
         return [] if not op.outputs else _run_foreign(op, arrays, dtype, foreign)
     # Known shapes were checked when the graph was finalized; what a carried node made may have another one.
-    if any(t.dims != array.shape for t, array in zip(op.inputs, arrays, strict=True)):
+    if record.inputs_that_say_shapes(op) or any(
+        t.dims != array.shape for t, array in zip(op.inputs, arrays, strict=True)
+    ):
         check_shapes(op, record, arrays)
     results: list[np.ndarray] = []
     for part in record.parts(op):
@@ -176,13 +178,15 @@ def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
     """The op's shape rule on the shapes at hand, where the declared ones left something open.
 
     Args:
-        arrays: of its inputs, of any library.
+        arrays: of its inputs, of any library. The rule sees the numbers in those that say a shape.
 
     Raises:
         InvalidShape: the arrays do not fit together.
     """
+    numbers = told_numbers(op, record, arrays)
     actual: tuple[LogicalTensor, ...] = tuple(
-        t.with_(dims=tuple(a.shape), strides=None) for t, a in zip(op.inputs, arrays, strict=True)
+        t.with_(dims=tuple(a.shape), strides=None, data=numbers.get(t.id, t.data))
+        for t, a in zip(op.inputs, arrays, strict=True)
     )
     where = f"{op.label} (shapes: {', '.join(str(list(a.shape)) for a in arrays)})"
     for tensor, dims in zip(op.outputs, inferred_dims(record, actual, op.attrs, where), strict=False):
@@ -202,3 +206,17 @@ def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
                 where=where,
                 fix="feed arrays that fit, or leave the shape unknown (None)",
             )
+
+
+def told_numbers(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> dict[int, np.ndarray]:
+    """The numbers in the inputs that say a shape, by tensor id.
+
+    Args:
+        arrays: of the inputs of the op, of any library.
+    """
+    said = {t.id for t in record.inputs_that_say_shapes(op)}
+    return {
+        t.id: np.array(a.tolist(), dtypes.get(t.dtype).numpy)
+        for t, a in zip(op.inputs, arrays, strict=True)
+        if t.id in said
+    }

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from opgraph.errors import InvalidShape
-from opgraph.ir import opdef
+from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
+from opgraph.ir.rebuilt import needed_ops
 from opgraph.ir.schema import inferred_dims
 from opgraph.ops.families import broadcast_rule
 from opgraph.partition.partition import Partition
@@ -20,16 +23,17 @@ class ShapeRules:
 
     A kernel broadcasts whatever fits, and would take a bias of one element where the op wants one for each channel.
     What was known when the graph was finalized was checked then. What is declared of values in between does not count:
-    models state sizes there that hold for one batch alone.
+    models state sizes there that hold for one batch alone. Nor do ops that no result needs.
     """
 
     def __init__(self, partition: Partition) -> None:
+        ops, _ = needed_ops(partition.ops, (t.id for t in partition.output_ports))
         open_ = [
             place
-            for place, op in enumerate(partition.ops, start=1)
-            if opdef.of(op).infer is not broadcast_rule and not all(t.has_known_shape for t in op.inputs)
+            for place, op in enumerate(ops, start=1)
+            if _asks_more(op) and not all(t.has_known_shape for t in op.inputs)
         ]
-        self._ops = partition.ops[: open_[-1]] if open_ else ()
+        self._ops = tuple(ops[: open_[-1]]) if open_ else ()
         self._ports = partition.input_ports
         self._accepted: Sequence[tuple[int, ...]] | None = None
 
@@ -40,25 +44,38 @@ class ShapeRules:
             self._accepted = shapes
 
 
+def _asks_more(op: Op) -> bool:
+    """Whether the shape rule of an op takes less than what broadcasts."""
+    return opdef.of(op).infer is not broadcast_rule or op.attrs.get("auto_broadcast") == "none"
+
+
 class ShapesAhead:
     """The shapes of a whole graph, before the first of its steps writes to what a caller gave."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._ops, _ = needed_ops(graph.ops, (t.id for t in graph.outputs))
+        self._said = {t.id for op in self._ops for t in opdef.of(op).inputs_that_say_shapes(op)}
         self._accepted: object = None
 
     def check(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> None:
         """Raises InvalidShape where an op does not take these inputs, or does not make what an output has room for."""
         shapes = [getattr(a, "shape", None) for a in arrays]  # a sequence of ONNX has none
         given = [] if outs is None else [a.shape for a in outs]
-        if (shapes, given) == self._accepted:
+        inputs = self._graph.inputs
+        numbers = [a.tolist() if t.id in self._said else None for t, a in zip(inputs, arrays, strict=True)]
+        if (shapes, given, numbers) == self._accepted:
             return
-        known = inferred(self._graph.ops, _of_shapes(self._graph.inputs, shapes))
+        ports = _of_shapes(inputs, shapes)
+        for tensor, found in zip(inputs, numbers, strict=True):
+            if found is not None:
+                ports[tensor.id] = ports[tensor.id].with_(data=np.array(found, dtypes.get(tensor.dtype).numpy))
+        known = inferred(self._ops, ports)
         for tensor, shape in zip(self._graph.outputs, given):
             dims = known.get(tensor.id, tensor).dims
             if dims is not None and all(isinstance(d, int) for d in dims):
                 check_out_shape(shape, dims)  # type: ignore[arg-type]  # they are sizes
-        self._accepted = (shapes, given)
+        self._accepted = (shapes, given, numbers)
 
 
 def _of_shapes(ports: Sequence[LogicalTensor], shapes: Sequence[tuple[int, ...] | None]) -> dict[int, LogicalTensor]:

@@ -29,6 +29,7 @@ from random_scenario import Scenario, scenario
 from random_shrink import shrunk
 from random_sizes import sizes
 from random_torch import torch_calls
+from random_written import written
 
 from opgraph.runtime import host
 
@@ -39,9 +40,12 @@ CHECKS: dict[str, Check] = {
     "files": files,
     "torch": torch_calls,
     "sizes": sizes,
+    "written": written,
 }
 #: Of one check, how many problems are told.
 _MOST = 5
+#: Seconds between two lines that say how far a run is.
+_EVERY = 60.0
 
 
 def problems(found: Scenario, check: Check, seed: int) -> list[str]:
@@ -64,12 +68,19 @@ def problems(found: Scenario, check: Check, seed: int) -> list[str]:
 def run(seeds: range, names: list[str], *, until: float = float("inf"), shrink: bool = False) -> tuple[int, int]:
     """Runs checks on the scenarios of seeds and prints what they find.
 
+    Every minute it tells the next seed, from which `--seeds` goes on where a run was ended.
+
     Returns: how many seeds ran, and how many of them showed problems.
     """
     ran = wrong = 0
+    start = told_at = time.monotonic()
     for seed in seeds:
-        if time.monotonic() > until:
+        now = time.monotonic()
+        if now > until:
             break
+        if now > told_at + _EVERY:
+            told_at = now
+            print(f"{ran} seeds in {now - start:.0f} s, {wrong} with problems; next: --seeds {seed}:", flush=True)
         told = {name: problems(scenario(seed), CHECKS[name], seed) for name in names}
         ran += 1
         wrong += any(told.values())
@@ -95,7 +106,7 @@ def _shows(name: str, seed: int, line: str) -> Callable[[Scenario], bool]:
 def main() -> int:
     """The command; its exit status is 1 where a seed showed a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but not, B")
+    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but not, B; A: without an end")
     parser.add_argument("--checks", default=",".join(CHECKS), help="which, of " + ", ".join(CHECKS))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stops after so long")
     parser.add_argument("--shrink", action="store_true", help="print the smallest part that shows a problem")
@@ -104,7 +115,8 @@ def main() -> int:
     if given.no_compiler:
         host.find_compiler = lambda: None  # type: ignore[assignment]
         random_truth.COARSE = 64.0
-    first, last = map(int, given.seeds.split(":"))
+    begin, _, end = given.seeds.partition(":")
+    first, last = int(begin), int(end or sys.maxsize)
     start = time.monotonic()
     until = start + 60 * given.minutes
     ran, wrong = run(range(first, last), given.checks.split(","), until=until, shrink=given.shrink)

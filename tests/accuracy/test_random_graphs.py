@@ -20,7 +20,7 @@ import opgraph as og
 from opgraph.ir.opdef import all_ops
 
 #: Few, as kernels have to be compiled; files need none.
-SEEDS = {"calls": range(4), "gradients": range(3), "files": range(60), "torch": range(4)}
+SEEDS = {"calls": range(4), "gradients": range(3), "files": range(60), "torch": range(4), "written": range(3)}
 
 
 @pytest.mark.parametrize(("check", "seed"), [(c, s) for c, seeds in SEEDS.items() for s in seeds])
@@ -75,3 +75,48 @@ def test_an_error_of_a_check_is_a_problem() -> None:
 
     told = problems(scenario(0), check, 0)
     assert told[0] == "first" and "ValueError: then this (test_random_graphs.py" in told[1]
+
+
+def test_a_sum_inside_a_norm_is_rounded() -> None:
+    """ln(1 + a little) of LogSoftmax has the error of the sum, as NumPy's has: 40 digits tell how large it is."""
+    mpmath = pytest.importorskip("mpmath")
+    x = np.array([0.0, -8.0])
+    truth = one_truth("graph(x: f64[2]) -> (y)\n  y = LogSoftmax(x, axis=0)", x=x)
+    with mpmath.workdps(40):
+        exact = float(-mpmath.log(sum(mpmath.exp(v) for v in x)))
+    assert problem(np.array([exact, *truth.value[1:]]), truth) == ""
+    assert abs(truth.value[0] - exact) > 8 * 2.0**-52 * abs(exact)  # the reference itself is off by more than 8 ulp
+    assert problem(np.array([exact + 1e-13, *truth.value[1:]]), truth)
+
+
+def test_the_last_bit_of_x_counts_next_to_a_zero_of_a_derivative_of_f64() -> None:
+    x = np.array([-1.1924312])  # where the derivative of Mish crosses 0
+    text = "graph(x: f64[1]) -> (y)\n  y = MishBackward(x, 1.0)"
+    truth = one_truth(text, x=x)
+    near = [one_truth(text, x=np.nextafter(x, side)).value for side in (-2, 0)]
+    assert all(problem(value, truth) == "" for value in near) and abs(near[0] - near[1]) > 8 * 2.0**-52 * truth.value
+    assert problem(truth.value + 1e-13, truth)
+
+
+def test_what_a_choice_passes_on_may_be_as_it_was_before_it_was_rounded() -> None:
+    """In 16 bits: a kernel has the negated product in f32 where a TypeCast rounds it."""
+    text = (
+        "graph(x: f16[40], w: f16[40]) -> (y)\n  p = Multiply(x, w)\n  q = Maximum(p, -9.0)\n  n = Neg(q)\n"
+        "  f: f32[40] = TypeCast(n)\n  c: f16[40] = TypeCast(f)\n  y = Add(q, c)"
+    )
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(40).astype(np.float16) for _ in range(2))
+    truth = one_truth(text, x=x, w=w)
+    exact = x.astype(np.float32) * w
+    assert problem((exact - exact.astype(np.float16)).astype(np.float16), truth) == ""
+    assert problem(np.full(40, 1.0, np.float16), truth)
+
+
+def test_a_unit_that_is_one_op_may_be_finite_where_its_parts_make_nan() -> None:
+    x = np.array([-np.inf, 1.0], np.float32)
+    truth = one_truth("graph(x: f32[2]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)", x=x)
+    right = np.float32(truth.value[1])
+    for first in (np.nan, -0.0):
+        assert problem(np.array([first, right], np.float32), truth) == ""
+    for wrong in ([1.0, right], [np.nan, -0.0], [-0.0, np.nan]):
+        assert problem(np.array(wrong, np.float32), truth)

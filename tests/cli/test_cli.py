@@ -339,21 +339,31 @@ def activation(path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("cuda", [False, True])
 def test_fuse_writes_a_library_and_says_how_to_register_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cuda: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opgraph.cli import onnx_file
 
     # Here it is not the time that is tested.
     monkeypatch.setattr(onnx_file.Timing, "is_slower", lambda self, which: False)
     source, out, library = activation(tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "act.so"
-    assert run("fuse", source, "-o", out, "--ort-library", library, "--dim", "n=100") == 0
+    if cuda:
+        pytest.importorskip("nvidia", reason="NVRTC's wheel is not installed")
+    more = ["--cuda"] if cuda else []
+    assert run("fuse", source, "-o", out, "--ort-library", library, "--dim", "n=100", *more) == 0
     printed = capsys.readouterr().out
+    assert ("and GPUs from sm_80 on; with it:" in " ".join(printed.split())) is cuda
     assert "1 fused" in printed and "without LIB" in printed
     assert f"options.register_custom_ops_library({str(library)!r})" in printed.replace("\n", "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["act.so", "in.onnx", "out.onnx"]
     assert len(onnx.load(str(out)).graph.node) == 1
     assert run("check", source, out, "--ort-library", library) == 0
+
+
+def test_fuse_takes_no_cuda_without_a_library(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fuse", model, "-o", tmp_path / "out.onnx", "--cuda") == 2
+    assert "--cuda is about a library" in error_lines(capsys)[0]
 
 
 #: Places for a library that `fuse` refuses, and what it says of them.

@@ -106,3 +106,31 @@ def test_an_explicit_stream_of_cupy_warns_of_nothing(cupy: Any, torch: Any) -> N
         compiled.execute(og.Stream(engine, side), {x.id: given}, {y.id: out})
     side.synchronize()
     np.testing.assert_allclose(cupy.asnumpy(out), 2.0 / (1 + np.exp(-2.0)), rtol=1e-6)
+
+
+def test_an_imported_model_stays_on_the_gpu(torch: Any) -> None:
+    """A copy to the host, a wait or another stream would break the capture."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> net (float[n, 3, 8, 8] x, float[4, 3, 3, 3] w) => (float[n, m] y) {'
+        " last = Constant <value_ints: ints = [-1]> ()  zero = Constant <value_ints: ints = [0]> ()"
+        " c = Conv (x, w)  g = Sigmoid (c)  a = Mul (c, g)  t = Tanh (a)  u = Add (t, a)"
+        " s = Shape (u)  n0 = Gather (s, zero)  to = Concat <axis = 0> (n0, last)  y = Reshape (u, to) }"
+    )
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 3, 8, 8)).astype(np.float32), rng.normal(size=(4, 3, 3, 3)).astype(np.float32)
+    f = og.compile(og.onnx.load(model), device="cuda")
+    assert set(f.engines) == {"opgraph", "torch"}
+    given = {"x": torch.from_numpy(x).cuda(), "w": torch.from_numpy(w).cuda()}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        f(given)
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, stream=stream):
+        result = f(given)
+    given["x"].mul_(2)
+    captured.replay()
+    torch.cuda.synchronize()
+    np.testing.assert_allclose(result.cpu().numpy(), og.evaluate(f.graph, x=x * 2, w=w), rtol=1e-4, atol=1e-5)

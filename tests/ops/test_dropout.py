@@ -560,3 +560,10 @@ def test_arrays_of_the_emulated_gpu_come_back(cupy: FakeCupy) -> None:
     y, m = both(og.compile(dropped((None, None)), device="cuda")({k: cupy.asarray(v) for k, v in feeds.items()}))
     assert isinstance(y, FakeArray)
     np.testing.assert_array_equal(m.host, mask((9, 31)))
+
+
+def test_what_is_drawn_for_rows_of_one_element_is_one_value_for_each_row() -> None:
+    text = "graph(x: f32[31,1], s: s64[], o: s64[], p: f32[]) -> (y)\n  d = Dropout(x, s, o, p)\n"
+    graph = og.parse(text + "  m = ReduceMax(d, axes=[-1], keep_dims=true)\n  y = Add(d, m)")
+    given = {"x": np.arange(31, dtype=np.float32)[:, None], "s": np.array(3), "o": np.array(4), "p": np.float32(0.5)}
+    np.testing.assert_allclose(og.compile(graph)(given), og.evaluate(graph, given), rtol=1e-6)

@@ -484,3 +484,17 @@ def of_one_input(form: Form, dtype: str) -> og.Graph:
     g = og.Graph()
     g.add_op(form.record.kind, g.input("src", dtype, (None,)), name="y", **form.attrs)
     return g.finalize()
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_the_gradient_of_a_mean_is_rounded_once(dtype: str) -> None:
+    """x - mean(x) along an axis of size 1 is 0, and so is its gradient: what is subtracted is not rounded before."""
+    text = (
+        "graph(x: {0}[40,1], w: {0}[40,1]) -> (y)\n  s = Multiply(x, w)\n  m = ReduceMean(s, axes=[1], keep_dims=true)"
+    )
+    graph = og.parse(text.format(dtype) + "\n  y = Subtract(s, m)")
+    slope = og.gradient(graph, ("x",))
+    assert not any(op.kind == "TypeCast" and op.outputs[0].dtype == dtype for op in slope.ops)
+    rng = np.random.default_rng(0)
+    feeds = {str(t.name): rng.standard_normal((40, 1)).astype(dtypes.get(dtype).numpy) for t in slope.inputs}
+    assert not np.any(og.compile(slope)(feeds))

@@ -407,3 +407,27 @@ def test_a_bad_call_is_refused_in_three_lines(line: str, error: type[errors.OpGr
         og.parse(f"graph({_INPUTS}) -> (y)\n  {line}")
     assert what in caught.value.what and fix in caught.value.fix
     assert line.split("= ")[1].split("(")[0] in caught.value.where
+
+
+@pytest.mark.parametrize("kind", ["Convolution", "ConvTranspose", "ConvolutionBackwardWeights"])
+@pytest.mark.parametrize("samples, inner, outer", [(2, 0, 4), (2, 3, 0), (0, 3, 4), (0, 0, 0)])
+def test_a_convolution_of_no_channels_or_samples_is_a_sum_of_nothing(
+    kind: str, samples: int, inner: int, outer: int
+) -> None:
+    big, small, weights = (samples, inner, 5), (samples, outer, 4), (outer, inner, 2)
+    operands = {
+        "Convolution": (big, weights, 'weights_format="OIX"'),
+        "ConvTranspose": (small, weights, 'weights_format="IOX"'),
+        "ConvolutionBackwardWeights": (big, small, f'weights_format="OIX", weights_shape={list(weights)}'),
+    }
+    a, b, more = operands[kind]
+    window = f'strides=[1], pads_begin=[0], pads_end=[0], dilations=[1], data_format="NCX", {more}'
+    graph = og.parse(f"graph(x: f32{list(a)}, w: f32{list(b)}) -> (y)\n  y = {kind}(x, w, {window})")
+    feeds = {"x": np.ones(a, np.float32), "w": np.ones(b, np.float32)}
+    made = {"Convolution": small, "ConvTranspose": big, "ConvolutionBackwardWeights": weights}[kind]
+    for got in og.evaluate(graph, feeds), og.compile(graph)(feeds):
+        assert got.shape == made and not got.any()
+    slope = og.gradient(graph, ("x", "w"))
+    given = {**feeds, "d_y": np.ones(made, np.float32)}
+    for name, array in og.compile(slope)({str(t.name): given[str(t.name)] for t in slope.inputs}).items():
+        np.testing.assert_array_equal(array, np.zeros_like(feeds[name[2:]]), strict=True)

@@ -135,3 +135,24 @@ def test_dtypes_of_statistics_follow_parameters_or_are_wide() -> None:
         made = g.add_op("LayerNorm", x, *given, use_affine=bool(extra), outputs=3)
         assert [t.dtype for t in made] == [src, stats, stats]
         assert dtypes.get(stats).is_float
+
+
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+@pytest.mark.parametrize("declared", ["sizes", "unknown samples"])
+@pytest.mark.parametrize("shape", [(3, 0), (3, 4, 0), (3, 0, 4), (0, 4, 4), (0, 0)])
+def test_groupnorm_of_no_elements_has_a_gradient(shape: tuple[int, ...], declared: str, layout: str) -> None:
+    graph = og.Graph()
+    x = graph.input("x", "f64", shape if declared == "sizes" else (None, *shape[1:]))
+    graph.output(graph.add_op("GroupNorm", x, groups=4, use_affine=False, keep_stats=False, data_format=layout))
+    slope = og.gradient(graph.finalize(), ("x",))
+    empty = np.zeros(shape)
+    for g in graph, slope:
+        given = {str(t.name): empty for t in g.inputs}
+        assert og.evaluate(g, given).shape == og.compile(g)(given).shape == shape
+
+
+def test_groupnorm_of_unknown_samples_without_elements_along_two_axes_is_refused() -> None:
+    text = 'GroupNorm(x, groups=4, use_affine=false, keep_stats=false, data_format="NXC")'
+    graph = og.parse(f"graph(x: f32[?,0,0]) -> (y)\n  y = {text}")
+    with pytest.raises(errors.Unimplemented, match="declare the size of the first axis"):
+        og.gradient(graph, ("x",))

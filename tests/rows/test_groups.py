@@ -263,6 +263,9 @@ def test_groups_of_images_of_one_element_and_of_one_channel_are_one_kernel_with_
         ((2, 12, 5, 1, 1), (2, 3, 20), (2, 3, 4, 5, 1, 1)),
         ((2, 5, 12), (2, 5, 12, 1), (2, 5, 12, 1)),
         ((1, 1), (), None),
+        (("?",), (), None),
+        ((3, "?"), (3,), (3, 1)),
+        (("?", 3), (3,), (1, 3)),
     ],
 )
 def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, ...], pieces: object) -> None:
@@ -270,3 +273,30 @@ def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, 
     assert (found and (flat(found[0]), flat(found[1]))) == (pieces and (pieces, pieces))
     turned = common_pieces(b, a)
     assert (turned and flat(turned[0])) == (found and flat(found[1]))
+
+
+@pytest.mark.parametrize(("src", "like"), [("?", ""), ("", "?"), ("3,?", "3"), ("?,3", "3")])
+def test_an_unknown_size_that_can_only_be_1_is_no_axis_less(src: str, like: str) -> None:
+    graph = og.parse(
+        f"graph(x: f32[{src}], like: f32[{like}]) -> (y)\n  e = Exp(x)\n  r = ReshapeTo(e, like)\n  y = SumTo(r, like)"
+    )
+    feeds = {
+        n: np.ones(tuple(1 if d == "?" else int(d) for d in s.split(",") if d), np.float32)
+        for n, s in (("x", src), ("like", like))
+    }
+    np.testing.assert_allclose(og.compile(graph)(feeds), og.evaluate(graph, feeds), rtol=1e-6)
+
+
+@pytest.mark.parametrize("like", ["s", "k"])
+def test_a_sum_over_all_lanes_of_rows_that_are_groups(like: str) -> None:
+    text = "graph(x: f32[13,7,33], s: f32[], k: f32[13,1,1]) -> (y, z)\n  t = Tanh(x)\n"
+    text += f"  r = ReduceSum(t, axes=[0, 2], keep_dims=true)\n  z = Multiply(t, r)\n  y = SumTo(z, {like})"
+    graph = og.parse(text)
+    assert cut(graph) == [("fused", 4)]
+    x = np.random.default_rng(0).standard_normal((13, 7, 33)).astype(np.float32)
+    given = {"x": x, "s": x[0, 0, 0], "k": x[:, :1, :1]}
+    given = {str(t.name): given[str(t.name)] for t in graph.inputs}
+    made, wanted = og.compile(graph)(given), og.evaluate(graph, given)
+    peer = og.evaluate(graph, given, dtype=None)
+    for name in "yz":
+        as_near(made[name], wanted[name], peer[name])

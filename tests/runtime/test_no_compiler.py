@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.ir import dtypes
 from opgraph.loops.interpret import NUMPY, interpret
 from opgraph.loops.lower import lower
 from opgraph.runtime import host
@@ -110,3 +111,14 @@ def test_without_a_compiler_f64_is_rounded_to_16_bits_once(engine: str, dtype: s
     g = og.parse(f"graph(x: f64[1]) -> (y)\n  y: {dtype}[1] = TypeCast(x)").finalize()
     (result,) = interpret(lower(g.get_partitions()[0]).loop, [np.array([1 + half + 2**-40])], library)
     assert float(result[0]) == 1 + above  # 1 by way of f32, in which the last part is lost
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
+def test_without_a_compiler_softplus_does_not_overflow(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    graph = og.parse(f"graph(x: {dtype}[4]) -> (y)\n  y = SoftPlus(x, beta=0.75)")
+    x = np.array([105, 120, 900, 3000]).astype(dtypes.get(dtype).numpy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        np.testing.assert_array_equal(og.compile(graph)(x=x), x)

@@ -24,6 +24,7 @@ from guarded import guarded
 from opgraph.runtime.host import find_compiler
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
+_FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared")
 _BEFORE = """\
 #include <ucontext.h>
 static struct { unsigned x, y, z; } blockIdx, threadIdx;
@@ -130,10 +131,21 @@ def build(code: str, entry: str) -> ctypes.CDLL:
     if not path.exists():
         compiler = find_compiler()
         assert compiler is not None
-        source = path.with_suffix(".cpp")
-        source.write_text(text)
-        flags = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared")
-        subprocess.run([*compiler.command, *flags, "-o", str(path), str(source)], check=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER.name) as own:  # another thread may build the same text
+            source, made = Path(own, "kernel.cpp"), Path(own, "kernel.so")
+            source.write_text(text)
+            flags = (
+                "-std=c++17",
+                "-O1",
+                "-march=native",
+                "-ffp-contract=off",
+                "-DOG_NO_TABLES",
+                "-w",
+                "-fPIC",
+                "-shared",
+            )
+            subprocess.run([*compiler.command, *flags, "-o", str(made), str(source)], check=True)
+            made.replace(path)
     return ctypes.CDLL(str(path))
 
 
@@ -154,6 +166,13 @@ class FakeArray:
 
     def __getitem__(self, at: Any) -> FakeArray:
         return FakeArray(self.host[at])
+
+    def view(self, dtype: Any) -> FakeArray:
+        return FakeArray(self.host.view(dtype), self.data.device_id)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.host.__array_interface__, "stream": None}
 
 
 class FakeStream:
@@ -198,6 +217,7 @@ class FakeCupy(types.ModuleType):
     `capturing`: addresses of streams from which a graph is captured. `uploads` counts allocations from the driver,
     `freed` has the addresses of those that were freed, `loaded` kernels whose code is on the device, `waits` the waits
     for the whole device.
+    `copies` records ("to host" or "to device", bytes) of every copy between the two memories, as far as CuPy makes it.
     """
 
     ndarray = FakeArray
@@ -206,6 +226,7 @@ class FakeCupy(types.ModuleType):
         super().__init__("cupy")
         self.launches: list[tuple[str, tuple[int, ...], int]] = []
         self.loaded: set[int] = set()
+        self.copies: list[tuple[str, int]] = []
         self.allocated = 0
         self.allocated_on: list[int] = []
         self.backwards = False
@@ -255,19 +276,39 @@ class FakeCupy(types.ModuleType):
     def asarray(self, value: Any) -> FakeArray:
         if hasattr(value, "__cuda_array_interface__"):
             told = value.__cuda_array_interface__
-            return FakeArray(value.host.view(np.dtype(told["typestr"])))
+            if hasattr(value, "host"):
+                return FakeArray(value.host.view(np.dtype(told["typestr"])), self.device)
+            return FakeArray(np.asarray(_OnHost(value)), self.device)
         made = self.empty(np.shape(value), np.asarray(value).dtype)
         made.host[...] = value
+        self.copies.append(("to device", made.host.nbytes))
         return made
 
     def from_dlpack(self, value: Any) -> FakeArray:
-        return FakeArray(value.host)
+        host = value.host
+        if not isinstance(host, np.ndarray):  # a tensor of a torch that believes in GPUs
+            from opgraph.runtime.providers.torch import to_numpy
+
+            host = to_numpy(host)
+        return FakeArray(host, self.device)
+
+    def ascontiguousarray(self, value: FakeArray) -> FakeArray:
+        return FakeArray(np.ascontiguousarray(value.host).reshape(value.shape), value.data.device_id)
 
     def asnumpy(self, value: FakeArray) -> np.ndarray:
+        self.copies.append(("to host", value.host.nbytes))
         return value.host.copy()
 
     def RawKernel(self, code: str, name: str, options: tuple[str, ...]) -> Any:
         return types.SimpleNamespace(kernel=_Function(self, build(code, name), name))
+
+
+class _OnHost:
+    """Memory of the "GPU" as NumPy sees it."""
+
+    def __init__(self, array: Any) -> None:
+        self.kept = array
+        self.__array_interface__ = {"strides": None, **array.__cuda_array_interface__}
 
 
 class _Function:

@@ -355,6 +355,16 @@ def test_names_that_torch_cannot_take_are_changed() -> None:
     assert "forward" not in module.onnx_names  # a method of every module
 
 
+def test_a_number_is_taken_of_a_vector() -> None:
+    """As TorchScript's exporter writes each size that it takes of a shape."""
+    text = (
+        '<ir_version: 8, opset_import: ["" : 17]> net (float[n, m] x) => (int64 y) '
+        "{ i = Constant <value_int: int = 1> ()  s = Shape (x)  y = Gather (s, i) }"
+    )
+    made = ogt.from_onnx(onnx.parser.parse_model(text))(torch.zeros(2, 7))
+    assert made.shape == () and made.item() == 7
+
+
 def one_node(op: str, domain: str = "", **attrs: Any) -> Any:
     node = helper.make_node(op, ["x"], ["y"], name="odd one", domain=domain, **attrs)
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 6, 6])

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from opgraph.errors import DeviceError, InvalidArguments, ModelError
+from opgraph.onnx.library import nvrtc
 from opgraph.onnx.library.ops import LibraryOp
-from opgraph.onnx.library.text import library_text
+from opgraph.onnx.library.text import LibraryText, image_file, library_text
 from opgraph.onnx.origin import Origin
 from opgraph.onnx.pending import Pending, checked_place, file_path, reported
 from opgraph.onnx.write import data_place
@@ -34,7 +35,7 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
 
     Raises:
         InvalidArguments: there are no ops, or `march` is no name of processors.
-        DeviceError: there is no compiler, or it refused the source; with its log.
+        DeviceError: there is no compiler, for GPUs no NVRTC, or one refused the source; with its log.
     """
     if not ops:
         raise InvalidArguments(
@@ -56,15 +57,20 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
 
 
 @lru_cache(maxsize=4)  # a model is tried before it gets its name
-def _built(source: str, march: str, command: tuple[str, ...]) -> bytes:
+def _built(source: LibraryText, march: str, command: tuple[str, ...]) -> bytes:
+    images = nvrtc.compiled(source.kernels) if source.kernels else {}
     flags = [f"-march={march}" if flag.startswith("-march=") else flag for flag in host.FLAGS]
     flags += ["-fvisibility=hidden", *(["-DOG_NO_RUNTIME"] if "-nostdlib" in command else [])]
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         text, made = os.path.join(folder, "library.cpp"), os.path.join(folder, "library.so")
-        Path(text).write_text(source, encoding="utf-8")
+        Path(text).write_text(source.code, encoding="utf-8")
+        for architecture, image in images.items():
+            Path(folder, image_file(architecture)).write_bytes(image)
         environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
         whole = [*command, *flags, "-o", made, text]
-        done = subprocess.run(whole, capture_output=True, text=True, errors="replace", check=False, env=environment)
+        done = subprocess.run(
+            whole, capture_output=True, text=True, errors="replace", check=False, env=environment, cwd=folder
+        )
         library = library_at(made) if done.returncode == 0 else None
         if library is not None:
             return library

@@ -61,6 +61,7 @@ class LibraryOp:
         inputs, outputs: dtypes.
         least: how many inputs must be given.
         has_alpha: whether nodes have the attribute alpha.
+        on_gpu: whether onnxruntime's CUDA provider runs it as well.
     """
 
     name: str
@@ -69,6 +70,7 @@ class LibraryOp:
     least: int
     has_alpha: bool
     forms: tuple[Form, ...]
+    on_gpu: bool = False
 
 
 def swish_ops() -> tuple[LibraryOp, ...]:

@@ -27,12 +27,14 @@ class BoundRegion:
         session: Any,
         inputs: Sequence[tuple[str, LogicalTensor]],
         outputs: Sequence[tuple[str, LogicalTensor]],
+        memory: str = "cpu",
+        device: int = 0,
     ) -> None:
         self._inputs = [(name, _element_type(t)) for name, t in inputs]
         self._outputs = [(name, _element_type(t)) for name, t in outputs]
         # The wrappers around these two look a device up by name at every call, which takes longer than the binding.
         self._binding = session.io_binding()._iobinding
-        self._device = ort.OrtDevice.make("cpu", 0)._get_c_device()
+        self._device = ort.OrtDevice.make(memory, device)._get_c_device()
         self._copies: dict[int, np.ndarray] = {}
         self.launch: Callable[[], None] = partial(session._sess.run_with_iobinding, self._binding, None)
 
@@ -40,13 +42,29 @@ class BoundRegion:
         """Binds an input to an array, which the caller keeps alive; a copy of it where it is not row-major."""
         if not array.flags.c_contiguous:
             array = self._copies[index] = contiguous(array)
+        self.read_at(index, array.shape, array.__array_interface__["data"][0])
+
+    def read_at(self, index: int, shape: Sequence[int], address: int) -> None:
+        """Binds an input to row-major memory, which the caller keeps alive."""
         name, kind = self._inputs[index]
-        self._binding.bind_input(name, self._device, kind, array.shape, array.__array_interface__["data"][0])
+        self._binding.bind_input(name, self._device, kind, shape, address)
 
     def write(self, index: int, array: np.ndarray) -> None:
         """Binds an output to a row-major array, which the caller keeps alive."""
+        self.write_at(index, array.shape, array.__array_interface__["data"][0])
+
+    def write_at(self, index: int, shape: Sequence[int], address: int) -> None:
+        """Binds an output to row-major memory, which the caller keeps alive."""
         name, kind = self._outputs[index]
-        self._binding.bind_output(name, self._device, kind, array.shape, array.__array_interface__["data"][0])
+        self._binding.bind_output(name, self._device, kind, shape, address)
+
+    def leave(self, index: int) -> None:
+        """Leaves the memory of an output to onnxruntime: it allocates on the device of the binding."""
+        self._binding.bind_output(self._outputs[index][0], self._device)
+
+    def made(self) -> list[Any]:
+        """onnxruntime's own values of all outputs, after a launch."""
+        return list(self._binding.get_outputs())
 
 
 def _element_type(tensor: LogicalTensor) -> Any:

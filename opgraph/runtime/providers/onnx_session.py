@@ -15,6 +15,9 @@ from opgraph.runtime.providers.onnx_region import RegionModel
 #: NumPy types that onnxruntime's Python interface does not know; their bits pass as unsigned integers.
 BITS = {"bf16": np.dtype(np.uint16), "f8_e4m3": np.dtype(np.uint8), "f8_e5m2": np.dtype(np.uint8)}
 
+#: What onnxruntime calls its own kernels for GPUs.
+CUDA = "CUDAExecutionProvider"
+
 
 def onnxruntime_module() -> Any:
     """The onnxruntime package.
@@ -36,9 +39,12 @@ def onnxruntime_module() -> Any:
 
 
 def session_of(
-    ort: Any, model: RegionModel, threads: int | None = None, device: str = "cpu", *, spins: bool = False
+    ort: Any, model: RegionModel, threads: int | None = None, gpu: int | None = None, *, spins: bool = False
 ) -> Any:
     """An onnxruntime session. Large constants are handed over as memory, past protobuf's 2 GiB; it copies them once.
+
+    Args:
+        gpu: index of the GPU that is to run it; None: a CPU does, and so it does where onnxruntime has no CUDA.
 
     Raises:
         Exception: onnxruntime refuses the model; its classes share no base.
@@ -56,9 +62,9 @@ def session_of(
         tensors = {t.name: t for t in model.proto.graph.initializer}
         values = [ort_value(ort, contiguous(a), onnx_type=tensors[n].data_type) for n, a in model.shared.items()]
         options.add_external_initializers(list(model.shared), values)
-    providers = ["CPUExecutionProvider"]
-    if device == "cuda" and "CUDAExecutionProvider" in ort.get_available_providers():
-        providers.insert(0, "CUDAExecutionProvider")
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if gpu is not None and CUDA in ort.get_available_providers():
+        providers.insert(0, (CUDA, {"device_id": gpu}))
     return ort.InferenceSession(model.proto.SerializeToString(), options, providers=providers)
 
 

@@ -17,6 +17,7 @@ from opgraph.runtime.providers.onnx_evaluator import as_declared, reference_fore
 from opgraph.runtime.providers.onnx_region import region_model
 from opgraph.runtime.providers.onnx_session import (
     BITS,
+    CUDA,
     array_of,
     contiguous,
     one_line,
@@ -38,7 +39,7 @@ class OnnxRuntimeRegion:
 
     Args:
         partition: a library partition whose ops all carry an ONNX node.
-        device: "cpu" or "cuda", as onnxruntime is asked for it.
+        gpu: index of the GPU that onnxruntime is asked to run it on.
         lone: whether nothing else of the graph runs in turns with it: its threads may spin then.
 
     Raises:
@@ -50,11 +51,11 @@ class OnnxRuntimeRegion:
 
     sources = NO_SOURCES
 
-    def __init__(self, partition: Partition, device: str = "cpu", *, lone: bool = False) -> None:
+    def __init__(self, partition: Partition, gpu: int | None = None, *, lone: bool = False) -> None:
         self._inputs = tuple(partition.input_ports)
         self._outputs = tuple(partition.output_ports)
         self._where = f"region of {len(partition.ops)} ONNX nodes, first {partition.ops[0].label}"
-        self._ops, self._device = partition.ops, device
+        self._ops, self._gpu = partition.ops, gpu
         self._model = region_model(self._ops, self._inputs, self._outputs, symbols=True)
         self._equal = _equal_sizes(self._inputs)
         self._evaluator: Any = None
@@ -71,6 +72,20 @@ class OnnxRuntimeRegion:
     def runs_in(self) -> str:
         """ "onnxruntime", or "onnx" where its evaluator stepped in."""
         return "onnx" if self._session is None else "onnxruntime"
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether onnxruntime took its CUDA kernels for it: asked for, they may still not load."""
+        return self._gpu is not None and self._session is not None and CUDA in self._session.get_providers()
+
+    def bound_to(self, memory: str, device: int) -> BoundRegion:
+        """A binding of the session, empty.
+
+        Args:
+            memory, device: what onnxruntime calls the memory that arrays lie in, and its index.
+        """
+        inputs, outputs = zip(self._model.inputs, self._inputs), zip(self._model.outputs, self._outputs)
+        return BoundRegion(onnxruntime_module(), self._session, list(inputs), list(outputs), memory, device)
 
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
         """Runs the region, into given arrays where there are some."""
@@ -94,11 +109,10 @@ class OnnxRuntimeRegion:
         Raises:
             UnboundError: onnx's evaluator runs it, which allocates its results itself.
         """
-        self._check_sizes(arrays)
+        self.check_sizes(arrays)
         if self._session is None:
             raise UnboundError(self._where)
-        inputs, outputs = zip(self._model.inputs, self._inputs), zip(self._model.outputs, self._outputs)
-        bound = BoundRegion(onnxruntime_module(), self._session, list(inputs), list(outputs))
+        bound = self.bound_to("cpu", 0)
         for index, array in enumerate(arrays):
             bound.read(index, array)
         for index, array in enumerate(outs):
@@ -137,7 +151,7 @@ class OnnxRuntimeRegion:
         Raises:
             DeviceError: a node failed; the message is the runtime's.
         """
-        self._check_sizes(arrays)
+        self.check_sizes(arrays)
         if self._session is None:
             return self._evaluated(arrays)
         try:
@@ -156,9 +170,9 @@ class OnnxRuntimeRegion:
             return results
 
     def _opened(self) -> Any:
-        return session_of(onnxruntime_module(), self._model, limit(), self._device, spins=self.spins)
+        return session_of(onnxruntime_module(), self._model, limit(), self._gpu, spins=self.spins)
 
-    def _check_sizes(self, arrays: Sequence[Any]) -> None:
+    def check_sizes(self, arrays: Sequence[Any]) -> None:
         """Forgets symbols that do not hold.
 
         Those of a graph's inputs have been checked. Those of values between partitions may be what a file says of them,

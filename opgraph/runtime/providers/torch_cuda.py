@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from opgraph.ir import dtypes
-from opgraph.runtime.device_array import DeviceArray, RawStream
+from opgraph.runtime.device_array import Adopted, DeviceArray, RawStream
 from opgraph.runtime.providers.torch import from_numpy, to_numpy
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 
@@ -55,6 +55,14 @@ class TorchLibrary:
             error.add_note(f"opgraph: for a result of {dtype} {shape}, {size:.2f} GiB; give `out=` or `donate=`")
             raise
         return owner, owner.data_ptr()
+
+    def dense(self, owner: torch.Tensor) -> torch.Tensor:
+        """The tensor in row-major order, copied on the device if need be."""
+        return owner.detach().contiguous()
+
+    def adopted(self, memory: Adopted, dtype: np.dtype[Any], device: int) -> torch.Tensor:
+        """A tensor of that dtype on memory of somebody else."""
+        return torch.as_tensor(memory, device=torch.device("cuda", device)).view(_TORCH[dtype])
 
     def stream(self, device: int) -> RawStream:
         """Torch's current stream of this thread; a captured one during CUDA graph capture."""

@@ -89,9 +89,14 @@ def plain(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def exact_convolutions(record: OpDef) -> Iterator[None]:
-    """A block in which cuDNN convolves f32 in f32, not in TF32, and sums in one order; outside of it as was chosen."""
-    if record.family != "convolution":
+def exact_convolutions(record: OpDef, node: object = "") -> Iterator[None]:
+    """A block in which cuDNN convolves f32 in f32, not in TF32, and sums in one order; outside of it as was chosen.
+
+    Args:
+        record: of the op that will run; of others nothing changes.
+        node: the ONNX op that it carries, if it carries one.
+    """
+    if record.family != "convolution" and node not in ("Conv", "ConvTranspose"):
         yield
         return
     cudnn = torch.backends.cudnn

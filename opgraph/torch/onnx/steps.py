@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from opgraph.errors import Unimplemented
-from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.partition.partition import needed_for
 from opgraph.partition.partitioner import partition
 from opgraph.runtime.providers.torch_onnx.nodes import kind_of
+from opgraph.runtime.providers.torch_onnx.sizes import carries_sizes
 from opgraph.torch.onnx.calls import Run, pieces, unable
 
 
@@ -53,7 +52,7 @@ def steps_of(graph: Graph, weights: Collection[int]) -> list[Step]:
     host: set[int] = set()
     result = []
     for place, (run, reads, made, numbers, sizes) in enumerate(runs):
-        on_host = _on_host(reads, made, constants, host)
+        on_host = carries_sizes(reads, made, constants, host)
         host |= {t.id for t in made} if on_host or sizes else set()
         result.append(
             Step(
@@ -66,15 +65,6 @@ def steps_of(graph: Graph, weights: Collection[int]) -> list[Step]:
             )
         )
     return result
-
-
-def _on_host(
-    reads: Sequence[int], made: Sequence[LogicalTensor], constants: Collection[int], host: Collection[int]
-) -> bool:
-    """Whether a call only carries shapes on: small integers, made of shapes and constants alone."""
-    small = all(t.ndim in (0, 1) and t.dtype not in dtypes.FLOATS for t in made)
-    varying = [i for i in reads if i not in constants]
-    return small and bool(varying) and all(i in host for i in varying)
 
 
 def _refuse_unknown(graph: Graph) -> None:

@@ -234,7 +234,7 @@ class Emitter:
                 return step.result
         return self.step("TypeCast", (ref,), dtype)
 
-    def convert(self, ref: Ref, source: str, dtype: str) -> Ref:
+    def convert(self, ref: Any, source: str, dtype: str) -> Any:
         """A conversion that the function asks for.
 
         On the CPU floats become integers as torch's kernels there convert them, where TypeCast saturates and makes NaN

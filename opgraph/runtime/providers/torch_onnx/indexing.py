@@ -24,7 +24,7 @@ def gather(c: Call, x: Tensor, index: Tensor) -> Tensor:
     if axis == 0 and x.dim() == 2:
         return F.embedding(places, x)
     found = x.index_select(axis, places.reshape(-1))
-    return found.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    return found.reshape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))  # a tuple: it may be empty
 
 
 @torch_form("GatherElements")

@@ -46,6 +46,11 @@ def node_refused(op: Op) -> str | None:
     return form.refuses(call_of(op, torch.device("cpu"), False)) if form.refuses is not None else None
 
 
+def runs_node(op: Op) -> bool:
+    """Whether torch runs the node that an op carries, on tensors of dtypes that it has."""
+    return node_refused(op) is None and all(known_dtype(t.dtype) is not None for t in (*op.inputs, *op.outputs))
+
+
 def call_of(op: Op, device: torch.device, training: bool | None) -> Call:
     """What the table wants to know about a node besides its operands."""
     return Call(

@@ -151,7 +151,7 @@ def _padded_index(size: int, before: int, after: int, mode: str, device: torch.d
     return torch.where(place >= size, period - place, place)
 
 
-@torch_form("Pad", numbers=(1, 3))
+@torch_form("Pad", numbers=(1, 2, 3))
 def pad(
     c: Call, x: Tensor, pads: Sequence[int] | None = None, value: Any = None, axes: Sequence[int] | None = None
 ) -> Tensor:
@@ -161,7 +161,7 @@ def pad(
     half = len(found) // 2
     before, after = dict(zip(places, found[:half])), dict(zip(places, found[half:]))
     if mode == "constant":
-        fill = c.attr("value", 0.0) if value is None else value.item()
+        fill = c.attr("value", 0.0) if value is None else value[0] if isinstance(value, list) else value
         flat = [n for a in reversed(range(x.dim())) for n in (before.get(a, 0), after.get(a, 0))]
         return F.pad(x, flat, value=fill)
     for axis in places:
