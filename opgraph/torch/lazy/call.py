@@ -146,12 +146,13 @@ class Specs:
             self._numbers[general] = self._numbers.get(general, 0) + 1
             if self._numbers[general] > MAX_NUMBERS:
                 return "its number changes from call to call"
-            known = self._known[key] = _forecast(found, args, kwargs, marks, device)
+            known = self._known[key] = _forecast(found, func, args, kwargs, marks, device)
         return known
 
 
 def _forecast(
     found: Found,
+    func: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     marks: tuple[tuple[Any, ...], ...],
@@ -172,6 +173,8 @@ def _forecast(
             result = call(samples)
             with torch.autocast(device.type, enabled=False):
                 plain = call(samples)
+            if found.inplace:
+                replace(call, func=func)(samples)  # which dtypes it writes into
     except Exception:  # torch will say it better, when the call itself runs
         return "torch runs it in another way"
     if type(result) is not torch.Tensor or result.dim() != rank or result.dtype not in NAMES:

@@ -67,7 +67,7 @@ def record(
         found = table().get(func)
         if found is None:
             refuse(name, args)
-        _compute(node, emitter, found, name, args, kwargs)
+        _compute(node, emitter, found, func, args, kwargs)
     node.refs = session.count
     node.steps = tuple(emitter.steps)
     session.node.after[key] = node
@@ -79,8 +79,14 @@ def _made(node: Node, ref: Any, dtype: torch.dtype) -> None:
 
 
 def _compute(
-    node: Node, emitter: Emitter, found: Found, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    node: Node,
+    emitter: Emitter,
+    found: Found,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
+    name = emitter.what
     bound = found.bind(args, kwargs)
     changes = found.inplace or bool(bound.get("inplace"))
     plain = {k: v for k, v in kwargs.items() if k != "inplace"}
@@ -96,8 +102,7 @@ def _compute(
         raise places.writes(name, "a tensor that the function did not make")
     if target.actual is not None:
         raise places.writes(name, "an argument of the fused function")
-    if not torch.can_cast(result.dtype, target.dtype):
-        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
+    outcome(func, args, kwargs)  # torch says whether it writes this dtype into that one
     if result.shape != target.shape:
         raise RuntimeError(
             f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"
