@@ -1,6 +1,7 @@
 #pragma once
 #include "activations.h"
 #include "arith.h"
+#include "bessel.h"
 #include "cast.h"
 #include "config.h"
 #include "convert.h"
@@ -12,6 +13,7 @@
 #include "inverse.h"
 #include "lane_memory.h"
 #include "log.h"
+#include "normal.h"
 #include "philox.h"
 #include "power.h"
 #include "power_derivatives.h"
@@ -39,6 +41,15 @@ OG_EACH(atanh)
 OG_EACH(lgamma)
 OG_EACH(digamma)
 OG_EACH(trigamma)
+OG_EACH(erfc)
+OG_EACH(erfcx)
+OG_EACH(log_ndtr)
+OG_EACH(erfinv)
+OG_EACH(ndtri)
+OG_EACH(i0)
+OG_EACH(i0e)
+OG_EACH(i1)
+OG_EACH(i1e)
 #undef OG_EACH
 OG_FN floats fmod(floats x, floats y) { return each_lane([](float a, float b) OG_LAMBDA { return fmod(a, b); }, x, y); }
 OG_FN floats mod(floats x, floats y) { return each_lane([](float a, float b) OG_LAMBDA { return mod(a, b); }, x, y); }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -14,6 +15,8 @@ from opgraph.loops.verify import verify_loop
 from opgraph.partition.partition import Partition, RowForms
 
 ROUNDINGS = ("store", "each")
+#: Floats that are computed in f32, so that a value has more digits than its dtype holds until it is rounded.
+NARROW = ("f16", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,33 @@ class _Operands:
         return load.name
 
 
+class _Statements:
+    """The statements so far, by name; what is computed twice is one of them.
+
+    A gradient has statistics of rows again that the forward beside it has: a compiler does not join two sums.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[str, Statement] = {}
+        self._names: dict[str, str] = {}
+
+    def add(self, **fields: Any) -> str:
+        """The name of the statement with these fields of Statement."""
+        statement = Statement(result=f"t{len(self.made)}", **fields)
+        # As text, in which 0.0 is not -0.0 and 1 not True.
+        computed = repr((statement.kind, statement.dtype, statement.args, statement.attrs, statement.rounds))
+        name = self._names.setdefault(computed, statement.result)
+        self.made.setdefault(name, statement)
+        return name
+
+    def rounded(self, name: str, tag: int) -> str:
+        """A value as its dtype holds it: for what asks about it."""
+        statement = self.made.get(name)
+        if statement is None or statement.rounds or statement.dtype not in NARROW:
+            return name
+        return self.add(dtype=statement.dtype, kind="TypeCast", args=(name,), rounds=True, tag=tag)
+
+
 def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     """The loop of a fused partition.
 
@@ -82,6 +112,9 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         partition: of kind "fused".
         rounding: "store": f16 and bf16 values are rounded once, when stored; "each": after every op, as eager torch
             does.
+
+    What asks about an f16 or bf16 value, and answers with no float (a comparison, IsInf, a cast to integers), is given
+    it rounded in either case: the answer is that about the value which a store would write.
 
     Each named unit becomes one statement of the op that means the same (x*sigmoid(x) a Swish): that is what makes it
     accurate where its parts are not. What nothing uses afterwards is left out.
@@ -95,11 +128,11 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     operands = _Operands(rows)
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
-    statements: list[Statement] = []
-    made: dict[str, str] = {}  # what is computed -> the statement that does it first
+    statements = _Statements()
     stored_only = used_by_stores_only(live, outputs)
     for step in live:
         record = step.record
+        asks = not dtypes.BY_NAME[step.output.dtype].is_float
         args: list[Arg] = []
         for index, (port, tensor) in enumerate(zip(step.ports, step.inputs, strict=True)):
             if step.reduces and index:
@@ -108,7 +141,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
                 for leaf, align in shapes.leaves(step, index):
                     operands.load(leaf, align)
             elif tensor.id in values:
-                args.append(values[tensor.id])
+                args.append(statements.rounded(values[tensor.id], step.tag) if asks else values[tensor.id])
             elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and not step.is_relay:
                 args.append(opdef.array_of(tensor).item())
             else:
@@ -124,29 +157,21 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
             args = [operands.index(step.output.dtype, int(step.attrs[record.index_of]))]  # type: ignore[arg-type]
         if record.by_position:
             args.append(operands.position())
-        result = f"t{len(statements)}"
         dtype = step.output.dtype
-        narrow = dtype in ("f16", "bf16")
-        kind = "ReduceSum" if step.per_row else step.kind
-        statement = Statement(
-            result=result,
+        values[step.output.id] = statements.add(
             dtype=dtype,
-            kind=kind,
+            kind="ReduceSum" if step.per_row else step.kind,
             args=tuple(args),
             attrs=() if step.reduces else tuple(sorted(step.attrs.items())),
-            rounds=narrow
+            rounds=dtype in NARROW
             and step.output.id not in stored_only
             and (rounding == "each" or (record.is_cast and step.inputs[0].dtype != dtype)),
             tag=step.tag,
         )
-        # A gradient has statistics of rows again that the forward beside it has: a compiler does not join two sums.
-        values[step.output.id] = made.setdefault(_computed(statement), result)
-        if values[step.output.id] == result:
-            statements.append(statement)
     loop = Loop(
         axes=_axes(rows.axes),
         loads=tuple(operands.loads),
-        statements=tuple(statements),
+        statements=tuple(statements.made.values()),
         stores=tuple(_store(t, values, sums, rows) for t in outputs),
     )
     return Lowered(
@@ -155,11 +180,6 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),
     )
-
-
-def _computed(s: Statement) -> str:
-    """What a statement computes, whatever its name and its op; text, in which 0.0 is not -0.0 and 1 not True."""
-    return repr((s.kind, s.dtype, s.args, s.attrs, s.rounds))
 
 
 def _axes(rows: tuple[int, ...]) -> tuple[Axes, ...]:

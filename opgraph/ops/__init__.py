@@ -33,6 +33,7 @@ from opgraph.ops import (
     shape,
     slicing,
     softmax,
+    special,
     structural,
     trigonometry,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "shape",
     "slicing",
     "softmax",
+    "special",
     "structural",
     "trigonometry",
 ]

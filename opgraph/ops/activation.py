@@ -10,6 +10,9 @@ from opgraph.ir.opdef import Attr, Onnx, Port, TorchCall
 from opgraph.ops import stable
 from opgraph.ops.families import pointwise
 
+#: By the sign of the difference, as the product need not be a number of f16 or bf16 (`opgraph.loops.lower`).
+_BEYOND = "Greater(Sign(Subtract(Multiply(input, $beta), $threshold)), 0)"
+
 SIGMOID = pointwise(
     "Sigmoid",
     "y = 1 / (1 + exp(-alpha x)). alpha is the factor of oneDNN's Swish RFC, first extension route; oneDNN has no such "
@@ -137,16 +140,15 @@ SOFT_PLUS = pointwise(
             lambda p: (
                 "SoftPlus(input, beta=$beta)"
                 if p["threshold"] >= 20 and p["dtype"] != "f64"
-                else "Select(Greater(Multiply(input, $beta), $threshold), input, SoftPlus(input, beta=$beta))"
+                else f"Select({_BEYOND}, input, SoftPlus(input, beta=$beta))"
             ),
-            "Select(Greater(Multiply(input, $beta), $threshold), input, "
+            f"Select({_BEYOND}, input, "
             "Divide(SoftPlus(Multiply(input, $beta)), $beta))",
         ),
     ),
     source="oneDNN Graph SoftPlus",
+    # Not from the output, 1 - e^-y: in f16 that is 0 for x < -17, where the gradient is not.
     gradient={"src": "SoftPlusBackward(src, d, beta=$beta)"},
-    # sigmoid(x) = 1 - e^-y
-    gradient_from_output=lambda attrs, given: "Neg(Multiply(d, Expm1(Neg(dst))))" if attrs["beta"] == 1 else "",
 )
 
 SOFTSIGN = pointwise(

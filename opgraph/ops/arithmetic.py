@@ -26,11 +26,17 @@ _MIXED = {"T1": NUMERIC, "T2": NUMERIC, "T3": NUMERIC}
 
 
 def floor_divide(p: Attrs) -> str:
-    """torch.floor_divide: of floats, the whole number that a - mod(a, b) is of b, which a / b rounded may miss."""
-    whole = "Divide(Subtract(input, Mod(input, other)), other)"
+    """torch.floor_divide: of floats, the whole number that a - mod(a, b) is of b, which a / b rounded may miss.
+
+    0 has the sign of a / b. An infinite remainder is that of a finite number by infinity of the other sign.
+    """
+    rest = "Mod(input, other)"
+    whole = f"Divide(Subtract(input, {rest}), other)"
     if p["dtype"] in INTEGER:
         return whole
-    return f"Select(Equal(other, 0), Divide(input, other), Round({whole}))"
+    quotient = "Divide(input, other)"
+    rounded = f"Select(Equal(Round({whole}), 0), Multiply({quotient}, 0), Round({whole}))"
+    return f"Select(Equal(other, 0), {quotient}, Select(IsInf({rest}), -1, {rounded}))"
 
 
 def _truncated(p: Attrs) -> str:

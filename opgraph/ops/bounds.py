@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -212,11 +213,22 @@ CLAMP = pointwise(
     source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",
     check=_bounds_once,
     gradient={
-        # 1 at the bounds, as in torch: where nothing was changed.
-        "src": "Select(Equal(dst, src), d, 0)",
-        "low": "Select(And(Less(src, low), Equal(dst, low)), d, 0)",
+        # 1 at the bounds, as in torch: where nothing was changed; 0 between bounds out of order.
+        "src": lambda attrs, given: (
+            "Select(And(GreaterEqual(src, low), LessOrEqual(src, high)), d, 0)"
+            if {"low", "high"} <= set(given)
+            else "Select(Equal(dst, src), d, 0)"
+            if attrs.get("min", 0) <= attrs.get("max", math.inf)
+            else "0"
+        ),
+        # Bounds that meet, as in torch: what lies below is high's, and high's alone what lies above.
+        "low": lambda attrs, given: (
+            "Select(And(Less(src, low), Less(low, high)), d, 0)" if "high" in given else "Select(Less(src, low), d, 0)"
+        ),
         "high": lambda attrs, given: (
-            "Select(Greater(Maximum(src, low), high), d, 0)" if "low" in given else "Select(Greater(src, high), d, 0)"
+            "Select(Or(Greater(src, high), Less(high, low)), d, 0)"
+            if "low" in given
+            else "Select(Greater(src, high), d, 0)"
         ),
     },
 )

@@ -67,8 +67,8 @@ THRESHOLDED_RELU = pointwise(
         ),
     ),
     source="ONNX ThresholdedRelu",
-    # The difference, not alpha itself, is compared: alpha need not be a number of the dtype.
-    gradient={"src": "Select(LessOrEqual(Subtract(src, $alpha), 0), 0, d)"},
+    # By the sign of the difference: neither alpha nor the difference need be a number of the dtype.
+    gradient={"src": "Select(LessOrEqual(Sign(Subtract(src, $alpha)), 0), 0, d)"},
 )
 
 SHRINK = pointwise(
@@ -98,6 +98,6 @@ SHRINK = pointwise(
         ),
     ),
     source="ONNX Shrink",
-    # The difference, not lambd itself, is compared: lambd need not be a number of the dtype.
-    gradient={"src": "Select(LessOrEqual(Subtract(Abs(src), $lambd), 0), 0, d)"},
+    # By the sign of the difference: neither lambd nor the difference need be a number of the dtype.
+    gradient={"src": "Select(LessOrEqual(Sign(Subtract(Abs(src), $lambd)), 0), 0, d)"},
 )

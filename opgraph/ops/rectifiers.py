@@ -108,8 +108,8 @@ ELU = pointwise(
         ),
     ),
     source="oneDNN Graph Elu",
+    # Not from the output: where y is rounded to -alpha, y + alpha is 0 and the gradient is not.
     gradient={"src": "EluBackward(src, d, alpha=$alpha, use_dst=false)"},
-    gradient_from_output=lambda attrs, given: "EluBackward(dst, d, alpha=$alpha)" if attrs["alpha"] >= 0 else "",
 )
 
 SELU = pointwise(

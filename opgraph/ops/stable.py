@@ -137,6 +137,41 @@ def erfcx(x: np.ndarray) -> np.ndarray:
     return _special("erfcx", lambda v: math.exp(v * v) * math.erfc(v) if v < 25 else 1 / (v * math.sqrt(math.pi)))(x)
 
 
+def log_ndtr(x: np.ndarray) -> np.ndarray:
+    """The logarithm of the normal distribution function."""
+    return _special("log_ndtr", None)(x)
+
+
+def erfinv(y: np.ndarray) -> np.ndarray:
+    """The x with erf(x) = y, with the sign of y."""
+    return np.copysign(_special("erfinv", None)(y), y)
+
+
+def ndtri(p: np.ndarray) -> np.ndarray:
+    """The x at which the normal distribution function is p."""
+    return _special("ndtri", None)(p)
+
+
+def i0(x: np.ndarray) -> np.ndarray:
+    """The modified Bessel function of the first kind of order 0; inf at both infinities."""
+    return where(np.isinf(x), np.abs(x), _special("i0", None)(x))
+
+
+def i0e(x: np.ndarray) -> np.ndarray:
+    """exp(-|x|) i0(x)."""
+    return _special("i0e", None)(x)
+
+
+def i1(x: np.ndarray) -> np.ndarray:
+    """The modified Bessel function of the first kind of order 1, an odd function: infinite at both infinities."""
+    return where(np.isinf(x), x, np.copysign(_special("i1", None)(x), x))
+
+
+def i1e(x: np.ndarray) -> np.ndarray:
+    """exp(-|x|) i1(x)."""
+    return np.copysign(_special("i1e", None)(x), x)
+
+
 def lgamma(x: np.ndarray) -> np.ndarray:
     """log |gamma(x)|; inf at 0, -1, -2 ... and at both infinities.  The zeros at 1 and 2 keep their relative precision.
 

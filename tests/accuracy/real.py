@@ -66,6 +66,56 @@ def _trigamma(x: Any) -> Any:
     return (mp.pi / mp.sinpi(x)) ** 2 - mp.psi(1, 1 - x) if x < 0 else mp.psi(1, x)
 
 
+def _tail(t: Any) -> Any:
+    """log(erfc(t)) for t > 0, also where erfc underflows in any precision: t^2 and the logarithm of erfcx(t)."""
+    return mp.log(mp.erfc(t)) if t < 1000 else -t * t - mp.log(t * mp.sqrt(mp.pi)) - 1 / (2 * t * t)
+
+
+def _erfcx(x: Any) -> Any:
+    if x < -60:
+        return mp.exp(3600)
+    return mp.exp(x * x) * mp.erfc(x) if x < 1000 else (1 - 1 / (2 * x * x) + 3 / (4 * x**4)) / (x * mp.sqrt(mp.pi))
+
+
+def _log_ndtr(x: Any) -> Any:
+    return _tail(-x / mp.sqrt(2)) - mp.log(2) if x < 0 else mp.log1p(-mp.erfc(min(x, mp.mpf(100)) / mp.sqrt(2)) / 2)
+
+
+def _quantile(p: Any) -> Any:
+    """The t >= 0 with erfc(t) = p <= 1, by Newton's method on the logarithm of erfc, which is concave."""
+    if p == 1:
+        return mp.mpf(0)
+    t, target = mp.sqrt(max(-mp.log(p) - 1, mp.mpf("0.01"))), mp.log(p)
+    for _ in range(60):
+        step = (mp.log(mp.erfc(t)) - target) * mp.erfc(t) * mp.exp(t * t) * mp.sqrt(mp.pi) / 2
+        t += step
+        if abs(step) < abs(t) * mp.mpf(10) ** -40:
+            break
+    return t
+
+
+def _erfinv(y: Any) -> Any:
+    if abs(y) >= 1:
+        return mp.mpc(0, 1) if abs(y) > 1 else mp.sign(y) * mp.inf
+    # Next to 0 by the series: 50 digits of 1 - y hold few of y.
+    return y * mp.sqrt(mp.pi) / 2 if abs(y) < mp.mpf(10) ** -17 else mp.sign(y) * _quantile(1 - abs(y))
+
+
+def _ndtri(p: Any) -> Any:
+    if not 0 < p < 1:
+        return mp.mpc(0, 1) if p != 0 and p != 1 else (2 * p - 1) * mp.inf
+    return mp.sqrt(2) * mp.sign(p - mp.mpf("0.5")) * _quantile(2 * min(p, 1 - p))
+
+
+def _scaled_bessel(order: int, x: Any) -> Any:
+    a = abs(x)
+    if a < 1000:
+        return mp.exp(-a) * mp.besseli(order, x)
+    terms = [mp.fprod((2 * k - 1) ** 2 - 4 * order**2 for k in range(1, n + 1)) for n in range(7)]
+    series = mp.fsum(term / (mp.factorial(n) * (8 * a) ** n) for n, term in enumerate(terms))
+    return series / mp.sqrt(2 * mp.pi * a) * (mp.sign(x) if order else 1)
+
+
 def _expm1(x: Any) -> Any:
     return mp.expm1(x) if x < 800 else mp.exp(800)
 
@@ -160,6 +210,9 @@ REAL: dict[str, Callable[..., Any]] = {
     "Elu": lambda x, alpha: x if x > 0 else alpha * _expm1(x),
     "EluBackward": _elu_backward,
     "Erf": mp.erf,
+    "Erfc": lambda x: mp.erfc(_bounded(x, 60)),
+    "Erfcx": _erfcx,
+    "Erfinv": _erfinv,
     "Exp": _exp,
     "Expm1": _expm1,
     "Floor": mp.floor,
@@ -169,6 +222,10 @@ REAL: dict[str, Callable[..., Any]] = {
     "HardSwishBackward": _hard_swish_backward,
     "HardSigmoid": lambda x, alpha, beta: max(mp.mpf(0), min(mp.mpf(1), alpha * x + beta)),
     "HardSwish": lambda x: x * min(max(x + 3, 0), 6) / 6,
+    "I0": lambda x: mp.besseli(0, _bounded(x, 800)),
+    "I0e": lambda x: _scaled_bessel(0, x),
+    "I1": lambda x: mp.besseli(1, _bounded(x, 800)),
+    "I1e": lambda x: _scaled_bessel(1, x),
     "Identity": lambda x: x,
     "Reorder": lambda x: x,
     "StopGradient": lambda x: x,
@@ -176,12 +233,14 @@ REAL: dict[str, Callable[..., Any]] = {
     "Lgamma": _lgamma,
     "Log": mp.log,
     "Log1p": mp.log1p,
+    "LogNdtr": _log_ndtr,
     "Maximum": max,
     "Minimum": min,
     "Mish": lambda x: x * mp.tanh(mp.log1p(_exp(x))) if x < 800 else x,
     "MishBackward": _mish_backward,
     "Mod": _mod,
     "Multiply": lambda a, b: a * b,
+    "Ndtri": _ndtri,
     "Neg": lambda x: -x,
     "PReLU": lambda x, slope: slope * x if x < 0 else x,
     "Pow": _pow,

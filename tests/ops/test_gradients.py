@@ -347,11 +347,9 @@ def variables(tree: Expr | None) -> list[Var]:
 
 
 def test_where_the_sign_of_alpha_hides_the_side_the_output_does_not_tell() -> None:
-    for kind in ("LeakyReLU", "Elu"):
-        record = opdef.get(kind, where="test")
-        assert record.gradient_of(None, {"alpha": 0.5}, ["src"]) is not None
-        assert record.gradient_of(None, {"alpha": -0.5}, ["src"]) is None
-    assert opdef.get("SoftPlus", where="test").gradient_of(None, {"beta": 2.0}, ["src"]) is None
+    record = opdef.get("LeakyReLU", where="test")
+    assert record.gradient_of(None, {"alpha": 0.5}, ["src"]) is not None
+    assert record.gradient_of(None, {"alpha": -0.5}, ["src"]) is None
 
 
 # -- second derivatives -----------------------------------------------------------------------------------------------

@@ -247,6 +247,34 @@ def test_16_bit_values_are_rounded_once(dtype: type) -> None:
     assert og.compile(g, rounding="each")(x=x).astype(np.float64)[0] == 0.0
 
 
+QUESTIONS = {
+    "IsInf(h)": np.isinf,
+    "IsNaN(h)": np.isnan,
+    "Equal(h, 0)": lambda h: h == 0,
+    "NotEqual(1, h)": lambda h: h != 1,
+    "Less(h, 1)": lambda h: h < 1,
+    "GreaterEqual(h, 3)": lambda h: h >= 3,
+    "TypeCast(h)": lambda h: h != 0,
+}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_what_asks_about_a_16_bit_value_sees_what_a_store_writes(question: str, dtype: str) -> None:
+    """Beyond the range, below the smallest number, and where rounding makes two values equal."""
+    kind = np.float16 if dtype == "f16" else ml_dtypes.bfloat16
+    text = f"graph(x: {dtype}[7], y: {dtype}[7]) -> (h, chosen)\n  h = Multiply(x, y)\n  c: boolean[7] = {question}\n"
+    f = og.compile(og.parse(f"{text}  chosen = Select(c, x, y)"))
+    assert len(f.partitions) == 1
+    limits = ml_dtypes.finfo(kind)
+    top, tiny, eps = float(limits.max), float(limits.smallest_subnormal), float(limits.eps)
+    x = np.array([top, -top, tiny, 1 + eps, 3 * (1 - eps), np.inf, 5]).astype(kind)
+    y = np.array([2, 2, 0.25, 1 - eps / 2, 1 + eps, 0, 0.25]).astype(kind)
+    made = f(x=x, y=y)
+    answer = QUESTIONS[question](made["h"].astype(np.float64))
+    np.testing.assert_array_equal(made["chosen"], np.where(answer, x, y))
+
+
 def test_rounding_after_each_op_rounds_inside_units_too() -> None:
     """As eager torch does: the sigmoid of a swish is rounded before the product."""
     g = og.parse("graph(x: bf16[?]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)")

@@ -46,6 +46,13 @@ def _nan_to_num(p: Mapping[str, Any]) -> str:
     return f"Select(IsNaN(input), {nan}, {finite})"
 
 
+def _larger(p: Mapping[str, Any], sign: str) -> str:
+    """The first where it compares so with the other; of a number and NaN the number."""
+    if p["dtype"] in dtypes.FLOATS:
+        return f"Select(Or({sign}(input, other), IsNaN(other)), input, other)"
+    return f"Select({sign}(input, other), input, other)"
+
+
 def _logit(p: Mapping[str, Any]) -> str:
     inside = "input" if p["eps"] is None else f"Minimum(Maximum(input, $eps), {1 - p['eps']!r})"
     return f"Log(Divide({inside}, Subtract(1, {inside})))"
@@ -63,9 +70,12 @@ COMPOSITIONS = (
     TorchCall("lerp(input, end, weight)", _lerp),
     TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
     TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
-    TorchCall("signbit(input)", _NEGATIVE.format("input")),
+    TorchCall("signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")),
     TorchCall("copysign(input, other)", f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Abs(input))"),
     TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
+    # At a tie all of the gradient is input's, as in torch.
+    TorchCall("fmax(input, other)", lambda p: _larger(p, "GreaterEqual")),
+    TorchCall("fmin(input, other)", lambda p: _larger(p, "LessOrEqual")),
     TorchCall("isfinite(input)", "Not(Or(IsNaN(input), IsInf(input)))"),
     TorchCall("deg2rad(input)", f"Multiply(input, {3.141592653589793 / 180!r})"),
     TorchCall("rad2deg(input)", f"Multiply(input, {180 / 3.141592653589793!r})"),
@@ -76,11 +86,11 @@ COMPOSITIONS = (
     TorchCall(
         "sinc(input)", f"Select(Equal(input, 0), 1, Divide(Sin(Multiply(input, {_PI})), Multiply(input, {_PI})))"
     ),
-    # x/2 erfc(-x / sqrt 2) is GELU, which keeps the tail that 1 - erf(x) loses.
+    # -x log x, at 0 with an infinite derivative, below -inf (a number that no double holds).
     TorchCall(
-        "erfc(input)",
-        "Select(Greater(input, 0.5), Divide(Multiply(GELU(Multiply(input, -1.4142135623730951)), -1.4142135623730951), "
-        "input), Subtract(1, Erf(input)))",
+        "entr(input)",
+        "Select(Less(input, 0), -1e999, Select(Equal(input, 0), Sqrt(Subtract(input, StopGradient(input))), "
+        "Neg(Multiply(input, Log(input)))))",
     ),
     TorchCall("logit(input, eps=None)", _logit),
     # 0 only where the logarithm is infinite or none: elsewhere the derivative by x is the logarithm, at x = 0 too.
@@ -102,12 +112,13 @@ COMPOSITIONS = (
         "Select(And(Equal(input, other), IsInf(input)), input, Add(Maximum(input, other), "
         "Multiply(Log1p(Pow(2, Neg(Abs(Subtract(input, other))))), 1.4426950408889634)))",
     ),
-    # The larger side outside the root, so that no square overflows.
+    # The larger side outside the root, so that no square overflows. An infinite side counts more than NaN (C99 hypot).
     TorchCall(
         "hypot(input, other)",
-        "Select(Or(Equal(Maximum(Abs(input), Abs(other)), 0), IsInf(Maximum(Abs(input), Abs(other)))), "
-        "Maximum(Abs(input), Abs(other)), Multiply(Maximum(Abs(input), Abs(other)), "
-        "Sqrt(Add(Square(Divide(Minimum(Abs(input), Abs(other)), Maximum(Abs(input), Abs(other)))), 1))))",
+        "Select(IsInf(input), Abs(input), Select(IsInf(other), Abs(other), "
+        "Select(Equal(Maximum(Abs(input), Abs(other)), 0), Maximum(Abs(input), Abs(other)), "
+        "Multiply(Maximum(Abs(input), Abs(other)), "
+        "Sqrt(Add(Square(Divide(Minimum(Abs(input), Abs(other)), Maximum(Abs(input), Abs(other)))), 1))))))",
     ),
     # By the ratio that is at most 1 in size, whose derivative is finite on both axes. At the origin, where there is no
     # ratio, the derivative is 0, as in torch.

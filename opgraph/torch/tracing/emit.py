@@ -47,12 +47,25 @@ def name_of(dtype: torch.dtype, what: str) -> str:
     return NAMES[dtype]
 
 
-def outcome(func: Callable[..., Any], args: Any, kwargs: Any = {}) -> Any:  # noqa: B006 - it is not changed
+def outcome(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any = {},  # noqa: B006 - it is not changed
+    *,
+    on_host: bool = False,
+) -> Any:
     """A tensor of the dtype and shape that a pointwise call results in, without data; or torch's own error.
 
     The meta device answers that, but the first call there loads all of torch's compiler (1 to 2 s). So the call is made
     on the CPU, on tensors that have no elements, and on the meta device only where that fails.
+
+    Args:
+        on_host: the call is meant for the CPU, whose kernels refuse dtypes that the meta device takes: it is made on
+            tensors of one element first.
     """
+    if on_host:
+        with torch._C._DisableAutocast():
+            func(*_changed(args, _one), **_changed(kwargs, _one))
     shapes = [t.shape for t in _tensors((*args, *kwargs.values()))]
     try:
         shape = broadcast_shapes(shapes)
@@ -82,6 +95,11 @@ def _extents(shape: torch.Size) -> tuple[bool, ...]:
 def _emptied(tensor: torch.Tensor) -> torch.Tensor:
     """One of the same rank and dtype, of which every axis that is not 1 long is 0 long."""
     return torch.empty([1 if extent == 1 else 0 for extent in tensor.shape], dtype=tensor.dtype)
+
+
+def _one(tensor: torch.Tensor) -> torch.Tensor:
+    """One of the same rank and dtype with one element."""
+    return torch.ones((1,) * tensor.dim(), dtype=tensor.dtype)
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -207,10 +225,31 @@ class Emitter:
     def _as(self, value: _Value, dtype: str) -> Ref | Number:
         if isinstance(value.operand, Number):
             return Number(_fitted(value.operand.value, dtype), dtype)
-        return value.operand if value.dtype == dtype else self.cast(value.operand, dtype)
+        if value.dtype is None or value.dtype == dtype:
+            return value.operand
+        return self.cast(value.operand, value.dtype, dtype)
 
-    def cast(self, ref: Ref, dtype: str) -> Ref:
-        """A TypeCast; the same value is cast once per call."""
+    def cast(self, ref: Ref, source: str, dtype: str) -> Ref:
+        """A conversion; the same value is cast once per call."""
+        on_host = self.session.device.type == "cpu"
+        if on_host and dtypes.get(source).is_float and dtypes.get(dtype).category == "int":
+            return self._to_integer(ref, source, dtype)
+        return self._cast(ref, dtype)
+
+    def _to_integer(self, ref: Ref, source: str, dtype: str) -> Ref:
+        """Floats as integers as torch's CPU kernels convert them, where TypeCast saturates and makes NaN 0.
+
+        By way of s32, s64 where the result or its low bits need it: the lowest one for what does not fit and for NaN
+        (the "integer indefinite" of x86's cvttss2si), and of small integers the low bits (c10/util/TypeCast.h).
+        """
+        wide = "s64" if dtype == "s64" or (dtype, source) == ("u8", "f64") else "s32"
+        limit = math.inf if source == "f16" else 2.0 ** (63 if wide == "s64" else 31)
+        fits = self.step("Less", (self.step("Abs", (ref,), source), Number(limit, source)), "boolean")
+        inside = self.step("Select", (fits, ref, Number(-limit, source)), source)
+        whole = self._cast(inside, wide)
+        return whole if wide == dtype else self._cast(whole, dtype)
+
+    def _cast(self, ref: Ref, dtype: str) -> Ref:
         for step in self.steps:
             if step.kind == "TypeCast" and step.operands == (ref,) and step.dtype == dtype:
                 return step.result

@@ -56,7 +56,7 @@ def record(
     elif (target := cast_target(name, args, kwargs)) is not None:
         x = args[0]
         if target is not x.dtype:
-            _made(node, emitter.cast(x.ref, name_of(target, name)), target)
+            _made(node, emitter.cast(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
     elif (fill := fill_value(name, args, kwargs)) is not None:
         value, dtype = fill
         own = name_of(dtype, name)
@@ -92,7 +92,7 @@ def _compute(
     plain = {k: v for k, v in kwargs.items() if k != "inplace"}
     positional = args[: [n for n, _ in found.parameters].index("inplace")] if "inplace" in bound else args
     _check_devices(emitter.session, name, bound)
-    result = outcome(found.functional, positional, plain)
+    result = outcome(found.functional, positional, plain, on_host=emitter.session.device.type == "cpu")
     ref = emitter.call(found, bound, result.dtype, compute_dtype(result, bound))
     if not changes:
         _made(node, ref, result.dtype)
@@ -108,7 +108,7 @@ def _compute(
             f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"
         )
     if result.dtype is not target.dtype:
-        ref = emitter.cast(ref, name_of(target.dtype, name))
+        ref = emitter.cast(ref, name_of(result.dtype, name), name_of(target.dtype, name))
     node.action, node.ref, node.dtype = CHANGES, ref, target.dtype
 
 

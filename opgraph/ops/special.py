@@ -1,0 +1,152 @@
+"""Special functions in double precision: the normal distribution's tail and quantiles, modified Bessel functions."""
+
+from __future__ import annotations
+
+from opgraph.ir.opdef import TorchCall
+from opgraph.ops import stable
+from opgraph.ops.families import pointwise
+
+_NO_ONNX = "none: ai.onnx has no such function"
+
+ERFC = pointwise(
+    "Erfc",
+    "y = 1 - erf(x), without cancellation for positive x.",
+    reference=stable.erfc,
+    expression="og::erfc({src})",
+    torch=lambda t, x: t.erfc(x),
+    # x/2 erfc(-x / sqrt 2) is GELU, which keeps the tail that 1 - erf(x) loses.
+    decomposition="Select(Greater(src, 0.5), Divide(Multiply(GELU(Multiply(src, -1.4142135623730951)), "
+    "-1.4142135623730951), src), Subtract(1, Erf(src)))",
+    cost=60,
+    domain=((-4, 10),),
+    torch_calls=(
+        TorchCall("erfc(input)"),
+        TorchCall("ndtr(input)", "Multiply(Erfc(Multiply(input, -0.7071067811865476)), 0.5)"),
+    ),
+    source="C erfc",
+    # -2 / sqrt(pi) e^(-x^2)
+    gradient={"src": "Multiply(Multiply(d, -1.1283791670955126), Exp(Neg(Square(src))))"},
+)
+
+ERFCX = pointwise(
+    "Erfcx",
+    "y = e^(x^2) erfc(x): neither factor overflows or vanishes by itself.",
+    reference=stable.erfcx,
+    expression="og::erfcx({src})",
+    torch=lambda t, x: t.special.erfcx(x),
+    onnx=_NO_ONNX,
+    cost=80,
+    domain=((-4, 10),),
+    torch_calls=(TorchCall("erfcx(input)"),),
+    source="torch.special.erfcx",
+    # 2 x y - 2 / sqrt(pi)
+    gradient={"src": "Multiply(d, Subtract(Multiply(Multiply(src, dst), 2), 1.1283791670955126))"},
+)
+
+LOG_NDTR = pointwise(
+    "LogNdtr",
+    "y = ln Phi(x), the logarithm of the normal distribution function; finite where Phi(x) underflows.",
+    reference=stable.log_ndtr,
+    expression="og::log_ndtr({src})",
+    torch=lambda t, x: t.special.log_ndtr(x),
+    onnx=_NO_ONNX,
+    cost=120,
+    domain=((-10, 4),),
+    torch_calls=(TorchCall("log_ndtr(input)"),),
+    source="torch.special.log_ndtr",
+    # phi(x) / Phi(x) = sqrt(2 / pi) / erfcx(-x / sqrt 2)
+    gradient={"src": "Divide(Multiply(d, 0.7978845608028654), Erfcx(Multiply(src, -0.7071067811865476)))"},
+)
+
+ERFINV = pointwise(
+    "Erfinv",
+    "The x with erf(x) = src; infinite at 1 and -1, NaN beyond.",
+    reference=stable.erfinv,
+    expression="og::erfinv({src})",
+    torch=lambda t, x: t.erfinv(x),
+    onnx=_NO_ONNX,
+    cost=300,
+    domain=((-0.99, 0.99),),
+    torch_calls=(TorchCall("erfinv(input)"),),
+    source="torch.erfinv; Abramowitz and Stegun 26.2.23, with Halley's steps",
+    # sqrt(pi) / 2 e^(y^2)
+    gradient={"src": "Multiply(Multiply(d, 0.886226925452758), Exp(Square(dst)))"},
+)
+
+NDTRI = pointwise(
+    "Ndtri",
+    "The x with Phi(x) = src, the quantile of the normal distribution; -inf at 0, inf at 1, NaN beyond.",
+    reference=stable.ndtri,
+    expression="og::ndtri({src})",
+    torch=lambda t, x: t.special.ndtri(x),
+    onnx=_NO_ONNX,
+    cost=300,
+    domain=((0.01, 0.99),),
+    torch_calls=(TorchCall("ndtri(input)"),),
+    source="torch.special.ndtri; Abramowitz and Stegun 26.2.23, with Halley's steps",
+    # sqrt(2 pi) e^(y^2 / 2)
+    gradient={"src": "Multiply(Multiply(d, 2.5066282746310002), Exp(Multiply(Square(dst), 0.5)))"},
+)
+
+I0 = pointwise(
+    "I0",
+    "y = I0(x), the modified Bessel function of the first kind of order 0.",
+    reference=stable.i0,
+    expression="og::i0({src})",
+    torch=lambda t, x: t.special.i0(x),
+    onnx=_NO_ONNX,
+    cost=150,
+    domain=((-10, 10),),
+    torch_calls=(TorchCall("i0(input)"),),
+    source="torch.special.i0; Abramowitz and Stegun 9.6.12, Cephes i0",
+    gradient={"src": "Multiply(d, I1(src))"},
+)
+
+I0E = pointwise(
+    "I0e",
+    "y = e^-|x| I0(x).",
+    reference=stable.i0e,
+    expression="og::i0e({src})",
+    torch=lambda t, x: t.special.i0e(x),
+    onnx=_NO_ONNX,
+    cost=150,
+    domain=((-10, 10),),
+    torch_calls=(TorchCall("i0e(input)"),),
+    source="torch.special.i0e; Abramowitz and Stegun 9.6.12, Cephes i0e",
+    gradient={"src": "Multiply(d, Subtract(I1e(src), Multiply(Sign(src), dst)))"},
+)
+
+I1 = pointwise(
+    "I1",
+    "y = I1(x), the modified Bessel function of the first kind of order 1.",
+    reference=stable.i1,
+    expression="og::i1({src})",
+    torch=lambda t, x: t.special.i1(x),
+    onnx=_NO_ONNX,
+    cost=150,
+    domain=((-10, 10),),
+    torch_calls=(TorchCall("i1(input)"),),
+    source="torch.special.i1; Abramowitz and Stegun 9.6.10, Cephes i1",
+    # I0(x) - I1(x) / x; 1/2 where x is 0, or so small that the quotient has no digits.
+    gradient={
+        "src": "Multiply(d, Select(LessOrEqual(Abs(src), 1e-9), 0.5, Subtract(I0(src), Divide(dst, src))))",
+    },
+)
+
+I1E = pointwise(
+    "I1e",
+    "y = e^-|x| I1(x).",
+    reference=stable.i1e,
+    expression="og::i1e({src})",
+    torch=lambda t, x: t.special.i1e(x),
+    onnx=_NO_ONNX,
+    cost=150,
+    domain=((-10, 10),),
+    torch_calls=(TorchCall("i1e(input)"),),
+    source="torch.special.i1e; Abramowitz and Stegun 9.6.10, Cephes i1e",
+    # I0e(x) - I1e(x) / x - |I1e(x)|
+    gradient={
+        "src": "Multiply(d, Select(LessOrEqual(Abs(src), 1e-9), 0.5, "
+        "Subtract(Subtract(I0e(src), Divide(dst, src)), Abs(dst))))",
+    },
+)
