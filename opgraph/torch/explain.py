@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opgraph.errors import OpGraphError
+from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.explain_kept import kept_by_op, kept_by_torch
 from opgraph.torch.explain_reasons import reads_values, reason
 from opgraph.torch.explain_report import FusedCalls, FusionReport, Guess, LeftCall, LeftKey, merged
@@ -32,7 +32,16 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
 
     Returns: per module what was fused, the named units found, what is kept for backward and what torch keeps; and
         for each call left to torch the reason. Forward side effects (running statistics, random numbers) happen once.
+
+    Raises:
+        InvalidArguments: neither a module nor a function.
     """
+    if not callable(model_or_fn):
+        raise InvalidArguments(
+            f"an object of type {type(model_or_fn).__name__} cannot be called",
+            where="explain",
+            fix="pass a module or a function, then its inputs",
+        )
     name = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
     listener = _Listener(model_or_fn)
     forward = getattr(model_or_fn, "__wrapped__", model_or_fn)  # a fused function: what it was written as

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -17,7 +19,7 @@ from opgraph.torch.lazy.value import compute, lazies
 from opgraph.torch.tracing.plan import Plan
 from opgraph.torch.tracing.planning import make_plan
 from opgraph.torch.tracing.proxy import proxies
-from opgraph.torch.tracing.reads import NotKnown, OddArgument
+from opgraph.torch.tracing.reads import NotKnown, OddArgument, Wrapper
 from opgraph.torch.tracing.results import Output
 from opgraph.torch.tracing.trace import Run, Tracer
 from opgraph.torch.tracing.watch import Watch
@@ -94,71 +96,113 @@ def fuse(fn: Any = None, *, rounding: str = "store", dry_run: bool = False, inpu
 
 def fuse_function(
     fn: Callable[..., Any], make_op: Callable[[Any], Callable[..., Any]], *, as_eager: bool = False
-) -> Callable[..., Any]:
-    """`fuse` of a function, with the choice of what runs its graphs.
+) -> FusedFunction:
+    """`fuse` of a function, with the choice of what runs its graphs; see FusedFunction."""
+    return FusedFunction(fn, make_op, as_eager=as_eager)
+
+
+class FusedFunction(Wrapper):
+    """A function whose arithmetic on data runs in one kernel; what `fuse` makes of a function.
 
     Args:
+        fn: the function.
         make_op: graph -> `op(*tensors)`, which returns one tensor per output; asked once per graph.
         as_eager: see Tracer.
-    """
-    tracer = Tracer(fn, as_eager=as_eager)
-    plans: list[Plan] = []
-    odd_calls = 0
 
-    @functools.wraps(fn)
-    def fused(*args: Any, **kwargs: Any) -> Any:
+    Attributes:
+        tracer: leads to its graphs.
+        plans: what lets calls do without running the function.
+        why_rerun: why it is run at each call; "" where it is not.
+
+    In the body of a class it is a method. It is pickled as functions are, by its name; where that name means the
+    function that it was made of, with this one's name and the rounding.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], make_op: Callable[[Any], Callable[..., Any]], *, as_eager: bool = False
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self.__wrapped__ = fn
+        self.tracer = Tracer(fn, as_eager=as_eager)
+        self.plans: list[Plan] = []
+        self.why_rerun = ""
+        self._make_op = make_op
+        self._as_eager = as_eager
+        self._odd_calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns."""
         if _dynamo():
-            return fn(*args, **kwargs)  # torch.compile sees the function as it was written
-        for plan in plans:
+            return self.__wrapped__(*args, **kwargs)  # torch.compile sees the function as it was written
+        for plan in self.plans:
             found = plan.check(args, kwargs)
             if found is not None and found[0] is not None:
                 traced, tensors, kept = found
                 outputs = traced.outputs
                 results = traced.op(*tensors)
                 return results[outputs.index] if type(outputs) is Output else traced.result(results, kept)
-        return slow(args, kwargs)
+        return self._slow(args, kwargs)
 
-    def slow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_in_onnx_export():
-            return called_for_onnx(fn, args, kwargs)
+            return called_for_onnx(self.__wrapped__, args, kwargs)
         if next(lazies((args, kwargs)), None) is not None:  # of a fused module around it
             compute(args, kwargs)
-            return fused(*args, **kwargs)
+            return self(*args, **kwargs)
         if next(proxies((*args, *kwargs.values())), None) is not None:
-            return fn(*args, **kwargs)  # inside another fused function: part of its kernel
-        run = opened(tracer(args, kwargs)) if fused.why_rerun else planned(args, kwargs)  # type: ignore[attr-defined]
+            return self.__wrapped__(*args, **kwargs)  # inside another fused function: part of its kernel
+        run = self._opened(self.tracer(args, kwargs)) if self.why_rerun else self._planned(args, kwargs)
         if run.traced is None:
             return run.kept[0]
         return run.traced.result(run.traced.op(*run.tensors), run.kept)
 
-    def opened(run: Run) -> Run:
+    def _opened(self, run: Run) -> Run:
         if run.traced is not None and run.traced.op is None:
-            run.traced.op = make_op(run.traced.graph)
+            run.traced.op = self._make_op(run.traced.graph)
         return run
 
-    def planned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        nonlocal odd_calls
+    def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         watch = Watch()
-        run = opened(tracer(args, kwargs, watch))
+        run = self._opened(self.tracer(args, kwargs, watch))
         if run.traced is None:
             return run
-        if any(plan.learn(args, kwargs, run) for plan in plans):
+        if any(plan.learn(args, kwargs, run) for plan in self.plans):
             return run
         try:
-            plan = make_plan(fn, args, kwargs, run, watch)
+            plan = make_plan(self.__wrapped__, args, kwargs, run, watch)
         except OddArgument as why:
-            odd_calls += 1
-            fused.why_rerun = str(why) if odd_calls > MOST_ODD_CALLS else ""  # type: ignore[attr-defined]
+            self._odd_calls += 1
+            self.why_rerun = str(why) if self._odd_calls > MOST_ODD_CALLS else ""
         except NotKnown as why:
-            fused.why_rerun = str(why)  # type: ignore[attr-defined]
+            self.why_rerun = str(why)
         else:
-            plans.insert(0, plan)
-            if len(plans) > MOST_PLANS:
-                plans.clear()
-                fused.why_rerun = f"it has more than {MOST_PLANS} ways through"  # type: ignore[attr-defined]
+            self.plans.insert(0, plan)
+            if len(self.plans) > MOST_PLANS:
+                self.plans.clear()
+                self.why_rerun = f"it has more than {MOST_PLANS} ways through"
         return run
 
-    fused.tracer = tracer  # type: ignore[attr-defined]
-    fused.plans = plans  # type: ignore[attr-defined]
-    fused.why_rerun = ""  # type: ignore[attr-defined]
-    return fused
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        found: Any = sys.modules.get(self.__module__)
+        name = str(getattr(self, "__qualname__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        return _unpickled, (self.__wrapped__, "each" if self._as_eager else "store")
+
+    def __copy__(self) -> FusedFunction:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> FusedFunction:
+        return self  # as a function
+
+    def __repr__(self) -> str:
+        return f"<fused {self.__wrapped__!r}>"
+
+
+def _unpickled(fn: Callable[..., Any], rounding: str) -> Any:
+    return fuse(fn, rounding=rounding)

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from opgraph.errors import InvalidArguments
 from opgraph.loops.lower import ROUNDINGS
+from opgraph.torch.classes import compares_classes
 from opgraph.torch.fold import called_for_onnx
-from opgraph.torch.lazy.mode import current, plain_forward, run_lazily
+from opgraph.torch.lazy.mode import current, plain_forward, run_lazily, unseen
 
 #: The code in nn.Module that calls `forward`.
 _CALLERS = {
@@ -28,6 +31,16 @@ _CALLERS = {
     nn.Module._call_impl.__code__,
     *(c for c in nn.Module._call_impl.__code__.co_consts if isinstance(c, CodeType)),
 }
+
+
+#: Modules that have another way through in eval mode, which they do not take where anybody looks on.
+_FAST = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+
+
+def _may_be_fast(module: nn.Module) -> bool:
+    if module.training or not isinstance(module, _FAST):
+        return False
+    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
 
 
 class FusedForward:
@@ -49,6 +62,9 @@ class FusedForward:
         if plain_forward():
             return called_for_onnx(self.original, args, kwargs)
         session, module = current(), self._called(sys._getframe(1))
+        if compares_classes(type(module).forward, type(module)) or _may_be_fast(module):
+            with nullcontext() if session is None else unseen(session):
+                return self._original_of(module, args, kwargs)
         if session is None:
             return run_lazily(lambda: self._original_of(module, args, kwargs), rounding=self.rounding)
         result = self._original_of(module, args, kwargs)

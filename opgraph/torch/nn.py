@@ -58,7 +58,8 @@ class Swish(_Pointwise):
     keeps its own dtype, and x meets it in the wider of the two, inside the kernel.
 
     Raises:
-        InvalidArguments: several alphas that are not trainable; when called, another number of channels.
+        InvalidArguments: several alphas that are not trainable; an alpha that is no number; when called, another number
+            of channels.
 
     Source: Ramachandran, Zoph, Le 2017 (arXiv:1710.05941); ONNX Swish-24 has the same alpha.
     """
@@ -67,6 +68,9 @@ class Swish(_Pointwise):
         self, alpha: float = 1.0, trainable: bool = False, num_parameters: int = 1, inplace: bool = False
     ) -> None:
         super().__init__()
+        alpha = _number(alpha, "Swish", "alpha")
+        if not isinstance(num_parameters, int):
+            raise _odd(num_parameters, "Swish", "num_parameters", "a whole number")
         if num_parameters < 1 or (num_parameters > 1 and not trainable):
             raise InvalidArguments(
                 f"num_parameters={num_parameters} with trainable={trainable}",
@@ -78,9 +82,9 @@ class Swish(_Pointwise):
         self.inplace = inplace
         self.alpha: float | nn.Parameter
         if trainable:
-            self.alpha = nn.Parameter(torch.full((num_parameters,), float(alpha)))
+            self.alpha = nn.Parameter(torch.full((num_parameters,), alpha))
         else:
-            self.alpha = float(alpha)
+            self.alpha = alpha
 
     def _formula(self) -> Callable[..., torch.Tensor]:
         if self.trainable:
@@ -127,7 +131,7 @@ class SwiGLU(_Pointwise):
     Shapes: [..., 2 n, ...] -> [..., n, ...], or two of [..., n, ...]. Dtypes: floats. Keeps its input alone.
 
     Raises:
-        InvalidArguments: a `gate` that is neither; when called, an odd size.
+        InvalidArguments: a `gate` that is neither, what is no number; when called, an odd size.
 
     Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv:2002.05202).
     """
@@ -143,7 +147,12 @@ class SwiGLU(_Pointwise):
         super().__init__()
         if gate not in ("first", "second"):
             raise InvalidArguments(f"there is no gate {gate!r}", where="SwiGLU", fix='use "first" or "second"')
-        self.dim, self.gate, self.alpha, self.limit, self.offset = dim, gate, float(alpha), limit, float(offset)
+        if not isinstance(dim, int):
+            raise _odd(dim, "SwiGLU", "dim", "a whole number")
+        self.dim, self.gate = dim, gate
+        self.alpha = _number(alpha, "SwiGLU", "alpha")
+        self.limit = None if limit is None else _number(limit, "SwiGLU", "limit")
+        self.offset = _number(offset, "SwiGLU", "offset")
 
     def _formula(self) -> Callable[..., torch.Tensor]:
         alpha, limit, offset = self.alpha, self.limit, self.offset
@@ -225,6 +234,17 @@ class Activation(_Pointwise):
             value = getattr(self, name)
             shown.append(f"{name}={value.item():g}" if value.dim() == 0 else f"{name}={tuple(value.shape)}")
         return ", ".join(shown + (["inplace=True"] if self.inplace else []))
+
+
+def _number(value: Any, where: str, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise _odd(value, where, name, "a number") from None
+
+
+def _odd(value: Any, where: str, name: str, wanted: str) -> InvalidArguments:
+    return InvalidArguments(f"{name} is {value!r}", where=where, fix=f"give {wanted}")
 
 
 def _check_names(fn: Callable[..., torch.Tensor], params: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
-from opgraph.torch.fused.graph import reached, reaching
+from opgraph.torch.fused.graph import reached
 from opgraph.torch.fused.tangents import Tangents, tangents
 from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
 
@@ -73,8 +73,8 @@ class Training:
         asked = {t.id for t, need in zip(graph.inputs, needs, strict=True) if need}
         floats = {t.id for t in graph.outputs if t.dtype in dtypes.FLOATS}
         active = reached(graph, asked) & floats
-        used = reaching(graph, active)
-        self._wrt = [port_name(t) if t.id in asked & used else None for t in graph.inputs]
+        # As autograd has it, what no float leads to has no gradient: None, not zeros.
+        self._wrt = [port_name(t) if t.id in asked and reached(graph, {t.id}) & active else None for t in graph.inputs]
         names = [name for name in self._wrt if name is not None]
         self._wanted = tuple([name is not None for name in self._wrt])
         self._is_one = len(names) < 2
@@ -155,10 +155,10 @@ class Training:
         if backward.fills:
             pool[-len(grads) :] = self._filled(ctx.result_shapes, grads)
         run: Callable[..., tuple[torch.Tensor, ...]] = backward.op
-        for grad in grads:
-            if grad is not None and not _has_storage(grad):  # many at once: autograd.grad's is_grads_batched
-                run = backward.op.dispatched
-        results = run(*[pool[i] for i in backward.order])
+        given = [pool[i] for i in backward.order]
+        if not all(map(_has_storage, given)):  # many at once (is_grads_batched), or of a transform that has ended
+            run = backward.op.dispatched
+        results = run(*given)
         return [None if place is None else results[place] for place in backward.places]
 
     def tangents(

@@ -139,10 +139,11 @@ class Specs:
             marks: of each argument in turn: (TENSOR, dtype, rank), or its type and value.
         """
         auto = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        key = (func, marks, device.type, auto, torch.get_default_dtype())
+        names = tuple(kwargs)
+        key = (func, marks, names, device.type, auto, torch.get_default_dtype())
         known = self._known.get(key)
         if known is None:
-            general = (func, tuple([m[0] if m[0] in (float, int) else m for m in marks]), device.type, auto)
+            general = (func, tuple([m[0] if m[0] in (float, int) else m for m in marks]), names, device.type, auto)
             self._numbers[general] = self._numbers.get(general, 0) + 1
             if self._numbers[general] > MAX_NUMBERS:
                 return "its number changes from call to call"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,6 +48,14 @@ def run_lazily(call: Callable[[], Any], observer: Observer | None = None, roundi
         _thread.session = outer
     session.compute_all()
     return result
+
+
+@contextlib.contextmanager
+def unseen(session: LazySession) -> Iterator[None]:
+    """Nothing waits, and torch sees no mode of the session's: what asks for either is answered as in eager."""
+    own = isinstance(torch.overrides._get_current_function_mode(), _Mode)
+    with session.nothing_waits(), torch.overrides._pop_mode_temporarily() if own else contextlib.nullcontext():
+        yield
 
 
 def _session() -> LazySession | None:

@@ -62,6 +62,7 @@ class Node:
         handle: the Lazy that stands for it, weakly.
         overwrites: the call in place, where its first operand is a tensor that nobody else has.
         site: where in the model it was noted down, if somebody wants to know.
+    shared: whether another node stands for the same memory: it is detached from this one, or this one from it.
     """
 
     __slots__ = (
@@ -73,6 +74,7 @@ class Node:
         "readers",
         "session",
         "shape",
+        "shared",
         "site",
         "spec",
         "state",
@@ -100,9 +102,17 @@ class Node:
         self.index = next(_count)
         self.overwrites: Spec | None = None
         self.site: Any = None
+        self.shared = spec.name == "detach"
+        if self.shared and type(operands[0]) is Node:
+            operands[0].shared = True
         for operand in operands:
             if type(operand) is Node:
                 operand.readers += 1
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether its result is its operand's memory."""
+        return self.spec.name == "detach"
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +132,7 @@ class Node:
         while waiting:
             item = waiting.pop()
             if type(item) is Node and item.value is None:
-                if item.spec.dtype.is_floating_point and item.spec.name != "detach":
+                if item.spec.dtype.is_floating_point and not item.is_detached:
                     waiting += item.operands
             elif (item.value if type(item) is Node else item).requires_grad:  # type: ignore[union-attr]
                 return True

@@ -59,8 +59,13 @@ _lock = threading.Lock()
 
 def run(wanted: list[Node], rounding: str, observer: Observer | None) -> None:
     """Gives nodes their values, and those that they are made of, where somebody else needs them too."""
-    for closure, roots in _groups(wanted):
+    for closure, roots in _groups([_memory_of(node) for node in wanted]):
         outputs = _outputs(closure, roots)
+        inner = _inner(closure, outputs)
+        if inner:  # gradients by them are gradients of what is computed from them: each its own kernel
+            for node in (*inner, *roots):
+                run([node], rounding, observer)
+            continue
         with torch._C.DisableTorchFunction(), _as_noted(closure[0]):
             kernel = _kernel(closure, outputs, rounding) if len(closure) > 1 else None
             if observer is not None:
@@ -75,6 +80,23 @@ def run(wanted: list[Node], rounding: str, observer: Observer | None) -> None:
             else:
                 for node, value in zip(outputs, kernel[0](kernel[1]), strict=True):
                     node.settle(value)
+            _settle_detached(closure)
+    with torch._C.DisableTorchFunction():
+        _settle_detached(wanted)
+
+
+def _memory_of(node: Node) -> Node:
+    """The node whose memory this one is."""
+    while node.value is None and node.is_detached and type(node.operands[0]) is Node:
+        node = node.operands[0]
+    return node
+
+
+def _settle_detached(nodes: list[Node]) -> None:
+    for node in nodes:
+        memory = _memory_of(node)
+        if node.value is None and memory is not node and memory.value is not None:
+            node.settle(memory.value.detach())
 
 
 def _groups(wanted: list[Node]) -> list[tuple[list[Node], list[Node]]]:
@@ -111,11 +133,20 @@ def _outputs(closure: list[Node], roots: list[Node]) -> list[Node]:
         for operand in node.operands:
             if type(operand) is Node:
                 inside[operand] = inside.get(operand, 0) + 1
-    asked = set(roots)
+    asked = {*roots, *(_memory_of(n) for n in closure if n.is_detached and n.is_alive())}
     return [
         n for n in closure
-        if n in asked or ((n.readers > inside.get(n, 0) or n.is_alive()) and not _is_repeatable(n))
+        if n in asked
+        or not n.is_detached and ((n.readers > inside.get(n, 0) or n.is_alive()) and not _is_repeatable(n))
     ]  # fmt: skip
+
+
+def _inner(closure: list[Node], outputs: list[Node]) -> list[Node]:
+    """Values that others are computed from and that somebody holds, who may ask for gradients by them, in order."""
+    if len(closure) == 1 or not closure[0].state[0]:
+        return []
+    inside = {o for n in closure for o in n.operands if type(o) is Node and not n.is_detached}
+    return [n for n in closure if n in inside and (n in outputs or n.is_alive()) and n.requires_grad()]
 
 
 def _is_repeatable(node: Node) -> bool:

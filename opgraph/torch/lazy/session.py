@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,8 +40,8 @@ class LazySession:
         hooks: the saved-tensor hooks when it began. Under others (activation checkpointing) nothing waits: how many
             tensors are saved must not depend on when something runs.
         computing: whether values are computed right now.
-        suspended: in how many custom autograd functions the run is: nothing waits there either, for autograd connects
-            what a function returns.
+        suspended: in how many custom autograd functions the run is, and modules that compare classes: nothing waits
+            there either, for autograd connects what a function returns.
     """
 
     def __init__(
@@ -107,6 +108,8 @@ class LazySession:
         spec = SPECS.find(found, func, tuple(places), named, tuple(marks), device)
         if isinstance(spec, str):
             return None, spec
+        if spec.name == "detach" and type(operands[0]) is not Node:
+            return None, "it is the same memory"
         if target is None:
             return self._noted(spec, operands, shape, device), ""
         return self._changed(target, spec, operands, shape, device, func)
@@ -192,9 +195,13 @@ class LazySession:
         if type(target) is Lazy:
             if target.node.state[:2] != (_grad(), _inference()):
                 return None, "it writes into a tensor that was made with other gradient settings"
+            if target.node.shared:
+                return None, "it writes into memory that another value has, by detach()"
             node = self._node(spec, operands, shape, device)
         else:
             self.before_writing(target)
+            if not is_own(target):  # what was waiting has its memory now
+                return None, "it writes into a tensor that others may hold"
             old = given_up(target)
             node = self._node(spec, [old if o is target else o for o in operands], shape, device)
             node.overwrites = in_place(spec, func)
@@ -225,6 +232,16 @@ class LazySession:
         self._handles = []
         if held:
             self.compute([t.node for t in held])
+
+    @contextlib.contextmanager
+    def nothing_waits(self) -> Iterator[None]:
+        """Everything has been computed, and what comes runs in torch at once."""
+        self.compute_all()
+        self.suspended += 1
+        try:
+            yield
+        finally:
+            self.suspended -= 1
 
     def before_writing(self, values: Any) -> None:
         """Runs what reads the memory of these tensors, before it is written to."""

@@ -54,7 +54,7 @@ class Lazy(torch.Tensor):
         compute((self,), None)
         return repr(self)
 
-    __hash__ = object.__hash__
+    __hash__ = torch.Tensor.__hash__  # the same before and after it is computed
 
     def __len__(self) -> int:
         return self.node.shape[0]

@@ -48,16 +48,17 @@ class Found:
         names = [name for name, _ in self.parameters]
         bound = dict(zip(names, args, strict=False))
         if len(args) > len(names) or not kwargs.keys() <= set(names) - bound.keys():
-            raise self._other_overload()
+            raise self.other_overload()
         bound.update(kwargs)
         for name, default in self.parameters:
             if name not in bound:
                 if default is _REQUIRED:
-                    raise self._other_overload()
+                    raise self.other_overload()
                 bound[name] = default
         return bound
 
-    def _other_overload(self) -> Exception:
+    def other_overload(self) -> Exception:
+        """What is raised for a call that is not the pointwise one."""
         name = self.functional.__name__
         return places.unknown(
             name, f"only {self.call.signature} is pointwise", "call it so, or outside of the fused function"
@@ -123,3 +124,6 @@ def _literal(text: str) -> Any:
     if text.startswith("'"):
         return text.strip("'")
     return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+table()  # while torch's functions are torch's: somebody may put others in their places later

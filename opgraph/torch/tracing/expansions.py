@@ -62,9 +62,9 @@ def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
     if len(args) > 1 and isinstance(args[1], torch.Tensor):
         device, dtype = args[1].device, args[1].dtype
     else:
-        device, dtype, *_ = torch._C._nn._parse_to(
-            *args[1:], **{k: v for k, v in kwargs.items() if k not in ("copy", "memory_format")}
-        )
+        named = {k: v for k, v in kwargs.items() if k not in ("copy", "memory_format")}
+        given = args[1:] if type(args[-1]) is not bool else args[1:3] if type(args[2]) is not bool else args[1:2]
+        device, dtype, *_ = torch._C._nn._parse_to(*given, **named)
     if device is not None:
         _same_device(x, device)
     return dtype or x.dtype
@@ -84,7 +84,21 @@ def fill_value(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         value = args[1] if len(args) > 1 else kwargs.get("fill_value")
     if not isinstance(value, (bool, int, float)):
         raise places.unknown(name, "its value is no Python number", "multiply ones_like(x) by it")
+    if kwargs.get("requires_grad"):
+        raise places.unknown(name, "inside, no tensor is a leaf", "make it outside of the fused function")
+    if kwargs.get("device") is not None:
+        _same_device(args[0], torch.device(kwargs["device"]))
     return value, kwargs.get("dtype") or args[0].dtype
+
+
+def _contiguous(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a computed value: itself where all that it comes from lies like that."""
+    x = args[0]
+    layout = args[1] if len(args) > 1 else kwargs.get("memory_format", torch.contiguous_format)
+    for tensor in x.sources():
+        if not session.eager(torch.Tensor.is_contiguous, (tensor,), {"memory_format": layout}):
+            raise places.unknown("contiguous", "its result has a layout in memory of its own", "call it outside")
+    return x
 
 
 def _first(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,7 +107,10 @@ def _first(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 def _glu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    a, b = args[0].chunk(2, dim)
+    x = args[0] if args else kwargs["input"]
+    if x.shape[dim] % 2:
+        raise RuntimeError(f"Halving dimension must be even, but dimension {dim} is size {x.shape[dim]}")
+    a, b = x.chunk(2, dim)
     return a * b.sigmoid()
 
 
@@ -150,7 +167,7 @@ def _new(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 #: Calls that are made of others, or of real tensors: they add no node of their own.
 EXPANSIONS: dict[str, Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
-    "contiguous": _first,
+    "contiguous": _contiguous,
     "positive": _first,
     "glu": _glu,
     "prelu": _prelu,

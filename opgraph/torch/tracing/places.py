@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -76,17 +78,31 @@ def meets_array() -> InvalidArguments:
     )
 
 
-def without_gradients(name: str) -> Unimplemented:
-    """A call under no_grad: of the function's own, or in the forward of an autograd.Function."""
+def check_grad_mode(name: str, with_gradients: bool) -> None:
+    """Refuses a call in another grad mode than the function's, unless it is one under no_grad.
+
+    Raises:
+        Unimplemented: it stands in the forward of an autograd.Function, or under enable_grad.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not RUN:
         frame = frame.f_back
-    if frame is None:
-        return unknown(name, "it stands under no_grad, in a function that has gradients", "use x.detach()")
-    return unknown(
-        name,
-        "it stands in a torch.autograd.Function, which has a backward of its own",
-        "call that outside of the fused function, or write its forward alone: opgraph derives the gradient",
+    if frame is not None:
+        raise unknown(
+            name,
+            "it stands in a torch.autograd.Function, which has a backward of its own",
+            "call that outside of the fused function, or write its forward alone: opgraph derives the gradient",
+        )
+    if not with_gradients:
+        raise unknown(name, "it stands under enable_grad, in a function that is called under no_grad", OUTSIDE)
+
+
+def compares_classes(fn: Callable[..., Any]) -> Unimplemented:
+    """A function that asks whether `type(x) is torch.Tensor`."""
+    return Unimplemented(
+        "a fused function cannot compare the class of a tensor: type(x)",
+        where=getattr(fn, "__qualname__", repr(fn)),
+        fix="use isinstance(x, torch.Tensor)",
     )
 
 

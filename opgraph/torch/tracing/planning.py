@@ -44,7 +44,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         name = writer.let(text)
         if isinstance(value, torch.Tensor):
             writer.argument(name, value)
-        elif isinstance(value, _PLAIN):
+        elif type(value) in _PLAIN:
             writer.same(name, value)
         elif isinstance(value, torch.nn.Module):
             objects[name] = value
@@ -61,6 +61,9 @@ class _Writer:
     Args:
         inputs: ids of the tensors that the graph reads.
         asks: whether the function asked for the shape of a tensor, or whether it requires a gradient.
+
+    Attributes:
+        arguments: the names of tensor arguments, each tensor's once.
     """
 
     def __init__(self, inputs: set[int], asks: bool) -> None:
@@ -69,7 +72,11 @@ class _Writer:
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": _same}
         self.sources: dict[int, str] = {}
+        self.arguments: list[str] = []
         self._count = 0
+        if asks:  # under no_grad nothing that is computed requires a gradient
+            self.names["grad_mode"] = torch.is_grad_enabled
+            self.line(f"if grad_mode() is not {torch.is_grad_enabled()}: return None")
 
     def line(self, text: str) -> None:
         self.lines.append(text)
@@ -89,7 +96,13 @@ class _Writer:
         """A tensor argument: a plain one of the same dtype and device, and of no dimension or not as before."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise OddArgument(f"an argument is a {type(tensor).__name__}")
-        self.line(f"if type({name}) is not Tensor and type({name}) is not Parameter: return None")
+        if not tensor.dim() and tensor.__dict__:
+            raise OddArgument("an argument has attributes of its own")
+        self.line(f"if type({name}) is not {type(tensor).__name__}: return None")
+        if id(tensor) not in self.sources:
+            for other in self.arguments:
+                self.line(f"if {name} is {other}: return None")
+            self.arguments.append(name)
         self.tensor(name, tensor)
         if id(tensor) not in self._inputs and not self._asks:
             self.line(f"if {'' if tensor.dim() else 'not '}not {name}.shape: return None")
@@ -98,6 +111,7 @@ class _Writer:
         """That a tensor is what it was, as far as the trace depends on it.
 
         One that was given twice has one source, which is right for calls that give it twice again, and for no others.
+        So have two that were given: the function may ask whether they are one.
         """
         source = self.sources.setdefault(id(tensor), name)
         if source != name:
@@ -134,7 +148,7 @@ class _Writer:
             self.line(f"if not ({self._text(place)}): return None")
         for place, value in reads.values:
             text = self._text(place)
-            if isinstance(value, _PLAIN):
+            if type(value) in _PLAIN:
                 self.same(text, value)
             else:
                 self.line(f"if {text} is not {self.constant(value)}: return None")
@@ -148,54 +162,45 @@ class _Writer:
         return place.text
 
     def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor]) -> None:
-        """Repeats the calls on real tensors whose results are wanted.
+        """Repeats the calls on real tensors, the unwanted as well: they may draw random numbers.
 
         Raises:
             NotKnown: a call told Python a value, or changed a tensor.
         """
-        made: dict[int, tuple[EagerCall, str]] = {}
         for call in calls:
             if call.changes:
                 raise NotKnown(f"{call.name} changes a tensor")
-            parts = list(call.result) if isinstance(call.result, (tuple, list)) else [call.result]
             if call.is_question:
                 continue
+            several = isinstance(call.result, (tuple, list))
+            parts = list(call.result) if several else [call.result]
             if not all(isinstance(part, torch.Tensor) for part in parts):
                 raise NotKnown(f"Python reads the value of a tensor: {call.name}")
+            self.default_dtype()  # what new tensors are made of
+            arguments = [self._argument(a) for a in call.args]
+            arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
+            name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
+            if several:
+                self.line(f"if len({name}) != {len(parts)}: return None")
             for i, part in enumerate(parts):
-                made.setdefault(id(part), (call, f"[{i}]" if isinstance(call.result, (tuple, list)) else ""))
-        needed: set[int] = set()
-        waiting: list[Any] = list(wanted)
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, torch.Tensor) and id(value) not in self.sources:
-                if id(value) not in made:
-                    raise NotKnown("a tensor that is found under no name")
-                call = made[id(value)][0]
-                if id(call) not in needed:
-                    needed.add(id(call))
-                    waiting += [*call.args, *call.kwargs.values()]
-            elif isinstance(value, (list, tuple)):
-                waiting += value
-        for call in calls:
-            if id(call) in needed:
-                self.default_dtype()  # what new tensors are made of
-                arguments = [self._argument(a) for a in call.args]
-                arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
-                name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
-                for key, (maker, index) in made.items():
-                    if maker is call:
-                        self.sources.setdefault(key, name + index)
+                self.sources.setdefault(id(part), f"{name}[{i}]" if several else name)
+        for tensor in wanted:
+            self._source(tensor)
+
+    def _source(self, tensor: torch.Tensor) -> str:
+        if id(tensor) not in self.sources:
+            raise NotKnown("a tensor that is found under no name")
+        return self.sources[id(tensor)]
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, torch.Tensor):
-            return self.sources[id(value)]
+            return self._source(value)
         if type(value) in (list, tuple):
             parts = "".join(self._argument(v) + ", " for v in value)
             return f"[{parts}]" if type(value) is list else f"({parts})"
         if isinstance(value, slice):
             return f"slice({', '.join(self._argument(v) for v in (value.start, value.stop, value.step))})"
-        if isinstance(value, (*_PLAIN, torch.Size, torch.memory_format)):
+        if type(value) in (*_PLAIN, torch.Size, torch.memory_format, torch.layout):
             return self.constant(value)
         raise NotKnown(f"torch is given a {type(value).__name__}")
 
@@ -205,7 +210,7 @@ class _Writer:
         for value in run.kept:
             if isinstance(value, torch.Tensor):
                 kept.append(self.sources[id(value)])
-            elif isinstance(value, _PLAIN):
+            elif type(value) in _PLAIN:
                 kept.append(self.constant(value))
             else:
                 raise NotKnown(f"it returns a {type(value).__name__}")

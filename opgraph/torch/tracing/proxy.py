@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from opgraph.torch.broadcast import broadcast_shapes
@@ -41,16 +42,20 @@ class Proxy(torch.Tensor):
         actual: the tensor itself where this is an argument of the function or a view of one; otherwise None.
         origin: what it was computed from: for its shape, and whether it requires a gradient.
         sizes: its shape, once somebody asked for it.
+        detached: whether no gradient goes through it.
+        shared: whether another value would have the same memory, by detach(): nothing is written into it.
         torch_dtype: its dtype.
     """
 
-    __slots__ = ("actual", "origin", "ref", "session", "sizes", "torch_dtype")
+    __slots__ = ("actual", "detached", "origin", "ref", "session", "shared", "sizes", "torch_dtype")
     session: Session
     ref: Ref
     actual: torch.Tensor | None
     origin: tuple[Any, ...]
     sizes: torch.Size | None
     torch_dtype: torch.dtype
+    detached: bool
+    shared: bool
 
     @classmethod
     def __torch_function__(
@@ -63,7 +68,8 @@ class Proxy(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<traced {str(self.dtype).removeprefix('torch.')}{list(self.shape)}>"
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return id(self if self.actual is None else self.actual)  # as torch's
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"'Tensor' object has no attribute {name!r} ({places.place()})")
@@ -98,15 +104,24 @@ class Proxy(torch.Tensor):
     def requires_grad(self) -> bool:  # type: ignore[override]
         """As torch's: whether anything that this was computed from does."""
         self.session.asked()
-        return self.torch_dtype.is_floating_point and any(t.requires_grad for t in self.sources())
+        if not self.torch_dtype.is_floating_point or (self.actual is None and not self.session.with_gradients):
+            return False
+        return any(t.requires_grad for t in self.sources(connected=True))
 
-    def sources(self) -> Iterator[torch.Tensor]:
-        """The real tensors that it was computed from, or is."""
+    @property
+    def _is_param(self) -> bool:
+        """What isinstance asks for nn.Parameter."""
+        return isinstance(self.actual, torch.nn.Parameter)
+
+    def sources(self, *, connected: bool = False) -> Iterator[torch.Tensor]:
+        """The real tensors that it was computed from, or is; those alone that gradients may reach where `connected`."""
         waiting: list[Any] = [self]
         while waiting:
             tensor = waiting.pop()
             if type(tensor) is not Proxy:
                 yield tensor
+            elif connected and (tensor.detached or not tensor.torch_dtype.is_floating_point):
+                continue
             elif tensor.actual is not None:
                 yield tensor.actual
             else:
@@ -134,6 +149,7 @@ def proxy(session: Session, ref: Ref, dtype: torch.dtype, real: torch.Tensor | N
     made.torch_dtype = dtype
     made.actual = real
     made.origin = origin
+    made.detached = made.shared = False
     made.sizes = None if real is None else real.shape
     return made
 
@@ -205,12 +221,21 @@ _INPLACE = {
 }
 
 
+_OPERANDS = (torch.Tensor, int, float, complex, np.generic, np.ndarray)
+
+
 def _operator(func: Callable[..., Any]) -> Callable[[Proxy, Any], Any]:
-    return lambda self, other: self.session.call(func, (self, other), {})
+    def operator(self: Proxy, other: Any) -> Any:
+        return self.session.call(func, (self, other), {}) if isinstance(other, _OPERANDS) else NotImplemented
+
+    return operator
 
 
 def _reflected(func: Callable[..., Any]) -> Callable[[Proxy, Any], Any]:
-    return lambda self, other: self.session.call(func, (other, self), {})
+    def operator(self: Proxy, other: Any) -> Any:
+        return self.session.call(func, (other, self), {}) if isinstance(other, _OPERANDS) else NotImplemented
+
+    return operator
 
 
 def _unary(func: Callable[..., Any]) -> Callable[[Proxy], Any]:

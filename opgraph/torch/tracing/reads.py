@@ -1,9 +1,9 @@
 """What a function reads besides its arguments: globals, closure cells and attributes, found in its code.
 
 A function whose every such read is known does not have to run again to know what it does: comparing what it read is
-enough. The finding is an over-approximation: of every object in reach, each attribute that any of the code names counts
-as read. Where anything is not understood, the function is run again at each call; nothing depends on this module but
-time.
+enough. The finding is an over-approximation: of every module in reach, of Python and of torch, each attribute that any
+of the code names counts as read. Numbers, words, tensors, lists and dicts of constants, functions and modules are
+understood; where there is anything else, the function is run again at each call.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import dis
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from opgraph.torch.tracing import trusted
 from opgraph.torch.tracing.proxy import Proxy
-from opgraph.torch.tracing.trusted import BUILTINS, PRIMITIVES, is_constant, is_trusted
+from opgraph.torch.tracing.trusted import BUILTINS, is_constant, is_trusted
 
 
 class NotKnown(Exception):  # noqa: N818 - no error: the function is run again at each call
@@ -29,6 +29,12 @@ class NotKnown(Exception):  # noqa: N818 - no error: the function is run again a
 
 class OddArgument(NotKnown):
     """An argument of this call has no plan; other calls may have one."""
+
+
+class Wrapper:
+    """A callable that does what `__wrapped__` does, and nothing else that could be told: a fused function is one."""
+
+    __wrapped__: Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,8 @@ def reads_of(fn: Callable[..., Any], arguments: dict[str, Any]) -> Reads:
     names: frozenset[str] = frozenset()
     while True:  # what is reached adds names, and names what is reached
         walk = _Walk(names)
-        walk.function(fn, Place("fn", (("fn", fn),)))
+        walk.function(fn)
+        walk.methods()
         for text, value in arguments.items():
             walk.value(value, Place(text, ()))
         if walk.names == names:
@@ -87,7 +94,8 @@ class _Walk:
         self.names: set[str] = set(names)
         self.reads = Reads()
         self._seen: set[tuple[int, str]] = set()
-        self._codes: set[CodeType] = set()
+        self._functions: dict[int, FunctionType] = {}
+        self._spaces: dict[int, ModuleType] = {}
         self._count = 0
 
     def _root(self, value: Any) -> Place:
@@ -95,39 +103,43 @@ class _Walk:
         name = f"root_{self._count}"
         return Place(name, ((name, value),))
 
-    def function(self, fn: Any, place: Place) -> None:
+    def function(self, fn: Any) -> None:
         """A Python function: its code, the globals and cells that it names, its defaults."""
-        fn = getattr(fn, "__wrapped__", fn)
+        while isinstance(fn, Wrapper):
+            fn = fn.__wrapped__
         if isinstance(fn, MethodType):
             self.value(fn.__self__, self._root(fn.__self__))
             fn = fn.__func__
         if not isinstance(fn, FunctionType):
             raise NotKnown(f"{fn!r} is no Python function")
-        if fn.__code__ in self._codes:
+        if id(fn) in self._functions:
             return
-        self._codes.add(fn.__code__)
+        self._functions[id(fn)] = fn
         own = self._root(fn)
         self.reads.values.append((own.then(".__code__"), fn.__code__))
-        for default in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
-            if not (isinstance(default, PRIMITIVES) or is_constant(default)):
-                raise NotKnown(f"{fn.__qualname__} has a default that may change")
+        named = fn.__kwdefaults__ or {}
+        if not all(is_constant(default) for default in (*(fn.__defaults__ or ()), *named.values())):
+            raise NotKnown(f"{fn.__qualname__} has a default that may change")
         self.reads.values.append((own.then(".__defaults__"), fn.__defaults__))
+        self.reads.copies.append((own.then(".__kwdefaults__"), fn.__kwdefaults__ and dict(named)))
         module_globals = self._root(fn.__globals__)
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         for code in _codes_in(fn.__code__):
             free = set(cells) & set(code.co_freevars)
             for instruction in dis.get_instructions(code):
                 op, name = instruction.opname, instruction.argval
-                if op in trusted.FORBIDDEN or (op == "STORE_DEREF" and name in free):
+                if op in trusted.FORBIDDEN or (op in ("STORE_DEREF", "DELETE_DEREF") and name in free):
                     raise NotKnown(f"{fn.__qualname__}: {op} {name}")
                 if op == "LOAD_GLOBAL":
                     self._global(fn, module_globals, name)
                 elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
                     self._cell(cells[name])
                 elif op in ("LOAD_ATTR", "LOAD_METHOD"):
-                    if name in trusted.STATE:
+                    if name in trusted.STATE or name.startswith("set_"):
                         raise NotKnown(f"{fn.__qualname__} uses {name}")
                     self.names.add(name)
+                elif op == "BINARY_OP" and instruction.argrepr.endswith("="):
+                    self.names.add("__iadd__")
 
     def _global(self, fn: FunctionType, module_globals: Place, name: str) -> None:
         if name in fn.__globals__:
@@ -143,6 +155,22 @@ class _Walk:
         except ValueError:
             raise NotKnown("an empty closure cell") from None
 
+    def methods(self) -> None:
+        """What the names mean on a tensor: torch's own methods, or what somebody put in their place."""
+        tensor = self._root(torch.Tensor)
+        for name in sorted(self.given):
+            if hasattr(torch.Tensor, name):
+                self._meaning(getattr(torch.Tensor, name), tensor.then(f".{name}"))
+
+    def _meaning(self, value: Any, place: Place) -> None:
+        """What a name means in torch: torch's own, or what somebody put there."""
+        if isinstance(value, (ModuleType, FunctionType, MethodType, Wrapper)):
+            self.value(value, place)
+        elif is_trusted(value) or is_constant(value) or type(value).__module__.startswith("torch"):
+            self.reads.values.append((place, value))
+        else:
+            raise NotKnown(f"it uses a {type(value).__name__}")
+
     def value(self, value: Any, place: Place) -> None:
         """Something that is read, at its place."""
         if (id(value), place.text) in self._seen:
@@ -151,91 +179,91 @@ class _Walk:
         if type(value) is Proxy:
             raise NotKnown("a traced value in a variable outside the function")
         if isinstance(value, torch.Tensor):
+            if self.given & value.__dict__.keys():
+                raise NotKnown("an attribute that somebody gave a tensor")
             self.reads.tensors.append((place, value))
-        elif isinstance(value, (*PRIMITIVES, enum.Enum)) or is_constant(value):
+        elif is_constant(value) or (isinstance(value, enum.Enum) and is_constant(value.value)):
             self.reads.values.append((place, value))
-        elif isinstance(value, (list, dict)):
-            entries = value.values() if isinstance(value, dict) else value
-            if not all(isinstance(v, PRIMITIVES) for v in entries):
-                raise NotKnown(f"a {type(value).__name__} of objects")
-            self.reads.copies.append((place, value.copy()))
+        elif type(value) in (list, dict):
+            self._container(value, place)
         elif is_trusted(value):
             self.reads.values.append((place, value))
-        elif isinstance(value, (FunctionType, MethodType)):
+            if isinstance(value, ModuleType):
+                self._space(value)
+        elif isinstance(value, (FunctionType, MethodType, Wrapper)):
             self.reads.values.append((place, value))
-            self.function(value, place)
-        elif isinstance(value, (type, BuiltinFunctionType)) or (callable(value) and not _has_attributes(value)):
-            raise NotKnown(f"it uses {value!r}")
-        else:
-            self._object(value, place)
-
-    def _object(self, value: Any, place: Place) -> None:
-        if not _has_attributes(value):
-            raise NotKnown(f"a {type(value).__name__}")
-        if not isinstance(value, ModuleType):
-            self.reads.values.append((Place(f"type({place.text})", place.roots), type(value)))
-            self._operators(value, place)
-        is_layer = isinstance(value, torch.nn.Module)
-        if is_layer:
+            self.function(value)
+        elif isinstance(value, torch.nn.Module):
             self._layer(value, place)
-        elif callable(value) or "__getattr__" in dir(type(value)):
-            raise NotKnown(f"a {type(value).__name__}, which computes its attributes")
-        for name in sorted(self.given):
-            self._attribute(value, name, place, is_layer)
-
-    def _operators(self, value: Any, place: Place) -> None:
-        """The methods that Python calls by no name: what they read counts as read, whether or not they are called."""
-        for cls in type(value).__mro__:
-            if cls in trusted.PLAIN_CLASSES:
-                continue
-            for name, found in cls.__dict__.items():
-                if name.startswith("__") and name not in trusted.HARMLESS and isinstance(found, FunctionType):
-                    self._class_attribute(value, cls, name, place)
-
-    def _attribute(self, value: Any, name: str, place: Place, is_layer: bool) -> None:
-        tables = [("__dict__", value.__dict__)]
-        if is_layer:
-            tables += [(t, value.__dict__[t]) for t in ("_parameters", "_buffers", "_modules")]
-        for cls in () if isinstance(value, ModuleType) else type(value).__mro__:
-            if name in cls.__dict__ and cls is not object:
-                if cls is not torch.nn.Module:  # whose methods have the names of tensors' methods
-                    self._class_attribute(value, cls, name, place)
-                return
-        for table, entries in tables:
-            if name in entries:
-                self.value(entries[name], place.then(f".{table}[{name!r}]"))
-                return
-
-    def _class_attribute(self, value: Any, cls: type, name: str, place: Place) -> None:
-        found = cls.__dict__[name]
-        where = self._root(cls).then(f".__dict__[{name!r}]")
-        if isinstance(found, FunctionType):
-            self.reads.values.append((where, found))
-            self.function(found, where)
-        elif isinstance(found, PRIMITIVES) and name not in value.__dict__:
-            self.reads.values.append((where, found))
-            self.reads.conditions.append(Place(f"{name!r} not in {place.text}.__dict__", place.roots))
+        elif isinstance(value, ModuleType):
+            self.reads.values.append((place, value))
+            self._space(value)
         else:
-            raise NotKnown(f"{cls.__name__}.{name}")
+            raise NotKnown(f"it uses a {type(value).__name__}")
+
+    def _container(self, value: Any, place: Place) -> None:
+        entries = (*value, *value.values()) if type(value) is dict else value
+        if not all(map(is_constant, entries)):
+            raise NotKnown(f"a {type(value).__name__} of objects")
+        if self.given & trusted.CHANGING:
+            raise NotKnown(f"a {type(value).__name__} that it may change")
+        self.reads.copies.append((place, value.copy()))
+
+    def _space(self, module: ModuleType) -> None:
+        """A module of Python: what the names mean in it."""
+        if id(module) in self._spaces:
+            return
+        self._spaces[id(module)] = module
+        own = is_trusted(module)
+        if "__getattr__" in module.__dict__ and not own:
+            raise NotKnown(f"{module.__name__} computes its attributes")
+        place = self._root(module)
+        for name in sorted(self.given):
+            if name in module.__dict__:
+                where = place.then(f".__dict__[{name!r}]")
+                (self._meaning if own else self.value)(module.__dict__[name], where)
 
     def _layer(self, value: torch.nn.Module, place: Place) -> None:
-        """A module that may be called: its forward, and that it has no hooks."""
-        forward = type(value).forward
+        """A module: its class, what the names mean in it, its forward, and that it has no hooks."""
+        kind = Place(f"type({place.text})", place.roots)
+        self.reads.values.append((kind, type(value)))
+        for cls in type(value).__mro__:
+            for name, found in () if cls in trusted.PLAIN_CLASSES else cls.__dict__.items():
+                if name.startswith("__") and name not in trusted.HARMLESS and callable(found):
+                    raise NotKnown(f"{cls.__name__} has {name}")
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        if (
-            any(getattr(value, name) for name in hooks)
-            or any(trusted.GLOBAL_HOOKS.values())
-            or "forward" in value.__dict__
-        ):
+        if any(getattr(value, name) for name in hooks) or any(trusted.GLOBAL_HOOKS.values()):
             raise NotKnown(f"{type(value).__name__} has hooks")
         none = [f"not {place.text}.{name}" for name in hooks] + [f"not {name}" for name in trusted.GLOBAL_HOOKS]
-        text = " and ".join([*none, f"'forward' not in {place.text}.__dict__"])
-        self.reads.conditions.append(Place(text, (*place.roots, *trusted.GLOBAL_HOOKS.items())))
-        self.function(forward, place)
+        self.reads.conditions.append(Place(" and ".join(none), (*place.roots, *trusted.GLOBAL_HOOKS.items())))
+        for name in sorted(self.given | {"forward"}):
+            self._attribute(value, name, place, kind)
         if isinstance(value, torch.nn.Sequential):  # goes through its modules by no name
             self.reads.copies.append((Place(f"list({place.text}._modules)", place.roots), list(value._modules)))
             for name, module in value._modules.items():
                 self.value(module, place.then(f"._modules[{name!r}]"))
+
+    def _attribute(self, value: torch.nn.Module, name: str, place: Place, kind: Place) -> None:
+        if name in value.__dict__:
+            self.value(value.__dict__[name], place.then(f".__dict__[{name!r}]"))
+            return
+        none = Place(f"{name!r} not in {place.text}.__dict__", place.roots)
+        found = next((c.__dict__[name] for c in type(value).__mro__ if name in c.__dict__ and c is not object), None)
+        if found is not None and found is torch.nn.Module.__dict__.get(name):
+            if callable(found) and name != "forward" and not hasattr(torch.Tensor, name):
+                raise NotKnown(f"it uses {name} of a module")
+        elif found is not None:
+            if not (isinstance(found, (FunctionType, Wrapper)) or is_constant(found)):
+                raise NotKnown(f"{type(value).__name__}.{name}")
+            self.reads.conditions.append(none)
+            self.reads.values.append((kind.then(f".{name}"), found))
+            if not is_constant(found):
+                self.function(found)  # of torch's layers as well: it says which attributes are read
+        else:
+            for table in ("_parameters", "_buffers", "_modules"):
+                if name in value.__dict__[table]:
+                    self.reads.conditions.append(none)
+                    self.value(value.__dict__[table][name], place.then(f".{table}[{name!r}]"))
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -244,7 +272,3 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
         current = waiting.pop()
         yield current
         waiting += [c for c in current.co_consts if isinstance(c, CodeType)]
-
-
-def _has_attributes(value: Any) -> bool:
-    return isinstance(getattr(value, "__dict__", None), dict) and not hasattr(type(value), "__slots__")

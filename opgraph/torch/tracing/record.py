@@ -42,14 +42,13 @@ def record(
         return result
     if kwargs.get("out") is not None:
         raise places.writes(f"{name}(out=...)", "a tensor that was there before")
-    if name in EXPANSIONS or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
+    runs = _runs(name, args, kwargs)
+    if (name in EXPANSIONS and not runs) or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
         session.forget(before)
         return EXPANSIONS.get(name, EXPANSIONS["view_as"])(session, func, args, kwargs)
-    if torch.is_grad_enabled() is not session.with_gradients:
-        raise places.without_gradients(name)
     node = Node(session.node, session.count)
     emitter = Emitter(session, name)
-    if is_view(name) and isinstance(args[0], Proxy) and args[0].actual is not None:
+    if runs:
         node.action = RUNS
     elif is_view(name) and func not in table():
         refuse(name, args)
@@ -68,14 +67,42 @@ def record(
         if found is None:
             refuse(name, args)
         _compute(node, emitter, found, func, args, kwargs)
+    if torch.is_grad_enabled() is not session.with_gradients:  # under no_grad
+        _detach(node, emitter, name)
     node.refs = session.count
     node.steps = tuple(emitter.steps)
     session.node.after[key] = node
     return session.replay(node, func, args, kwargs)
 
 
+def _runs(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call runs in torch, on an argument: it gives the same elements, in the same place or a copy.
+
+    Raises:
+        Unimplemented: a call for a layout in memory, of anything else.
+    """
+    given = kwargs.get("memory_format") not in (None, torch.preserve_format)
+    x = args[0] if args else None
+    if isinstance(x, Proxy) and x.actual is not None:
+        if is_view(name) or name == "contiguous" or (name == "to" and given and len(args) == len(kwargs) == 1):
+            return True
+    if given and name != "contiguous":
+        raise places.unknown(name, "its result has a layout in memory of its own", "call it outside: on the result")
+    return False
+
+
 def _made(node: Node, ref: Any, dtype: torch.dtype) -> None:
     node.action, node.ref, node.dtype = MAKES, ref, dtype
+
+
+def _detach(node: Node, emitter: Emitter, name: str) -> None:
+    if node.action == CHANGES:
+        raise places.unknown(
+            name, "under no_grad it changes a value that has gradients", "compute a new value: y = x * 2"
+        )
+    if node.action == MAKES and node.dtype is not None and node.dtype.is_floating_point:
+        assert node.ref is not None
+        node.ref = emitter.step("StopGradient", (node.ref,), name_of(node.dtype, name))
 
 
 def _compute(
@@ -92,7 +119,10 @@ def _compute(
     plain = {k: v for k, v in kwargs.items() if k != "inplace"}
     positional = args[: [n for n, _ in found.parameters].index("inplace")] if "inplace" in bound else args
     _check_devices(emitter.session, name, bound)
-    result = outcome(found.functional, positional, plain, on_host=emitter.session.device.type == "cpu")
+    on_host = emitter.session.device.type == "cpu"
+    result = outcome(found.functional, positional, plain, on_host=on_host)
+    if not isinstance(result, torch.Tensor):  # values and indices
+        raise found.other_overload()
     ref = emitter.call(found, bound, result.dtype, compute_dtype(result, bound))
     if not changes:
         _made(node, ref, result.dtype)
@@ -102,7 +132,9 @@ def _compute(
         raise places.writes(name, "a tensor that the function did not make")
     if target.actual is not None:
         raise places.writes(name, "an argument of the fused function")
-    outcome(func, args, kwargs)  # torch says whether it writes this dtype into that one
+    if target.shared:
+        raise places.writes(name, "the memory of two values, by detach()")
+    outcome(func, args, kwargs, on_host=on_host)  # torch says whether it writes this dtype into that one
     if result.shape != target.shape:
         raise RuntimeError(
             f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"

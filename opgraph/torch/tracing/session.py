@@ -16,9 +16,10 @@ import torch
 
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.proxy import Proxy, Ref, proxy
-from opgraph.torch.tracing.watch import Watch
+from opgraph.torch.tracing.watch import Watch, function_name
 
 _REFS = [Ref(i) for i in range(64)]
+_DETACHES = (torch.detach, torch.Tensor.detach)
 _TRUE, _FALSE = Ref(-1), Ref(-2)
 
 
@@ -119,6 +120,7 @@ class Session:
         self.device = device
         self.inputs: list[Input] = []
         self.captured: dict[int, Ref] = {}
+        self.given: dict[int, Proxy] = {}
         self.arguments: dict[str, Any] = {}
         self.count = 0
         self.finished = False
@@ -137,7 +139,13 @@ class Session:
         return _REFS[self.count - 1]
 
     def argument(self, tensor: torch.Tensor, name: str) -> Proxy:
-        """The proxy of a data tensor: an argument, or a view of one."""
+        """The proxy of a data tensor: an argument, or a view of one; the same one for the same tensor."""
+        known = self.given.get(id(tensor))
+        if known is None:
+            known = self.given[id(tensor)] = self._new_argument(tensor, name)
+        return known
+
+    def _new_argument(self, tensor: torch.Tensor, name: str) -> Proxy:
         ref = self.new_ref()
         self.inputs.append(Input(ref, tensor, name))
         return proxy(self, ref, tensor.dtype, tensor, ())
@@ -167,6 +175,7 @@ class Session:
         for name, value in kwargs.items():
             parts += (name, self._key(value))
         if torch.is_grad_enabled() is not self.with_gradients:
+            places.check_grad_mode(function_name(func), self.with_gradients)
             parts.append(torch.no_grad)
         key = tuple(parts)
         node = self.node.after.get(key)
@@ -184,9 +193,15 @@ class Session:
         action = node.action
         if action == MAKES:
             self.count = node.refs
-            return proxy(self, node.ref, node.dtype, None, (*args, *kwargs.values()))  # type: ignore[arg-type]
+            made = proxy(self, node.ref, node.dtype, None, (*args, *kwargs.values()))  # type: ignore[arg-type]
+            made.detached = bool(node.steps) and node.steps[-1].kind == "StopGradient"
+            if func in _DETACHES:
+                made.shared = args[0].shared = True
+            return made
         if action == RUNS:
-            return self.run(func, args, kwargs)
+            result = self.run(func, args, kwargs)
+            self.node = node.after.setdefault(("gives", self.count), Node(node, self.count))  # how many views there are
+            return result
         if action == CHANGES:
             self.count = node.refs
             args[0].ref = node.ref

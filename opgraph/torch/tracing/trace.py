@@ -23,6 +23,8 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.runtime.bounded import Bounded
 from opgraph.torch.apply import functions_on_stack
+from opgraph.torch.classes import compares_classes
+from opgraph.torch.tracing import places
 from opgraph.torch.tracing.build import build, needed, pattern
 from opgraph.torch.tracing.emit import name_of
 from opgraph.torch.tracing.names import parameter_names, tensor_names
@@ -110,6 +112,7 @@ class Tracer:
     def __init__(self, fn: Callable[..., Any], names: Sequence[str] = (), *, as_eager: bool = False) -> None:
         self.fn = fn
         self._names = tuple(names) or parameter_names(fn)
+        self._compares = compares_classes(getattr(fn, "__wrapped__", fn))
         self._as_eager = as_eager
         self._roots: dict[Any, Node] = {}
 
@@ -120,6 +123,8 @@ class Tracer:
             OpGraphError: it does something that cannot be fused; the message names the line.
             Exception: whatever the function raises itself.
         """
+        if self._compares:
+            raise places.compares_classes(self.fn)
         session = Session(Node(None, 0), torch.device("cpu"), watch, as_eager=self._as_eager)
         given = [self._given(session, a, self._name(i)) for i, a in enumerate(args)]
         named = {k: self._given(session, v, k) for k, v in kwargs.items()}

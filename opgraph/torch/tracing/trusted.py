@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import builtins
 import math
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
 
-#: Instructions that change something outside, or do what names do not show.
+#: Instructions that change something outside, or do what names do not show; in handlers of exceptions, what is missing
+#: counts as well.
 FORBIDDEN = frozenset(
     (
         "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE",
         "IMPORT_NAME", "IMPORT_FROM", "YIELD_VALUE", "RETURN_GENERATOR", "LOAD_BUILD_CLASS", "LOAD_SUPER_ATTR",
         "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "BEFORE_WITH", "LOAD_SPECIAL",
+        "PUSH_EXC_INFO",
     )
 )  # fmt: skip
 BUILTINS = frozenset(
@@ -36,7 +45,14 @@ STATE = frozenset(
         "is_tracing", "parameters", "named_parameters", "buffers", "named_buffers", "modules",
         "named_modules", "children", "named_children", "state_dict", "__dict__", "__class__",
         "__getattribute__", "get_parameter", "get_buffer", "get_submodule", "_parameters", "_buffers",
-        "_modules",
+        "_modules", "manual_seed", "seed", "set_rng_state",
+    )
+)  # fmt: skip
+#: Methods that change a list or a dict.
+CHANGING = frozenset(
+    (
+        "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update",
+        "__setitem__", "__delitem__", "__iadd__", "__imul__", "__ior__",
     )
 )  # fmt: skip
 #: Methods that no arithmetic calls.
@@ -47,7 +63,7 @@ HARMLESS = frozenset(
         "__deepcopy__", "__replace__",
     )
 )  # fmt: skip
-#: Classes whose operators are looked after elsewhere, or do nothing but what names show.
+#: Classes whose operators do nothing but what names show.
 PLAIN_CLASSES = (object, torch.nn.Module, torch.nn.Sequential)
 #: Hooks of all modules, by the name that a plan has for them.
 GLOBAL_HOOKS: dict[str, Any] = {
@@ -61,25 +77,28 @@ PRIMITIVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, to
 
 
 def is_constant(value: Any) -> bool:
-    """Whether this is a tuple of numbers, words and the like."""
-    return type(value) is tuple and all(isinstance(v, PRIMITIVES) or is_constant(v) for v in value)
+    """Whether this is a number, a word or the like, or a tuple of such."""
+    return type(value) in PRIMITIVES or (type(value) is tuple and all(map(is_constant, value)))
 
 
 def is_trusted(value: Any) -> bool:
-    """Whether this is torch's, math's or Python's own, which do not change."""
+    """Whether this is torch's, math's or Python's own: it does the same at every call."""
     if isinstance(value, ModuleType):
         return value is math or value.__name__.split(".")[0] == "torch"
-    if isinstance(value, torch.nn.Module):
+    if isinstance(value, FunctionType):
+        # Its own name may be another's, by functools.wraps; what torch's decorators make goes on to a user's function.
+        return not value.__closure__ and str(value.__globals__.get("__name__")).split(".")[0] == "torch"
+    if not isinstance(value, _OF_C):
         return False
-    try:
-        if value in BUILTINS:
-            return True
-    except TypeError:  # not hashable
-        return False
-    home = getattr(value, "__module__", None) or ""
-    is_code = isinstance(value, (FunctionType, BuiltinFunctionType, type)) or callable(value)
-    return is_code and (home == "math" or home.split(".")[0] == "torch" or _is_torch_builtin(value))
+    home = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None) or ""
+    return value in BUILTINS or home == "math" or home.split(".")[0] == "torch" or _is_torch_builtin(value)
 
 
 def _is_torch_builtin(value: Any) -> bool:
     return isinstance(value, BuiltinFunctionType) and getattr(torch, value.__name__, None) is value
+
+
+_OF_C = (
+    type, BuiltinFunctionType, MethodDescriptorType, GetSetDescriptorType, WrapperDescriptorType,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+)  # fmt: skip

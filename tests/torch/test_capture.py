@@ -1,0 +1,883 @@
+"""Programs that change between calls: at each call a fused function, or a fused module around it, does what Python says.
+
+Each program is built for every way to run it, so that one that changes its own state has a state of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import math
+import pickle
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.errors import InvalidArguments, Unimplemented  # noqa: E402
+
+X = torch.linspace(-3, 3, 12).reshape(3, 4)
+SCALE = 2.0
+PROGRAMS = {}
+
+
+def program(make):
+    """Adds a program: `make(patch)` gives a function and the steps; a step changes something and gives arguments."""
+    PROGRAMS[make.__name__] = make
+    return make
+
+
+def same_arguments(*changes):
+    """Steps that call with X: once, again, and after each change twice."""
+    nothing = lambda: None  # noqa: E731
+    return [lambda change=change: (change(), (X,))[1] for c in changes for change in (nothing, nothing, c, nothing)]
+
+
+def put(place, name, value):
+    return lambda: place.__setitem__(name, value) if isinstance(place, dict) else setattr(place, name, value)
+
+
+@program
+def a_global(patch):
+    return lambda x: x * SCALE, same_arguments(lambda: patch.setitem(globals(), "SCALE", 3.0))
+
+
+@program
+def a_global_of_a_helper(patch):
+    def helper(x):
+        return x * SCALE
+
+    return lambda x: helper(x) + 1, same_arguments(lambda: patch.setitem(globals(), "SCALE", 3.0))
+
+
+@program
+def a_cell(patch):
+    n = 2.0
+
+    def change():
+        nonlocal n
+        n = 5.0
+
+    return lambda x: x * n, same_arguments(change)
+
+
+@program
+def cells_of_two_closures_of_one_code(patch):
+    def scaled(cell):
+        return lambda x: x * cell[0]
+
+    first, second = [2.0], [3.0]
+    f, g = scaled(first), scaled(second)
+    return lambda x: f(x) + g(x), same_arguments(put_in(second, 7.0), put_in(first, 9.0))
+
+
+def put_in(values, value):
+    return lambda: values.__setitem__(0, value)
+
+
+@program
+def two_closures_of_one_code_over_numbers(patch):
+    def scaled(n):
+        def change(value):
+            nonlocal n
+            n = value
+
+        return (lambda x: x * n), change
+
+    (f, _), (g, change) = scaled(2.0), scaled(3.0)
+    return lambda x: f(x) + g(x), same_arguments(lambda: change(7.0))
+
+
+@program
+def a_default(patch):
+    def fn(x, n=2.0):
+        return x * n
+
+    return fn, same_arguments(put(fn, "__defaults__", (5.0,)))
+
+
+@program
+def a_keyword_default(patch):
+    def fn(x, *, n=2.0):
+        return x * n
+
+    return fn, same_arguments(put(fn.__kwdefaults__, "n", 5.0), put(fn, "__kwdefaults__", {"n": 6.0}))
+
+
+@program
+def a_keyword_default_of_a_helper(patch):
+    def helper(x, *, n=2.0):
+        return x * n
+
+    return lambda x: helper(x), same_arguments(put(helper.__kwdefaults__, "n", 5.0))
+
+
+@program
+def code(patch):
+    def fn(x):
+        return x * 2
+
+    return fn, same_arguments(put(fn, "__code__", (lambda x: x - 2).__code__))
+
+
+class Decorated:
+    """A decorator's number, in a place of its own."""
+
+    def __init__(self, number):
+        self.numbers = {"by": number}
+
+    def __call__(self, fn):
+        numbers = self.numbers
+
+        @functools.wraps(fn)
+        def wrapped(*args, **kwargs):
+            return fn(*args, **kwargs) * numbers["by"]
+
+        return wrapped
+
+
+@program
+def a_decorator_with_wraps(patch):
+    decorator = Decorated(2.0)
+    return decorator(lambda x: x + 1), same_arguments(put(decorator.numbers, "by", 5.0))
+
+
+@program
+def a_decorated_helper(patch):
+    decorator = Decorated(2.0)
+    helper = decorator(lambda x: x + SCALE)
+    change = lambda: patch.setitem(globals(), "SCALE", 3.0)  # noqa: E731
+    return lambda x: helper(x).exp(), same_arguments(put(decorator.numbers, "by", 0.5), change)
+
+
+@program
+def a_list(patch):
+    numbers = [2.0]
+    return lambda x: x * numbers[0], same_arguments(put_in(numbers, 5.0), put_in(numbers, 1))
+
+
+@program
+def a_list_in_a_list(patch):
+    numbers = [[2.0]]
+    return lambda x: x * numbers[0][0], same_arguments(put_in(numbers[0], 5.0))
+
+
+@program
+def a_dict(patch):
+    settings = {"shift": 2.0}
+    return lambda x: x * settings["shift"], same_arguments(put(settings, "shift", 5.0))
+
+
+@program
+def a_namespace(patch):
+    settings = types.SimpleNamespace(shift=2.0)
+    return lambda x: x * settings.shift, same_arguments(put(settings, "shift", 5.0))
+
+
+@program
+def an_object_with_a_property(patch):
+    class Settings:
+        number = 2.0
+
+        @property
+        def shift(self):
+            return self.number
+
+    settings = Settings()
+    return lambda x: x * settings.shift, same_arguments(put(settings, "number", 5.0), put(Settings, "number", 6.0))
+
+
+@program
+def a_list_that_it_empties(patch):
+    numbers = [5.0, 4.0, 3.0, 2.0, 1.0]
+    return lambda x: x * numbers.pop(), [lambda: (X,)] * 4
+
+
+@program
+def a_list_that_it_fills(patch):
+    history = []
+
+    def fn(x):
+        history.append(1)
+        return x * len(history)
+
+    return fn, [lambda: (X,)] * 4
+
+
+@program
+def a_list_that_it_fills_by_an_operator(patch):
+    history = []
+
+    def fn(x):
+        seen = history
+        seen += [1]
+        return x * len(seen)
+
+    return fn, [lambda: (X,)] * 4
+
+
+@program
+def a_counter(patch):
+    count = 0
+
+    def fn(x):
+        nonlocal count
+        count += 1
+        return x * count
+
+    return fn, [lambda: (X,)] * 3
+
+
+@program
+def an_iterator(patch):
+    numbers = iter([2.0, 3.0, 5.0, 7.0])
+    return lambda x: x * next(numbers), [lambda: (X,)] * 4
+
+
+@program
+def an_attribute_that_may_be_missing(patch):
+    settings = types.ModuleType("settings")
+
+    def fn(x):
+        try:
+            return x * settings.scale
+        except AttributeError:
+            return x - 1
+
+    return fn, same_arguments(put(settings, "scale", 5.0))
+
+
+@program
+def a_function_of_torch(patch):
+    return lambda x: torch.sigmoid(x) * 2, same_arguments(lambda: patch.setattr(torch, "sigmoid", torch.tanh))
+
+
+@program
+def a_function_of_torch_with_its_name(patch):
+    numbers = [2.0]
+    sigmoid = torch.sigmoid
+
+    @functools.wraps(sigmoid)
+    def patched(x):
+        return sigmoid(x) * numbers[0]
+
+    patch.setattr(torch, "sigmoid", patched)
+    unpatch = lambda: patch.setattr(torch, "sigmoid", sigmoid)  # noqa: E731
+    return lambda x: torch.sigmoid(x) + 1, same_arguments(put_in(numbers, 5.0), unpatch)
+
+
+@program
+def a_method_of_tensors(patch):
+    change = lambda: patch.setattr(torch.Tensor, "sigmoid", lambda x: torch.tanh(x))  # noqa: E731
+    return lambda x: x.sigmoid() * 2, same_arguments(change)
+
+
+@program
+def a_function_of_math(patch):
+    return lambda x: x * math.sqrt(2), same_arguments(lambda: patch.setattr(math, "sqrt", math.exp))
+
+
+@program
+def a_layers_forward(patch):
+    layer = nn.SiLU()
+    forward = nn.SiLU.forward
+    change = lambda: patch.setattr(nn.SiLU, "forward", lambda self, x: forward(self, x) * 3)  # noqa: E731
+    return lambda x: layer(x) + 1, same_arguments(change)
+
+
+class Scaled(nn.Module):
+    limit = 0.5
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+        self.by = 2.0
+
+    def scaled(self, x):
+        return x * self.by
+
+    def forward(self, x):
+        return (self.scaled(x) * self.weight).clamp(min=-self.limit)
+
+
+class Derived(Scaled):
+    pass
+
+
+@program
+def a_module(patch):
+    module = Derived()
+    return module.forward, same_arguments(
+        put(module, "by", 3.0),
+        lambda: patch.setattr(Scaled, "limit", 0.25),
+        lambda: patch.setattr(Derived, "limit", 0.125, raising=False),
+        put(module, "limit", 0.75),
+        lambda: patch.setattr(Derived, "scaled", lambda self, x: x - 1, raising=False),
+        put(module, "scaled", lambda x: x + 1),
+        put(module, "weight", nn.Parameter(torch.ones(4))),
+        lambda: module.weight.data.fill_(2.0),
+    )
+
+
+@program
+def a_called_module(patch):
+    module = Scaled()
+    return lambda x: module(x) * 2, same_arguments(
+        put(module, "scaled", lambda x: x + 1),
+        put(module, "forward", lambda x: x * 3),
+        lambda: module.register_forward_hook(lambda module, args, result: result * 2),
+    )
+
+
+@program
+def a_number_of_rows(patch):
+    def fn(x):
+        total = 0.0
+        for row in x.unbind(0):
+            total = total + row
+        return total * 2
+
+    return fn, [lambda n=n: (torch.ones(n, 4),) for n in (3, 4, 1, 3, 5, 4)]
+
+
+@program
+def a_number_of_rows_by_iteration(patch):
+    def fn(x):
+        first, *rest = x
+        for row in rest:
+            first = first * 2 + row
+        return first + 1
+
+    return fn, [lambda n=n: (torch.ones(n, 4),) for n in (3, 4, 1, 3, 5, 4)]
+
+
+@program
+def a_number_of_parts(patch):
+    def fn(x):
+        total = 0.0
+        for part in (*x.split(2, -1), *x.chunk(3, -1)):
+            total = total * 3 + part[..., :1]
+        return total
+
+    return fn, [lambda n=n: (torch.ones(2, n),) for n in (6, 8, 2, 3, 8)]
+
+
+@program
+def a_last_row(patch):
+    return lambda x: x.unbind(0)[-1] * 2, [lambda n=n: (X[:n],) for n in (2, 3, 1, 3, 2)]
+
+
+@program
+def a_row_of_no_dimension(patch):
+    return lambda x: x * x[0], [lambda x=x: (x,) for x in (X, X[0], X[1], X[:2])]
+
+
+@program
+def grad_mode(patch):
+    a = torch.ones(4, requires_grad=True)
+
+    def fn(x):
+        y = x * a
+        return y * 2 if y.requires_grad else y * 3
+
+    return fn, [lambda mode=m: (torch.set_grad_enabled(mode), (X,))[1] for m in (True, False, True, False)]
+
+
+@program
+def gradients_of_arguments(patch):
+    given = [X, X.clone().requires_grad_()]
+    return lambda x: x * 2 if x.requires_grad else x * 3, [lambda i=i: (given[i % 2],) for i in range(4)]
+
+
+@program
+def one_tensor_given_twice(patch):
+    other = X + 1
+    pairs = ((X, X), (X, other), (other, other), (other, X), (X, X))
+    return lambda x, y: x * 2 if x is y else x * y, [lambda p=p: p for p in pairs]
+
+
+@program
+def two_tensors_and_then_one(patch):
+    pairs = ((X, X + 1), (X, X), (X, X + 2), (X, X))
+    return lambda x, y: x * 2 if x is y else x * y, [lambda p=p: p for p in pairs]
+
+
+@program
+def a_parameter_as_an_argument(patch):
+    given = (X, nn.Parameter(X.clone()), X)
+    return lambda x: x * 2 if isinstance(x, nn.Parameter) else x * 3, [lambda x=x: (x,) for x in given]
+
+
+@program
+def numbers_as_arguments(patch):
+    given = (2, 2.0, True, 0.0, -0.0, math.nan, math.inf, 2)
+    return lambda x, n: torch.copysign(x, x * n) + n, [lambda n=n: (X, n) for n in given]
+
+
+@program
+def an_attribute_of_a_tensor(patch):
+    a = torch.tensor(2.0)
+    a.by = 3.0
+    return lambda x: x * a * a.by, same_arguments(put(a, "by", 5.0))
+
+
+@program
+def a_captured_tensor(patch):
+    tensors = {"a": torch.tensor(2.0)}
+    holder = Scaled()
+    holder.register_buffer("shift", torch.ones(4))
+    fn = lambda x: x * holder.shift * tensors["a"]  # noqa: E731
+    return fn, same_arguments(
+        lambda: holder.shift.add_(1), put(holder, "shift", torch.full((4,), 5.0)), put(tensors, "a", torch.tensor(3.0))
+    )
+
+
+@program
+def random_numbers_that_it_does_not_use(patch):
+    torch.manual_seed(0)
+
+    def fn(x):
+        torch.rand(2)
+        return x * torch.rand(4)
+
+    return fn, [lambda: (X,)] * 3
+
+
+@program
+def a_seed(patch):
+    def fn(x):
+        torch.manual_seed(1)
+        return x * torch.rand(4)
+
+    return fn, [lambda: (X,)] * 3
+
+
+@program
+def the_default_dtype(patch):
+    steps = [lambda dtype=d: (torch.set_default_dtype(dtype), (X,))[1] for d in (torch.float64, torch.float32) * 2]
+    return lambda x: x * torch.tensor([1.5]), steps
+
+
+def as_module(fn):
+    class Around(nn.Module):
+        def forward(self, *args):
+            return fn(*args)
+
+    return ogt.fuse(Around())
+
+
+def results_of(make, run):
+    with pytest.MonkeyPatch.context() as patch:
+        fn, steps = make(patch)
+        called = run(fn)
+        try:
+            return [called(*step()) for step in steps]
+        finally:
+            torch.set_grad_enabled(True)
+            torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("run", [ogt.fuse, as_module], ids=["function", "module"])
+@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_that_changes_between_calls_does_at_each_what_it_does_in_eager(make, run) -> None:
+    got, expected = results_of(make, run), results_of(make, lambda fn: fn)
+    assert len(got) == len(expected) > 1
+    for ours, eager in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, eager, equal_nan=True)
+        assert ours.requires_grad == eager.requires_grad
+
+
+# One call
+
+
+class Fed(nn.Module):
+    """A module that does what a function does; its parameters are the function's further arguments."""
+
+    def __init__(self, fn, *tensors):
+        super().__init__()
+        self.fn = fn
+        self.tensors = nn.ParameterList(tensors)
+
+    def forward(self, x):
+        return self.fn(x, *self.tensors)
+
+
+def a_helper_under_no_grad(x, a):
+    with torch.no_grad():
+        size = torch.sigmoid(x * a)
+    return x * size + a * x.detach()
+
+
+@torch.no_grad()
+def scale(x, a):
+    return torch.tanh(x * a) + 1
+
+
+def a_decorated_helper_under_no_grad(x, a):
+    return x * scale(x, a) * a
+
+
+def a_threshold(x, a):
+    return torch.where(x > a, x, -x)
+
+
+def what_is_detached(x, a):
+    y = x * a
+    return y * y.detach()
+
+
+def a_gradient_of_zeros(x, a):
+    return x * torch.floor(a)
+
+
+def questions(x, a):
+    y, z = x * a, (x * a).detach()
+    with torch.no_grad():
+        w = x * a
+    flags = [t.requires_grad for t in (x, y, z, w, y > 0)]
+    kinds = [isinstance(t, nn.Parameter) for t in (x, a, y)]
+    return x * a * sum(2**i for i, flag in enumerate([*flags, *kinds]) if flag)
+
+
+def not_a_tensor(x, a):
+    return (x * a if x == None else x - a) + (1 if (x * 2) != "word" else 2)  # noqa: E711
+
+
+def keywords(x, a):
+    above, below = (x * a).clamp(min=0.5) + 1, (x * a).clamp(max=0.5) + 1
+    first, second = torch.sub(input=x * a, other=x) + 1, torch.sub(other=x * a, input=x) + 1
+    soft = nn.functional.softplus(x * a, beta=3.0) + nn.functional.softplus(x * a, threshold=3.0)
+    return above * 2 - below, first - 2 * second, soft, nn.functional.hardtanh(x * a, max_val=0.5, min_val=0.25) * a
+
+
+ONE_CALL = (
+    a_helper_under_no_grad, a_decorated_helper_under_no_grad, a_threshold, what_is_detached, a_gradient_of_zeros,
+    questions, not_a_tensor, keywords,
+)  # fmt: skip
+
+
+def as_function(fn, x, *tensors):
+    return ogt.fuse(fn)(x, *tensors)
+
+
+def as_fused_module(fn, x, *tensors):
+    return ogt.fuse(Fed(fn, *tensors))(x)
+
+
+def with_gradients(run, fn):
+    x, a = X.clone().requires_grad_(), nn.Parameter(torch.linspace(0.3, 2, 4))
+    results = run(fn, x, a)
+    results = results if isinstance(results, tuple) else (results,)
+    needs = [r.requires_grad for r in results]
+    torch.autograd.backward([r.sum() for r in results if r.requires_grad])
+    return [r.detach() for r in results], needs, x.grad, a.grad
+
+
+@pytest.mark.parametrize("run", [as_function, as_fused_module], ids=["function", "module"])
+@pytest.mark.parametrize("fn", ONE_CALL, ids=lambda fn: fn.__name__)
+def test_results_and_gradients_are_there_where_eager_has_them(fn, run) -> None:
+    got, expected = with_gradients(run, fn), with_gradients(lambda fn, *tensors: fn(*tensors), fn)
+    assert [g is None for g in got[2:]] == [e is None for e in expected[2:]]
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_function_is_called_under_no_grad_and_with_gradients_in_turns() -> None:
+    fused, x = ogt.fuse(a_helper_under_no_grad), X.clone().requires_grad_()
+    a = torch.linspace(0.3, 2, 4, requires_grad=True)
+    for mode in (True, False, True, False):
+        with torch.set_grad_enabled(mode):
+            got, expected = fused(x, a), a_helper_under_no_grad(x, a)
+            torch.testing.assert_close(got, expected)
+            assert got.requires_grad == expected.requires_grad == mode
+
+
+def test_enable_grad_inside_of_a_call_under_no_grad_is_refused() -> None:
+    def fn(x):
+        with torch.enable_grad():
+            return x * 2
+
+    with torch.no_grad(), pytest.raises(Unimplemented, match="enable_grad"):
+        ogt.fuse(fn)(X)
+
+
+def test_what_is_changed_under_no_grad_is_refused() -> None:
+    def fn(x):
+        y = x * 2
+        with torch.no_grad():
+            y.mul_(3)
+        return y
+
+    with pytest.raises(Unimplemented, match="changes a value that has gradients"):
+        ogt.fuse(fn)(X)
+
+
+@pytest.mark.parametrize("first", ["value", "detached"])
+def test_a_detached_value_is_not_written_into(first) -> None:
+    def fn(x):
+        y = x * 2
+        z = y.detach()
+        (z if first == "detached" else y).mul_(3)
+        return y, z
+
+    with pytest.raises(InvalidArguments, match="memory of two values"):
+        ogt.fuse(fn)(X)
+
+
+def test_contiguous_is_what_it_says_or_refused() -> None:
+    x = torch.randn(2, 3, 4, 5)
+    last = x.to(memory_format=torch.channels_last)
+    for given in (x, last, x.transpose(1, 2)):
+        got = ogt.fuse(lambda x: x.contiguous() * 2)(given)
+        assert got.is_contiguous() and torch.equal(got, given * 2)
+        got = ogt.fuse(lambda x: x.to(memory_format=torch.channels_last) * 2)(given)
+        assert got.is_contiguous(memory_format=torch.channels_last) and torch.equal(got, given * 2)
+    fused = ogt.fuse(lambda x: (x * 2).contiguous() + 1)
+    assert torch.equal(fused(x).view(-1), (x * 2 + 1).view(-1))
+    with pytest.raises(Unimplemented, match="contiguous"):
+        fused(last)
+    for refused in (
+        lambda x: (x * 2).clone(memory_format=torch.channels_last),
+        lambda x: (x * 2).to(memory_format=torch.channels_last),
+        lambda x: torch.ones_like(x, memory_format=torch.channels_last) * x,
+    ):
+        with pytest.raises(Unimplemented, match="layout in memory"):
+            ogt.fuse(refused)(x)
+
+
+def test_a_copy_that_is_not_used_does_not_count() -> None:
+    def fn(x):
+        y, copy = x * 2, x.contiguous()
+        return torch.sin(y) * copy
+
+    fused = ogt.fuse(fn)
+    for given in (X, X.t(), X, X.t()):
+        torch.testing.assert_close(fused(given), fn(given))
+
+
+def test_pullbacks_of_torch_func_work_after_the_transform() -> None:
+    def fn(x):
+        return x * torch.sigmoid(x)
+
+    results = []
+    for function in (fn, ogt.fuse(fn)):
+        value, pullback = torch.func.vjp(function, X)
+        results.append((value, *pullback(torch.ones_like(X)), *pullback(X)))
+    torch.testing.assert_close(results[1], results[0])
+
+
+REFUSED = {
+    "max": (lambda x: torch.max(x * 2, 1), Unimplemented),
+    "min": (lambda x: torch.min(x * 2, dim=1), Unimplemented),
+    "glu": (lambda x: nn.functional.glu(x[:, :3]), RuntimeError),
+    "enable": (lambda x: torch.ones_like(x, requires_grad=True) * x, Unimplemented),
+}
+
+
+@pytest.mark.parametrize("fn,error", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_fused_is_refused_in_words(fn, error) -> None:
+    with pytest.raises(error) as raised:
+        ogt.fuse(fn)(X)
+    assert error is RuntimeError or str(raised.value).count("\n") == 2
+
+
+def test_a_conversion_takes_its_arguments_by_position() -> None:
+    for fn in (
+        lambda x: (x * 2).to("cpu", torch.float64, False, True),
+        lambda x: (x * 2).to(torch.float64, False, True),
+        lambda x: (x * 2).to(X.double(), True),
+        lambda x: (x * 2).to("cpu"),
+    ):
+        assert torch.equal(ogt.fuse(fn)(X), fn(X)) and ogt.fuse(fn)(X).dtype == fn(X).dtype
+
+
+# Fused functions as objects
+
+
+def swish(x):
+    return x * torch.sigmoid(x)
+
+
+@ogt.fuse(rounding="each")
+def decorated(x):
+    return x * torch.tanh(x)
+
+
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = ogt.fuse(swish, rounding="each")
+        self.other = decorated
+
+    def forward(self, x):
+        return self.act(x) + self.other(x)
+
+
+def test_a_module_that_holds_fused_functions_is_saved_and_copied() -> None:
+    module, file = Holds(), io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded.other is decorated and loaded.act.__wrapped__ is swish
+    x = X.bfloat16()
+    assert torch.equal(loaded(x), module(x)) and torch.equal(loaded.act(x), swish(x))
+    assert copy.deepcopy(module).act is module.act
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ogt.Swish(alpha="zzz"),
+        lambda: ogt.Swish(alpha=None),
+        lambda: ogt.Swish(num_parameters="two"),
+        lambda: ogt.SwiGLU(alpha="zzz"),
+        lambda: ogt.SwiGLU(limit="zzz"),
+        lambda: ogt.SwiGLU(offset="zzz"),
+        lambda: ogt.SwiGLU(dim="zzz"),
+        lambda: ogt.explain(3),
+    ],
+)
+def test_odd_arguments_are_named(call) -> None:
+    with pytest.raises(InvalidArguments) as raised:
+        call()
+    assert str(raised.value).count("\n") == 2
+
+
+# Fused modules: memory that values share, gradients by what is in between, questions
+
+
+class Parts(nn.Module):
+    """What the forwards below use: a layer and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin = nn.Linear(4, 4)
+        self.register_buffer("ema", torch.ones(3, 4))
+
+
+def averages(self, x):
+    self.ema.detach().mul_(0.9)
+    self.ema.detach().add_(x.detach() * 0.1)
+    return self.lin(x) * self.ema * 2
+
+
+def writes_into_what_it_detached(self, x):
+    y = self.lin(x) * 2
+    with torch.no_grad():
+        y.detach().add_(1)
+    return y * 3, y
+
+
+def writes_into_what_was_detached_before(self, x):
+    with torch.no_grad():
+        y = x * 2
+        z = y.detach()
+        y.add_(1)
+        w = z.detach() + 1
+    return self.lin(x) * z, w * y
+
+
+def writes_into_an_element(self, x):
+    y = (x * 2).detach()
+    z = y.detach()
+    z[0] = 5.0
+    return self.lin(x) * y + 1, z * 2
+
+
+def returns_what_is_in_between(self, x):
+    feat = self.lin(x) * 2 + 1
+    return torch.sigmoid(feat) * feat, feat
+
+
+def keeps_what_is_in_between(self, x):
+    feat = self.lin(x) * 2 + 1
+    self.feat = gate = torch.sigmoid(feat) + 1
+    return self.lin(gate * feat) * gate, feat
+
+
+def returns_all(self, x):
+    a = self.lin(x) * 2
+    b = torch.tanh(a) + 1
+    c = torch.exp(b) * a
+    return c * 2, a, b, c
+
+
+def class_of(self, x):
+    y = x * 2 + 1
+    return self.lin(y * 3 if type(y) is torch.Tensor else y) * 2
+
+
+def kind_of(y):
+    return 3 if type(y) in (torch.Tensor, nn.Parameter) else 2
+
+
+def class_of_by_a_helper(self, x):
+    y = x * 2 + 1
+    return self.lin(y * kind_of(y)) * kind_of(y)
+
+
+def keys(self, x):
+    y = x * 2 + 1
+    names = {y: 3.0, x: 4.0}
+    z = self.lin(y)
+    return z * names[y] + names[x]
+
+
+def straight_through(self, x):
+    y = self.lin(x) * 3
+    return y + (torch.round(y) - y).detach()
+
+
+FORWARDS = (
+    averages, writes_into_what_it_detached, writes_into_what_was_detached_before, writes_into_an_element,
+    returns_what_is_in_between, keeps_what_is_in_between, returns_all, class_of, class_of_by_a_helper, keys,
+    straight_through,
+)  # fmt: skip
+
+
+def all_gradients(model, x, retain):
+    """Results, and the gradients of the first by every other; by retain_grad or by autograd.grad."""
+    x = x.clone().requires_grad_()
+    first, *others = results if isinstance(results := model(x), tuple) else (results,)
+    values = [first.detach().clone(), *(t.detach().clone() for t in others), *(b.clone() for b in model.buffers())]
+    wrt = [x, model.lin.weight, *(t for t in (*others, getattr(model, "feat", x)) if t.requires_grad)]
+    if not retain:
+        return values, torch.autograd.grad(first.square().sum(), wrt, allow_unused=True)
+    for tensor in wrt:
+        tensor.retain_grad()
+    first.square().sum().backward()
+    return values, [tensor.grad for tensor in wrt]
+
+
+@pytest.mark.parametrize("retain", [False, True], ids=["grad", "retain"])
+@pytest.mark.parametrize("forward", FORWARDS, ids=lambda fn: fn.__name__)
+def test_a_fused_module_gives_gradients_by_all_that_it_gives(forward, retain) -> None:
+    model = type("Model", (Parts,), {"forward": forward})
+    got, expected = (all_gradients(wrap(model()), X, retain) for wrap in (ogt.fuse, lambda model: model))
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_function_that_compares_classes_is_refused() -> None:
+    with pytest.raises(Unimplemented, match="isinstance"):
+        ogt.fuse(lambda x: x * kind_of(x))(X)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_transformer_encoder_takes_its_fast_path_with_a_padding_mask(nested) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+    x, mask = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            expected = model(x, src_key_padding_mask=mask)
+            got = ogt.fuse(model)(x, src_key_padding_mask=mask)
+            ogt.unfuse(model)
+            torch.testing.assert_close(got, expected)
