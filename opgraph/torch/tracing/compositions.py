@@ -71,7 +71,12 @@ COMPOSITIONS = (
     TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
     TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
     TorchCall("signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")),
-    TorchCall("copysign(input, other)", f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Abs(input))"),
+    # By Sign, so that other has a gradient as in torch: zeros.
+    TorchCall(
+        "copysign(input, other)",
+        "Multiply(Abs(input), Select(Or(Equal(other, 0), IsNaN(other)), "
+        "Select(Less(Reciprocal(other), 0), -1, 1), Sign(other)))",
+    ),
     TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
     # At a tie all of the gradient is input's, as in torch.
     TorchCall("fmax(input, other)", lambda p: _larger(p, "GreaterEqual")),

@@ -54,7 +54,11 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         r"\(out=\.\.\.\) writes into a tensor that was there before",
         "a fused function computes new tensors",
-        forms=("out",),
+    ),
+    Refusal(
+        "its result has a layout in memory of its own",
+        "kernels lay results out as their arguments are, in any other way torch does",
+        "bfloat16 bool byte char clone contiguous double float half int long to",
     ),
     Refusal(
         "a reduction over data is no pointwise function",
