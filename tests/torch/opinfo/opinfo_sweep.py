@@ -29,7 +29,7 @@ from opinfo_calls import DTYPES, Call, all_ops, dtypes_of, form_of, forward_call
 from opinfo_judge import Judge
 from opinfo_refusals import TABLE, Refusal, listed
 from opinfo_run import Outcome, run
-from opinfo_ways import WAYS, Program
+from opinfo_ways import ANEW, WAYS, Program
 
 from opgraph.errors import OpGraphError
 
@@ -122,7 +122,7 @@ class Sweep:
         judge = Judge(program, call, derivative, None if exact is None else Program(exact, amid))
         for way in self.ways:
             key = call.form, amid, way
-            if key not in captured:
+            if key not in captured or way in ANEW:
                 captured[key] = WAYS[way](program)
             self.ran += 1
             got = run(captured[key], call, derivative)

@@ -65,7 +65,7 @@ def _module(program: Program) -> Callable[..., Any]:
 
 
 def _compile(program: Program) -> Callable[..., Any]:
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # it keeps at most eight versions of a piece of code
     return torch.compile(lambda *args, **kwargs: program.forward(*args, **kwargs), backend="opgraph")
 
 
@@ -75,3 +75,6 @@ WAYS: dict[str, Callable[[Program], Callable[..., Any]]] = {
     "module": _module,
     "compile": _compile,
 }
+
+#: Of these, the ways that capture each call anew. The others meet all calls of an op, one after the other.
+ANEW = frozenset({"compile"})

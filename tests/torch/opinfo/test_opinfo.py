@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from opinfo_calls import Call, all_ops, dtypes_of, tensors_in
-from opinfo_judge import Judge
-from opinfo_refusals import listed
-from opinfo_run import run
-from opinfo_sweep import Finding, Sweep
-from opinfo_ways import Program
 
-from opgraph.runtime import host
+torch = pytest.importorskip("torch")
+pytest.importorskip("expecttest")  # which the database imports
+
+from opinfo_calls import Call, all_ops, dtypes_of, tensors_in  # noqa: E402
+from opinfo_judge import Judge  # noqa: E402
+from opinfo_refusals import listed  # noqa: E402
+from opinfo_run import run  # noqa: E402
+from opinfo_sweep import Finding, Sweep  # noqa: E402
+from opinfo_ways import Program  # noqa: E402
+
+from opgraph.runtime import host  # noqa: E402
 
 #: What is fused, what a library runs, views, reductions, random numbers, lists of tensors.
 SAMPLE = (
