@@ -127,6 +127,84 @@ OG_FN double bessel_i1_far(double u) {
   return s.sum();
 }
 
+/// (x + 2)^(3/2) e^-x (I0(x) - I1(x)) over x / 2 - 2 for x <= 8; the power keeps it of one size.
+OG_FN double bessel_gap_near(double u) {
+  clenshaw s = {0, 0, 0x1.06a911060180ep-57};
+  s = s.next(u, -0x1.798db36831368p-56);
+  s = s.next(u, 0x1.106e17c27fee2p-54);
+  s = s.next(u, -0x1.8adf39e3814a3p-53);
+  s = s.next(u, 0x1.1f8f1ca08fda6p-51);
+  s = s.next(u, -0x1.a516e4d0fb5bap-50);
+  s = s.next(u, 0x1.36336bd21b17fp-48);
+  s = s.next(u, -0x1.cc3b14702bd7p-47);
+  s = s.next(u, 0x1.5830e0271ea11p-45);
+  s = s.next(u, -0x1.03dff9f2494c7p-43);
+  s = s.next(u, 0x1.8ce422f13c7d8p-42);
+  s = s.next(u, -0x1.332836be952dep-40);
+  s = s.next(u, 0x1.e2d9061197e92p-39);
+  s = s.next(u, -0x1.820c6cbcb19fap-37);
+  s = s.next(u, 0x1.39fad68c3398cp-35);
+  s = s.next(u, -0x1.030ea16753f61p-33);
+  s = s.next(u, 0x1.aec23c96c0b14p-32);
+  s = s.next(u, -0x1.64bfc388c066cp-30);
+  s = s.next(u, 0x1.2164c7172faecp-28);
+  s = s.next(u, -0x1.c121d56b5bba6p-27);
+  s = s.next(u, 0x1.41bfb960af2b4p-25);
+  s = s.next(u, -0x1.8e515d829a7e2p-24);
+  s = s.next(u, 0x1.600fafbe14a53p-23);
+  s = s.next(u, 0x1.9b29dcfbf1408p-26);
+  s = s.next(u, -0x1.0d1125842d04ep-19);
+  s = s.next(u, 0x1.93a4187a59febp-17);
+  s = s.next(u, -0x1.a9b286e4f54b8p-15);
+  s = s.next(u, 0x1.6c812ef1eaedep-13);
+  s = s.next(u, -0x1.043ae7742abf9p-11);
+  s = s.next(u, 0x1.2ed6f2a5df064p-10);
+  s = s.next(u, -0x1.02ae9033cd6ap-9);
+  s = s.next(u, 0x1.4fc4c986c7597p-10);
+  s = s.next(u, 0x1.c3a4121a65d0cp-8);
+  s = s.next(u, -0x1.3252069544038p-5);
+  s = s.next(u, 0x1.e2b2c4560e44p-4);
+  s = s.next(u, -0x1.23f8c4abfa023p-2);
+  s = s.next(u, 0x1.2212cc81b52f7p-1);
+  s = s.next(u, -0x1.e51689b1294d4p-1);
+  s = s.next(u, 0x1.bea16736c2bcep+0);
+  return s.sum();
+}
+/// x^(3/2) e^-x (I0(x) - I1(x)) over 32 / x - 2 for x >= 8.
+OG_FN double bessel_gap_far(double u) {
+  clenshaw s = {0, 0, 0x1.852ea03431fd2p-59};
+  s = s.next(u, -0x1.3614263caa07bp-60);
+  s = s.next(u, -0x1.e7ec994fdde26p-57);
+  s = s.next(u, 0x1.b3c40a56842ecp-57);
+  s = s.next(u, 0x1.378427d18ec3p-54);
+  s = s.next(u, -0x1.89a291a30a771p-54);
+  s = s.next(u, -0x1.a94211a4b5b52p-52);
+  s = s.next(u, 0x1.2fecce96b1dap-51);
+  s = s.next(u, 0x1.4197b912a2fe6p-49);
+  s = s.next(u, -0x1.9b8858ac36cbep-49);
+  s = s.next(u, -0x1.0f19ee3d32704p-46);
+  s = s.next(u, 0x1.9af26b9eff638p-47);
+  s = s.next(u, 0x1.eb7aa68331bedp-44);
+  s = s.next(u, 0x1.02d4e826e3a71p-46);
+  s = s.next(u, -0x1.b573a2f769166p-41);
+  s = s.next(u, -0x1.4545100af0ad4p-40);
+  s = s.next(u, 0x1.2b518adbff493p-38);
+  s = s.next(u, 0x1.3d721b626c7c8p-36);
+  s = s.next(u, 0x1.8ee7da74ed32dp-38);
+  s = s.next(u, -0x1.4e1c6cd217957p-33);
+  s = s.next(u, -0x1.3d0f4e21b41b1p-31);
+  s = s.next(u, -0x1.98b227ba4f75ap-31);
+  s = s.next(u, 0x1.a35acc0ea5f26p-29);
+  s = s.next(u, 0x1.e6d84f8badce6p-26);
+  s = s.next(u, 0x1.70b05fe340235p-23);
+  s = s.next(u, 0x1.40f7b77592216p-20);
+  s = s.next(u, 0x1.93bf625b5ec6cp-17);
+  s = s.next(u, 0x1.919d76ea57664p-13);
+  s = s.next(u, 0x1.5e8560a74f19fp-8);
+  s = s.next(u, 0x1.a319d9174c322p-2);
+  return s.sum();
+}
+
 /// A function by its values on both sides of 8: e^a times them, or e^-a.
 struct bessel {
   double near, far, a;  // I(x) up to 8, e^-a I(x) above
@@ -154,7 +232,16 @@ OG_FN double i1(double x) { return keep_nan(x, copysign(bessel_i1(x).plain(), x)
 OG_FN double i0e(double x) { return keep_nan(x, bessel_i0(x).scaled()); }
 /// e^-|x| I1(x).
 OG_FN double i1e(double x) { return keep_nan(x, copysign(bessel_i1(x).scaled(), x)); }
+/// The derivative of i0e: i1e(x) - sign(x) i0e(x), where the two are one but for their last digits.
+OG_FN double i0e_slope(double x) {
+  const double a = abs(x), low = at_most(a, 8.0), high = choose(a > 8, a, 8.0);
+  const double base = choose(a > 8, high, low + 2);
+  const double shape = a > 8 ? bessel_gap_far(divide(32.0, high) - 2) : bessel_gap_near(fma(0.5, low, -2.0));
+  const double y = divide(divide(shape, base), sqrt(base));
+  return x == 0 ? x : keep_nan(x, copysign(y, -x));
+}
 
+OG_FN float i0e_slope(float x) { return (float)i0e_slope((double)x); }
 OG_FN float i0e(float x) { return (float)i0e((double)x); }
 OG_FN float i1e(float x) { return (float)i1e((double)x); }
 OG_FN float i0(float x) { return (float)i0((double)x); }

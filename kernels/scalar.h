@@ -48,6 +48,7 @@ OG_EACH(erfinv)
 OG_EACH(ndtri)
 OG_EACH(i0)
 OG_EACH(i0e)
+OG_EACH(i0e_slope)
 OG_EACH(i1)
 OG_EACH(i1e)
 #undef OG_EACH

@@ -142,8 +142,7 @@ SOFT_PLUS = pointwise(
                 if p["threshold"] >= 20 and p["dtype"] != "f64"
                 else f"Select({_BEYOND}, input, SoftPlus(input, beta=$beta))"
             ),
-            f"Select({_BEYOND}, input, "
-            "Divide(SoftPlus(Multiply(input, $beta)), $beta))",
+            f"Select({_BEYOND}, input, Divide(SoftPlus(Multiply(input, $beta)), $beta))",
         ),
     ),
     source="oneDNN Graph SoftPlus",

@@ -42,7 +42,11 @@ _SIMPLE = {
 def _torch_powers(p: Attrs, general: str) -> str:
     """torch.pow: general for other exponents than these, for tensors, and for a number as base."""
     exponent = p["exponent"]
-    if not isinstance(exponent, (int, float)) or isinstance(p["input"], (int, float)) or p["dtype"] in (*INTEGER, "boolean"):
+    if (
+        not isinstance(exponent, (int, float))
+        or isinstance(p["input"], (int, float))
+        or p["dtype"] in (*INTEGER, "boolean")
+    ):
         return "Pow(input, exponent)"
     return _SIMPLE.get(exponent, general)
 

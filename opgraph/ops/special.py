@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from opgraph.ir.opdef import TorchCall
 from opgraph.ops import stable
 from opgraph.ops.families import pointwise
 
 _NO_ONNX = "none: ai.onnx has no such function"
+
+
+def _wide(t: Any, x: Any) -> Any:
+    """What torch has kernels of these functions for."""
+    return x.float() if x.dtype in (t.float16, t.bfloat16) else x
+
 
 ERFC = pointwise(
     "Erfc",
@@ -33,14 +41,12 @@ ERFCX = pointwise(
     "y = e^(x^2) erfc(x): neither factor overflows or vanishes by itself.",
     reference=stable.erfcx,
     expression="og::erfcx({src})",
-    torch=lambda t, x: t.special.erfcx(x),
+    torch=lambda t, x: t.special.erfcx(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
     cost=80,
-    domain=((-4, 10),),
-    torch_calls=(TorchCall("erfcx(input)"),),
+    domain=((-2, 10),),
     source="torch.special.erfcx",
-    # 2 x y - 2 / sqrt(pi)
-    gradient={"src": "Multiply(d, Subtract(Multiply(Multiply(src, dst), 2), 1.1283791670955126))"},
+    gradient="its derivative, 2 x y - 2 / sqrt(pi), is 0 for large x in rounded numbers, and no op",
 )
 
 LOG_NDTR = pointwise(
@@ -48,14 +54,17 @@ LOG_NDTR = pointwise(
     "y = ln Phi(x), the logarithm of the normal distribution function; finite where Phi(x) underflows.",
     reference=stable.log_ndtr,
     expression="og::log_ndtr({src})",
-    torch=lambda t, x: t.special.log_ndtr(x),
+    torch=lambda t, x: t.special.log_ndtr(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
     cost=120,
     domain=((-10, 4),),
     torch_calls=(TorchCall("log_ndtr(input)"),),
     source="torch.special.log_ndtr",
-    # phi(x) / Phi(x) = sqrt(2 / pi) / erfcx(-x / sqrt 2)
-    gradient={"src": "Divide(Multiply(d, 0.7978845608028654), Erfcx(Multiply(src, -0.7071067811865476)))"},
+    # phi(x) / Phi(x) = sqrt(2 / pi) / erfcx(-x / sqrt 2), which is -x where erfcx may be subnormal.
+    gradient={
+        "src": "Select(Less(src, -1e10), Neg(Multiply(d, src)), "
+        "Divide(Multiply(d, 0.7978845608028654), Erfcx(Multiply(src, -0.7071067811865476))))",
+    },
 )
 
 ERFINV = pointwise(
@@ -69,8 +78,12 @@ ERFINV = pointwise(
     domain=((-0.99, 0.99),),
     torch_calls=(TorchCall("erfinv(input)"),),
     source="torch.erfinv; Abramowitz and Stegun 26.2.23, with Halley's steps",
-    # sqrt(pi) / 2 e^(y^2)
-    gradient={"src": "Multiply(Multiply(d, 0.886226925452758), Exp(Square(dst)))"},
+    # sqrt(pi) / 2 e^(y^2), y the result. The rounding error of y would grow with y^2: by erfcx(y) / erfc(y), as the
+    # argument tells erfc(y).
+    gradient={
+        "src": "Multiply(Multiply(d, 0.886226925452758), Select(Less(Abs(src), 1), "
+        "Divide(Erfcx(Abs(dst)), Subtract(1, Abs(src))), Exp(Square(dst))))",
+    },
 )
 
 NDTRI = pointwise(
@@ -78,14 +91,18 @@ NDTRI = pointwise(
     "The x with Phi(x) = src, the quantile of the normal distribution; -inf at 0, inf at 1, NaN beyond.",
     reference=stable.ndtri,
     expression="og::ndtri({src})",
-    torch=lambda t, x: t.special.ndtri(x),
+    torch=lambda t, x: t.special.ndtri(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
     cost=300,
     domain=((0.01, 0.99),),
     torch_calls=(TorchCall("ndtri(input)"),),
     source="torch.special.ndtri; Abramowitz and Stegun 26.2.23, with Halley's steps",
-    # sqrt(2 pi) e^(y^2 / 2)
-    gradient={"src": "Multiply(Multiply(d, 2.5066282746310002), Exp(Multiply(Square(dst), 0.5)))"},
+    # sqrt(2 pi) e^(y^2 / 2), as for Erfinv.
+    gradient={
+        "src": "Multiply(d, Select(And(Greater(src, 0), Less(src, 1)), "
+        "Divide(Multiply(Erfcx(Abs(Multiply(dst, 0.7071067811865476))), 1.2533141373155001), "
+        "Minimum(src, Subtract(1, src))), Exp(Square(dst))))",
+    },
 )
 
 I0 = pointwise(
@@ -93,7 +110,7 @@ I0 = pointwise(
     "y = I0(x), the modified Bessel function of the first kind of order 0.",
     reference=stable.i0,
     expression="og::i0({src})",
-    torch=lambda t, x: t.special.i0(x),
+    torch=lambda t, x: t.special.i0(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
     cost=150,
     domain=((-10, 10),),
@@ -107,13 +124,27 @@ I0E = pointwise(
     "y = e^-|x| I0(x).",
     reference=stable.i0e,
     expression="og::i0e({src})",
-    torch=lambda t, x: t.special.i0e(x),
+    torch=lambda t, x: t.special.i0e(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
     cost=150,
     domain=((-10, 10),),
     torch_calls=(TorchCall("i0e(input)"),),
     source="torch.special.i0e; Abramowitz and Stegun 9.6.12, Cephes i0e",
-    gradient={"src": "Multiply(d, Subtract(I1e(src), Multiply(Sign(src), dst)))"},
+    gradient={"src": "Multiply(d, I0eSlope(src))"},
+)
+
+I0E_SLOPE = pointwise(
+    "I0eSlope",
+    "The derivative of I0e: y = I1e(x) - sign(x) I0e(x), without the cancellation of the two.",
+    reference=stable.i0e_slope,
+    expression="og::i0e_slope({src})",
+    torch=lambda t, x: (t.special.i1e(_wide(t, x)) - t.sign(_wide(t, x)) * t.special.i0e(_wide(t, x))).to(x.dtype),
+    decomposition="Subtract(I1e(src), Multiply(Sign(src), I0e(src)))",
+    onnx=_NO_ONNX,
+    cost=150,
+    domain=((-10, 10),),
+    source="Abramowitz and Stegun 9.6.27",
+    gradient="its derivative, the second one of I0e, is no op",
 )
 
 I1 = pointwise(
@@ -121,15 +152,16 @@ I1 = pointwise(
     "y = I1(x), the modified Bessel function of the first kind of order 1.",
     reference=stable.i1,
     expression="og::i1({src})",
-    torch=lambda t, x: t.special.i1(x),
+    torch=lambda t, x: t.special.i1(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
     cost=150,
     domain=((-10, 10),),
     torch_calls=(TorchCall("i1(input)"),),
     source="torch.special.i1; Abramowitz and Stegun 9.6.10, Cephes i1",
-    # I0(x) - I1(x) / x; 1/2 where x is 0, or so small that the quotient has no digits.
+    # I0(x) - I1(x) / x as one product: no infinite terms cancel. 1/2 where x is 0, or so small that I1e(x) has no digits.
     gradient={
-        "src": "Multiply(d, Select(LessOrEqual(Abs(src), 1e-9), 0.5, Subtract(I0(src), Divide(dst, src))))",
+        "src": "Multiply(d, Select(LessOrEqual(Abs(src), 1e-9), 0.5, "
+        "Multiply(I0(src), Subtract(1, Divide(Divide(I1e(src), I0e(src)), src)))))",
     },
 )
 
@@ -138,15 +170,10 @@ I1E = pointwise(
     "y = e^-|x| I1(x).",
     reference=stable.i1e,
     expression="og::i1e({src})",
-    torch=lambda t, x: t.special.i1e(x),
+    torch=lambda t, x: t.special.i1e(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
     cost=150,
     domain=((-10, 10),),
-    torch_calls=(TorchCall("i1e(input)"),),
     source="torch.special.i1e; Abramowitz and Stegun 9.6.10, Cephes i1e",
-    # I0e(x) - I1e(x) / x - |I1e(x)|
-    gradient={
-        "src": "Multiply(d, Select(LessOrEqual(Abs(src), 1e-9), 0.5, "
-        "Subtract(Subtract(I0e(src), Divide(dst, src)), Abs(dst))))",
-    },
+    gradient="its derivative, I0e(x) - |I1e(x)| - I1e(x) / x, cancels, and is no op",
 )

@@ -128,23 +128,38 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 
 def erfc(x: np.ndarray) -> np.ndarray:
-    """1 - erf(x), by SciPy or the C library."""
-    return _special("erfc", math.erfc)(x)
+    """1 - erf(x); right of 1 as exp(-x^2) erfcx(x), the square in two parts."""
+    wide = np.minimum(np.asarray(x, np.float64), 30.0)
+    tail = np.maximum(wide, 1.0)
+    square, rest = _product(tail, tail)
+    right = times_exp(erfcx(tail) * (1 - rest), -square)
+    return where(wide > 1, right, _special("erfc", math.erfc)(wide)).astype(x.dtype)
 
 
 def erfcx(x: np.ndarray) -> np.ndarray:
-    """exp(x^2) erfc(x)."""
-    return _special("erfcx", lambda v: math.exp(v * v) * math.erfc(v) if v < 25 else 1 / (v * math.sqrt(math.pi)))(x)
+    """exp(x^2) erfc(x); left of -1 as 2 exp(x^2) - erfcx(-x), the square in two parts."""
+    wide = np.asarray(x, np.float64)
+    general = _special(
+        "erfcx", lambda v: math.exp(v * v) * math.erfc(v) if abs(v) < 25 else 1 / (v * math.sqrt(math.pi))
+    )
+    tail = np.clip(wide, -30.0, -1.0)
+    square, rest = _product(tail, tail)
+    left = 2 * np.exp(square) * (1 + rest) - general(-tail)
+    return where(wide < -1, left, general(np.maximum(wide, -1.0))).astype(x.dtype)
 
 
 def log_ndtr(x: np.ndarray) -> np.ndarray:
-    """The logarithm of the normal distribution function."""
-    return _special("log_ndtr", None)(x)
+    """The logarithm of the normal distribution function; on the right by the tail, which is that of GELU."""
+    wide = np.asarray(x, np.float64)
+    tail = np.clip(wide, 0.5, 60.0)
+    right = np.log1p(gelu_erf(-tail) / tail)
+    return where(wide > 0.5, right, _special("log_ndtr", None)(wide)).astype(x.dtype)
 
 
 def erfinv(y: np.ndarray) -> np.ndarray:
     """The x with erf(x) = y, with the sign of y."""
-    return np.copysign(_special("erfinv", None)(y), y)
+    x: np.ndarray = np.copysign(_special("erfinv", None)(y), y)
+    return x
 
 
 def ndtri(p: np.ndarray) -> np.ndarray:
@@ -164,12 +179,33 @@ def i0e(x: np.ndarray) -> np.ndarray:
 
 def i1(x: np.ndarray) -> np.ndarray:
     """The modified Bessel function of the first kind of order 1, an odd function: infinite at both infinities."""
-    return where(np.isinf(x), x, np.copysign(_special("i1", None)(x), x))
+    wide = np.asarray(x, np.float64)
+    y = where(np.abs(wide) < 1e-8, 0.5 * wide, np.copysign(_special("i1", None)(wide), wide))
+    return where(np.isinf(wide), wide, y).astype(x.dtype)
 
 
 def i1e(x: np.ndarray) -> np.ndarray:
     """exp(-|x|) i1(x)."""
-    return np.copysign(_special("i1e", None)(x), x)
+    wide = np.asarray(x, np.float64)
+    general = np.copysign(_special("i1e", None)(wide), wide)
+    return where(np.abs(wide) < 1e-17, 0.5 * wide, general).astype(x.dtype)
+
+
+def i0e_slope(x: np.ndarray) -> np.ndarray:
+    """i1e(x) - sign(x) i0e(x), by 1F1(3/2, 2, -2 |x|) = i0e - |i1e|; above 50 by its asymptotic series.
+
+    Source: Abramowitz and Stegun 13.6.3 and 13.5.1.
+    """
+    wide = np.asarray(x, np.float64)
+    size = np.abs(wide)
+    near = _special("hyp1f1", None)(1.5, 2.0, -2 * np.minimum(size, 50.0))
+    r = 0.5 / np.maximum(size, 50.0)
+    term = series = np.ones_like(r)
+    for n in range(15):
+        term = term * ((1.5 + n) * (0.5 + n) / (n + 1)) * r
+        series = series + term
+    gap = where(size < 50, near, r * np.sqrt(r) * series / math.sqrt(math.pi))
+    return where(wide == 0, wide, np.copysign(gap, -wide)).astype(x.dtype)
 
 
 def lgamma(x: np.ndarray) -> np.ndarray:

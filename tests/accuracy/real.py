@@ -107,13 +107,25 @@ def _ndtri(p: Any) -> Any:
     return mp.sqrt(2) * mp.sign(p - mp.mpf("0.5")) * _quantile(2 * min(p, 1 - p))
 
 
+def _bessel_series(order: int, a: Any) -> list[Any]:
+    """The terms of the asymptotic series (Abramowitz and Stegun 9.7.1)."""
+    terms = [mp.fprod((2 * k - 1) ** 2 - 4 * order**2 for k in range(1, n + 1)) for n in range(8)]
+    return [t / (mp.factorial(n) * (8 * a) ** n) / mp.sqrt(2 * mp.pi * a) for n, t in enumerate(terms)]
+
+
 def _scaled_bessel(order: int, x: Any) -> Any:
     a = abs(x)
+    y = mp.exp(-a) * mp.besseli(order, a) if a < 1000 else mp.fsum(_bessel_series(order, a))
+    return -y if order and x < 0 else y
+
+
+def _i0e_slope(x: Any) -> Any:
+    a = abs(x)
     if a < 1000:
-        return mp.exp(-a) * mp.besseli(order, x)
-    terms = [mp.fprod((2 * k - 1) ** 2 - 4 * order**2 for k in range(1, n + 1)) for n in range(7)]
-    series = mp.fsum(term / (mp.factorial(n) * (8 * a) ** n) for n, term in enumerate(terms))
-    return series / mp.sqrt(2 * mp.pi * a) * (mp.sign(x) if order else 1)
+        y = _scaled_bessel(1, a) - _scaled_bessel(0, a)
+    else:  # whose first terms cancel
+        y = mp.fsum(_bessel_series(1, a)[1:]) - mp.fsum(_bessel_series(0, a)[1:])
+    return mp.sign(x) * y
 
 
 def _expm1(x: Any) -> Any:
@@ -224,6 +236,7 @@ REAL: dict[str, Callable[..., Any]] = {
     "HardSwish": lambda x: x * min(max(x + 3, 0), 6) / 6,
     "I0": lambda x: mp.besseli(0, _bounded(x, 800)),
     "I0e": lambda x: _scaled_bessel(0, x),
+    "I0eSlope": _i0e_slope,
     "I1": lambda x: mp.besseli(1, _bounded(x, 800)),
     "I1e": lambda x: _scaled_bessel(1, x),
     "Identity": lambda x: x,

@@ -218,6 +218,9 @@ TORCH_DIFFERS = {
     "Rsqrt": ("-inf at -0.0, where the function is", [-0.0]),
     "Sign": ("0 everywhere", [NAN]),
     "Softsign": ("the limit 0 at infinity, not NaN", [INF, -INF]),
+    "I0": ("the limits at infinity, not NaN", [INF, -INF]),
+    "I1": ("infinite beyond the range, not NaN, and NaN at NaN", [1e300, -1e300, NAN]),
+    "LogNdtr": ("the limit -x on the left, not NaN", [-INF, -1e300]),
 }
 
 

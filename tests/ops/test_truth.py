@@ -102,6 +102,9 @@ TORCH_DIFFERS = {
     "Softsign": "softsign(inf) is the limit 1, not NaN",
     "Digamma": "torch gives NaN at -inf or a pole of another sign",
     "PReLU": "0 * inf",
+    "I0": "i0(inf) is the limit inf, not NaN",
+    "I1": "i1(inf) is the limit inf, not NaN",
+    "I0eSlope": "torch has no such function",
 }
 SPECIAL = [INF, -INF, NAN, 0.0, -0.0, TINY, -TINY, 1e-310, 1e300, -1e300, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0]
 

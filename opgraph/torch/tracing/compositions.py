@@ -70,7 +70,9 @@ COMPOSITIONS = (
     TorchCall("lerp(input, end, weight)", _lerp),
     TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
     TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
-    TorchCall("signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")),
+    TorchCall(
+        "signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")
+    ),
     # By Sign, so that other has a gradient as in torch: zeros.
     TorchCall(
         "copysign(input, other)",

@@ -28,15 +28,37 @@ _VIEWS = frozenset(
     (
         "__getitem__", "chunk", "split", "split_with_sizes", "tensor_split", "narrow", "select", "unbind", "transpose",
         "permute", "t", "T", "mT", "swapaxes", "swapdims", "movedim", "reshape", "view", "flatten", "unflatten",
-        "unsqueeze", "squeeze", "expand", "broadcast_to", "detach", "data", "ravel", "diagonal",
+        "unsqueeze", "squeeze", "expand", "broadcast_to", "detach", "data", "ravel", "diagonal", "flip", "fliplr",
+        "flipud", "roll",
     )
 )  # fmt: skip
 _FILLS = {"zeros_like": 0, "ones_like": 1, "full_like": None}
 
 
 def is_view(name: str) -> bool:
-    """Whether a function only looks at the same elements in another way."""
+    """Whether a function gives the same elements in another order or shape."""
     return name in _VIEWS
+
+
+def is_spread(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a call spreads a computed value over a larger shape."""
+    computed = bool(args) and isinstance(args[0], Proxy) and args[0].actual is None
+    return computed and name in ("expand", "expand_as", "broadcast_to")
+
+
+def spread_like(session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """A tensor of the shape that a call of `expand` or `broadcast_to` gives; its one element is never read."""
+    session.asks = True
+    sizes = args[1:] or tuple(kwargs.values())
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    one = session.eager(torch.empty, ((1,) * args[0].dim(),), {"dtype": args[0].dtype, "device": args[0].device})
+    kept = (1,) * (len(sizes) - args[0].dim()) + tuple(args[0].shape)
+    target = tuple(k if s == -1 else s for s, k in zip(sizes, kept, strict=True))
+    if any(k not in (1, s) for s, k in zip(target, kept)):
+        raise RuntimeError(
+            f"a value of shape {list(args[0].shape)} does not expand to {list(sizes)} ({places.place()})"
+        )
+    return session.eager(torch.Tensor.expand, (one, target), {})  # type: ignore[no-any-return]
 
 
 def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:

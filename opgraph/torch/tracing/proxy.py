@@ -206,7 +206,13 @@ _SWAPPED = {
     "__ror__": torch.bitwise_or,
     "__rxor__": torch.bitwise_xor,
 }
-_REFLECTED: dict[str, Any] = {"__rpow__": torch.pow, "__rfloordiv__": torch.floor_divide, "__rmod__": torch.remainder}
+_REFLECTED: dict[str, Any] = {
+    "__rpow__": torch.pow,
+    "__rfloordiv__": torch.floor_divide,
+    "__rmod__": torch.remainder,
+    "__rlshift__": torch.bitwise_left_shift,
+    "__rrshift__": torch.bitwise_right_shift,
+}
 _INPLACE = {
     "__iadd__": torch.Tensor.add_,
     "__isub__": torch.Tensor.sub_,
@@ -218,6 +224,8 @@ _INPLACE = {
     "__iand__": torch.Tensor.bitwise_and_,
     "__ior__": torch.Tensor.bitwise_or_,
     "__ixor__": torch.Tensor.bitwise_xor_,
+    "__ilshift__": torch.Tensor.bitwise_left_shift_,
+    "__irshift__": torch.Tensor.bitwise_right_shift_,
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
-from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_view
+from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_spread, is_view, spread_like
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.questions import answer
 from opgraph.torch.tracing.refusals import refuse
@@ -42,14 +42,21 @@ def record(
         return result
     if kwargs.get("out") is not None:
         raise places.writes(f"{name}(out=...)", "a tensor that was there before")
+    spreads = is_spread(name, args)
+    if spreads and name != "expand_as":
+        session.forget(before)
+        return session.call(torch.Tensor.expand_as, (args[0], spread_like(session, args, kwargs)), {})
     runs = _runs(name, args, kwargs)
-    if (name in EXPANSIONS and not runs) or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
+    is_expansion = name in EXPANSIONS and not runs and not spreads
+    if is_expansion or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
         session.forget(before)
         return EXPANSIONS.get(name, EXPANSIONS["view_as"])(session, func, args, kwargs)
     node = Node(session.node, session.count)
     emitter = Emitter(session, name)
     if runs:
         node.action = RUNS
+    elif spreads:
+        _spread(node, emitter, args[0], args[1] if len(args) > 1 else kwargs["other"])
     elif is_view(name) and func not in table():
         refuse(name, args)
     elif (target := cast_target(name, args, kwargs)) is not None:
@@ -103,6 +110,12 @@ def _detach(node: Node, emitter: Emitter, name: str) -> None:
     if node.action == MAKES and node.dtype is not None and node.dtype.is_floating_point:
         assert node.ref is not None
         node.ref = emitter.step("StopGradient", (node.ref,), name_of(node.dtype, name))
+
+
+def _spread(node: Node, emitter: Emitter, value: Proxy, like: torch.Tensor) -> None:
+    shape = like.ref if isinstance(like, Proxy) else emitter.session.capture(like)
+    own = name_of(value.dtype, "expand")
+    _made(node, emitter.step("BroadcastTo", (value.ref, shape), own), value.dtype)
 
 
 def _compute(
