@@ -1,6 +1,7 @@
 """Whether Python code compares the class of a tensor: what stands for one while it is fused is of another class.
 
-`isinstance` is answered as for the tensor itself; `type(x) is torch.Tensor` cannot be.
+`isinstance` is answered as for the tensor itself; `type(x) is torch.Tensor` and `isinstance(x, torch.FloatTensor)`
+cannot be.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
 
-_CLASSES = frozenset(("Tensor", "Parameter"))
+#: What asks, and what is asked for.
+_QUESTIONS = {
+    "type": frozenset(("Tensor", "Parameter")),
+    "isinstance": frozenset(
+        f"{kind}Tensor"
+        for kind in ("Float", "Double", "Half", "BFloat16", "Bool", "Byte", "Char", "Short", "Int", "Long")
+    ),
+}
 
 
 def compares_classes(fn: Callable[..., Any], owner: type = object) -> bool:
@@ -41,9 +49,10 @@ def _compares(fn: FunctionType, owner: type) -> bool:
 
 
 def _is_comparison(code: CodeType) -> bool:
-    if "type" not in code.co_names or not _CLASSES.intersection(code.co_names):
-        return False
-    return any(i.opname == "LOAD_GLOBAL" and i.argval == "type" for i in dis.get_instructions(code))
+    asked = [
+        name for name, classes in _QUESTIONS.items() if name in code.co_names and classes.intersection(code.co_names)
+    ]
+    return bool(asked) and any(i.opname == "LOAD_GLOBAL" and i.argval in asked for i in dis.get_instructions(code))
 
 
 def _codes_in(code: CodeType) -> list[CodeType]:

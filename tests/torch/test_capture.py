@@ -1,4 +1,4 @@
-"""Programs that change between calls: at each call a fused function, or a fused module around it, does what Python says.
+"""What eager does, a fused function or module does: in programs that change between calls, and in single calls.
 
 Each program is built for every way to run it, so that one that changes its own state has a state of its own.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 import math
 import pickle
 import types
@@ -21,9 +22,17 @@ from torch import nn  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments, Unimplemented  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:there is no C")
+
 X = torch.linspace(-3, 3, 12).reshape(3, 4)
 SCALE = 2.0
 PROGRAMS = {}
+
+
+@pytest.fixture(autouse=True)
+def without_a_compiler(monkeypatch):
+    """What is captured counts here; kernels are compiled, and take seconds each, in the tests of kernels."""
+    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
 
 
 def program(make):
@@ -260,15 +269,15 @@ def a_function_of_torch(patch):
 @program
 def a_function_of_torch_with_its_name(patch):
     numbers = [2.0]
-    sigmoid = torch.sigmoid
+    expit = torch.special.expit
 
-    @functools.wraps(sigmoid)
+    @functools.wraps(expit)
     def patched(x):
-        return sigmoid(x) * numbers[0]
+        return expit(x) * numbers[0]
 
-    patch.setattr(torch, "sigmoid", patched)
-    unpatch = lambda: patch.setattr(torch, "sigmoid", sigmoid)  # noqa: E731
-    return lambda x: torch.sigmoid(x) + 1, same_arguments(put_in(numbers, 5.0), unpatch)
+    patch.setattr(torch.special, "expit", patched)
+    unpatch = lambda: patch.setattr(torch.special, "expit", expit)  # noqa: E731
+    return lambda x: torch.special.expit(x) + 1, same_arguments(put_in(numbers, 5.0), unpatch)
 
 
 @program
@@ -649,6 +658,35 @@ def test_contiguous_is_what_it_says_or_refused() -> None:
             ogt.fuse(refused)(x)
 
 
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(1, 3).contiguous().transpose(1, 3),
+    "reversed": lambda x: x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+    "every other": lambda x: x.repeat_interleave(2, 3)[..., ::2],
+    "one row": lambda x: x[:1],
+    "one row, channels_last": lambda x: x[:1].to(memory_format=torch.channels_last),
+    "expanded": lambda x: x[:, :1].transpose(2, 3).contiguous().transpose(2, 3).expand_as(x),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_lie_in_memory_as_eagers_do(grad) -> None:
+    def fn(x, y):
+        return x * y + 1, y - x, torch.where(y > 0, x, y), torch.tanh(x) * 2
+
+    fused, tensor = ogt.fuse(fn), torch.linspace(-1, 1, 120).reshape(2, 3, 4, 5)
+    for first, second in itertools.product(LAYOUTS.values(), repeat=2):
+        x, y = first(tensor).requires_grad_(grad), second(tensor + 0.3)
+        for got, expected in zip(fused(x, y), fn(x, y), strict=True):
+            assert torch.equal(got.detach(), expected.detach()) or torch.allclose(got, expected)
+            assert strides(got) == strides(expected)
+
+
+def strides(tensor):
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
 def test_a_copy_that_is_not_used_does_not_count() -> None:
     def fn(x):
         y, copy = x * 2, x.contiguous()
@@ -674,7 +712,11 @@ REFUSED = {
     "max": (lambda x: torch.max(x * 2, 1), Unimplemented),
     "min": (lambda x: torch.min(x * 2, dim=1), Unimplemented),
     "glu": (lambda x: nn.functional.glu(x[:, :3]), RuntimeError),
-    "enable": (lambda x: torch.ones_like(x, requires_grad=True) * x, Unimplemented),
+    "a computed mask": (lambda x: x[x * 2 > 0] * 2, Unimplemented),
+    "a computed index": (lambda x: x[(x[:, 0] > 0).long()] * 2, Unimplemented),
+    "deepcopy": (lambda x: copy.deepcopy(x) * 2, Unimplemented),
+    "FloatTensor": (lambda x: x * 2 if isinstance(x, torch.FloatTensor) else x, Unimplemented),
+    "a leaf": (lambda x: torch.ones_like(x, requires_grad=True) * x, Unimplemented),
 }
 
 
@@ -691,6 +733,9 @@ def test_a_conversion_takes_its_arguments_by_position() -> None:
         lambda x: (x * 2).to(torch.float64, False, True),
         lambda x: (x * 2).to(X.double(), True),
         lambda x: (x * 2).to("cpu"),
+        lambda x: x * 2 if x.to(torch.float32, copy=True) is x else x * 3,
+        lambda x: x * 2 if x.to("cpu", torch.float32, False, True) is x else x * 3,
+        lambda x: x * 2 if x.to(torch.float32) is x else x * 3,
     ):
         assert torch.equal(ogt.fuse(fn)(X), fn(X)) and ogt.fuse(fn)(X).dtype == fn(X).dtype
 

@@ -53,7 +53,8 @@ def run_lazily(call: Callable[[], Any], observer: Observer | None = None, roundi
 @contextlib.contextmanager
 def unseen(session: LazySession) -> Iterator[None]:
     """Nothing waits, and torch sees no mode of the session's: what asks for either is answered as in eager."""
-    own = isinstance(torch.overrides._get_current_function_mode(), _Mode)
+    top: Any = torch.overrides._get_current_function_mode()  # type: ignore[no-untyped-call]
+    own = isinstance(top, _Mode)
     with session.nothing_waits(), torch.overrides._pop_mode_temporarily() if own else contextlib.nullcontext():
         yield
 

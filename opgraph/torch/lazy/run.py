@@ -137,7 +137,7 @@ def _outputs(closure: list[Node], roots: list[Node]) -> list[Node]:
     return [
         n for n in closure
         if n in asked
-        or not n.is_detached and ((n.readers > inside.get(n, 0) or n.is_alive()) and not _is_repeatable(n))
+        or ((n.readers > inside.get(n, 0) or n.is_alive()) and not n.is_detached and not _is_repeatable(n))
     ]  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class Proxy(torch.Tensor):
         return any(t.requires_grad for t in self.sources(connected=True))
 
     @property
-    def _is_param(self) -> bool:
+    def _is_param(self) -> bool:  # type: ignore[override]
         """What isinstance asks for nn.Parameter."""
         return isinstance(self.actual, torch.nn.Parameter)
 

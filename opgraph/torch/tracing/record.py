@@ -11,7 +11,7 @@ from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
 from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_spread, is_view, spread_like
-from opgraph.torch.tracing.proxy import Proxy
+from opgraph.torch.tracing.proxy import Proxy, proxies
 from opgraph.torch.tracing.questions import answer
 from opgraph.torch.tracing.refusals import refuse
 from opgraph.torch.tracing.session import CHANGES, MAKES, RUNS, Node, Number, Session
@@ -63,6 +63,8 @@ def record(
         x = args[0]
         if target is not x.dtype:
             _made(node, emitter.cast(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
+        elif kwargs.get("copy") or (name == "to" and [type(a) for a in args[-2:]] == [bool, bool] and args[-1]):
+            _made(node, emitter.step("Identity", (x.ref,), name_of(target, name)), target)
     elif (fill := fill_value(name, args, kwargs)) is not None:
         value, dtype = fill
         own = name_of(dtype, name)
@@ -90,9 +92,9 @@ def _runs(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """
     given = kwargs.get("memory_format") not in (None, torch.preserve_format)
     x = args[0] if args else None
-    if isinstance(x, Proxy) and x.actual is not None:
-        if is_view(name) or name == "contiguous" or (name == "to" and given and len(args) == len(kwargs) == 1):
-            return True
+    same = is_view(name) or name == "contiguous" or (name == "to" and given and len(args) == len(kwargs) == 1)
+    if same and isinstance(x, Proxy) and all(p.actual is not None for p in proxies((*args, *kwargs.values()))):
+        return True
     if given and name != "contiguous":
         raise places.unknown(name, "its result has a layout in memory of its own", "call it outside: on the result")
     return False

@@ -254,6 +254,8 @@ class Session:
             return (kind, *map(self._key, value))
         if kind is slice:
             return (kind, self._key(value.start), self._key(value.stop), self._key(value.step))
+        if kind is dict:
+            return (kind, *[(name, self._key(v)) for name, v in value.items()])
         if isinstance(value, np.generic):
             return (kind, value.item())
         if isinstance(value, np.ndarray):

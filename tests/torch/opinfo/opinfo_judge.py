@@ -130,27 +130,23 @@ class Judge:
     def _ulps_below(self, name: str, like: torch.Tensor) -> float:
         """How far eager is off in float32, where float64 knows the truth."""
         if not self._below:
-            for change in (narrowed, lambda x: widened(narrowed(x))):
-                self._below.append(run(self._program, self._call, self._derivative, change))
-        narrow, wide = (self._value(outcome, name, like) for outcome in self._below)
-        if narrow is None or wide is None:
-            return 0.0
-        ulps = (narrow - wide).abs() / spacing(wide, torch.float32)
-        finite = narrow.isfinite() & wide.isfinite()
-        return float(ulps[finite].max()) if finite.any() else 0.0
+            for seed in range(RUNS):
+                for change in (narrowed, lambda x: widened(narrowed(x))):
+                    moved = mover(seed, torch.finfo(torch.float32).eps)
+                    changed = lambda x, change=change, moved=moved: change(moved(x))  # noqa: E731
+                    self._below.append(run(self._program, self._call, self._derivative, changed))
+        ulps = 0.0
+        for narrow, wide in zip(self._below[::2], self._below[1::2], strict=True):
+            a, b = self._value(narrow, name, like), self._value(wide, name, like)
+            if a is not None and b is not None:
+                off = ((a - b).abs() / spacing(b, torch.float32))[a.isfinite() & b.isfinite()]
+                ulps = max(ulps, float(off.max()) if off.numel() else 0.0)
+        return ulps
 
     def _moves(self, dtype: torch.dtype) -> list[Outcome]:
         if not self._moved:
             for seed in range(RUNS):
-                generator = torch.Generator().manual_seed(seed)
-                eps = torch.finfo(dtype).eps
-
-                def change(x: torch.Tensor, generator: torch.Generator = generator, eps: float = eps) -> torch.Tensor:
-                    if not x.dtype.is_floating_point or x.layout is not torch.strided:
-                        return widened(x)
-                    draw = 2 * torch.rand(x.shape, dtype=torch.float64, generator=generator) - 1
-                    return x.double() * (1 + eps * draw)
-
+                change = mover(seed, torch.finfo(dtype).eps)
                 self._moved.append(run(self._program, self._call, self._derivative, change, wide_dtype))
         return self._moved
 
@@ -181,6 +177,19 @@ def widened(x: torch.Tensor) -> torch.Tensor:
 def narrowed(x: torch.Tensor) -> torch.Tensor:
     """A tensor of floats in float32, others as they are."""
     return x.float() if x.dtype.is_floating_point else x
+
+
+def mover(seed: int, eps: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that moves numbers by up to eps, relatively, and makes them float64."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def moved(x: torch.Tensor) -> torch.Tensor:
+        if not x.dtype.is_floating_point or x.layout is not torch.strided:
+            return widened(x)
+        draw = 2 * torch.rand(x.shape, dtype=torch.float64, generator=generator) - 1
+        return x.double() * (1 + eps * draw)
+
+    return moved
 
 
 def wide_dtype(value: Any) -> Any:

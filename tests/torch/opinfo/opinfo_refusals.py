@@ -58,7 +58,7 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "its result has a layout in memory of its own",
         "kernels lay results out as their arguments are, in any other way torch does",
-        "bfloat16 bool byte char clone contiguous double float half int long to",
+        "bfloat16 bool byte cdouble cfloat chalf char clone contiguous double float half int long short to",
     ),
     Refusal(
         "a reduction over data is no pointwise function",
@@ -97,10 +97,12 @@ TABLE: tuple[Refusal, ...] = (
         "tensor_split transpose unbind unflatten unsqueeze view*",
     ),
     Refusal(
-        "opgraph has no op for these arguments",
+        "opgraph has no op for these arguments|Trigamma has no gradient",
         "the second and higher derivatives of digamma have no op",
-        "polygamma_* special_polygamma_*",
+        "digamma polygamma_* special_polygamma_*",
+        ways=("function", "module"),
     ),
+    Refusal(r"of bool cannot be fused", "opgraph's minimum and maximum are of numbers", "clamp_max clamp_min clamp"),
     Refusal(r"of complex(64|128) cannot be fused", "opgraph has no complex numbers", "addcdiv addcmul where"),
     # What follows is refused in the same words; the reasons differ.
     Refusal(
@@ -175,7 +177,7 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         _NO_OP,
         "pointwise, and no op of opgraph means it yet",
-        "fmax fmin frexp ldexp nextafter isclose __rdiv__ __rmod__ __rpow__ __rsub__",
+        "frexp gcd lcm ldexp nextafter isclose __rdiv__ __rmod__ __rpow__ __rsub__",
     ),
     Refusal(_NO_OP, "opgraph has no integers of 16 bits", "short"),
 )
