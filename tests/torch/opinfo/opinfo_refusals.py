@@ -92,8 +92,8 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "it is applied to a computed value",
         "values of a fused function have no memory to be viewed; views of arguments come first",
-        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten linalg_pinv_singular masked_* movedim narrow "
-        "nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* select split* squeeze* svd_lowrank "
+        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten flip flip?? linalg_pinv_singular masked_* movedim narrow "
+        "nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* roll rot90 select split* squeeze* svd_lowrank "
         "tensor_split transpose unbind unflatten unsqueeze view*",
     ),
     Refusal(
@@ -116,9 +116,9 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         _NO_OP,
         "reductions, scans and searches",
-        "cummax cummin cumprod cumsum cumulative_trapezoid logcumsumexp trapezoid trapz diff gradient mode msort argsort "
-        "nanmedian masked_median masked_norm masked_normalize nanquantile quantile renorm histc histogram* bucketize "
-        "searchsorted isin hash_tensor unique_consecutive _segment_reduce_* _softmax_backward_data "
+        "cummax cummin cumprod cumsum cumulative_trapezoid logcumsumexp trapezoid trapz diff gradient mode msort "
+        "argsort nanmedian masked_median masked_norm masked_normalize nanquantile quantile renorm histc histogram* "
+        "bucketize searchsorted isin hash_tensor unique_consecutive _segment_reduce_* _softmax_backward_data "
         "torch_ops_aten__safe_softmax_default native_* _batch_norm_with_update _native_batch_norm_legit "
         "nn_functional_local_response_norm",
     ),
@@ -142,8 +142,8 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         _NO_OP,
         "elements are found by an index or a mask",
-        "gather index_* put take take_along_dim scatter* masked_scatter masked_select _unsafe_masked_index* nonzero_static "
-        "argwhere select_scatter slice_scatter diagonal_scatter as_strided_scatter repeat_interleave",
+        "gather index_* put take take_along_dim scatter* masked_scatter masked_select _unsafe_masked_index* "
+        "nonzero_static argwhere select_scatter slice_scatter diagonal_scatter as_strided_scatter repeat_interleave",
     ),
     Refusal(
         _NO_OP,

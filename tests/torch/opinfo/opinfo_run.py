@@ -119,7 +119,9 @@ def _cotangents(results: list[torch.Tensor], seed: int, change: Any, requires_gr
         draw = torch.rand(result.shape, dtype=torch.float64, generator=generator) + 0.5
         # Numbers of few bits, which every dtype holds: they are the same in the truth.
         value = ((8 * draw).round() / 8).to(result.dtype)
-        made.append(change(value.to_sparse() if result.layout is not torch.strided else value).requires_grad_(requires_grad))
+        made.append(
+            change(value.to_sparse() if result.layout is not torch.strided else value).requires_grad_(requires_grad)
+        )
     return made
 
 

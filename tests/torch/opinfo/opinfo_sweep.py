@@ -25,7 +25,17 @@ import torch
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent)]
 
-from opinfo_calls import DTYPES, Call, all_ops, dtypes_of, form_of, forward_calls, gradient_calls, second_calls, wrong_calls
+from opinfo_calls import (
+    DTYPES,
+    Call,
+    all_ops,
+    dtypes_of,
+    form_of,
+    forward_calls,
+    gradient_calls,
+    second_calls,
+    wrong_calls,
+)
 from opinfo_judge import Judge
 from opinfo_refusals import TABLE, Refusal, listed
 from opinfo_run import Outcome, run
