@@ -92,9 +92,9 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "it is applied to a computed value",
         "values of a fused function have no memory to be viewed; views of arguments come first",
-        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten flip flip?? linalg_pinv_singular masked_* movedim narrow "
-        "nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* roll rot90 select split* squeeze* svd_lowrank "
-        "tensor_split transpose unbind unflatten unsqueeze view*",
+        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten flip flip?? linalg_pinv_singular masked_* "
+        "movedim narrow nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* roll rot90 select "
+        "split* squeeze* svd_lowrank tensor_split transpose unbind unflatten unsqueeze view*",
     ),
     Refusal(
         "opgraph has no op for these arguments|Trigamma has no gradient",
