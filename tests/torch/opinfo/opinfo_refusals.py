@@ -102,7 +102,7 @@ TABLE: tuple[Refusal, ...] = (
         "digamma polygamma_* special_polygamma_*",
         ways=("function", "module"),
     ),
-    Refusal(r"of bool cannot be fused", "opgraph's minimum and maximum are of numbers", "clamp_max clamp_min clamp"),
+    Refusal(r"of bool cannot be fused", "opgraph's op is of numbers alone", "clamp clamp_max clamp_min isnan"),
     Refusal(r"of complex(64|128) cannot be fused", "opgraph has no complex numbers", "addcdiv addcmul where"),
     # What follows is refused in the same words; the reasons differ.
     Refusal(
@@ -117,10 +117,10 @@ TABLE: tuple[Refusal, ...] = (
         _NO_OP,
         "reductions, scans and searches",
         "cummax cummin cumprod cumsum cumulative_trapezoid logcumsumexp trapezoid trapz diff gradient mode msort "
-        "argsort nanmedian masked_median masked_norm masked_normalize nanquantile quantile renorm histc histogram* "
-        "bucketize searchsorted isin hash_tensor unique_consecutive _segment_reduce_* _softmax_backward_data "
-        "torch_ops_aten__safe_softmax_default native_* _batch_norm_with_update _native_batch_norm_legit "
-        "nn_functional_local_response_norm",
+        "argsort nanmedian masked_median masked_norm masked_normalize nanquantile quantile bincount renorm histc "
+        "histogram* bucketize searchsorted isin hash_tensor unique_consecutive _segment_reduce_* "
+        "_softmax_backward_data torch_ops_aten__safe_softmax_default native_* _batch_norm_with_update "
+        "_native_batch_norm_legit nn_functional_local_response_norm",
     ),
     Refusal(
         _NO_OP,
@@ -142,8 +142,9 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         _NO_OP,
         "elements are found by an index or a mask",
-        "gather index_* put take take_along_dim scatter* masked_scatter masked_select _unsafe_masked_index* "
-        "nonzero_static argwhere select_scatter slice_scatter diagonal_scatter as_strided_scatter repeat_interleave",
+        "unravel_index gather index_* put take take_along_dim scatter* masked_scatter masked_select "
+        "_unsafe_masked_index* nonzero_static argwhere select_scatter slice_scatter diagonal_scatter "
+        "as_strided_scatter repeat_interleave",
     ),
     Refusal(
         _NO_OP,

@@ -49,6 +49,8 @@ UNDEFINED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_str
 EXACT: dict[str, Callable[..., Any]] = {
     # Its gradient is 1/6 rounded to float32 in torch.
     "nn.functional.hardsigmoid": lambda x, inplace=False: torch.nn.functional.relu6(x + 3) / 6,
+    # 1 + erf(x) loses the tail.
+    "special.ndtr": lambda x: torch.erfc(x * -(0.5**0.5)) / 2,
     # torch rounds float64 to float32 first, and that to 16 bits.
     "half": lambda x, **kwargs: x,
     "bfloat16": lambda x, **kwargs: x,
