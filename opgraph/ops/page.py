@@ -129,6 +129,10 @@ def _numbers(record: OpDef) -> Iterator[str]:
             "f32, f16 and bf16 are computed in f32 and rounded once, when the result is stored; between two ops of a "
             'fused run nothing is rounded unless `rounding="each"` asks for it. f64 is computed in f64.'
         )
+    read = [port for port in record.inputs if not port.shape_only]
+    asked = {d for port in read for d in record.types.get(port.type, (port.type,))}
+    if not allowed & set(dtypes.FLOATS) and asked & {"f16", "bf16"} and record.index_of is None:
+        lines.append("An f16 or bf16 operand is asked about as its dtype holds it, inside a fused run too.")
     if allowed & set(dtypes.INTS) and not record.is_cast and record.index_of is None:
         lines.append("Integers are exact; what does not fit wraps modulo 2^width.")
     lines.append(f"About {record.cost} instruction{'s' if record.cost > 1 else ''} for each element.")

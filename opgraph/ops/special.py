@@ -158,7 +158,7 @@ I1 = pointwise(
     domain=((-10, 10),),
     torch_calls=(TorchCall("i1(input)"),),
     source="torch.special.i1; Abramowitz and Stegun 9.6.10, Cephes i1",
-    # I0(x) - I1(x) / x as one product: no infinite terms cancel. 1/2 where x is 0, or so small that I1e(x) has no digits.
+    # I0(x) - I1(x) / x as one product: no infinite terms cancel. 1/2 at 0, and where I1e(x) is too small for digits.
     gradient={
         "src": "Multiply(d, Select(LessOrEqual(Abs(src), 1e-9), 0.5, "
         "Multiply(I0(src), Subtract(1, Divide(Divide(I1e(src), I0e(src)), src)))))",

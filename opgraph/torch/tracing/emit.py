@@ -225,35 +225,31 @@ class Emitter:
     def _as(self, value: _Value, dtype: str) -> Ref | Number:
         if isinstance(value.operand, Number):
             return Number(_fitted(value.operand.value, dtype), dtype)
-        if value.dtype is None or value.dtype == dtype:
-            return value.operand
-        return self.cast(value.operand, value.dtype, dtype)
+        return value.operand if value.dtype == dtype else self.cast(value.operand, dtype)
 
-    def cast(self, ref: Ref, source: str, dtype: str) -> Ref:
-        """A conversion; the same value is cast once per call."""
-        on_host = self.session.device.type == "cpu"
-        if on_host and dtypes.get(source).is_float and dtypes.get(dtype).category == "int":
-            return self._to_integer(ref, source, dtype)
-        return self._cast(ref, dtype)
-
-    def _to_integer(self, ref: Ref, source: str, dtype: str) -> Ref:
-        """Floats as integers as torch's CPU kernels convert them, where TypeCast saturates and makes NaN 0.
-
-        By way of s32, s64 where the result or its low bits need it: the lowest one for what does not fit and for NaN
-        (the "integer indefinite" of x86's cvttss2si), and of small integers the low bits (c10/util/TypeCast.h).
-        """
-        wide = "s64" if dtype == "s64" or (dtype, source) == ("u8", "f64") else "s32"
-        limit = math.inf if source == "f16" else 2.0 ** (63 if wide == "s64" else 31)
-        fits = self.step("Less", (self.step("Abs", (ref,), source), Number(limit, source)), "boolean")
-        inside = self.step("Select", (fits, ref, Number(-limit, source)), source)
-        whole = self._cast(inside, wide)
-        return whole if wide == dtype else self._cast(whole, dtype)
-
-    def _cast(self, ref: Ref, dtype: str) -> Ref:
+    def cast(self, ref: Ref, dtype: str) -> Ref:
+        """A TypeCast; the same value is cast once per call."""
         for step in self.steps:
             if step.kind == "TypeCast" and step.operands == (ref,) and step.dtype == dtype:
                 return step.result
         return self.step("TypeCast", (ref,), dtype)
+
+    def convert(self, ref: Ref, source: str, dtype: str) -> Ref:
+        """A conversion that the function asks for.
+
+        On the CPU floats become integers as torch's kernels there convert them, where TypeCast saturates and makes NaN
+        0: by way of s32, s64 where the result or its low bits need it; of what does not fit, and of NaN, the lowest one
+        (the "integer indefinite" of x86's cvttss2si); of small integers the low bits (c10/util/TypeCast.h).
+        """
+        to_integer = dtypes.get(source).is_float and dtypes.get(dtype).category == "int"
+        if not to_integer or self.session.device.type != "cpu":
+            return self.cast(ref, dtype)
+        wide = "s64" if dtype == "s64" or (dtype, source) == ("u8", "f64") else "s32"
+        limit = math.inf if source == "f16" else 2.0 ** (63 if wide == "s64" else 31)
+        fits = self.step("Less", (self.step("Abs", (ref,), source), Number(limit, source)), "boolean")
+        inside = self.step("Select", (fits, ref, Number(-limit, source)), source)
+        whole = self.cast(inside, wide)
+        return whole if wide == dtype else self.cast(whole, dtype)
 
 
 def _fitted(value: float, dtype: str) -> float:

@@ -62,7 +62,7 @@ def record(
     elif (target := cast_target(name, args, kwargs)) is not None:
         x = args[0]
         if target is not x.dtype:
-            _made(node, emitter.cast(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
+            _made(node, emitter.convert(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
         elif kwargs.get("copy") or (name == "to" and [type(a) for a in args[-2:]] == [bool, bool] and args[-1]):
             _made(node, emitter.step("Identity", (x.ref,), name_of(target, name)), target)
     elif (fill := fill_value(name, args, kwargs)) is not None:
@@ -155,7 +155,7 @@ def _compute(
             f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"
         )
     if result.dtype is not target.dtype:
-        ref = emitter.cast(ref, name_of(result.dtype, name), name_of(target.dtype, name))
+        ref = emitter.cast(ref, name_of(target.dtype, name))
     node.action, node.ref, node.dtype = CHANGES, ref, target.dtype
 
 
