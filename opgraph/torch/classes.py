@@ -40,8 +40,8 @@ def _compares(fn: FunctionType, owner: type) -> bool:
         for code in _codes_in(current.__code__):
             if _is_comparison(code):
                 return True
-            for name in code.co_names:
-                found = getattr(owner, name, current.__globals__.get(name))
+            called = [getattr(owner, name, current.__globals__.get(name)) for name in code.co_names]
+            for found in (*called, getattr(current, "__wrapped__", None)):
                 if isinstance(found, FunctionType) and found not in seen and found.__module__ == fn.__module__:
                     seen.add(found)
                     waiting.append(found)

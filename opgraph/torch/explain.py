@@ -19,6 +19,7 @@ from opgraph.torch.lazy.mode import run_lazily
 from opgraph.torch.lazy.node import Node
 from opgraph.torch.lazy.observer import Observer
 from opgraph.torch.lazy.shape import NO_DIMENSION
+from opgraph.torch.tracing.reads import written
 from opgraph.torch.tracing.trace import trace
 from opgraph.torch.tracing.watch import function_name
 
@@ -44,7 +45,7 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
         )
     name = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
     listener = _Listener(model_or_fn)
-    forward = getattr(model_or_fn, "__wrapped__", model_or_fn)  # a fused function: what it was written as
+    forward = written(model_or_fn)
     run_lazily(lambda: forward(*inputs, **kwargs), listener)
     return FusionReport(name, merged(listener.fused), tuple(listener.left_calls.values()))
 

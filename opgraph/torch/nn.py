@@ -14,6 +14,7 @@ from opgraph.torch.fuse import fuse
 from opgraph.torch.lazy.mode import current, plain_forward
 from opgraph.torch.lazy.value import Lazy, compute
 from opgraph.torch.overwrite import overwrite
+from opgraph.torch.tracing.reads import written
 
 
 class _Pointwise(nn.Module):
@@ -220,7 +221,7 @@ class Activation(_Pointwise):
             self.register_parameter(name, nn.Parameter(_first_value(name, value)))
 
     def _formula(self) -> Callable[..., torch.Tensor]:
-        fn, names = getattr(self.fn, "__wrapped__", self.fn), self._names
+        fn, names = written(self.fn), self._names
         return lambda x, *values: fn(x, **dict(zip(names, values, strict=True)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

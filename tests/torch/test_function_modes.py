@@ -19,6 +19,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import opgraph as og  # noqa: E402
+from opgraph.torch.fuse import fuse  # noqa: E402
 from opgraph.torch.fused.composite import composite  # noqa: E402
 from opgraph.torch.fused.library import VERSION  # noqa: E402
 from opgraph.torch.fused.op import FusedOp  # noqa: E402
@@ -338,3 +339,14 @@ def test_onnx_export_writes_standard_ops(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 4)
     got = run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
     same(torch.from_numpy(got), model(x).detach())
+
+
+def test_pullbacks_of_torch_func_work_after_the_transform() -> None:
+    def fn(x):
+        return x * torch.sigmoid(x)
+
+    x, results = torch.randn(3, 4), []
+    for function in (fn, fuse(fn)):
+        value, pullback = torch.func.vjp(function, x)
+        results.append((value, *pullback(torch.ones_like(x)), *pullback(x)))
+    torch.testing.assert_close(results[1], results[0])

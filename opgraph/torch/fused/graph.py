@@ -9,7 +9,7 @@ import numpy as np
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
-from opgraph.ir.rebuilt import needed_ops, rebuilt
+from opgraph.ir.rebuilt import rebuilt
 from opgraph.ir.text import MAX_PRINTED_ELEMENTS
 from opgraph.ops.conversion import STOP_GRADIENT
 
@@ -77,14 +77,10 @@ def _fresh(stem: str, taken: set[str]) -> str:
 
 
 def reached(graph: Graph, sources: Collection[int]) -> set[int]:
-    """Ids of the float values that depend on these values, by way of floats and of nothing that is detached."""
+    """Ids of the float values that depend on these values, by their data, by floats and nothing detached."""
     found = set(sources)
     for op in graph.ops:
-        if op.kind != STOP_GRADIENT.kind and any(t.id in found for t in op.inputs):
+        read = () if op.kind in (STOP_GRADIENT.kind, "End") else opdef.get(op.kind, where=op.label).read_inputs(op)
+        if any(t.id in found for t in read):
             found.update(t.id for t in op.outputs if t.dtype in dtypes.FLOATS)
     return found
-
-
-def reaching(graph: Graph, targets: Collection[int]) -> set[int]:
-    """Ids of the values that these values depend on, themselves included."""
-    return needed_ops(graph.ops, targets)[1]

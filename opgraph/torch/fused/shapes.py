@@ -109,10 +109,12 @@ class Results:
 
 def _are_mixed(inputs: Sequence[torch.Tensor]) -> bool:
     """Whether inputs lie in several orders, or in one that is not C's where they are spread out."""
+    if all(t.is_contiguous() for t in inputs):
+        return False
     orders = {_order(t) for t in inputs}
-    shapes = {t.shape for t in inputs if _order(t)}
+    shapes = [t.shape for t in inputs if _order(t)]
     return any(order != tuple(sorted(order)) for order in orders) and (
-        len(orders - {()}) > 1 or len(shapes) > 1 or any(0 in t.stride() for t in inputs)
+        len(orders - {()}) > 1 or any(shape != shapes[0] for shape in shapes) or any(0 in t.stride() for t in inputs)
     )
 
 

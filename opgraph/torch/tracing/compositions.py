@@ -73,11 +73,10 @@ COMPOSITIONS = (
     TorchCall(
         "signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")
     ),
-    # By Sign, so that other has a gradient as in torch: zeros.
+    # `other` stands where it is never taken: its gradient is 0, and not None.
     TorchCall(
         "copysign(input, other)",
-        "Multiply(Abs(input), Select(Or(Equal(other, 0), IsNaN(other)), "
-        "Select(Less(Reciprocal(other), 0), -1, 1), Sign(other)))",
+        f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Select({_NEGATIVE.format('other')}, other, Abs(input)))",
     ),
     TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
     # At a tie all of the gradient is input's, as in torch.

@@ -155,7 +155,9 @@ class _Writer:
         for place, value in reads.copies:
             self.line(f"if repr({self._text(place)}) != {self.constant(repr(value))}: return None")  # 1 is not 1.0
         for place, tensor in reads.tensors:
-            self.tensor(self.let(self._text(place)), tensor)
+            name = self.let(self._text(place))
+            self.line(f"if type({name}) is not {self.constant(type(tensor))}: return None")
+            self.tensor(name, tensor)
 
     def _text(self, place: Place) -> str:
         self.names.update(place.roots)

@@ -37,6 +37,13 @@ class Wrapper:
     __wrapped__: Callable[..., Any]
 
 
+def written(fn: Any) -> Any:
+    """A fused function as it was written; anything else as it is, with its decorators."""
+    while isinstance(fn, Wrapper):
+        fn = fn.__wrapped__
+    return fn
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a value is found, as a Python expression: `text` over names bound to `roots`."""
@@ -105,8 +112,7 @@ class _Walk:
 
     def function(self, fn: Any) -> None:
         """A Python function: its code, the globals and cells that it names, its defaults."""
-        while isinstance(fn, Wrapper):
-            fn = fn.__wrapped__
+        fn = written(fn)
         if isinstance(fn, MethodType):
             self.value(fn.__self__, self._root(fn.__self__))
             fn = fn.__func__
@@ -115,6 +121,8 @@ class _Walk:
         if id(fn) in self._functions:
             return
         self._functions[id(fn)] = fn
+        if self.given & fn.__dict__.keys():
+            raise NotKnown(f"an attribute of {fn.__qualname__}")
         own = self._root(fn)
         self.reads.values.append((own.then(".__code__"), fn.__code__))
         named = fn.__kwdefaults__ or {}
@@ -135,7 +143,7 @@ class _Walk:
                 elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
                     self._cell(cells[name])
                 elif op in ("LOAD_ATTR", "LOAD_METHOD"):
-                    if name in trusted.STATE or name.startswith("set_"):
+                    if trusted.tells_state(name):
                         raise NotKnown(f"{fn.__qualname__} uses {name}")
                     self.names.add(name)
                 elif op == "BINARY_OP" and instruction.argrepr.endswith("="):

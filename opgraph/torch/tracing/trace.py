@@ -29,6 +29,7 @@ from opgraph.torch.tracing.build import build, needed, pattern
 from opgraph.torch.tracing.emit import name_of
 from opgraph.torch.tracing.names import parameter_names, tensor_names
 from opgraph.torch.tracing.proxy import Ref
+from opgraph.torch.tracing.reads import written
 from opgraph.torch.tracing.results import filled, hashable, structure_of
 from opgraph.torch.tracing.session import Input, Node, Session, Step
 from opgraph.torch.tracing.watch import Watch
@@ -112,7 +113,7 @@ class Tracer:
     def __init__(self, fn: Callable[..., Any], names: Sequence[str] = (), *, as_eager: bool = False) -> None:
         self.fn = fn
         self._names = tuple(names) or parameter_names(fn)
-        self._compares = compares_classes(getattr(fn, "__wrapped__", fn))
+        self._compares = compares_classes(written(fn))
         self._as_eager = as_eager
         self._roots: dict[Any, Node] = {}
 

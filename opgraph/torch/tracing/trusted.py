@@ -37,15 +37,12 @@ BUILTINS = frozenset(
 #: Names under which torch tells or changes its own state, or which reach tensors by no name of theirs.
 STATE = frozenset(
     (
-        "is_grad_enabled", "is_autocast_enabled", "is_inference_mode_enabled", "get_default_dtype",
-        "get_default_device", "backends", "compiler", "distributed", "random", "initial_seed",
-        "get_rng_state", "is_anomaly_enabled", "cuda", "get_num_threads", "is_deterministic",
-        "are_deterministic_algorithms_enabled", "jit", "_C", "overrides", "no_grad", "enable_grad",
-        "inference_mode", "set_grad_enabled", "autocast", "amp", "is_compiling", "is_scripting",
+        "backends", "compiler", "distributed", "random", "initial_seed", "cuda", "jit", "_C", "overrides", "no_grad",
+        "enable_grad", "inference_mode", "autocast", "amp", "autograd", "utils", "is_compiling", "is_scripting",
         "is_tracing", "parameters", "named_parameters", "buffers", "named_buffers", "modules",
         "named_modules", "children", "named_children", "state_dict", "__dict__", "__class__",
         "__getattribute__", "get_parameter", "get_buffer", "get_submodule", "_parameters", "_buffers",
-        "_modules", "manual_seed", "seed", "set_rng_state",
+        "_modules", "manual_seed", "seed",
     )
 )  # fmt: skip
 #: Methods that change a list or a dict.
@@ -74,6 +71,13 @@ GLOBAL_HOOKS: dict[str, Any] = {
 }  # fmt: skip
 #: Types of values that cannot change, and are compared as such.
 PRIMITIVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type(...))
+
+
+def tells_state(name: str) -> bool:
+    """Whether an attribute of this name may tell or change torch's own state, or a module's."""
+    if name.startswith(("is_", "are_", "get_", "set_")) and name != "is_tensor":
+        return name.startswith("set_") or (hasattr(torch, name) and not hasattr(torch.Tensor, name))
+    return name in STATE
 
 
 def is_constant(value: Any) -> bool:
