@@ -97,9 +97,9 @@ TABLE: tuple[Refusal, ...] = (
         "split* squeeze* svd_lowrank tensor_split transpose unbind unflatten unsqueeze view*",
     ),
     Refusal(
-        "opgraph has no op for these arguments|Trigamma has no gradient",
-        "the second and higher derivatives of digamma have no op",
-        "digamma polygamma_* special_polygamma_*",
+        "opgraph has no op for these arguments|(Trigamma|Erfcx|I0eSlope|I1e|I1) has no gradient",
+        "higher derivatives of special functions have no op",
+        "digamma i0 polygamma_* special_polygamma_* special_erfcx special_i0e special_i1 special_i1e special_log_ndtr",
         ways=("function", "module"),
     ),
     Refusal(r"of bool cannot be fused", "opgraph's op is of numbers alone", "clamp clamp_max clamp_min isnan"),

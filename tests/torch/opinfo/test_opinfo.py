@@ -23,7 +23,7 @@ SAMPLE = (
     "nn.functional.dropout", "cat", "flip", "expand", "index_add", "masked_fill", "to", "hypot",
 )  # fmt: skip
 #: Kernels of these are compiled.
-COMPILED = (("addcmul", torch.float32), ("nn.functional.hardsigmoid", torch.bfloat16), ("bitwise_xor", torch.int64))
+COMPILED = (("addcmul", torch.float32), ("nn.functional.hardsigmoid", torch.bfloat16))
 
 
 @pytest.fixture(scope="module")
