@@ -99,7 +99,8 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "opgraph has no op for these arguments|(Trigamma|Erfcx|I0eSlope|I1e|I1) has no gradient",
         "higher derivatives of special functions have no op",
-        "digamma i0 polygamma_* special_polygamma_* special_erfcx special_i0e special_i1 special_i1e special_log_ndtr",
+        "digamma erfinv i0 polygamma_* special_polygamma_* special_erfcx special_i0e special_i1 special_i1e "
+        "special_log_ndtr special_ndtri",
         ways=("function", "module"),
     ),
     Refusal(r"of bool cannot be fused", "opgraph's op is of numbers alone", "clamp clamp_max clamp_min isnan"),
