@@ -127,7 +127,7 @@ SOFT_PLUS = pointwise(
     attrs=(Attr(name="beta", type="f32", default=1.0),),
     reference=lambda x, beta: stable.softplus(*stable.product(beta, x)) / beta,
     expression="og::softplus({src}, {beta})",
-    # Where e^x is still finite and e^-x counts no more: torch's default of 20 would return x where it does in f64.
+    # torch's default threshold of 20 would return x where e^-20 still counts; past these the power overflows.
     torch=lambda t, x, beta: t.nn.functional.softplus(x, beta, threshold=700.0 if x.dtype == t.float64 else 80.0),
     onnx=(Onnx(op_type="Softplus", since=1, when={"beta": 1.0}),),
     decomposition="Divide(SoftPlus(Multiply(src, $beta)), $beta)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from opgraph.ir import dtypes
 from opgraph.ir.opdef import Onnx, TorchCall
 from opgraph.ops.families import NUMERIC, SIGNED, pointwise
 
@@ -50,7 +51,12 @@ SIGN = pointwise(
     torch=lambda t, x: t.where(t.isnan(x), x, t.sign(x)) if x.dtype.is_floating_point else t.sign(x),
     onnx=(Onnx(op_type="Sign", since=9),),
     cost=3,
-    torch_calls=(TorchCall("sign|sgn(input)"),),
+    torch_calls=(
+        TorchCall(
+            "sign|sgn(input)",  # torch's is 0 at NaN
+            lambda p: "Select(IsNaN(input), 0, Sign(input))" if p["dtype"] in dtypes.FLOATS else "Sign(input)",
+        ),
+    ),
     source="ONNX Sign",
     gradient={"src": "0"},
 )

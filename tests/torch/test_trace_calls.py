@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import warnings
 
 import numpy as np
@@ -15,6 +16,7 @@ from traced import relative_error, traced  # noqa: E402
 
 import opgraph as og  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
+from opgraph.runtime import host  # noqa: E402
 from opgraph.runtime.providers.torch import from_numpy, to_numpy  # noqa: E402
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
@@ -323,3 +325,71 @@ def test_hardtanh_keeps_its_output_and_has_torchs_gradient(dtype, ends) -> None:
     (graph,) = plan.graphs.values()
     roles = [s.role for s in graph.op.saved((True,)) if s.role != "shape"]
     assert roles == ["output"]
+
+
+@pytest.mark.parametrize("name", ["sign", "sgn"])
+def test_the_sign_of_nan_is_torchs(name: str) -> None:
+    x = torch.tensor([math.nan, -0.0, 3.0, -math.inf], requires_grad=True)
+    function = getattr(torch, name)
+    results = [f(x) for f in (fuse(lambda x: function(x)), function)]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x)[0] for y in results], rtol=0, atol=0)
+
+
+def test_hardsigmoid_is_as_accurate_next_to_its_zero_as_torchs() -> None:
+    x = torch.linspace(-3, -2.9, 1000)
+    hardsigmoid = torch.nn.functional.hardsigmoid
+    got, eager, truth = fuse(lambda x: hardsigmoid(x))(x), hardsigmoid(x), hardsigmoid(x.double())
+    assert relative_error(got, truth) <= 2 * relative_error(eager, truth)
+
+
+@pytest.mark.parametrize("slope", [torch.tensor([0.3]), torch.tensor(0.3)], ids=["one axis", "none"])
+def test_prelu_of_one_number(slope: torch.Tensor) -> None:
+    x = torch.tensor(-2.0, requires_grad=True)
+    prelu = torch.nn.functional.prelu
+    got, eager = fuse(lambda x, w: prelu(x, w))(x, slope), prelu(x, slope)
+    assert got.shape == eager.shape and got == eager
+
+
+@pytest.mark.parametrize(
+    "call,args",
+    [
+        (torch.nn.functional.prelu, (torch.tensor(1.0), torch.rand(3))),
+        (torch.nn.functional.prelu, (torch.rand(3), torch.rand(3))),
+        (torch.nn.functional.prelu, (torch.rand(2, 3), torch.rand(2))),
+        (lambda x: torch.nn.functional.rrelu(x, 0.5, 0.2), (torch.rand(3),)),
+        (lambda x: (x * 1).float_power_(2), (torch.rand(3),)),
+        (lambda x: (x * 1).mul_(1.5), (torch.arange(3),)),
+    ],
+)
+def test_what_torch_refuses_is_refused_in_its_words(call, args) -> None:
+    with pytest.raises(RuntimeError) as eager:
+        call(*args)
+    for fused in (fuse(lambda *args: call(*args)), fuse(Calls(call))):
+        with pytest.raises(RuntimeError, match=re.escape(str(eager.value).splitlines()[0][:30])):
+            fused(*args)
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def test_copysign_has_a_gradient_by_its_second_operand() -> None:
+    x, y = torch.tensor([1.0, -2.0, math.inf]), torch.tensor([-0.0, 3.0, -1.0], requires_grad=True)
+    got = fuse(lambda x, y: torch.copysign(x, y))(x, y)
+    assert torch.equal(got, torch.copysign(x, y))
+    assert torch.equal(torch.autograd.grad(got.sum(), y)[0], torch.zeros(3))
+
+
+def test_a_sigmoids_logarithm_of_large_numbers_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    x = torch.tensor([-500.0, -90.0, -1.0, 500.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = fuse(lambda x: torch.nn.functional.logsigmoid(x) * 1)(x)
+    torch.testing.assert_close(got, torch.nn.functional.logsigmoid(x))

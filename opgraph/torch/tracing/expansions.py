@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opgraph.torch.tracing import places
+from opgraph.torch.tracing.emit import outcome
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.session import Session
 
@@ -138,11 +139,11 @@ def _glu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _prelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, weight = args if len(args) == 2 else (args[0], kwargs["weight"])
     session.asks = True
-    if weight.dtype is not x.dtype and not torch.is_autocast_enabled(session.device.type):
-        raise RuntimeError(f"prelu: Type promoting not supported. Got {x.dtype} and {weight.dtype} ({places.place()})")
-    if weight.dim() == 1 and x.dim() > 1:
+    if not torch.is_autocast_enabled(session.device.type):
+        outcome(torch.nn.functional.prelu, (x, weight))  # raises where the slopes do not fit
+    if weight.dim() == 1 and x.dim() != 1:
         # One slope per channel, along axis 1.
-        weight = session.eager(torch.Tensor.view, (weight, (-1, *[1] * (x.dim() - 2))), {})
+        weight = session.eager(torch.Tensor.view, (weight, (-1, *[1] * (x.dim() - 2)) if x.dim() else ()), {})
     return torch.where(x > 0, x, weight * x)
 
 
@@ -161,6 +162,8 @@ def _rrelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     given = {"lower": 1 / 8, "upper": 1 / 3, "training": False, "inplace": False, **dict(zip(names, args)), **kwargs}
     if given["training"]:
         raise places.random("rrelu")
+    if given["lower"] > given["upper"]:
+        raise RuntimeError(f"Lower bound should be less than or equal to the upper bound ({places.place()})")
     slope = (given["lower"] + given["upper"]) / 2
     return torch.nn.functional.leaky_relu(given["input"], slope, given["inplace"])
 

@@ -75,7 +75,7 @@ def record(
         found = table().get(func)
         if found is None:
             refuse(name, args)
-        _compute(node, emitter, found, name, args, kwargs)
+        _compute(node, emitter, found, func, args, kwargs)
     if torch.is_grad_enabled() is not session.with_gradients:  # under no_grad
         _detach(node, emitter, name)
     node.refs = session.count
@@ -121,14 +121,21 @@ def _spread(node: Node, emitter: Emitter, value: Proxy, like: torch.Tensor) -> N
 
 
 def _compute(
-    node: Node, emitter: Emitter, found: Found, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    node: Node,
+    emitter: Emitter,
+    found: Found,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
+    name = emitter.what
     bound = found.bind(args, kwargs)
     changes = found.inplace or bool(bound.get("inplace"))
     plain = {k: v for k, v in kwargs.items() if k != "inplace"}
     positional = args[: [n for n, _ in found.parameters].index("inplace")] if "inplace" in bound else args
     _check_devices(emitter.session, name, bound)
-    result = outcome(found.functional, positional, plain, on_host=emitter.session.device.type == "cpu")
+    on_host = emitter.session.device.type == "cpu"
+    result = outcome(found.functional, positional, plain, on_host=on_host)
     if not isinstance(result, torch.Tensor):  # values and indices
         raise found.other_overload()
     ref = emitter.call(found, bound, result.dtype, compute_dtype(result, bound))
@@ -142,8 +149,7 @@ def _compute(
         raise places.writes(name, "an argument of the fused function")
     if target.shared:
         raise places.writes(name, "the memory of two values, by detach()")
-    if not torch.can_cast(result.dtype, target.dtype):
-        raise RuntimeError(f"result type {result.dtype} can't be cast to the desired output type {target.dtype}")
+    outcome(func, args, kwargs, on_host=on_host)  # torch says whether it writes this dtype into that one
     if result.shape != target.shape:
         raise RuntimeError(
             f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"

@@ -1,0 +1,171 @@
+"""Calls of PyTorch's OpInfo database: every op with its arguments, in each form in which torch offers it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+#: The dtypes of the sweep; complex numbers and quantized ones are not among opgraph's.
+DTYPES = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of an op.
+
+    Attributes:
+        form: "call", "method", "operator", "in place", "in place operator" or "out".
+        source: where the arguments are from, with their number there.
+        args, kwargs: the arguments; `out` is among the latter.
+        prepare: what OpInfo does to the output before it is differentiated.
+    """
+
+    form: str
+    source: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    prepare: Callable[[Any], Any] = lambda output: output
+
+
+def all_ops() -> list[Any]:
+    """The database. (To import it takes seconds.)"""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    # Its import forbids the whole process to set torch.backends' flags.
+    torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
+    return list(op_db)
+
+
+def dtypes_of(op: Any) -> list[torch.dtype]:
+    """Those of `DTYPES` that the op takes."""
+    known = op.supported_dtypes("cpu")
+    return [dtype for dtype in DTYPES if dtype in known]
+
+
+def form_of(op: Any, form: str) -> Callable[..., Any] | None:
+    """The op's function in one of its forms; None where torch does not offer it."""
+    found = {
+        "call": op.op,
+        "out": op.op if op.supports_out else None,
+        "method": op.method_variant,
+        "operator": op.operator_variant,
+        "in place": op.inplace_variant,
+        "in place operator": op.inplace_operator_variant,
+    }[form]
+    return found if callable(found) else None
+
+
+def forward_calls(op: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Call]:
+    """Calls without gradients: in all forms, on sample and reference inputs, with contiguous inputs and others.
+
+    Args:
+        most: how many inputs are taken of each source; None for all.
+    """
+    for sample, source in _samples(op, dtype, most, ("sample", "reference", "strided")):
+        yield _call("call", source, sample)
+        if source.startswith("reference"):
+            continue
+        for form in ("method", "operator", "in place", "in place operator"):
+            if form_of(op, form) is not None and not (form.startswith("in place") and sample.broadcasts_input):
+                yield _call(form, source, sample)
+        if op.supports_out:
+            given = _with_out(op, sample)
+            if given is not None:
+                yield dataclasses.replace(_call("out", source, sample), kwargs=given)
+
+
+def gradient_calls(op: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Call]:
+    """Calls whose results are differentiated."""
+    if not op.supports_autograd or dtype not in op.supported_backward_dtypes("cpu"):
+        return
+    for sample, source in _samples(op, dtype, most, ("sample", "strided"), requires_grad=True):
+        yield _call("call", source, sample)
+        if op.inplace_variant is not None and op.supports_inplace_autograd and not sample.broadcasts_input:
+            yield _call("in place", source, sample)
+
+
+def second_calls(op: Any, most: int | None = None) -> Iterator[Call]:
+    """Calls in float64 whose gradients are differentiated."""
+    if not op.supports_gradgrad or torch.float64 not in op.supported_backward_dtypes("cpu"):
+        return
+    for sample, source in _samples(op, torch.float64, most, ("sample",), requires_grad=True):
+        yield _call("call", source, sample)
+
+
+def wrong_calls(op: Any) -> Iterator[Call]:
+    """Calls that torch refuses."""
+    if op.error_inputs_func is not None:
+        for index, error in enumerate(op.error_inputs("cpu")):
+            yield _call("call", f"error {index}", error.sample_input)
+
+
+def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """A value with a function of every tensor in it, in lists, tuples and dicts too."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(function, v) for v in value))
+    if type(value) in (list, tuple):
+        return type(value)(mapped(function, v) for v in value)
+    if type(value) is dict:
+        return {name: mapped(function, v) for name, v in value.items()}
+    return value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value, in order."""
+    found: list[torch.Tensor] = []
+    mapped(found.append, value)
+    return found
+
+
+def _samples(
+    op: Any, dtype: torch.dtype, most: int | None, sources: tuple[str, ...], requires_grad: bool = False
+) -> Iterator[tuple[Any, str]]:
+    for source in sources:
+        if source == "reference" and op.reference_inputs_func is None:
+            continue
+        make = op.reference_inputs if source == "reference" else op.sample_inputs
+        torch.manual_seed(0)
+        try:
+            for index, sample in enumerate(itertools.islice(make("cpu", dtype, requires_grad=requires_grad), most)):
+                strided = all(t.layout is torch.strided for t in tensors_in((sample.input, sample.args, sample.kwargs)))
+                if source == "strided" and strided:
+                    sample = _strided(sample, requires_grad)
+                if strided or source != "strided":
+                    yield sample, f"{source} {index}"
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError):
+            return  # the database has no inputs of this dtype
+
+
+def _strided(sample: Any, requires_grad: bool) -> Any:
+    found = sample.noncontiguous()
+    if requires_grad:
+        before = tensors_in((sample.input, sample.args, sample.kwargs))
+        after = tensors_in((found.input, found.args, found.kwargs))
+        for old, new in zip(before, after, strict=True):
+            new.requires_grad_(old.requires_grad)
+    return found
+
+
+def _call(form: str, source: str, sample: Any) -> Call:
+    return Call(form, source, (sample.input, *sample.args), dict(sample.kwargs), sample.output_process_fn_grad)
+
+
+def _with_out(op: Any, sample: Any) -> dict[str, Any] | None:
+    try:
+        torch.manual_seed(0)
+        made = op.op(sample.input, *sample.args, **sample.kwargs)
+    except Exception:  # torch will say so again where the call itself is judged
+        return None
+    if not tensors_in(made):
+        return None
+    out = mapped(lambda t: torch.zeros_like(t.detach()), made)
+    return {**sample.kwargs, "out": tuple(out) if isinstance(made, tuple) else out}

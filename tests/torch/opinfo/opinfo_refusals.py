@@ -1,0 +1,190 @@
+"""What opgraph refuses of PyTorch's OpInfo database, and why: the one table of it.
+
+A fused function takes pointwise arithmetic, and its error says so of everything else; a fused module leaves that to
+torch and refuses nothing. A refusal that no row lists is a finding of the sweep. A wrong result is never listed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opinfo_sweep import Finding
+
+_NO_OP = "opgraph knows no op for it"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row.
+
+    Attributes:
+        says: a regular expression that the first line of the error matches.
+        reason: why it is refused.
+        ops: names of ops, patterns as of files among them.
+        forms: of the calls; all where there are none.
+        ways: of capture.
+    """
+
+    says: str
+    reason: str
+    ops: str = "*"
+    forms: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ("function",)
+
+    def lists(self, finding: Finding) -> bool:
+        """Whether this row is about it."""
+        return (
+            finding.way in self.ways
+            and (not self.forms or finding.form in self.forms)
+            and re.search(self.says, finding.text.partition("\n")[0]) is not None
+            and any(fnmatchcase(finding.op, name) for name in self.ops.split())
+        )
+
+
+TABLE: tuple[Refusal, ...] = (
+    Refusal(
+        r"writes into an argument of the fused function",
+        "a fused function computes new tensors; what it is given stays as it is",
+        forms=("in place", "in place operator"),
+    ),
+    Refusal(
+        r"\(out=\.\.\.\) writes into a tensor that was there before",
+        "a fused function computes new tensors",
+    ),
+    Refusal(
+        "its result has a layout in memory of its own",
+        "kernels lay results out as their arguments are, in any other way torch does",
+        "bfloat16 bool byte cdouble cfloat chalf char clone contiguous double float half int long short to",
+    ),
+    Refusal(
+        "a reduction over data is no pointwise function",
+        "each result needs many elements; reductions stand outside of the function",
+        "all amax amin aminmax any argmax argmin count_nonzero cum* kthvalue log_softmax* logsumexp masked_* mean "
+        "median nan* nn_functional_batch_norm* nn_functional_*_norm nn_functional_normalize nn_functional_softmin* "
+        "norm* prod softmax* sort std* sum topk var*",
+    ),
+    Refusal(
+        r"only (maximum\|max|minimum\|min)\(input, other\) is pointwise",
+        "max and min of one tensor are reductions",
+        "max_reduction_* min_reduction_*",
+    ),
+    Refusal(
+        "it is no pointwise function; a library runs it better",
+        "products, convolutions, attention",
+        "__rmatmul__ *addmm* addmm_decomposed *bmm* dot einsum linalg_pinv_singular matmul mm mv pca_lowrank outer "
+        "svd_lowrank tensordot nn_functional_bilinear nn_functional_conv?d nn_functional_embedding "
+        "nn_functional_linear nn_functional_scaled_dot_product_attention",
+    ),
+    Refusal(
+        "it draws random numbers",
+        "backward would draw others",
+        "bernoulli normal_in_place uniform rand*_like nn_functional_*dropout* nn_functional_rrelu",
+    ),
+    Refusal(
+        "cannot read the values of its data",
+        "the result is Python's, or has a shape that depends on the data",
+        "allclose equal item nonzero unique",
+    ),
+    Refusal(
+        "it is applied to a computed value",
+        "values of a fused function have no memory to be viewed; views of arguments come first",
+        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten flip flip?? linalg_pinv_singular masked_* "
+        "movedim narrow nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* roll rot90 select "
+        "split* squeeze* svd_lowrank tensor_split transpose unbind unflatten unsqueeze view*",
+    ),
+    Refusal(
+        "opgraph has no op for these arguments|(Trigamma|Erfcx|I0eSlope|I1e|I1) has no gradient",
+        "higher derivatives of special functions have no op",
+        "digamma erfinv i0 polygamma_* special_polygamma_* special_erfcx special_i0e special_i1 special_i1e "
+        "special_log_ndtr special_ndtri",
+        ways=("function", "module"),
+    ),
+    Refusal(r"of bool cannot be fused", "opgraph's op is of numbers alone", "clamp clamp_max clamp_min isnan"),
+    Refusal(r"of complex(64|128) cannot be fused", "opgraph has no complex numbers", "addcdiv addcmul where"),
+    # What follows is refused in the same words; the reasons differ.
+    Refusal(
+        _NO_OP,
+        "linear algebra: a library's work",
+        "linalg_* cholesky* lu lu_* qr svd geqrf ormqr pinverse triangular_solve logdet matrix_exp addbmm addmm "
+        "addmm_decomposed addmv addr baddbmm corrcoef cov cross inner kron vdot trace cdist dist sparse_* "
+        "nn_functional_pdist nn_functional_pairwise_distance nn_functional_cosine_similarity",
+    ),
+    Refusal(_NO_OP, "Fourier transforms: a library's work", "fft_* stft"),
+    Refusal(
+        _NO_OP,
+        "reductions, scans and searches",
+        "cummax cummin cumprod cumsum cumulative_trapezoid logcumsumexp trapezoid trapz diff gradient mode msort "
+        "argsort nanmedian masked_median masked_norm masked_normalize nanquantile quantile bincount renorm histc "
+        "histogram* bucketize searchsorted isin hash_tensor unique_consecutive _segment_reduce_* "
+        "_softmax_backward_data torch_ops_aten__safe_softmax_default native_* _batch_norm_with_update "
+        "_native_batch_norm_legit nn_functional_local_response_norm",
+    ),
+    Refusal(
+        _NO_OP,
+        "losses: they end in a reduction",
+        "nn_functional_*_loss nn_functional_*cross_entropy* nn_functional_kl_div",
+    ),
+    Refusal(
+        _NO_OP,
+        "each result reads neighbours: pooling, resampling, transposed convolutions, windows",
+        "nn_functional_*pool?d* nn_functional_*unpool* max_pool2d_with_indices_backward nn_functional_interpolate_* "
+        "nn_functional_upsample_* _upsample_bilinear2d_aa grid_sampler_?d nn_functional_grid_sample "
+        "nn_functional_conv_transpose?d nn_functional_unfold",
+    ),
+    Refusal(
+        _NO_OP,
+        "attention and embedding bags: a library's work",
+        "nn_functional_multi_head_attention_forward nn_functional_embedding_bag",
+    ),
+    Refusal(
+        _NO_OP,
+        "elements are found by an index or a mask",
+        "unravel_index gather index_* put take take_along_dim scatter* masked_scatter masked_select "
+        "_unsafe_masked_index* nonzero_static argwhere select_scatter slice_scatter diagonal_scatter "
+        "as_strided_scatter repeat_interleave",
+    ),
+    Refusal(
+        _NO_OP,
+        "data are moved: joined, padded, repeated, rolled, mirrored, cut",
+        "cat _chunk_cat stack ?stack column_stack block_diag broadcast_tensors cartesian_prod combinations meshgrid_* "
+        "constant_pad_nd nn_functional_pad_* flip flip?? roll rot90 repeat tile tril triu diag diag_embed diagflat "
+        "nn_functional_pixel_* nn_functional_channel_shuffle slice ?split unsafe_split unsafe_chunk atleast_?d "
+        "squeeze* unsqueeze sum_to_size *_copy",
+    ),
+    Refusal(
+        _NO_OP,
+        "it is about memory, not numbers",
+        "as_strided* empty_like new_empty new_empty_strided resize_* fill zero_ to_sparse resolve_*",
+    ),
+    Refusal(_NO_OP, "views that the table of views does not have, or in place", "H mH t transpose unfold"),
+    Refusal(
+        _NO_OP,
+        "complex numbers",
+        "angle cdouble cfloat chalf complex conj* isreal polar real view_as_complex",
+    ),
+    Refusal(
+        _NO_OP,
+        "random numbers",
+        "cauchy exponential geometric log_normal multinomial normal normal_number_mean",
+    ),
+    Refusal(
+        _NO_OP,
+        "special functions that no op of opgraph means",
+        "special_* erfinv i0 igamma igammac mvlgamma_*",
+    ),
+    Refusal(
+        _NO_OP,
+        "pointwise, and no op of opgraph means it yet",
+        "frexp gcd lcm ldexp nextafter isclose __rdiv__ __rmod__ __rpow__ __rsub__",
+    ),
+    Refusal(_NO_OP, "opgraph has no integers of 16 bits", "short"),
+)
+
+
+def listed(finding: Finding) -> Refusal | None:
+    """The row that lists a refusal; None where none does."""
+    return next((row for row in TABLE if row.lists(finding)), None)

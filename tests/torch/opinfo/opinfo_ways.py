@@ -1,0 +1,80 @@
+"""The ways of capture that the sweep judges, by the public API alone, and the programs that they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from opinfo_calls import mapped
+from torch import nn
+
+import opgraph.torch as ogt
+
+_COUNTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+class Program(nn.Module):
+    """An op, alone or amid arithmetic: what is fused is also the arithmetic around a call that is not.
+
+    Args:
+        op: the function that is called.
+        amid: whether arithmetic stands before and behind the call. It is exact, and no number in it depends on dtypes.
+    """
+
+    def __init__(self, op: Callable[..., Any], amid: bool) -> None:
+        super().__init__()
+        self.op = op
+        self.amid = amid
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the op returns, doubled (or negated, where it is a truth value) where the program is amid arithmetic."""
+        if not self.amid:
+            return self.op(*args, **kwargs)
+        out = kwargs.pop("out", None)
+        args, kwargs = mapped(before, args), mapped(before, kwargs)
+        if out is not None:
+            kwargs["out"] = out
+        return mapped(behind, self.op(*args, **kwargs))
+
+
+def before(x: torch.Tensor) -> torch.Tensor:
+    """The same values, computed."""
+    if x.layout is not torch.strided:
+        return x
+    if x.dtype == torch.bool:
+        return x.logical_not().logical_not()
+    return x * 1 if x.dtype.is_floating_point or x.dtype in _COUNTS else x
+
+
+def behind(y: torch.Tensor) -> torch.Tensor:
+    """Twice the values, or their negation."""
+    if y.layout is not torch.strided:
+        return y
+    if y.dtype == torch.bool:
+        return y.logical_not()
+    return y + y if y.dtype.is_floating_point or y.dtype in _COUNTS else y
+
+
+def _function(program: Program) -> Callable[..., Any]:
+    return ogt.fuse(lambda *args, **kwargs: program.forward(*args, **kwargs))
+
+
+def _module(program: Program) -> Callable[..., Any]:
+    return ogt.fuse(Program(program.op, program.amid))
+
+
+def _compile(program: Program) -> Callable[..., Any]:
+    torch._dynamo.reset()  # it keeps at most eight versions of a piece of code
+    return torch.compile(lambda *args, **kwargs: program.forward(*args, **kwargs), backend="opgraph")
+
+
+#: A way of capture: from a program to what is called in its place.
+WAYS: dict[str, Callable[[Program], Callable[..., Any]]] = {
+    "function": _function,
+    "module": _module,
+    "compile": _compile,
+}
+
+#: Of these, the ways that capture each call anew. The others meet all calls of an op, one after the other.
+ANEW = frozenset({"compile"})
