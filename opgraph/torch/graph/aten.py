@@ -73,7 +73,7 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
     """The axes that a reduction takes away, from 0, in ascending order; all of them where it names none."""
     rank = value_of(node.args[0]).dim()  # type: ignore[arg-type]
     given = _argument(node, 1, "dim")
-    if given is None or given == []:
+    if given is None or given == [] or rank == 0:
         return tuple(range(rank))
     return tuple(sorted({axis % rank for axis in ([given] if isinstance(given, int) else given)}))
 

@@ -4,6 +4,9 @@ Each computed node has a level: one more than that of a library call, or of a su
 one level that read each other, or the same tensor, form a group: no path leads out of a group and back, because
 nothing on a level reads what the same level stores. A node whose readers are all on later levels moves to the first of
 them. A node with readers on several levels is computed on each, where that reads less memory than its value takes.
+
+Random ops run in the order of the graph, which is eager's: they share one stream of numbers. What writes into an input
+runs after everything that reads the input.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import VIEWS, is_computed, is_reduction, packet, reduced_axes, value_of
@@ -29,7 +33,24 @@ def is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, Node) and is_view(source)
+    if node.target is aten.view.dtype:
+        return False  # the bits are another dtype's: torch makes such a view
+    if packet(node) is aten.as_strided:
+        # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
+        return base_of(node.all_input_nodes[0]).op != "placeholder"
     return packet(node) in VIEWS
+
+
+def is_random(node: Node) -> bool:
+    """Whether the node takes numbers from a random generator, or might."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or isinstance(node.target, HigherOrderOperator)
+
+
+def is_write(node: Node) -> bool:
+    """Whether the node writes into what it reads."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def base_of(node: Node) -> Node:
@@ -91,6 +112,7 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
 
 def _levels(graph: Graph, computed: set[Node]) -> dict[Node, int]:
     levels: dict[Node, int] = {}
+    drawn = 0  # the level of the last random op
     for node in graph.nodes:
         if node.op != "call_function":
             levels[node] = 0
@@ -100,6 +122,8 @@ def _levels(graph: Graph, computed: set[Node]) -> dict[Node, int]:
             base = base_of(source)
             ends = node in computed and base.op == "call_function" and not _fuses(source, base, node, computed)
             level = max(level, levels[base] + ends)
+        if is_random(node):
+            level = drawn = max(level, drawn)
         levels[node] = level
     return levels
 
@@ -271,14 +295,19 @@ def _ordered(graph: Graph, groups: Mapping[Node, Group], gather_kernels: bool) -
         n: groups.get(n, n) for n in graph.nodes if n.op == "call_function" and not is_view(n)
     }
     needs: dict[int, list[Group | Node]] = {}
-    unit_of = {}
+    readers: dict[Node, list[Group | Node]] = {}
+    drawn: Node | None = None  # the last random op
     for node, unit in units.items():
-        unit_of[id(unit)] = unit
         reads = needs.setdefault(id(unit), [])
-        for source in node.all_input_nodes:
-            base = base_of(source)
+        for base in map(base_of, node.all_input_nodes):
             if base in units and units[base] is not unit:
                 reads.append(units[base])
+            if is_write(node):
+                reads += [u for u in readers.get(base, ()) if u is not unit]
+            readers.setdefault(base, []).append(unit)
+        if is_random(node):
+            reads += [drawn] if drawn is not None else []
+            drawn = node
     order: list[Group | Node] = []
     done: set[int] = set()
     for first in units.values():
