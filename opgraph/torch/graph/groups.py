@@ -5,8 +5,8 @@ one level that read each other, or the same tensor, form a group: no path leads 
 nothing on a level reads what the same level stores. A node whose readers are all on later levels moves to the first of
 them. A node with readers on several levels is computed on each, where that reads less memory than its value takes.
 
-Random ops run in the order of the graph, which is eager's: they share one stream of numbers. What writes into an input
-runs after everything that reads the input.
+Random ops run in the order of the graph, which is eager's: they share one stream of numbers. A write keeps its place
+among the reads of that memory.
 """
 
 from __future__ import annotations
@@ -45,12 +45,6 @@ def is_random(node: Node) -> bool:
     """Whether the node takes numbers from a random generator, or might."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or isinstance(node.target, HigherOrderOperator)
-
-
-def is_write(node: Node) -> bool:
-    """Whether the node writes into what it reads."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def base_of(node: Node) -> Node:
@@ -103,16 +97,47 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     """
     kept_out = set(refused)
     computed = {n for n in graph.nodes if n not in kept_out and is_computed(n)}
-    levels = _levels(graph, computed)
+    levels = _levels(graph, computed, _waits(graph))
     _sink(graph, computed, levels)
     _duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
-    return Schedule(tuple(_ordered(graph, found, gather_kernels)))
+    return Schedule(tuple(_ordered(graph, found, _waits(graph), gather_kernels)))
 
 
-def _levels(graph: Graph, computed: set[Node]) -> dict[Node, int]:
+def _waits(graph: Graph) -> dict[Node, list[Node]]:
+    """What a node must wait for beside its inputs: a write for the reads of that memory before it, a read for the writes
+    before it, a random op for the random op before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at
+    the end.)"""
+    waits: dict[Node, list[Node]] = {}
+    reads: dict[Node, list[Node]] = {}
+    writes: dict[Node, list[Node]] = {}
+    drawn: Node | None = None  # the last random op
+    for node in graph.nodes:
+        if node.op != "call_function" or is_view(node):
+            continue
+        bases = dict.fromkeys(base_of(source) for source in node.all_input_nodes)
+        is_write = _writes(node)
+        earlier = [n for b in bases for n in (*writes.get(b, ()), *(reads.get(b, ()) if is_write else ()))]
+        if is_random(node):
+            earlier += [drawn] if drawn is not None else []
+            drawn = node
+        if earlier:
+            waits[node] = earlier
+        for base in bases:
+            (writes if is_write else reads).setdefault(base, []).append(node)
+    return waits
+
+
+def _writes(node: Node) -> bool:
+    """Whether a call may change memory that it is given; not every schema says so."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target is not operator.getitem
+    return schema.is_mutable or not schema.returns or str(schema.name).endswith("_")
+
+
+def _levels(graph: Graph, computed: set[Node], waits: Mapping[Node, list[Node]]) -> dict[Node, int]:
     levels: dict[Node, int] = {}
-    drawn = 0  # the level of the last random op
     for node in graph.nodes:
         if node.op != "call_function":
             levels[node] = 0
@@ -122,8 +147,8 @@ def _levels(graph: Graph, computed: set[Node]) -> dict[Node, int]:
             base = base_of(source)
             ends = node in computed and base.op == "call_function" and not _fuses(source, base, node, computed)
             level = max(level, levels[base] + ends)
-        if is_random(node):
-            level = drawn = max(level, drawn)
+        for earlier in waits.get(node, ()):
+            level = max(level, levels[earlier] + (node in computed))
         levels[node] = level
     return levels
 
@@ -289,25 +314,20 @@ def _read_elsewhere(graph: Graph, roots: Mapping[Node, Node]) -> set[Node]:
     return found
 
 
-def _ordered(graph: Graph, groups: Mapping[Node, Group], gather_kernels: bool) -> list[Group | Node]:
+def _ordered(
+    graph: Graph, groups: Mapping[Node, Group], waits: Mapping[Node, list[Node]], gather_kernels: bool
+) -> list[Group | Node]:
     """Steps in topological order, near the order of the graph."""
     units: dict[Node, Group | Node] = {
         n: groups.get(n, n) for n in graph.nodes if n.op == "call_function" and not is_view(n)
     }
     needs: dict[int, list[Group | Node]] = {}
-    readers: dict[Node, list[Group | Node]] = {}
-    drawn: Node | None = None  # the last random op
     for node, unit in units.items():
         reads = needs.setdefault(id(unit), [])
         for base in map(base_of, node.all_input_nodes):
             if base in units and units[base] is not unit:
                 reads.append(units[base])
-            if is_write(node):
-                reads += [u for u in readers.get(base, ()) if u is not unit]
-            readers.setdefault(base, []).append(unit)
-        if is_random(node):
-            reads += [drawn] if drawn is not None else []
-            drawn = node
+        reads += [units[n] for n in waits.get(node, ()) if units[n] is not unit]
     order: list[Group | Node] = []
     done: set[int] = set()
     for first in units.values():
