@@ -33,8 +33,9 @@ def is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, Node) and is_view(source)
-    if node.target is aten.view.dtype:
-        return False  # the bits are another dtype's: torch makes such a view
+    value = value_of(node)
+    if node.target is aten.view.dtype or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())):
+        return False  # more than a place in memory: torch makes such a view
     if packet(node) is aten.as_strided:
         # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
         return base_of(node.all_input_nodes[0]).op != "placeholder"
