@@ -39,11 +39,14 @@ def fold_constants(module: GraphModule) -> None:
         held += value.numel() * value.itemsize
         if held > MOST_BYTES:
             break
+        kept = value.clone()
+        if kept.stride() != value_of(node).stride() and any(map(is_view, readers)):
+            continue  # views of it count on its strides
         name = f"constant_{node.name}"
-        module.register_buffer(name, value.clone(memory_format=torch.contiguous_format), persistent=False)
+        module.register_buffer(name, kept, persistent=False)
         with graph.inserting_before(node):
             made = graph.get_attr(name)
-        made.meta = {**node.meta, "val": node.meta["val"].new_empty(value.shape)}
+        made.meta = {**node.meta, "val": node.meta["val"].new_empty_strided(kept.shape, kept.stride())}
         for user in readers:
             user.replace_input_with(node, made)
     graph.eliminate_dead_code()
