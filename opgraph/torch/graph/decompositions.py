@@ -63,7 +63,7 @@ def _var_mean(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Variance and mean in two passes: sums that fuse with what stands around them."""
     if x.dtype.is_complex:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     axes = sorted({axis % x.dim() for axis in dim}) if dim else list(range(x.dim()))
     mean = x.mean(axes, keepdim=True)
     count = 1

@@ -365,13 +365,8 @@ def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
     graph.set_outputs([values[n] for n in group.outputs])
     graph.finalize()
     for like in emitter.shapes:
-        places[like.id] = _Place(
-            "",
-            0,
-            tuple(int(d) for d in like.dims or ()),  # type: ignore[arg-type]
-            (0,) * (like.ndim or 0),
-            torch.bool,
-        )
+        size = tuple(int(d) for d in like.dims or ())  # type: ignore[arg-type]
+        places[like.id] = _Place("", 0, size, (0,) * len(size), torch.bool)
     launches = []
     for part in partition(graph).partitions:
         if part.kind != "fused":
