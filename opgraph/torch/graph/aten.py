@@ -45,6 +45,9 @@ _DERIVATIVES: dict[Any, tuple[str, tuple[int, ...]]] = {
 }
 #: Integers of these sizes are positions and shapes more often than data: torch computes them.
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
+_SMALL_INTEGERS = (torch.uint8, torch.int8)
+#: Questions whose answers change where a value overflows f16: a kernel would answer for the value before its rounding.
+_ROUNDED = frozenset((aten.eq, aten.ne, aten.isinf, aten.isnan, aten.isfinite, aten.isposinf, aten.isneginf))
 
 
 def packet(node: Node) -> Any:
@@ -71,7 +74,7 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
     """The axes that a reduction takes away, from 0, in ascending order; all of them where it names none."""
     rank = value_of(node.args[0]).dim()  # type: ignore[arg-type]
     given = _argument(node, 1, "dim")
-    if given is None or given == []:
+    if given is None or given == [] or rank == 0:
         return tuple(range(rank))
     return tuple(sorted({axis % rank for axis in ([given] if isinstance(given, int) else given)}))
 
@@ -92,8 +95,10 @@ def is_computed(node: Node) -> bool:
         return made.device.type == "cpu" or not given
     if any(v.device != made.device and v.dim() for v in given):
         return False
-    if op in _CASTS:
-        return True
+    if op in _CASTS:  # torch's conversion of numbers that a small integer does not have depends on the processor
+        return made.dtype not in _SMALL_INTEGERS or not given[0].dtype.is_floating_point
+    if op in _ROUNDED and any(v.dtype is torch.float16 for v in given):
+        return False
     if op in _REDUCTIONS:
         return made.dtype.is_floating_point and given[0].dtype not in _INTEGERS
     if any(v.dtype in _INTEGERS and v.dim() for v in given):
@@ -108,6 +113,7 @@ def _is_data(value: Any) -> bool:
         and value.layout is torch.strided
         and value.numel() > 0
         and value.device.type in ("cpu", "cuda")
+        and not value.is_neg()  # torch negates such a tensor when it reads it
     )
 
 

@@ -3,13 +3,18 @@
 A Python `if` on a tensor ends Dynamo's graph. Where the tensor is computed from parameters and buffers alone, the way
 that the branch takes changes only when one of them does. So Dynamo follows the way that their present values take, and
 a guard of the compiled code compares all branches with the ways they took. The guard recomputes them in one small graph
-and reads one truth value, and only where a parameter has another version than at the last comparison. A branch that
-turns another way fails the guard: Dynamo compiles once for each way through the model.
+and reads one truth value, and only where a parameter has changed since the last comparison. A branch that turns another
+way fails the guard: Dynamo compiles once for each way through the model.
+
+A branch on a buffer that the forward itself has written to (a counter, running statistics) is left to Dynamo: its way
+depends on what the graph does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import string_at
 from typing import Any
 
 import torch
@@ -59,6 +64,7 @@ class Branches:
         self._values: dict[Node, Any] = {}
         #: Of each input of the graph that a condition reads: the parameter, and how Python reaches it.
         self._parameters: dict[Node, tuple[torch.Tensor, str] | None] = {}
+        self._writes = _Writes()
 
     def follow(self, condition: Node) -> bool | None:
         """The way that a branch takes; None where it does not depend on parameters alone."""
@@ -69,6 +75,8 @@ class Branches:
             n.op not in ("placeholder", "call_function", "call_method") or internals.draws_random_numbers(n)
             for n in needed
         ):
+            return None
+        if self._writes.reach(needed):
             return None
         known = condition in self._values
         for node in needed:
@@ -142,23 +150,85 @@ def _ancestors(node: Node) -> list[Node]:
     return order
 
 
+class _Writes:
+    """The memory that the calls of a graph write to, while the graph grows."""
+
+    def __init__(self) -> None:
+        self._last: Node | None = None
+        self._written: set[int] = set()
+
+    def reach(self, nodes: Sequence[Node]) -> bool:
+        """Whether one of these nodes has memory that a call so far has written to."""
+        self._look(nodes[-1].graph)
+        return any(internals.memory_of(node) in self._written for node in nodes)
+
+    def _look(self, graph: Graph) -> None:
+        """Takes in the calls that were added since the last look."""
+        last = self._last
+        if last is None or last.graph is not graph or last._erased:
+            self._written, last = set(), next(iter(graph.nodes))
+        for node in reversed(list(_until(last, graph))):
+            found = [internals.memory_of(n) for n in _written_arguments(node)]
+            self._written.update(m for m in found if m is not None)
+            self._last = node
+
+
+def _until(last: Node, graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph from its end back to one that is known."""
+    for node in reversed(graph.nodes):
+        yield node
+        if node is last:
+            return
+
+
+def _written_arguments(node: Node) -> list[Node]:
+    """The arguments that a torch call as Dynamo captures it may write to."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return []
+    if isinstance(node.target, torch._ops.HigherOrderOperator) or node.op == "call_module":
+        return node.all_input_nodes
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return node.all_input_nodes if schema.is_mutable else []
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    written: list[Any] = [node.kwargs.get("out")]
+    if name in ("batch_norm", "instance_norm"):
+        written += [*node.args[1:3], node.kwargs.get("running_mean"), node.kwargs.get("running_var")]
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE or node.kwargs.get("inplace")
+    if in_place or node.target in _OPERATORS_IN_PLACE:
+        written += node.args[:1] or [node.kwargs.get("input")]
+    return [n for n in written if isinstance(n, Node)]
+
+
+#: Python's in-place operators, as functions and as methods of a tensor.
+_OPERATORS_IN_PLACE = frozenset(
+    getattr(operator, name)
+    for name in (
+        "iadd", "iand", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub",
+        "itruediv", "ixor", "setitem",
+    )
+)  # fmt: skip
+_IN_PLACE = frozenset(f"__{f.__name__}__" for f in _OPERATORS_IN_PLACE)
+
+
 class _Check:
     """Whether the branches of a graph go the ways that they went when it was captured."""
 
     def __init__(self, conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> None:
         self._conditions = conditions
         self._program: Program | None = None
-        self._seen = _state(parameters)
-        self._answer = True
+        #: One value, so that threads never meet the state of one comparison with the answer of another.
+        self._last = (_state(parameters), True)
 
     def __call__(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """For these parameters; they are read only where one of them has changed since the last call."""
+        """For these parameters; branches are computed only where one of them has changed since the last call."""
         state = _state(parameters)
-        if state != self._seen:
+        seen, answer = self._last
+        if state != seen:
             with torch.no_grad():
-                self._answer = self._compare(parameters)
-            self._seen = state
-        return self._answer
+                answer = self._compare(parameters)
+            self._last = state, answer
+        return answer
 
     def _compare(self, parameters: Sequence[torch.Tensor]) -> bool:
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -171,6 +241,20 @@ class _Check:
         return bool(self._program.run(plain)[0])
 
 
-def _state(parameters: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
-    """What differs where a parameter's values may differ: it is another tensor, was written to, or lies elsewhere."""
-    return [(id(p), p._version, p.data_ptr()) for p in parameters]
+def _state(parameters: Sequence[torch.Tensor]) -> list[Any]:
+    """What differs where a parameter's values differ.
+
+    In host memory its bytes, for not every write counts up its version (`p.data.mul_`, NumPy); on a device whether it
+    is another tensor, was written to, or lies elsewhere.
+    """
+    return [_bytes(p) if p.device.type == "cpu" and p.is_contiguous() else _version(p) for p in parameters]
+
+
+def _bytes(parameter: torch.Tensor) -> Any:
+    address = parameter.data_ptr()  # 0: its memory was freed, as that of sharded parameters is
+    return string_at(address, parameter.nbytes) if address else _version(parameter)
+
+
+def _version(parameter: torch.Tensor) -> tuple[Any, ...]:
+    version = object() if parameter.is_inference() else parameter._version
+    return id(parameter), version, parameter.data_ptr()

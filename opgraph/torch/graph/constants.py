@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from opgraph.torch.graph.aten import is_fill, value_of
-from opgraph.torch.graph.groups import base_of
+from opgraph.torch.graph.groups import base_of, is_view
 
 #: Bytes of constants that a graph holds at most.
 MOST_BYTES = 2**26
@@ -39,11 +39,14 @@ def fold_constants(module: GraphModule) -> None:
         held += value.numel() * value.itemsize
         if held > MOST_BYTES:
             break
+        kept = value.clone()
+        if kept.stride() != value_of(node).stride() and any(map(is_view, readers)):
+            continue  # views of it count on its strides
         name = f"constant_{node.name}"
-        module.register_buffer(name, value.clone(memory_format=torch.contiguous_format), persistent=False)
+        module.register_buffer(name, kept, persistent=False)
         with graph.inserting_before(node):
             made = graph.get_attr(name)
-        made.meta = {**node.meta, "val": node.meta["val"].new_empty(value.shape)}
+        made.meta = {**node.meta, "val": node.meta["val"].new_empty_strided(kept.shape, kept.stride())}
         for user in readers:
             user.replace_input_with(node, made)
     graph.eliminate_dead_code()

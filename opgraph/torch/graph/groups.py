@@ -4,6 +4,9 @@ Each computed node has a level: one more than that of a library call, or of a su
 one level that read each other, or the same tensor, form a group: no path leads out of a group and back, because
 nothing on a level reads what the same level stores. A node whose readers are all on later levels moves to the first of
 them. A node with readers on several levels is computed on each, where that reads less memory than its value takes.
+
+Random ops run in the order of the graph, which is eager's: they share one stream of numbers. A write keeps its place
+among the reads of that memory.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import VIEWS, is_computed, is_reduction, packet, reduced_axes, value_of
@@ -29,7 +33,19 @@ def is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, Node) and is_view(source)
+    value = value_of(node)
+    if node.target is aten.view.dtype or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())):
+        return False  # more than a place in memory: torch makes such a view
+    if packet(node) is aten.as_strided:
+        # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
+        return base_of(node.all_input_nodes[0]).op != "placeholder"
     return packet(node) in VIEWS
+
+
+def is_random(node: Node) -> bool:
+    """Whether the node takes numbers from a random generator, or might."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or isinstance(node.target, HigherOrderOperator)
 
 
 def base_of(node: Node) -> Node:
@@ -90,17 +106,22 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
 
 
 def _waits(graph: Graph) -> dict[Node, list[Node]]:
-    """What a node must wait for beside its inputs, where memory is written to: a write for the reads before it, a read
-    for the writes before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at the end.)"""
+    """What a node must wait for beside its inputs: a write for the reads of that memory before it, a read for the writes
+    before it, a random op for the random op before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at
+    the end.)"""
     waits: dict[Node, list[Node]] = {}
     reads: dict[Node, list[Node]] = {}
     writes: dict[Node, list[Node]] = {}
+    drawn: Node | None = None  # the last random op
     for node in graph.nodes:
         if node.op != "call_function" or is_view(node):
             continue
-        bases = {base_of(source) for source in node.all_input_nodes}
+        bases = dict.fromkeys(base_of(source) for source in node.all_input_nodes)
         is_write = _writes(node)
         earlier = [n for b in bases for n in (*writes.get(b, ()), *(reads.get(b, ()) if is_write else ()))]
+        if is_random(node):
+            earlier += [drawn] if drawn is not None else []
+            drawn = node
         if earlier:
             waits[node] = earlier
         for base in bases:
@@ -302,12 +323,9 @@ def _ordered(
         n: groups.get(n, n) for n in graph.nodes if n.op == "call_function" and not is_view(n)
     }
     needs: dict[int, list[Group | Node]] = {}
-    unit_of = {}
     for node, unit in units.items():
-        unit_of[id(unit)] = unit
         reads = needs.setdefault(id(unit), [])
-        for source in node.all_input_nodes:
-            base = base_of(source)
+        for base in map(base_of, node.all_input_nodes):
             if base in units and units[base] is not unit:
                 reads.append(units[base])
         reads += [units[n] for n in waits.get(node, ()) if units[n] is not unit]

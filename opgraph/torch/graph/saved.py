@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from opgraph.errors import InvalidArguments
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.constants import fold_constants
-from opgraph.torch.graph.groups import is_view
+from opgraph.torch.graph.groups import is_random, is_view
 from opgraph.torch.graph.torch_internals import hint, without_modes
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -74,7 +74,11 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         if memory == "fast":
             return cut(joint, inputs, **arguments)
         if memory != "least":
-            with config.patch(activation_memory_budget=float(memory)):
+            for node in joint.graph.nodes:
+                if is_random(node):
+                    node.meta.setdefault("recompute", _KEPT)
+            # At a budget of 0 torch keeps inputs alone and replays random ops; at the next number above it obeys tags.
+            with config.patch(activation_memory_budget=max(float(memory), math.ulp(0.0))):
                 return cut(joint, inputs, **arguments)
         keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
         for node in joint.graph.nodes:
@@ -138,10 +142,10 @@ def _may_be_recomputed(node: Node) -> bool:
     tag = node.meta.get("recompute")
     if tag is not None:
         return tag in _RECOMPUTED
+    if is_random(node):
+        return False
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return node.op != "placeholder"  # arithmetic on sizes; an element of a tuple, which decides itself
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
-        return False
     return torch.Tag.pointwise in node.target.tags or is_view(node) or packet(node) in _COPIES
 
 

@@ -156,10 +156,16 @@ def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
     return (tensor, name) if is_parameter and type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
 
 
+def memory_of(node: torch.fx.Node) -> int | None:
+    """What is equal for values of Dynamo's graph that share memory; None for what is no tensor."""
+    value = node.meta.get("example_value")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+
+
 def draws_random_numbers(node: torch.fx.Node) -> bool:
     """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(word in name for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform"))
+    return any(word in name for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel"))
 
 
 def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any], bool]]]) -> None:

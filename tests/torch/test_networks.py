@@ -1,0 +1,556 @@
+"""Fused models under everything that training uses: each way of training gives what it gives without fusing."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.errors import OpGraphError  # noqa: E402
+from opgraph.torch.graph import constants  # noqa: E402
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Swish(nn.Module):
+    """A swish with a trained slope."""
+
+    def __init__(self, a=1.3):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(a))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.a * x)
+
+
+class Net(nn.Module):
+    """Embedding, norms, a residual, dropout, a tied head: each in small."""
+
+    def __init__(self, drop=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(12, 8)
+        self.norm = nn.LayerNorm(8)
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.act, self.drop, self.batch = Swish(), nn.Dropout(drop), nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def block(self, x):
+        return x + self.drop(self.second(self.act(self.first(self.norm(x)))))
+
+    def forward(self, ids):
+        x = self.block(self.embedding(ids))
+        return self.head(self.batch(x.flatten(0, 1)))
+
+
+IDS = torch.randint(0, 12, (3, 5), generator=torch.Generator().manual_seed(1))
+
+
+def loss_of(model, ids=IDS):
+    return F.cross_entropy(model(ids).float(), ids.flatten())
+
+
+def state(model):
+    """Gradients, parameters and buffers."""
+    return [*(p.grad for p in model.parameters() if p.grad is not None), *(t.detach() for t in model.state_dict().values())]
+
+
+def assert_as_exact(fused, eager, exact):
+    """On the whole at most twice as far from float64 as eager, no tensor farther than twice its worst; dtypes alike."""
+    own, theirs = [], []
+    for f, e, truth in zip(fused, eager, exact, strict=True):
+        assert f.dtype == e.dtype
+        size = max(truth.double().norm().item(), torch.finfo(torch.float32).tiny)
+        own.append((f.double() - truth).norm().item() / size)
+        theirs.append((e.double() - truth).norm().item() / size)
+    assert sum(own) <= 2 * max(sum(theirs), len(theirs) * torch.finfo(torch.float32).eps)
+    assert max(own) <= 2 * max(*theirs, torch.finfo(torch.float32).eps)
+
+
+# Ways of training: a model and its optimizer take a few steps. Each is run eager, fused, and eager in float64.
+
+
+def plain(model, optimizer):
+    loss_of(model).backward()
+    optimizer.step()
+
+
+def accumulated(model, optimizer):
+    for ids in IDS.split(1):
+        (loss_of(model, ids) / 3).backward()
+    optimizer.step()
+
+
+def autocast(model, optimizer):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model)
+    loss.backward()
+    optimizer.step()
+
+
+def scaled(model, optimizer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def turns(model, optimizer):
+    model.eval()
+    with torch.no_grad():
+        model(IDS)
+    with torch.inference_mode():
+        assert model(IDS).is_inference()
+    model.train()
+    plain(model, optimizer)
+
+
+def called_by_name(model, optimizer):
+    parameters = {name: p * 1.5 for name, p in model.named_parameters()}
+    logits = torch.func.functional_call(model, parameters, (IDS,))
+    F.cross_entropy(logits, IDS.flatten()).backward()
+    optimizer.step()
+
+
+def averaged(model, optimizer):
+    average = copy.deepcopy(model)
+    for _ in range(2):
+        plain(model, optimizer)
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
+                slow.lerp_(fast, 0.25)
+    loss_of(average).backward()
+    for own, theirs in zip(model.parameters(), average.parameters(), strict=True):
+        own.grad = theirs.grad
+
+
+def clipped_for_each_sample(model, optimizer):
+    """Gradients by hand from torch.autograd.grad, of a graph that is kept."""
+    loss = loss_of(model)
+    once = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    twice = torch.autograd.grad(loss * 2, list(model.parameters()))
+    for parameter, one, two in zip(model.parameters(), once, twice, strict=True):
+        parameter.grad = one + two
+    optimizer.step()
+
+
+def frozen(model, optimizer):
+    model.embedding.weight.requires_grad_(False)
+    plain(model, optimizer)
+    model.embedding.weight.requires_grad_(True)
+    plain(model, optimizer)
+
+
+WAYS = [
+    plain, accumulated, autocast, scaled, turns, called_by_name, averaged, clipped_for_each_sample, frozen,
+]  # fmt: skip
+
+
+def trained(way, kind):
+    model = Net()
+    if kind == "exact":
+        model.double()
+    if kind == "fused":
+        ogt.fuse(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        way(model, optimizer)
+    return state(model)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_training_gives_what_it_gives_without_fusing(way):
+    assert_as_exact(trained(way, "fused"), trained(way, "eager"), trained(way, "exact"))
+
+
+# What is random
+
+
+class Random(nn.Module):
+    def forward(self, x):
+        h = torch.sin(x)
+        first = F.dropout(h @ h.mT @ x, 0.3)
+        noise = torch.rand_like(x)
+        return torch.cos(first) * F.dropout(h * 2, 0.4) + noise, F.rrelu(h, training=True), torch.bernoulli(h.sigmoid())
+
+
+@pytest.mark.parametrize("memory", ["least", "fast", 0.5, 0.0])
+def test_random_numbers_and_their_gradients_are_those_of_eager(memory):
+    found = []
+    for model in (Random(), ogt.fuse(Random(), memory=memory)):
+        x = torch.linspace(-2, 2, 48).view(6, 8).requires_grad_()
+        torch.manual_seed(3)
+        outputs = model(x)
+        following = torch.rand(3)
+        sum(y.square().sum() for y in outputs).backward()
+        found.append([*outputs, x.grad, following])
+    torch.testing.assert_close(*found)
+
+
+class Checkpointed(Net):
+    reentrant = False
+
+    def block(self, x):
+        return checkpoint(super().block, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:.*requires_grad=True.*")
+def test_dropout_inside_checkpointed_parts_is_recomputed_as_it_was(reentrant):
+    found = []
+    for kind in ("fused", "eager"):
+        model = Checkpointed(drop=0.4)
+        model.reentrant = reentrant
+        if kind == "fused":
+            ogt.fuse(model)
+        torch.manual_seed(5)
+        loss_of(model).backward()
+        found.append(state(model))
+    torch.testing.assert_close(*found)
+
+
+# Writes and branches
+
+
+class Written(nn.Module):
+    """Reads a buffer in a kernel, then writes to it what a library op computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("power", torch.eye(6) * 0.5)
+
+    def forward(self, x):
+        before = torch.tanh(self.power) * 2
+        self.power.copy_(self.power @ self.power)
+        return x @ before + 1
+
+
+class Counts(nn.Module):
+    """Branches on buffers that it writes to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 2:
+            x = x * 10
+        self.mean.mul_(0.5).add_(x.mean(0), alpha=0.5)
+        if self.mean.sum() > 1:
+            x = x + 100
+        y = F.batch_norm(x, self.mean, None, training=False) if False else x
+        return y * 2
+
+
+class Draws(nn.Module):
+    """Branches on a parameter and a random number."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        if torch.empty(()).exponential_() > self.a:
+            x = x * 3
+        return x * 2 if torch.rand(()) > self.a else x
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("kind", [Written, Counts, Draws])
+def test_what_a_forward_writes_and_draws_counts_at_once(kind, grad):
+    plain, fused = kind(), ogt.fuse(kind())
+    x = torch.linspace(0, 1, 24).view(4, 6).requires_grad_(grad)
+    found = []
+    for model in (plain, fused):
+        torch.manual_seed(2)
+        outputs = [model(x) for _ in range(5)]
+        found.append([*outputs, *model.state_dict().values()])
+    torch.testing.assert_close(*found)
+
+
+class Turns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        if self.a > 0.5:
+            return x * self.a
+        return x + self.a if self.a > 0 else x - self.a
+
+
+def _filled(model, value):
+    with torch.no_grad():
+        model.a.fill_(value)
+
+
+def _assigned(model, value):
+    model.load_state_dict({"a": torch.tensor(value)}, assign=True)
+
+
+SETTERS = {
+    "in place": _filled,
+    "data": lambda model, value: setattr(model.a, "data", torch.tensor(value)),
+    "data in place": lambda model, value: model.a.data.fill_(value),
+    "numpy": lambda model, value: model.a.detach().numpy().fill(value),
+    "state_dict": lambda model, value: model.load_state_dict({"a": torch.tensor(value)}),
+    "state_dict, assigned": _assigned,
+    "another parameter": lambda model, value: setattr(model, "a", nn.Parameter(torch.tensor(value))),
+}
+
+
+@pytest.fixture(scope="module")
+def turning():
+    return ogt.fuse(Turns())
+
+
+@pytest.mark.parametrize("name", SETTERS)
+def test_no_branch_is_stale_however_its_parameter_changes(turning, name):
+    x = torch.randn(5)
+    for value in (1.0, 0.2, -1.0, 0.3, 0.9):
+        SETTERS[name](turning, value)
+        assert torch.equal(turning(x), x * value if value > 0.5 else x + abs(value))
+
+
+def test_models_of_one_class_and_copies_go_their_own_ways():
+    x = torch.ones(4)
+    first, second = ogt.fuse(Turns()), ogt.fuse(Turns())
+    _filled(second, -1.0)
+    third = copy.deepcopy(first)
+    _filled(third, 0.2)
+    for _ in range(2):
+        assert [m(x)[0].item() for m in (first, second, third)] == pytest.approx([1.0, 2.0, 1.2])
+
+
+def test_parameters_made_in_inference_mode_may_decide():
+    with torch.inference_mode():
+        model = ogt.fuse(Turns())
+        x = torch.ones(3)
+        assert model(x).tolist() == [1, 1, 1]
+        model.a.fill_(-1.0)
+        assert model(x).tolist() == [2, 2, 2]
+    assert model(x).tolist() == [2, 2, 2]
+
+
+# What a graph of ATen ops may hold
+
+
+class Call(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def _image():
+    return torch.linspace(-2, 2, 48).view(2, 3, 4, 2)
+
+
+CALLS = {
+    "reductions of no dimension": (lambda s: (s.sum(0) + 1, s.amax(-1), s.mean()), lambda: torch.tensor(2.5)),
+    "bits as another dtype": (lambda x: ((x * 2).view(torch.int32) + 1, x.view(torch.uint8) + 1), _image),
+    "negated by a bit": (lambda x: (x * 2, x[1:] + 1), lambda: torch.randn(3, dtype=torch.complex64).conj().imag),
+    "conjugated": (lambda z: (z.conj().imag * 2, z.conj().view(3, 1).imag + 1), lambda: torch.randn(3) * (1 + 2j)),
+    "to small integers": (lambda x: (x.to(torch.uint8), x.to(torch.int8)), lambda: torch.tensor([1.5, -1.5, 100])),
+    "overflow of f16": (lambda h: (torch.isinf(h * 6e4), h * 6e4 == float("inf")), lambda: torch.ones(3).half() * 2),
+    "uint8": (lambda u: (u + u, -u, u // 7, u > 0.5, u / 2, u.clamp(3, 9) + 1), lambda: torch.arange(256).byte()),
+    "truth values": (lambda b: (b + b, b + 1.5, b > 0.5, b * b, b == 1, b.sum()), lambda: torch.tensor([True, False])),
+    "channels last": (
+        lambda x: (x * 2, x.mean((2, 3)), x + x.amax(1, keepdim=True), torch.zeros_like(x), x.to(torch.float64)),
+        lambda: _image().to(memory_format=torch.channels_last),
+    ),
+    "steps and permutations": (lambda x: (x * 2, x.sigmoid() * x, x.sum(1)), lambda: _image().permute(3, 1, 0, 2)[:, ::2]),
+    "one number spread out": (lambda x: (x * 2, x.clone(), x.sum(0)), lambda: torch.ones(3, 1).expand(4, 3, 5)),
+    "views in and out": (
+        lambda x: (x, x.mT, (x * 2).mT, (x + 1)[..., ::2], (x * 2).expand(3, 2, 3, 4, 2), (x + 1).unbind(0)[1]),
+        _image,
+    ),
+    "no elements": (lambda x: (x * 2, x.sum(0), torch.cat([x, x]) * 2), lambda: torch.ones(0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_graphs_give_values_dtypes_and_strides_of_eager(name):
+    function, make = CALLS[name]
+    x = make()
+    expected, found = function(x), ogt.fuse(Call(function))(x)
+    torch.testing.assert_close(found, expected, check_stride=True)
+
+
+def test_a_place_in_the_storage_is_counted_from_its_beginning():
+    data = torch.arange(40.0)
+    model = ogt.fuse(Call(lambda x: x.as_strided((3,), (1,), 0) * 2 + x[:3]))
+    for begin in (2, 5, 0):
+        x = data[begin : begin + 10]
+        assert torch.equal(model(x), data[:3] * 2 + x[:3])
+
+
+def test_views_of_large_constants_keep_their_strides(monkeypatch):
+    monkeypatch.setattr(constants, "MOST_BYTES", 100)
+
+    def function(x):
+        return torch.arange(12.0).view(3, 4).t().expand(10, 4, 3) * x
+
+    x = torch.randn(10, 4, 3)
+    assert torch.equal(ogt.fuse(Call(function))(x), function(x))
+
+
+def test_sizes_and_numbers_may_change_from_call_to_call():
+    def function(x, factor):
+        return torch.softmax(x * factor, -1) + x.mean() * x.shape[0], torch.cat([x, x + 1], 1).sum(0) * 2
+
+    model = ogt.fuse(Call(function))
+    for size, factor in [((4, 6), 1.0), ((5, 6), 2.0), ((5, 7), 0.5), ((1, 3), 1.0), ((3, 1), 3.0), ((9, 3), 1.0)]:
+        found = []
+        for call in (function, model):
+            x = torch.linspace(-1, 1, size[0] * size[1]).view(size).requires_grad_()
+            y = call(x, factor)
+            sum(t.square().sum() for t in y).backward()
+            found.append([*y, x.grad])
+        torch.testing.assert_close(*found)
+
+
+# What a model is
+
+
+@pytest.fixture(scope="module")
+def net():
+    """A fused model that has run."""
+    model = ogt.fuse(Net())
+    loss_of(model).backward()
+    return model
+
+
+def _saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _saved])
+def test_copies_compute_what_the_model_computes_and_train_apart(net, way):
+    other = way(net)
+    assert other.head.weight is other.embedding.weight
+    before = [p.clone() for p in net.parameters()]
+    torch.testing.assert_close(other.eval()(IDS), net.eval()(IDS))
+    other.train()
+    net.train()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+
+
+def test_running_statistics_move_once():
+    plain, fused = Net(), ogt.fuse(Net())
+    for _ in range(3):
+        for model in (plain, fused):
+            loss_of(model).backward()
+    assert fused.batch.num_batches_tracked == 3
+    torch.testing.assert_close(fused.state_dict(), plain.state_dict())
+
+
+def _hooked(model, seen):
+    model.act.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+    model.act.register_forward_hook(lambda m, args, y: seen.append("forward") or y + 1)
+    model.second.register_full_backward_hook(lambda m, gi, go: seen.append("backward") or (gi[0] * 3,))
+    model.register_forward_hook(lambda m, args, y: y * 0.5)
+    model.first.weight.register_hook(lambda g: g * 2)
+    model.second.weight.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
+
+
+@pytest.mark.parametrize("when", ["before fusing", "after fusing", "after a run"])
+def test_hooks_do_what_they_do(when):
+    found = []
+    for kind in ("eager", "fused"):
+        model, seen = Net(), []
+        if when == "before fusing":
+            _hooked(model, seen)
+        if kind == "fused":
+            ogt.fuse(model)
+        if when == "after a run":
+            loss_of(model).backward()
+            model.zero_grad()
+        if when != "before fusing":
+            _hooked(model, seen)
+        logits = model(IDS)
+        F.cross_entropy(logits, IDS.flatten()).backward()
+        found.append((sorted(seen), [logits, *state(model)]))
+    assert found[0][0] == found[1][0] == ["accumulated", "backward", "forward"]
+    torch.testing.assert_close(found[1][1], found[0][1])
+
+
+def test_threads_share_a_model_in_training():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), Swish(), nn.LayerNorm(8))
+    fused = ogt.fuse(copy.deepcopy(plain))
+    inputs = [torch.randn(4 + i % 2, 6) for i in range(6)]
+    found = [None] * 6
+
+    def work(index):
+        for _ in range(3):
+            x = inputs[index].clone().requires_grad_()
+            found[index] = torch.autograd.grad(fused(x).square().sum(), x)[0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    for x, gradient in zip(inputs, found, strict=True):
+        x = x.clone().requires_grad_()
+        torch.testing.assert_close(gradient, torch.autograd.grad(plain(x).square().sum(), x)[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_trains_on(net):
+    expected = float(loss_of(copy.deepcopy(ogt.unfuse(copy.deepcopy(net)))))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            loss = loss_of(net)
+            loss.backward()
+            os.write(writing, repr(float(loss.detach())).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert float(said) == pytest.approx(expected)
+
+
+def test_a_second_derivative_says_how_to_have_it():
+    model = ogt.fuse(nn.Sequential(nn.Linear(4, 4), Swish()))
+    x = torch.randn(3, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(OpGraphError, match="unfuse"):
+        gradient.square().sum().backward()
+    (gradient,) = torch.autograd.grad(ogt.unfuse(model)(x).sum(), x, create_graph=True)
+    gradient.square().sum().backward()
