@@ -1,5 +1,5 @@
 #pragma once
-#include "host.h"
+#include "config.h"
 
 // Several kernels of the CPU, called one after the other.
 
@@ -9,6 +9,7 @@ namespace og {
 // [entry, layout, pieces, 1 if threads may share them, slots, (place, offset) of each slot...].
 // A slot holds what kernels call an operand: the address at its place among those of the call, and an offset in bytes;
 // with place -1 the offset alone.
+typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
 typedef void (*Entry)(void* const*, const i64*, i64, i64, i64, Parallel);
 
 OG_FN void launch_sequence(void* const* addresses, const i64* program, i64 count, i64 threads, Parallel parallel) {

@@ -20,7 +20,8 @@ from typing import Any
 from opgraph.bench.timing import Call, in_turns, once
 
 SIZE = 1024
-CALLS = 50
+#: Calls in one run: few, so that a busy machine interrupts few runs.
+CALLS = 20
 _DRIVER = 'extern "C" int cuLaunchKernel() { return 0; }\n'
 
 
@@ -56,8 +57,8 @@ def posing(driver: str) -> Iterator[None]:
 
     from opgraph.runtime import cuda_arrays, cuda_sequence
     from opgraph.runtime.device_array import RawStream
-    from opgraph.runtime.providers import torch_cuda
-    from opgraph.torch.fused import cuda_program, op, prepared
+    from opgraph.runtime.providers import torch_cuda, torch_cuda_prepared, torch_prepared
+    from opgraph.torch.fused import op
 
     class Library(torch_cuda.TorchLibrary):
         def view(self, owner: Any) -> Any:
@@ -74,8 +75,8 @@ def posing(driver: str) -> Iterator[None]:
 
     replaced = [
         (op, "device_of", lambda tensors: torch.device("cuda", 0)),
-        (prepared, "empty_cuda", prepared.empty_cpu),
-        (cuda_program, "current_stream", lambda device: 0),
+        (torch_prepared, "empty_cuda", torch_prepared.empty_cpu),
+        (torch_cuda_prepared, "current_stream", lambda device: 0),
         (torch_cuda, "TORCH", Library()),
         (cuda_sequence, "LIBCUDA", driver),
     ]
@@ -115,6 +116,7 @@ class _Clock:
 def _ways() -> dict[str, Call]:
     import torch
 
+    import opgraph as og
     import opgraph.torch as ogt
 
     t = torch.rand(SIZE)
@@ -130,12 +132,15 @@ def _ways() -> dict[str, Call]:
     def swish_alpha(x: Any, a: Any) -> Any:
         return x * torch.sigmoid(a * x)
 
+    g = og.parse(f"graph(x: f32[{SIZE}]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)")
+    f = og.compile(g, device="cuda")
     return {
-        "x*sigmoid(x)": lambda: swish(t),
-        "x*sigmoid(x), needs grad": lambda: swish(leaf),
-        "x*sigmoid(x), forward and backward": lambda: gradient(swish(leaf), leaf, d_y),
-        "x*sigmoid(a*x), needs grad": lambda: swish_alpha(leaf, a),
-        "x*sigmoid(a*x), forward and backward": lambda: gradient(swish_alpha(leaf, a), (leaf, a), d_y),
+        "opgraph, f(x=x)": lambda: f(x=t),
+        "@ogt.fuse x*sigmoid(x)": lambda: swish(t),
+        "@ogt.fuse x*sigmoid(x), needs grad": lambda: swish(leaf),
+        "@ogt.fuse x*sigmoid(x), forward and backward": lambda: gradient(swish(leaf), leaf, d_y),
+        "@ogt.fuse x*sigmoid(a*x), needs grad": lambda: swish_alpha(leaf, a),
+        "@ogt.fuse x*sigmoid(a*x), forward and backward": lambda: gradient(swish_alpha(leaf, a), (leaf, a), d_y),
     }
 
 

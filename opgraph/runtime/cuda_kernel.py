@@ -219,13 +219,16 @@ class CudaKernel:
             o.pointer for o, kind in zip(outs, kinds[self._first_store :]) if o is not None and kind == CONTIGUOUS
         ]
         own = {position: self._uploaded_at(position, array) for position, array in self.operands.own(layout)}
-        fixed = tuple(own.get(i, 0) for i in range(count))
+        fixed = tuple(int(own[i].ptr) if i in own else 0 for i in range(count))
+        keep = tuple(own.values())
         aligned = alignment(moving)
         packs = tuple(kinds[position] == CONTIGUOUS for position in brought)
         if layout.variant.has_sums or layout.row_rank:
             launches, work = self._sum_launches(layout, aligned)
-            return Plan(launches, fixed, brought, layout.results, work, cleared, packs, aligned)
-        return Plan((self._launch(layout, aligned),), fixed, brought, layout.results, _NO_WORK, (), packs, aligned)
+            return Plan(launches, fixed, brought, layout.results, work, cleared, keep, packs, aligned)
+        return Plan(
+            (self._launch(layout, aligned),), fixed, brought, layout.results, _NO_WORK, (), keep, packs, aligned
+        )
 
     def _launch(self, layout: Layout, aligned: int) -> Launch:
         variant = cuda_variant(self.lowered.loop, layout, alignment=aligned)
@@ -260,12 +263,12 @@ class CudaKernel:
         size = max((item.bytes for item in made), default=0)
         return tuple(launches), (-(-size // 8), np.dtype(np.float64))
 
-    def _uploaded_at(self, position: int, array: np.ndarray) -> int:
-        """The address of a constant or of index values on the device; each is uploaded once and kept."""
+    def _uploaded_at(self, position: int, array: np.ndarray) -> Any:
+        """The memory of a constant or of index values on the device; each is uploaded once and kept."""
         key = (position, array.shape)
         if key not in self._uploaded:
             self._uploaded[key] = cuda.uploaded(array)
-        return int(self._uploaded[key].ptr)
+        return self._uploaded[key]
 
     def _functions(self, sources: Sequence[KernelSource]) -> list[Any]:
         self.sources.update((source.entry, source) for source in sources)

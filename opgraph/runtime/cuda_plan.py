@@ -58,6 +58,7 @@ class Plan:
         results: shape of each result.
         work: elements of a workspace that the launches share, and their dtype.
         cleared: the results that are 0 because nothing is added up.
+        keep: the memory that `fixed` names.
         packs: for each of `moving`, whether kernels read or write it in packs, which must be aligned.
         alignment: the power of two up to 16 that divides the addresses of those.
     """
@@ -68,6 +69,7 @@ class Plan:
     results: tuple[tuple[int, ...], ...]
     work: tuple[int, np.dtype[Any]]
     cleared: tuple[int, ...] = ()
+    keep: tuple[Any, ...] = ()
     packs: tuple[bool, ...] = ()
     alignment: int = 16
 

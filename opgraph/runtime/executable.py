@@ -22,6 +22,7 @@ from opgraph.runtime.whole import whole_graph
 
 if TYPE_CHECKING:
     from opgraph.partition.report import Report
+    from opgraph.runtime.providers.torch_calls import TorchCalls
 
 
 class Executable:
@@ -67,6 +68,7 @@ class Executable:
             and not donate
         )
         self._single = len(self._outs.names) == 1
+        self._torch_calls: TorchCalls | None = None
         self._over = may_lie_over(graph, self._steps) if self._is_kernel else [frozenset() for _ in graph.outputs]
         self._ahead = None if self._is_kernel else ShapesAhead(graph)
         self._whole = whole_graph(self._steps, graph.inputs, graph.outputs) if engine.kind == "cpu" else None
@@ -149,6 +151,11 @@ class Executable:
             found = self._whole(feeds if not named else named if feeds is None else None)
             if found is not None:
                 return found[0] if self._single else dict(zip(self._outs.names, found))
+        given = feeds if not named else named if feeds is None else None
+        if self._torch_calls is not None and out is None:
+            found = self._torch_calls(given)
+            if found is not None:
+                return found
         written = () if out is None and not self._donated else self._written(out, feeds, named)
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
@@ -164,7 +171,20 @@ class Executable:
             return out
         if kind is not None:
             results = [self._exchange.exported(r, kind) for r in results]
+            if self._direct and outs is None and given is not None and "torch" in (kind, getattr(kind, "name", "")):
+                self._learn(given, results)
         return results[0] if self._single else dict(zip(self._outs.names, results))
+
+    def _learn(self, given: Mapping[Any, Any], results: Sequence[Any]) -> None:
+        """Prepares further calls on torch tensors like these."""
+        if self._torch_calls is None:
+            from opgraph.runtime.providers.torch_calls import TorchCalls  # imports torch, which the caller has done
+
+            alone = self.alone()
+            if alone is None:
+                return
+            self._torch_calls = TorchCalls(*alone, self._ins.names, self._outs.names)
+        self._torch_calls.learn(given, results)
 
     def bind(self, feeds: Mapping[Any, Any] | None = None, /, *, out: Any, **named: Any) -> Callable[[], Any]:
         """The same call, checked once: returns a function without arguments that runs it again on the same arrays.

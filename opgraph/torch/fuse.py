@@ -126,10 +126,10 @@ def fuse_function(
                 if type(run) is tuple:
                     run = plan.run_of(traced, tensors, run)
                 results = run(*tensors)
-                if type(results) is not tuple:
-                    results = (results,)
                 outputs = traced.outputs
-                return results[outputs.index] if type(outputs) is Output else traced.result(results, kept)
+                if type(outputs) is Output:
+                    return results[outputs.index] if type(results) is tuple else results
+                return traced.result(results if type(results) is tuple else (results,), kept)
         return slow(args, kwargs)
 
     def slow(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

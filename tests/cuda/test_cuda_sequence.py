@@ -152,3 +152,18 @@ def test_a_launch_that_does_not_fit_is_refused(cupy: FakeCupy, driver: FakeDrive
     empty = Chain(cupy, (0, 7))
     with pytest.raises(InvalidArguments, match="it has no elements"):
         empty.sequence()
+
+
+def test_a_plan_keeps_the_constants_whose_addresses_it_names(cupy: FakeCupy, driver: FakeDriver) -> None:
+    from opgraph.runtime.cuda_sequence import CudaSequence
+
+    g = og.Graph()
+    g.add_op("Add", g.input("x", shape=(None, 3)), g.constant("c", np.array([1, 2, 3], np.float32)))
+    kernel: Any = og.compile(g, device="cuda")._steps[0].run
+    x, y = moved(cupy, random((5, 3), "f32")), cupy.empty((5, 3), "f4")
+    plan = kernel.plan([x], [y])
+    assert {memory.ptr for memory in plan.keep} == set(plan.fixed) - {0} != set()
+    sequence = CudaSequence([KernelLaunch(plan, ((0, 0), (1, 0)))], 2, 0)
+    kernel._uploaded.clear()
+    sequence(0, x.data.ptr, y.data.ptr)
+    np.testing.assert_array_equal(y.host, x.host + np.array([1, 2, 3], np.float32))

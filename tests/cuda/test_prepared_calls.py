@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.bench import posing  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
-from opgraph.torch import fused as package  # noqa: E402
+from opgraph.runtime import providers as package  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
 @pytest.fixture
 def driver(cupy: FakeCupy, built: FakeDriver) -> Iterator[FakeDriver]:
     def forget() -> None:  # the module holds the module that holds this CuPy
-        sys.modules.pop("opgraph.torch.fused.cuda_program", None)
-        package.__dict__.pop("cuda_program", None)
+        sys.modules.pop("opgraph.runtime.providers.torch_cuda_prepared", None)
+        package.__dict__.pop("torch_cuda_prepared", None)
 
     forget()
     with posing.posing(built.path):
@@ -82,10 +82,10 @@ def test_one_function_serves_aligned_and_misaligned_tensors_of_one_shape(driver:
 def test_calls_go_to_the_driver_on_the_stream_of_the_moment(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opgraph.torch.fused import cuda_program
+    from opgraph.runtime.providers import torch_cuda_prepared
 
     stream = [5]
-    monkeypatch.setattr(cuda_program, "current_stream", lambda device: stream[0])
+    monkeypatch.setattr(torch_cuda_prepared, "current_stream", lambda device: stream[0])
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     for stream[0] in (5, 0, 7):
         f(x, a)

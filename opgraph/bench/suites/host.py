@@ -20,8 +20,8 @@ from opgraph.bench.suites.timed import Say
 from opgraph.bench.timing import Call, in_turns, once
 
 SIZE = 1024
-#: Calls in one run; a GPU's queue holds more, so that none of them waits for the device.
-CALLS = 200
+#: Calls in one run: few, so that a busy machine interrupts few. A GPU's queue holds more, so that none waits for it.
+CALLS = 50
 #: Seconds at most for calls whose driver is left out.
 _POSING = 3.0
 

@@ -13,7 +13,16 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from opgraph.torch.fused.prepared import MAX_READY, Check, Run, Statements, Tensors, check_of, defined, is_plain
+from opgraph.runtime.providers.torch_prepared import (
+    MAX_READY,
+    Check,
+    Run,
+    Statements,
+    Tensors,
+    check_of,
+    defined,
+    is_plain,
+)
 from opgraph.torch.fused.training import Training, runs_everything
 
 
@@ -110,34 +119,29 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
     """The backward pass of the nodes of one signature."""
     ready: list[tuple[Check, Run]] = []
     # Which gradients autograd.grad wants of leaves costs torch 15 us to tell, by raising (see Training.wanted). Where
-    # it turned out to want all of them, the next pass computes all of them unasked.
+    # it turned out to want all of them, later passes compute all of them unasked.
     asks = training.asks
 
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        nonlocal asks
         saved = ctx.saved_tensors
-        can_be_ready = (not asks or runs_everything()) and is_plain()
-        if can_be_ready:
+        wanted = training.may
+        if asks and not runs_everything():
+            wanted, raised = training.wanted(ctx)
+            asks = not (raised and wanted == training.may)
+        if wanted == training.may and not torch.is_grad_enabled() and is_plain():
             for tensor in (*saved, *grads):
                 if tensor is None or tensor.is_nested:
-                    can_be_ready = False
                     break
             else:
                 for check, run in ready:
                     if check(*saved, *grads):
                         return run(*saved, *grads)
-        return unprepared(ctx, saved, grads, can_be_ready)
-
-    def unprepared(ctx: Any, saved: Tensors, grads: Sequence[Any], can_be_ready: bool) -> Any:
-        nonlocal asks
-        wanted, raised = training.wanted(ctx) if asks else (training.may, False)
-        if can_be_ready and len(ready) < MAX_READY and not torch.is_grad_enabled():
-            check = check_of((*saved, *grads))
-            run = training.prepared(saved, shapes, grads)
-            if check is not None and run is not None:
-                ready.append((check, run))
-                return run(*saved, *grads)
-        if raised and wanted == training.may:
-            asks = False
+                made = training.prepared(saved, shapes, grads) if len(ready) < MAX_READY else None
+                if made is not None:
+                    if (check_these := check_of((*saved, *grads))) is not None:
+                        ready.append((check_these, made))
+                    return made(*saved, *grads)
         result_shapes = getattr(ctx, "result_shapes", ())
         return tuple(training.gradients(wanted, saved, shapes, result_shapes, grads))
 

@@ -13,13 +13,13 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
 from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.providers.torch_prepared import Run, Statements, is_plain, tensor_names
 from opgraph.torch.fold import is_in_onnx_export
 from opgraph.torch.fused.autograd import recorder
 from opgraph.torch.fused.composite import composite
 from opgraph.torch.fused.graph import prepared, with_data, without_data
 from opgraph.torch.fused.library import Spelling, call, spelling
-from opgraph.torch.fused.prepared import Run, Statements, is_plain
-from opgraph.torch.fused.program import Program, check_count, tensor_names
+from opgraph.torch.fused.program import Program, check_count
 from opgraph.torch.fused.shapes import Results
 from opgraph.torch.fused.training import Flags, Training
 from opgraph.transforms.saved import Saved
@@ -33,6 +33,7 @@ _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _transforms = torch._C._are_functorch_transforms_active
 _tracing = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
+_has_storage = torch._C._has_storage
 _dynamo = torch.compiler.is_dynamo_compiling
 
 
@@ -112,8 +113,11 @@ class FusedOp:
 
         None where torch's dispatcher is needed.
         """
-        if not all(type(t) in (_Tensor, _Parameter) and not t.is_neg() and t.device.type in DEVICES for t in tensors):
-            return None
+        for tensor in tensors:
+            if type(tensor) not in (_Tensor, _Parameter) or tensor.is_neg() or tensor.device.type not in DEVICES:
+                return None
+            if not _has_storage(tensor):  # many at once: autograd.grad's is_grads_batched
+                return None
         return self._program(self.graph, tensors).statements(tensors, names)
 
     def saved(self, needs: Flags) -> tuple[Saved, ...]:

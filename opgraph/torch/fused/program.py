@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +14,17 @@ from opgraph.runtime import pages, spare
 from opgraph.runtime.arguments import check_shape, check_symbols, symbolic
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
-from opgraph.runtime.fused import HostKernel
-from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
-from opgraph.runtime.providers.torch import to_numpy, torch_dtype
+from opgraph.runtime.providers.torch import torch_dtype
+from opgraph.runtime.providers.torch_prepared import (
+    Run,
+    Statements,
+    Tensors,
+    kernel_statements,
+    of_spare_memory,
+    result_names,
+    tensor_names,
+)
 from opgraph.runtime.runner import Runner
-from opgraph.torch.fused.prepared import Run, Statements, Tensors, empty_cpu
 from opgraph.torch.fused.shapes import Results
 
 
@@ -58,17 +63,16 @@ class Program:
         check(self.graph, tensors)
         names = names or tensor_names(len(tensors))
         alone = self._executable.alone() if self.results.known else None
-        if alone is not None and isinstance(alone[0], HostKernel):
-            return self._launched(alone[0], alone[1], alone[2], tensors, names)
         run: Callable[[Tensors], Sequence[torch.Tensor]]
-        results = result_names(len(self._outputs))
-        if alone is not None and self._device.type == "cuda":
-            run = self._on_device(*alone)
-            found = self._launched_on_device(*alone, tensors, names, results, run)
+        if alone is None:
+            run = self._run_into if self.results.known else self._run
+        else:
+            outs = self.results.empty(tensors)
+            run = self._run_into if self._device.type == "cpu" else self._on_device(*alone)
+            found = kernel_statements(*alone, tensors, outs, names, run)
             if found is not None:
                 return found
-        else:
-            run = self._run_into if self.results.known else self._run
+        results = result_names(len(self._outputs))
         line = f"{''.join(f'{r}, ' for r in results)} = run(({''.join(f'{n}, ' for n in names)}))"
         return Statements((line,), results, {"run": run})
 
@@ -88,59 +92,13 @@ class Program:
 
         return run
 
-    def _launched_on_device(
-        self,
-        runner: Runner,
-        reads: Sequence[int],
-        writes: Sequence[int],
-        tensors: Tensors,
-        names: Sequence[str],
-        results: Sequence[str],
-        otherwise: Callable[[Tensors], Sequence[torch.Tensor]],
-    ) -> Statements | None:
-        from opgraph.runtime.cuda_kernel import CudaKernel  # needs CuPy
-        from opgraph.torch.fused.cuda_program import launched
-
-        if not isinstance(runner, CudaKernel):
-            return None
-        return launched(runner, reads, writes, tensors, self.results.empty(tensors), names, results, otherwise)
-
-    def _launched(
-        self, kernel: HostKernel, reads: Sequence[int], writes: Sequence[int], tensors: Tensors, names: Sequence[str]
-    ) -> Statements:
-        """One kernel on the CPU, by address."""
-        outs = self.results.empty(tensors)
-        plan = kernel.plan([to_numpy(tensors[i]) for i in reads], [to_numpy(outs[i]) for i in writes])
-        results = result_names(len(outs))
-        lines: list[str] = []
-        values: dict[str, Any] = {}
-        for result, out in zip(results, outs, strict=True):
-            line, more = _allocation(result, out)
-            lines.append(line)
-            values |= more
-        if plan.size == 0:
-            lines += [f"{result}.zero_()" for result in results]
-            return Statements(tuple(lines), results, values)
-        operands = [names[reads[i]] for i in kernel.reads] + [results[i] for i in writes]
-        launch = KernelLaunch(plan, tuple((place, 0) for place in range(len(operands))))
-        sequence = KernelSequence([launch], len(operands))
-        addresses = ", ".join(f"{name}.data_ptr()" for name in operands)
-        if sequence.direct is not None:
-            values["entry"], values["pack"] = sequence.direct
-            values["keep"] = sequence
-            lines.append(f"entry(pack({addresses}))")
-        else:
-            values["launch"] = sequence
-            lines.append(f"launch({addresses})")
-        return Statements(tuple(lines), results, values)
-
     def _run_into(self, tensors: Tensors) -> list[torch.Tensor]:
         """Several partitions, or no compiler: torch allocates the results."""
         outs = self.results.empty(tensors)
         for i, out in enumerate(outs):
             size = out.untyped_storage().nbytes() if out.is_cpu else 0
             if spare.is_kept(size):
-                outs[i] = _of_spare_memory(size, out.dtype, out.shape, out.stride())
+                outs[i] = of_spare_memory(size, out.dtype, out.shape, out.stride())
             else:
                 pages.advise(out.data_ptr(), size)
         self._executable(self._fed(tensors), out=dict(zip(self._outputs, outs)))
@@ -153,46 +111,6 @@ class Program:
 
     def _fed(self, tensors: Tensors) -> dict[str, Any]:
         return dict(zip(self._names, [t.detach() for t in tensors], strict=True))
-
-
-def tensor_names(count: int) -> tuple[str, ...]:
-    """What the tensors of a call are called in generated functions."""
-    return tuple(f"t{i}" for i in range(count))
-
-
-def result_names(count: int) -> tuple[str, ...]:
-    """What the results are called there."""
-    return tuple(f"r{i}" for i in range(count))
-
-
-def _allocation(name: str, out: torch.Tensor) -> tuple[str, dict[str, Any]]:
-    """The statement that allocates a result on the CPU like this one, and the values that it names."""
-    size, whole = out.nbytes, out.untyped_storage().nbytes()
-    shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
-    if size < pages.LARGE:
-        values = {"empty": empty_cpu, f"{name}_dtype": dtype}
-        return f"{name} = empty({shape}, {strides}, {name}_dtype)", values
-    if spare.is_kept(size):
-        return f"{name} = {name}_made()", {f"{name}_made": partial(_of_spare_memory, whole, dtype, shape, strides)}
-
-    def make_large() -> torch.Tensor:
-        made = empty_cpu(shape, strides, dtype)
-        pages.advise(made.data_ptr(), size)
-        return made
-
-    return f"{name} = {name}_made()", {f"{name}_made": make_large}
-
-
-def _of_spare_memory(size: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A large result on the CPU, not yet written. Its storage, of that many bytes, cannot be resized."""
-    try:
-        memory = spare.array(size)
-    except OSError:  # no memory: torch says so in its words, or finds what was given back
-        spare.empty_cache()
-        return torch.empty_strided(shape, strides, dtype=dtype)
-    storage = torch.from_numpy(memory).untyped_storage()
-    # Set, not viewed: a result that is a view of something must not be written in place.
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
 
 
 def check(graph: Graph, tensors: Tensors) -> None:

@@ -13,8 +13,8 @@ from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
+from opgraph.runtime.providers.torch_prepared import Run
 from opgraph.torch.fused.graph import reached, reaching
-from opgraph.torch.fused.prepared import Run
 from opgraph.torch.fused.tangents import Tangents, tangents
 from opgraph.transforms.saved import Saved, TrainingPlan, training_plan
 
@@ -178,9 +178,7 @@ class Training:
         results = run(*[pool[i] for i in backward.order])
         return [None if place is None else results[place] for place in backward.places]
 
-    def prepared(
-        self, saved: Sequence[torch.Tensor], shapes: Sequence[Any], grads: Sequence[torch.Tensor]
-    ) -> Run | None:
+    def prepared(self, saved: Sequence[torch.Tensor], shapes: Sequence[Any], grads: Sequence[Any]) -> Run | None:
         """`gradients` of all inputs, for tensors of one signature: a function of what was kept and of the gradients.
 
         None where torch's dispatcher is needed. Its results are not differentiable.

@@ -2,32 +2,23 @@
 
 A plan is a Python function, generated once: it compares numbers, globals, cells and attributes with those of the run
 that it was made from and repeats what the run did on real tensors (views, arithmetic of parameters). What tensors are
-like is then compared by torch (a signature, see opgraph/torch/fused/prepared.py); for a signature that was seen before
-the prepared call is at hand. For another one, dtypes are compared and the graph is looked up by the shapes. Where
-anything differs the function is run again; where that was only a shape, the plan learns it.
+like is then compared by torch (a signature, see opgraph/runtime/providers/torch_prepared.py); for a signature that was
+seen before the prepared call is at hand. For another one, dtypes are compared and the graph is looked up by the shapes.
+Where anything differs the function is run again; where that was only a shape, the plan learns it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import torch
 
 from opgraph.runtime.bounded import Bounded
-from opgraph.torch.fused.prepared import MAX_READY, Check, Run, check_of, is_plain
+from opgraph.runtime.providers.torch_prepared import MAX_READY, Check, Run, check_of, is_plain
 from opgraph.torch.tracing.trace import Leaf, Traced
 from opgraph.torch.tracing.trace import Run as TracedRun
-
-
-@runtime_checkable
-class Prepares(Protocol):
-    """An op that has prepared calls, as FusedOp."""
-
-    def prepared(self, tensors: tuple[torch.Tensor, ...]) -> Run | None:
-        """What runs it on tensors of the signature of these, if there is such."""
-
 
 #: A signature, and what is run on tensors of it.
 Ready: TypeAlias = tuple[Check, Traced, Run]
@@ -44,23 +35,26 @@ class Plan:
     Attributes:
         check: the generated function.
         graphs: shapes -> Traced, of runs that did what this plan says.
-        ready: the signatures for which there are prepared calls.
+        ready: the signatures for which there are prepared calls, outside and inside of what records gradients: torch's
+            guards do not tell these apart.
         leaf: the way through the function that it stands for.
     """
 
     check: Callable[[tuple[Any, ...], dict[str, Any]], Answer]
     graphs: Bounded[Any, Traced]
-    ready: list[Ready]
+    ready: tuple[list[Ready], list[Ready]]
     leaf: Leaf
 
     def run_of(self, traced: Traced, tensors: tuple[torch.Tensor, ...], compared: tuple[torch.Tensor, ...]) -> Run:
         """What runs a graph on tensors of a new signature, from now on at hand for it where it is a prepared call."""
-        found: Run | None = traced.op.prepared(tensors) if isinstance(traced.op, Prepares) else None
+        prepared = getattr(traced.op, "prepared", None)  # of a FusedOp
+        found: Run | None = None if prepared is None else prepared(tensors)
         if found is None:
             run: Run = traced.op
             return run
-        if len(self.ready) < MAX_READY and is_plain() and (check := check_of(compared)) is not None:
-            self.ready.append((check, traced, found))
+        ready = self.ready[torch.is_grad_enabled()]
+        if len(ready) < MAX_READY and is_plain() and (check := check_of(compared)) is not None:
+            ready.append((check, traced, found))
         return found
 
     def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: TracedRun) -> bool:

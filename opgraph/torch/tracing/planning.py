@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opgraph.runtime.bounded import Bounded
-from opgraph.torch.fused.prepared import IS_PLAIN, IS_PLAIN_VALUES
+from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
 from opgraph.torch.tracing.conditions import Conditions, can_repeat, is_condition, waits
 from opgraph.torch.tracing.plan import Plan, Ready
 from opgraph.torch.tracing.proxy import Proxy
@@ -294,14 +294,14 @@ class _Writer:
         assert run.leaf is not None and run.traced is not None
         graphs: Bounded[Any, Traced] = Bounded(MOST_SHAPES)
         graphs[tuple(t.shape for t in run.tensors)] = run.traced
-        ready: list[Ready] = []
-        self.names |= {"graphs": graphs, "ready": ready, **IS_PLAIN_VALUES}
+        ready: tuple[list[Ready], list[Ready]] = ([], [])
+        self.names |= {"graphs": graphs, "ready": ready, "records": torch.is_grad_enabled, **IS_PLAIN_VALUES}
         compared = dict.fromkeys((*self._compared, *tensors))  # what a signature is of
         shapes, given = "".join(f"{t}.shape, " for t in tensors), "".join(f"{t}, " for t in tensors)
         kept_text = "".join(f"{k}, " for k in kept)
         self.line(f"if {' or '.join(f'{name}.is_nested' for name in compared)}: return None")
         self.line(f"if {IS_PLAIN}:")
-        self.line("    for check, traced, run in ready:")
+        self.line("    for check, traced, run in ready[records()]:")
         self.line(f"        if check({', '.join(compared)}): return traced, ({given}), ({kept_text}), run")
         self.lines += self.signature
         self.line(f"shapes = ({shapes})")

@@ -11,21 +11,21 @@ from opgraph.runtime import cuda
 from opgraph.runtime.cuda_kernel import CudaKernel
 from opgraph.runtime.cuda_sequence import CudaSequence
 from opgraph.runtime.kernel_sequence import KernelLaunch
-from opgraph.torch.fused import prepared
-from opgraph.torch.fused.prepared import Statements, Tensors
+from opgraph.runtime.providers import torch_prepared
+from opgraph.runtime.providers.torch_prepared import Statements, Tensors
 
 #: `current_stream(device)`: the address of torch's current stream; torch built without CUDA has none.
 current_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-def launched(
+def on_device(
     kernel: CudaKernel,
     reads: Sequence[int],
     writes: Sequence[int],
     tensors: Tensors,
     outs: Tensors,
     names: Sequence[str],
-    results: Sequence[str],
+    results: tuple[str, ...],
     otherwise: Callable[[Tensors], Sequence[torch.Tensor]],
 ) -> Statements | None:
     """The statements of one kernel; None where there is nothing to compute, or the kernel's work cannot be prepared.
@@ -44,7 +44,7 @@ def launched(
     launch = KernelLaunch(plan, tuple((place, 0) for place in range(len(plan.moving))))
     sequence = CudaSequence([launch], len(plan.moving), kernel.device)
     values: dict[str, Any] = {
-        "cuda": cuda, "current": cuda.current_device()[0], "stream": current_stream, "empty": prepared.empty_cuda,
+        "cuda": cuda, "current": cuda.current_device()[0], "stream": current_stream, "empty": torch_prepared.empty_cuda,
         "otherwise": otherwise, "launch": sequence,
     }  # fmt: skip
     addresses = {name: f"a{i}" for i, name in enumerate(dict.fromkeys(read))}
@@ -55,8 +55,9 @@ def launched(
     lines.append(f"    {''.join(f'{r}, ' for r in results)} = otherwise(({''.join(f'{n}, ' for n in names)}))")
     lines.append("else:")
     for result, out in zip(results, outs, strict=True):
-        lines.append(f"    {result} = empty({tuple(out.shape)}, {out.stride()}, {result}_dtype)")
-        values[f"{result}_dtype"] = out.dtype
+        lines.append(f"    {result} = empty({result}_shape, {result}_strides, {result}_dtype)")
+        looks = {"shape": tuple(out.shape), "strides": out.stride(), "dtype": out.dtype}
+        values |= {f"{result}_{what}": value for what, value in looks.items()}
     given = [addresses[name] for name in read] + [f"{results[i]}.data_ptr()" for i in writes]
     if sequence.workspace:
         lines.append(f"    work = empty(({sequence.workspace},), (1,), bytes_dtype)")
@@ -68,4 +69,4 @@ def launched(
         lines.append(f"    if refused := entry(pack({call})): launch.recover(refused, {call})")
     else:
         lines.append(f"    launch({call})")
-    return Statements(tuple(lines), tuple(results), values)
+    return Statements(tuple(lines), results, values)
