@@ -91,8 +91,8 @@ def is_computed(node: Node) -> bool:
     if not all(_is_data(v) for v in given):
         return False
     if op in _FILLS:
-        return made.device.type == "cpu" or not given
-    if any(v.device != made.device and v.dim() for v in given):
+        return not given
+    if any(v.device != made.device and not is_fill(n) for n, v in zip(node.all_input_nodes, given, strict=True)):
         return False
     if op in _CASTS:
         return True

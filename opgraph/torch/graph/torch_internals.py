@@ -11,15 +11,6 @@ from typing import Any
 import torch
 
 try:
-    from torch._C._dynamo.guards import _empty_strided_cpu as empty_strided_cpu
-except ImportError:  # a torch without it allocates by its public function, which takes three times as long
-
-    def empty_strided_cpu(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor without values, in host memory."""
-        return torch.empty_strided(size, stride, dtype=dtype)
-
-
-try:
     from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor
 except ImportError:
 
