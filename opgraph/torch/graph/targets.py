@@ -178,8 +178,8 @@ class CudaTarget:
         """As Target."""
         if not inputs:
             return Lines([])
-        addresses, copies = " | ".join(f"{n}.data_ptr()" for n in inputs), ", ".join(f"aligned({n})" for n in inputs)
-        lines = [f"if ({addresses}) & {PACK - 1}: {', '.join(inputs)} = {copies}"]
+        addresses, names = " | ".join(f"{n}.data_ptr()" for n in inputs), "".join(f"{n}, " for n in inputs)
+        lines = [f"if ({addresses}) & {PACK - 1}:", f"    {names}= map(aligned, ({names}))"]
         return Lines(lines, {"aligned": aligned})
 
     def _array(self, place: Place, begin: Beginnings) -> Any:
