@@ -173,7 +173,7 @@ class Program:
         for launch in launches:
             for place in launch.writes:
                 dtype = self._constant(place.dtype)
-                step.lines.append(f"{place.name} = {target.empty}({place.size}, {place.stride}, {dtype})")
+                step.lines.append(f"{place.name} = {target.allocate}({place.size}, {place.stride}, {dtype})")
                 step.makes.append(place.name)
             operands = launch.operands
             step.reads += [p.name for p in operands if p.name]

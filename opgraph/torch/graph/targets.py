@@ -39,13 +39,13 @@ class Target(Protocol):
 
     Attributes:
         engine: the device.
-        empty: what the function calls its allocation by size, strides and dtype.
+        allocate: what the function calls its allocation by size, strides and dtype; no op of torch has the name.
         alignment: bytes at whose multiples kernels expect the results of library calls.
         values: what stands under the names that lines use.
     """
 
     engine: Engine
-    empty: str
+    allocate: str
     alignment: int
     values: Mapping[str, Any]
 
@@ -77,9 +77,9 @@ class HostTarget:
     """The CPU."""
 
     engine = Engine("cpu")
-    empty = "empty"
+    allocate = "allocate"
     alignment = 1
-    values: Mapping[str, Any] = {"empty": torch_prepared.empty_cpu}
+    values: Mapping[str, Any] = {"allocate": torch_prepared.empty_cpu}
 
     def kernel(self, partition: Partition, rounding: str) -> HostKernel | None:
         """As Target."""
@@ -122,7 +122,7 @@ class CudaTarget:
         DeviceError: CuPy is missing, or there is no such GPU.
     """
 
-    empty = "empty_cuda"
+    allocate = "allocate_cuda"
     alignment = PACK
 
     def __init__(self, index: int) -> None:
@@ -131,7 +131,7 @@ class CudaTarget:
         from opgraph.runtime.providers import torch_cuda_prepared
 
         self.values: Mapping[str, Any] = {
-            "empty_cuda": torch_prepared.empty_cuda, "stream": torch_cuda_prepared.current_stream,
+            "allocate_cuda": torch_prepared.empty_cuda, "stream_of": torch_cuda_prepared.current_stream,
             "current_gpu": cuda.current_device()[0], "on_gpu": cuda.OnDevice, "bytes_dtype": torch.uint8,
         }  # fmt: skip
 
@@ -154,10 +154,10 @@ class CudaTarget:
 
         made = CudaSequence(launches, len(addresses), self.engine.index)
         lines, makes = [], []
-        given = [f"stream({self.engine.index})", *addresses]
+        given = [f"stream_of({self.engine.index})", *addresses]
         if made.workspace:
             makes.append(f"work_{name}")
-            lines.append(f"work_{name} = {self.empty}(({made.workspace},), (1,), bytes_dtype)")
+            lines.append(f"work_{name} = {self.allocate}(({made.workspace},), (1,), bytes_dtype)")
             given.append(f"work_{name}.data_ptr()")
         arguments = ", ".join(given)
         if made.direct is None:
