@@ -52,13 +52,14 @@ class StubCupy(types.ModuleType):
 
 @contextlib.contextmanager
 def posing(driver: str) -> Iterator[None]:
-    """Fused calls on CPU tensors are calls on GPU 0 meanwhile, whose driver is a library of this path."""
+    """Fused calls and captured models on CPU tensors run on GPU 0 meanwhile, whose driver is a library of this path."""
     import torch
 
     from opgraph.runtime import cuda_arrays, cuda_sequence
     from opgraph.runtime.device_array import RawStream
     from opgraph.runtime.providers import torch_cuda, torch_cuda_prepared, torch_prepared
     from opgraph.torch.fused import op
+    from opgraph.torch.graph import program, targets
 
     class Library(torch_cuda.TorchLibrary):
         def view(self, owner: Any) -> Any:
@@ -75,6 +76,7 @@ def posing(driver: str) -> Iterator[None]:
 
     replaced = [
         (op, "device_of", lambda tensors: torch.device("cuda", 0)),
+        (program, "target_of", lambda device: targets.CudaTarget(0)),
         (torch_prepared, "empty_cuda", torch_prepared.empty_cpu),
         (torch_cuda_prepared, "current_stream", lambda device: 0),
         (torch_cuda, "TORCH", Library()),

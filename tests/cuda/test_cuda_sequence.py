@@ -23,11 +23,6 @@ SOFTMAX = "graph(x: f32[?,?]) -> (y)\n  y = SoftMax(x, axis=-1)"
 COLUMNS = "graph(x: f32[?,?]) -> (y)\n  y = ReduceSum(x, axes=[0], keep_dims=false)"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
-    return FakeDriver(tmp_path_factory.mktemp("libcuda"))
-
-
 @pytest.fixture
 def driver(cupy: FakeCupy, built: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     from opgraph.runtime import cuda_sequence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 from emulator import FakeCupy
@@ -12,27 +11,7 @@ from libcuda import FakeDriver
 torch = pytest.importorskip("torch")
 
 import opgraph.torch as ogt  # noqa: E402
-from opgraph.bench import posing  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
-from opgraph.runtime import providers as package  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
-    return FakeDriver(tmp_path_factory.mktemp("libcuda"))
-
-
-@pytest.fixture
-def driver(cupy: FakeCupy, built: FakeDriver) -> Iterator[FakeDriver]:
-    def forget() -> None:  # the module holds the module that holds this CuPy
-        sys.modules.pop("opgraph.runtime.providers.torch_cuda_prepared", None)
-        package.__dict__.pop("torch_cuda_prepared", None)
-
-    forget()
-    with posing.posing(built.path):
-        built.launches()
-        yield built
-    forget()
 
 
 def function():

@@ -3,8 +3,9 @@ may be a little off (kernels/fast.h), so that now and then a result is rounded t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -50,3 +51,13 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
     finally:
         host.FLAGS = before
+
+
+def assert_close_enough(fused: Iterable[Any], eager: Iterable[Any], exact: Iterable[Any]) -> None:
+    """Checks that fused torch results are about as near to the truth as eager ones, which are finite."""
+    for f, e, truth in zip(fused, eager, exact, strict=True):
+        if not e.isfinite().all():
+            continue
+        size = truth.abs().max() + 1e-30
+        own, theirs = (f - truth).abs().max() / size, (e - truth).abs().max() / size
+        assert own <= max(4 * theirs, 2e-5)  # bf16 casts inside turn one ulp into 2**-8

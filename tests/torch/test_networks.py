@@ -6,10 +6,7 @@ import copy
 import io
 import os
 import pickle
-import subprocess
-import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -68,7 +65,10 @@ def loss_of(model, ids=IDS):
 
 def state(model):
     """Gradients, parameters and buffers."""
-    return [*(p.grad for p in model.parameters() if p.grad is not None), *(t.detach() for t in model.state_dict().values())]
+    return [
+        *(p.grad for p in model.parameters() if p.grad is not None),
+        *(t.detach() for t in model.state_dict().values()),
+    ]
 
 
 def assert_as_exact(fused, eager, exact):
@@ -385,7 +385,10 @@ CALLS = {
         lambda x: (x * 2, x.mean((2, 3)), x + x.amax(1, keepdim=True), torch.zeros_like(x), x.to(torch.float64)),
         lambda: _image().to(memory_format=torch.channels_last),
     ),
-    "steps and permutations": (lambda x: (x * 2, x.sigmoid() * x, x.sum(1)), lambda: _image().permute(3, 1, 0, 2)[:, ::2]),
+    "steps and permutations": (
+        lambda x: (x * 2, x.sigmoid() * x, x.sum(1)),
+        lambda: _image().permute(3, 1, 0, 2)[:, ::2],
+    ),
     "one number spread out": (lambda x: (x * 2, x.clone(), x.sum(0)), lambda: torch.ones(3, 1).expand(4, 3, 5)),
     "views in and out": (
         lambda x: (x, x.mT, (x * 2).mT, (x + 1)[..., ::2], (x * 2).expand(3, 2, 3, 4, 2), (x + 1).unbind(0)[1]),

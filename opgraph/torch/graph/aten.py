@@ -92,8 +92,8 @@ def is_computed(node: Node) -> bool:
     if not all(_is_data(v) for v in given):
         return False
     if op in _FILLS:
-        return made.device.type == "cpu" or not given
-    if any(v.device != made.device and v.dim() for v in given):
+        return not given
+    if any(v.device != made.device and not is_fill(n) for n, v in zip(node.all_input_nodes, given, strict=True)):
         return False
     if op in _CASTS:  # torch's conversion of numbers that a small integer does not have depends on the processor
         return made.dtype not in _SMALL_INTEGERS or not given[0].dtype.is_floating_point

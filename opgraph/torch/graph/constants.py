@@ -1,4 +1,4 @@
-"""Constant folding: what needs no input of a graph (masks, positions) is computed once, when the graph is compiled."""
+"""Constants: what needs no input of a graph (masks, positions) is computed once, when the graph is compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from opgraph.torch.graph.aten import is_fill, value_of
+from opgraph.torch.graph.aten import is_computed, is_fill, value_of
 from opgraph.torch.graph.groups import base_of, is_view
 
 #: Bytes of constants that a graph holds at most.
@@ -50,6 +50,21 @@ def fold_constants(module: GraphModule) -> None:
         for user in readers:
             user.replace_input_with(node, made)
     graph.eliminate_dead_code()
+
+
+def move_fills(graph: Graph) -> None:
+    """Gives a kernel that reads a number of the CPU beside data of a GPU its own, on the GPU."""
+    for node in graph.nodes:
+        if not is_computed(node):
+            continue
+        device = value_of(node).device
+        for fill in node.all_input_nodes:
+            if value_of(fill).device != device:
+                with graph.inserting_before(node):
+                    made = graph.node_copy(fill)
+                made.kwargs = {**fill.kwargs, "device": device}
+                made.meta["val"] = value_of(fill).to(device)
+                node.replace_input_with(fill, made)
 
 
 def _size(value: Any) -> int | None:

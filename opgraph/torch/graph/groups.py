@@ -110,26 +110,26 @@ def _waits(graph: Graph) -> dict[Node, list[Node]]:
     before it, a random op for the random op before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at
     the end.)"""
     waits: dict[Node, list[Node]] = {}
-    reads: dict[Node, list[Node]] = {}
-    writes: dict[Node, list[Node]] = {}
+    readers: dict[Node, list[Node]] = {}
+    writers: dict[Node, list[Node]] = {}
     drawn: Node | None = None  # the last random op
     for node in graph.nodes:
         if node.op != "call_function" or is_view(node):
             continue
         bases = dict.fromkeys(base_of(source) for source in node.all_input_nodes)
-        is_write = _writes(node)
-        earlier = [n for b in bases for n in (*writes.get(b, ()), *(reads.get(b, ()) if is_write else ()))]
+        is_write = writes(node)
+        earlier = [n for b in bases for n in (*writers.get(b, ()), *(readers.get(b, ()) if is_write else ()))]
         if is_random(node):
             earlier += [drawn] if drawn is not None else []
             drawn = node
         if earlier:
             waits[node] = earlier
         for base in bases:
-            (writes if is_write else reads).setdefault(base, []).append(node)
+            (writers if is_write else readers).setdefault(base, []).append(node)
     return waits
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
     """Whether a call may change memory that it is given; not every schema says so."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:

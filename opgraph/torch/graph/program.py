@@ -13,26 +13,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
 from opgraph.errors import OpGraphError
-from opgraph.ir.dtypes import get as dtype_of
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import row_major
 from opgraph.partition.partitioner import partition
 from opgraph.runtime.at_once import at_once
-from opgraph.runtime.compiled import runner
-from opgraph.runtime.engine import engine_of
-from opgraph.runtime.fused import HostKernel
-from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
+from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.graph.aten import NodeEmitter, value_of
-from opgraph.torch.graph.constants import fold_constants
+from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, base_of, schedule
-from opgraph.torch.graph.torch_internals import empty_strided_cpu, reinterpret_tensor, saved_outputs
+from opgraph.torch.graph.places import Beginnings, Place, place_of
+from opgraph.torch.graph.targets import Target, target_of
+from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_outputs
 
 aten = torch.ops.aten
 
@@ -52,6 +49,7 @@ class Launch:
     """One kernel call of a program.
 
     Attributes:
+        target: where it runs.
         kernel: the compiled loop.
         graph: what it computes, with the other partitions of its group.
         nodes: the nodes of its group.
@@ -60,35 +58,19 @@ class Launch:
         plan: the prepared call.
     """
 
-    kernel: HostKernel
+    target: Target
+    kernel: Any
     graph: Graph
     nodes: tuple[Node, ...]
     units: tuple[str, ...]
-    reads: tuple[_Place, ...]
-    writes: tuple[_Place, ...]
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
     plan: Any = None
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a tensor lies: a variable of the function, elements after its beginning, sizes and strides."""
-
-    name: str
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
     @property
-    def skipped(self) -> int:
-        """Bytes from the beginning of the variable's tensor."""
-        return self.offset * self.dtype.itemsize
-
-    def stand_in(self) -> np.ndarray:
-        """An array of this layout, of no memory to speak of: planning reads no element."""
-        own = np.empty(1, dtype_of(NAMES[self.dtype]).numpy)
-        steps = tuple(s * own.itemsize for s in self.stride)
-        return np.lib.stride_tricks.as_strided(own, self.size, steps)
+    def operands(self) -> list[Place]:
+        """What the kernel reads, as often as it does, then what it writes."""
+        return [*(self.reads[i] for i in self.kernel.reads), *self.writes]
 
 
 @dataclass(slots=True)
@@ -117,12 +99,12 @@ class Program:
         self._rounding = rounding
         self.launches: list[Launch] = []
         self.library_calls: list[Node] = []
-        self._sequences: list[KernelSequence] = []
-        self._env: dict[str, Any] = {
-            "empty": empty_strided_cpu, "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan,
-        }  # fmt: skip
+        self._targets: dict[torch.device, Target] = {}
+        self._env: dict[str, Any] = {"reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan}
         self._returned = _flat_outputs(module)
         fold_constants(module)
+        move_fills(module.graph)
+        self._begin = Beginnings(module)
         steps = self._steps()
         self.source = self._text(steps)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
@@ -146,52 +128,62 @@ class Program:
             try:
                 for unit in planned.steps:
                     if isinstance(unit, Group):
-                        kernels[id(unit)] = _launches(unit, f"k{len(kernels)}", self._rounding)
+                        kernels[id(unit)] = _launches(unit, f"k{len(kernels)}", self._target(unit), self._rounding)
             except _RefusedError as found:
                 refused |= set(found.nodes)
                 continue
             break
         self.launches = [launch for unit in planned.steps for launch in kernels.get(id(unit), ())]
-        at_once([partial(_plan, launch) for launch in self.launches])
+        at_once([partial(self._plan, launch) for launch in self.launches])
         steps: list[_Step] = []
         waiting: list[Launch] = []
         for unit in planned.steps:
-            if isinstance(unit, Group):
-                waiting += kernels[id(unit)]
-                continue
-            if waiting:
-                steps.append(self._kernel_step(waiting))
+            launches = kernels[id(unit)] if isinstance(unit, Group) else []
+            if waiting and not (launches and launches[0].target is waiting[0].target):
+                steps.append(self._kernel_step(f"kernels_{len(steps)}", waiting))
                 waiting = []
-            steps.append(self._library_step(unit))
-        return [*steps, self._kernel_step(waiting)] if waiting else steps
+            waiting += launches
+            if isinstance(unit, Node):
+                steps.append(self._library_step(unit))
+        return [*steps, self._kernel_step(f"kernels_{len(steps)}", waiting)] if waiting else steps
 
-    def _kernel_step(self, launches: Sequence[Launch]) -> _Step:
-        """Kernels that follow each other: one native call."""
+    def _target(self, group: Group) -> Target:
+        """Where a group runs.
+
+        Raises:
+            _RefusedError: on another GPU than the first that the program uses.
+        """
+        device = value_of(group.nodes[0]).device
+        if device not in self._targets:
+            if device.type == "cuda" and any(d.type == "cuda" for d in self._targets):
+                raise _RefusedError(group.nodes)
+            self._targets[device] = target_of(device)
+            self._env.update(self._targets[device].values)
+        return self._targets[device]
+
+    def _plan(self, launch: Launch) -> None:
+        launch.plan = launch.target.plan(launch.kernel, launch.reads, launch.writes, self._begin)
+
+    def _kernel_step(self, name: str, launches: Sequence[Launch]) -> _Step:
+        """Kernels that follow each other on one device: one native call."""
         step = _Step([])
+        target = launches[0].target
         names: dict[str, int] = {}
         prepared = []
         for launch in launches:
             for place in launch.writes:
-                step.lines.append(f"{place.name} = empty({place.size}, {place.stride}, {self._constant(place.dtype)})")
+                dtype = self._constant(place.dtype)
+                step.lines.append(f"{place.name} = {target.allocate}({place.size}, {place.stride}, {dtype})")
                 step.makes.append(place.name)
-            operands = [*(launch.reads[i] for i in launch.kernel.reads), *launch.writes]
+            operands = launch.operands
             step.reads += [p.name for p in operands if p.name]
             # Of an operand without a name only the shape counts: any address does.
             given = [(names.setdefault(p.name, len(names)), p.skipped) for p in operands if p.name]
             places = iter(given)
             prepared.append(KernelLaunch(launch.plan, tuple(next(places) if p.name else (0, 0) for p in operands)))
-        sequence = KernelSequence(prepared, len(names))
-        name = f"kernels_{len(self._sequences)}"
-        self._sequences.append(sequence)
-        self._env[f"own_{name}"] = sequence  # the function may outlive this object; a launch holds addresses only
-        addresses = ", ".join(f"{n}.data_ptr()" for n in names)
-        if sequence.direct is None:
-            self._env[name] = sequence
-            step.lines.append(f"{name}({addresses})")
-        else:
-            self._env[name], self._env[f"pack_{name}"] = sequence.direct
-            step.lines.append(f"{name}(pack_{name}({addresses}))")
-        return step
+        call = target.sequence(name, prepared, [f"{n}.data_ptr()" for n in names])
+        self._env.update(call.values)
+        return _Step(step.lines + call.lines, step.makes + call.makes, step.reads)
 
     def _library_step(self, node: Node) -> _Step:
         reads = [base_of(n).name for n in node.all_input_nodes]
@@ -210,10 +202,16 @@ class Program:
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
             name = f"{name}_{node.name}"
-            self._env[name] = _Checked(self._env, name, called, values)
+            self._env[name] = _Checked(self._env, name, called, values, self._alignment(node, values))
         else:
             self._env[name] = called
         return name
+
+    def _alignment(self, node: Node, values: Sequence[Any]) -> int:
+        """The bytes at whose multiples kernels expect what a library call gives."""
+        devices = {v.device for v in values if isinstance(v, torch.Tensor)}
+        found = [self._targets[d].alignment for d in devices if d in self._targets]
+        return max(found, default=1) if self._begin.is_known(node.name) else 1
 
     # -- text -------------------------------------------------------------------------------------------------------
 
@@ -228,13 +226,18 @@ class Program:
         for place, step in enumerate(steps):
             for name in (*step.makes, *step.reads):
                 last[name] = place
-        lines = ["def run(args):"]
+        targets = self._targets.values()
+        lines = ["def run(args):", *(f"    {line}" for target in targets for line in target.first())]
         if inputs:
             lines.append(f"    {', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
         lines.append("    args.clear()")
         unread = [n for n in inputs if n not in last and n not in returned]
         if unread:
             lines.append(f"    del {', '.join(unread)}")
+        for target in targets:
+            aligned = target.aligned([n for n in inputs if n in self._packed(target)])
+            self._env.update(aligned.values)
+            lines += [f"    {line}" for line in aligned.lines]
         for place, step in enumerate(steps):
             lines += [f"    {line}" for line in step.lines]
             dead = [n for n, at in last.items() if at == place and n not in returned and n not in fixed]
@@ -242,6 +245,14 @@ class Program:
                 lines.append(f"    del {', '.join(dead)}")
         lines.append(f"    return ({''.join(self._ref(n) + ', ' for n in self._returned)})")
         return "\n".join(lines) + "\n"
+
+    def _packed(self, target: Target) -> set[str]:
+        """The inputs that kernels read in packs."""
+        found = set()
+        for launch in self.launches:
+            if launch.target is target:
+                found |= {p.name for p, packs in zip(launch.operands, target.packed(launch.plan)) if packs}
+        return found & self._begin.copied
 
     def _ref(self, value: Any) -> str:
         """The Python expression of an argument of a call."""
@@ -272,10 +283,6 @@ class Program:
         return name
 
 
-def _plan(launch: Launch) -> None:
-    launch.plan = launch.kernel.plan([p.stand_in() for p in launch.reads], [p.stand_in() for p in launch.writes])
-
-
 def _stored_bytes(graph: FxGraph) -> int:
     """Bytes of all values of a graph, stored or not."""
     values = [value_of(n) for n in graph.nodes if n.op == "call_function"]
@@ -288,10 +295,13 @@ class _RefusedError(Exception):
 
 
 class _Checked:
-    """A library call until its first results are seen: kernels rely on the strides that fake tensors promised."""
+    """A library call until its first results are seen: kernels rely on the strides that fake tensors promised, and on
+    the alignment that an allocator gives."""
 
-    def __init__(self, env: dict[str, Any], name: str, call: Callable[..., Any], promised: Sequence[Any]) -> None:
-        self._env, self._name, self._call = env, name, call
+    def __init__(
+        self, env: dict[str, Any], name: str, call: Callable[..., Any], promised: Sequence[Any], alignment: int
+    ) -> None:
+        self._env, self._name, self._call, self._alignment = env, name, call, alignment
         self._strides = [v.stride() if isinstance(v, torch.Tensor) else None for v in promised]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -299,7 +309,10 @@ class _Checked:
         result = self._call(*args, **kwargs)
         results = result if isinstance(result, (list, tuple)) else [result]
         fits = [
-            s is None or not isinstance(r, torch.Tensor) or r.numel() == 0 or _same_strides(r, s)
+            s is None
+            or not isinstance(r, torch.Tensor)
+            or r.numel() == 0
+            or (_same_strides(r, s) and r.data_ptr() % self._alignment == 0)
             for r, s in zip(results, self._strides)
         ]
         if all(fits):
@@ -319,29 +332,22 @@ def _restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Ten
     return made.copy_(tensor)
 
 
-def place_of(node: Node) -> _Place:
-    """Where the value of a node lies."""
-    base, value = base_of(node), value_of(node)
-    offset = int(value.storage_offset()) - int(value_of(base).storage_offset()) if base is not node else 0
-    return _Place(base.name, offset, tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype)
-
-
 def _flat_outputs(module: GraphModule) -> list[Any]:
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     returned = output.args[0]
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
 
 
-def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
+def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[Launch]:
     """The kernels of a group.
 
     Raises:
         _RefusedError: opgraph has no kernel for a part of it.
     """
-    graph, members = Graph(), set(group.nodes)
+    graph, members = Graph(engine=target.engine.kind), set(group.nodes)
     values: dict[Node, Any] = {}
     emitter = NodeEmitter(graph, values, as_eager=rounding == "each")
-    places: dict[int, _Place] = {}
+    places: dict[int, Place] = {}
     try:
         for node in group.nodes:
             for source in node.all_input_nodes:
@@ -366,20 +372,20 @@ def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
     graph.finalize()
     for like in emitter.shapes:
         size = tuple(int(d) for d in like.dims or ())  # type: ignore[arg-type]
-        places[like.id] = _Place("", 0, size, (0,) * len(size), torch.bool)
+        places[like.id] = Place("", 0, size, (0,) * len(size), torch.bool)
     launches = []
     for part in partition(graph).partitions:
         if part.kind != "fused":
             raise _RefusedError(group.nodes)
-        kernel = runner(part, engine_of("cpu"), rounding=rounding)
-        if not isinstance(kernel, HostKernel):
+        kernel = target.kernel(part, rounding)
+        if kernel is None:
             raise _RefusedError(group.nodes)
         for port in part.output_ports:
             if port.id not in places:
                 size = tuple(int(d) for d in port.dims or ())  # type: ignore[arg-type]
                 name = f"{prefix}_{port.id}"
-                places[port.id] = _Place(name, 0, size, row_major(size), TORCH_DTYPES[port.dtype])
+                places[port.id] = Place(name, 0, size, row_major(size), TORCH_DTYPES[port.dtype])
         reads = tuple(places[t.id] for t in part.input_ports)
         writes = tuple(places[t.id] for t in part.output_ports)
-        launches.append(Launch(kernel, graph, group.nodes, part.units, reads, writes))
+        launches.append(Launch(target, kernel, graph, group.nodes, part.units, reads, writes))
     return launches

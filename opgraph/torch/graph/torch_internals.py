@@ -11,10 +11,6 @@ from typing import Any
 import torch
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-#: `empty_strided_cpu(size, stride, dtype)`: a tensor without values; torch's public function takes three times as long.
-empty_strided_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", None) or (
-    lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
-)
 #: `reinterpret_tensor(base, size, stride, offset)`: the memory of a tensor read in another way, `offset` elements after
 #: its own beginning.
 reinterpret_tensor: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", None) or (
@@ -165,7 +161,10 @@ def memory_of(node: torch.fx.Node) -> int | None:
 def draws_random_numbers(node: torch.fx.Node) -> bool:
     """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(word in name for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel"))
+    return any(
+        word in name
+        for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel")
+    )
 
 
 def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any], bool]]]) -> None:

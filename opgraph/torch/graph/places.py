@@ -1,0 +1,87 @@
+"""Where the tensors of a program lie: in which variable, at which elements, and how far off a multiple of 16 bytes."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.groups import base_of, is_view, writes
+
+#: Bytes at whose multiples a GPU's kernels find tensors that they read and write in packs.
+PACK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies: a variable of the function, elements after its beginning, sizes and strides.
+
+    Attributes:
+        name: the variable; "" where only the shape counts, and any address does.
+    """
+
+    name: str
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def skipped(self) -> int:
+        """Bytes from the beginning of the variable's tensor."""
+        return self.offset * self.dtype.itemsize
+
+
+def place_of(node: Node) -> Place:
+    """Where the value of a node lies."""
+    base, value = base_of(node), value_of(node)
+    offset = int(value.storage_offset()) - int(value_of(base).storage_offset()) if base is not node else 0
+    return Place(base.name, offset, tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype)
+
+
+class Beginnings:
+    """How far off a multiple of 16 bytes the tensors of a graph begin.
+
+    Allocators begin tensors at such multiples. The exceptions are tensors of somebody else: inputs, which a program
+    copies where they begin elsewhere; and what a call writes to, or gives back under another name, which stays where it
+    is.
+
+    Args:
+        module: before kernels are made of it.
+    """
+
+    def __init__(self, module: GraphModule) -> None:
+        nodes = list(module.graph.nodes)
+        calls = [n for n in nodes if n.op == "call_function" and not is_view(n)]
+        moving = {base_of(source) for n in calls if writes(n) for source in n.all_input_nodes}
+        moving |= {n for n in calls if _is_alias(n)}
+        self._anywhere = {n.name for n in moving if n.op != "get_attr"}
+        self._fixed = {n.name: _constant(n).data_ptr() % PACK for n in nodes if n.op == "get_attr"}
+        #: Inputs that may be copied to a multiple.
+        self.copied = {n.name for n in nodes if n.op == "placeholder"} - self._anywhere
+
+    def is_known(self, name: str) -> bool:
+        """Whether it is known of a variable of the function."""
+        return name not in self._anywhere
+
+    def of(self, place: Place) -> int:
+        """An address like that of a place, as far as its alignment goes."""
+        if not self.is_known(place.name):
+            return place.dtype.itemsize
+        return (self._fixed.get(place.name, 0) + place.skipped) % PACK
+
+
+def _constant(node: Node) -> torch.Tensor:
+    found: torch.Tensor = operator.attrgetter(str(node.target))(node.graph.owning_module)
+    return found
+
+
+def _is_alias(node: Node) -> bool:
+    """Whether a call may give back memory that it was given."""
+    if node.target is operator.getitem:
+        return _is_alias(node.args[0])  # type: ignore[arg-type]
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or any(r.alias_info is not None for r in schema.returns)

@@ -1,0 +1,217 @@
+"""Where the kernels of a program run, the CPU or a GPU: how they are compiled, and the lines that launch them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from opgraph.ir.dtypes import get as dtype_of
+from opgraph.partition.partition import Partition
+from opgraph.runtime.compiled import runner
+from opgraph.runtime.engine import Engine, engine_of
+from opgraph.runtime.fused import HostKernel
+from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
+from opgraph.runtime.providers import torch_prepared
+from opgraph.runtime.providers.torch_dtypes import NAMES
+from opgraph.torch.graph.places import PACK, Beginnings, Place
+
+
+@dataclass(slots=True)
+class Lines:
+    """Lines of a program's function.
+
+    Attributes:
+        values: what stands under the names that the lines use.
+        makes: variables that they make.
+    """
+
+    lines: list[str]
+    values: dict[str, Any] = field(default_factory=dict)
+    makes: list[str] = field(default_factory=list)
+
+
+class Target(Protocol):
+    """A device, as programs use it.
+
+    Attributes:
+        engine: the device.
+        allocate: what the function calls its allocation by size, strides and dtype; no op of torch has the name.
+        alignment: bytes at whose multiples kernels expect the results of library calls.
+        values: what stands under the names that lines use.
+    """
+
+    engine: Engine
+    allocate: str
+    alignment: int
+    values: Mapping[str, Any]
+
+    def kernel(self, partition: Partition, rounding: str) -> Any:
+        """The compiled loop of a fused partition; None where it cannot be launched by address."""
+
+    def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
+        """The prepared call on tensors that lie at these places; compiles what it needs."""
+
+    def packed(self, plan: Any) -> Sequence[bool]:
+        """For each tensor that a kernel reads and then writes, whether it must begin where the plan says."""
+
+    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+        """One native call for kernels that follow each other.
+
+        Args:
+            name: of the call, in the function.
+            addresses: the expressions of the addresses that the launches have places in.
+        """
+
+    def first(self) -> Sequence[str]:
+        """Lines with which the function begins."""
+
+    def aligned(self, inputs: Sequence[str]) -> Lines:
+        """Lines that copy inputs which begin elsewhere than at multiples of 16 bytes."""
+
+
+class HostTarget:
+    """The CPU."""
+
+    engine = Engine("cpu")
+    allocate = "allocate"
+    alignment = 1
+    values: Mapping[str, Any] = {"allocate": torch_prepared.empty_cpu}
+
+    def kernel(self, partition: Partition, rounding: str) -> HostKernel | None:
+        """As Target."""
+        made = runner(partition, self.engine, rounding=rounding)
+        return made if isinstance(made, HostKernel) else None
+
+    def plan(self, kernel: HostKernel, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
+        """As Target. Kernels read arrays wherever they begin."""
+        return kernel.plan([_array(p) for p in reads], [_array(p) for p in writes])
+
+    def packed(self, plan: Any) -> Sequence[bool]:
+        """As Target."""
+        return ()
+
+    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+        """As Target."""
+        made = KernelSequence(launches, len(addresses))
+        given, own = ", ".join(addresses), {f"own_{name}": made}  # the function's calls hold addresses only
+        if made.direct is None:
+            return Lines([f"{name}({given})"], {name: made})
+        entry, pack = made.direct
+        return Lines([f"{name}(pack_{name}({given}))"], {**own, name: entry, f"pack_{name}": pack})
+
+    def first(self) -> Sequence[str]:
+        """As Target."""
+        return ()
+
+    def aligned(self, inputs: Sequence[str]) -> Lines:
+        """As Target."""
+        return Lines([])
+
+
+class CudaTarget:
+    """A GPU. Kernels are launched on torch's current stream, and memory comes from torch's allocator.
+
+    Args:
+        index: which one.
+
+    Raises:
+        DeviceError: CuPy is missing, or there is no such GPU.
+    """
+
+    allocate = "allocate_cuda"
+    alignment = PACK
+
+    def __init__(self, index: int) -> None:
+        self.engine = engine_of(f"cuda:{index}")
+        from opgraph.runtime import cuda  # needs CuPy, as the engine does
+        from opgraph.runtime.providers import torch_cuda_prepared
+
+        self.values: Mapping[str, Any] = {
+            "allocate_cuda": torch_prepared.empty_cuda, "stream_of": torch_cuda_prepared.current_stream,
+            "current_gpu": cuda.current_device()[0], "on_gpu": cuda.OnDevice, "bytes_dtype": torch.uint8,
+        }  # fmt: skip
+
+    def kernel(self, partition: Partition, rounding: str) -> Any:
+        """As Target."""
+        return runner(partition, self.engine, rounding=rounding)
+
+    def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
+        """As Target: with packs as wide as the places allow."""
+        return kernel.plan([self._array(p, begin) for p in reads], [self._array(p, begin) for p in writes])
+
+    def packed(self, plan: Any) -> Sequence[bool]:
+        """As Target."""
+        packs: Sequence[bool] = plan.packs
+        return packs
+
+    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+        """As Target. A workspace is freed after the launch: the allocator gives it away on the same stream."""
+        from opgraph.runtime.cuda_sequence import CudaSequence
+
+        made = CudaSequence(launches, len(addresses), self.engine.index)
+        lines, makes = [], []
+        given = [f"stream_of({self.engine.index})", *addresses]
+        if made.workspace:
+            makes.append(f"work_{name}")
+            lines.append(f"work_{name} = {self.allocate}(({made.workspace},), (1,), bytes_dtype)")
+            given.append(f"work_{name}.data_ptr()")
+        arguments = ", ".join(given)
+        if made.direct is None:
+            return Lines([*lines, f"{name}({arguments})"], {name: made}, makes)
+        entry, pack = made.direct
+        lines += [
+            f"given = {arguments}",
+            f"if refused := {name}(pack_{name}(*given)): recover_{name}(refused, *given)",
+        ]
+        return Lines(lines, {name: entry, f"pack_{name}": pack, f"recover_{name}": made.recover}, makes)
+
+    def first(self) -> Sequence[str]:
+        """As Target: allocation and launches are for the current GPU."""
+        index = self.engine.index
+        return [f"if current_gpu() != {index}:", f"    with on_gpu({index}): return run(args)"]
+
+    def aligned(self, inputs: Sequence[str]) -> Lines:
+        """As Target."""
+        if not inputs:
+            return Lines([])
+        addresses, names = " | ".join(f"{n}.data_ptr()" for n in inputs), "".join(f"{n}, " for n in inputs)
+        lines = [f"if ({addresses}) & {PACK - 1}:", f"    {names}= map(aligned, ({names}))"]
+        return Lines(lines, {"aligned": aligned})
+
+    def _array(self, place: Place, begin: Beginnings) -> Any:
+        from opgraph.runtime.cuda import CUPY
+        from opgraph.runtime.device_array import DeviceArray
+
+        dtype = dtype_of(NAMES[place.dtype]).numpy
+        return DeviceArray(None, begin.of(place), dtype, place.size, place.stride, self.engine.index, CUPY)
+
+
+def target_of(device: torch.device) -> Target:
+    """The target of a torch device.
+
+    Raises:
+        DeviceError: it is a GPU, and CuPy is missing or there is no such GPU.
+    """
+    return CudaTarget(device.index or 0) if device.type == "cuda" else _HOST
+
+
+_HOST = HostTarget()
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; where it begins elsewhere than at a multiple of 16 bytes, a copy with the same strides."""
+    if tensor.data_ptr() % PACK == 0:
+        return tensor
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
+    with torch.no_grad():
+        return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def _array(place: Place) -> np.ndarray:
+    """An array of this layout, of no memory to speak of: planning reads no element."""
+    own = np.empty(1, dtype_of(NAMES[place.dtype]).numpy)
+    return np.lib.stride_tricks.as_strided(own, place.size, tuple(s * own.itemsize for s in place.stride))
