@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -155,3 +156,40 @@ def unfuse(model: nn.Module) -> nn.Module:
             else:
                 module.__dict__["forward"] = forward.instead
     return model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module's calls run compiled code: it is fused, or torch.compile has wrapped it."""
+    return isinstance(module.__dict__.get("forward"), FusedForward) or isinstance(module, torch._dynamo.OptimizedModule)
+
+
+@contextmanager
+def compiled_apart(model: object) -> Iterator[None]:
+    """While this lasts, fused modules in a model compile anew; what they compiled before comes back afterwards."""
+    forwards = _fused_forwards(model)
+    held = [forward._compiled for _, forward in forwards]
+    for _, forward in forwards:
+        forward._compiled = None
+    try:
+        yield
+    finally:
+        for (_, forward), before in zip(forwards, held, strict=True):
+            forward._compiled = before
+
+
+@contextmanager
+def unfused(model: object) -> Iterator[None]:
+    """While this lasts, a model runs as if no module in it were fused."""
+    forwards = _fused_forwards(model)
+    for module, _ in forwards:
+        unfuse(module)
+    try:
+        yield
+    finally:
+        for module, forward in forwards:
+            module.__dict__["forward"] = forward
+
+
+def _fused_forwards(model: object) -> list[tuple[nn.Module, FusedForward]]:
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    return [(m, f) for m in modules if isinstance(f := m.__dict__.get("forward"), FusedForward)]

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from opgraph.torch.graph import torch_internals as internals
 from opgraph.torch.graph.program import Program
+from opgraph.torch.graph.steps import unwatched
 
 #: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
 MOST_ELEMENTS = 4096
@@ -152,7 +153,7 @@ class _Check:
         """For these parameters; they are read only where one of them has changed since the last call."""
         state = _state(parameters)
         if state != self._seen:
-            with torch.no_grad():
+            with torch.no_grad(), internals.without_modes(), unwatched():
                 self._answer = self._compare(parameters)
             self._seen = state
         return self._answer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.graph.aten import NodeEmitter, value_of
 from opgraph.torch.graph.constants import fold_constants
 from opgraph.torch.graph.groups import Group, base_of, schedule
+from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
 from opgraph.torch.graph.torch_internals import empty_strided_cpu, reinterpret_tensor, saved_outputs
 
 aten = torch.ops.aten
@@ -91,15 +92,6 @@ class _Place:
         return np.lib.stride_tricks.as_strided(own, self.size, steps)
 
 
-@dataclass(slots=True)
-class _Step:
-    """Lines of the function, with the variables that they make and read."""
-
-    lines: list[str]
-    makes: list[str] = field(default_factory=list)
-    reads: list[str] = field(default_factory=list)
-
-
 class Program:
     """A compiled graph.
 
@@ -120,11 +112,13 @@ class Program:
         self._sequences: list[KernelSequence] = []
         self._env: dict[str, Any] = {
             "empty": empty_strided_cpu, "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan,
+            "watchers": watchers,
         }  # fmt: skip
         self._returned = _flat_outputs(module)
         fold_constants(module)
-        steps = self._steps()
-        self.source = self._text(steps)
+        function = self._function(self._steps())
+        self.source = function.text()
+        self._env["watched"] = partial(watched, function, self._env)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
         self.run: Callable[[list[Any]], Any] = self._env["run"]
         self.run._boxed_call = True  # type: ignore[attr-defined]  # the caller gives up its references to the inputs
@@ -137,7 +131,7 @@ class Program:
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
-    def _steps(self) -> list[_Step]:
+    def _steps(self) -> list[Step]:
         graph = self.module.graph
         refused: set[Node] = set()
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
@@ -153,7 +147,7 @@ class Program:
             break
         self.launches = [launch for unit in planned.steps for launch in kernels.get(id(unit), ())]
         at_once([partial(_plan, launch) for launch in self.launches])
-        steps: list[_Step] = []
+        steps: list[Step] = []
         waiting: list[Launch] = []
         for unit in planned.steps:
             if isinstance(unit, Group):
@@ -165,17 +159,19 @@ class Program:
             steps.append(self._library_step(unit))
         return [*steps, self._kernel_step(waiting)] if waiting else steps
 
-    def _kernel_step(self, launches: Sequence[Launch]) -> _Step:
+    def _kernel_step(self, launches: Sequence[Launch]) -> Step:
         """Kernels that follow each other: one native call."""
-        step = _Step([])
+        made: list[Allocation] = []
+        reads: list[str] = []
         names: dict[str, int] = {}
         prepared = []
+        by_name = {n.name: n for launch in launches for n in launch.nodes}
         for launch in launches:
             for place in launch.writes:
-                step.lines.append(f"{place.name} = empty({place.size}, {place.stride}, {self._constant(place.dtype)})")
-                step.makes.append(place.name)
+                line = f"{place.name} = empty({place.size}, {place.stride}, {self._constant(place.dtype)})"
+                made.append(Allocation(place.name, line, by_name.get(place.name, launch.nodes[-1])))
             operands = [*(launch.reads[i] for i in launch.kernel.reads), *launch.writes]
-            step.reads += [p.name for p in operands if p.name]
+            reads += [p.name for p in operands if p.name]
             # Of an operand without a name only the shape counts: any address does.
             given = [(names.setdefault(p.name, len(names)), p.skipped) for p in operands if p.name]
             places = iter(given)
@@ -186,20 +182,20 @@ class Program:
         addresses = ", ".join(f"{n}.data_ptr()" for n in names)
         if sequence.direct is None:
             self._env[name] = sequence
-            step.lines.append(f"{name}({addresses})")
+            call = f"{name}({addresses})"
         else:
             self._env[name], self._env[f"pack_{name}"] = sequence.direct
-            step.lines.append(f"{name}(pack_{name}({addresses}))")
-        return step
+            call = f"{name}(pack_{name}({addresses}))"
+        return Step(call, None, made, reads)
 
-    def _library_step(self, node: Node) -> _Step:
+    def _library_step(self, node: Node) -> Step:
         reads = [base_of(n).name for n in node.all_input_nodes]
         if node.target is operator.getitem:
-            return _Step([f"{node.name} = {self._ref(node.args[0])}[{node.args[1]}]"], [node.name], reads)
+            return Step(f"{node.name} = {self._ref(node.args[0])}[{node.args[1]}]", node, reads=reads)
         self.library_calls.append(node)
         function = self._library_function(node)
         arguments = [self._ref(a) for a in node.args] + [f"{k}={self._ref(v)}" for k, v in node.kwargs.items()]
-        return _Step([f"{node.name} = {function}({', '.join(arguments)})"], [node.name], reads)
+        return Step(f"{node.name} = {function}({', '.join(arguments)})", node, reads=reads)
 
     def _library_function(self, node: Node) -> str:
         name = f"{str(node.target).replace('.', '_').replace('::', '_')}"
@@ -209,38 +205,22 @@ class Program:
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
             name = f"{name}_{node.name}"
-            self._env[name] = _Checked(self._env, name, called, values)  # type: ignore[arg-type]
+            self._env[name] = Checked(self._env, name, called, values)  # type: ignore[arg-type]
         else:
             self._env[name] = called
         return name
 
     # -- text -------------------------------------------------------------------------------------------------------
 
-    def _text(self, steps: Sequence[_Step]) -> str:
-        inputs = [n.name for n in self.module.graph.nodes if n.op == "placeholder"]
-        fixed = {n.name for n in self.module.graph.nodes if n.op == "get_attr"}
-        for node in self.module.graph.nodes:
-            if node.op == "get_attr":
-                self._env[node.name] = operator.attrgetter(str(node.target))(self.module)
-        returned = {base_of(n).name for n in self._returned if isinstance(n, Node)}
-        last: dict[str, int] = {}
-        for place, step in enumerate(steps):
-            for name in (*step.makes, *step.reads):
-                last[name] = place
-        lines = ["def run(args):"]
-        if inputs:
-            lines.append(f"    {', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
-        lines.append("    args.clear()")
-        unread = [n for n in inputs if n not in last and n not in returned]
-        if unread:
-            lines.append(f"    del {', '.join(unread)}")
-        for place, step in enumerate(steps):
-            lines += [f"    {line}" for line in step.lines]
-            dead = [n for n, at in last.items() if at == place and n not in returned and n not in fixed]
-            if dead:
-                lines.append(f"    del {', '.join(dead)}")
-        lines.append(f"    return ({''.join(self._ref(n) + ', ' for n in self._returned)})")
-        return "\n".join(lines) + "\n"
+    def _function(self, steps: Sequence[Step]) -> Function:
+        nodes = self.module.graph.nodes
+        fixed = [n for n in nodes if n.op == "get_attr"]
+        for node in fixed:
+            self._env[node.name] = operator.attrgetter(str(node.target))(self.module)
+        returned = [base_of(n) for n in self._returned if isinstance(n, Node)]
+        result = f"({''.join(self._ref(n) + ', ' for n in self._returned)})"
+        lasting = frozenset(n.name for n in (*fixed, *returned))
+        return Function([n for n in nodes if n.op == "placeholder"], steps, lasting, result)
 
     def _ref(self, value: Any) -> str:
         """The Python expression of an argument of a call."""
@@ -284,38 +264,6 @@ def _stored_bytes(graph: FxGraph) -> int:
 class _Refused(Exception):
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = tuple(nodes)
-
-
-class _Checked:
-    """A library call until its first results are seen: kernels rely on the strides that fake tensors promised."""
-
-    def __init__(self, env: dict[str, Any], name: str, call: Callable[..., Any], promised: Sequence[Any]) -> None:
-        self._env, self._name, self._call = env, name, call
-        self._strides = [v.stride() if isinstance(v, torch.Tensor) else None for v in promised]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results, copied where they lie in another way than promised."""
-        result = self._call(*args, **kwargs)
-        results = result if isinstance(result, (list, tuple)) else [result]
-        fits = [
-            s is None or not isinstance(r, torch.Tensor) or r.numel() == 0 or _same_strides(r, s)
-            for r, s in zip(results, self._strides)
-        ]
-        if all(fits):
-            self._env[self._name] = self._call
-            return result
-        moved = [r if ok else _restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
-        return type(result)(moved) if isinstance(result, (list, tuple)) else moved[0]
-
-
-def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
-
-
-def _restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
-    assert strides is not None
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
 
 
 def place_of(node: Node) -> _Place:

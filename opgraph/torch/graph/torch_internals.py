@@ -35,6 +35,13 @@ def without_modes() -> Any:
     return _disable_current_modes()
 
 
+def is_tracing() -> bool:
+    """Whether Dynamo or AOTAutograd is compiling now, rather than something compiled running."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get() is not None
+
+
 def aot_backend(**arguments: Any) -> Callable[..., Any]:
     """AOTAutograd as a backend of torch.compile.
 
