@@ -134,8 +134,9 @@ class Program:
     def _steps(self) -> list[Step]:
         graph = self.module.graph
         refused: set[Node] = set()
+        gathers = _stored_bytes(graph) <= _GATHERED
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
-            planned = schedule(graph, refused=refused, gather_kernels=_stored_bytes(graph) <= _GATHERED)
+            planned = schedule(graph, refused=refused, gather_kernels=gathers)
             kernels: dict[int, list[Launch]] = {}
             try:
                 for unit in planned.steps:
@@ -152,11 +153,13 @@ class Program:
         for unit in planned.steps:
             if isinstance(unit, Group):
                 waiting += kernels[id(unit)]
-                continue
-            if waiting:
-                steps.append(self._kernel_step(waiting))
+                if not gathers:  # a call for each: what a kernel makes and the next one reads dies between two calls
+                    steps += [self._kernel_step([launch]) for launch in waiting]
+                    waiting = []
+            elif unit.target is not operator.getitem:
+                steps += [self._kernel_step(waiting)] if waiting else []
                 waiting = []
-            steps.append(self._library_step(unit))
+                steps += self._library_steps(unit)
         return [*steps, self._kernel_step(waiting)] if waiting else steps
 
     def _kernel_step(self, launches: Sequence[Launch]) -> Step:
@@ -188,14 +191,17 @@ class Program:
             call = f"{name}(pack_{name}({addresses}))"
         return Step(call, None, made, reads)
 
-    def _library_step(self, node: Node) -> Step:
-        reads = [base_of(n).name for n in node.all_input_nodes]
-        if node.target is operator.getitem:
-            return Step(f"{node.name} = {self._ref(node.args[0])}[{node.args[1]}]", node, reads=reads)
+    def _library_steps(self, node: Node) -> list[Step]:
+        """A call of torch. Where it returns several values they are taken apart at once: each dies by itself."""
         self.library_calls.append(node)
         function = self._library_function(node)
         arguments = [self._ref(a) for a in node.args] + [f"{k}={self._ref(v)}" for k, v in node.kwargs.items()]
-        return Step(f"{node.name} = {function}({', '.join(arguments)})", node, reads=reads)
+        reads = [base_of(n).name for n in node.all_input_nodes]
+        found = [Step(f"{node.name} = {function}({', '.join(arguments)})", node, reads=reads)]
+        for part in node.users:
+            if part.target is operator.getitem:
+                found.append(Step(f"{part.name} = {node.name}[{part.args[1]}]", part, reads=[node.name]))
+        return found
 
     def _library_function(self, node: Node) -> str:
         name = f"{str(node.target).replace('.', '_').replace('::', '_')}"
