@@ -40,7 +40,7 @@ def fold_constants(module: GraphModule) -> None:
         if held > MOST_BYTES:
             break
         name = f"constant_{node.name}"
-        setattr(module, name, value.clone(memory_format=torch.contiguous_format))
+        module.register_buffer(name, value.clone(memory_format=torch.contiguous_format), persistent=False)
         with graph.inserting_before(node):
             made = graph.get_attr(name)
         made.meta = {**node.meta, "val": node.meta["val"].new_empty(value.shape)}

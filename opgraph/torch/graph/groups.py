@@ -82,14 +82,41 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     """
     kept_out = set(refused)
     computed = {n for n in graph.nodes if n not in kept_out and is_computed(n)}
-    levels = _levels(graph, computed)
+    levels = _levels(graph, computed, _waits(graph))
     _sink(graph, computed, levels)
     _duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
-    return Schedule(tuple(_ordered(graph, found, gather_kernels)))
+    return Schedule(tuple(_ordered(graph, found, _waits(graph), gather_kernels)))
 
 
-def _levels(graph: Graph, computed: set[Node]) -> dict[Node, int]:
+def _waits(graph: Graph) -> dict[Node, list[Node]]:
+    """What a node must wait for beside its inputs, where memory is written to: a write for the reads before it, a read
+    for the writes before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at the end.)"""
+    waits: dict[Node, list[Node]] = {}
+    reads: dict[Node, list[Node]] = {}
+    writes: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or is_view(node):
+            continue
+        bases = {base_of(source) for source in node.all_input_nodes}
+        is_write = _writes(node)
+        earlier = [n for b in bases for n in (*writes.get(b, ()), *(reads.get(b, ()) if is_write else ()))]
+        if earlier:
+            waits[node] = earlier
+        for base in bases:
+            (writes if is_write else reads).setdefault(base, []).append(node)
+    return waits
+
+
+def _writes(node: Node) -> bool:
+    """Whether a call may change memory that it is given; not every schema says so."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return node.target is not operator.getitem
+    return schema.is_mutable or not schema.returns or str(schema.name).endswith("_")
+
+
+def _levels(graph: Graph, computed: set[Node], waits: Mapping[Node, list[Node]]) -> dict[Node, int]:
     levels: dict[Node, int] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -100,6 +127,8 @@ def _levels(graph: Graph, computed: set[Node]) -> dict[Node, int]:
             base = base_of(source)
             ends = node in computed and base.op == "call_function" and not _fuses(source, base, node, computed)
             level = max(level, levels[base] + ends)
+        for earlier in waits.get(node, ()):
+            level = max(level, levels[earlier] + (node in computed))
         levels[node] = level
     return levels
 
@@ -265,7 +294,9 @@ def _read_elsewhere(graph: Graph, roots: Mapping[Node, Node]) -> set[Node]:
     return found
 
 
-def _ordered(graph: Graph, groups: Mapping[Node, Group], gather_kernels: bool) -> list[Group | Node]:
+def _ordered(
+    graph: Graph, groups: Mapping[Node, Group], waits: Mapping[Node, list[Node]], gather_kernels: bool
+) -> list[Group | Node]:
     """Steps in topological order, near the order of the graph."""
     units: dict[Node, Group | Node] = {
         n: groups.get(n, n) for n in graph.nodes if n.op == "call_function" and not is_view(n)
@@ -279,6 +310,7 @@ def _ordered(graph: Graph, groups: Mapping[Node, Group], gather_kernels: bool) -
             base = base_of(source)
             if base in units and units[base] is not unit:
                 reads.append(units[base])
+        reads += [units[n] for n in waits.get(node, ()) if units[n] is not unit]
     order: list[Group | Node] = []
     done: set[int] = set()
     for first in units.values():
