@@ -20,7 +20,12 @@ from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import check_rounding, compiler
 from opgraph.torch.graph.saved import Memory, check_memory
-from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, without_hook_guards_skipped
+from opgraph.torch.graph.torch_internals import (
+    CAPTURE_ERRORS,
+    is_transformed,
+    is_wrapped,
+    without_hook_guards_skipped,
+)
 from opgraph.torch.graph.torch_internals import compiled as isolated
 
 #: The code in nn.Module that calls `forward`.
@@ -67,7 +72,7 @@ class FusedForward:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, OpGraphError):
                 raise cause from None
-            return self._uncaptured(error, _forward(module, self.instead, *args, **kwargs))
+            return self._uncaptured(error, forward_of(module, self.instead, *args, **kwargs))
 
     def _uncaptured(self, error: BaseException, result: Any) -> Any:
         """The result of a call that torch could not capture, and that ran as it was written. (Errors of the user's
@@ -88,7 +93,7 @@ class FusedForward:
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def _compile(self) -> Callable[..., Any]:
-        made = self._compiled = isolated(_forward, compiler(self.memory, self.rounding))
+        made = self._compiled = isolated(forward_of, compiler(self.memory, self.rounding))
         return made
 
     def _called(self, caller: FrameType) -> nn.Module:
@@ -116,8 +121,8 @@ class FusedForward:
         return f"<fused forward of {type(self.module).__name__}>"
 
 
-def _forward(module: nn.Module, instead: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
-    """The function that torch.compile captures."""
+def forward_of(module: nn.Module, instead: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
+    """The function that torch.compile captures: calls the forward that a fused module would have otherwise."""
     return type(module).forward(module, *args, **kwargs) if instead is None else instead(*args, **kwargs)
 
 
@@ -159,7 +164,7 @@ def unfuse(model: nn.Module) -> nn.Module:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether a module's calls run compiled code: it is fused, or torch.compile has wrapped it."""
-    return isinstance(module.__dict__.get("forward"), FusedForward) or isinstance(module, torch._dynamo.OptimizedModule)
+    return isinstance(module.__dict__.get("forward"), FusedForward) or is_wrapped(module)
 
 
 @contextmanager

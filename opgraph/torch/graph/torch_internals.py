@@ -36,6 +36,11 @@ def is_tracing() -> bool:
     return TracingContext.try_get() is not None
 
 
+def is_wrapped(module: torch.nn.Module) -> bool:
+    """Whether torch.compile has made this module."""
+    return isinstance(module, torch._dynamo.OptimizedModule)
+
+
 def aot_backend(**arguments: Any) -> Callable[..., Any]:
     """AOTAutograd as a backend of torch.compile.
 

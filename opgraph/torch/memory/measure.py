@@ -47,7 +47,9 @@ def saved_tensors(
             model's parameters require a gradient, every floating input is made to.
         dry_run: run on shapes alone: nothing large is allocated or computed, so that a batch may be larger than the
             memory. What is computed from parameters and scalars alone keeps its values, and may steer branches.
-            What a library decides only when it runs is not known: the workspace of oneDNN's LSTM, for one.
+            What a library decides only when it runs is not known: the workspace of oneDNN's LSTM, for one. Fused
+            models are captured anew, and their programs run without kernels: memory is taken and given back as in
+            a real run.
         after: a report on the same model after a change, to be shown beside this one.
 
     Returns: the report; `print` shows it as tables, `.to_dict()` gives it as data, `.plot(path)` draws it.
