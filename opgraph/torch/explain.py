@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.explain_report import FusedCalls, FusionReport, GraphBreak, Guess, KeptTensor, LeftCall, merged
-from opgraph.torch.fuse_module import FusedForward
+from opgraph.torch.fuse_module import FusedForward, forward_of, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import Captured, compiler, observed
 from opgraph.torch.graph.groups import is_view
@@ -19,7 +20,11 @@ from opgraph.torch.graph.origin import origin_of
 from opgraph.torch.graph.program import Launch, Program
 from opgraph.torch.graph.saved import PARAMETER, Memory
 from opgraph.torch.graph.sizes import SizedPrograms
+from opgraph.torch.graph.steps import watched_by
 from opgraph.torch.graph.torch_internals import compiled, graph_breaks
+from opgraph.torch.memory.measure import saved_tensors
+from opgraph.torch.memory.report import MemoryReport
+from opgraph.torch.memory.watch import Watch, existing_storages, storage_of
 from opgraph.torch.tracing.reads import written
 from opgraph.torch.tracing.trace import trace
 
@@ -48,15 +53,17 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
     memory: Memory = "least"
     rounding = "store"
     forward = written(model_or_fn)
+    given = inputs
     if isinstance(model_or_fn, nn.Module):
         wrapper = model_or_fn.__dict__.get("forward")
         if isinstance(wrapper, FusedForward):
-            forward, memory, rounding = wrapper.original, wrapper.memory, wrapper.rounding
+            forward, memory, rounding = forward_of, wrapper.memory, wrapper.rounding
+            given = model_or_fn, wrapper.instead, *inputs
     captured: list[Captured] = []
     with observed(captured.append):
-        outputs = compiled(forward, compiler(memory, rounding))(*inputs, **kwargs)
-        _differentiate(outputs)
-    breaks = graph_breaks(forward, inputs, kwargs) if len(captured) != 1 else []
+        peak = _run(compiled(forward, compiler(memory, rounding)), given, kwargs)
+    eager = None if peak is None else _eager(model_or_fn, forward, inputs, kwargs)
+    breaks = graph_breaks(forward, given, kwargs) if len(captured) != 1 else []
     fused: list[FusedCalls] = []
     left: list[LeftCall] = []
     kept: list[KeptTensor] = []
@@ -74,8 +81,30 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
                     again |= {n.name for n in program.module.graph.nodes if n.name in names & own}
     return FusionReport(
         name, fused=merged(fused), left=merged(left), kept_tensors=tuple(kept), recomputed=len(again),
-        breaks=tuple(GraphBreak(line, reason) for line, reason in breaks),
+        breaks=tuple(GraphBreak(line, reason) for line, reason in breaks), peak=peak,
+        eager_kept=None if eager is None else eager.totals.kept, eager_peak=None if eager is None else eager.peak.bytes,
     )  # fmt: skip
+
+
+def _run(call: Callable[..., Any], inputs: Any, kwargs: Any) -> int | None:
+    """Runs a compiled call forward, and backward where it has gradients: the peak in bytes, or None."""
+    given = {s._cdata: s.nbytes() for t in tree_leaves((inputs, kwargs)) if isinstance(t, torch.Tensor)
+             if (s := storage_of(t)) is not None}  # fmt: skip
+    watch = Watch(existing_storages(), lambda: "", dry_run=False, meta=False)
+    watch.bytes = sum(given.values())
+    with watch, watched_by(watch):
+        has_gradients = _differentiate(call(*inputs, **kwargs))
+    return max((s.bytes for s in watch.samples), default=watch.bytes) if has_gradients else None
+
+
+def _eager(model_or_fn: Any, forward: Callable[..., Any], inputs: Any, kwargs: Any) -> MemoryReport | None:
+    """What the model keeps as it is written, counted on shapes; None where it asks for values."""
+    subject = model_or_fn if isinstance(model_or_fn, nn.Module) else forward
+    try:
+        with unfused(model_or_fn):
+            return saved_tensors(subject, *inputs, dry_run=True, **kwargs)
+    except (OpGraphError, RuntimeError, NotImplementedError):
+        return None
 
 
 def _programs(compiled: Program | SizedPrograms | None) -> list[Program]:
@@ -84,10 +113,8 @@ def _programs(compiled: Program | SizedPrograms | None) -> list[Program]:
     return [] if compiled is None else [compiled]
 
 
-def _differentiate(outputs: Any) -> None:
-    """Runs backward without touching the gradients of parameters: it is compiled when it first runs."""
-    from torch.utils._pytree import tree_leaves
-
+def _differentiate(outputs: Any) -> bool:
+    """Runs backward without touching the gradients of parameters; whether there was any."""
     found = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn]
     leaves, seen, waiting = [], set(), [t.grad_fn for t in found]
     while waiting:
@@ -100,6 +127,7 @@ def _differentiate(outputs: Any) -> None:
         waiting += [following for following, _ in node.next_functions]
     if leaves:
         torch.autograd.grad(found, leaves, [torch.ones_like(t) for t in found], allow_unused=True)
+    return bool(leaves)
 
 
 def _fused(launch: Launch, phase: str) -> FusedCalls:

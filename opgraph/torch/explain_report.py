@@ -112,6 +112,8 @@ class FusionReport:
         left: the ops that torch runs.
         kept_tensors: what is kept for backward.
         recomputed: how many forward ops backward computes again.
+        peak: bytes above the weights over a forward and a backward pass, at most; None of a run without gradients.
+        eager_kept, eager_peak: the same of the model as it is written; None where a dry run of it needs values.
         breaks: where the captured graph ends before the forward does.
         guesses: in a report without a run, what is known of the modules.
     """
@@ -123,6 +125,9 @@ class FusionReport:
     recomputed: int = 0
     breaks: tuple[GraphBreak, ...] = ()
     guesses: tuple[Guess, ...] = ()
+    peak: int | None = None
+    eager_kept: int | None = None
+    eager_peak: int | None = None
 
     @property
     def units(self) -> dict[str, int]:
@@ -145,7 +150,7 @@ class FusionReport:
         return {**asdict(self), "units": self.units, "kept": self.kept}
 
     def __str__(self) -> str:
-        lines = [self._headline()]
+        lines = [self._headline(), *self._memory()]
         if self.fused:
             rows = [(e.phase, e.path or ".", str(e.times), " ".join(e.calls), ", ".join(e.units)) for e in self.fused]
             lines += ["", "kernels", *_table(("phase", "module", "times", "ops", "units"), rows)]
@@ -181,9 +186,17 @@ class FusionReport:
         text = f"{self.subject}: {calls} ops in {sum(e.times for e in self.fused)} kernels"
         if self.units:
             text += "; " + ", ".join(f"{name} x{count}" for name, count in self.units.items())
-        if self.kept_tensors:
-            text += f"; {_mib(self.kept)} MiB kept for backward, {self.recomputed} ops computed again there"
         return text
+
+    def _memory(self) -> list[str]:
+        if self.peak is None:
+            return []
+        eager = ("", "") if self.eager_kept is None else (f", eager {_mib(self.eager_kept)}",
+                                                          f", eager {_mib(self.eager_peak or 0)}")  # fmt: skip
+        return [
+            f"  kept for backward, MiB: {_mib(self.kept)}{eager[0]}; {self.recomputed} ops computed again there",
+            f"  peak over both passes, MiB: {_mib(self.peak)}{eager[1]}; weights aside",
+        ]
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,7 +20,12 @@ from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import check_rounding, compiler
 from opgraph.torch.graph.saved import Memory, check_memory
-from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, without_hook_guards_skipped
+from opgraph.torch.graph.torch_internals import (
+    CAPTURE_ERRORS,
+    is_transformed,
+    is_wrapped,
+    without_hook_guards_skipped,
+)
 from opgraph.torch.graph.torch_internals import compiled as isolated
 
 #: The code in nn.Module that calls `forward`.
@@ -66,7 +72,7 @@ class FusedForward:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, OpGraphError):
                 raise cause from None
-            return self._uncaptured(error, _forward(module, self.instead, *args, **kwargs))
+            return self._uncaptured(error, forward_of(module, self.instead, *args, **kwargs))
 
     def _uncaptured(self, error: BaseException, result: Any) -> Any:
         """The result of a call that torch could not capture, and that ran as it was written. (Errors of the user's
@@ -87,7 +93,7 @@ class FusedForward:
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def _compile(self) -> Callable[..., Any]:
-        made = self._compiled = isolated(_forward, compiler(self.memory, self.rounding))
+        made = self._compiled = isolated(forward_of, compiler(self.memory, self.rounding))
         return made
 
     def _called(self, caller: FrameType) -> nn.Module:
@@ -115,8 +121,8 @@ class FusedForward:
         return f"<fused forward of {type(self.module).__name__}>"
 
 
-def _forward(module: nn.Module, instead: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
-    """The function that torch.compile captures."""
+def forward_of(module: nn.Module, instead: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
+    """The function that torch.compile captures: calls the forward that a fused module would have otherwise."""
     return type(module).forward(module, *args, **kwargs) if instead is None else instead(*args, **kwargs)
 
 
@@ -154,3 +160,40 @@ def unfuse(model: nn.Module) -> nn.Module:
             else:
                 module.__dict__["forward"] = forward.instead
     return model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module's calls run compiled code: it is fused, or torch.compile has wrapped it."""
+    return isinstance(module.__dict__.get("forward"), FusedForward) or is_wrapped(module)
+
+
+@contextmanager
+def compiled_apart(model: object) -> Iterator[None]:
+    """While this lasts, fused modules in a model compile anew; what they compiled before comes back afterwards."""
+    forwards = _fused_forwards(model)
+    held = [forward._compiled for _, forward in forwards]
+    for _, forward in forwards:
+        forward._compiled = None
+    try:
+        yield
+    finally:
+        for (_, forward), before in zip(forwards, held, strict=True):
+            forward._compiled = before
+
+
+@contextmanager
+def unfused(model: object) -> Iterator[None]:
+    """While this lasts, a model runs as if no module in it were fused."""
+    forwards = _fused_forwards(model)
+    for module, _ in forwards:
+        unfuse(module)
+    try:
+        yield
+    finally:
+        for module, forward in forwards:
+            module.__dict__["forward"] = forward
+
+
+def _fused_forwards(model: object) -> list[tuple[nn.Module, FusedForward]]:
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    return [(m, f) for m in modules if isinstance(f := m.__dict__.get("forward"), FusedForward)]

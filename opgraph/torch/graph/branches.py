@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from opgraph.torch.graph import torch_internals as internals
 from opgraph.torch.graph.program import Program
+from opgraph.torch.graph.steps import unwatched
 
 #: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
 MOST_ELEMENTS = 4096
@@ -225,7 +226,7 @@ class _Check:
         state = _state(parameters)
         seen, answer = self._last
         if state != seen:
-            with torch.no_grad():
+            with torch.no_grad(), internals.without_modes(), unwatched():
                 answer = self._compare(parameters)
             self._last = state, answer
         return answer

@@ -106,8 +106,8 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
 
 
 def _waits(graph: Graph) -> dict[Node, list[Node]]:
-    """What a node must wait for beside its inputs: a write for the reads of that memory before it, a read for the writes
-    before it, a random op for the random op before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at
+    """What a node must wait for beside its inputs: a write for the earlier reads of that memory, a read for the earlier
+    writes, a random op for the random op before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at
     the end.)"""
     waits: dict[Node, list[Node]] = {}
     readers: dict[Node, list[Node]] = {}

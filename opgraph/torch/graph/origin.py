@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from torch.fx import Node
 
+import opgraph
+
+#: torch's own files, and ours.
+_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(opgraph.__file__).parent) + os.sep)
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -17,6 +24,7 @@ class Origin:
     Attributes:
         module: the path of the innermost module, "" for the captured whole.
         module_class: its class, "" for the whole.
+        module_call: the how-manieth call of the module it is.
         call: the torch function or op.
         line: `file:line` of the source, "" where it is not known.
         code: the text of that line.
@@ -24,6 +32,7 @@ class Origin:
 
     module: str
     module_class: str
+    module_call: int
     call: str
     line: str
     code: str
@@ -32,15 +41,16 @@ class Origin:
 def origin_of(node: Node) -> Origin:
     """The origin that Dynamo noted for a node, or that of the forward node which a backward node belongs to."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path, kind = list(stack.values())[-1] if stack else ("", "")
+    key, (path, kind) = list(stack.items())[-1] if stack else ("", ("", ""))
     functions = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack") or []
     call = str(functions[-1][0]) if functions else str(node.target)
     trace = (node.meta.get("stack_trace") or "").strip()
-    found = list(_LINE.finditer(trace))
+    found = [line for line in _LINE.finditer(trace) if not line["file"].startswith(_LIBRARY)]
     code = trace[found[-1].end() :].strip().splitlines()[1:2] if found else []
     return Origin(
         module=_module_path(path),
         module_class=getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1].rstrip("'>")) if kind else "",
+        module_call=int(str(key).rpartition("@")[2]) + 1 if "@" in str(key) else 1,
         call=re.sub(r"_\d+$", "", call.removeprefix("aten.").split(".")[0]),
         line=f"{found[-1]['file']}:{found[-1]['line']}" if found else "",
         code=code[0].strip() if code else "",
@@ -49,5 +59,5 @@ def origin_of(node: Node) -> Origin:
 
 def _module_path(source: str) -> str:
     """`L['module'].layer1.0` -> `layer1.0`; of `L['self']._modules['layer1']._modules['0']` likewise."""
-    without_root = re.sub(r"^[LG]\['[^']*'\]", "", source)
+    without_root = re.sub(r"^[LG]\['[^']*'\](\[\d+\])*", "", source)
     return re.sub(r"\._modules\['([^']*)'\]", r".\1", without_root).strip(".")

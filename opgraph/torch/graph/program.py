@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,9 @@ from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.graph.aten import NodeEmitter, value_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
-from opgraph.torch.graph.groups import Group, base_of, schedule
+from opgraph.torch.graph.groups import Group, base_of, is_view, schedule
 from opgraph.torch.graph.places import Beginnings, Place, place_of
+from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
 from opgraph.torch.graph.targets import Target, target_of
 from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_outputs
 
@@ -73,15 +74,6 @@ class Launch:
         return [*(self.reads[i] for i in self.kernel.reads), *self.writes]
 
 
-@dataclass(slots=True)
-class _Step:
-    """Lines of the function, with the variables that they make and read."""
-
-    lines: list[str]
-    makes: list[str] = field(default_factory=list)
-    reads: list[str] = field(default_factory=list)
-
-
 class Program:
     """A compiled graph.
 
@@ -100,13 +92,16 @@ class Program:
         self.launches: list[Launch] = []
         self.library_calls: list[Node] = []
         self._targets: dict[torch.device, Target] = {}
-        self._env: dict[str, Any] = {"reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan}
+        self._env: dict[str, Any] = {
+            "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
+        }  # fmt: skip
         self._returned = _flat_outputs(module)
         fold_constants(module)
         move_fills(module.graph)
         self._begin = Beginnings(module)
-        steps = self._steps()
-        self.source = self._text(steps)
+        function = self._function(self._steps())
+        self.source = function.text()
+        self._env["watched"] = partial(watched, function, self._env)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
         self.run: Callable[[list[Any]], Any] = self._env["run"]
         self.run._boxed_call = True
@@ -119,11 +114,12 @@ class Program:
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
-    def _steps(self) -> list[_Step]:
+    def _steps(self) -> list[Step]:
         graph = self.module.graph
         refused: set[Node] = set()
+        gathers = _stored_bytes(graph) <= _GATHERED
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
-            planned = schedule(graph, refused=refused, gather_kernels=_stored_bytes(graph) <= _GATHERED)
+            planned = schedule(graph, refused=refused, gather_kernels=gathers)
             kernels: dict[int, list[Launch]] = {}
             try:
                 for unit in planned.steps:
@@ -135,16 +131,22 @@ class Program:
             break
         self.launches = [launch for unit in planned.steps for launch in kernels.get(id(unit), ())]
         at_once([partial(self._plan, launch) for launch in self.launches])
-        steps: list[_Step] = []
+        steps: list[Step] = []
         waiting: list[Launch] = []
         for unit in planned.steps:
+            if isinstance(unit, Node) and unit.target is operator.getitem:
+                continue  # taken apart where the call is
             launches = kernels[id(unit)] if isinstance(unit, Group) else []
             if waiting and not (launches and launches[0].target is waiting[0].target):
                 steps.append(self._kernel_step(f"kernels_{len(steps)}", waiting))
                 waiting = []
             waiting += launches
             if isinstance(unit, Node):
-                steps.append(self._library_step(unit))
+                steps += self._library_steps(unit)
+            elif not gathers:  # a call for each: what a kernel makes and the next one reads dies between two calls
+                first = len(steps)
+                steps += [self._kernel_step(f"kernels_{first + i}", [one]) for i, one in enumerate(waiting)]
+                waiting = []
         return [*steps, self._kernel_step(f"kernels_{len(steps)}", waiting)] if waiting else steps
 
     def _target(self, group: Group) -> Target:
@@ -164,35 +166,40 @@ class Program:
     def _plan(self, launch: Launch) -> None:
         launch.plan = launch.target.plan(launch.kernel, launch.reads, launch.writes, self._begin)
 
-    def _kernel_step(self, name: str, launches: Sequence[Launch]) -> _Step:
+    def _kernel_step(self, name: str, launches: Sequence[Launch]) -> Step:
         """Kernels that follow each other on one device: one native call."""
-        step = _Step([])
         target = launches[0].target
+        made: list[Allocation] = []
+        reads: list[str] = []
         names: dict[str, int] = {}
         prepared = []
+        by_name = {n.name: n for launch in launches for n in launch.nodes}
         for launch in launches:
             for place in launch.writes:
                 dtype = self._constant(place.dtype)
-                step.lines.append(f"{place.name} = {target.allocate}({place.size}, {place.stride}, {dtype})")
-                step.makes.append(place.name)
+                line = f"{place.name} = {target.allocate}({place.size}, {place.stride}, {dtype})"
+                made.append(Allocation(place.name, line, by_name.get(place.name, launch.nodes[-1])))
             operands = launch.operands
-            step.reads += [p.name for p in operands if p.name]
+            reads += [p.name for p in operands if p.name]
             # Of an operand without a name only the shape counts: any address does.
             given = [(names.setdefault(p.name, len(names)), p.skipped) for p in operands if p.name]
             places = iter(given)
             prepared.append(KernelLaunch(launch.plan, tuple(next(places) if p.name else (0, 0) for p in operands)))
         call = target.sequence(name, prepared, [f"{n}.data_ptr()" for n in names])
         self._env.update(call.values)
-        return _Step(step.lines + call.lines, step.makes + call.makes, step.reads)
+        return Step("\n".join(call.lines), None, made, [*reads, *call.makes])
 
-    def _library_step(self, node: Node) -> _Step:
-        reads = [base_of(n).name for n in node.all_input_nodes]
-        if node.target is operator.getitem:
-            return _Step([f"{node.name} = {self._ref(node.args[0])}[{node.args[1]}]"], [node.name], reads)
+    def _library_steps(self, node: Node) -> list[Step]:
+        """A call of torch. Where it returns several values they are taken apart at once: each dies by itself."""
         self.library_calls.append(node)
         function = self._library_function(node)
         arguments = [self._ref(a) for a in node.args] + [f"{k}={self._ref(v)}" for k, v in node.kwargs.items()]
-        return _Step([f"{node.name} = {function}({', '.join(arguments)})"], [node.name], reads)
+        reads = [base_of(n).name for n in node.all_input_nodes]
+        found = [Step(f"{node.name} = {function}({', '.join(arguments)})", node, reads=reads)]
+        for part in node.users:
+            if part.target is operator.getitem and not is_view(part):
+                found.append(Step(f"{part.name} = {node.name}[{part.args[1]}]", part, reads=[node.name]))
+        return found
 
     def _library_function(self, node: Node) -> str:
         name = f"{str(node.target).replace('.', '_').replace('::', '_')}"
@@ -202,7 +209,7 @@ class Program:
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
             name = f"{name}_{node.name}"
-            self._env[name] = _Checked(self._env, name, called, values, self._alignment(node, values))
+            self._env[name] = Checked(self._env, name, called, values, self._alignment(node, values))
         else:
             self._env[name] = called
         return name
@@ -215,36 +222,23 @@ class Program:
 
     # -- text -------------------------------------------------------------------------------------------------------
 
-    def _text(self, steps: Sequence[_Step]) -> str:
-        inputs = [n.name for n in self.module.graph.nodes if n.op == "placeholder"]
-        fixed = {n.name for n in self.module.graph.nodes if n.op == "get_attr"}
-        for node in self.module.graph.nodes:
-            if node.op == "get_attr":
-                self._env[node.name] = operator.attrgetter(str(node.target))(self.module)
-        returned = {base_of(n).name for n in self._returned if isinstance(n, Node)}
-        last: dict[str, int] = {}
-        for place, step in enumerate(steps):
-            for name in (*step.makes, *step.reads):
-                last[name] = place
-        targets = self._targets.values()
-        lines = ["def run(args):", *(f"    {line}" for target in targets for line in target.first())]
-        if inputs:
-            lines.append(f"    {', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
-        lines.append("    args.clear()")
-        unread = [n for n in inputs if n not in last and n not in returned]
-        if unread:
-            lines.append(f"    del {', '.join(unread)}")
-        for target in targets:
-            aligned = target.aligned([n for n in inputs if n in self._packed(target)])
-            self._env.update(aligned.values)
-            lines += [f"    {line}" for line in aligned.lines]
-        for place, step in enumerate(steps):
-            lines += [f"    {line}" for line in step.lines]
-            dead = [n for n, at in last.items() if at == place and n not in returned and n not in fixed]
-            if dead:
-                lines.append(f"    del {', '.join(dead)}")
-        lines.append(f"    return ({''.join(self._ref(n) + ', ' for n in self._returned)})")
-        return "\n".join(lines) + "\n"
+    def _function(self, steps: Sequence[Step]) -> Function:
+        places = [n for n in self.module.graph.nodes if n.op == "placeholder"]
+        fixed = [n for n in self.module.graph.nodes if n.op == "get_attr"]
+        for node in fixed:
+            self._env[node.name] = operator.attrgetter(str(node.target))(self.module)
+        returned = [base_of(n) for n in self._returned if isinstance(n, Node)]
+        result = f"({''.join(self._ref(n) + ', ' for n in self._returned)})"
+        lasting = frozenset(n.name for n in (*fixed, *returned))
+        first: list[str] = []
+        aligned: list[str] = []
+        for target in self._targets.values():
+            first += target.first()
+            packed = self._packed(target)
+            found = target.aligned([n.name for n in places if n.name in packed])
+            self._env.update(found.values)
+            aligned += found.lines
+        return Function(places, steps, lasting, result, first, aligned)
 
     def _packed(self, target: Target) -> set[str]:
         """The inputs that kernels read in packs."""
@@ -292,44 +286,6 @@ def _stored_bytes(graph: FxGraph) -> int:
 class _RefusedError(Exception):
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = tuple(nodes)
-
-
-class _Checked:
-    """A library call until its first results are seen: kernels rely on the strides that fake tensors promised, and on
-    the alignment that an allocator gives."""
-
-    def __init__(
-        self, env: dict[str, Any], name: str, call: Callable[..., Any], promised: Sequence[Any], alignment: int
-    ) -> None:
-        self._env, self._name, self._call, self._alignment = env, name, call, alignment
-        self._strides = [v.stride() if isinstance(v, torch.Tensor) else None for v in promised]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results, copied where they lie in another way than promised."""
-        result = self._call(*args, **kwargs)
-        results = result if isinstance(result, (list, tuple)) else [result]
-        fits = [
-            s is None
-            or not isinstance(r, torch.Tensor)
-            or r.numel() == 0
-            or (_same_strides(r, s) and r.data_ptr() % self._alignment == 0)
-            for r, s in zip(results, self._strides)
-        ]
-        if all(fits):
-            self._env[self._name] = self._call
-            return result
-        moved = [r if ok else _restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
-        return type(result)(moved) if isinstance(result, (list, tuple)) else moved[0]
-
-
-def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
-
-
-def _restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
-    assert strides is not None
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
 
 
 def _flat_outputs(module: GraphModule) -> list[Any]:

@@ -25,6 +25,18 @@ def without_modes() -> Any:
     return _disable_current_modes()
 
 
+def is_tracing() -> bool:
+    """Whether Dynamo or AOTAutograd is compiling now, rather than something compiled running."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get() is not None
+
+
+def is_wrapped(module: torch.nn.Module) -> bool:
+    """Whether torch.compile has made this module."""
+    return isinstance(module, torch._dynamo.OptimizedModule)
+
+
 def aot_backend(**arguments: Any) -> Callable[..., Any]:
     """AOTAutograd as a backend of torch.compile.
 

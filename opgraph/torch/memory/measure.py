@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves, tree_map
 
 from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.torch.fuse_module import compiled_apart
+from opgraph.torch.graph.steps import watched_by
 from opgraph.torch.memory.entries import Roles, kept_entries
 from opgraph.torch.memory.record import Recorder
 from opgraph.torch.memory.report import MemoryReport, Peak
@@ -45,7 +47,9 @@ def saved_tensors(
             model's parameters require a gradient, every floating input is made to.
         dry_run: run on shapes alone: nothing large is allocated or computed, so that a batch may be larger than the
             memory. What is computed from parameters and scalars alone keeps its values, and may steer branches.
-            What a library decides only when it runs is not known: the workspace of oneDNN's LSTM, for one.
+            What a library decides only when it runs is not known: the workspace of oneDNN's LSTM, for one. Fused
+            models are captured anew, and their programs run without kernels: memory is taken and given back as in
+            a real run.
         after: a report on the same model after a change, to be shown beside this one.
 
     Returns: the report; `print` shows it as tables, `.to_dict()` gives it as data, `.plot(path)` draws it.
@@ -72,6 +76,7 @@ def saved_tensors(
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
             stack.enter_context(_quiet())
+            stack.enter_context(compiled_apart(model_or_fn))
             fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             inputs, kwargs = tree_map(lambda v: _map_tensor(v, fakes.from_tensor), (inputs, kwargs))
         parameters = list(model_or_fn.parameters()) if isinstance(model_or_fn, torch.nn.Module) else []
@@ -90,7 +95,8 @@ def saved_tensors(
         watch = Watch(roles.existing, recorder.module_now, dry_run=dry_run, meta=on_meta)
         watch.bytes = roles.input_bytes
         stack.enter_context(watch)
-        with recorder.recording(watch.paused), _values_needed(dry_run, label):
+        stack.enter_context(watched_by(watch))
+        with recorder.recording(watch), _values_needed(dry_run, label):
             outputs = model_or_fn(*inputs, **kwargs)
         after_forward = watch.bytes
         with watch.paused():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,10 @@ import torch
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_iter
 
+from opgraph.torch.fuse_module import is_compiled
+from opgraph.torch.graph.origin import Origin
 from opgraph.torch.inplace.source_position import user_stack
-from opgraph.torch.memory.watch import storage_of
+from opgraph.torch.memory.watch import Watch, storage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,12 @@ class Place:
 class Packed:
     """What the hooks give autograd for a saved tensor. While it lives, the tensor is kept."""
 
-    def __init__(self, tensor: torch.Tensor, place: Place, line: tuple[str, str]) -> None:
+    def __init__(self, tensor: torch.Tensor, place: Place, line: tuple[str, str], op: str = "") -> None:
         # Detached: an op's own result would otherwise hold the node that holds this, and neither would ever end.
         self.tensor = tensor.detach()
         self.place = place
         self.line = line
-        self.op = ""
+        self.op = op
         self.slot = ""
 
 
@@ -68,9 +70,9 @@ class Recorder:
     """
 
     def __init__(self, model: object, label: str, until: str) -> None:
-        modules = dict(model.named_modules(remove_duplicate=True)) if isinstance(model, torch.nn.Module) else {}
-        self._names = {id(module): name for name, module in modules.items()}
-        self._modules = list(modules.values())
+        modules = _run_by_python(model, "") if isinstance(model, torch.nn.Module) else {}
+        self._names = {id(module): name for module, name in modules.items()}
+        self._modules = list(modules)
         self._calls: Counter[int] = Counter()
         self._stack = [Place("", type(model).__name__ if modules else label, 1)]
         self._marks: list[tuple[int, Place]] = [(-1, self._stack[0])]
@@ -104,12 +106,16 @@ class Recorder:
         return [packed for ref in self._packed if (packed := ref()) is not None]
 
     @contextmanager
-    def recording(self, paused: Callable[[], Any]) -> Iterator[None]:
-        """Everything inside is recorded; `paused` encloses the recording's own work."""
+    def recording(self, watch: Watch) -> Iterator[None]:
+        """Everything inside is recorded; the watch knows where the values of captured graphs come from."""
 
         def pack(tensor: torch.Tensor) -> Packed:
-            with paused():
-                packed = Packed(tensor, self.place, self._line())
+            with watch.paused():
+                origin = watch.origin_of(tensor)
+                if origin is None:
+                    packed = Packed(tensor, self.place, self._line())
+                else:
+                    packed = Packed(tensor, self._place_of(origin), (origin.line, origin.code), origin.call)
             self._packed.append(weakref.ref(packed))
             return packed
 
@@ -124,6 +130,12 @@ class Recorder:
                 stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
             yield
+
+    def _place_of(self, origin: Origin) -> Place:
+        if not origin.module:
+            return self.place
+        path = ".".join(filter(None, (self.place.module, origin.module)))
+        return Place(path, origin.module_class, origin.module_call)
 
     def _enter(self, module: torch.nn.Module, _: object) -> None:
         self._calls[id(module)] += 1
@@ -173,7 +185,7 @@ class Recorder:
                     self._unpacked = None  # backward unpacks too, and must not be kept from freeing
                 many = len(unpacked) > 1
                 for index, packed in enumerate(unpacked):
-                    packed.op = node.name()
+                    packed.op = packed.op or node.name()
                     packed.slot = slot.removeprefix("saved_") + (f"[{index}]" if many else "")
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             op, place = type(node).__name__, self.place_of_node(node._sequence_nr())
@@ -181,6 +193,20 @@ class Recorder:
                 for tensor in tree_iter(value):
                     if isinstance(tensor, torch.Tensor) and storage_of(tensor) is not None:
                         self.attributes.append(Attribute(tensor, place, op, f"ctx.{name}"))
+
+
+def _run_by_python(module: torch.nn.Module, name: str) -> dict[torch.nn.Module, str]:
+    """The modules whose calls Python makes, and their names: none inside of a compiled module.
+
+    A hook inside would be compiled in, and compile the model anew.
+    """
+    found = {module: name}
+    if is_compiled(module):
+        return found
+    for child_name, child in module.named_children():
+        inside = _run_by_python(child, f"{name}.{child_name}" if name else child_name)
+        found = {**inside, **found}
+    return found
 
 
 def _recomputing_once() -> AbstractContextManager[object]:

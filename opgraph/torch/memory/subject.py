@@ -65,18 +65,9 @@ def plan_of(
 
 
 def fused(subject: Callable[..., Any]) -> Callable[..., Any]:
-    """A fused function, or a copy of a module in which the forwards of the innermost modules are fused.
-
-    torch's own modules stay as they are.
-    """
-    if not isinstance(subject, torch.nn.Module):
-        made: Callable[..., Any] = fuse(subject)
-        return made
-    copied = copy.deepcopy(subject)
-    for module in copied.modules():
-        if not type(module).__module__.startswith("torch.") and not any(True for _ in module.children()):
-            module.forward = fuse(module.forward)
-    return copied
+    """A fused function, or a fused copy of a module."""
+    made: Callable[..., Any] = fuse(copy.deepcopy(subject) if isinstance(subject, torch.nn.Module) else subject)
+    return made
 
 
 def instance(thing: object, name: str) -> Callable[..., Any]:

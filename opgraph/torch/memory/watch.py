@@ -1,23 +1,28 @@
 """Memory over a forward and a backward pass: every storage that an op makes, from its birth to its end.
 
-A dispatch mode sees every op that reaches a device, below autograd. What an op takes and gives back inside itself
-(workspaces of a library, its temporaries) is not seen; on CUDA the allocator's own maximum stands beside it.
+A dispatch mode sees every op that reaches a device, below autograd. Programs of captured graphs (`torch/graph/`) tell
+which node of their graph they allocate for, and so where in the user's source it comes from. What an op takes and gives
+back inside itself (workspaces of a library, its temporaries) is not seen; on CUDA the allocator's own maximum stands
+beside it.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from opgraph.torch.graph.origin import Origin, origin_of
+from opgraph.torch.graph.torch_internals import is_tracing
 from opgraph.torch.tracing.proxy import Proxy
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -39,10 +44,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """The op that made a storage."""
+    """The op that made a storage; of what a captured graph made, where that comes from."""
 
     module: str
     op: str
+    origin: Origin | None = None
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
@@ -56,7 +62,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             find shapes, and take no memory.
 
     Attributes:
-        bytes, peak: now, and at most.
+        bytes: now.
+        computes: whether programs of captured graphs run their kernels: not in a dry run.
         samples: one for each op that began or followed the life of a storage.
         births: storage key -> the op that made it; of living storages only.
     """
@@ -69,7 +76,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self.phase = FORWARD
         self._before = before
         self._where = where
-        self._dry_run = dry_run
+        self.computes = not dry_run
+        self._origin: Origin | None = None
+        self._readers: dict[int, Origin] = {}
+        self._constants: dict[int, object] = {}
         self._meta = meta
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._paused = False
@@ -93,14 +103,47 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         """Storage key -> bytes, of the storages that are alive."""
         return {key: size for key, (_, size) in self._alive.items()}
 
+    def origin_of(self, tensor: torch.Tensor) -> Origin | None:
+        """The origin of what a captured graph made, or read first; None of all else."""
+        storage = storage_of(tensor)
+        if storage is None:
+            return None
+        birth = self.births.get(storage._cdata)
+        return self._readers.get(storage._cdata) if birth is None else birth.origin
+
+    # -- what programs tell (`graph.steps.Watcher`)
+
+    def constants(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What a program computed when it was compiled counts as if it had existed before."""
+        self._constants.update((s._cdata, s) for s in map(storage_of, tensors) if s is not None)
+
+    def reading(self, tensor: Any, node: Node) -> None:
+        """An input of a program, and the node that reads it first."""
+        storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
+        if storage is not None:
+            self._readers.setdefault(storage._cdata, origin_of(node))
+
+    def making(self, node: Node | None) -> None:
+        """What is allocated from now on is for this node; None: the program has ended."""
+        self._origin = None if node is None else origin_of(node)
+
+    def _birth(self, func: Any) -> Birth:
+        outer, origin = self._where(), self._origin
+        if origin is None:
+            return Birth(outer, func._schema.name.removeprefix("aten::"))
+        return Birth(".".join(filter(None, (outer, origin.module))), origin.call, origin)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = _dry(func, args, kwargs) if self._dry_run else func(*args, **kwargs)
+        if is_tracing():
+            return func(*args, **kwargs)
+        dry = not self.computes
+        result = _dry(func, args, kwargs, keeps_values=self._origin is None) if dry else func(*args, **kwargs)
         if self._paused or not any(isinstance(value, torch.Tensor) for value in tree_iter(result)):
             return result
-        birth = Birth(self._where(), func._schema.name.removeprefix("aten::"))
+        birth = self._birth(func)
         for value in tree_iter((args, kwargs, result)):
             if isinstance(value, torch.Tensor):
                 self._touch(value, birth)
@@ -120,7 +163,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
                 self._alive[key] = (known[0], size)
                 self.bytes += size - known[1]
                 self._changed = True
-        elif key not in self._before:
+        elif key not in self._before and key not in self._constants:
             self.births[key] = birth
             self._alive[key] = (weakref.ref(storage, lambda _: self._end(key)), size)
             self.bytes += size
@@ -133,13 +176,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self._changed = True
 
 
-def _dry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _dry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_values: bool) -> Any:
+    """Calls an op under the fake mode; for real where all that it reads has values, or where it makes a small tensor
+    out of nothing, unless somebody fills it who is not asked to (`keeps_values`)."""
     tensors = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
     if tensors and not any(isinstance(value, FakeTensor) for value in tensors):
         with unset_fake_temporarily():
             return func(*args, **kwargs)
     result = func(*args, **kwargs)
-    if not tensors and isinstance(result, torch.Tensor) and result.numel() <= MAX_REAL_ELEMENTS:
+    if keeps_values and not tensors and isinstance(result, torch.Tensor) and result.numel() <= MAX_REAL_ELEMENTS:
         with unset_fake_temporarily():
             return func(*args, **kwargs)
     return result

@@ -1,0 +1,245 @@
+"""The steps of a program as the text of one Python function; and the same steps told to who looks on.
+
+A run that nobody looks at does nothing but allocate, take addresses and launch. Where memory is measured, another text
+of the same steps runs: it allocates by public functions of torch, which a dispatch mode sees, says before each
+allocation which node it is for, and may leave the kernels out. What is alive when is the same in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Node
+
+from opgraph.torch.graph.groups import base_of, is_view
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A variable of the function that a line gives memory, and the node whose value goes there."""
+
+    name: str
+    line: str
+    node: Node
+
+
+@dataclass(slots=True)
+class Step:
+    """Lines of the function.
+
+    Attributes:
+        call: the lines that compute.
+        node: what the line makes by itself; None of kernels, which write into `allocations`.
+        reads: the variables that it reads.
+    """
+
+    call: str
+    node: Node | None = None
+    allocations: list[Allocation] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """The variables that it makes and reads."""
+        own = [] if self.node is None else [self.node.name]
+        return [*own, *(a.name for a in self.allocations), *self.reads]
+
+
+class Watcher(Protocol):
+    """Who looks on while programs run.
+
+    Attributes:
+        computes: whether kernels are to run.
+    """
+
+    computes: bool
+
+    def constants(self, tensors: Sequence[torch.Tensor]) -> None:
+        """These existed before the run."""
+
+    def reading(self, tensor: Any, node: Node) -> None:
+        """An input of a program, and the node that reads it first."""
+
+    def making(self, node: Node | None) -> None:
+        """What is allocated from now on is for this node; None: the program has ended."""
+
+
+#: Those who look on now. A program's function asks whether there are any, in 20 ns.
+watchers: list[Watcher] = []
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """While this lasts, the watcher is told what programs make."""
+    watchers.append(watcher)
+    try:
+        yield
+    finally:
+        watchers.remove(watcher)
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """While this lasts, programs run as if nobody looked on."""
+    held = watchers[:]
+    watchers.clear()
+    try:
+        yield
+    finally:
+        watchers[:] = held
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What the text of a program is made of.
+
+    Attributes:
+        inputs: the placeholders, in order.
+        steps: in order.
+        lasting: variables that no step gives up: constants, and what is returned.
+        result: the expression that is returned.
+        first: lines with which it begins.
+        aligned: lines that bring inputs to where kernels expect them.
+    """
+
+    inputs: Sequence[Node]
+    steps: Sequence[Step]
+    lasting: frozenset[str]
+    result: str
+    first: Sequence[str] = ()
+    aligned: Sequence[str] = ()
+
+    def text(self) -> str:
+        """The function `run(args)`; where there are watchers it calls `watched(args)`."""
+        return "\n".join(["def run(args):", "    if watchers:", "        return watched(args)", *self._body()]) + "\n"
+
+    def watched_text(self, computes: bool) -> tuple[str, list[Node]]:
+        """The same function as it tells a watcher, and the nodes that it names by number."""
+        nodes: list[Node] = []
+        body = self._body(nodes, computes)
+        return "\n".join(["def run(args):", *body]) + "\n", nodes
+
+    def _body(self, nodes: list[Node] | None = None, computes: bool = True) -> list[str]:
+        def told(event: str, node: Node) -> list[str]:
+            if nodes is None:
+                return []
+            nodes.append(node)
+            return [f"    {event}nodes[{len(nodes) - 1}])"]
+
+        last: dict[str, int] = {}
+        for place, step in enumerate(self.steps):
+            last.update((name, place) for name in step.names)
+        names = [n.name for n in self.inputs]
+        lines = [f"    {line}" for line in self.first]
+        if names:
+            lines.append(f"    {', '.join(names)}{',' if len(names) == 1 else ''} = args")
+        lines.append("    args.clear()")
+        for node in self.inputs:
+            reader = _first_reader(node)
+            lines += told(f"reading({node.name}, ", reader) if reader is not None else []
+        unread = [n for n in names if n not in last and n not in self.lasting]
+        if unread:
+            lines.append(f"    del {', '.join(unread)}")
+        lines += [f"    {line}" for line in self.aligned]
+        for place, step in enumerate(self.steps):
+            for allocation in step.allocations:
+                lines += [*told("making(", allocation.node), f"    {allocation.line}"]
+            lines += told("making(", step.node) if step.node is not None else []
+            if computes or step.node is not None:
+                lines += [f"    {line}" for line in step.call.splitlines()]
+            dead = [n for n, at in last.items() if at == place and n not in self.lasting]
+            if dead:
+                lines.append(f"    del {', '.join(dead)}")
+        lines.append(f"    return {self.result}")
+        return lines
+
+
+def watched(function: Function, env: Mapping[str, Any], args: list[Any]) -> Any:
+    """Runs a program's function for the watcher that came last.
+
+    Args:
+        env: the names that its lines use.
+    """
+    watcher = watchers[-1]
+    source, nodes = function.watched_text(watcher.computes)
+    seen = {
+        **env, "allocate": _empty, "allocate_cuda": partial(_empty, device="cuda"), "reinterpret": _reinterpret,
+        "nodes": nodes, "making": watcher.making, "reading": watcher.reading,
+    }  # fmt: skip
+    if not watcher.computes:  # results without values prove nothing about the strides of real ones
+        seen.update((name, value.call) for name, value in env.items() if isinstance(value, Checked))
+    watcher.constants([value for value in env.values() if isinstance(value, torch.Tensor)])
+    exec(compile(source, "<opgraph, watched>", "exec"), seen)
+    try:
+        return seen["run"](args)
+    finally:
+        watcher.making(None)
+
+
+def _empty(size: Any, stride: Any, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _reinterpret(base: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
+    return base.as_strided(size, stride, base.storage_offset() + offset)
+
+
+def _first_reader(node: Node) -> Node | None:
+    """The first node that reads an input, perhaps through views; None where it is returned at most."""
+    for other in node.graph.nodes:
+        if other.op == "call_function" and not is_view(other) and node in map(base_of, other.all_input_nodes):
+            found: Node = other
+            return found
+    return None
+
+
+class Checked:
+    """A library call until its first results are seen: kernels rely on the strides that fake tensors promised, and on
+    the alignment that an allocator gives.
+
+    Args:
+        env, name: where the call itself takes the place of this once its results fit.
+        call: the function of torch.
+        promised: the values without data that the graph has for its results.
+        alignment: bytes at whose multiples kernels expect them.
+    """
+
+    def __init__(
+        self, env: dict[str, Any], name: str, call: Callable[..., Any], promised: Sequence[Any], alignment: int
+    ) -> None:
+        self.call = call
+        self._alignment = alignment
+        self._env, self._name = env, name
+        self._strides = [v.stride() if isinstance(v, torch.Tensor) else None for v in promised]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The results, copied where they lie in another way than promised."""
+        result = self.call(*args, **kwargs)
+        results = result if isinstance(result, (list, tuple)) else [result]
+        fits = [
+            s is None
+            or not isinstance(r, torch.Tensor)
+            or r.numel() == 0
+            or (_same_strides(r, s) and r.data_ptr() % self._alignment == 0)
+            for r, s in zip(results, self._strides)
+        ]
+        if all(fits):
+            self._env[self._name] = self.call
+            return result
+        moved = [r if ok else _restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
+        return type(result)(moved) if isinstance(result, (list, tuple)) else moved[0]
+
+
+def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
+
+
+def _restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    assert strides is not None
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(tensor)
