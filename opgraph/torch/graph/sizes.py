@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from opgraph.runtime.bounded import Bounded
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.program import Program
+from opgraph.torch.graph.torch_internals import without_modes
 
 #: Sets of sizes whose programs are remembered for one graph.
 MAX_SETS = 64
@@ -63,7 +64,8 @@ class SizedPrograms:
         key = tuple([int(args[p] if axis is None else args[p].shape[axis]) for p, axis in self._found.values()])
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = self._make(self._filled(key))
+            with without_modes():  # whoever looks on sees the program run, not its making
+                program = self.programs[key] = self._make(self._filled(key))
         return program.run(args)
 
     run._boxed_call = True  # type: ignore[attr-defined]

@@ -74,6 +74,8 @@ class Recorder:
         self._names = {id(module): name for module, name in modules.items()}
         self._modules = list(modules)
         self._calls: Counter[int] = Counter()
+        #: For each call on the stack: whether a captured graph may run in it. Of a function it is not known.
+        self._captures = [True]
         self._stack = [Place("", type(model).__name__ if modules else label, 1)]
         self._marks: list[tuple[int, Place]] = [(-1, self._stack[0])]
         self._until = until
@@ -111,7 +113,7 @@ class Recorder:
 
         def pack(tensor: torch.Tensor) -> Packed:
             with watch.paused():
-                origin = watch.origin_of(tensor)
+                origin = watch.origin_of(tensor) if self._captures[-1] else None
                 if origin is None:
                     packed = Packed(tensor, self.place, self._line())
                 else:
@@ -139,12 +141,14 @@ class Recorder:
 
     def _enter(self, module: torch.nn.Module, _: object) -> None:
         self._calls[id(module)] += 1
+        self._captures.append(is_compiled(module))
         self._stack.append(Place(self._names[id(module)], type(module).__name__, self._calls[id(module)]))
         self._mark()
 
     def _leave(self, *_: object) -> None:
         if len(self._stack) > 1:
             self._stack.pop()
+            self._captures.pop()
             self._mark()
 
     def _mark(self) -> None:
