@@ -191,7 +191,7 @@ def test_training_gives_what_it_gives_without_fusing(way):
 class Random(nn.Module):
     def forward(self, x):
         h = torch.sin(x)
-        first = F.dropout(h @ h.mT @ x, 0.3)
+        first = F.dropout(h @ h.mT @ x * 0.05, 0.3)
         noise = torch.rand_like(x)
         return torch.cos(first) * F.dropout(h * 2, 0.4) + noise, F.rrelu(h, training=True), torch.bernoulli(h.sigmoid())
 
@@ -527,7 +527,7 @@ def test_threads_share_a_model_in_training():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_trains_on(net):
-    expected = float(loss_of(copy.deepcopy(ogt.unfuse(copy.deepcopy(net)))))
+    expected = loss_of(ogt.unfuse(copy.deepcopy(net))).item()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -119,7 +119,7 @@ class Program:
         self.library_calls: list[Node] = []
         self._sequences: list[KernelSequence] = []
         self._env: dict[str, Any] = {
-            "empty": empty_strided_cpu, "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan,
+            "allocate": empty_strided_cpu, "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan,
         }  # fmt: skip
         self._returned = _flat_outputs(module)
         fold_constants(module)
@@ -172,7 +172,7 @@ class Program:
         prepared = []
         for launch in launches:
             for place in launch.writes:
-                step.lines.append(f"{place.name} = empty({place.size}, {place.stride}, {self._constant(place.dtype)})")
+                step.lines.append(f"{place.name} = allocate({place.size}, {place.stride}, {self._constant(place.dtype)})")
                 step.makes.append(place.name)
             operands = [*(launch.reads[i] for i in launch.kernel.reads), *launch.writes]
             step.reads += [p.name for p in operands if p.name]
@@ -203,7 +203,7 @@ class Program:
         return _Step([f"{node.name} = {function}({', '.join(arguments)})"], [node.name], reads)
 
     def _library_function(self, node: Node) -> str:
-        name = f"{str(node.target).replace('.', '_').replace('::', '_')}"
+        name = f"call_{str(node.target).replace('.', '_').replace('::', '_')}"  # no node has such a name
         name = name if name.isidentifier() else f"call_{node.name}"
         called: Any = _FAST.get(node.target, node.target)
         value = value_of(node)
