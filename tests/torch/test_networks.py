@@ -554,3 +554,38 @@ def test_a_second_derivative_says_how_to_have_it():
         gradient.square().sum().backward()
     (gradient,) = torch.autograd.grad(ogt.unfuse(model)(x).sum(), x, create_graph=True)
     gradient.square().sum().backward()
+
+
+TRAINER = """
+import sys, tempfile
+import torch, transformers
+import opgraph.torch as ogt
+
+def losses(fused):
+    transformers.set_seed(0)
+    config = transformers.LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                                      num_attention_heads=2, num_key_value_heads=1)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    ids = torch.randint(0, 32, (12, 7), generator=torch.Generator().manual_seed(0))
+    data = [dict(input_ids=row, labels=row) for row in ids]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(folder, max_steps=3, per_device_train_batch_size=4, logging_steps=1,
+                                                   report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True)
+        trainer = transformers.Trainer(ogt.fuse(model) if fused else model, arguments, train_dataset=data)
+        trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+eager, fused = losses(False), losses(True)
+assert len(eager) == 3 and all(abs(a - b) < 1e-3 for a, b in zip(eager, fused)), (eager, fused)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
+@pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed, which transformers.Trainer needs")
+def test_the_trainer_of_transformers_trains_a_fused_model(tmp_path):
+    # Away from the checkout's root: transformers would import its folder kernels/ as a package.
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", TRAINER], cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -15,14 +15,14 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from opgraph.errors import InvalidArguments
+from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.graph.branches import fold_branches
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
-from opgraph.torch.graph.torch_internals import aot_backend, without_modes
+from opgraph.torch.graph.torch_internals import aot_backend, with_second_derivatives_refused, without_modes
 
 _WHERE = 'torch.compile(backend="opgraph")'
 
@@ -112,10 +112,18 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
             decompositions=decompositions(),
             keep_inference_input_mutations=True,
         )(graph, example_inputs)
-        return made
+        return with_second_derivatives_refused(made, _no_second_derivative)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile
+
+
+def _no_second_derivative() -> Unimplemented:
+    return Unimplemented(
+        "a fused model has first derivatives alone",
+        where="the gradient of a gradient that backward made with create_graph=True",
+        fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
+    )
 
 
 @cache
