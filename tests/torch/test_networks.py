@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import OpGraphError  # noqa: E402
 from opgraph.torch.graph import constants  # noqa: E402
+from opgraph.torch.graph.program import Program  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -68,7 +69,10 @@ def loss_of(model, ids=IDS):
 
 def state(model):
     """Gradients, parameters and buffers."""
-    return [*(p.grad for p in model.parameters() if p.grad is not None), *(t.detach() for t in model.state_dict().values())]
+    return [
+        *(p.grad for p in model.parameters() if p.grad is not None),
+        *(t.detach() for t in model.state_dict().values()),
+    ]
 
 
 def assert_as_exact(fused, eager, exact):
@@ -262,8 +266,7 @@ class Counts(nn.Module):
         self.mean.mul_(0.5).add_(x.mean(0), alpha=0.5)
         if self.mean.sum() > 1:
             x = x + 100
-        y = F.batch_norm(x, self.mean, None, training=False) if False else x
-        return y * 2
+        return x * 2
 
 
 class Draws(nn.Module):
@@ -385,7 +388,10 @@ CALLS = {
         lambda x: (x * 2, x.mean((2, 3)), x + x.amax(1, keepdim=True), torch.zeros_like(x), x.to(torch.float64)),
         lambda: _image().to(memory_format=torch.channels_last),
     ),
-    "steps and permutations": (lambda x: (x * 2, x.sigmoid() * x, x.sum(1)), lambda: _image().permute(3, 1, 0, 2)[:, ::2]),
+    "steps and permutations": (
+        lambda x: (x * 2, x.sigmoid() * x, x.sum(1)),
+        lambda: _image().permute(3, 1, 0, 2)[:, ::2],
+    ),
     "one number spread out": (lambda x: (x * 2, x.clone(), x.sum(0)), lambda: torch.ones(3, 1).expand(4, 3, 5)),
     "views in and out": (
         lambda x: (x, x.mT, (x * 2).mT, (x + 1)[..., ::2], (x * 2).expand(3, 2, 3, 4, 2), (x + 1).unbind(0)[1]),
@@ -473,6 +479,32 @@ def test_running_statistics_move_once():
             loss_of(model).backward()
     assert fused.batch.num_batches_tracked == 3
     torch.testing.assert_close(fused.state_dict(), plain.state_dict())
+
+
+def test_a_graph_that_cannot_be_compiled_runs_once_and_says_so(monkeypatch):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.batch = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            x = self.batch(x)
+            torch._dynamo.graph_break()
+            return x * 3 + 1
+
+    steps, made = Program._steps, []
+
+    def failing(self):
+        made.append(self)
+        if len(made) == 2:
+            raise AssertionError("injected")
+        return steps(self)
+
+    monkeypatch.setattr(Program, "_steps", failing)
+    plain, fused, x = Broken(), ogt.fuse(Broken()), torch.randn(4, 3)
+    with torch.no_grad(), pytest.warns(UserWarning, match="runs unfused: injected"):
+        torch.testing.assert_close(fused(x), plain(x))
+    assert fused.batch.num_batches_tracked == 1
 
 
 def _hooked(model, seen):

@@ -34,7 +34,11 @@ def is_view(node: Node) -> bool:
         source = node.args[0]
         return isinstance(source, Node) and is_view(source)
     value = value_of(node)
-    if value is None or node.target is aten.view.dtype or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())):
+    if (
+        value is None
+        or node.target is aten.view.dtype
+        or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj()))
+    ):
         return False  # more than a place in memory: torch makes such a view
     if packet(node) is aten.as_strided:
         # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
@@ -106,9 +110,9 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
 
 
 def _waits(graph: Graph) -> dict[Node, list[Node]]:
-    """What a node must wait for beside its inputs: a write for the reads of that memory before it, a read for the writes
-    before it, a random op for the random op before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at
-    the end.)"""
+    """What a node must wait for beside its inputs: a write for the reads of that memory before it, a read for the
+    writes before it, a random op for the random op before it. (AOTAutograd leaves writes to a graph's inputs, which it
+    puts at the end.)"""
     waits: dict[Node, list[Node]] = {}
     reads: dict[Node, list[Node]] = {}
     writes: dict[Node, list[Node]] = {}

@@ -172,7 +172,9 @@ class Program:
         prepared = []
         for launch in launches:
             for place in launch.writes:
-                step.lines.append(f"{place.name} = allocate({place.size}, {place.stride}, {self._constant(place.dtype)})")
+                step.lines.append(
+                    f"{place.name} = allocate({place.size}, {place.stride}, {self._constant(place.dtype)})"
+                )
                 step.makes.append(place.name)
             operands = [*(launch.reads[i] for i in launch.kernel.reads), *launch.writes]
             step.reads += [p.name for p in operands if p.name]

@@ -108,7 +108,7 @@ class SizedPrograms:
         return GraphModule(module, graph)
 
 
-class _Unknown(Exception):
+class _Unknown(Exception):  # noqa: N818 - it ends one node, and is no error
     """A size that only the data tell: torch computes what has it."""
 
 

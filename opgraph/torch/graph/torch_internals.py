@@ -202,7 +202,10 @@ def memory_of(node: torch.fx.Node) -> int | None:
 def draws_random_numbers(node: torch.fx.Node) -> bool:
     """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(word in name for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel"))
+    return any(
+        word in name
+        for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel")
+    )
 
 
 def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any], bool]]]) -> None:
