@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import opgraph as og
+import opgraph.torch as ogt
 from opgraph.torch.fused.op import FusedOp
 
 SWISH = "graph(x: f32[n,c,k], a: f32[c,1]) -> (y)\n  %0 = Multiply(a, x)\n  %1 = Sigmoid(%0)\n  y = Multiply(x, %1)"
@@ -96,10 +98,71 @@ def fsdp() -> None:
         torch.testing.assert_close(parameter.grad.full_tensor(), true)
 
 
+class Block(torch.nn.Module):
+    """A fused network: a residual block around a norm and a trained swish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = torch.nn.LayerNorm(4)
+        self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+        self.a = torch.nn.Parameter(torch.tensor([1.3]))  # sharding takes no scalars
+
+    def forward(self, x: Any) -> Any:
+        return x + self.second(eager(self.first(self.norm(x)), self.a)) * 0.5
+
+
+def _trained(model: Any, batch: Any, steps: int = 2) -> list[Any]:
+    """Parameters after some steps of gradient descent."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
+
+
+def network_ddp() -> None:
+    model = torch.nn.parallel.DistributedDataParallel(ogt.fuse(Block()))
+    torch.testing.assert_close(_trained(model, data()[RANK]), _trained(Block(), data().flatten(0, 1)))
+
+
+def network_fsdp(fuse_first: bool) -> None:
+    model = Block()
+    if fuse_first:
+        ogt.fuse(model)
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(model.first, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if not fuse_first:
+        ogt.fuse(model)
+    torch.testing.assert_close(_trained(model, data()[RANK]), _trained(Block(), data().flatten(0, 1)))
+
+
+def network_tensor_parallel() -> None:
+    model = Block()
+    mesh = init_device_mesh("cpu", (2,))
+    parallelize_module(model, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+    ogt.fuse(model)
+    # The swish is of what each rank has: its slope's gradient is the sum over ranks.
+    model.a.register_hook(_summed)
+    torch.testing.assert_close(_trained(model, data()[0]), _trained(Block(), data()[0]))
+
+
+def _summed(gradient: Any) -> Any:
+    total = gradient.clone()
+    dist.all_reduce(total)
+    return total
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     **{f"DTensor, {name}": (lambda name=name: dtensor(name)) for name in PLACEMENTS},  # type: ignore[misc]
     "DistributedDataParallel": ddp,
     "fully_shard": fsdp,
+    "network, DistributedDataParallel": network_ddp,
+    "network, fully_shard": lambda: network_fsdp(True),
+    "network, fully_shard before fusing": lambda: network_fsdp(False),
+    "network, tensor parallel": network_tensor_parallel,
 }
 
 

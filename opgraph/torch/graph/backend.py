@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,14 +16,19 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from opgraph.errors import InvalidArguments
+from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.graph.branches import fold_branches
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
-from opgraph.torch.graph.torch_internals import aot_backend, without_modes
+from opgraph.torch.graph.torch_internals import (
+    CAPTURE_ERRORS,
+    aot_backend,
+    with_second_derivatives_refused,
+    without_modes,
+)
 
 _WHERE = 'torch.compile(backend="opgraph")'
 
@@ -104,18 +110,33 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
             return build
 
-        made: Callable[..., Any] = aot_backend(
-            fw_compiler=part("forward"),
-            bw_compiler=part("backward"),
-            inference_compiler=part("inference"),
-            partition_fn=partitioner(memory),
-            decompositions=decompositions(),
-            keep_inference_input_mutations=True,
-        )(graph, example_inputs)
-        return made
+        try:
+            made: Callable[..., Any] = aot_backend(
+                fw_compiler=part("forward"),
+                bw_compiler=part("backward"),
+                inference_compiler=part("inference"),
+                partition_fn=partitioner(memory),
+                decompositions=decompositions(),
+                keep_inference_input_mutations=True,
+            )(graph, example_inputs)
+        except Exception as error:  # this graph alone, for those before it in the same call have run
+            if isinstance(error, (OpGraphError, *CAPTURE_ERRORS)):
+                raise
+            said = str(error).splitlines() or [type(error).__name__]
+            warnings.warn(f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=2)
+            return graph.forward
+        return with_second_derivatives_refused(made, _no_second_derivative)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile
+
+
+def _no_second_derivative() -> Unimplemented:
+    return Unimplemented(
+        "a fused model has first derivatives alone",
+        where="the gradient of a gradient that backward made with create_graph=True",
+        fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
+    )
 
 
 @cache

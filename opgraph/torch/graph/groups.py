@@ -34,7 +34,11 @@ def is_view(node: Node) -> bool:
         source = node.args[0]
         return isinstance(source, Node) and is_view(source)
     value = value_of(node)
-    if node.target is aten.view.dtype or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())):
+    if (
+        value is None
+        or node.target is aten.view.dtype
+        or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj()))
+    ):
         return False  # more than a place in memory: torch makes such a view
     if packet(node) is aten.as_strided:
         # It counts from the beginning of the storage, and no guard says where in its storage an input begins.

@@ -202,7 +202,7 @@ class Program:
         return found
 
     def _library_function(self, node: Node) -> str:
-        name = f"{str(node.target).replace('.', '_').replace('::', '_')}"
+        name = f"call_{str(node.target).replace('.', '_').replace('::', '_')}"  # no node has such a name
         name = name if name.isidentifier() else f"call_{node.name}"
         called: Any = _FAST.get(node.target, node.target)
         value = value_of(node)

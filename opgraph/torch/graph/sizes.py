@@ -82,6 +82,8 @@ class SizedPrograms:
             if not isinstance(value, _SYMBOLIC):
                 return value
             found = value.node.expr.xreplace(known)
+            if getattr(found, "free_symbols", ()):
+                raise _Unknown
             kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
             return kind(found)
 
@@ -91,17 +93,25 @@ class SizedPrograms:
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         for node in self.module.graph.nodes:
             value = value_of(node)
-            if isinstance(value, _SYMBOLIC):
-                numbers[node] = number(value)
-                if node.op != "placeholder":
-                    continue
+            try:
+                if isinstance(value, _SYMBOLIC):
+                    numbers[node] = number(value)
+                    if node.op != "placeholder":
+                        continue
+                value = _concrete(value, number, fakes)
+            except _Unknown:
+                value = None
             made = graph.create_node(
                 node.op, node.target, _mapped(node.args, argument, number), _mapped(node.kwargs, argument, number),
                 node.name, node.type,
             )  # fmt: skip
-            made.meta = {**node.meta, "val": _concrete(value, number, fakes)}
+            made.meta = {**node.meta, "val": value}
             renamed[node] = made
         return GraphModule(module, graph)
+
+
+class _Unknown(Exception):  # noqa: N818 - it ends one node, and is no error
+    """A size that only the data tell: torch computes what has it."""
 
 
 def _mapped(arguments: Any, argument: Callable[[Node], Any], number: Callable[[Any], Any]) -> Any:

@@ -50,6 +50,43 @@ def aot_backend(**arguments: Any) -> Callable[..., Any]:
     return made
 
 
+def with_second_derivatives_refused(call: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
+    """A compiled graph, as AOTAutograd made it, whose gradients raise this error where they are differentiated.
+
+    AOTAutograd's own RuntimeError stays where this torch does not have the class that is looked for here.
+    """
+    seen = False
+
+    def run(*args: Any) -> Any:
+        nonlocal seen
+        outputs = call(*args)
+        seen = seen or _refuse_second_derivatives(outputs, error)
+        return outputs
+
+    return run
+
+
+def _refuse_second_derivatives(outputs: Any, error: Callable[[], Exception]) -> bool:
+    """Whether an output was made by the autograd function whose second derivatives are to be refused."""
+    for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
+        function: Any = getattr(getattr(output, "grad_fn", None), "_forward_cls", None)
+        if hasattr(function, "_double_backward"):
+            differentiable = function._double_backward
+
+            def refuse(gradients: Any) -> None:
+                raise error()
+
+            def refusing(*args: Any, differentiable: Any = differentiable) -> Any:
+                gradients = differentiable(*args)
+                for node in {g.grad_fn for g in gradients if isinstance(g, torch.Tensor) and g.grad_fn is not None}:
+                    node.register_prehook(refuse)
+                return gradients
+
+            function._double_backward = staticmethod(refusing)
+            return True
+    return False
+
+
 def hint(size: Any) -> int:
     """A size as a number; of a symbolic one the size that it was traced with, without fixing it."""
     if isinstance(size, torch.SymInt):
