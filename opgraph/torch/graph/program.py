@@ -29,7 +29,8 @@ from opgraph.runtime.engine import engine_of
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
-from opgraph.torch.graph.aten import NodeEmitter, value_of
+from opgraph.torch.graph.aten import NodeEmitter, is_reduction, keeps_axes, reduced_axes, value_of
+from opgraph.torch.graph.axis_splits import AxisSplit, split_of
 from opgraph.torch.graph.constants import fold_constants
 from opgraph.torch.graph.groups import Group, base_of, schedule
 from opgraph.torch.graph.torch_internals import empty_strided_cpu, reinterpret_tensor, saved_outputs
@@ -71,13 +72,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor lies: a variable of the function, elements after its beginning, sizes and strides."""
+    """Where a tensor lies: a variable of the function, elements after its beginning, sizes and strides; `split`: the
+    axis that a kernel sees as two."""
 
     name: str
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    split: AxisSplit | None = None
 
     @property
     def skipped(self) -> int:
@@ -87,8 +90,13 @@ class _Place:
     def stand_in(self) -> np.ndarray:
         """An array of this layout, of no memory to speak of: planning reads no element."""
         own = np.empty(1, dtype_of(NAMES[self.dtype]).numpy)
-        steps = tuple(s * own.itemsize for s in self.stride)
-        return np.lib.stride_tricks.as_strided(own, self.size, steps)
+        strides = self.stride if self.split is None else self.split.strides(self.size, self.stride)
+        return np.lib.stride_tricks.as_strided(own, self.kernel_size, tuple(s * own.itemsize for s in strides))
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """The sizes that a kernel sees."""
+        return self.size if self.split is None else self.split.shape(self.size)
 
 
 @dataclass(slots=True)
@@ -319,11 +327,11 @@ def _restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Ten
     return made.copy_(tensor)
 
 
-def place_of(node: Node) -> _Place:
+def place_of(node: Node, split: AxisSplit | None = None) -> _Place:
     """Where the value of a node lies."""
     base, value = base_of(node), value_of(node)
     offset = int(value.storage_offset()) - int(value_of(base).storage_offset()) if base is not node else 0
-    return _Place(base.name, offset, tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype)
+    return _Place(base.name, offset, tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype, split)
 
 
 def _flat_outputs(module: GraphModule) -> list[Any]:
@@ -339,8 +347,12 @@ def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
         _Refused: opgraph has no kernel for a part of it.
     """
     graph, members = Graph(), set(group.nodes)
+    reductions = [(value_of(n.args[0]).dim(), reduced_axes(n), keeps_axes(n)) for n in group.nodes if is_reduction(n)]  # type: ignore[arg-type]
+    split, unfit = split_of(group.nodes, reductions)
+    if unfit:
+        raise _Refused(unfit)
     values: dict[Node, Any] = {}
-    emitter = NodeEmitter(graph, values, as_eager=rounding == "each")
+    emitter = NodeEmitter(graph, values, as_eager=rounding == "each", split=split)
     places: dict[int, _Place] = {}
     try:
         for node in group.nodes:
@@ -350,15 +362,15 @@ def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
                 if base_of(source) in members:  # a view of a value of the group: it broadcasts at most
                     values[source] = emitter.broadcast(values[base_of(source)], source)
                 else:
-                    place = place_of(source)
-                    made = values[source] = graph.input(f"in{len(places)}", NAMES[place.dtype], place.size)
+                    place = place_of(source, split)
+                    made = values[source] = graph.input(f"in{len(places)}", NAMES[place.dtype], place.kernel_size)
                     places[made.id] = place
             emitter.add(node)
         for node in group.outputs:
             made = emitter.result(node)
             if made.id in places:  # a second name of one value
                 made = graph.add_op("Identity", made)
-            places[made.id] = place_of(node)
+            places[made.id] = place_of(node, split)
             values[node] = made
     except OpGraphError as error:
         raise _Refused(group.nodes) from error
