@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import VIEWS, is_computed, is_reduction, packet, reduced_axes, value_of
 from opgraph.torch.graph.axis_splits import join_of
+from opgraph.torch.graph.slices import move_slices_up
 
 aten = torch.ops.aten
 
@@ -84,6 +85,7 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     kept_out = set(refused)
     computed = {n for n in graph.nodes if n not in kept_out and is_computed(n)}
     computed -= {n for n in computed if join_of(n) is not None and not any(u in computed for u in n.users)}
+    move_slices_up(graph, computed, _levels(graph, computed, _waits(graph)))
     levels = _levels(graph, computed, _waits(graph))
     _sink(graph, computed, levels)
     _duplicate(graph, computed, levels)
