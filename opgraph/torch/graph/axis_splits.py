@@ -89,7 +89,7 @@ def join_of(node: Node) -> Join | None:
     """The join that a node is; None where it is none, or its parts are not blocks of one size."""
     if node.op != "call_function":
         return None
-    found = _JOINS.get(node.target)
+    found = _JOINS.get(node.target)  # type: ignore[call-overload]
     join = found(node) if found is not None else None
     if join is None or not 1 < join.split.parts <= MOST_PARTS:
         return None
@@ -99,7 +99,9 @@ def join_of(node: Node) -> Join | None:
     return join if together >= SHORTEST_BLOCK else None
 
 
-def split_of(nodes: Sequence[Node], reductions: Iterable[tuple[int, Sequence[int], bool]]) -> tuple[AxisSplit | None, list[Node]]:
+def split_of(
+    nodes: Sequence[Node], reductions: Iterable[tuple[int, Sequence[int], bool]]
+) -> tuple[AxisSplit | None, list[Node]]:
     """The split that a kernel of some nodes has, and the joins among them that it cannot have.
 
     Args:
@@ -129,7 +131,14 @@ def _cat(node: Node) -> Join | None:
 
 def _slice_scatter(node: Node) -> Join | None:
     names = ("self", "src", "dim", "start", "end", "step")
-    given = {"dim": 0, "start": None, "end": None, "step": 1, **dict(zip(names, node.args)), **node.kwargs}
+    given: dict[str, Any] = {
+        "dim": 0,
+        "start": None,
+        "end": None,
+        "step": 1,
+        **dict(zip(names, node.args)),
+        **node.kwargs,
+    }
     part, whole = given["src"], given["self"]
     sizes = node.meta["val"].shape
     axis = given["dim"] % len(sizes) - len(sizes)
