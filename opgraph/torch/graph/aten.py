@@ -6,7 +6,7 @@ only captured graphs have: casts, fills, reductions, joins (`axis_splits`), and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from opgraph.errors import OpGraphError, Unimplemented
-from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.providers.torch_dtypes import NAMES
@@ -158,9 +156,7 @@ def _bound(node: Node) -> dict[str, Any] | None:
         given = _argument(node, place, argument.name, argument.default_value)
         if name in names:
             bound[name] = given
-        elif has and given != argument.default_value:
-            return None
-        elif not argument.has_default_value():
+        elif (has and given != argument.default_value) or not argument.has_default_value():
             return None
     for name, default in found.parameters:
         if bound.setdefault(name, default) is calls.REQUIRED:
@@ -220,13 +216,12 @@ class NodeEmitter(Emitter):
             cast = self._tensor(self._as(source, name))
             return self._tensor(self.step("Identity", (cast,), name)) if cast is source.operand else cast
         if op in _REDUCTIONS:
-            source = self._as(self._value(node.args[0]), name)
             sizes = value_of(node.args[0]).shape  # type: ignore[arg-type]
-            source = self._spread(self._tensor(source), self._shape(sizes))
+            reduced = self._spread(self._tensor(self._as(self._value(node.args[0]), name)), self._shape(sizes))
             axes = list(reduced_axes(node))
             axes = axes if self._split is None else self._split.axes(len(sizes), axes)
             attrs = {"axes": axes, "keep_dims": keeps_axes(node)}
-            return self._tensor(self.step(_REDUCTIONS[op], (source,), name, attrs))
+            return self._tensor(self.step(_REDUCTIONS[op], (reduced,), name, attrs))
         if op in _DERIVATIVES:
             kind, places = _DERIVATIVES[op]
             operands = tuple(self._as(self._value(node.args[p]), name) for p in places)
@@ -244,6 +239,8 @@ class NodeEmitter(Emitter):
         """The parts of a join, each in its block."""
         assert join.split == self._split
         made = self._tensor(self._as(self._value(join.rest), dtype))
+        if not join.parts:  # one part again and again
+            return self._spread(made, self._shape(sizes))
         for place, part in sorted(join.parts.items()):
             here = self.step("Equal", (self._block_numbers(sizes), Number(place)), "boolean")
             made = self._tensor(self.step("Select", (here, self._as(self._value(part), dtype), made), dtype))

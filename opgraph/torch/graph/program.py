@@ -38,7 +38,7 @@ from opgraph.torch.graph.torch_internals import empty_strided_cpu, reinterpret_t
 aten = torch.ops.aten
 
 #: Functions of torch that reach an op in less host time than its overload does.
-_FAST = {
+_FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
     aten.baddbmm.default: torch.baddbmm, aten.convolution.default: torch.convolution, aten.cat.default: torch.cat,
 }  # fmt: skip
@@ -135,7 +135,7 @@ class Program:
         self.source = self._text(steps)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
         self.run: Callable[[list[Any]], Any] = self._env["run"]
-        self.run._boxed_call = True  # type: ignore[attr-defined]  # the caller gives up its references to the inputs
+        self.run._boxed_call = True
 
     @property
     def saved(self) -> list[Node]:
@@ -155,7 +155,7 @@ class Program:
                 for unit in planned.steps:
                     if isinstance(unit, Group):
                         kernels[id(unit)] = _launches(unit, f"k{len(kernels)}", self._rounding)
-            except _Refused as found:
+            except _RefusedError as found:
                 refused |= set(found.nodes)
                 continue
             break
@@ -213,12 +213,12 @@ class Program:
     def _library_function(self, node: Node) -> str:
         name = f"{str(node.target).replace('.', '_').replace('::', '_')}"
         name = name if name.isidentifier() else f"call_{node.name}"
-        called = _FAST.get(node.target, node.target)
+        called: Any = _FAST.get(node.target, node.target)
         value = value_of(node)
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
             name = f"{name}_{node.name}"
-            self._env[name] = _Checked(self._env, name, called, values)  # type: ignore[arg-type]
+            self._env[name] = _Checked(self._env, name, called, values)
         else:
             self._env[name] = called
         return name
@@ -290,7 +290,7 @@ def _stored_bytes(graph: FxGraph) -> int:
     return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = tuple(nodes)
 
@@ -344,13 +344,13 @@ def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
     """The kernels of a group.
 
     Raises:
-        _Refused: opgraph has no kernel for a part of it.
+        _RefusedError: opgraph has no kernel for a part of it.
     """
     graph, members = Graph(), set(group.nodes)
     reductions = [(value_of(n.args[0]).dim(), reduced_axes(n), keeps_axes(n)) for n in group.nodes if is_reduction(n)]  # type: ignore[arg-type]
     split, unfit = split_of(group.nodes, reductions)
     if unfit:
-        raise _Refused(unfit)
+        raise _RefusedError(unfit)
     values: dict[Node, Any] = {}
     emitter = NodeEmitter(graph, values, as_eager=rounding == "each", split=split)
     places: dict[int, _Place] = {}
@@ -373,18 +373,19 @@ def _launches(group: Group, prefix: str, rounding: str) -> list[Launch]:
             places[made.id] = place_of(node, split)
             values[node] = made
     except OpGraphError as error:
-        raise _Refused(group.nodes) from error
+        raise _RefusedError(group.nodes) from error
     graph.set_outputs([values[n] for n in group.outputs])
     graph.finalize()
     for like in emitter.shapes:
-        places[like.id] = _Place("", 0, tuple(like.dims or ()), (0,) * (like.ndim or 0), torch.bool)
+        size = tuple(int(d) for d in like.dims or ())  # type: ignore[arg-type]
+        places[like.id] = _Place("", 0, size, (0,) * len(size), torch.bool)
     launches = []
     for part in partition(graph).partitions:
         if part.kind != "fused":
-            raise _Refused(group.nodes)
+            raise _RefusedError(group.nodes)
         kernel = runner(part, engine_of("cpu"), rounding=rounding)
         if not isinstance(kernel, HostKernel):
-            raise _Refused(group.nodes)
+            raise _RefusedError(group.nodes)
         for port in part.output_ports:
             if port.id not in places:
                 size = tuple(int(d) for d in port.dims or ())  # type: ignore[arg-type]
