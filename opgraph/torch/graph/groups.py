@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,7 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     _sink(graph, computed, levels)
     _duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
+    found = _groups(graph, computed, levels, _columns_apart(graph, computed, levels, found))
     return Schedule(tuple(_ordered(graph, found, _waits(graph), gather_kernels)))
 
 
@@ -256,8 +258,65 @@ class _Sources:
         return read, length
 
 
-def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> dict[Node, Group]:
-    """The group of each computed node."""
+#: Values of full size that a sum down columns reads at most to compute its operand again. That operand in memory costs
+#: as much: it is written, which reads the memory too, and read.
+_MOST_SOURCES = 3
+
+
+def _columns_apart(
+    graph: Graph, computed: set[Node], levels: dict[Node, int], groups: Mapping[Node, Group]
+) -> set[Node]:
+    """Takes sums down columns out of groups that reduce rows: two kernels, of which neither waits for values that the
+    other one stores for it alone.
+
+    Returns: the sums, with the nodes that compute their operands, copies for them; and sums of values in memory.
+    """
+    sources = _Sources(computed)
+    apart: set[Node] = set()
+    copies: dict[Node, Node] = {}
+
+    def again(read: Node, group: Group) -> Node:
+        base = base_of(read)
+        if base not in computed or is_reduction(base) or groups.get(base) is not group:
+            return read
+        if base not in copies:
+            with graph.inserting_after(base):
+                copies[base] = graph.node_copy(base, lambda n: again(n, group))
+            computed.add(copies[base])
+            apart.add(copies[base])
+            levels[copies[base]] = levels[base]
+        return _with_base(graph, read, base, copies[base])
+
+    for node in list(graph.nodes):
+        if node not in computed or not is_reduction(node) or _reduces_rows(node):
+            continue
+        (operand,), group = node.all_input_nodes, groups[node]
+        base = base_of(operand)
+        if groups.get(base) is not group:
+            apart.add(node)
+        elif any(is_reduction(n) and _reduces_rows(n) for n in group.nodes):
+            apart.add(node)
+            if sum(2 * _bytes(s) >= _bytes(base) for s in sources.of(base)) <= _MOST_SOURCES:
+                node.replace_input_with(operand, again(operand, group))
+                _erase_unread(graph, base, computed)
+    return apart
+
+
+def _erase_unread(graph: Graph, node: Node, computed: set[Node]) -> None:
+    """Takes a node out of the graph, and what only it reads, where nothing reads it."""
+    waiting = [node]
+    while waiting:
+        unread = waiting.pop()
+        if not unread.users and (unread in computed or is_view(unread)):
+            waiting += unread.all_input_nodes
+            computed.discard(unread)
+            graph.erase_node(unread)
+
+
+def _groups(
+    graph: Graph, computed: set[Node], levels: Mapping[Node, int], apart: AbstractSet[Node] = frozenset()
+) -> dict[Node, Group]:
+    """The group of each computed node; those `apart` share none with others."""
     parent = {n: n for n in computed}
 
     def root(node: Node) -> Node:
@@ -272,9 +331,10 @@ def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> di
             for source in node.all_input_nodes:
                 base = base_of(source)
                 if base in computed and levels[base] == levels[node]:
-                    parent[root(base)] = root(node)
-                elif value_of(source).numel() == value_of(node).numel() > 1:
-                    key = base, levels[node], value_of(node).shape
+                    if (base in apart) == (node in apart):
+                        parent[root(base)] = root(node)
+                elif (node in apart and is_reduction(node)) or value_of(source).numel() == value_of(node).numel() > 1:
+                    key = base, levels[node], value_of(source).shape, node in apart
                     parent[root(sharing.setdefault(key, node))] = root(node)
     members: dict[Node, list[Node]] = {}
     for node in graph.nodes:
