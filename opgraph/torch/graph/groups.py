@@ -4,6 +4,7 @@ Each computed node has a level: one more than that of a library call, or of a su
 one level that read each other, or the same tensor, form a group: no path leads out of a group and back, because
 nothing on a level reads what the same level stores. A node whose readers are all on later levels moves to the first of
 them. A node with readers on several levels is computed on each, where that reads less memory than its value takes.
+Sums down columns are apart from sums along rows: together they would be two kernels that store values for each other.
 """
 
 from __future__ import annotations
@@ -258,9 +259,9 @@ class _Sources:
         return read, length
 
 
-#: Values of full size that a sum down columns reads at most to compute its operand again. That operand in memory costs
-#: as much: it is written, which reads the memory too, and read.
-_MOST_SOURCES = 3
+#: Values of full size that a sum down columns reads at most to compute a value again. A value in memory costs as much:
+#: it is written, which reads the memory too, and read, in one kernel more.
+_MOST_SOURCES = 4
 
 
 def _columns_apart(
@@ -272,12 +273,18 @@ def _columns_apart(
     Returns: the sums, with the nodes that compute their operands, copies for them; and sums of values in memory.
     """
     sources = _Sources(computed)
+    with_rows = {id(g) for n, g in groups.items() if is_reduction(n) and _reduces_rows(n)}
     apart: set[Node] = set()
     copies: dict[Node, Node] = {}
+
+    def reads_many(node: Node) -> bool:
+        return sum(2 * _bytes(s) >= _bytes(node) for s in sources.of(node)) > _MOST_SOURCES
 
     def again(read: Node, group: Group) -> Node:
         base = base_of(read)
         if base not in computed or is_reduction(base) or groups.get(base) is not group:
+            return read
+        if base not in copies and reads_many(base) and not any(reads_many(base_of(n)) for n in base.all_input_nodes):
             return read
         if base not in copies:
             with graph.inserting_after(base):
@@ -294,11 +301,10 @@ def _columns_apart(
         base = base_of(operand)
         if groups.get(base) is not group:
             apart.add(node)
-        elif any(is_reduction(n) and _reduces_rows(n) for n in group.nodes):
+        elif id(group) in with_rows:
             apart.add(node)
-            if sum(2 * _bytes(s) >= _bytes(base) for s in sources.of(base)) <= _MOST_SOURCES:
-                node.replace_input_with(operand, again(operand, group))
-                _erase_unread(graph, base, computed)
+            node.replace_input_with(operand, again(operand, group))
+            _erase_unread(graph, base, computed)
     return apart
 
 
@@ -330,9 +336,8 @@ def _groups(
         if node in computed:
             for source in node.all_input_nodes:
                 base = base_of(source)
-                if base in computed and levels[base] == levels[node]:
-                    if (base in apart) == (node in apart):
-                        parent[root(base)] = root(node)
+                if base in computed and levels[base] == levels[node] and (base in apart) == (node in apart):
+                    parent[root(base)] = root(node)
                 elif (node in apart and is_reduction(node)) or value_of(source).numel() == value_of(node).numel() > 1:
                     key = base, levels[node], value_of(source).shape, node in apart
                     parent[root(sharing.setdefault(key, node))] = root(node)
