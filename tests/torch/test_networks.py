@@ -6,7 +6,10 @@ import copy
 import io
 import os
 import pickle
+import subprocess
+import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,7 @@
 """ATen ops as ops of a Graph: which nodes opgraph computes, and what each of them means.
 
 Pointwise ops come from the table that functions use (`opgraph.torch.tracing.calls`), by name. This module adds what
-only captured graphs have: casts, fills, reductions, and derivatives of activations.
+only captured graphs have: casts, fills, reductions, joins (`axis_splits`), and derivatives of activations.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.fx import Node
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.providers.torch_dtypes import NAMES
+from opgraph.torch.graph.axis_splits import AxisSplit, Join, join_of
 from opgraph.torch.tracing import calls
 from opgraph.torch.tracing.emit import Emitter, Value, compute_dtype
 from opgraph.torch.tracing.session import Number
@@ -70,6 +71,11 @@ def is_reduction(node: Node) -> bool:
     return node.op == "call_function" and packet(node) in _REDUCTIONS
 
 
+def keeps_axes(node: Node) -> bool:
+    """Whether a reduction leaves axes of one element where it reduced."""
+    return bool(_argument(node, 2, "keepdim", False))
+
+
 def reduced_axes(node: Node) -> tuple[int, ...]:
     """The axes that a reduction takes away, from 0, in ascending order; all of them where it names none."""
     rank = value_of(node.args[0]).dim()  # type: ignore[arg-type]
@@ -103,7 +109,14 @@ def is_computed(node: Node) -> bool:
         return made.dtype.is_floating_point and given[0].dtype not in _INTEGERS
     if any(v.dtype in _INTEGERS and v.dim() for v in given):
         return False
-    return op in _DERIVATIVES or (_pointwise(op) is not None and _bound(node) is not None)
+    return op in _DERIVATIVES or join_of(node) is not None or (_pointwise(op) is not None and _bound(node) is not None)
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether each element of a computed node is made of the elements at its place in its operands."""
+    if is_reduction(node) or is_fill(node) or join_of(node) is not None:
+        return False
+    return packet(node) in _CASTS or packet(node) in _DERIVATIVES or torch.Tag.pointwise in node.target.tags  # type: ignore[union-attr]
 
 
 def _is_data(value: Any) -> bool:
@@ -164,12 +177,22 @@ class NodeEmitter(Emitter):
         graph: what is built.
         values: the tensors of the nodes so far.
         as_eager: numbers are rounded where eager torch's kernels round them.
+        split: the axis that the graph's tensors have as two.
     """
 
-    def __init__(self, graph: Graph, values: dict[Node, LogicalTensor], *, as_eager: bool = False) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        values: dict[Node, LogicalTensor],
+        *,
+        as_eager: bool = False,
+        split: AxisSplit | None = None,
+    ) -> None:
         self.graph = graph
         self.values = values
         self.as_eager = as_eager
+        self._split = split
+        self._blocks: dict[tuple[int, ...], LogicalTensor] = {}
         self.on_host = True
         self.what = ""
         self._found: calls.Found | None = None
@@ -199,21 +222,51 @@ class NodeEmitter(Emitter):
             cast = self._tensor(self._as(source, name))
             return self._tensor(self.step("Identity", (cast,), name)) if cast is source.operand else cast
         if op in _REDUCTIONS:
-            reduced = self._tensor(self._as(self._value(node.args[0]), name))
-            reduced = self._spread(reduced, tuple(value_of(node.args[0]).shape))  # type: ignore[arg-type]
-            keep = bool(_argument(node, 2, "keepdim", False))
+            sizes = value_of(node.args[0]).shape  # type: ignore[arg-type]
+            reduced = self._spread(self._tensor(self._as(self._value(node.args[0]), name)), self._shape(sizes))
             axes = list(reduced_axes(node))
-            return self._tensor(self.step(_REDUCTIONS[op], (reduced,), name, {"axes": axes, "keep_dims": keep}))
+            axes = axes if self._split is None else self._split.axes(len(sizes), axes)
+            attrs = {"axes": axes, "keep_dims": keeps_axes(node)}
+            return self._tensor(self.step(_REDUCTIONS[op], (reduced,), name, attrs))
         if op in _DERIVATIVES:
             kind, places = _DERIVATIVES[op]
             operands = tuple(self._as(self._value(node.args[p]), name) for p in places)
             exact = node.kwargs.get("approximate", "none") == "none"
             attrs = {"mode": "gelu_erf" if exact else "gelu_tanh"} if op is aten.gelu_backward else {}
             return self._tensor(self.step(kind, operands, name, attrs))
+        if (join := join_of(node)) is not None:
+            return self._joined(join, tuple(result.shape), name)
         found, bound = _pointwise(op), _bound(node)
         assert found is not None and bound is not None
         compute = compute_dtype(result, {k: value_of(v) if isinstance(v, Node) else v for k, v in bound.items()})
         return self._tensor(self.call(found, bound, result.dtype, compute))
+
+    def _joined(self, join: Join, sizes: tuple[int, ...], dtype: str) -> LogicalTensor:
+        """The parts of a join, each in its block."""
+        assert join.split == self._split
+        made = self._tensor(self._as(self._value(join.rest), dtype))
+        if not join.parts:  # one part again and again
+            return self._spread(made, self._shape(sizes))
+        for place, part in sorted(join.parts.items()):
+            here = self.step("Equal", (self._block_numbers(sizes), Number(place)), "boolean")
+            made = self._tensor(self.step("Select", (here, self._as(self._value(part), dtype), made), dtype))
+        return made
+
+    def _block_numbers(self, sizes: tuple[int, ...]) -> LogicalTensor:
+        """For each element of a join, the number of its block. (Of fewer elements it would be a kernel of its own.)"""
+        if sizes not in self._blocks:
+            assert self._split is not None
+            axis = len(sizes) + self._split.axis
+            self._blocks[sizes] = self.step("GenIndex", (self._like(self._shape(sizes)),), "s32", {"axis": axis})
+        return self._blocks[sizes]
+
+    def _shape(self, sizes: Any) -> tuple[int, ...]:
+        return tuple(sizes) if self._split is None else self._split.shape(sizes)
+
+    def _like(self, shape: tuple[int, ...]) -> LogicalTensor:
+        like = self.graph.input(f"shape{len(self.shapes)}", "boolean", shape)
+        self.shapes.append(like)
+        return like
 
     def _tensor(self, operand: Any) -> LogicalTensor:
         if isinstance(operand, Number):
@@ -223,7 +276,7 @@ class NodeEmitter(Emitter):
 
     def result(self, node: Node) -> LogicalTensor:
         """The value of a node in its full shape, made by an op."""
-        tensor = self._spread(self.values[node], tuple(value_of(node).shape))
+        tensor = self._spread(self.values[node], self._shape(value_of(node).shape))
         return self._tensor(self.step("Identity", (tensor,), tensor.dtype)) if tensor.is_constant else tensor
 
     def broadcast(self, tensor: LogicalTensor, view: Node) -> LogicalTensor:
@@ -234,9 +287,7 @@ class NodeEmitter(Emitter):
         """The tensor broadcast to a shape, where it has another one."""
         if tensor.dims is not None and tuple(tensor.dims) == shape:
             return tensor
-        like = self.graph.input(f"shape{len(self.shapes)}", "boolean", shape)
-        self.shapes.append(like)
-        made: LogicalTensor = self.graph.add_op("BroadcastTo", tensor, like)
+        made: LogicalTensor = self.graph.add_op("BroadcastTo", tensor, self._like(shape))
         return made
 
     def _value(self, given: Any) -> Value:

@@ -41,6 +41,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(get_decompositions(packets))
     table[aten.native_dropout.default] = _dropout
     table[aten.var_mean.correction] = _var_mean
+    table[aten.constant_pad_nd.default] = _constant_pad_nd
     return table
 
 
@@ -56,6 +57,17 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     mask: torch.Tensor = aten.bernoulli.p(x, 1 - p).to(torch.bool)
     dropped: torch.Tensor = x * mask * (1 / (1 - p))
     return dropped, mask
+
+
+def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:
+    """A pad that takes elements away at most (the gradient of one that adds them), as a slice."""
+    if any(p > 0 for p in pad):
+        return NotImplemented
+    made = x
+    for place in range(0, len(pad), 2):
+        axis = x.dim() - 1 - place // 2
+        made = made.narrow(axis, -pad[place], x.shape[axis] + pad[place] + pad[place + 1])
+    return made.clone()
 
 
 def _var_mean(

@@ -4,6 +4,7 @@ Each computed node has a level: one more than that of a library call, or of a su
 one level that read each other, or the same tensor, form a group: no path leads out of a group and back, because
 nothing on a level reads what the same level stores. A node whose readers are all on later levels moves to the first of
 them. A node with readers on several levels is computed on each, where that reads less memory than its value takes.
+Sums down columns are apart from sums along rows: together they would be two kernels that store values for each other.
 
 Random ops run in the order of the graph, which is eager's: they share one stream of numbers. A write keeps its place
 among the reads of that memory.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import VIEWS, is_computed, is_reduction, packet, reduced_axes, value_of
+from opgraph.torch.graph.axis_splits import join_of
+from opgraph.torch.graph.slices import move_slices_up
 
 aten = torch.ops.aten
 
@@ -102,10 +106,13 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     """
     kept_out = set(refused)
     computed = {n for n in graph.nodes if n not in kept_out and is_computed(n)}
+    computed -= {n for n in computed if join_of(n) is not None and not any(u in computed for u in n.users)}
+    move_slices_up(graph, computed, _levels(graph, computed, _waits(graph)))
     levels = _levels(graph, computed, _waits(graph))
     _sink(graph, computed, levels)
     _duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
+    found = _groups(graph, computed, levels, _columns_apart(graph, computed, levels, found))
     return Schedule(tuple(_ordered(graph, found, _waits(graph), gather_kernels)))
 
 
@@ -277,8 +284,70 @@ class _Sources:
         return read, length
 
 
-def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> dict[Node, Group]:
-    """The group of each computed node."""
+#: Values of full size that a sum down columns reads at most to compute a value again. A value in memory costs as much:
+#: it is written, which reads the memory too, and read, in one kernel more.
+_MOST_SOURCES = 4
+
+
+def _columns_apart(
+    graph: Graph, computed: set[Node], levels: dict[Node, int], groups: Mapping[Node, Group]
+) -> set[Node]:
+    """Takes sums down columns out of groups that reduce rows: two kernels, of which neither waits for values that the
+    other one stores for it alone.
+
+    Returns: the sums, with the nodes that compute their operands, copies for them; and sums of values in memory.
+    """
+    sources = _Sources(computed)
+    with_rows = {id(g) for n, g in groups.items() if is_reduction(n) and _reduces_rows(n)}
+    apart: set[Node] = set()
+    copies: dict[Node, Node] = {}
+
+    def reads_many(node: Node) -> bool:
+        return sum(2 * _bytes(s) >= _bytes(node) for s in sources.of(node)) > _MOST_SOURCES
+
+    def again(read: Node, group: Group) -> Node:
+        base = base_of(read)
+        if base not in computed or is_reduction(base) or groups.get(base) is not group:
+            return read
+        if base not in copies and reads_many(base) and not any(reads_many(base_of(n)) for n in base.all_input_nodes):
+            return read
+        if base not in copies:
+            with graph.inserting_after(base):
+                copies[base] = graph.node_copy(base, lambda n: again(n, group))
+            computed.add(copies[base])
+            apart.add(copies[base])
+            levels[copies[base]] = levels[base]
+        return _with_base(graph, read, base, copies[base])
+
+    for node in list(graph.nodes):
+        if node not in computed or not is_reduction(node) or _reduces_rows(node):
+            continue
+        (operand,), group = node.all_input_nodes, groups[node]
+        base = base_of(operand)
+        if groups.get(base) is not group:
+            apart.add(node)
+        elif id(group) in with_rows:
+            apart.add(node)
+            node.replace_input_with(operand, again(operand, group))
+            _erase_unread(graph, base, computed)
+    return apart
+
+
+def _erase_unread(graph: Graph, node: Node, computed: set[Node]) -> None:
+    """Takes a node out of the graph, and what only it reads, where nothing reads it."""
+    waiting = [node]
+    while waiting:
+        unread = waiting.pop()
+        if not unread.users and (unread in computed or is_view(unread)):
+            waiting += unread.all_input_nodes
+            computed.discard(unread)
+            graph.erase_node(unread)
+
+
+def _groups(
+    graph: Graph, computed: set[Node], levels: Mapping[Node, int], apart: AbstractSet[Node] = frozenset()
+) -> dict[Node, Group]:
+    """The group of each computed node; those `apart` share none with others."""
     parent = {n: n for n in computed}
 
     def root(node: Node) -> Node:
@@ -292,10 +361,10 @@ def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> di
         if node in computed:
             for source in node.all_input_nodes:
                 base = base_of(source)
-                if base in computed and levels[base] == levels[node]:
+                if base in computed and levels[base] == levels[node] and (base in apart) == (node in apart):
                     parent[root(base)] = root(node)
-                elif value_of(source).numel() == value_of(node).numel() > 1:
-                    key = base, levels[node], value_of(node).shape
+                elif (node in apart and is_reduction(node)) or value_of(source).numel() == value_of(node).numel() > 1:
+                    key = base, levels[node], value_of(source).shape, node in apart
                     parent[root(sharing.setdefault(key, node))] = root(node)
     members: dict[Node, list[Node]] = {}
     for node in graph.nodes:

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.axis_splits import AxisSplit
 from opgraph.torch.graph.groups import base_of, is_view, writes
 
 #: Bytes at whose multiples a GPU's kernels find tensors that they read and write in packs.
@@ -21,6 +22,7 @@ class Place:
 
     Attributes:
         name: the variable; "" where only the shape counts, and any address does.
+        split: the axis that a kernel sees as two.
     """
 
     name: str
@@ -28,6 +30,17 @@ class Place:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    split: AxisSplit | None = None
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """The sizes that a kernel sees."""
+        return self.size if self.split is None else self.split.shape(self.size)
+
+    @property
+    def kernel_stride(self) -> tuple[int, ...]:
+        """The strides that a kernel sees."""
+        return self.stride if self.split is None else self.split.strides(self.size, self.stride)
 
     @property
     def skipped(self) -> int:
@@ -35,11 +48,11 @@ class Place:
         return self.offset * self.dtype.itemsize
 
 
-def place_of(node: Node) -> Place:
+def place_of(node: Node, split: AxisSplit | None = None) -> Place:
     """Where the value of a node lies."""
     base, value = base_of(node), value_of(node)
     offset = int(value.storage_offset()) - int(value_of(base).storage_offset()) if base is not node else 0
-    return Place(base.name, offset, tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype)
+    return Place(base.name, offset, tuple(map(int, value.shape)), tuple(map(int, value.stride())), value.dtype, split)
 
 
 class Beginnings:

@@ -24,7 +24,8 @@ from opgraph.partition.partitioner import partition
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
-from opgraph.torch.graph.aten import NodeEmitter, value_of
+from opgraph.torch.graph.aten import NodeEmitter, is_reduction, keeps_axes, reduced_axes, value_of
+from opgraph.torch.graph.axis_splits import split_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, base_of, is_view, schedule
 from opgraph.torch.graph.places import Beginnings, Place, place_of
@@ -301,8 +302,13 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
         _RefusedError: opgraph has no kernel for a part of it.
     """
     graph, members = Graph(engine=target.engine.kind), set(group.nodes)
+    reduced = [n for n in group.nodes if is_reduction(n)]
+    reductions = [(value_of(n.all_input_nodes[0]).dim(), reduced_axes(n), keeps_axes(n)) for n in reduced]
+    split, unfit = split_of(group.nodes, reductions)
+    if unfit:
+        raise _RefusedError(unfit)
     values: dict[Node, Any] = {}
-    emitter = NodeEmitter(graph, values, as_eager=rounding == "each")
+    emitter = NodeEmitter(graph, values, as_eager=rounding == "each", split=split)
     places: dict[int, Place] = {}
     try:
         for node in group.nodes:
@@ -312,15 +318,15 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
                 if base_of(source) in members:  # a view of a value of the group: it broadcasts at most
                     values[source] = emitter.broadcast(values[base_of(source)], source)
                 else:
-                    place = place_of(source)
-                    made = values[source] = graph.input(f"in{len(places)}", NAMES[place.dtype], place.size)
+                    place = place_of(source, split)
+                    made = values[source] = graph.input(f"in{len(places)}", NAMES[place.dtype], place.kernel_size)
                     places[made.id] = place
             emitter.add(node)
         for node in group.outputs:
             made = emitter.result(node)
             if made.id in places:  # a second name of one value
                 made = graph.add_op("Identity", made)
-            places[made.id] = place_of(node)
+            places[made.id] = place_of(node, split)
             values[node] = made
     except OpGraphError as error:
         raise _RefusedError(group.nodes) from error

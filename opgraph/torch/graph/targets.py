@@ -187,7 +187,9 @@ class CudaTarget:
         from opgraph.runtime.device_array import DeviceArray
 
         dtype = dtype_of(NAMES[place.dtype]).numpy
-        return DeviceArray(None, begin.of(place), dtype, place.size, place.stride, self.engine.index, CUPY)
+        return DeviceArray(
+            None, begin.of(place), dtype, place.kernel_size, place.kernel_stride, self.engine.index, CUPY
+        )
 
 
 def target_of(device: torch.device) -> Target:
@@ -214,4 +216,5 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 def _array(place: Place) -> np.ndarray:
     """An array of this layout, of no memory to speak of: planning reads no element."""
     own = np.empty(1, dtype_of(NAMES[place.dtype]).numpy)
-    return np.lib.stride_tricks.as_strided(own, place.size, tuple(s * own.itemsize for s in place.stride))
+    steps = tuple(s * own.itemsize for s in place.kernel_stride)
+    return np.lib.stride_tricks.as_strided(own, place.kernel_size, steps)
