@@ -190,7 +190,7 @@ class NodeEmitter(Emitter):
             return self.graph.constant("", np.full((), fill), dtype=name)
         if op in _CASTS:
             source = self._value(node.args[0])
-            cast = self._tensor(self._as(source, name))
+            cast = self._tensor(self._converted(source, name))
             return self._tensor(self.step("Identity", (cast,), name)) if cast is source.operand else cast
         if op in _REDUCTIONS:
             reduced = self._tensor(self._as(self._value(node.args[0]), name))
@@ -208,6 +208,11 @@ class NodeEmitter(Emitter):
         assert found is not None and bound is not None
         compute = compute_dtype(result, {k: value_of(v) if isinstance(v, Node) else v for k, v in bound.items()})
         return self._tensor(self.call(found, bound, result.dtype, compute))
+
+    def _converted(self, value: Value, dtype: str) -> Any:
+        if value.dtype is None or value.dtype == dtype:
+            return self._as(value, dtype)
+        return self.convert(value.operand, value.dtype, dtype)
 
     def _tensor(self, operand: Any) -> LogicalTensor:
         if isinstance(operand, Number):
