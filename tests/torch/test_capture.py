@@ -476,6 +476,14 @@ def a_captured_tensor(patch):
 
 
 @program
+def a_branch_on_a_parameter_written_by_data(patch):
+    a = nn.Parameter(torch.tensor(1.0))
+    return lambda x: x * a + 1 if a > 0 else x - a * 7, same_arguments(
+        lambda: a.data.fill_(-1.0), lambda: a.data.fill_(2.0), lambda: a.data.fill_(-3.0)
+    )
+
+
+@program
 def random_numbers_that_it_does_not_use(patch):
     torch.manual_seed(0)
 

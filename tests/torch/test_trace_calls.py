@@ -19,7 +19,7 @@ from opgraph.runtime.providers.torch import from_numpy, to_numpy  # noqa: E402
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
 from opgraph.torch.tracing import calls  # noqa: E402
-from opgraph.torch.tracing.calls import _REQUIRED, Found, table  # noqa: E402
+from opgraph.torch.tracing.calls import REQUIRED, Found, table  # noqa: E402
 from opgraph.torch.tracing.trace import Tracer  # noqa: E402
 
 CALLS = sorted(table().items(), key=lambda item: (item[1].call.signature, str(item[0])))
@@ -47,7 +47,7 @@ def sample(func, found: Found, dtype) -> list:
         elif name == "n":
             args.append(1)
         elif name in NUMBERS:
-            if default is not _REQUIRED:
+            if default is not REQUIRED:
                 break
             args.append(0.25)
         elif name in ("min", "max"):
@@ -101,7 +101,7 @@ def at_every_point(found: Found) -> list:
         if name == "n":
             args.append(1)
         elif name in NUMBERS:
-            if default is not _REQUIRED:
+            if default is not REQUIRED:
                 break
             args.append(0.5)
         elif name in ("condition", "mask"):

@@ -150,11 +150,13 @@ class _Check:
         self._program: Program | None = None
         self._seen = _state(parameters)
         self._answer = True
+        self._on_host = all(p.device.type == "cpu" for p in parameters)
 
     def __call__(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """For these parameters; they are read only where one of them has changed since the last call."""
+        """For these parameters. To read those of a GPU means to wait for it, so that they are read only where one of
+        them has changed since the last call; torch counts no changes through `p.data`."""
         state = _state(parameters)
-        if state != self._seen:
+        if self._on_host or state != self._seen:
             with torch.no_grad():
                 self._answer = self._compare(parameters)
             self._seen = state
