@@ -22,25 +22,21 @@ _QUESTIONS = {
 }
 
 
-def compares_classes(fn: Callable[..., Any], owner: type = object) -> bool:
-    """Whether a function, or one of the same file that it calls, asks for `type(...)` and names a class of tensors.
-
-    Args:
-        owner: the class in which its methods are found.
-    """
+def compares_classes(fn: Callable[..., Any]) -> bool:
+    """Whether a function, or one of the same file that it calls, asks for `type(...)` and names a class of tensors."""
     fn = getattr(fn, "__func__", fn)
-    return isinstance(fn, FunctionType) and _compares(fn, owner)
+    return isinstance(fn, FunctionType) and _compares(fn)
 
 
 @lru_cache(maxsize=4096)
-def _compares(fn: FunctionType, owner: type) -> bool:
+def _compares(fn: FunctionType) -> bool:
     waiting, seen = [fn], {fn}
     while waiting:
         current = waiting.pop()
         for code in _codes_in(current.__code__):
             if _is_comparison(code):
                 return True
-            called = [getattr(owner, name, current.__globals__.get(name)) for name in code.co_names]
+            called = [current.__globals__.get(name) for name in code.co_names]
             for found in (*called, getattr(current, "__wrapped__", None)):
                 if isinstance(found, FunctionType) and found not in seen and found.__module__ == fn.__module__:
                     seen.add(found)

@@ -26,14 +26,14 @@ class _Pointwise(nn.Module):
         raise NotImplementedError
 
     def _run(self, *tensors: torch.Tensor) -> torch.Tensor:
+        if is_transformed():
+            formula, x = self._formula(), tensors[0]
+            return x.copy_(formula(x.clone(), *tensors[1:])) if self.inplace else formula(*tensors)
         fused: Any = self.__dict__.get("_fused")
         if fused is None:
             fused = self.__dict__["_fused"] = fuse(self._formula())
         if not self.inplace:
-            return fused.__wrapped__(*tensors) if is_transformed() else fused(*tensors)  # type: ignore[no-any-return]
-        x = tensors[0]
-        if is_transformed():
-            return x.copy_(fused.__wrapped__(x.clone(), *tensors[1:]))
+            return fused(*tensors)  # type: ignore[no-any-return]
         return overwrite(fused, *tensors)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -346,12 +346,19 @@ def a_module(patch):
     return module.forward, same_arguments(
         put(module, "by", 3.0),
         lambda: patch.setattr(Scaled, "limit", 0.25),
-        lambda: patch.setattr(Derived, "limit", 0.125, raising=False),
         put(module, "limit", 0.75),
-        lambda: patch.setattr(Derived, "scaled", lambda self, x: x - 1, raising=False),
         put(module, "scaled", lambda x: x + 1),
         put(module, "weight", nn.Parameter(torch.ones(4))),
         lambda: module.weight.data.fill_(2.0),
+    )
+
+
+@program
+def a_class_that_gets_what_it_had_inherited(patch):
+    module = Derived()
+    return module.forward, same_arguments(
+        lambda: patch.setattr(Derived, "limit", 0.125, raising=False),
+        lambda: patch.setattr(Derived, "scaled", lambda self, x: x - 1, raising=False),
     )
 
 
@@ -469,6 +476,14 @@ def a_captured_tensor(patch):
 
 
 @program
+def a_branch_on_a_parameter_written_by_data(patch):
+    a = nn.Parameter(torch.tensor(1.0))
+    return lambda x: x * a + 1 if a > 0 else x - a * 7, same_arguments(
+        lambda: a.data.fill_(-1.0), lambda: a.data.fill_(2.0), lambda: a.data.fill_(-3.0)
+    )
+
+
+@program
 def random_numbers_that_it_does_not_use(patch):
     torch.manual_seed(0)
 
@@ -514,9 +529,28 @@ def results_of(make, run):
             torch.set_autocast_enabled("cpu", False)
 
 
-@pytest.mark.parametrize("run", [ogt.fuse, as_module], ids=["function", "module"])
-@pytest.mark.parametrize("make", PROGRAMS.values(), ids=PROGRAMS)
-def test_a_program_that_changes_between_calls_does_at_each_what_it_does_in_eager(make, run) -> None:
+#: What torch.compile does not compare, whatever its backend, so that a fused module does not either (specs/torch.md).
+NOT_GUARDED = {
+    an_attribute_that_may_be_missing: "an attribute that was missing may be there later",
+    a_method_of_tensors: "methods of torch.Tensor may be patched",
+    a_layers_forward: "classes of torch.nn may be patched",
+    a_class_that_gets_what_it_had_inherited: "a class may get an attribute that it had inherited",
+    random_numbers_that_it_does_not_use: "AOTAutograd leaves out random numbers that nobody reads",
+}
+RUNS = [
+    *(pytest.param(ogt.fuse, make, id=f"function-{name}") for name, make in PROGRAMS.items()),
+    *(
+        pytest.param(
+            as_module, make, id=f"module-{name}",
+            marks=[pytest.mark.xfail(strict=True, reason=NOT_GUARDED[make])] if make in NOT_GUARDED else [],
+        )
+        for name, make in PROGRAMS.items()
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "make"), RUNS)
+def test_a_program_that_changes_between_calls_does_at_each_what_it_does_in_eager(run, make) -> None:
     got, expected = results_of(make, run), results_of(make, lambda fn: fn)
     assert len(got) == len(expected) > 1
     for ours, eager in zip(got, expected, strict=True):
@@ -855,6 +889,18 @@ def writes_into_an_element(self, x):
     return self.lin(x) * y + 1, z * 2
 
 
+def writes_into_a_part(self, x):
+    self.ema[0].mul_(3)
+    self.ema[1:].add_(x.detach()[1:])
+    return self.lin(x) * self.ema * torch.sigmoid(self.ema * x)
+
+
+def reads_then_writes(self, x):
+    y = torch.sigmoid(self.ema) * x
+    self.ema.add_(1)
+    return self.lin(y) * y
+
+
 def returns_what_is_in_between(self, x):
     feat = self.lin(x) * 2 + 1
     return torch.sigmoid(feat) * feat, feat
@@ -899,10 +945,14 @@ def straight_through(self, x):
     return y + (torch.round(y) - y).detach()
 
 
+#: All results of a graph are those of one autograd node: of one of them no other has a gradient (specs/torch.md).
+ONE_NODE = [
+    pytest.param(fn, id=fn.__name__, marks=pytest.mark.xfail(strict=True, reason="results are of one autograd node"))
+    for fn in (writes_into_what_it_detached, returns_what_is_in_between, keeps_what_is_in_between, returns_all)
+]
 FORWARDS = (
-    averages, writes_into_what_it_detached, writes_into_what_was_detached_before, writes_into_an_element,
-    returns_what_is_in_between, keeps_what_is_in_between, returns_all, class_of, class_of_by_a_helper, keys,
-    straight_through,
+    averages, writes_into_what_was_detached_before, writes_into_an_element, writes_into_a_part, reads_then_writes,
+    class_of, class_of_by_a_helper, keys, straight_through,
 )  # fmt: skip
 
 
@@ -921,11 +971,27 @@ def all_gradients(model, x, retain):
 
 
 @pytest.mark.parametrize("retain", [False, True], ids=["grad", "retain"])
-@pytest.mark.parametrize("forward", FORWARDS, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("forward", [*FORWARDS, *ONE_NODE], ids=lambda fn: fn.__name__)
 def test_a_fused_module_gives_gradients_by_all_that_it_gives(forward, retain) -> None:
     model = type("Model", (Parts,), {"forward": forward})
     got, expected = (all_gradients(wrap(model()), X, retain) for wrap in (ogt.fuse, lambda model: model))
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("memory", ["fast", 0.5])
+@pytest.mark.parametrize("forward", [averages, writes_into_a_part], ids=lambda fn: fn.__name__)
+def test_memory_that_is_written_is_not_read_in_backward_whatever_is_kept(forward, memory) -> None:
+    model = type("Model", (Parts,), {"forward": forward})
+    got, expected = (all_gradients(m, X, False) for m in (ogt.fuse(model(), memory=memory), model()))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("run", [ogt.fuse, as_module], ids=["function", "module"])
+def test_floats_become_integers_as_in_eager(run, dtype) -> None:
+    x = torch.tensor([1.5, -2.5, math.nan, math.inf, -math.inf, 3e9, 300.0, -1e20])
+    fn = lambda x: (x * 2).to(dtype)  # noqa: E731
+    assert torch.equal(run(fn)(x), fn(x))
 
 
 @pytest.mark.parametrize("fn", [lambda x: x * kind_of(x), Decorated(2.0)(lambda x: x * kind_of(x))])
@@ -943,7 +1009,7 @@ def test_a_decorator_belongs_to_the_function_of_an_activation() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_transformer_encoder_takes_its_fast_path_with_a_padding_mask(nested) -> None:
+def test_a_transformer_encoder_gives_where_nothing_is_padded_what_its_fast_path_gives(nested) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
@@ -953,4 +1019,4 @@ def test_a_transformer_encoder_takes_its_fast_path_with_a_padding_mask(nested) -
             expected = model(x, src_key_padding_mask=mask)
             got = ogt.fuse(model)(x, src_key_padding_mask=mask)
             ogt.unfuse(model)
-            torch.testing.assert_close(got, expected)
+            torch.testing.assert_close(got[~mask], expected[~mask])

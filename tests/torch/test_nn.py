@@ -164,7 +164,8 @@ def test_what_cannot_be_is_said():
 def test_inside_a_fused_model_they_fuse_with_their_neighbours():
     model = nn.Sequential(nn.Linear(4, 8), ogt.SwiGLU(), ogt.Swish(trainable=True))
     report = ogt.explain(model, torch.randn(2, 4))
-    assert len(report.fused) == 1 and report.units == {"swiglu": 1, "swish": 2}
+    (kernel,) = [fused for fused in report.fused if fused.phase == "forward"]
+    assert sorted(kernel.units) == ["swiglu", "swish", "swish"]
 
 
 def test_they_compile_and_export():

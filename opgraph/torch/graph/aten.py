@@ -219,7 +219,7 @@ class NodeEmitter(Emitter):
             return self.graph.constant("", np.full((), fill), dtype=name)
         if op in _CASTS:
             source = self._value(node.args[0])
-            cast = self._tensor(self._as(source, name))
+            cast = self._tensor(self._converted(source, name))
             return self._tensor(self.step("Identity", (cast,), name)) if cast is source.operand else cast
         if op in _REDUCTIONS:
             sizes = value_of(node.args[0]).shape  # type: ignore[arg-type]
@@ -267,6 +267,11 @@ class NodeEmitter(Emitter):
         like = self.graph.input(f"shape{len(self.shapes)}", "boolean", shape)
         self.shapes.append(like)
         return like
+
+    def _converted(self, value: Value, dtype: str) -> Any:
+        if value.dtype is None or value.dtype == dtype:
+            return self._as(value, dtype)
+        return self.convert(value.operand, value.dtype, dtype)
 
     def _tensor(self, operand: Any) -> LogicalTensor:
         if isinstance(operand, Number):

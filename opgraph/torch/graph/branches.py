@@ -220,12 +220,14 @@ class _Check:
         self._program: Program | None = None
         #: One value, so that threads never meet the state of one comparison with the answer of another.
         self._last = (_state(parameters), True)
+        self._on_host = all(p.device.type == "cpu" for p in parameters)
 
     def __call__(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """For these parameters; branches are computed only where one of them has changed since the last call."""
+        """For these parameters. To read those of a GPU means to wait for it: branches are computed only where one of
+        them has changed since the last call; torch counts no changes through `p.data`."""
         state = _state(parameters)
         seen, answer = self._last
-        if state != seen:
+        if self._on_host or state != seen:
             with torch.no_grad(), internals.without_modes(), unwatched():
                 answer = self._compare(parameters)
             self._last = state, answer

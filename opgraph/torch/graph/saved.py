@@ -71,6 +71,8 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             node.meta[PARAMETER] = True
         with without_modes():
             fold_constants(joint)
+        for node in reading_what_is_written(joint.graph):
+            node.meta.setdefault("recompute", _KEPT)
         if memory == "fast":
             return cut(joint, inputs, **arguments)
         if memory != "least":
@@ -88,6 +90,19 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             return cut(joint, inputs, **arguments)
 
     return split
+
+
+def reading_what_is_written(joint: Graph) -> set[Node]:
+    """What is computed from the memory of inputs that the graph writes into, which in backward has other values."""
+    found: set[Node] = set()
+    waiting: list[Any] = [node.args[0] for node in joint.nodes if node.target is aten.copy_.default]
+    while waiting:
+        for user in waiting.pop().users:
+            if is_view(user):
+                waiting.append(user)
+            elif user.op == "call_function":
+                found.add(user)
+    return found
 
 
 def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -> set[Node]:

@@ -242,7 +242,7 @@ class Emitter:
         (the "integer indefinite" of x86's cvttss2si); of small integers the low bits (c10/util/TypeCast.h).
         """
         to_integer = dtypes.get(source).is_float and dtypes.get(dtype).category == "int"
-        if not to_integer or self.session.device.type != "cpu":
+        if not to_integer or not self.on_host:
             return self.cast(ref, dtype)
         wide = "s64" if dtype == "s64" or (dtype, source) == ("u8", "f64") else "s32"
         limit = math.inf if source == "f16" else 2.0 ** (63 if wide == "s64" else 31)
