@@ -227,7 +227,9 @@ class Program:
             for name in (*step.makes, *step.reads):
                 last[name] = place
         targets = self._targets.values()
-        lines = ["def run(args):", *(f"    {line}" for target in targets for line in target.first())]
+        has_constants = bool(fixed) or any(launch.plan.keep for launch in self.launches)
+        first = [line for target in targets for line in target.first(has_constants)]
+        lines = ["def run(args):", *(f"    {line}" for line in first)]
         if inputs:
             lines.append(f"    {', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
         lines.append("    args.clear()")
