@@ -1,4 +1,4 @@
-"""Captured networks on a GPU: forward, backward, a side stream, a CUDA graph. A CPU runs the same to prove the tests."""
+"""Captured networks on a GPU: a step, a side stream, a CUDA graph. A CPU runs the same to prove the tests."""
 
 from __future__ import annotations
 
