@@ -13,15 +13,14 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-import torch
 from torch import nn
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import check_rounding, compiler
 from opgraph.torch.graph.saved import Memory, check_memory
-from opgraph.torch.graph.torch_internals import compiled as isolated
 from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, without_hook_guards_skipped
+from opgraph.torch.graph.torch_internals import compiled as isolated
 
 #: The code in nn.Module that calls `forward`.
 _CALLERS = {

@@ -74,9 +74,7 @@ def script(x: Any, a: Any) -> Any:
     return torch.jit.script(swish)(x * a + 1) * 2
 
 
-@pytest.mark.parametrize(
-    "body", [grad, vmap, vmap_of_integers, jvp, functional_call, script], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("body", [grad, vmap, vmap_of_integers, jvp, functional_call, script], ids=lambda f: f.__name__)
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_transforms_and_torchscript_take_what_waits(body: Callable[[Any, Any], Any]) -> None:
     torch.testing.assert_close(results(body, fused=True), results(body, fused=False))

@@ -6,7 +6,7 @@ only captured graphs have: casts, fills, reductions, and derivatives of activati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from opgraph.errors import OpGraphError, Unimplemented
-from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.providers.torch_dtypes import NAMES
@@ -145,9 +143,7 @@ def _bound(node: Node) -> dict[str, Any] | None:
         given = _argument(node, place, argument.name, argument.default_value)
         if name in names:
             bound[name] = given
-        elif has and given != argument.default_value:
-            return None
-        elif not argument.has_default_value():
+        elif (has and given != argument.default_value) or not argument.has_default_value():
             return None
     for name, default in found.parameters:
         if bound.setdefault(name, default) is calls.REQUIRED:
@@ -197,11 +193,11 @@ class NodeEmitter(Emitter):
             cast = self._tensor(self._as(source, name))
             return self._tensor(self.step("Identity", (cast,), name)) if cast is source.operand else cast
         if op in _REDUCTIONS:
-            source = self._as(self._value(node.args[0]), name)
-            source = self._spread(self._tensor(source), tuple(value_of(node.args[0]).shape))  # type: ignore[arg-type]
+            reduced = self._tensor(self._as(self._value(node.args[0]), name))
+            reduced = self._spread(reduced, tuple(value_of(node.args[0]).shape))  # type: ignore[arg-type]
             keep = bool(_argument(node, 2, "keepdim", False))
             axes = list(reduced_axes(node))
-            return self._tensor(self.step(_REDUCTIONS[op], (source,), name, {"axes": axes, "keep_dims": keep}))
+            return self._tensor(self.step(_REDUCTIONS[op], (reduced,), name, {"axes": axes, "keep_dims": keep}))
         if op in _DERIVATIVES:
             kind, places = _DERIVATIVES[op]
             operands = tuple(self._as(self._value(node.args[p]), name) for p in places)

@@ -73,7 +73,8 @@ def backend(
         raise InvalidArguments(
             f"there is no option {unknown[0]!r}", where=_WHERE, fix=f"the options are {', '.join(known)}"
         )
-    return compiler(**{**known, **(options or {})})(graph, example_inputs)
+    made: Callable[..., Any] = compiler(**{**known, **(options or {})})(graph, example_inputs)
+    return made
 
 
 def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[..., Any]:

@@ -53,8 +53,9 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = aten.bernoulli.p(x, 1 - p).to(torch.bool)
-    return x * mask * (1 / (1 - p)), mask
+    mask: torch.Tensor = aten.bernoulli.p(x, 1 - p).to(torch.bool)
+    dropped: torch.Tensor = x * mask * (1 / (1 - p))
+    return dropped, mask
 
 
 def _var_mean(
@@ -62,7 +63,7 @@ def _var_mean(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Variance and mean in two passes: sums that fuse with what stands around them."""
     if x.dtype.is_complex:
-        return NotImplemented
+        return NotImplemented  # type: ignore[no-any-return]
     axes = sorted({axis % x.dim() for axis in dim}) if dim else list(range(x.dim()))
     mean = x.mean(axes, keepdim=True)
     count = 1

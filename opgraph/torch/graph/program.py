@@ -34,7 +34,7 @@ from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_output
 aten = torch.ops.aten
 
 #: Functions of torch that reach an op in less host time than its overload does.
-_FAST = {
+_FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
     aten.baddbmm.default: torch.baddbmm, aten.convolution.default: torch.convolution, aten.cat.default: torch.cat,
 }  # fmt: skip
@@ -109,7 +109,7 @@ class Program:
         self.source = self._text(steps)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
         self.run: Callable[[list[Any]], Any] = self._env["run"]
-        self.run._boxed_call = True  # type: ignore[attr-defined]  # the caller gives up its references to the inputs
+        self.run._boxed_call = True
 
     @property
     def saved(self) -> list[Node]:
@@ -129,7 +129,7 @@ class Program:
                 for unit in planned.steps:
                     if isinstance(unit, Group):
                         kernels[id(unit)] = _launches(unit, f"k{len(kernels)}", self._target(unit), self._rounding)
-            except _Refused as found:
+            except _RefusedError as found:
                 refused |= set(found.nodes)
                 continue
             break
@@ -151,12 +151,12 @@ class Program:
         """Where a group runs.
 
         Raises:
-            _Refused: on another GPU than the first that the program uses.
+            _RefusedError: on another GPU than the first that the program uses.
         """
         device = value_of(group.nodes[0]).device
         if device not in self._targets:
             if device.type == "cuda" and any(d.type == "cuda" for d in self._targets):
-                raise _Refused(group.nodes)
+                raise _RefusedError(group.nodes)
             self._targets[device] = target_of(device)
             self._env.update(self._targets[device].values)
         return self._targets[device]
@@ -197,7 +197,7 @@ class Program:
     def _library_function(self, node: Node) -> str:
         name = f"{str(node.target).replace('.', '_').replace('::', '_')}"
         name = name if name.isidentifier() else f"call_{node.name}"
-        called = _FAST.get(node.target, node.target)
+        called: Any = _FAST.get(node.target, node.target)
         value = value_of(node)
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
@@ -291,7 +291,7 @@ def _stored_bytes(graph: FxGraph) -> int:
     return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = tuple(nodes)
 
@@ -344,7 +344,7 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
     """The kernels of a group.
 
     Raises:
-        _Refused: opgraph has no kernel for a part of it.
+        _RefusedError: opgraph has no kernel for a part of it.
     """
     graph, members = Graph(engine=target.engine.kind), set(group.nodes)
     values: dict[Node, Any] = {}
@@ -369,18 +369,19 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
             places[made.id] = place_of(node)
             values[node] = made
     except OpGraphError as error:
-        raise _Refused(group.nodes) from error
+        raise _RefusedError(group.nodes) from error
     graph.set_outputs([values[n] for n in group.outputs])
     graph.finalize()
     for like in emitter.shapes:
-        places[like.id] = Place("", 0, tuple(like.dims or ()), (0,) * (like.ndim or 0), torch.bool)
+        size = tuple(int(d) for d in like.dims or ())  # type: ignore[arg-type]
+        places[like.id] = Place("", 0, size, (0,) * len(size), torch.bool)
     launches = []
     for part in partition(graph).partitions:
         if part.kind != "fused":
-            raise _Refused(group.nodes)
+            raise _RefusedError(group.nodes)
         kernel = target.kernel(part, rounding)
         if kernel is None:
-            raise _Refused(group.nodes)
+            raise _RefusedError(group.nodes)
         for port in part.output_ports:
             if port.id not in places:
                 size = tuple(int(d) for d in port.dims or ())  # type: ignore[arg-type]

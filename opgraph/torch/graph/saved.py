@@ -31,9 +31,9 @@ Memory: TypeAlias = Literal["least", "fast"] | float
 _COPIES = frozenset(
     (
         aten.arange, aten.cat, aten.clone, aten.constant_pad_nd, aten.copy, aten.empty, aten.eye, aten.flip, aten.full,
-        aten.full_like, aten.lift_fresh_copy, aten.masked_fill, aten.new_empty, aten.new_zeros, aten.ones, aten.ones_like,
-        aten.repeat, aten.roll, aten.scalar_tensor, aten.slice_scatter, aten.stack, aten.tril, aten.triu, aten.where,
-        aten.zeros, aten.zeros_like, aten._to_copy, prims.convert_element_type, prims.iota,
+        aten.full_like, aten.lift_fresh_copy, aten.masked_fill, aten.new_empty, aten.new_zeros, aten.ones,
+        aten.ones_like, aten.repeat, aten.roll, aten.scalar_tensor, aten.slice_scatter, aten.stack, aten.tril,
+        aten.triu, aten.where, aten.zeros, aten.zeros_like, aten._to_copy, prims.convert_element_type, prims.iota,
     )
 )  # fmt: skip
 #: In the meta of an input that is a parameter or a buffer, which stays alive whatever is kept.

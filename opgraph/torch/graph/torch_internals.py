@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-try:
-    from torch._C._dynamo.guards import _reinterpret_tensor as reinterpret_tensor
-except ImportError:
-
-    def reinterpret_tensor(base: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
-        """The memory of a tensor read in another way; `offset` elements after its own beginning."""
-        return base.as_strided(size, stride, base.storage_offset() + offset)
+_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+#: `reinterpret_tensor(base, size, stride, offset)`: the memory of a tensor read in another way, `offset` elements after
+#: its own beginning.
+reinterpret_tensor: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", None) or (
+    lambda base, size, stride, offset: base.as_strided(size, stride, base.storage_offset() + offset)
+)
 
 
 def without_modes() -> Any:
@@ -47,12 +46,8 @@ def hint(size: Any) -> int:
     return int(size)
 
 
-try:
-    from torch._dynamo.exc import TorchDynamoException as _CaptureError
-except ImportError:
-    _CaptureError = RuntimeError
 #: What torch.compile raises where it cannot capture or compile a call.
-CAPTURE_ERRORS: tuple[type[BaseException], ...] = (_CaptureError,)
+CAPTURE_ERRORS: tuple[type[BaseException], ...] = (torch._dynamo.exc.TorchDynamoException,)
 
 
 def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +142,7 @@ def backend_of(output: Any) -> Any:
 
 def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
     """The parameter or buffer that an input of Dynamo's graph is, and how Python reaches it; None for other inputs."""
-    given = placeholder.meta.get("grapharg")
+    given: Any = placeholder.meta.get("grapharg")
     source = getattr(given, "source", None)
     if source is None:
         return None

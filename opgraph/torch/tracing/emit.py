@@ -20,7 +20,7 @@ from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found
-from opgraph.torch.tracing.proxy import Proxy, Ref
+from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.session import Number, Session, Step
 
 _parsed = lru_cache(maxsize=512)(parse_expression)
@@ -30,7 +30,7 @@ _parsed = lru_cache(maxsize=512)(parse_expression)
 class Value:
     """An operand: dtype None for a number; `single`: a tensor of no dimension; `host`: in host memory."""
 
-    operand: Ref | Number
+    operand: Any  # a Ref, what stands for one in a subclass of Emitter, or a Number
     dtype: str | None
     single: bool = False
     host: bool = True
@@ -114,15 +114,13 @@ class Emitter:
         self._label = places.label()
         self._found: Found | None = None
 
-    def step(
-        self, kind: str, operands: tuple[Ref | Number, ...], dtype: str, attrs: dict[str, Any] | None = None
-    ) -> Ref:
+    def step(self, kind: str, operands: tuple[Any, ...], dtype: str, attrs: dict[str, Any] | None = None) -> Any:
         """Adds one op; returns its result's name."""
         result = self.session.new_ref()
         self.steps.append(Step(kind, operands, result, dtype, tuple((attrs or {}).items()), self._label))
         return result
 
-    def call(self, found: Found, bound: dict[str, Any], result: torch.dtype, compute: torch.dtype) -> Ref:
+    def call(self, found: Found, bound: dict[str, Any], result: torch.dtype, compute: torch.dtype) -> Any:
         """The ops that a function means; returns its result's name.
 
         Args:
@@ -206,12 +204,12 @@ class Emitter:
                 return dtype
         raise places.wrong_dtype(self.what, TORCH_DTYPES[compute])
 
-    def _as(self, value: Value, dtype: str) -> Ref | Number:
+    def _as(self, value: Value, dtype: str) -> Any:
         if isinstance(value.operand, Number):
             return Number(_fitted(value.operand.value, dtype), dtype)
         return value.operand if value.dtype == dtype else self.cast(value.operand, dtype)
 
-    def cast(self, ref: Ref, dtype: str) -> Ref:
+    def cast(self, ref: Any, dtype: str) -> Any:
         """A TypeCast; the same value is cast once per call."""
         for step in self.steps:
             if step.kind == "TypeCast" and step.operands == (ref,) and step.dtype == dtype:
