@@ -78,6 +78,7 @@ def posing(driver: str) -> Iterator[None]:
         (op, "device_of", lambda tensors: torch.device("cuda", 0)),
         (program, "target_of", lambda device: targets.CudaTarget(0)),
         (torch_prepared, "empty_cuda", torch_prepared.empty_cpu),
+        (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch_cuda_prepared, "current_stream", lambda device: 0),
         (torch_cuda, "TORCH", Library()),
         (cuda_sequence, "LIBCUDA", driver),

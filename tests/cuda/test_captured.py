@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -109,6 +111,13 @@ def test_tensors_begin_anywhere(driver: FakeDriver, block: Block) -> None:
     for parameter in fused.parameters():
         parameter.data = shifted(parameter.data)
     check(both(fused, x), block, x)
+
+
+def test_views_begin_where_they_begin(driver: FakeDriver) -> None:
+    made = program(lambda x: torch.exp(x[1:]), ((5, 6), "cpu"))
+    assert made.launches[0].plan.alignment == 8
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(made.run([x]), (torch.exp(x[1:]),))
 
 
 def test_what_is_copied_keeps_its_strides(driver: FakeDriver) -> None:
@@ -222,7 +231,25 @@ def program(function, *given) -> Program:
     """The program of a function of tensors that have devices and no data."""
     with FakeTensorMode():
         args = [torch.empty(shape, device=device) for shape, device in given]
-        return Program(make_fx(function, decomposition_table=decompositions())(*args))
+        traced = make_fx(function, decomposition_table=decompositions())(*args)
+    return Program(traced)
+
+
+def test_a_cuda_graph_keeps_the_constants_of_its_programs(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x):
+        return x * torch.arange(3.0)
+
+    alive = []
+    for capturing in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda answer=capturing: answer)
+        made = program(function, ((5, 3), "cpu"))
+        (sequence,) = [value.__self__ for name, value in made.run.__globals__.items() if name.startswith("recover_")]
+        x = torch.randn(5, 3)
+        torch.testing.assert_close(made.run([x]), (function(x),))
+        alive.append(weakref.ref(sequence))
+        del made, sequence
+        gc.collect()
+    assert [reference() is not None for reference in alive] == [False, True]
 
 
 @pytest.fixture

@@ -57,13 +57,14 @@ def move_fills(graph: Graph) -> None:
     for node in graph.nodes:
         if not is_computed(node):
             continue
-        device = value_of(node).device
+        made_here = value_of(node)
         for fill in node.all_input_nodes:
-            if value_of(fill).device != device:
+            number = value_of(fill)
+            if number.device != made_here.device:
                 with graph.inserting_before(node):
                     made = graph.node_copy(fill)
-                made.kwargs = {**fill.kwargs, "device": device}
-                made.meta["val"] = value_of(fill).to(device)
+                made.kwargs = {**fill.kwargs, "device": made_here.device}
+                made.meta["val"] = made_here.new_empty(number.shape, dtype=number.dtype)
                 node.replace_input_with(fill, made)
 
 

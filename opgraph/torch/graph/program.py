@@ -231,10 +231,11 @@ class Program:
         returned = [base_of(n) for n in self._returned if isinstance(n, Node)]
         result = f"({''.join(self._ref(n) + ', ' for n in self._returned)})"
         lasting = frozenset(n.name for n in (*fixed, *returned))
+        has_constants = bool(fixed) or any(getattr(launch.plan, "keep", ()) for launch in self.launches)
         first: list[str] = []
         aligned: list[str] = []
         for target in self._targets.values():
-            first += target.first()
+            first += target.first(has_constants)
             packed = self._packed(target)
             found = target.aligned([n.name for n in places if n.name in packed])
             self._env.update(found.values)

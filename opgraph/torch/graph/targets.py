@@ -66,8 +66,12 @@ class Target(Protocol):
             addresses: the expressions of the addresses that the launches have places in.
         """
 
-    def first(self) -> Sequence[str]:
-        """Lines with which the function begins."""
+    def first(self, has_constants: bool) -> Sequence[str]:
+        """Lines with which the function begins.
+
+        Args:
+            has_constants: whether it reads memory that nobody but the program holds.
+        """
 
     def aligned(self, inputs: Sequence[str]) -> Lines:
         """Lines that copy inputs which begin elsewhere than at multiples of 16 bytes."""
@@ -103,7 +107,7 @@ class HostTarget:
         entry, pack = made.direct
         return Lines([f"{name}(pack_{name}({given}))"], {**own, name: entry, f"pack_{name}": pack})
 
-    def first(self) -> Sequence[str]:
+    def first(self, has_constants: bool) -> Sequence[str]:
         """As Target."""
         return ()
 
@@ -133,6 +137,7 @@ class CudaTarget:
         self.values: Mapping[str, Any] = {
             "allocate_cuda": torch_prepared.empty_cuda, "stream_of": torch_cuda_prepared.current_stream,
             "current_gpu": cuda.current_device()[0], "on_gpu": cuda.OnDevice, "bytes_dtype": torch.uint8,
+            "is_capturing": torch.cuda.is_current_stream_capturing, "keep": _KEPT.add,
         }  # fmt: skip
 
     def kernel(self, partition: Partition, rounding: str) -> Any:
@@ -169,10 +174,11 @@ class CudaTarget:
         ]
         return Lines(lines, {name: entry, f"pack_{name}": pack, f"recover_{name}": made.recover}, makes)
 
-    def first(self) -> Sequence[str]:
-        """As Target: allocation and launches are for the current GPU."""
+    def first(self, has_constants: bool) -> Sequence[str]:
+        """As Target: allocation and launches are for the current GPU. A captured CUDA graph may outlive the program."""
         index = self.engine.index
-        return [f"if current_gpu() != {index}:", f"    with on_gpu({index}): return run(args)"]
+        lines = [f"if current_gpu() != {index}:", f"    with on_gpu({index}): return run(args)"]
+        return [*lines, "if is_capturing(): keep(run)"] if has_constants else lines
 
     def aligned(self, inputs: Sequence[str]) -> Lines:
         """As Target."""
@@ -190,6 +196,10 @@ class CudaTarget:
         return DeviceArray(
             None, begin.of(place), dtype, place.kernel_size, place.kernel_stride, self.engine.index, CUPY
         )
+
+
+#: Functions whose constants captured CUDA graphs read, kept for the life of the process: graphs may live as long.
+_KEPT: set[Any] = set()
 
 
 def target_of(device: torch.device) -> Target:
