@@ -151,7 +151,6 @@ def memory(net: Network, way: str) -> dict[str, float]:
     """MiB that a way keeps for backward, and by which resident memory grows at most in a step."""
     run, step = running(net, made_of(net), way, "", net.counted)
     run.first(step)
-    step()
     found = {"kept": run.kept() / 2**20}
     run.forget()
     gc.collect()

@@ -105,7 +105,7 @@ class Way:
         compiling: what its first step runs under.
     """
 
-    apply: Callable[[nn.Module, Network], nn.Module]
+    apply: Callable[[nn.Module, Network], Callable[..., Any]]
     compiling: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
 
 
@@ -113,9 +113,8 @@ def _eager(model: nn.Module, network: Network) -> nn.Module:
     return model
 
 
-def _function(model: nn.Module, network: Network) -> nn.Module:
-    model.forward = ogt.fuse(model.forward)
-    return model
+def _function(model: nn.Module, network: Network) -> Callable[..., Any]:
+    return ogt.fuse(model.forward)
 
 
 def _checkpointed(model: nn.Module, network: Network) -> nn.Module:
