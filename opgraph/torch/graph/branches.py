@@ -65,10 +65,7 @@ class Branches:
         needed = _ancestors(condition)
         if not self._are_parameters([n for n in needed if n.op == "placeholder"]):
             return None
-        if any(
-            n.op not in ("placeholder", "call_function", "call_method") or internals.draws_random_numbers(n)
-            for n in needed
-        ):
+        if any(n.op not in ("placeholder", "call_function", "call_method") or internals.draws_random_numbers(n) for n in needed):
             return None
         known = condition in self._values
         for node in needed:
