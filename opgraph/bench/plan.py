@@ -13,6 +13,8 @@ K, M = 1_000, 1 << 20
 #: Suites of entries, and those that measure something else.
 ENTRY_SUITES = tuple(dict.fromkeys(e.suite for e in ENTRIES))
 OTHER_SUITES = ("host", "compile", "scale", "models")
+#: Those that take too long to be part of all: half an hour, minutes for a network.
+BY_NAME = ("networks",)
 #: Several suites under one name.
 GROUPS = {
     "all": (*ENTRY_SUITES, *OTHER_SUITES),
@@ -49,10 +51,9 @@ def suites_of(names: tuple[str, ...]) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for name in names:
-        if name not in GROUPS and name not in GROUPS["all"]:
-            raise InvalidArguments(
-                f"there is no suite {name!r}", where="--suite", fix=f"use {', '.join((*GROUPS['all'], *GROUPS))}"
-            )
+        known = (*GROUPS["all"], *BY_NAME, *GROUPS)
+        if name not in known:
+            raise InvalidArguments(f"there is no suite {name!r}", where="--suite", fix=f"use {', '.join(known)}")
         found.update(dict.fromkeys(GROUPS.get(name, (name,))))
     return tuple(found)
 

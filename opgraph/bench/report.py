@@ -41,7 +41,9 @@ def tables(results: Results) -> list[Table]:
     """Every suite's."""
     made = []
     # Whole models ran first, and are read last.
-    for suite in sorted(dict.fromkeys(row.suite for row in results.rows), key=lambda name: name == "models"):
+    for suite in sorted(
+        dict.fromkeys(row.suite for row in results.rows), key=lambda name: name in ("models", "networks")
+    ):
         made.append(_entries(suite, [row for row in results.rows if row.suite == suite]))
     for suite in dict.fromkeys(f.suite for f in results.figures):
         made.append(_figures(suite, [f for f in results.figures if f.suite == suite]))

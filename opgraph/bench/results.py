@@ -155,11 +155,12 @@ def read(path: str) -> Results:
 
 
 def _row(data: dict[str, Any]) -> Row:
-    cells = tuple(_cell(cell) for cell in data.pop("cells"))
+    cells = tuple(cell_of(cell) for cell in data.pop("cells"))
     copy = data.pop("copy")
-    return Row(**data, cells=cells, copy=None if copy is None else _cell(copy))
+    return Row(**data, cells=cells, copy=None if copy is None else cell_of(copy))
 
 
-def _cell(data: dict[str, Any]) -> Cell:
+def cell_of(data: dict[str, Any]) -> Cell:
+    """The cell that `dataclasses.asdict` made this of."""
     ratio = data.pop("ratio")
     return Cell(**data, ratio=None if ratio is None else Ratio(**ratio))

@@ -73,6 +73,10 @@ def run(
         sizes=settings.sizes,
         types=settings.dtypes,
     )
+    if "networks" in suites:  # a pattern that matches none is told before anything is measured
+        from opgraph.bench.suites.networks import asked_for
+
+        asked_for(settings.entries)
     say("looking for peers")
     found = look(settings.device, settings.peers, settings.without)
     threads = use_threads(settings.threads)
@@ -141,6 +145,7 @@ class _Run:
             ("compile", self._compile),
             ("scale", self._scale),
             ("models", self._models),
+            ("networks", self._networks),
         ):
             if suite in suites:
                 try:
@@ -213,6 +218,19 @@ class _Run:
                 budget=share,
                 say=lambda w: self._say(f"models: {w}"),
             )
+
+    def _networks(self) -> None:
+        from opgraph.bench.suites import networks
+
+        networks.measured(
+            networks.asked_for(self._settings.entries),
+            self._results,
+            threads=self._threads,
+            compiles=self._compiles,
+            left=self._left,
+            say=lambda w: self._say(f"networks: {w}"),
+            keep=self._keep,
+        )
 
     def _samples(self, share: float) -> None:
         import opgraph as og

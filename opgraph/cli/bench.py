@@ -37,7 +37,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a suite, repeat as needed (default: all, or those of the entries, sizes or dtypes asked for)",
     )
-    what.add_argument("--entries", action="append", metavar="PATTERN", help='entries by name, as in "swish*"; repeat')
+    what.add_argument(
+        "--entries", action="append", metavar="PATTERN", help='entries by name, as in "swish*", or networks; repeat'
+    )
     what.add_argument("--sizes", metavar="LIST", help="elements, as in 1000,1M,32M,2G")
     what.add_argument("--dtypes", metavar="LIST", help="of f32, bf16, f16")
     what.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
@@ -130,18 +132,20 @@ def _check_together(args: argparse.Namespace) -> None:
         what, names = "no model is measured", [n for n in given if n in _OF_MODELS]
         fix = "leave it out, or give a model"
     else:
-        what, names = "no suite of entries is measured", [n for n in given if n in _OF_ENTRIES]
-        names = [] if _asks_for_entries(args.suite) else names
+        passed_over = () if _asks_for_entries(args.suite) else _OF_ENTRIES
+        if "networks" in (args.suite or ()):
+            passed_over = tuple(n for n in passed_over if n != "entries")
+        what, names = "no suite of entries is measured", [n for n in given if n in passed_over]
     for name in names:
         raise UsageError(f"--{name} would be passed over: {what}", where=f"--{name}", fix=fix)
 
 
 def _asks_for_entries(suites: list[str] | None) -> bool:
     """Whether suites of entries are among these; or names that there are not, which is told later."""
-    from opgraph.bench.plan import ENTRY_SUITES, GROUPS, OTHER_SUITES
+    from opgraph.bench.plan import BY_NAME, ENTRY_SUITES, GROUPS, OTHER_SUITES
 
     named = [member for name in suites or ("all",) for member in GROUPS.get(name, (name,))]
-    return any(name in ENTRY_SUITES or name not in OTHER_SUITES for name in named)
+    return any(name in ENTRY_SUITES or name not in (*OTHER_SUITES, *BY_NAME) for name in named)
 
 
 def _check_outputs(json: str | None, folder: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,66 @@ def test_the_network_of_the_scale_suite_has_as_many_ops_as_asked_for() -> None:
         g = network(count).finalize()
         assert len(g.ops) == count
     assert {p.kind for p in g.get_partitions()} == {"fused", "library"}
+
+
+# -- networks --
+
+
+def test_the_smallest_row_of_networks_compares_and_times_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from opgraph.bench.suites.networks import asked_for
+    from opgraph.bench.suites.networks import measured as networks_measured
+
+    # Compiled kernels are taken from where tests have theirs: nothing here is about a first step.
+    monkeypatch.setattr("opgraph.bench.suites.networks.caches", lambda: nullcontext({}))
+    found = Results(machine={}, settings={})
+    kept: list[int] = []
+    networks_measured(
+        asked_for(("x*sigmoid*",)), found, threads=1, compiles=False, left=lambda: 0.5, say=lambda _: None,
+        keep=lambda some: kept.append(len(some.rows)),
+    )  # fmt: skip
+    (row,) = found.rows
+    assert (row.suite, row.direction, kept) == ("networks", "forward and backward", [1])
+    assert [c.peer for c in row.cells] == ["opgraph", "opgraph, a function", "torch eager", "torch.utils.checkpoint"]
+    for cell in row.cells:
+        assert cell.us and cell.off is not None and cell.first_ms and not cell.failed, cell
+    assert all(cell.ratio for cell in row.cells[1:])
+
+
+def test_bytes_kept_are_those_of_storages_that_are_no_parameters() -> None:
+    """Of x * sigmoid(a * x) over 1,024 elements eager keeps x and the sigmoid, opgraph x."""
+    pytest.importorskip("torch")
+    from opgraph.bench.network_process import made_of, running
+    from opgraph.bench.networks import EAGER, OURS, STEP_ALONE, network
+
+    net = network("x*sigmoid(a*x), 1,024 elements")
+    found = {way: running(net, made_of(net), way, STEP_ALONE, 1)[0].kept() for way in (EAGER, OURS)}
+    assert found == {EAGER: 2 * 4096, OURS: 4096}
+
+
+def test_networks_are_chosen_by_name_and_by_question() -> None:
+    pytest.importorskip("torch")
+    from opgraph.bench.suites.networks import asked_for
+
+    assert [(net.name, question) for net, question in asked_for(("llama, memory", "NAF1*"))] == [
+        ("NAF1, 1,024 elements", "forward and backward"), ("Llama", "memory"),
+    ]  # fmt: skip
+    assert {question for net, question in asked_for(("GPT-2",))} == set(asked_for(("GPT-2",))[0][0].questions)
+    with pytest.raises(InvalidArguments, match="no network"):
+        run(Settings(suites=("networks",), entries=("swish",)))
+
+
+def test_a_package_that_is_absent_and_time_that_is_over_are_told() -> None:
+    pytest.importorskip("torch")
+    from opgraph.bench.networks import MEMORY, NETWORKS
+    from opgraph.bench.suites.networks import measured as networks_measured
+
+    found, net = Results(machine={}, settings={}), NETWORKS[-1]
+    nothing: dict[str, Any] = {"threads": 1, "compiles": False, "say": lambda _: None, "keep": lambda _: None}
+    networks_measured([(replace(net, package="no_such"), MEMORY)], found, left=lambda: None, **nothing)
+    assert found.absent == {f"{net.name}, memory": "no_such is not installed; pip install no_such"}
+    networks_measured([(replace(net, package=""), MEMORY)], found, left=lambda: 0.0, **nothing)
+    assert found.absent == {f"{net.name}, memory": "no time was left"} and not found.figures
 
 
 # -- plan and results --

@@ -1,0 +1,206 @@
+"""What a process of its own answers about a network: `python -m opgraph.bench.network_process QUESTION NETWORK ...`.
+
+It prints one line of JSON. `turns` times the ways in turns, after their results were compared with eager torch's;
+`memory` and `first` take one way, so that nothing that another has left in memory or in a cache counts.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import logging
+import math
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from opgraph.bench.networks import EAGER, INFERENCE, OURS, WAYS, Network, network
+from opgraph.bench.results import Cell
+from opgraph.bench.suites.timed import told, with_times
+from opgraph.bench.timing import Call, HostClock, in_turns
+from opgraph.bench.truth import far_off
+
+
+class Running:
+    """A model that runs in a way.
+
+    Args:
+        model: in the mode that it is to run in; nobody else's.
+        batch: of the inputs.
+    """
+
+    def __init__(self, net: Network, model: nn.Module, way: str, batch: int) -> None:
+        self._way = WAYS[way]
+        self._feed = net.feed(batch)
+        self._parameters = list(model.parameters())
+        self._states = [*self._parameters, *model.buffers()]
+        self._leaves = [*self._parameters, *(t for t in self._feed.values() if t.requires_grad)]
+        self._model = self._way.apply(model, net)
+        self._direction: torch.Tensor | None = None
+
+    def forward(self) -> torch.Tensor:
+        """The result, or the logits of it."""
+        found: Any = self._model(**self._feed)
+        result: torch.Tensor = getattr(found, "logits", found)
+        return result
+
+    def inference(self) -> torch.Tensor:
+        """A call without gradients."""
+        with torch.no_grad():
+            return self.forward()
+
+    def step(self) -> torch.Tensor:
+        """Forward, and the gradients of the sum of the result times numbers drawn once."""
+        self.forget()
+        y = self.forward()
+        if self._direction is None:
+            self._direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+        torch.autograd.backward(y, self._direction)
+        return y.detach()
+
+    def forget(self) -> None:
+        """Drops the gradients."""
+        for leaf in self._leaves:
+            leaf.grad = None
+
+    def first(self, call: Call) -> float:
+        """Seconds of the first call, with all that is compiled for it."""
+        start = time.perf_counter()
+        with self._way.compiling():
+            call()
+        return time.perf_counter() - start
+
+    def results(self, call: Call) -> dict[str, Any]:
+        """The result of a call and all gradients, as arrays of one dimension."""
+        y = call()
+        assert isinstance(y, torch.Tensor)
+        gradients = [leaf.grad.flatten() for leaf in self._leaves if leaf.grad is not None]
+        found = {"the result": y.flatten().numpy()}
+        return found | ({"the gradients": torch.cat(gradients).numpy()} if gradients else {})
+
+    def kept(self) -> int:
+        """Bytes that forward keeps for backward: of storages that are no parameter's or buffer's, each once."""
+        own = {t.untyped_storage().data_ptr() for t in self._states}
+        seen: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                seen[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = self.forward()  # held: what is kept may not be freed, and its address given away, while it is counted
+        del y
+        return sum(seen.values())
+
+
+def running(net: Network, model: nn.Module, way: str, question: str, batch: int) -> tuple[Running, Call]:
+    """A copy of a model that runs in a way, and the call that a question is about."""
+    own = copy.deepcopy(model)
+    made = Running(net, own.eval() if question == INFERENCE else own, way, batch)
+    return made, made.inference if question == INFERENCE else made.step
+
+
+def turns(net: Network, question: str, ways: list[str], seconds: float) -> dict[str, Any]:
+    """The cells of a row: the ways in turns, opgraph first.
+
+    Args:
+        seconds: of timing.
+    """
+    model = made_of(net)
+    truth = _results(*running(net, model, EAGER, question, net.batch))
+    types = dict.fromkeys(truth, "f32")
+    cells: dict[str, Cell] = {}
+    calls: dict[str, Call] = {}
+    for way in ways:
+        try:
+            run, call = running(net, model, way, question, net.batch)
+            first = run.first(call)
+            if net.draws and question != INFERENCE and not way.startswith((OURS, EAGER)):
+                _results(run, call)
+                off, wrong, note = None, "", "draws other numbers than eager torch: not compared"
+            else:
+                (off, wrong), note = far_off(_results(run, call), truth, types), ""
+        except Exception as error:  # whatever a way raises is its answer
+            cells[way] = Cell(peer=way, failed=told(error))
+            continue
+        failed = f"wrong: {wrong}" if wrong else ""
+        cells[way] = Cell(peer=way, first_ms=first * 1e3, off=off, note=note, failed=failed)
+        if not wrong:
+            calls[way] = call
+    if OURS in calls:
+        times = in_turns(calls, HostClock(), seconds)
+        cells = {name: with_times(cell, times) for name, cell in cells.items()}
+    return {"cells": [asdict(cell) for cell in cells.values()]}
+
+
+def _results(run: Running, call: Call) -> dict[str, Any]:
+    """As every way gives them that draws the numbers that eager torch draws."""
+    torch.manual_seed(3)
+    return run.results(call)
+
+
+def memory(net: Network, way: str) -> dict[str, float]:
+    """MiB that a way keeps for backward, and by which resident memory grows at most in a step."""
+    run, step = running(net, made_of(net), way, "", net.counted)
+    run.first(step)
+    found = {"kept": run.kept() / 2**20}
+    run.forget()
+    gc.collect()
+    peak = resident_peak(step)
+    return found if math.isnan(peak) else {**found, "peak": peak / 2**20}
+
+
+def resident_peak(call: Call) -> float:
+    """Bytes by which the process's resident memory grows at most while a call runs; nan where Linux does not tell."""
+    try:
+        with open("/proc/self/clear_refs", "w") as mark:
+            mark.write("5")
+        before = _status("VmRSS")
+        call()
+        return _status("VmHWM") - before
+    except OSError:
+        return math.nan
+
+
+def _status(field: str) -> int:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+def first(net: Network, way: str) -> dict[str, float]:
+    """Seconds of a way's first training step, modules that are imported for it aside."""
+    run, step = running(net, made_of(net), way, "", net.batch)
+    return {"seconds": run.first(step)}
+
+
+def made_of(net: Network) -> nn.Module:
+    """The model, the same each time."""
+    torch.manual_seed(0)
+    return net.make().train()
+
+
+def main(arguments: list[str]) -> None:
+    """Answers one question."""
+    asked: dict[str, Any] = json.loads(arguments[0])
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    net = network(asked["network"])
+    torch.set_num_threads(net.threads or asked["threads"])
+    found: dict[str, Any]
+    if asked["ask"] == "turns":
+        found = turns(net, asked["question"], asked["ways"], asked["seconds"])
+    else:
+        found = {"memory": memory, "first": first}[asked["ask"]](net, asked["way"])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
