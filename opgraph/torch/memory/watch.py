@@ -138,10 +138,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         kwargs = kwargs or {}
         if is_tracing():
             return func(*args, **kwargs)
-        if self.computes:
-            result = func(*args, **kwargs)
-        else:
-            result = _dry(func, args, kwargs, keeps_values=self._origin is None)
+        keeps = self._origin is None
+        result = func(*args, **kwargs) if self.computes else _dry(func, args, kwargs, keeps_values=keeps)
         if self._paused or not any(isinstance(value, torch.Tensor) for value in tree_iter(result)):
             return result
         birth = self._birth(func)
