@@ -1,8 +1,9 @@
 """Memory over a forward and a backward pass: every storage that an op makes, from its birth to its end.
 
 A dispatch mode sees every op that reaches a device, below autograd. Programs of captured graphs (`torch/graph/`) tell
-which node of their graph they allocate for, and so where in the user's source it comes from. What an op takes and gives back inside itself
-(workspaces of a library, its temporaries) is not seen; on CUDA the allocator's own maximum stands beside it.
+which node of their graph they allocate for, and so where in the user's source it comes from. What an op takes and gives
+back inside itself (workspaces of a library, its temporaries) is not seen; on CUDA the allocator's own maximum stands
+beside it.
 """
 
 from __future__ import annotations
