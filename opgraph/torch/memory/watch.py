@@ -139,8 +139,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         kwargs = kwargs or {}
         if is_tracing():
             return func(*args, **kwargs)
-        dry = not self.computes
-        result = _dry(func, args, kwargs, keeps_values=self._origin is None) if dry else func(*args, **kwargs)
+        keeps = self._origin is None
+        result = func(*args, **kwargs) if self.computes else _dry(func, args, kwargs, keeps_values=keeps)
         if self._paused or not any(isinstance(value, torch.Tensor) for value in tree_iter(result)):
             return result
         birth = self._birth(func)
