@@ -339,6 +339,18 @@ def test_no_branch_is_stale_however_its_parameter_changes(turning, name):
         assert torch.equal(turning(x), x * value if value > 0.5 else x + abs(value))
 
 
+def test_the_first_thing_that_a_process_compiles_may_branch_on_parameters():
+    code = """
+import torch
+from opgraph.torch.naf1 import NAF1
+model, x = NAF1(), torch.randn(4, 3)
+torch.testing.assert_close(torch.compile(model, backend="opgraph", fullgraph=True)(x), model(x))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_models_of_one_class_and_copies_go_their_own_ways():
     x = torch.ones(4)
     first, second = ogt.fuse(Turns()), ogt.fuse(Turns())

@@ -91,7 +91,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
     """
     check_memory(memory)
     check_rounding(rounding)
-    _follow_branches()
+    follow_branches()
 
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         captured = Captured()
@@ -140,7 +140,8 @@ def _no_second_derivative() -> Unimplemented:
 
 
 @cache
-def _follow_branches() -> None:
+def follow_branches() -> None:
+    """From now on, Dynamo follows branches on parameters for this backend; it must be said before Dynamo traces."""
     fold_branches(lambda backend: getattr(backend, "is_opgraph", False))
 
 

@@ -250,12 +250,11 @@ def _state(parameters: Sequence[torch.Tensor]) -> list[Any]:
     In host memory its bytes, for not every write counts up its version (`p.data.mul_`, NumPy); on a device whether it
     is another tensor, was written to, or lies elsewhere.
     """
-    return [_bytes(p) if p.device.type == "cpu" and p.is_contiguous() else _version(p) for p in parameters]
-
-
-def _bytes(parameter: torch.Tensor) -> Any:
-    address = parameter.data_ptr()  # 0: its memory was freed, as that of sharded parameters is
-    return string_at(address, parameter.nbytes) if address else _version(parameter)
+    # An address of 0: the memory was freed, as that of sharded parameters is.
+    return [
+        string_at(address, p.nbytes) if p.is_cpu and p.is_contiguous() and (address := p.data_ptr()) else _version(p)
+        for p in parameters
+    ]
 
 
 def _version(parameter: torch.Tensor) -> tuple[Any, ...]:
