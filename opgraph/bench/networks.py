@@ -164,7 +164,7 @@ def _vector(count: int) -> Feed:
     return {"x": torch.randn(count * 1024, generator=torch.Generator().manual_seed(1)).requires_grad_()}
 
 
-def _llama(hidden: int, intermediate: int, heads: int, vocabulary: int) -> nn.Module:
+def _llama(hidden: int, intermediate: int, heads: int, vocabulary: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -174,14 +174,14 @@ def _llama(hidden: int, intermediate: int, heads: int, vocabulary: int) -> nn.Mo
     return LlamaForCausalLM(config).train()
 
 
-def _gpt2() -> nn.Module:
+def _gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(n_embd=512, n_layer=4, n_head=8, vocab_size=1000, n_positions=512, use_cache=False)
     return GPT2LMHeadModel(config).train()
 
 
-def _vit() -> nn.Module:
+def _vit() -> Any:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -190,7 +190,7 @@ def _vit() -> nn.Module:
     return ViTForImageClassification(config).train()
 
 
-def _convnext() -> nn.Module:
+def _convnext() -> Any:
     from transformers import ConvNextConfig, ConvNextForImageClassification
 
     config = ConvNextConfig(depths=[2, 2, 4, 2], hidden_sizes=[48, 96, 192, 384], image_size=64)
