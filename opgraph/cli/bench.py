@@ -132,7 +132,7 @@ def _check_together(args: argparse.Namespace) -> None:
         what, names = "no model is measured", [n for n in given if n in _OF_MODELS]
         fix = "leave it out, or give a model"
     else:
-        passed_over = () if _asks_for_entries(args.suite) else _OF_ENTRIES
+        passed_over: tuple[str, ...] = () if _asks_for_entries(args.suite) else _OF_ENTRIES
         if "networks" in (args.suite or ()):
             passed_over = tuple(n for n in passed_over if n != "entries")
         what, names = "no suite of entries is measured", [n for n in given if n in passed_over]
