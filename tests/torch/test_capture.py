@@ -1020,3 +1020,20 @@ def test_a_transformer_encoder_gives_where_nothing_is_padded_what_its_fast_path_
             got = ogt.fuse(model)(x, src_key_padding_mask=mask)
             ogt.unfuse(model)
             torch.testing.assert_close(got[~mask], expected[~mask])
+
+
+def test_a_fused_method_may_take_its_own_place() -> None:
+    class Swish(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor(1.3))
+
+        def forward(self, x: Any) -> Any:
+            return x * torch.sigmoid(self.a * x)
+
+    module, x = Swish(), torch.randn(9)
+    eager = module(x)
+    module.forward = ogt.fuse(module.forward)
+    for _ in range(2):
+        torch.testing.assert_close(module(x), eager)
+    assert module.forward.why_rerun == ""

@@ -102,6 +102,7 @@ class _Walk:
         self.reads = Reads()
         self._seen: set[tuple[int, str]] = set()
         self._functions: dict[int, FunctionType] = {}
+        self._methods: set[tuple[int, int]] = set()
         self._spaces: dict[int, ModuleType] = {}
         self._count = 0
 
@@ -114,6 +115,9 @@ class _Walk:
         """A Python function: its code, the globals and cells that it names, its defaults."""
         fn = written(fn)
         if isinstance(fn, MethodType):
+            if (method := (id(fn.__self__), id(fn.__func__))) in self._methods:
+                return  # `m.forward = fuse(m.forward)`: the module has its own method as an attribute
+            self._methods.add(method)
             self.value(fn.__self__, self._root(fn.__self__))
             fn = fn.__func__
         if not isinstance(fn, FunctionType):
