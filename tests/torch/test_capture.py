@@ -1022,13 +1022,13 @@ def test_a_transformer_encoder_gives_where_nothing_is_padded_what_its_fast_path_
             torch.testing.assert_close(got[~mask], expected[~mask])
 
 
-def test_a_fused_method_may_take_its_own_place() -> None:
+def test_a_fused_method_may_take_its_own_place():
     class Swish(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.a = nn.Parameter(torch.tensor(1.3))
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return x * torch.sigmoid(self.a * x)
 
     module, x = Swish(), torch.randn(9)
