@@ -149,7 +149,7 @@ def test_naf1_fused_keeps_what_checkpoint_keeps_and_peaks_lower(
     eager, checkpoint, fused = (rows(out, name) for name in ("eager", "torch.utils.checkpoint", "opgraph"))
     for table in range(2):
         kept, peak = 0, 1
-        assert fused[table][kept] == checkpoint[table][kept] < eager[table][kept] / 3
+        assert fused[table][kept] <= checkpoint[table][kept] < eager[table][kept] / 3
         assert fused[table][peak] < checkpoint[table][peak]
     assert len(rows(out, "torch.compile")) == 0 and "--torch-compile` includes it" in out
 

@@ -78,9 +78,12 @@ def state(model):
 def assert_as_exact(fused, eager, exact):
     """On the whole at most twice as far from float64 as eager, no tensor farther than twice its worst; dtypes alike."""
     own, theirs = [], []
+    largest = max(truth.double().norm().item() for truth in exact)
     for f, e, truth in zip(fused, eager, exact, strict=True):
         assert f.dtype == e.dtype
-        size = max(truth.double().norm().item(), torch.finfo(torch.float32).tiny)
+        size = truth.double().norm().item()
+        if size <= torch.finfo(torch.float32).eps * largest:  # as the gradient of a bias before a BatchNorm, which is 0
+            continue
         own.append((f.double() - truth).norm().item() / size)
         theirs.append((e.double() - truth).norm().item() / size)
     assert sum(own) <= 2 * max(sum(theirs), len(theirs) * torch.finfo(torch.float32).eps)
@@ -569,25 +572,34 @@ def test_threads_share_a_model_in_training():
         torch.testing.assert_close(gradient, torch.autograd.grad(plain(x).square().sum(), x)[0])
 
 
+#: torch's own OpenMP hangs in a forked child of a process that has run in several threads.
+FORKED = """
+import os, torch
+from torch import nn
+import opgraph.torch as ogt
+torch.set_num_threads(1)
+torch.manual_seed(0)
+net = ogt.fuse(nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3)))
+x = torch.randn(4, 6)
+net(x).square().mean().backward()
+expected = [p.grad.clone() for p in net.parameters()]
+net.zero_grad()
+child = os.fork()
+net(x).square().mean().backward()
+agree = all(torch.equal(p.grad, e) for p, e in zip(net.parameters(), expected))
+if child == 0:
+    os._exit(0 if agree else 3)
+assert agree and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_trains_on(net):
-    expected = loss_of(ogt.unfuse(copy.deepcopy(net))).item()
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            loss = loss_of(net)
-            loss.backward()
-            os.write(writing, repr(float(loss.detach())).encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert float(said) == pytest.approx(expected)
+def test_a_forked_child_trains_on(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_second_derivative_says_how_to_have_it():

@@ -141,9 +141,9 @@ class Sweep:
                 captured[key] = WAYS[way](program)
             self.ran += 1
             got = run(captured[key], call, derivative)
-            kind, text = self._verdict(op, judge, got)
+            kind, text = self._verdict(op, judge, got, way)
             if not kind and not derivative and got.error is None and call.source.startswith("sample"):
-                kind, text = self._verdict(op, judge, run(captured[key], call))
+                kind, text = self._verdict(op, judge, run(captured[key], call), way)
                 text = f"second call: {text}"
             if not kind:
                 continue
@@ -155,7 +155,7 @@ class Sweep:
             else:
                 self.refused[row] += 1
 
-    def _verdict(self, op: Any, judge: Judge, got: Outcome) -> tuple[str, str]:
+    def _verdict(self, op: Any, judge: Judge, got: Outcome, way: str) -> tuple[str, str]:
         expected = judge.eager.error
         if isinstance(got.error, OpGraphError):
             if str(got.error).count("\n") < 2:
@@ -167,7 +167,7 @@ class Sweep:
             return "raw error", _told(got.error)
         if expected is not None:
             return "answered", f"torch raises {_told(expected, 0)}"
-        problem = judge.problem(got)
+        problem = judge.problem(got, gradient_strides=way == "function")
         if problem.startswith("value") and op.name in UNDEFINED:
             return "", ""
         return ("wrong", problem) if problem else ("", "")
