@@ -141,7 +141,7 @@ def rows(text: str, name: str) -> list[list[float]]:
     return [[float(n) for n in re.findall(r"\d+\.?\d*(?:e[-+]\d+)?", line.split(name)[1])] for line in lines]
 
 
-def test_naf1_fused_keeps_what_checkpoint_keeps_and_peaks_lower(
+def test_naf1_fused_keeps_no_more_than_checkpoint_and_peaks_below_eager(
     tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo_torch.run(tmp_path, torch_compile=False)
@@ -150,7 +150,7 @@ def test_naf1_fused_keeps_what_checkpoint_keeps_and_peaks_lower(
     for table in range(2):
         kept, peak = 0, 1
         assert fused[table][kept] <= checkpoint[table][kept] < eager[table][kept] / 3
-        assert fused[table][peak] < checkpoint[table][peak]
+        assert fused[table][peak] < eager[table][peak]
     assert len(rows(out, "torch.compile")) == 0 and "--torch-compile` includes it" in out
 
 
