@@ -284,10 +284,6 @@ class NodeEmitter(Emitter):
         tensor = self._spread(self.values[node], self._shape(value_of(node).shape))
         return self._tensor(self.step("Identity", (tensor,), tensor.dtype)) if tensor.is_constant else tensor
 
-    def broadcast(self, tensor: LogicalTensor, view: Node) -> LogicalTensor:
-        """The value of a view that broadcasts a tensor: the tensor, where whoever reads it broadcasts it anyway."""
-        return tensor
-
     def _spread(self, tensor: LogicalTensor, shape: tuple[int, ...]) -> LogicalTensor:
         """The tensor broadcast to a shape, where it has another one."""
         if tensor.dims is not None and tuple(tensor.dims) == shape:

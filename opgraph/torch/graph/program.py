@@ -316,8 +316,8 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
             for source in node.all_input_nodes:
                 if source in values:
                     continue
-                if base_of(source) in members:  # a view of a value of the group: it broadcasts at most
-                    values[source] = emitter.broadcast(values[base_of(source)], source)
+                if base_of(source) in members:  # a view that broadcasts at most, as its readers do
+                    values[source] = values[base_of(source)]
                 else:
                     place = place_of(source, split)
                     made = values[source] = graph.input(f"in{len(places)}", NAMES[place.dtype], place.kernel_size)

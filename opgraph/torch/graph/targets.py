@@ -131,13 +131,13 @@ class CudaTarget:
 
     def __init__(self, index: int) -> None:
         self.engine = engine_of(f"cuda:{index}")
-        from opgraph.runtime import cuda  # needs CuPy, as the engine does
+        from opgraph.runtime import cuda, cuda_memory  # needs CuPy, as the engine does
         from opgraph.runtime.providers import torch_cuda_prepared
 
         self.values: Mapping[str, Any] = {
             "allocate_cuda": torch_prepared.empty_cuda, "stream_of": torch_cuda_prepared.current_stream,
             "current_gpu": cuda.current_device()[0], "on_gpu": cuda.OnDevice, "bytes_dtype": torch.uint8,
-            "is_capturing": torch.cuda.is_current_stream_capturing, "keep": _KEPT.add,
+            "is_capturing": torch.cuda.is_current_stream_capturing, "keep": cuda_memory.keep,
         }  # fmt: skip
 
     def kernel(self, partition: Partition, rounding: str) -> Any:
@@ -178,7 +178,7 @@ class CudaTarget:
         """As Target: allocation and launches are for the current GPU. A captured CUDA graph may outlive the program."""
         index = self.engine.index
         lines = [f"if current_gpu() != {index}:", f"    with on_gpu({index}): return run(args)"]
-        return [*lines, "if is_capturing(): keep(run)"] if has_constants else lines
+        return [*lines, "if is_capturing(): keep([run])"] if has_constants else lines
 
     def aligned(self, inputs: Sequence[str]) -> Lines:
         """As Target."""
@@ -196,10 +196,6 @@ class CudaTarget:
         return DeviceArray(
             None, begin.of(place), dtype, place.kernel_size, place.kernel_stride, self.engine.index, CUPY
         )
-
-
-#: Functions whose constants captured CUDA graphs read, kept for the life of the process: graphs may live as long.
-_KEPT: set[Any] = set()
 
 
 def target_of(device: torch.device) -> Target:
