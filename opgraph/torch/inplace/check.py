@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from opgraph.errors import InvalidArguments
-from opgraph.torch.apply import functions_on_stack
+from opgraph.torch.autograd_function_hooks import functions_on_stack
 from opgraph.torch.inplace import wording
 from opgraph.torch.inplace.record import Overwrite, digest, memory_of, plain
 from opgraph.torch.inplace.report import InplaceReport

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from opgraph.torch.apply import RUN
+from opgraph.torch.autograd_function_hooks import RUN
 from opgraph.torch.inplace.record import FunctionCall, Kept, Misread, Overwrite, Spoilt, digest, memory_of, plain
 from opgraph.torch.inplace.source_position import (
     Position,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opgraph.errors import InvalidArguments, InvalidDataType, Unimplemented
-from opgraph.torch.apply import RUN
+from opgraph.torch.autograd_function_hooks import RUN
 
 _LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent.parent) + os.sep, "<frozen", "<string>")
 #: The fix for most of what follows.

@@ -22,7 +22,7 @@ import torch
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.runtime.bounded import Bounded
-from opgraph.torch.apply import functions_on_stack
+from opgraph.torch.autograd_function_hooks import functions_on_stack
 from opgraph.torch.classes import compares_classes
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.build import build, needed, pattern

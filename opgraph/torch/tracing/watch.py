@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,41 @@ from torch.overrides import TorchFunctionMode
 
 from opgraph.torch.tracing.proxy import proxies
 from opgraph.torch.tracing.questions import QUESTIONS
-from opgraph.torch.writes import told_to_write, writes
+
+#: Without an underscore, and yet they write into arguments: running statistics, observers, attributes.
+_WRITERS = frozenset(
+    (
+        "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats",
+        "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts", "instance_norm",
+        "fused_moving_avg_obs_fake_quant", "module_load", "backward", "__set__", "__delete__",
+        "__setitem__", "__setstate__",
+    )
+)  # fmt: skip
+#: They begin as in-place arithmetic does, and read.
+_READERS = frozenset(("__invert__", "__index__", "__int__", "__iter__"))
+
+
+def writes(func: Callable[..., Any]) -> bool:
+    """Whether a torch function writes into a tensor whatever else it is given.
+
+    A function of `torch.ops` is asked for its schema; any overload counts. Of the others torch says it in the name.
+    """
+    if hasattr(func, "overloads"):  # torch.ops.library.name
+        return any(getattr(func, overload)._schema.is_mutable for overload in func.overloads())
+    if hasattr(func, "_schema"):
+        return bool(func._schema.is_mutable)
+    name = getattr(func, "__name__", "")
+    if name.startswith("__i"):
+        return name not in _READERS
+    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+
+
+def told_to_write(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is told to write by an argument: `out=`, `inplace=True`, `max_norm=` of an embedding.
+
+    torch.nn.functional hands its arguments on by name, however the user gave them.
+    """
+    return bool(kwargs.get("inplace")) or kwargs.get("out") is not None or kwargs.get("max_norm") is not None
 
 
 def function_name(func: Callable[..., Any]) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.function import FunctionMeta
 
 import opgraph.torch as ogt
-from opgraph.torch.apply import RUN, followed_functions, functions_on_stack
+from opgraph.torch.autograd_function_hooks import RUN, functions_on_stack
 from opgraph.torch.inplace.source_position import frames_of
 
 #: Dynamo makes an instance of torch.autograd.Function where it follows one, and torch deprecates that.
@@ -93,27 +93,17 @@ def test_the_stack_tells_which_function_runs_and_of_what() -> None:
     assert after == []
 
 
-def test_other_threads_are_not_followed_and_nothing_stays_behind() -> None:
-    told: list[str] = []
-
-    class Follower:
-        def before(self) -> None:
-            told.append(threading.current_thread().name)
-
-        def inside(self) -> Any:
-            return torch.no_grad()
-
-    main = threading.get_ident()
-    with followed_functions(lambda: Follower() if threading.get_ident() == main else None):
+def test_other_threads_have_no_such_frames_and_nothing_stays_behind() -> None:
+    seen.clear()
+    with functions_on_stack():
         other = threading.Thread(target=doubled, args=(torch.ones(2),))
         other.start()
         other.join()
-        assert told == []
-        doubled(torch.ones(2))
-        assert set(told) == {threading.current_thread().name}
-        with followed_functions(lambda: None):
+        assert seen.pop() == []
+        with functions_on_stack():
             pass
-        assert "__getattribute__" in vars(FunctionMeta)
+        doubled(torch.ones(2))
+        assert len(seen.pop()) == 1
     assert "__getattribute__" not in vars(FunctionMeta)
 
 

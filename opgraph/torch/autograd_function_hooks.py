@@ -1,0 +1,68 @@
+"""Calls of custom autograd functions as frames of the Python stack, under whatever name their `apply` was bound.
+
+`apply` is written in Python or, from torch 2.14 on, in C. Either looks up in the function's class what it calls next:
+`setup_context` before it takes the arguments, then `forward`. While a thread asks for frames, that lookup returns a
+wrapper, whose frame has the class and its arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.autograd.function import FunctionMeta, _SingleLevelFunction
+
+_lock = threading.Lock()
+#: How many times each thread, by its number, is inside `functions_on_stack`.
+_threads: Counter[int] = Counter()
+_NO_CONTEXT = _SingleLevelFunction.setup_context
+
+
+@contextlib.contextmanager
+def functions_on_stack() -> Iterator[None]:
+    """While this lasts, each autograd function that this thread runs has a frame of its own, with the code `RUN`."""
+    thread = threading.get_ident()
+    with _lock:
+        _threads[thread] += 1
+        FunctionMeta.__getattribute__ = _looked_up  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        with _lock:
+            _threads[thread] -= 1
+            if not _threads[thread]:
+                del _threads[thread]
+            if not _threads:
+                del FunctionMeta.__getattribute__
+
+
+def _looked_up(function: FunctionMeta, name: str) -> Any:
+    part = type.__getattribute__(function, name)
+    if name not in ("setup_context", "forward") or threading.get_ident() not in _threads:
+        return part
+    if part is _NO_CONTEXT:  # torch asks whether it is this one
+        return part
+
+    @functools.wraps(part)  # torch asks for its signature
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given = args
+        if name == "setup_context":
+            given = args[1]
+        elif type.__getattribute__(function, "setup_context") is _NO_CONTEXT:
+            given = args[1:]
+        return _run(function, given, functools.partial(part, *args, **kwargs))
+
+    return run
+
+
+def _run(function: type, given: tuple[Any, ...], part: Callable[[], Any]) -> Any:
+    """Runs a part of a function; its frame has the function's class, and the arguments of its `apply`."""
+    return part()
+
+
+#: The code of the frames in which parts of functions run: with `function`, and `given` to its `apply`.
+RUN = _run.__code__
