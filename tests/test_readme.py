@@ -27,7 +27,7 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 
 def test_the_python_example_runs(tmp_path: Path) -> None:
-    code, _ = blocks("python")
+    _, code = blocks("python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 partition" in done.stdout and "struct Fused" in done.stdout
@@ -36,7 +36,7 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
 
 def test_the_training_example_runs_and_keeps_what_it_says(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    _, code = blocks("python")
+    code, _ = blocks("python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert "8.0 MiB kept for backward" in done.stdout and " kernels" in done.stdout
