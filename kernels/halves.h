@@ -9,7 +9,7 @@ namespace og {
 
 enum { strip = 256 };  // elements
 
-/// How many f16 operands of a functor go by strips; see opgraph/codegen/halves.py.
+/// How many f16 operands of a functor go by strips; see opgraph/codegen/lanes.py.
 template <class...> using ignored = void;
 template <class F, class = void> struct halves_of {
   static constexpr int count = 0;

@@ -19,7 +19,7 @@ OG_FN bool is_turned(const Space& space, int k) {
 }
 
 // Where columns lie a power of two apart, though, no cache has room for a tile's lines, and each is fetched once a row. What is
-// only read is therefore copied, block by block, with its rows and columns exchanged. See opgraph/codegen/turned.py.
+// only read is therefore copied, block by block, with its rows and columns exchanged. See opgraph/codegen/emit.py.
 enum { block_rows = 64, block_bytes = 128 * 1024 };
 template <class F, class = void> struct Blocks {
   static constexpr i64 width = 0;

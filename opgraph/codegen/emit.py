@@ -11,16 +11,15 @@ from opgraph.codegen.arithmetic import CALL, PER_ROW
 from opgraph.codegen.branches import branches_of, put_branches
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.functor import Form, Functor
-from opgraph.codegen.halves import put_halves
-from opgraph.codegen.lanes import goes_by_lanes, put_lanes
+from opgraph.codegen.lanes import goes_by_lanes, put_halves, put_lanes
 from opgraph.codegen.packs import put_packs
 from opgraph.codegen.rolled import put_rolled
 from opgraph.codegen.shared import put_functions
 from opgraph.codegen.shifts import put_shift_members, shift_lines
 from opgraph.codegen.strips import goes_by_strips, put_strips, row_starts
 from opgraph.codegen.totals import put_totals
-from opgraph.codegen.turned import put_turned
-from opgraph.loops.layout import Variant
+from opgraph.ir import dtypes
+from opgraph.loops.layout import STRIDED, Variant
 from opgraph.loops.loop import Loop
 
 
@@ -62,7 +61,7 @@ def emit_functor(
         if rolled:
             put_rolled(emitter)
     else:
-        put_turned(emitter)
+        _put_strided_bytes(emitter)
         if not branches and not emitter.by_strips:
             put_halves(emitter)
             if emitter.by_lanes:
@@ -70,3 +69,13 @@ def emit_functor(
     if emitter.by_strips:
         return emitter.functor(Form.LANE_STRIPS if emitter.by_lanes else Form.STRIPS)
     return emitter.functor(Form.BRANCHES if branches else Form.LOOP)
+
+
+def _put_strided_bytes(emitter: Emitter) -> None:
+    """Adds `strided_bytes`: the element size of operand k where kernels/host.h copies its elements together, else 0."""
+    if emitter.sums:
+        return  # their skeleton walks boxes
+    strided = [x for x in emitter.element_loads() if emitter.kinds[x.name] == STRIDED and not x.is_position]
+    if strided:
+        places = [f"k == {emitter.positions[x.name]} ? {dtypes.BY_NAME[x.dtype].itemsize} : " for x in strided]
+        emitter.put(f"  static constexpr int strided_bytes(int k) {{ return {''.join(places)}0; }}")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from opgraph.codegen.arithmetic import CALL, PER_ROW, compute_type
-from opgraph.codegen.beside import put_beside_members
+from opgraph.codegen.arithmetic import CALL, PER_ROW, compute_type, storage_type
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.functor import Functor
 from opgraph.codegen.lanes import goes_by_lanes
@@ -18,7 +17,7 @@ from opgraph.codegen.row_buffers import Rows, put_buffers
 from opgraph.codegen.row_passes import put_passes
 from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members
 from opgraph.codegen.totals import put_totals
-from opgraph.loops.layout import CONTIGUOUS, RUN, TURNED, UNIFORM, Variant
+from opgraph.loops.layout import CONTIGUOUS, GROUP, RUN, TURNED, UNIFORM, Variant
 from opgraph.loops.loop import Loop
 
 
@@ -37,7 +36,7 @@ def emit_rows(loop: Loop, variant: Variant) -> Functor:
     emitter.members()
     _put_members(rows)
     if variant.beside:
-        put_beside_members(emitter, variant)
+        _put_beside_members(emitter, variant)
     else:
         put_next_members(rows)
     emitter.bind()
@@ -91,3 +90,32 @@ def _put_run(emitter: Emitter) -> None:
         if kind == RUN:
             emitter.put(f"    {emitter.value(load.name)} = {emitter.read(load, kind=UNIFORM)};")
     emitter.put("  }")
+
+
+def _put_beside_members(emitter: Emitter, variant: Variant) -> None:
+    """Adds the members that kernels/host_beside.h and host_groups.h read: transposed operands, and the groups of lanes.
+
+    Args:
+        variant: marks transposed operands, which the emitter treats as contiguous.
+    """
+    put, loop = emitter.put, emitter.loop
+    items = [storage_type(d) for d in (*(x.dtype for x in loop.loads), *(s.dtype for s in loop.stores))]
+    turned = [i for i, kind in enumerate(variant.operands) if kind == TURNED]
+    sizes = "".join(f"k == {i} ? (int)sizeof({items[i]}) : " for i in turned)
+    put(f"  static constexpr int turned(int k) {{ return {sizes}0; }}")
+    put(f"  static constexpr int loads = {len(loop.loads)};")
+    if not variant.grouped:
+        return
+    places = " || ".join(f"k == {i}" for i, kind in enumerate(variant.operands) if kind == GROUP)
+    put(f"  static constexpr bool per_group(int k) {{ return {places or 'k < 0'}; }}")
+    moving = [x for x in emitter.element_loads() if emitter.kinds[x.name] != RUN]
+    moved = [*(emitter.positions[x.name] for x in moving), *(len(loop.loads) + i for i, _ in emitter.elementwise())]
+    places = " || ".join(f"k == {i}" for i in moved)
+    put(f"  static constexpr bool moves(int k) {{ return {places or 'k < 0'}; }}")
+    put(f"  static constexpr bool runs = {'true' if len(moving) < len(emitter.element_loads()) else 'false'};")
+    put("  og::i64 group;")
+    put("  OG_FN void ahead(og::i64 at) const {")
+    for load in moving:
+        if emitter.kinds[load.name] == CONTIGUOUS and not load.is_position:
+            put(f"    og::fetch({load.name} + at);")
+    put("  }")
