@@ -11,6 +11,9 @@ from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
 if TYPE_CHECKING:
     from opgraph.ir.opdef import Onnx, OpDef
 
+#: Kinds that formulas of records name, and the kind of the first record that names each.
+_NAMED: dict[str, str] = {}
+
 
 def find_mistake(record: OpDef) -> str | None:
     """What is wrong with a record, or None."""
@@ -96,7 +99,16 @@ def find_mistake_in_formulas(record: OpDef) -> str | None:
         unknown = unknown_name(tree, names, attrs)
         if unknown:
             return f"its {what} names {unknown}, which it does not have"
+        for kind in _kinds_in(tree):
+            _NAMED.setdefault(kind, record.kind)
     return None
+
+
+def find_undefined_kind(defined: Collection[str]) -> str | None:
+    """A kind that a formula names and no record defines, or None; asked when all records are there."""
+    return next(
+        (f"{by}: a formula names {kind}, which is no op" for kind, by in _NAMED.items() if kind not in defined), None
+    )
 
 
 def _mistake_in_outputs(record: OpDef, inputs: Collection[str]) -> str | None:
@@ -126,3 +138,14 @@ def unknown_name(tree: Expr | None, inputs: Collection[str], attrs: Collection[s
         if isinstance(node, Call):
             waiting += [*node.args, *(value for _, value in node.attrs)]
     return None
+
+
+def _kinds_in(tree: Expr | None) -> set[str]:
+    found: set[str] = set()
+    waiting: list[Any] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Call):
+            found.add(node.kind)
+            waiting += node.args
+    return found

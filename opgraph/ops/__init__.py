@@ -1,5 +1,7 @@
 """The op set: importing this package fills the registry of `opgraph.ir.opdef`."""
 
+from opgraph.ir.mistakes import find_undefined_kind
+from opgraph.ir.registry import all_ops
 from opgraph.ops import (
     activation,
     arithmetic,
@@ -75,3 +77,6 @@ __all__ = [
     "structural",
     "trigonometry",
 ]
+
+if mistake := find_undefined_kind({record.kind for record in all_ops()}):
+    raise ValueError(mistake)

@@ -10,6 +10,7 @@ import pytest
 
 import opgraph as og
 from opgraph import errors
+from opgraph.ir.mistakes import find_undefined_kind
 from opgraph.ir.opdef import Attr, Onnx, OpDef, Port, all_ops, register
 from opgraph.ir.schema import f32
 from opgraph.ops.families import broadcast_rule
@@ -33,6 +34,13 @@ DATA_FORMAT = Attr(name="data_format", type="string", default="NXC", choices=("N
 
 def test_the_sample_record_is_right() -> None:
     OpDef(**GOOD)
+
+
+def test_a_formula_that_names_no_op_fails_when_all_records_are_there() -> None:
+    OpDef(**{**GOOD, "decomposition": "Multiply(src, Sigmod(src))"})
+    kinds = {record.kind for record in all_ops()}
+    assert find_undefined_kind(kinds) == "Sample: a formula names Sigmod, which is no op"
+    assert find_undefined_kind({*kinds, "Sigmod"}) is None
 
 
 @pytest.mark.parametrize(
