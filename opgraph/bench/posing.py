@@ -33,10 +33,17 @@ class StubCupy(types.ModuleType):
         self.ndarray = type("ndarray", (), {})
         error = type("CUDARuntimeError", (RuntimeError,), {})
         runtime = types.SimpleNamespace(
-            getDeviceCount=lambda: 1, getDevice=lambda: 0, setDevice=lambda device: None, CUDARuntimeError=error
-        )
+            getDeviceCount=lambda: 1, getDevice=lambda: 0, setDevice=lambda device: None, CUDARuntimeError=error,
+            streamIsCapturing=lambda stream: False,
+        )  # fmt: skip
+        driver = types.SimpleNamespace(
+            CUDADriverError=type("CUDADriverError", (RuntimeError,), {}), CU_FUNC_ATTRIBUTE_NUM_REGS=4,
+            funcGetAttribute=lambda attribute, function: 0,
+        )  # fmt: skip
         compiler = types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {}))
-        self.cuda = types.SimpleNamespace(runtime=runtime, compiler=compiler, function=types.SimpleNamespace())
+        self.cuda = types.SimpleNamespace(
+            runtime=runtime, driver=driver, compiler=compiler, function=types.SimpleNamespace()
+        )
 
     def RawKernel(self, code: str, name: str, options: tuple[str, ...]) -> Any:  # noqa: N802 (as CuPy has it)
         """A kernel that does nothing."""
@@ -55,7 +62,7 @@ def posing(driver: str) -> Iterator[None]:
     """Fused calls and captured models on CPU tensors run on GPU 0 meanwhile, whose driver is a library of this path."""
     import torch
 
-    from opgraph.runtime import cuda_arrays, cuda_sequence
+    from opgraph.runtime import cuda, cuda_arrays, cuda_sequence
     from opgraph.runtime.device_array import RawStream
     from opgraph.runtime.providers import torch_cuda, torch_cuda_prepared, torch_prepared
     from opgraph.torch.fused import op
@@ -80,6 +87,8 @@ def posing(driver: str) -> Iterator[None]:
         (torch_prepared, "empty_cuda", torch_prepared.empty_cpu),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch_cuda_prepared, "current_stream", lambda device: 0),
+        (torch_cuda_prepared, "current_gpu", cuda.current_device()[0]),
+        (torch_cuda_prepared, "on_gpu", cuda.OnDevice),
         (torch_cuda, "TORCH", Library()),
         (cuda_sequence, "LIBCUDA", driver),
     ]

@@ -16,7 +16,7 @@ from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.device_array import Adopted, DeviceArray, RawStream
-from opgraph.runtime.refusal import is_fault, no_memory, refused, refused_by_cuda, too_old
+from opgraph.runtime.refusal import is_fault, no_memory, refused, refused_by_cuda, refused_in_capture, too_old
 
 try:
     import cupy
@@ -223,6 +223,8 @@ def copied_to_device(array: np.ndarray) -> Any:
         if error.status == _MEMORY_ALLOCATION:
             raise no_memory(what, array.nbytes, *cupy.cuda.runtime.memGetInfo()) from None
         raise refused_by_cuda(what, error) from None
+    except RuntimeError as error:  # CuPy's own: its current stream is being captured
+        raise refused_in_capture(what, error) from None
     return memory
 
 

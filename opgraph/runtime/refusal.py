@@ -73,9 +73,18 @@ def refused_by_cuda(what: str, error: Any) -> DeviceError:
     """
     status = int(error.status)
     if status in _CAPTURE:
-        fix = "make the same call once before the capture: compiling and uploading are not allowed in one"
-    elif is_fault(error):
+        return refused_in_capture(what, error)
+    if is_fault(error):
         fix = "start a new process: CUDA refuses this one everything after a fault; compute-sanitizer finds its kernel"
     else:
         fix = "check `nvidia-smi`: is the GPU healthy, free, and its driver as new as CuPy's CUDA?"
     return DeviceError(f"CUDA refused {what}: {error}", where='engine "cuda"', fix=fix)
+
+
+def refused_in_capture(what: str, error: Exception) -> DeviceError:
+    """The error of something that is not allowed while a CUDA graph is captured; `what` as above."""
+    return DeviceError(
+        f"CUDA refused {what}: {error}",
+        where='engine "cuda"',
+        fix="make the same call once before the capture: compiling and uploading are not allowed in one",
+    )

@@ -34,6 +34,7 @@ from opgraph.bench.plan import (
 from opgraph.bench.results import Cell, Figure, Results, Row, from_json
 from opgraph.bench.run import Settings, run
 from opgraph.bench.suites.entries import SHORTEST, Budget, last_level_cache, row_of
+from opgraph.bench.suites import host as host_suite
 from opgraph.bench.suites.host import python_calls
 from opgraph.bench.suites.scale import network
 from opgraph.bench.suites.timed import checked, measured
@@ -341,6 +342,15 @@ def test_python_calls_are_counted() -> None:
         inner(), inner()
 
     assert python_calls(outer) == 3 and python_calls(lambda: inner()) == 1
+
+
+def test_calls_on_a_gpu_are_measured_without_one() -> None:
+    """In another process, which has CuPy replaced: a stand-in that lacks something would measure nothing."""
+    pytest.importorskip("torch")
+    figures = host_suite._posing(0.01, lambda _: None)
+    ways = {f.subject.removeprefix("GPU without its driver: ") for f in figures}
+    assert {"opgraph, f(x=x)", "@ogt.fuse x*sigmoid(x), forward and backward"} <= ways
+    assert all(0 < f.value < 1e6 for f in figures)
 
 
 def test_the_network_of_the_scale_suite_has_as_many_ops_as_asked_for() -> None:

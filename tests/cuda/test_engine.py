@@ -16,6 +16,7 @@ from layouts import CASES, Case
 import opgraph as og
 from opgraph.errors import DeviceError, InvalidArguments, InvalidDataType, InvalidShape
 from opgraph.ir import dtypes
+from opgraph.runtime import processor
 from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY
 
 
@@ -45,7 +46,8 @@ def test_functions_that_the_cpu_takes_from_tables_have_its_bits_without_them(cup
         expected = og.compile(graph)(x=x, d=d)
     CACHE.set_capacity(DEFAULT_CAPACITY)
     assert all(agree(on_gpu[name].host, expected[name]) for name in expected)
-    assert not agree(on_gpu["a"].host, og.compile(graph)(x=x, d=d)["a"])  # or nothing was compared
+    if processor.has_avx512():  # others have no tables
+        assert not agree(on_gpu["a"].host, og.compile(graph)(x=x, d=d)["a"])  # or nothing was compared
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.variant], ids=str)

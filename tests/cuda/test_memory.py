@@ -13,6 +13,7 @@ from cuda_calls import gated, moved, random
 from emulator import FakeArray, FakeCupy, FakeStream
 
 import opgraph as og
+from opgraph.errors import DeviceError
 from opgraph.ir import dtypes
 
 POSITIONS = "graph(x: f32[?]) -> (y)\n  %0 = GenIndex(x, axis=0)\n  %1: f32[?] = TypeCast(%0)\n  y = Add(x, %1)"
@@ -89,6 +90,14 @@ def test_the_workspace_of_a_captured_call_is_not_given_to_others(cupy: FakeCupy)
     f(x=x, like=like, out=out)
     before, captured = made
     assert before() is None and captured() is not None
+
+
+def test_an_upload_is_refused_while_cupys_stream_is_captured(cupy: FakeCupy) -> None:
+    """CuPy refuses the copy itself, without an error of CUDA's: a capture of its streams lets memory be allocated."""
+    f, x = og.compile(scaled(6), device="cuda"), moved(cupy, random((3, 6), "f32"))
+    cupy.stream, cupy.capturing = FakeStream(7), {7}
+    with pytest.raises(DeviceError, match=r"a constant of float32 \(6,\): .*\n.*\n  fix:   make the same call once before"):
+        f(x=x)
 
 
 def test_sums_over_nothing_are_written_with_their_gpu_as_the_current_one(

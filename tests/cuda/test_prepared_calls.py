@@ -11,6 +11,7 @@ from libcuda import FakeDriver
 torch = pytest.importorskip("torch")
 
 import opgraph.torch as ogt  # noqa: E402
+from opgraph.errors import DeviceError  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
 
 
@@ -78,6 +79,41 @@ def test_another_current_gpu_is_given_back(driver: FakeDriver, cupy: FakeCupy) -
     cupy.device = 1
     assert same([f(x, a)], [x * torch.sigmoid(a * x)])
     assert cupy.device == 1 and len(cupy.launches) == 1
+
+
+def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
+    driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `with torch.cuda.device(1):` in a process that has used GPU 1 alone, torch is back on GPU 0, which it leaves
+    to the runtime until it uses that. Results that are allocated on the current GPU would be another GPU's."""
+    from opgraph.runtime.providers import torch_cuda_prepared, torch_prepared
+
+    allocated = []
+    monkeypatch.setattr(torch_cuda_prepared, "current_gpu", lambda: 1)  # the runtime says 0, as the kernel does
+    monkeypatch.setattr(torch_prepared, "empty_cuda", lambda *look: allocated.append(look))
+    f, x, a = function(), torch.rand(64), torch.tensor(0.7)
+    for _ in range(2):
+        assert same([f(x, a)], [x * torch.sigmoid(a * x)])
+    assert allocated == []
+
+
+def test_a_forked_process_is_refused_before_cuda_is_asked(
+    driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA answers whatever it is asked there with cudaErrorInitializationError."""
+    from opgraph.runtime import cuda
+    from opgraph.runtime.providers import torch_cuda_prepared
+
+    def asked() -> int:
+        assert not cuda.forked
+        return 0
+
+    monkeypatch.setattr(torch_cuda_prepared, "current_gpu", asked)
+    f, x, a = function(), torch.rand(64), torch.tensor(0.7)
+    f(x, a)
+    monkeypatch.setattr(cuda, "forked", True)
+    with pytest.raises(DeviceError, match="this process was forked off one that had used the GPU"):
+        f(x, a)
 
 
 def test_second_derivatives(driver: FakeDriver) -> None:

@@ -252,7 +252,7 @@ class FakeCupy(types.ModuleType):
             Stream=types.SimpleNamespace(from_external=lambda stream: _Within(self, stream.__cuda_stream__()[1])),
             Device=lambda index: types.SimpleNamespace(compute_capability="90"),
             Memory=lambda size: _Memory(self, size),
-            MemoryPointer=_MemoryPointer,
+            MemoryPointer=lambda memory, offset: _MemoryPointer(self, memory),
             driver=types.SimpleNamespace(
                 CUDADriverError=CUDADriverError, CU_FUNC_ATTRIBUTE_NUM_REGS=4, funcGetAttribute=self._load
             ),
@@ -348,8 +348,11 @@ class _Memory:
 
 
 class _MemoryPointer:
-    def __init__(self, memory: _Memory, offset: int) -> None:
-        self.memory = memory
+    def __init__(self, cupy: FakeCupy, memory: _Memory) -> None:
+        self.cupy, self.memory = cupy, memory
 
     def copy_from_host(self, source: int, size: int) -> None:
+        """Raises what CuPy 14.2 raises: no error of CUDA's."""
+        if self.cupy.stream.ptr in self.cupy.capturing:
+            raise RuntimeError("the current stream is capturing, so synchronous API calls are disallowed")
         ctypes.memmove(self.memory.ptr, source, size)

@@ -56,6 +56,31 @@ def test_training_and_inference_agree_with_eager():
     assert (len(training.forward.launches), len(inference.inference.launches)) == (1, 1)
 
 
+def test_functions_that_enter_streams_run_as_they_were_written():
+    """A program's kernels are all on one stream. Dynamo marks what stands under `with torch.cuda.stream(...)` so."""
+
+    class Inner(nn.Module):
+        def forward(self, x):
+            return x * torch.sigmoid(x)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            y = x * 2 + 1
+            with torch.fx.traceback.annotate({"stream": 1}):
+                return self.inner(y) + torch.tanh(y)
+
+    captured = []
+    compiled, x = torch.compile(Outer(), backend=backend), torch.randn(64)
+    with observed(captured.append), pytest.warns(UserWarning, match="enters streams of a device runs as it was written"):
+        torch.testing.assert_close(compiled(x), Outer()(x))
+    (inner,) = captured
+    assert len(inner.inference.launches) == 1 and "tanh" not in inner.inference.source
+
+
 def test_sizes_may_change():
     model = Net()
     compiled = torch.compile(model, backend=backend, dynamic=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from opgraph.runtime.providers.torch_prepared import Statements, Tensors
 
 #: `current_stream(device)`: the address of torch's current stream; torch built without CUDA has none.
 current_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+#: `current_gpu()`: the GPU on which torch allocates. The runtime, and so CuPy, may name another one: torch leaves a
+#: device that it has not used yet for later when `torch.cuda.device(...)` ends.
+current_gpu: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
+#: `with on_gpu(device):` torch allocates there, and kernels are launched there.
+on_gpu: Callable[[int], AbstractContextManager[Any]] = torch.cuda.device
 
 
 def on_device(
@@ -44,14 +50,14 @@ def on_device(
     launch = KernelLaunch(plan, tuple((place, 0) for place in range(len(plan.moving))))
     sequence = CudaSequence([launch], len(plan.moving), kernel.device)
     values: dict[str, Any] = {
-        "cuda": cuda, "current": cuda.current_device()[0], "stream": current_stream, "empty": torch_prepared.empty_cuda,
+        "cuda": cuda, "current": current_gpu, "stream": current_stream, "empty": torch_prepared.empty_cuda,
         "otherwise": otherwise, "launch": sequence,
     }  # fmt: skip
     addresses = {name: f"a{i}" for i, name in enumerate(dict.fromkeys(read))}
     lines = [f"{address} = {name}.data_ptr()" for name, address in addresses.items()]
     packed = [addresses[name] for name, packs in zip(read, plan.packs) if packs]
     conditions = [f"({' | '.join(dict.fromkeys(packed))}) & 15"] if packed else []
-    lines.append(f"if {' or '.join([*conditions, f'current() != {kernel.device}', 'cuda.forked'])}:")
+    lines.append(f"if {' or '.join([*conditions, 'cuda.forked', f'current() != {kernel.device}'])}:")
     lines.append(f"    {''.join(f'{r}, ' for r in results)} = otherwise(({''.join(f'{n}, ' for n in names)}))")
     lines.append("else:")
     for result, out in zip(results, outs, strict=True):

@@ -26,6 +26,8 @@ from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
     CAPTURE_ERRORS,
     aot_backend,
+    has_streams,
+    run_as_written,
     with_second_derivatives_refused,
     without_modes,
 )
@@ -94,6 +96,11 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
     follow_branches()
 
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if has_streams(graph.graph):  # kernels of a program are all on one stream
+            warnings.warn(
+                "a function that enters streams of a device runs as it was written; what it calls is fused", stacklevel=2
+            )
+            raise run_as_written("it enters streams")
         captured = Captured()
         for observer in _observers.get():
             observer(captured)

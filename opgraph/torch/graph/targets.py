@@ -131,12 +131,13 @@ class CudaTarget:
 
     def __init__(self, index: int) -> None:
         self.engine = engine_of(f"cuda:{index}")
-        from opgraph.runtime import cuda, cuda_memory  # needs CuPy, as the engine does
+        from opgraph.runtime import cuda_memory  # needs CuPy, as the engine does
         from opgraph.runtime.providers import torch_cuda_prepared
 
         self.values: Mapping[str, Any] = {
             "allocate_cuda": torch_prepared.empty_cuda, "stream_of": torch_cuda_prepared.current_stream,
-            "current_gpu": cuda.current_device()[0], "on_gpu": cuda.OnDevice, "bytes_dtype": torch.uint8,
+            "current_gpu": torch_cuda_prepared.current_gpu, "on_gpu": torch_cuda_prepared.on_gpu,
+            "bytes_dtype": torch.uint8,
             "is_capturing": torch.cuda.is_current_stream_capturing, "keep": cuda_memory.keep,
         }  # fmt: skip
 

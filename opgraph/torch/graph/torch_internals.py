@@ -149,6 +149,26 @@ def is_transformed() -> bool:
     )
 
 
+def has_streams(graph: torch.fx.Graph) -> bool:
+    """Whether a graph of Dynamo's enters streams of a device, or waits for them: they are marks on its nodes."""
+
+    def is_marked(node: torch.fx.Node) -> bool:
+        marks = node.meta.get("custom") or {}
+        value = node.meta.get("example_value")
+        return "stream" in marks or isinstance(value, (torch.Stream, torch.Event)) or _namespace(node) == "streams"
+
+    return any(map(is_marked, graph.nodes))
+
+
+def _namespace(node: torch.fx.Node) -> str:
+    return getattr(node.target, "namespace", "")
+
+
+def run_as_written(reason: str) -> BaseException:
+    """What a backend raises so that Dynamo runs the Python function that it captured, and captures what that calls."""
+    return torch._dynamo.exc.SkipFrame(reason)
+
+
 # -- Dynamo: branches on parameters. Where a torch lacks one of these parts, such a branch ends the graph, as it does
 # -- under other backends.
 
