@@ -26,6 +26,7 @@ from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
     CAPTURE_ERRORS,
     aot_backend,
+    keep_saved_tensors,
     with_second_derivatives_refused,
     without_modes,
 )
@@ -106,6 +107,8 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
                 program = SizedPrograms(module, make) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
+                if name == "backward":
+                    keep_saved_tensors()  # kernels and library calls write over none
                 return program.run
 
             return build
