@@ -19,7 +19,7 @@ from random_forward import RandomForward  # noqa: E402
 from torch import nn  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
-from opgraph.errors import InvalidArguments  # noqa: E402
+from opgraph.errors import InvalidArguments, Unimplemented  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
 
 
@@ -646,3 +646,19 @@ def test_a_forward_that_converts_its_argument_first_takes_any_dtype():
     for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
         x = torch.linspace(-2, 2, 6).to(dtype)
         torch.testing.assert_close(ogt.fuse(Wide())(x), Wide()(x))
+
+
+def test_a_graph_can_be_kept_after_a_pass_that_did_not_keep_one():
+    """AOTAutograd compiles backward at the first pass, and takes what no later pass may need from how that one went."""
+    model = ogt.fuse(nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3)))
+    given = [*model.parameters()]
+    x = torch.rand(4, 6)
+    model(x).sum().backward()  # compiled by a pass that frees what it read
+    y = model(x).sum()
+    first = torch.autograd.grad(y, given, retain_graph=True)
+    again = torch.autograd.grad(y, given)
+    assert all(torch.equal(a, b) and torch.equal(a, p.grad) for a, b, p in zip(first, again, given, strict=True))
+    x = x.requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(Unimplemented, match="first derivatives alone"):
+        slope.sum().backward()

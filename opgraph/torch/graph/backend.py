@@ -27,6 +27,7 @@ from opgraph.torch.graph.torch_internals import (
     CAPTURE_ERRORS,
     aot_backend,
     has_streams,
+    keep_saved_tensors,
     run_as_written,
     with_second_derivatives_refused,
     without_modes,
@@ -113,6 +114,8 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
                 program = SizedPrograms(module, make) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
+                if name == "backward":
+                    keep_saved_tensors()  # kernels and library calls write over none
                 return program.run
 
             return build

@@ -50,6 +50,20 @@ def aot_backend(**arguments: Any) -> Callable[..., Any]:
     return made
 
 
+def keep_saved_tensors() -> None:
+    """Of the graph whose backward is compiled now: no kept tensor is donated to it, so it may run again.
+
+    AOTAutograd counts what nothing outside sees as donated, for backends that write over it, and refuses to keep a
+    graph (`retain_graph`, `create_graph`) whose backward was compiled by a pass that did not.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    if getattr(metadata, "bw_donated_idxs", None):
+        metadata.bw_donated_idxs = []
+
+
 def with_second_derivatives_refused(call: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
     """A compiled graph, as AOTAutograd made it, whose gradients raise this error where they are differentiated.
 
