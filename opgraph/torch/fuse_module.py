@@ -20,7 +20,7 @@ from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import check_rounding, compiler
 from opgraph.torch.graph.saved import Memory, check_memory
-from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, WithHookGuards, is_transformed, is_wrapped
+from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, is_wrapped
 from opgraph.torch.graph.torch_internals import compiled as isolated
 
 #: The code in nn.Module that calls `forward`.
@@ -61,8 +61,7 @@ class FusedForward:
         compiled = self._compiled or self._compile()
         module = self._called(sys._getframe(1))
         try:
-            with WithHookGuards():
-                return compiled(module, self.instead, *args, **kwargs)
+            return compiled(module, self.instead, *args, **kwargs)
         except CAPTURE_ERRORS as error:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, OpGraphError):

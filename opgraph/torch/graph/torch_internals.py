@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import itertools
 from collections.abc import Callable
 from types import FunctionType
@@ -11,6 +12,15 @@ from typing import Any
 import torch
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_functorch: Any = torch._C._functorch
+_eval_frame: Any = torch._dynamo.eval_frame
+#: Sets what Python calls for the frames of this thread; None where this torch has other parts than `compiled` uses.
+_set_eval_frame: Any = (
+    getattr(_eval_frame, "set_eval_frame", None)
+    if hasattr(getattr(_eval_frame, "_stance", None), "backend")
+    and hasattr(_functorch, "pop_dynamic_layer_stack_and_undo_to_depth")
+    else None
+)
 #: `reinterpret_tensor(base, size, stride, offset)`: the memory of a tensor read in another way, `offset` elements after
 #: its own beginning.
 reinterpret_tensor: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", None) or (
@@ -117,12 +127,38 @@ def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
     """torch.compile of a function, apart from whatever else was compiled of the same source.
 
     Dynamo keeps what it compiled, how often, and which sizes differed, by the code object and its place in a file. So
-    the call is made from a copy of a function's code that has a place of its own.
+    the call is made from a copy of a function's code that has a place of its own. Its guards see hooks that are added
+    to a submodule later.
     """
     code = _call.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
     function = FunctionType(code, _call.__globals__, "forward")
-    made = torch.compile(function, backend=backend)
-    return lambda *args, **kwargs: made(call, args, kwargs)
+    context = torch._dynamo.optimize(backend)
+    callback = getattr(context, "callback", None)
+    if callback is not None:
+        callback = context.callback = _with_hook_guards(callback)
+    made = context(function)
+    if callback is None or _set_eval_frame is None or torch._dynamo.config.compiled_autograd:
+        return lambda *args, **kwargs: made(call, args, kwargs)
+    has_run = False
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        """Enters Dynamo without torch.compile's wrapper, which takes 9 us, where that has nothing to decide."""
+        nonlocal has_run
+        stance = _eval_frame._stance
+        if not has_run or stance.stance != "default" or stance.backend is not None or _modes():
+            result = made(call, args, kwargs)
+            has_run = True
+            return result
+        depth = _functorch.get_dynamic_layer_stack_depth()
+        before = _set_eval_frame(callback)
+        try:
+            return function(call, args, kwargs)
+        finally:
+            _set_eval_frame(before)
+            if _functorch.get_dynamic_layer_stack_depth() != depth:  # an error inside a transform of torch.func
+                _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+
+    return run
 
 
 _numbers = itertools.count()
@@ -132,34 +168,25 @@ def _call(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
-class WithHookGuards:
-    """A context in which Dynamo's guards see hooks that are added to a submodule later.
+def _with_hook_guards(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """What Dynamo calls for a frame that it has no code for, with guards on the hooks of submodules."""
 
-    It does what `torch._dynamo.config.patch` does in a third of the time: every call of a fused model enters it.
-    """
+    @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+            return callback(*args, **kwargs)
 
-    __slots__ = ("_before",)
-
-    def __enter__(self) -> None:
-        config = torch._dynamo.config
-        self._before = config.skip_nnmodule_hook_guards
-        if self._before:
-            config.skip_nnmodule_hook_guards = False
-
-    def __exit__(self, *exception: object) -> None:
-        if self._before:
-            torch._dynamo.config.skip_nnmodule_hook_guards = True
+    return compile
 
 
 def is_transformed() -> bool:
     """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms."""
     return bool(
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
-        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
-        or torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+        _is_compiling()
+        or _tracing_state() is not None
+        or _transforms_active()
+        or (_modes() and (_mode(_PROXY) is not None or _mode(_FUNCTIONAL) is not None))
+        or _is_fx_tracing()
     )
 
 
@@ -181,6 +208,15 @@ def _namespace(node: torch.fx.Node) -> str:
 def run_as_written(reason: str) -> BaseException:
     """What a backend raises so that Dynamo runs the Python function that it captured, and captures what that calls."""
     return torch._dynamo.exc.SkipFrame(reason)
+
+
+# Every call of a fused model asks these: names of this module are read sooner than attributes of attributes.
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
+_transforms_active = torch._C._are_functorch_transforms_active
+_is_fx_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+_modes, _mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
+_PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
 # -- Dynamo: branches on parameters. Where a torch lacks one of these parts, such a branch ends the graph, as it does
