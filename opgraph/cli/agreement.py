@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.cli.compare import Distance, distance
+from opgraph.cli.compare import Distance, distance, same_bits
 from opgraph.cli.feeds import Port
+from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -27,14 +28,23 @@ class Judged:
 
     Attributes:
         apart: how far the second is from the first.
-        first, second: how far each is from the truth; None where they are the same bits, and nobody asked for it.
+        same_bits: whether they are equal bit by bit: 0 and -0, or two kinds of nan, are no distance apart.
+        first, second: how far each is from the truth; None where no output of the two differs.
     """
 
     name: str
     dtype: str
     apart: Distance
+    same_bits: bool
     first: Distance | None
     second: Distance | None
+
+    @property
+    def difference(self) -> str:
+        """How far the second is from the first, in words."""
+        if self.apart.absolute:
+            return str(self.apart)
+        return "none: the same bits" if self.same_bits else "none but in signs of zeros, or in kinds of nan"
 
     @property
     def agrees(self) -> bool:
@@ -48,8 +58,19 @@ def judged(outputs: Sequence[Port], first: Arrays, second: Arrays, truth: Callab
     """Compares two runs.
 
     Args:
-        truth: computes the outputs in float64; only called where bits differ. None: differing bits disagree.
+        truth: computes the outputs in float64; only called where values differ. None: differing values disagree.
+
+    Raises:
+        OpGraphError: an output has another shape in the second.
     """
+    for port in outputs:
+        shapes = [list(way[port.name].shape) for way in (first, second)]
+        if shapes[0] != shapes[1]:
+            raise OpGraphError(
+                f"it has shape {shapes[0]} in one file and {shapes[1]} in the other",
+                where=f'output "{port.name}"',
+                fix="compare two files of one model",
+            )
     apart = {p.name: distance(second[p.name], first[p.name], p.dtype) for p in outputs}
     exact = truth() if truth is not None and any(d.absolute for d in apart.values()) else None
     rows = []
@@ -58,7 +79,14 @@ def judged(outputs: Sequence[Port], first: Arrays, second: Arrays, truth: Callab
         found = [distance(way[port.name], exact[port.name], port.dtype) for way in ways if exact is not None]
         first_off, second_off = found or (None, None)
         rows.append(
-            Judged(name=port.name, dtype=port.dtype, apart=apart[port.name], first=first_off, second=second_off)
+            Judged(
+                name=port.name,
+                dtype=port.dtype,
+                apart=apart[port.name],
+                same_bits=same_bits(first[port.name], second[port.name]),
+                first=first_off,
+                second=second_off,
+            )
         )
     return rows
 

@@ -41,8 +41,7 @@ def check_files(args: argparse.Namespace) -> int:
     out = console()
     cells = [
         (
-            printable(row.name, 40), row.dtype, str(row.apart) if row.apart.absolute else "none: the same bits",
-            str(row.first or ""), str(row.second or ""), "yes" if row.agrees else "NO",
+            printable(row.name, 40), row.dtype, row.difference, str(row.first or ""), str(row.second or ""), "yes" if row.agrees else "NO",
         )
         for row in rows
     ]  # fmt: skip

@@ -13,6 +13,9 @@ from opgraph.ir import dtypes
 #: A result may be this many times as far from the float64 truth as the same formula in the same dtype elsewhere.
 SLACK = 2.0
 
+#: Dtypes whose values are right or wrong, where those of quantized ones are rounded.
+_COUNTED = ("boolean", "s32", "s64")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
@@ -25,17 +28,31 @@ class Distance:
         index: where `ulp` is largest.
         values: result and truth there.
         resolution: the unit in the last place at the largest true magnitude.
+        largest: the largest difference of those that are finite.
+        beyond: which elements differ by inf: a bit for each, or None where none does.
+        unequal: how many elements differ, of a dtype whose values are right or wrong (booleans, s32, s64); else None.
     """
 
     absolute: float
     ulp: float
     index: tuple[int, ...]
-    values: tuple[float, float]
+    values: tuple[float | int, float | int]
     resolution: float
+    largest: float = 0.0
+    beyond: np.ndarray | None = None
+    unequal: int | None = None
 
     def is_within(self, peer: Distance) -> bool:
-        """The slack rule: at most twice as far from the truth as a peer, give or take one unit at the largest value."""
-        return self.absolute <= SLACK * peer.absolute + self.resolution
+        """The slack rule: at most twice as far from the truth as a peer, give or take one unit at the largest value.
+
+        An element that is nan or infinite in the peer alone counts for that element, not for the others. Of booleans
+        and counted values (s32, s64) there is no near miss: at most twice as many elements may be wrong.
+        """
+        if self.unequal is not None and peer.unequal is not None:
+            return self.unequal <= SLACK * peer.unequal
+        if self.beyond is not None and (peer.beyond is None or (self.beyond & ~peer.beyond).any()):
+            return False
+        return self.largest <= SLACK * peer.largest + self.resolution
 
     @property
     def scaled(self) -> float:
@@ -43,7 +60,10 @@ class Distance:
         return self.absolute / self.resolution if self.absolute else 0.0
 
     def has_half_the_digits(self, dtype: str) -> bool:
-        """Whether the result keeps half of the dtype's digits, relative to the largest true magnitude."""
+        """Whether the result keeps half of the dtype's digits, relative to the largest true magnitude.
+
+        Of a quantized dtype: whether it is one unit off at most.
+        """
         info = _float_info(dtype)
         bits = 0 if info is None else info.nmant
         return bool(self.scaled <= 2.0 ** (bits / 2))
@@ -63,24 +83,41 @@ def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
     nan equals nan. A true value beyond the dtype's range counts as the infinity that it rounds to.
     """
     if result.size == 0:
-        return Distance(absolute=0.0, ulp=0.0, index=(), values=(0.0, 0.0), resolution=0.0)
+        unequal = 0 if dtype in _COUNTED else None
+        return Distance(absolute=0.0, ulp=0.0, index=(), values=(0.0, 0.0), resolution=0.0, unequal=unequal)
     with np.errstate(all="ignore"):
         got, want = result.astype(np.float64), truth.astype(np.float64)
         rounded = want.astype(dtypes.get(dtype).numpy).astype(np.float64)
         finite = np.isfinite(got) & np.isfinite(rounded)
         same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
         gap = np.where(finite, np.abs(got - want), np.where(same, 0.0, np.inf))
+        if result.dtype.kind in "biu" and truth.dtype.kind in "biu":  # float64 does not tell all of s64 apart
+            gap = np.where(result != truth, np.maximum(gap, 1.0), 0.0)
         unit = spacing(want, dtype)
         ulps = np.where(finite, gap / unit, gap)
         magnitude = np.abs(np.where(np.isfinite(rounded), want, 0.0)).max()
     index = np.unravel_index(int(np.argmax(ulps)), ulps.shape)
+    beyond = np.isinf(gap)
     return Distance(
         absolute=float(gap.max()),
         ulp=float(ulps.max()),
         index=tuple(int(i) for i in index),
-        values=(float(got[index]), float(want[index])),
+        values=(_exact(result[index]), _exact(truth[index])),
         resolution=float(spacing(np.asarray(magnitude), dtype)),
+        largest=float(np.where(beyond, 0.0, gap).max()),
+        beyond=np.packbits(beyond) if beyond.any() else None,
+        unequal=int(np.count_nonzero(gap)) if dtype in _COUNTED else None,
     )
+
+
+def _exact(value: Any) -> float | int:
+    return int(value) if value.dtype.kind in "biu" else float(value)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of one dtype and shape are equal bit by bit, signs of zeros and nan included."""
+    bits = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b)]
+    return np.array_equal(*bits)
 
 
 def spacing(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -99,6 +136,11 @@ def _float_info(dtype: str) -> Any:
     if not record.is_float and not record.name.startswith("f8"):
         return None
     return ml_dtypes.finfo(record.numpy)  # type: ignore[no-untyped-call]
+
+
+def whole_number(value: float) -> str:
+    """A value of a tensor, with as many digits as tell it from the next one in f32; integers with all."""
+    return str(value) if isinstance(value, int) else f"{value:.9g}"
 
 
 def number(value: float) -> str:

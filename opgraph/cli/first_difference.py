@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opgraph.cli.agreement import foreign_of
-from opgraph.cli.compare import Distance, distance, number
+from opgraph.cli.compare import Distance, distance, number, whole_number
 from opgraph.cli.feeds import Port
 from opgraph.cli.models import load_model
 from opgraph.cli.onnx_file import OnnxFile
@@ -26,7 +26,8 @@ class Difference:
     off: Distance
 
     def __str__(self) -> str:
-        at = f"element {list(self.off.index)}: {self.off.values[1]:.9g} in A, {self.off.values[0]:.9g} in B"
+        at = f"element {list(self.off.index)}: {whole_number(self.off.values[1])} in A, "
+        at += f"{whole_number(self.off.values[0])} in B"
         return f"{printable(self.name, 80)} ({self.dtype}): {number(self.off.ulp)} ulp, {at}"
 
 

@@ -97,10 +97,8 @@ def _report(source: str, target: Path, library: str | None, args: argparse.Names
     ]
     for row in outcome.rows:
         name = printable(row.name, 30)
-        if row.first is None or row.second is None:
-            lines.append((f"{name}: difference", "", "none: the same bits"))
-        else:
-            lines.append((f"{name}: largest difference", "", str(row.apart)))
+        lines.append((f"{name}: largest difference", "", row.difference))
+        if row.first is not None and row.second is not None:
             lines.append((f"{name}: farthest from float64", str(row.first), str(row.second)))
     if timing is not None:
         ways = ["", " without LIB"]

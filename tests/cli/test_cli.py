@@ -518,6 +518,39 @@ def test_check_of_two_files_refuses_other_ports(
     assert "inputs" in error_lines(capsys)[0]
 
 
+def one_node(path: Path, op_type: str, dtype: int, ins: int = 1, **attributes: int) -> Path:
+    names = [f"x{i}" for i in range(ins)]
+    graph = helper.make_graph(
+        [helper.make_node(op_type, names, ["y"], **attributes)],
+        "one",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 2]) for name in names],
+        [helper.make_tensor_value_info("y", dtype, ["a", "b"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("pair", "dtype", "ins"), [(("Greater", "Less"), TensorProto.BOOL, 2), (("ArgMax", "ArgMin"), TensorProto.INT64, 1)]
+)
+def test_check_of_two_files_finds_every_boolean_wrong(
+    pair: tuple[str, str], dtype: int, ins: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"axis": 1} if ins == 1 else {}
+    a, b = (one_node(tmp_path / f"{kind}.onnx", kind, dtype, ins, **more) for kind in pair)
+    assert run("check", a, b) == 1
+    assert "B disagrees with A" in error_lines(capsys)[0]
+    assert run("check", a, a) == 0
+
+
+def test_check_of_two_files_names_outputs_of_other_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = one_node(tmp_path / "a.onnx", "ArgMax", TensorProto.INT64, axis=0)
+    b = one_node(tmp_path / "b.onnx", "ArgMax", TensorProto.INT64, axis=1)
+    assert run("check", a, b) == 1
+    assert "shape [1, 2] in one file and [4, 1] in the other" in error_lines(capsys)[0]
+
+
 def test_check_runs_bf16_models(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.BFLOAT16, ("n", 8))
     y = helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ("n", 8))

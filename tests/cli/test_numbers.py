@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from opgraph.cli.compare import distance, spacing
+from opgraph.cli.compare import distance, same_bits, spacing
 from opgraph.cli.feeds import Port, parse_sizes, random_feeds, read_feeds, sizes_for
 from opgraph.cli.main import UsageError
 from opgraph.errors import InvalidArguments, ModelError
@@ -56,6 +56,46 @@ def test_nan_and_infinity_agree_with_themselves_alone(got: float, truth: float, 
 
 def test_integers_are_compared_in_units() -> None:
     assert distance(np.array([1, 5]), np.array([1, 7]), "s64").ulp == 2
+
+
+def test_integers_that_float64_does_not_tell_apart_differ() -> None:
+    off = distance(np.array([1 << 60, 3]), np.array([(1 << 60) + 1, 3]), "s64")
+    assert (off.absolute, off.index, off.values) == (1, (0,), (1 << 60, (1 << 60) + 1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "peer", "within"),
+    [([0], [], False), ([0, 1], [3], True), ([0, 1, 2], [3], False), ([], [], True)],
+)
+@pytest.mark.parametrize("dtype", ["boolean", "s64", "s32"])
+def test_what_is_right_or_wrong_is_counted(dtype: str, wrong: list[int], peer: list[int], within: bool) -> None:
+    """Of ArgMax, Greater or Floor no result is nearly right: one unit was forgiven, so all of a comparison was."""
+    truth = np.zeros(8, dtypes.get(dtype).numpy)
+    ours, theirs = truth.copy(), truth.copy()
+    ours[wrong] = theirs[peer] = 1
+    assert distance(ours, truth, dtype).is_within(distance(theirs, truth, dtype)) is within
+
+
+def test_a_quantized_value_may_be_one_unit_off() -> None:
+    off = distance(np.array([3, 4], np.uint8), np.array([3, 5], np.uint8), "u8")
+    assert off.is_within(distance(np.array([3, 5], np.uint8), np.array([3, 5], np.uint8), "u8"))
+
+
+def test_an_infinity_of_the_peer_excuses_its_own_element_alone() -> None:
+    truth = np.array([100.0, 1.0, 2.0])
+    peer = distance(np.array([np.inf, 1, 2], np.float32), truth, "f32")
+    for values, within in [
+        ([np.inf, 1, 2], True),
+        ([100, 1, 2], True),
+        ([100, 1, 3], False),
+        ([100, np.nan, 2], False),
+    ]:
+        assert distance(np.array(values, np.float32), truth, "f32").is_within(peer) is within
+
+
+def test_bits_are_more_than_values() -> None:
+    zeros = np.zeros(3, np.float32)
+    assert same_bits(zeros, zeros.copy()) and not same_bits(zeros, -zeros)
 
 
 def test_empty_arrays_agree() -> None:
