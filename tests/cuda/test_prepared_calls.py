@@ -84,8 +84,8 @@ def test_another_current_gpu_is_given_back(driver: FakeDriver, cupy: FakeCupy) -
 def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After `with torch.cuda.device(1):` in a process that has used GPU 1 alone, torch is back on GPU 0, which it leaves
-    to the runtime until it uses that. Results that are allocated on the current GPU would be another GPU's."""
+    """After `with torch.cuda.device(1):` in a process that has used GPU 1 alone, torch is back on GPU 0, which it
+    leaves to the runtime until it uses that. Results that are allocated on the current GPU would be another GPU's."""
     from opgraph.runtime.providers import torch_cuda_prepared, torch_prepared
 
     allocated = []
