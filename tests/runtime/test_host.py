@@ -49,7 +49,7 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path)
 
 
 def test_a_relative_cache_folder_is_ignored(tmp_path: Path) -> None:
-    """As the XDG Base Directory Specification has it: no kernels are left in, or run from, whatever folder one is in."""
+    """As the XDG Base Directory Specification has it: whatever folder one is in, no kernels are left or run there."""
     code = f"import os; os.chdir({str(tmp_path)!r}); from opgraph.runtime import cache; print(cache.folder())"
     done = run(code, XDG_CACHE_HOME="here", HOME=str(tmp_path / "home"))
     assert done.stdout.strip() == str(tmp_path / "home" / ".cache" / "opgraph"), done.stderr
