@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgraph.cli.feeds import feeding_arguments
-from opgraph.cli.main import UsageError, check_place
+from opgraph.cli.main import UsageError, check_place, refuse_passed_over
 from opgraph.cli.terminal import console, note, printable, progress, table
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir.whole_file import write_whole
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument("--sizes", metavar="LIST", help="elements, as in 1000,1M,32M,2G")
     what.add_argument("--dtypes", metavar="LIST", help="of f32, bf16, f16")
-    what.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
+    what.add_argument("--device", choices=("cpu", "cuda"), help="(default: cpu)")
     what.add_argument("--quick", action="store_true", help="one size, f32, few torch.compile: some 3 minutes")
     what.add_argument("--peers", action="append", metavar="NAME", help="only this peer; repeat")
     what.add_argument("--without", action="append", metavar="NAME", help="not this peer; repeat")
@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.budget is not None and not 0 < args.budget <= 1e6:
         raise UsageError("no time", where=f"--budget {args.budget:g}", fix="give seconds, as in --budget 150")
     _check_together(args)
-    _check_outputs(args.json, args.plot)
+    args.device = args.device or "cpu"
+    _check_outputs(args.json, args.plot, (args.model, args.inputs))
     kept: list[Results] = []
     try:
         if args.list:
@@ -120,6 +121,13 @@ def _dtypes(text: str | None) -> tuple[str, ...]:
 
 def _check_together(args: argparse.Namespace) -> None:
     """That nothing is asked for that would be passed over."""
+    if args.list:
+        refuse_passed_over(
+            {"MODEL": args.model, "--from": args.read, "--json": args.json, "--plot": args.plot},
+            "--list shows names, and nothing else",
+        )
+    if args.read:
+        refuse_passed_over({"--device": args.device}, "--from measures nothing")
     if args.read and args.model:
         raise UsageError("--from shows results, a model would be measured", where="--from", fix="give one of them")
     given = [name for name in (*_OF_SUITES, *_OF_MODELS, "budget", "threads") if getattr(args, name)]
@@ -148,10 +156,10 @@ def _asks_for_entries(suites: list[str] | None) -> bool:
     return any(name in ENTRY_SUITES or name not in (*OTHER_SUITES, *BY_NAME) for name in named)
 
 
-def _check_outputs(json: str | None, folder: str | None) -> None:
+def _check_outputs(json: str | None, folder: str | None, reads: tuple[str | None, ...]) -> None:
     """Before minutes of measuring: that there is a place for what comes out, and something to draw with."""
     if json is not None:
-        check_place(json, "--json")
+        check_place(json, "--json", reads=reads)
     if folder is None:
         return
     from opgraph.bench.plots import require

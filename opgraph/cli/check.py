@@ -12,6 +12,7 @@ import numpy as np
 from opgraph.cli.agreement import foreign_of, partition_graph, port_of, same_dtype_foreign
 from opgraph.cli.compare import Distance, distance, number, whole_number
 from opgraph.cli.feeds import feeding_arguments, feeds_for
+from opgraph.cli.main import refuse_passed_over, usage
 from opgraph.cli.models import load_model
 from opgraph.cli.terminal import Step, console, printable, progress, table
 from opgraph.errors import DeviceError, OpGraphError
@@ -41,9 +42,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     if args.other:
+        refuse_passed_over({"--device": args.device}, "two files are compared in onnxruntime, on the CPU")
         from opgraph.cli.check_files import check_files
 
         return check_files(args)
+    refuse_passed_over({"--ort-library": args.ort_library}, "no B is given that would run with it")
     return _check_devices(args)
 
 
@@ -93,7 +96,8 @@ def _check_devices(args: argparse.Namespace) -> int:
         ports = [port_of(t) for t in graph.inputs]
         feeds = feeds_for(args, ports)
         devices = [args.device] if args.device else _devices()
-        engines = [engine_of(device) for device in devices]
+        with usage({"Engine": "--device"}):
+            engines = [engine_of(device) for device in devices]
         cut = partition(graph).partitions
         for part in cut:
             if part.kind == UNSUPPORTED:

@@ -41,8 +41,8 @@ def check_files(args: argparse.Namespace) -> int:
     out = console()
     cells = [
         (
-            printable(row.name, 40), row.dtype, row.difference, str(row.first or ""), str(row.second or ""),
-            "yes" if row.agrees else "NO",
+            printable(row.name, 40), row.dtype, row.difference,
+            str(row.first or ""), str(row.second or ""), "yes" if row.agrees else "NO",
         )
         for row in rows
     ]  # fmt: skip

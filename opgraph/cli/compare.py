@@ -116,8 +116,8 @@ def _exact(value: Any) -> float | int:
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays of one dtype and shape are equal bit by bit, signs of zeros and nan included."""
-    bits = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b)]
-    return np.array_equal(*bits)
+    left, right = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
+    return np.array_equal(left, right)
 
 
 def spacing(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.cli.main import UsageError
+from opgraph.cli.main import UsageError, refuse_passed_over
 from opgraph.errors import InvalidArguments, ModelError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims
@@ -58,6 +58,8 @@ def feeds_for(args: argparse.Namespace, ports: Sequence[Port]) -> dict[str, np.n
         OpGraphError: as `read_feeds`, `sizes_for` and `random_feeds`.
     """
     given = parse_sizes(args.dim)
+    if args.inputs:
+        refuse_passed_over({"--dim": args.dim}, "the arrays of --inputs have their sizes")
     return read_feeds(args.inputs, ports) if args.inputs else random_feeds(ports, sizes_for(ports, given))
 
 
@@ -70,8 +72,10 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
     sizes = {}
     for text in texts:
         name, _, size = text.rpartition("=")
-        if not name or not size.isdigit():
+        if not name or not (size.isascii() and size.isdigit()):
             raise UsageError(f"--dim {text!r} names no size", where="--dim", fix="write --dim batch=4")
+        if name in sizes:
+            raise UsageError(f"--dim {name} is given twice", where=f"--dim {text}", fix="give each name one size")
         sizes[name] = int(size)
     return sizes
 
@@ -172,6 +176,7 @@ def read_feeds(path: str, ports: Iterable[Port]) -> dict[str, np.ndarray]:
 
 
 def _with_own_dtype(array: np.ndarray, port: Port) -> np.ndarray:
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # onnxruntime takes the bytes as they lie
     # NumPy stores the types of ml_dtypes as opaque bytes ("|V2"), and many keep their bits as unsigned integers.
     target = dtypes.BY_NAME.get(port.dtype)
     if target is None or array.dtype == target.numpy or array.dtype.itemsize != target.itemsize:

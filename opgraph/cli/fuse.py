@@ -9,8 +9,8 @@ from pathlib import Path
 
 from opgraph.cli.compare import number
 from opgraph.cli.feeds import feeding_arguments
-from opgraph.cli.fuse_trial import Outcome, Trial
-from opgraph.cli.main import UsageError, check_place
+from opgraph.cli.fuse_trial import Outcome, Trial, march_of
+from opgraph.cli.main import UsageError, check_place, refuse_passed_over, usage
 from opgraph.cli.models import ONNX, form_of
 from opgraph.cli.show import unit_text
 from opgraph.cli.terminal import console, printable, progress, table
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIB.so",
         help="compile the fused partitions into this library of custom ops: one op for each, in stock onnxruntime",
     )
-    parser.add_argument("--march", default="native", help="the processors that LIB.so is for (default: like this one)")
+    parser.add_argument("--march", help="the processors that LIB.so is for (default: like this one)")
     parser.add_argument(
         "--cuda",
         action="store_true",
@@ -53,13 +53,16 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("IN is no ONNX file", where=source, fix="`opgraph show` and `check` take the text form")
     if target.exists() and os.path.samefile(source, target):
         raise UsageError("OUT is IN", where=str(target), fix="give another file name")
-    check_place(args.output, "-o", regular=True)
+    if args.unchecked:
+        refuse_passed_over({"--inputs": args.inputs, "--dim": args.dim}, "--unchecked runs neither file")
+    check_place(args.output, "-o", regular=True, reads=(args.inputs,))
     if args.ort_library is not None:
-        check_place(args.ort_library, "--ort-library", regular=True)
+        check_place(args.ort_library, "--ort-library", regular=True, reads=(args.inputs,))
         if os.path.realpath(args.ort_library) in map(os.path.realpath, (source, target, f"{target}.data")):
             raise UsageError("LIB.so is IN, OUT or OUT.data", where=args.ort_library, fix="give another file name")
-    elif args.cuda:
-        raise UsageError("--cuda is about a library", where="--cuda", fix="give --ort-library LIB.so")
+    else:
+        about = {"--cuda": args.cuda, "--march": args.march}
+        refuse_passed_over(about, "it is about a library", "give --ort-library LIB.so, or leave it out")
     import opgraph
 
     with progress() as step:
@@ -69,22 +72,26 @@ def run(args: argparse.Namespace) -> int:
         from opgraph.onnx.request import Request, checked_keep
         from opgraph.onnx.save import put
         from opgraph.onnx.source import Source
+        from opgraph.onnx.target import target_of
 
         if args.ort_library is not None and isinstance(graph.source, Source):  # not over the data of IN either
             library_place(args.ort_library, target, graph.source.origin)
+        with usage({"target": "--target", "keep": "--keep"}):
+            target_of(args.target)
+            keep = checked_keep(args.keep)
         request = Request(
             form=args.form,
             target=args.target,
             functions=args.functions,
             library=args.ort_library is not None,
             cuda=args.cuda,
-            keep=checked_keep(args.keep),
+            keep=keep,
         )
         outcome = Trial(args, graph, target, step).best(request)
         library = args.ort_library if outcome.draft.library else None
         if outcome.agrees:
             step("giving it its name")
-            put(outcome.draft, target, library, args.march)
+            put(outcome.draft, target, library, march_of(args))
     return _report(source, target, library, args, outcome)
 
 
@@ -118,7 +125,7 @@ def _report(source: str, target: Path, library: str | None, args: argparse.Names
         )
     if library is not None:
         ops = len({op.name for op in outcome.draft.library})
-        devices = f"processors like {printable(args.march)}{' and GPUs from sm_80 on' if args.cuda else ''}"
+        devices = f"processors like {printable(march_of(args))}{' and GPUs from sm_80 on' if args.cuda else ''}"
         out.print(f"library: {printable(library)}, {ops} ops for {devices}; with it:")
         out.print(f"  options.register_custom_ops_library({printable(str(Path(library).absolute()))!r})")
     elif args.ort_library is not None:

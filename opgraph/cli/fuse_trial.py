@@ -49,6 +49,11 @@ class Outcome:
         return all(row.agrees for row in self.rows)
 
 
+def march_of(args: argparse.Namespace) -> str:
+    """The processors that a library is for, as the C++ compiler calls them."""
+    return args.march or "native"
+
+
 @dataclass(slots=True)
 class Trial:
     """Files under temporary names beside OUT, and the source to compare them with."""
@@ -92,7 +97,7 @@ class Trial:
         # A process that has loaded a library keeps it under that name: each trial has its own.
         library = model.with_suffix(".so") if draft.library else None
         try:
-            put(draft, model, library, self.args.march)
+            put(draft, model, library, march_of(self.args))
             return self._compared(outcome, model, library)
         finally:
             for leftover in (model, model.with_name(f"{model.name}.data"), library):

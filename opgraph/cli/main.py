@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from opgraph import __version__
@@ -143,15 +144,50 @@ class UsageError(InvalidArguments):
     """An argument of the command line that cannot be; exit status 2."""
 
 
-def check_place(path: str, option: str, regular: bool = False) -> None:
+@contextlib.contextmanager
+def usage(options: Mapping[str, str]) -> Iterator[None]:
+    """Where the library refuses an argument that came from the command line, the error is one of usage.
+
+    Args:
+        options: what the error says in `where` -> the option.
+    """
+    try:
+        yield
+    except InvalidArguments as error:
+        where = options.get(error.where, error.where)
+        raise UsageError(error.what, where=where, fix=error.fix) from error
+
+
+def refuse_passed_over(given: Mapping[str, Any], why: str, fix: str = "leave it out") -> None:
+    """That no option is given that would do nothing beside the others.
+
+    Args:
+        given: option -> its value; what is None, False or empty was not given.
+        why: what makes them do nothing.
+
+    Raises:
+        UsageError: one was given.
+    """
+    for option, value in given.items():
+        if value is not None and value is not False and value != []:
+            raise UsageError(f"{option} would be passed over: {why}", where=option, fix=fix)
+
+
+def check_place(path: str, option: str, regular: bool = False, reads: Iterable[str | None] = ()) -> None:
     """Before the work is done: that there is a place for the file that it ends in.
 
     Args:
         regular: whether a device or a pipe is no place for it.
+        reads: the files that the command reads, and must not write over; None and what is not there are left out.
 
     Raises:
         UsageError: there is none.
     """
+    for read in reads:
+        if read and os.path.isfile(path) and os.path.isfile(read) and os.path.samefile(path, read):
+            raise UsageError(
+                f"that is {read!r}, which is read", where=f"{option} {path}", fix="give another file's path"
+            )
     folder = os.path.dirname(path) or os.curdir
     if os.path.isdir(path or os.curdir):
         raise UsageError("that is a folder", where=f"{option} {path}", fix="give a file's path")

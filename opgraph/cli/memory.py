@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("the picture is an SVG file", where=path, fix="give a name that ends in .svg")
         if path:
             check_place(path, option)
+    if args.plot and args.graph and Path(args.plot).resolve() == Path(args.graph).resolve():
+        raise UsageError("--plot and --graph name one file", where=args.graph, fix="give each a file of its own")
     if args.graph and args.model:
         raise UsageError(
             "--graph draws one function, not a network", where=f"--model {args.model}", fix="give --input instead"
@@ -148,7 +150,7 @@ def _subject(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
         return memory_subject.instance(thing, name), name
     except InvalidArguments as error:
         raise UsageError(error.what, where=error.where, fix=error.fix) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(error, args.target or args.model) from error
 
 
@@ -163,7 +165,7 @@ def _measured(
         )
     except OpGraphError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of the caller's, which may do either
         raise _failed(error, args.target or args.model) from error
     size = "x".join(str(d) for d in shapes[0]) if shapes[0] else "scalar"
     label = args.model + (f" with {name}" if name else "") if args.model else name
@@ -188,7 +190,7 @@ def _beside_fused(
     return report if after.totals == report.totals else report.compared(after, "fused")
 
 
-def _failed(error: Exception, target: str) -> OpGraphError:
+def _failed(error: BaseException, target: str) -> OpGraphError:
     from opgraph.torch.memory.measure import line_raising
 
     return OpGraphError(

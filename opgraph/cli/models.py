@@ -24,7 +24,13 @@ def form_of(path: str) -> str:
     """
     file = Path(path)
     if not file.is_file():
-        what = "is a folder" if file.is_dir() else "is not there"
+        what = (
+            "is a folder"
+            if file.is_dir()
+            else "is no file, but a device or a pipe"
+            if file.exists()
+            else "is not there"
+        )
         raise ModelError(
             f"the model {what}", where=path, fix="give an ONNX file, a graph file of oneDNN or opgraph's text form"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgraph.cli.draw import draw
-from opgraph.cli.main import check_place
+from opgraph.cli.main import check_place, refuse_passed_over
 from opgraph.cli.models import load_model
 from opgraph.cli.sources import kernel_sources
 from opgraph.cli.terminal import console, printable, progress, table
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=("part", "full"),
         help="print the kernel of every fused partition: the part that is its own, or the full text",
     )
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="whose kernels --source prints")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="whose kernels --source prints (default: cpu)")
     parser.add_argument("--draw", metavar="FILE", help="write a picture: FILE.svg or FILE.html")
     parser.add_argument("--text", action="store_true", help="print the graph's text form, and nothing else")
     parser.add_argument("--all", action="store_true", help=f"print tables whole, not just {MAX_ROWS} rows")
@@ -44,8 +44,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
+    if args.text:
+        others = {"--source": args.source, "--device": args.device, "--draw": args.draw, "--all": args.all}
+        refuse_passed_over(others, "--text prints the text form, and nothing else")
+    if args.source is None:
+        refuse_passed_over({"--device": args.device}, "no kernel is printed", "give --source, or leave it out")
     if args.draw:
-        check_place(args.draw, "--draw")
+        check_place(args.draw, "--draw", reads=(args.model,))
     with progress() as step:
         step("reading the model")
         graph = load_model(args.model)
@@ -66,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
     for note in report.notes:
         out.print(f"note: {printable(note)}")
     if args.source:
+        device = args.device or "cpu"
         for part in partitions:
             if part.kind == FUSED:
-                for source in kernel_sources(part, args.device):
-                    out.print(f"\npartition {part.id}: {source.entry} ({args.device})")
+                for source in kernel_sources(part, device):
+                    out.print(f"\npartition {part.id}: {source.entry} ({device})")
                     print(source.code if args.source == "full" else source.functor)
     if args.draw:
         out.print(f"drawn to {printable(args.draw)}")

@@ -20,7 +20,9 @@ _MAGIC = b"opgraph-entry-1\0"
 @cache
 def folder() -> Path:
     """The cache folder; a temporary one, gone at exit, where the usual one cannot be used (said once)."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # the XDG Base Directory Specification ignores a relative path
+        base = os.path.join(os.path.expanduser("~"), ".cache")
     wanted = Path(base) / "opgraph"
     problem = _problem(wanted)
     if problem is None:

@@ -62,6 +62,61 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return lines[-3:]
 
 
+# -- options that would do nothing, files that are read and written ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("show swiglu.txt --text --draw a.svg", "--draw"),
+        ("show swiglu.txt --text --source", "--source"),
+        ("show swiglu.txt --text --all", "--all"),
+        ("show swiglu.txt --device cuda", "--device"),
+        ("check swiglu.txt --ort-library a.so", "--ort-library"),
+        ("check swiglu.txt --inputs a.npz --dim batch=4", "--dim"),
+        ("check swiglu.txt --dim batch=4 --dim batch=5", "--dim"),
+        ("check swiglu.txt --dim batch=\u00b2", "--dim"),
+        ("check swiglu.txt --device tpu", "--device"),
+        ("check model.onnx model.onnx --device cuda", "--device"),
+        ("fuse model.onnx -o b.onnx --unchecked --inputs a.npz", "--inputs"),
+        ("fuse model.onnx -o b.onnx --unchecked --dim batch=4", "--dim"),
+        ("fuse model.onnx -o b.onnx --march native", "--march"),
+        ("fuse model.onnx -o b.onnx --keep nothing", "--keep"),
+        ("fuse model.onnx -o b.onnx --target onnxruntime==9.9", "--target"),
+        ("fuse model.onnx -o a.npz --inputs a.npz", "-o"),
+        ("fuse model.onnx -o b.onnx --inputs a.npz --ort-library a.npz", "--ort-library"),
+        ("bench swiglu.txt --json swiglu.txt", "--json"),
+        ("bench swiglu.txt --inputs a.npz --json a.npz", "--json"),
+        ("bench --list --json a.json", "--json"),
+        ("bench --list --plot a", "--plot"),
+        ("bench --list --from a.json", "--from"),
+        ("bench --from a.json --device cuda", "--device"),
+        ("show twin.svg --draw twin.svg", "--draw"),
+    ],
+)
+def test_no_option_is_passed_over_and_no_file_that_is_read_is_written(
+    command: str,
+    option: str,
+    model: Path,
+    text_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = model.parent
+    monkeypatch.chdir(folder)
+    (folder / "twin.svg").write_text(SWIGLU)
+    np.savez(folder / "a.npz", x=np.ones((2, 4, 8, 8), np.float32))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert run(*command.split()) == 2
+    assert option in error_lines(capsys)[1]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_device_is_not_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", os.devnull) == 1
+    assert "is no file, but a device or a pipe" in error_lines(capsys)[0]
+
+
 # -- the frame --------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +321,7 @@ def test_fuse_leaves_nothing_behind_when_the_files_disagree(
     [
         (("--dim", "batch"), 2, "names no size"),
         (("--dim", "seq=4"), 2, "no input has a dimension"),
-        (("--target", "tensorrt"), 1, "target"),
+        (("--target", "tensorrt"), 2, "target"),
         (("--inputs", "missing.npz"), 1, "not there"),
     ],
 )

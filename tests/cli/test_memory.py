@@ -213,6 +213,19 @@ def test_a_file_that_cannot_be_run_is_three_lines(
     assert where == f"{path}:2"
 
 
+def test_a_function_that_ends_the_process_is_three_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ends.py"
+    file.write_text("import sys\n\n\ndef act(x):\n    sys.exit(3)\n")
+    status, lines = error(capsys, f"{file}:act", "--input", "4")
+    assert status == 1 and "raised SystemExit" in lines[0]
+
+
+def test_two_pictures_are_two_files(act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "a.svg"
+    status, lines = error(capsys, f"{act}:Swish", "--input", "4", "--plot", place, "--graph", place)
+    assert status == 2 and "name one file" in lines[0] and not place.exists()
+
+
 def test_a_file_of_a_package_is_named_by_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

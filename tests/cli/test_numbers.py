@@ -141,6 +141,14 @@ def test_arrays_from_a_file_keep_their_bits(tmp_path: Path) -> None:
         assert got.dtype == value.dtype and np.array_equal(got, value)
 
 
+def test_arrays_from_a_file_are_in_the_byte_order_of_the_machine(tmp_path: Path) -> None:
+    """onnxruntime reads the bytes as they lie."""
+    value = np.array([1.5, -2], np.float32)
+    np.savez(tmp_path / "a.npz", x=value.astype(value.dtype.newbyteorder()))
+    got = read_feeds(str(tmp_path / "a.npz"), [Port("x", "f32", (2,))])["x"]
+    assert got.dtype.isnative and np.array_equal(got, value)
+
+
 def test_a_file_of_python_objects_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([object()]))
     (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 no archive")

@@ -48,6 +48,13 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path)
     assert {p.suffix for p in folder.iterdir()} == {".so", ".version"}  # and nothing half written
 
 
+def test_a_relative_cache_folder_is_ignored(tmp_path: Path) -> None:
+    """As the XDG Base Directory Specification has it: whatever folder one is in, no kernels are left or run there."""
+    code = f"import os; os.chdir({str(tmp_path)!r}); from opgraph.runtime import cache; print(cache.folder())"
+    done = run(code, XDG_CACHE_HOME="here", HOME=str(tmp_path / "home"))
+    assert done.stdout.strip() == str(tmp_path / "home" / ".cache" / "opgraph"), done.stderr
+
+
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "garbage", "of an older version"])
 def test_a_damaged_entry_is_built_again(tmp_path: Path, folder: Path, damage: str) -> None:
     run(XDG_CACHE_HOME=str(tmp_path))
