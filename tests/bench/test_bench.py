@@ -33,8 +33,8 @@ from opgraph.bench.plan import (
 )
 from opgraph.bench.results import Cell, Figure, Results, Row, from_json
 from opgraph.bench.run import Settings, run
-from opgraph.bench.suites.entries import SHORTEST, Budget, last_level_cache, row_of
 from opgraph.bench.suites import host as host_suite
+from opgraph.bench.suites.entries import SHORTEST, Budget, last_level_cache, row_of
 from opgraph.bench.suites.host import python_calls
 from opgraph.bench.suites.scale import network
 from opgraph.bench.suites.timed import checked, measured

@@ -96,7 +96,9 @@ def test_an_upload_is_refused_while_cupys_stream_is_captured(cupy: FakeCupy) -> 
     """CuPy refuses the copy itself, without an error of CUDA's: a capture of its streams lets memory be allocated."""
     f, x = og.compile(scaled(6), device="cuda"), moved(cupy, random((3, 6), "f32"))
     cupy.stream, cupy.capturing = FakeStream(7), {7}
-    with pytest.raises(DeviceError, match=r"a constant of float32 \(6,\): .*\n.*\n  fix:   make the same call once before"):
+    with pytest.raises(
+        DeviceError, match=r"a constant of float32 \(6,\): .*\n.*\n  fix:   make the same call once before"
+    ):
         f(x=x)
 
 

@@ -75,7 +75,10 @@ def test_functions_that_enter_streams_run_as_they_were_written():
 
     captured = []
     compiled, x = torch.compile(Outer(), backend=backend), torch.randn(64)
-    with observed(captured.append), pytest.warns(UserWarning, match="enters streams of a device runs as it was written"):
+    with (
+        observed(captured.append),
+        pytest.warns(UserWarning, match="enters streams of a device runs as it was written"),
+    ):
         torch.testing.assert_close(compiled(x), Outer()(x))
     (inner,) = captured
     assert len(inner.inference.launches) == 1 and "tanh" not in inner.inference.source

@@ -98,7 +98,8 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if has_streams(graph.graph):  # kernels of a program are all on one stream
             warnings.warn(
-                "a function that enters streams of a device runs as it was written; what it calls is fused", stacklevel=2
+                "a function that enters streams of a device runs as it was written; what it calls is fused",
+                stacklevel=2,
             )
             raise run_as_written("it enters streams")
         captured = Captured()
