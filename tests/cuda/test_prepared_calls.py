@@ -84,7 +84,7 @@ def test_another_current_gpu_is_given_back(driver: FakeDriver, cupy: FakeCupy) -
 def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After `with torch.cuda.device(1):` in a process that has used GPU 1 alone, torch allocates on GPU 0 again, and the
+    """After `with torch.cuda.device(1):` in a process that used GPU 1 alone, torch allocates on GPU 0 again, and the
     runtime stays on GPU 1 until torch uses GPU 0."""
     from opgraph.runtime.providers import torch_cuda_prepared, torch_prepared
 
