@@ -114,9 +114,12 @@ def current_device() -> Any:
 
 
 def make_context(device: int) -> None:
-    """Gives this thread the GPU's context: the runtime makes it with the first call that needs one."""
+    """Gives this thread the GPU's context: the runtime makes it with the first call that needs one.
+
+    The call is one that is allowed while a graph is captured, which freeing memory is not.
+    """
     cupy.cuda.runtime.setDevice(device)
-    cupy.cuda.runtime.free(0)
+    cupy.cuda.runtime.memGetInfo()
 
 
 def wait(device: int, stream: Any) -> None:

@@ -116,7 +116,7 @@ def test_a_thread_without_a_context_gets_one_and_goes_on_where_it_was(
     chain = Chain(cupy, (300, 40))
     sequence = chain.sequence(device=1)
     made: list[int] = []
-    cupy.cuda.runtime.free = lambda pointer: made.append(cupy.device)
+    cupy.cuda.runtime.memGetInfo = lambda: made.append(cupy.device)  # cudaFree would end a capture
     driver.refuse(number, 201)
     chain.run(cupy, sequence, 9)
     chain.check()

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -75,7 +76,9 @@ def test_tests_that_are_cut_off_have_said_what_failed(tmp_path: Path, monkeypatc
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "GRACE", 20.0)
     tests = run.Step("tests", [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], 1, "tests.log")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a shell
     tests.run(tmp_path, 24.0)
+    signal.signal(signal.SIGINT, before)
     assert tests.status == "out of time"
     assert "assert (6 * 7) == 41" in (tmp_path / "tests.log").read_text()
 

@@ -84,12 +84,12 @@ def test_another_current_gpu_is_given_back(driver: FakeDriver, cupy: FakeCupy) -
 def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After `with torch.cuda.device(1):` in a process that has used GPU 1 alone, torch is back on GPU 0, which it
-    leaves to the runtime until it uses that. Results that are allocated on the current GPU would be another GPU's."""
+    """After `with torch.cuda.device(1):` in a process that used GPU 1 alone, torch allocates on GPU 0 again, and the
+    runtime stays on GPU 1 until torch uses GPU 0."""
     from opgraph.runtime.providers import torch_cuda_prepared, torch_prepared
 
     allocated = []
-    monkeypatch.setattr(torch_cuda_prepared, "current_gpu", lambda: 1)  # the runtime says 0, as the kernel does
+    monkeypatch.setattr(torch_cuda_prepared, "current_gpu", lambda: 1)  # the runtime names 0, the kernel's
     monkeypatch.setattr(torch_prepared, "empty_cuda", lambda *look: allocated.append(look))
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     for _ in range(2):

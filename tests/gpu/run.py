@@ -104,8 +104,9 @@ class Step:
         with open(folder / self.log, "a", encoding="utf-8") as log:
             print(f"== {self.name}: {' '.join(self.command)}", file=log, flush=True)
             process = subprocess.Popen(
-                self.command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
-            )
+                self.command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True,
+                preexec_fn=_take_interrupts,
+            )  # fmt: skip
             try:
                 self.status = process.wait(max(limit - GRACE, 1))
             except subprocess.TimeoutExpired:
@@ -119,6 +120,11 @@ class Step:
         self.said = last_line(folder / self.log)
         self.seconds = round(time.monotonic() - started, 1)
         print(f"   {'as it should be' if self.is_good else f'NOT GOOD: {self.status}'}, {self.seconds} s", flush=True)
+
+
+def _take_interrupts() -> None:
+    """A shell's background job ignores interrupts, and so would its children, which are asked to end by one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
