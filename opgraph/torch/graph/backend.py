@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Any
 
 from torch.fx import GraphModule
 
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.loops.lower import ROUNDINGS
+from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import fold_branches
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.program import Program
@@ -26,6 +28,7 @@ from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
     CAPTURE_ERRORS,
     aot_backend,
+    keep_for_another_backward,
     with_second_derivatives_refused,
     without_modes,
 )
@@ -35,13 +38,15 @@ _WHERE = 'torch.compile(backend="opgraph")'
 
 @dataclass(slots=True)
 class Captured:
-    """One graph that Dynamo captured, compiled.
+    """One graph that Dynamo captured, compiled; or one of its parts, where results are computed from other results.
 
     Attributes:
+        part: which part; 0 for the first or only one.
         inference: the program of a call without gradients.
         forward, backward: those of a call with gradients; backward is compiled with forward.
     """
 
+    part: int = 0
     inference: Program | SizedPrograms | None = None
     forward: Program | SizedPrograms | None = None
     backward: Program | SizedPrograms | None = None
@@ -52,7 +57,7 @@ _observers: ContextVar[tuple[Callable[[Captured], None], ...]] = ContextVar("obs
 
 @contextmanager
 def observed(observer: Callable[[Captured], None]) -> Iterator[None]:
-    """While this lasts, the observer receives each graph when its compilation begins."""
+    """While this lasts, the observer receives each graph, or each part of one, when its compilation begins."""
     token = _observers.set((*_observers.get(), observer))
     try:
         yield
@@ -94,12 +99,19 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
     follow_branches()
 
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        captured = Captured()
+        number = count()
+        return compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number)))
+
+    def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
+        captured = Captured(number)
         for observer in _observers.get():
             observer(captured)
 
         def part(name: str) -> Callable[..., Any]:
             def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+                if name == "forward":
+                    keep_for_another_backward()
+
                 def make(sized: GraphModule) -> Program:
                     with without_modes():
                         return Program(sized, rounding)
