@@ -63,7 +63,7 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
     with observed(captured.append):
         peak = _run(compiled(forward, compiler(memory, rounding)), given, kwargs)
     eager = None if peak is None else _eager(model_or_fn, forward, inputs, kwargs)
-    breaks = graph_breaks(forward, given, kwargs) if len(captured) != 1 else []
+    breaks = graph_breaks(forward, given, kwargs) if sum(c.part == 0 for c in captured) != 1 else []
     fused: list[FusedCalls] = []
     left: list[LeftCall] = []
     kept: list[KeptTensor] = []

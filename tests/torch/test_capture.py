@@ -18,9 +18,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments, Unimplemented  # noqa: E402
+from opgraph.torch.graph.backend import observed  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:there is no C")
 
@@ -945,14 +947,38 @@ def straight_through(self, x):
     return y + (torch.round(y) - y).detach()
 
 
-#: All results of a graph are those of one autograd node: of one of them no other has a gradient (specs/torch.md).
-ONE_NODE = [
-    pytest.param(fn, id=fn.__name__, marks=pytest.mark.xfail(strict=True, reason="results are of one autograd node"))
-    for fn in (writes_into_what_it_detached, returns_what_is_in_between, keeps_what_is_in_between, returns_all)
-]
+def returns_what_it_then_writes_into(self, x):
+    feat = self.lin(x) * 2
+    early, part = torch.exp(feat), feat[:, 0]
+    feat.mul_(3)
+    return early * feat.sin() + part.sum(), feat, part
+
+
+def returns_what_a_checkpoint_reads(self, x):
+    feat = self.lin(x)
+    held = checkpoint(lambda t: torch.sin(self.lin(t)), feat, use_reentrant=False)
+    return held * feat, feat, held
+
+
+def returns_what_vmap_reads(self, x):
+    feat = self.lin(x)
+    rows = torch.func.vmap(lambda row: row.sin() * feat[0])(feat)
+    return rows.exp(), feat, rows
+
+
+def returns_parts(self, x):
+    feat = self.lin(x)
+    with torch.no_grad():
+        scale = feat.std()
+    first, second = (feat / scale).chunk(2, -1)
+    return torch.tanh(first) * second, first, second, feat
+
+
 FORWARDS = (
     averages, writes_into_what_was_detached_before, writes_into_an_element, writes_into_a_part, reads_then_writes,
-    class_of, class_of_by_a_helper, keys, straight_through,
+    class_of, class_of_by_a_helper, keys, straight_through, writes_into_what_it_detached, returns_what_is_in_between,
+    keeps_what_is_in_between, returns_all, returns_what_it_then_writes_into, returns_what_a_checkpoint_reads,
+    returns_what_vmap_reads, returns_parts,
 )  # fmt: skip
 
 
@@ -971,11 +997,51 @@ def all_gradients(model, x, retain):
 
 
 @pytest.mark.parametrize("retain", [False, True], ids=["grad", "retain"])
-@pytest.mark.parametrize("forward", [*FORWARDS, *ONE_NODE], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("forward", FORWARDS, ids=lambda fn: fn.__name__)
 def test_a_fused_module_gives_gradients_by_all_that_it_gives(forward, retain) -> None:
     model = type("Model", (Parts,), {"forward": forward})
     got, expected = (all_gradients(wrap(model()), X, retain) for wrap in (ogt.fuse, lambda model: model))
     torch.testing.assert_close(got, expected)
+
+
+def test_a_graph_is_cut_only_where_a_result_is_computed_from_another_and_gradients_are_recorded() -> None:
+    def parts(forward, grad=True):
+        model, found = type("Model", (Parts,), {"forward": forward})(), []
+        with observed(found.append), torch.set_grad_enabled(grad):
+            ogt.fuse(model)(X)
+        return [captured.part for captured in found]
+
+    assert parts(straight_through) == parts(lambda self, x: (self.lin(x), self.lin(x * 2))) == [0]
+    assert parts(lambda self, x: (y := self.lin(x), y.view(-1), y.detach() * 2)) == [0]
+    assert parts(returns_what_is_in_between) == [0, 1]
+    assert parts(returns_all) == [0, 1, 2, 3]
+    assert parts(returns_all, grad=False) == [0]
+
+
+def test_random_numbers_and_statistics_keep_their_order_across_parts_of_any_size() -> None:
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.lin, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            states = [x]
+            for _ in range(2):
+                states.append(self.norm(self.lin(states[-1])) * (torch.rand(x.shape) > 0.3) / x.size(0))
+            return states[-1].exp(), states
+
+    eager, fused = Model().double(), ogt.fuse(Model().double())
+    for rows in (5, 3, 6):
+        found = []
+        for model in (eager, fused):
+            torch.manual_seed(1)
+            out, states = model(torch.linspace(-1, 2, 4 * rows, dtype=torch.float64).reshape(rows, 4))
+            wrt = [*states[1:], *model.parameters()]
+            loss = out.square().sum()
+            torch.autograd.grad(loss, wrt, retain_graph=True)  # refused once, where sizes are symbols
+            found.append([out, *torch.autograd.grad(loss, wrt), *model.buffers()])
+        torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("memory", ["fast", 0.5])

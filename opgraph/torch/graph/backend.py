@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Any
 
 from torch.fx import GraphModule
 
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.loops.lower import ROUNDINGS
+from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import fold_branches
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.program import Program
@@ -38,13 +40,15 @@ _WHERE = 'torch.compile(backend="opgraph")'
 
 @dataclass(slots=True)
 class Captured:
-    """One graph that Dynamo captured, compiled.
+    """One graph that Dynamo captured, compiled; or one of its parts, where results are computed from other results.
 
     Attributes:
+        part: which part; 0 for the first or only one.
         inference: the program of a call without gradients.
         forward, backward: those of a call with gradients; backward is compiled with forward.
     """
 
+    part: int = 0
     inference: Program | SizedPrograms | None = None
     forward: Program | SizedPrograms | None = None
     backward: Program | SizedPrograms | None = None
@@ -55,7 +59,7 @@ _observers: ContextVar[tuple[Callable[[Captured], None], ...]] = ContextVar("obs
 
 @contextmanager
 def observed(observer: Callable[[Captured], None]) -> Iterator[None]:
-    """While this lasts, the observer receives each graph when its compilation begins."""
+    """While this lasts, the observer receives each graph, or each part of one, when its compilation begins."""
     token = _observers.set((*_observers.get(), observer))
     try:
         yield
@@ -103,7 +107,11 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
                 stacklevel=2,
             )
             raise run_as_written("it enters streams")
-        captured = Captured()
+        number = count()
+        return compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number)))
+
+    def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
+        captured = Captured(number)
         for observer in _observers.get():
             observer(captured)
 
@@ -115,7 +123,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
                 program = SizedPrograms(module, make) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
-                if name == "backward":
+                if name != "inference":
                     keep_saved_tensors()  # kernels and library calls write over none
                 return program.run
 

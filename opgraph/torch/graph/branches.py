@@ -169,7 +169,7 @@ class _Writes:
         if last is None or last.graph is not graph or last._erased:
             self._written, last = set(), next(iter(graph.nodes))
         for node in reversed(list(_until(last, graph))):
-            found = [internals.memory_of(n) for n in _written_arguments(node)]
+            found = [internals.memory_of(n) for n in written_arguments(node)]
             self._written.update(m for m in found if m is not None)
             self._last = node
 
@@ -182,7 +182,7 @@ def _until(last: Node, graph: Graph) -> Iterator[Node]:
             return
 
 
-def _written_arguments(node: Node) -> list[Node]:
+def written_arguments(node: Node) -> list[Node]:
     """The arguments that a torch call as Dynamo captures it may write to."""
     if node.op in ("placeholder", "get_attr", "output"):
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -109,6 +109,41 @@ def _refuse_second_derivatives(outputs: Any, error: Callable[[], Exception]) -> 
             function._double_backward = staticmethod(refusing)
             return True
     return False
+
+
+def compile_part(
+    compile: Callable[..., Any], part: torch.fx.GraphModule, whole: torch.fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[Callable[..., Any], Any]:
+    """Compiles a part of a graph of Dynamo, as torch's own DDPOptimizer does: several graphs in one tracing context.
+
+    Args:
+        compile: the backend.
+        part: its placeholders have the names and the meta of the nodes of `whole` that they stand for.
+        inputs: fake tensors and sizes.
+
+    Returns: the compiled part, and what it returns, as fake tensors with strides, aliases and gradients.
+    """
+    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
+    from torch._guards import TracingContext
+
+    sources = {n.name: getattr(n, "_dynamo_source", None) for n in whole.graph.find_nodes(op="placeholder")}
+    for place in part.graph.find_nodes(op="placeholder"):
+        place._dynamo_source = sources.get(place.name)
+    part.meta = whole.meta
+    part._param_name_to_source = getattr(whole, "_param_name_to_source", {})  # type: ignore[assignment]
+    context: Any = TracingContext.get()
+    context.fakify_first_call = True
+    try:
+        compiled = compile(part, inputs)
+    finally:
+        context.fakify_first_call = False
+    fakes = context.fake_mode
+    allowed, fakes.allow_non_fake_inputs = fakes.allow_non_fake_inputs, True
+    try:
+        with _disable_saved_tensors_hooks_during_tracing(), fakes:
+            return compiled, compiled(*inputs)
+    finally:
+        fakes.allow_non_fake_inputs = allowed
 
 
 def hint(size: Any) -> int:
@@ -288,7 +323,9 @@ def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
 def memory_of(node: torch.fx.Node) -> int | None:
     """What is equal for values of Dynamo's graph that share memory; None for what is no tensor."""
     value = node.meta.get("example_value")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
+    if not isinstance(value, torch.Tensor) or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return None
+    return value.untyped_storage()._cdata if value.layout is torch.strided else None
 
 
 def draws_random_numbers(node: torch.fx.Node) -> bool:

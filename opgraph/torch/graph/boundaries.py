@@ -1,0 +1,257 @@
+"""Results of a captured graph that others are computed from: autograd gets a node that ends at each of them.
+
+AOTAutograd makes one node of a graph, so of one result no other has a gradient: where a model returns `feat` and
+`out = f(feat)`, `autograd.grad(out, feat)` would find nothing and `feat.retain_grad()` keep None. Such a graph is cut
+into parts that run one after the other, each with a node of its own: what is computed from `feat` belongs to a later
+part than `feat` itself. The order of calls stays, and with it that of random numbers and writes. Without gradients
+there is nothing to cut, and a graph without such results stays whole.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.split_module import split_module
+
+from opgraph.torch.graph.branches import written_arguments
+from opgraph.torch.graph.torch_internals import compile_part, memory_of
+
+#: The backend for one part: of its graph and its inputs without data.
+Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Compile) -> Callable[..., Any]:
+    """A function that does what a graph of Dynamo does; `compile` gets the graph, or its parts in order."""
+    parts = parts_of(graph.graph) if torch.is_grad_enabled() else {}
+    if not parts:
+        return compile(graph, example_inputs)
+    whole = split_module(graph, graph, parts.__getitem__, keep_original_order=True)
+    values: dict[Node, Any] = {}
+    functions: dict[str, Callable[..., Any]] = {}
+    lines = []
+    for node in whole.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = node.meta["example_value"]
+        elif node.op == "get_attr":
+            values[node] = functions[node.name] = operator.attrgetter(str(node.target))(whole)
+        elif node.op == "call_module":
+            part = whole.get_submodule(str(node.target))
+            assert isinstance(part, GraphModule)
+            single = _as_tuple(part)
+            functions[f"call_{node}"], results = compile_part(compile, part, graph, [values[n] for n in node.args])
+            values[node] = results[0] if single else results
+            lines.append(f"{node} = call_{node}({', '.join(map(str, node.args))}){'[0]' if single else ''}")
+        elif node.op == "call_function":
+            source, place = node.args
+            values[node] = values[source][place]
+            lines.append(f"{node} = {source}[{place}]")
+        dead = [str(n) for n in node.all_input_nodes if node.op != "output" and next(reversed(n.users)) is node]
+        lines += [f"del {', '.join(dead)}"] if dead else []
+    return _function(whole.graph, lines, functions)
+
+
+def _function(graph: Graph, lines: Sequence[str], values: dict[str, Any]) -> Callable[..., Any]:
+    """The function of these lines: it takes a graph's inputs and returns its results."""
+    places, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+    results = "".join(f"{n}, " for n in output.args[0])
+    body = "\n    ".join([*lines, f"return ({results})"])
+    exec(compile(f"def run({', '.join(map(str, places))}):\n    {body}\n", "<opgraph>", "exec"), values)
+    made: Callable[..., Any] = values["run"]
+    return made
+
+
+def _as_tuple(part: GraphModule) -> bool:
+    """Lets a part return a tuple, as AOTAutograd expects; whether it had returned one value."""
+    (output,) = part.graph.find_nodes(op="output")
+    if isinstance(output.args[0], (tuple, list)):
+        return False
+    output.args = ((output.args[0],),)
+    part.recompile()
+    return True
+
+
+def parts_of(graph: Graph) -> dict[Node, int]:
+    """The part that each call of a graph belongs to, in the order of calls; empty where the graph stays whole."""
+    calls = _Calls(graph)
+    boundaries = calls.boundaries()
+    return calls.parts(boundaries) if boundaries else {}
+
+
+class _Calls:
+    """The calls of Dynamo's graph as autograd sees them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = [n for n in graph.nodes if n.op != "output"]
+        (output,) = graph.find_nodes(op="output")
+        #: Calls between which a graph cannot be cut, by the first of them.
+        self.regions = _regions(self.nodes)
+        self._inside = {node for region in self.regions.values() for node in region}
+        #: Memory -> the last call that wrote into it with a gradient: what it holds since then is the result.
+        self._last_write: dict[int, Node] = {}
+        #: Such a call -> what it writes into.
+        self.writes: dict[Node, list[Node]] = {}
+        enabled = True
+        for node in self.nodes:
+            if node.target is torch._C._set_grad_enabled:
+                enabled = bool(node.args[0])
+            if not enabled or isinstance(node.target, torch._ops.HigherOrderOperator):
+                continue
+            written = [n for n in written_arguments(node) if _has_gradient(n)]
+            if written:
+                self.writes[node] = written
+                self._last_write.update((m, node) for n in written if (m := memory_of(n)) is not None)
+        #: What the caller sees afterwards: results, and inputs that were written to.
+        self.results = [
+            n for n in self.nodes
+            if _has_gradient(n) and (n in output.all_input_nodes or (n.op == "placeholder" and self.last_write(n)))
+        ]  # fmt: skip
+
+    def passes_gradients(self, node: Node) -> bool:
+        """Whether gradients may flow through a call; tensors under a transform of torch.func do not tell."""
+        return _has_gradient(node) or node in self.writes or node in self._inside
+
+    def last_write(self, node: Node) -> Node | None:
+        """The last call that wrote into the memory of a value with a gradient."""
+        memory = memory_of(node)
+        return None if memory is None else self._last_write.get(memory)
+
+    def _ready(self) -> dict[Node, list[Node]]:
+        """The results by the call after which they are what the caller sees."""
+        found: dict[Node, list[Node]] = {}
+        order = {node: i for i, node in enumerate(self.nodes)}
+        for node in self.results:
+            last = self.last_write(node)
+            if last is None and node.op == "placeholder":
+                continue
+            found.setdefault(node if last is None or order[last] < order[node] else last, []).append(node)
+        return found
+
+    def boundaries(self) -> dict[Node, list[Node]]:
+        """The results that other results are computed from, by the call after which they are ready."""
+        ready = self._ready()
+        reached = _Reached(self, _union)
+        bits: dict[Node, int] = {}
+        for node in self.nodes:
+            reached.visit(node)
+            for result in ready.get(node, ()):
+                bits[result] = 1 << len(bits)
+                reached.start(result, bits[result])
+        needed = 0
+        for other in self.results:
+            found = reached.of(other)
+            for result, bit in bits.items():
+                if result is not other and found & bit and not _is_regenerated(other, result):
+                    needed |= bit
+        return {at: kept for at, found in ready.items() if (kept := [n for n in found if bits[n] & needed])}
+
+    def parts(self, boundaries: dict[Node, list[Node]]) -> dict[Node, int]:
+        """The part of each call: what is computed from a boundary comes after the part that makes it."""
+        reached = _Reached(self, lambda found: max(found, default=0))
+        part = 0
+        parts: dict[Node, int] = {}
+        for node in self.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                continue  # they belong to every part that reads them
+            part = max([part, *map(reached.of_inputs, self.regions.get(node, [node]))])
+            reached.visit(node)
+            parts[node] = part
+            for result in boundaries.get(node, ()):
+                reached.start(result, part + 1)
+        self._keep_together(parts)
+        return parts
+
+    def _keep_together(self, parts: dict[Node, int]) -> None:
+        """What is no tensor does not go from part to part: elements are taken out of a tuple where it is made."""
+        for node in self.nodes:
+            if isinstance(node.meta.get("example_value"), (tuple, list)):
+                last = node
+                for user in list(node.users):
+                    if user.target is operator.getitem and user in parts:
+                        last.append(user)
+                        last = user
+                        parts[user] = parts[node]
+
+
+class _Reached:
+    """What flows from results along calls with gradients, through edges and through memory that is written to.
+
+    Args:
+        join: of what flows into one value.
+    """
+
+    def __init__(self, calls: _Calls, join: Callable[[Iterable[int]], int]) -> None:
+        self._calls, self._join = calls, join
+        self._nodes: dict[Node, int] = {}
+        self._memory: dict[int, int] = {}
+
+    def of(self, node: Node) -> int:
+        """What has flowed into a value so far."""
+        memory = memory_of(node)
+        return self._join((self._nodes.get(node, 0), 0 if memory is None else self._memory.get(memory, 0)))
+
+    def of_inputs(self, node: Node) -> int:
+        """What flows into a call and on to what it computes."""
+        if not self._calls.passes_gradients(node):
+            return 0
+        return self._join([self.of(n) for n in node.all_input_nodes])
+
+    def visit(self, node: Node) -> None:
+        """Follows the flow through a call; calls are visited in order."""
+        found = self.of_inputs(node)
+        if found:
+            self._nodes[node] = found
+            for written in self._calls.writes.get(node, ()):
+                self._reach_memory(written, found)
+
+    def start(self, result: Node, value: int) -> None:
+        """From here on, this flows from a result."""
+        self._nodes[result] = self._join((self._nodes.get(result, 0), value))
+        if self._calls.last_write(result) is not None:
+            self._reach_memory(result, value)
+
+    def _reach_memory(self, node: Node, value: int) -> None:
+        memory = memory_of(node)
+        if memory is not None:
+            self._memory[memory] = self._join((self._memory.get(memory, 0), value))
+
+
+def _union(found: Iterable[int]) -> int:
+    joined = 0
+    for bits in found:
+        joined |= bits
+    return joined
+
+
+def _has_gradient(node: Node) -> bool:
+    """Whether a value, or an element of a tuple, requires a gradient."""
+    value = node.meta.get("example_value")
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return any(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
+
+
+def _is_regenerated(view: Node, base: Node) -> bool:
+    """Whether AOTAutograd returns one result as a view of the other."""
+    value = base.meta["example_value"]
+    return memory_of(view) == memory_of(base) and not value._is_view()
+
+
+def _regions(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Calls between which a graph cannot be cut, by the first of them: those inside of a transform of torch.func."""
+    found: dict[Node, list[Node]] = {}
+    depth, first = 0, None
+    for node in nodes:
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name.endswith(("increment_nesting", "enter_dual_level")):
+            depth += 1
+            first = first or node
+            found.setdefault(first, [])
+        if first is not None:
+            found[first].append(node)
+        if name.endswith(("decrement_nesting", "exit_dual_level")):
+            depth -= 1
+            first = first if depth else None
+    return found
