@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 #: The dtypes of the sweep; complex numbers and quantized ones are not among opgraph's.
@@ -126,6 +128,45 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return found
 
 
+def seed() -> None:
+    """Random numbers as at the beginning. (`torch.manual_seed` notes a stack trace for GPUs, which takes 10 ms.)"""
+    random.seed(0)
+    np.random.seed(0)
+    torch.default_generator.manual_seed(0)
+
+
+def distinct(calls: Iterable[Call]) -> list[Call]:
+    """The calls without those that differ from an earlier one in nothing but the values of tensors.
+
+    Values count as far as they are NaN, infinite, zero or negative, and by the range of their magnitudes.
+    """
+    found: dict[Any, Call] = {}
+    for call in calls:
+        found.setdefault((call.form, _signature(call.args), _signature(call.kwargs)), call)
+    return list(found.values())
+
+
+def _signature(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.device.type != "cpu":
+            return value.dtype, value.device, value.layout, tuple(value.shape), value.requires_grad
+        looks = value.dtype, tuple(value.shape), value.stride(), value.requires_grad, value.is_neg(), value.is_conj()
+        return *looks, _range(value.detach())
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, *(_signature(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((name, _signature(v)) for name, v in value.items())
+    return type(value).__name__, repr(value)
+
+
+def _range(tensor: torch.Tensor) -> tuple[Any, ...]:
+    x = np.asarray(tensor.resolve_neg().resolve_conj().to(torch.complex128 if tensor.is_complex() else torch.float64))
+    size = np.abs(x)
+    known = size[np.isfinite(size) & (size > 0)]
+    powers = (int(np.log2(known.min())) // 8, int(np.log2(known.max())) // 8) if known.size else ()
+    return bool(np.isnan(x).any()), bool(np.isinf(x).any()), bool((size == 0).any()), bool((x.real < 0).any()), powers
+
+
 def _samples(
     op: Any, dtype: torch.dtype, most: int | None, sources: tuple[str, ...], requires_grad: bool = False
 ) -> Iterator[tuple[Any, str]]:
@@ -133,7 +174,7 @@ def _samples(
         if source == "reference" and op.reference_inputs_func is None:
             continue
         make = op.reference_inputs if source == "reference" else op.sample_inputs
-        torch.manual_seed(0)
+        seed()
         try:
             for index, sample in enumerate(itertools.islice(make("cpu", dtype, requires_grad=requires_grad), most)):
                 strided = all(t.layout is torch.strided for t in tensors_in((sample.input, sample.args, sample.kwargs)))
@@ -161,7 +202,7 @@ def _call(form: str, source: str, sample: Any) -> Call:
 
 def _with_out(op: Any, sample: Any) -> dict[str, Any] | None:
     try:
-        torch.manual_seed(0)
+        seed()
         made = op.op(sample.input, *sample.args, **sample.kwargs)
     except Exception:  # torch will say so again where the call itself is judged
         return None

@@ -103,7 +103,12 @@ TABLE: tuple[Refusal, ...] = (
         "special_log_ndtr special_ndtri",
         ways=("function", "module"),
     ),
-    Refusal(r"of bool cannot be fused", "opgraph's op is of numbers alone", "clamp clamp_max clamp_min isnan"),
+    Refusal(
+        r"of bool cannot be fused",
+        "opgraph's op is of numbers alone",
+        "clamp clamp_max clamp_min isfinite isinf isnan isneginf isposinf",
+    ),
+    Refusal(r"of int16 cannot be fused", "opgraph has no integers of 16 bits"),
     Refusal(r"of complex(64|128) cannot be fused", "opgraph has no complex numbers", "addcdiv addcmul where"),
     # What follows is refused in the same words; the reasons differ.
     Refusal(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from opinfo_calls import Call, mapped, tensors_in
+from opinfo_calls import Call, seed, tensors_in
 
 
 @dataclass
@@ -19,11 +20,13 @@ class Outcome:
         values: name -> tensor, or any other object that was returned; None for a gradient that is none.
         error: what was raised instead.
         result: the program's result as it was returned.
+        unfused: the warning that (a part of) the program runs as it was written.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
     result: Any = None
+    unfused: str = ""
 
 
 def run(
@@ -40,24 +43,47 @@ def run(
         change: applied to every tensor argument and to every cotangent.
         convert: applied to every argument that is no tensor, such as a dtype.
     """
-    outcome = Outcome()
     change = change or (lambda x: x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        args, kwargs = (copied(v, change, convert) for v in (call.args, call.kwargs))
-        given = tensors_in((args, kwargs))
+    return _run(lambda given: [program(*given[0][0], **given[0][1])], [call], derivative, change, convert)[0]
+
+
+def run_together(program: Callable[[list[Any]], list[Any]], calls: Sequence[Call], derivative: int) -> list[Outcome]:
+    """As `run`, of calls that one program makes: it is given (args, kwargs) of each, and returns a result of each.
+
+    What is raised is the error of all outcomes.
+    """
+    return _run(program, calls, derivative, lambda x: x, None)
+
+
+def _run(
+    program: Callable[[list[Any]], list[Any]],
+    calls: Sequence[Call],
+    derivative: int,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    convert: Callable[[Any], Any] | None,
+) -> list[Outcome]:
+    outcomes = [Outcome() for _ in calls]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        given = [(copied(c.args, change, convert), copied(c.kwargs, change, convert)) for c in calls]
+        tensors = [tensors_in(g) for g in given]
         try:
-            torch.manual_seed(0)
-            outcome.result = call.prepare(program(*args, **kwargs)) if derivative else program(*args, **kwargs)
-            _note(outcome, outcome.result)
+            seed()
+            for outcome, call, result in zip(outcomes, calls, program(given), strict=True):
+                outcome.result = call.prepare(result) if derivative else result
+                _note(outcome, outcome.result)
             if derivative:
-                _differentiate(outcome, [t for t in given if t.requires_grad], derivative, change)
+                _differentiate(outcomes, [[t for t in some if t.requires_grad] for some in tensors], derivative, change)
         except Exception as error:
-            outcome.error = error
-            return outcome
-    if call.form in ("in place", "in place operator", "out"):
-        outcome.values.update((f"argument {i} afterwards", t.detach()) for i, t in enumerate(given))
-    return outcome
+            for outcome in outcomes:
+                outcome.error = error
+            return outcomes
+    unfused = next((str(w.message) for w in warned if " runs unfused: " in str(w.message)), "")
+    for outcome, call, some in zip(outcomes, calls, tensors, strict=True):
+        outcome.unfused = unfused
+        if call.form in ("in place", "in place operator", "out"):
+            outcome.values.update((f"argument {i} afterwards", t.detach()) for i, t in enumerate(some))
+    return outcomes
 
 
 def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], convert: Callable[[Any], Any] | None) -> Any:
@@ -97,23 +123,40 @@ def _leaves(value: Any, found: list[Any]) -> None:
         found.append(value)
 
 
-def _differentiate(outcome: Outcome, leaves: list[torch.Tensor], times: int, change: Any) -> None:
-    results = [t for t in tensors_in(outcome.result) if t.requires_grad]
-    if not leaves or not results:
+def _differentiate(outcomes: list[Outcome], leaves: list[list[torch.Tensor]], times: int, change: Any) -> None:
+    """Gradients of all outcomes by one backward."""
+    found = [[t for t in tensors_in(o.result) if t.requires_grad] if some else [] for o, some in zip(outcomes, leaves)]
+    cotangents = [_cotangents(results, 1, change, times > 1) for results in found]
+    wrt = [some if results else [] for some, results in zip(leaves, found)]
+    firsts = _gradients(found, wrt, cotangents, create_graph=times > 1)
+    _note_all(outcomes, "gradient", firsts)
+    if times == 1:
         return
-    cotangents = _cotangents(results, 1, change, times > 1)
-    grads = torch.autograd.grad(results, leaves, cotangents, allow_unused=True, create_graph=times > 1)
-    outcome.values.update((f"gradient {i}", g) for i, g in enumerate(grads))
-    again = [g for g in grads if g is not None and g.requires_grad]
-    if times == 1 or not again:
-        return
-    wrt = leaves + [c for c in cotangents if c.requires_grad]
-    seconds = torch.autograd.grad(again, wrt, _cotangents(again, 2, change, False), allow_unused=True)
-    outcome.values.update((f"second derivative {i}", g) for i, g in enumerate(seconds))
+    again = [[g for g in grads if g is not None and g.requires_grad] for grads in firsts]
+    wrt = [
+        some + [c for c in given if c.requires_grad] if grads else []
+        for some, given, grads in zip(wrt, cotangents, again)
+    ]
+    seconds = _gradients(again, wrt, [_cotangents(grads, 2, change, False) for grads in again])
+    _note_all(outcomes, "second derivative", seconds)
 
 
-def _cotangents(results: list[torch.Tensor], seed: int, change: Any, requires_grad: bool) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def _gradients(results: Any, wrt: Any, cotangents: Any, create_graph: bool = False) -> list[list[Any]]:
+    """Of lists of lists, one for each outcome."""
+    flat = [[t for some in lists for t in some] for lists in (results, wrt, cotangents)]
+    if not flat[0]:
+        return [[] for _ in results]
+    grads = iter(torch.autograd.grad(*flat, allow_unused=True, create_graph=create_graph))
+    return [list(itertools.islice(grads, len(some))) for some in wrt]
+
+
+def _note_all(outcomes: list[Outcome], name: str, grads: list[list[Any]]) -> None:
+    for outcome, some in zip(outcomes, grads):
+        outcome.values.update((f"{name} {i}", g) for i, g in enumerate(some))
+
+
+def _cotangents(results: list[torch.Tensor], number: int, change: Any, requires_grad: bool) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
     made = []
     for result in results:
         draw = torch.rand(result.shape, dtype=torch.float64, generator=generator) + 0.5
@@ -123,6 +166,3 @@ def _cotangents(results: list[torch.Tensor], seed: int, change: Any, requires_gr
             change(value.to_sparse() if result.layout is not torch.strided else value).requires_grad_(requires_grad)
         )
     return made
-
-
-__all__ = ["Outcome", "copied", "mapped", "run"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,25 +56,49 @@ def behind(y: torch.Tensor) -> torch.Tensor:
     return y + y if y.dtype.is_floating_point or y.dtype in _COUNTS else y
 
 
-def _function(program: Program) -> Callable[..., Any]:
+class Programs(nn.Module):
+    """Several programs as one, which is captured once.
+
+    Its forward is given (args, kwargs) of each program, and returns a list of what they return.
+    """
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        super().__init__()
+        self.programs = nn.ModuleList(programs)
+
+    def forward(self, calls: list[Any]) -> list[Any]:
+        """A result of each."""
+        results = []
+        for program, (args, kwargs) in zip(self.programs, calls):
+            results.append(program.forward(*args, **kwargs))
+        return results
+
+
+def _function(program: nn.Module) -> Callable[..., Any]:
     return ogt.fuse(lambda *args, **kwargs: program.forward(*args, **kwargs))
 
 
-def _module(program: Program) -> Callable[..., Any]:
-    return ogt.fuse(Program(program.op, program.amid))
+def _module(program: nn.Module) -> Callable[..., Any]:
+    return ogt.fuse(program)
 
 
-def _compile(program: Program) -> Callable[..., Any]:
-    torch._dynamo.reset()  # it keeps at most eight versions of a piece of code
+def _compile(program: nn.Module) -> Callable[..., Any]:
     return torch.compile(lambda *args, **kwargs: program.forward(*args, **kwargs), backend="opgraph")
 
 
 #: A way of capture: from a program to what is called in its place.
-WAYS: dict[str, Callable[[Program], Callable[..., Any]]] = {
+WAYS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "function": _function,
     "module": _module,
     "compile": _compile,
 }
 
-#: Of these, the ways that capture each call anew. The others meet all calls of an op, one after the other.
-ANEW = frozenset({"compile"})
+#: Of these, the ways that capture whole programs, which takes long: many calls are captured at once. The others meet
+#: all calls of an op, one after the other.
+TOGETHER = frozenset({"module", "compile"})
+
+
+def forget() -> None:
+    """Dynamo's captures are let go, of which it keeps as many as there are until then."""
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100_000

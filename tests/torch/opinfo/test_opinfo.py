@@ -8,13 +8,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # which the database imports
 
 from opinfo_calls import Call, all_ops, dtypes_of, tensors_in  # noqa: E402
+from opinfo_interpreted import interpreted  # noqa: E402
 from opinfo_judge import Judge  # noqa: E402
 from opinfo_refusals import listed  # noqa: E402
 from opinfo_run import run  # noqa: E402
 from opinfo_sweep import Finding, Sweep  # noqa: E402
 from opinfo_ways import Program  # noqa: E402
-
-from opgraph.runtime import host  # noqa: E402
 
 #: What is fused, what a library runs, views, reductions, random numbers, lists of tensors.
 SAMPLE = (
@@ -32,10 +31,10 @@ def ops() -> list:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_sample(name: str, ops: list, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample(name: str, ops: list) -> None:
     """Without a compiler, which is what takes the time: how calls are captured is the same."""
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
-    assert not findings(name, torch.float32, ops, most=2)
+    with interpreted():
+        assert not findings(name, torch.float32, ops, most=2)
 
 
 @pytest.mark.parametrize("name,dtype", COMPILED, ids=str)

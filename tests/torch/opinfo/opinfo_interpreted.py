@@ -1,0 +1,93 @@
+"""Captured graphs without a compiler: their kernels' loops are run op by op, on the memory of the kernels.
+
+What a graph captures, how it is cut into kernels, what each of them reads and writes and where that lies is what it is
+with a compiler; only the C++ text is left out. (Where the library itself finds no compiler it leaves captured graphs to
+torch.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from opgraph.ir.dtypes import get as dtype_of
+from opgraph.partition.partition import Partition
+from opgraph.runtime import host
+from opgraph.runtime.compiled import runner
+from opgraph.runtime.kernel_sequence import KernelLaunch
+from opgraph.runtime.providers.torch import to_numpy
+from opgraph.runtime.providers.torch_dtypes import NAMES
+from opgraph.torch.graph import targets
+from opgraph.torch.graph.places import Beginnings, Place
+
+
+@dataclass(frozen=True)
+class LoopKernel:
+    """A loop that is run op by op.
+
+    Attributes:
+        run: from arrays to arrays.
+        reads: which inputs of its partition it reads.
+    """
+
+    run: Callable[..., Any]
+    reads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """A loop and where its operands lie, what it reads first."""
+
+    kernel: LoopKernel
+    places: tuple[Place, ...]
+
+
+class InterpretedTarget(targets.HostTarget):
+    """The CPU without a compiler."""
+
+    def kernel(self, partition: Partition, rounding: str) -> Any:
+        """As Target."""
+        made: Any = runner(partition, self.engine, rounding=rounding)
+        return LoopKernel(made, tuple(range(len(partition.input_ports))))
+
+    def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
+        """As Target."""
+        return LoopPlan(kernel, (*reads, *writes))
+
+    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> targets.Lines:
+        """As Target; what the lines pass are tensors, not their addresses."""
+        tensors = ", ".join(a.removesuffix(".data_ptr()") for a in addresses)
+
+        def call(*given: torch.Tensor) -> None:
+            for launch in launches:
+                arrays = [
+                    _array(given[place], lies, skipped)
+                    for lies, (place, skipped) in zip(launch.plan.places, launch.operands, strict=True)
+                ]
+                count = len(launch.plan.kernel.reads)
+                launch.plan.kernel.run(arrays[:count], arrays[count:])
+
+        return targets.Lines([f"{name}({tensors})"], {name: call})
+
+
+def _array(tensor: torch.Tensor, place: Place, skipped: int) -> np.ndarray:
+    if not place.name:  # only the shape counts
+        return np.broadcast_to(np.zeros((), dtype_of(NAMES[place.dtype]).numpy), place.kernel_size)
+    first = tensor.storage_offset() + skipped // place.dtype.itemsize
+    return to_numpy(tensor.detach().as_strided(place.kernel_size, place.kernel_stride, first))
+
+
+_TARGET = InterpretedTarget()
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """While this lasts, no compiler is found, and captured graphs run their loops all the same."""
+    with mock.patch.object(host, "find_compiler", lambda: None), mock.patch.object(targets, "_HOST", _TARGET):
+        yield
