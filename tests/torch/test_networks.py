@@ -192,6 +192,42 @@ def test_training_gives_what_it_gives_without_fusing(way):
     assert_as_exact(trained(way, "fused"), trained(way, "eager"), trained(way, "exact"))
 
 
+# A module that is one activation runs as a fused function from its second call on
+
+
+def test_a_module_that_is_one_activation_runs_as_a_function():
+    plain, fused = Swish(), ogt.fuse(Swish())
+    x = torch.linspace(-3, 3, 12).requires_grad_()
+    for model in (plain, fused):
+        for _ in range(3):
+            y = model(x)
+            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    expected = torch.autograd.grad(plain(x).sin().sum(), (x, plain.a), create_graph=True)
+    (first,) = torch.autograd.grad(fused(x).sum(), x, create_graph=True)
+    torch.autograd.grad(first.square().sum(), x)  # which a captured graph does not have
+    torch.testing.assert_close(
+        torch.autograd.grad(fused(x).sin().sum(), (x, fused.a)), tuple(map(torch.detach, expected))
+    )
+
+
+def test_a_module_that_was_one_activation_follows_what_becomes_of_it():
+    fused, x = ogt.fuse(Swish()), torch.linspace(-3, 3, 12)
+    swish = Swish.forward
+    for _ in range(3):
+        fused(x)
+    fused.half()
+    assert fused(x.half()).dtype is torch.half
+    fused.float()
+    torch.testing.assert_close(torch.func.functional_call(fused, {"a": torch.tensor(0.5)}, (x,)), Swish(0.5)(x))
+    handle = fused.register_forward_hook(lambda m, args, y: y + 1)
+    torch.testing.assert_close(fused(x), swish(fused, x) + 1)
+    handle.remove()
+    copied = copy.deepcopy(fused)
+    with torch.no_grad():
+        copied.a.fill_(2.0)
+    torch.testing.assert_close((copied(x), copied(x), fused(x)), (Swish(2.0)(x), Swish(2.0)(x), swish(fused, x)))
+
+
 # What is random
 
 

@@ -38,10 +38,12 @@ class Captured:
     """One graph that Dynamo captured, compiled.
 
     Attributes:
+        graph: of torch functions, as Dynamo gave it.
         inference: the program of a call without gradients.
         forward, backward: those of a call with gradients; backward is compiled with forward.
     """
 
+    graph: GraphModule
     inference: Program | SizedPrograms | None = None
     forward: Program | SizedPrograms | None = None
     backward: Program | SizedPrograms | None = None
@@ -94,7 +96,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
     follow_branches()
 
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        captured = Captured()
+        captured = Captured(graph)
         for observer in _observers.get():
             observer(captured)
 
