@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import OpGraphError  # noqa: E402
-from opgraph.torch.graph import constants  # noqa: E402
+from opgraph.torch.graph import backend, constants  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
@@ -556,6 +556,38 @@ def test_a_graph_that_cannot_be_compiled_runs_once_and_says_so(monkeypatch):
     with torch.no_grad(), pytest.warns(UserWarning, match="runs unfused: injected"):
         torch.testing.assert_close(fused(x), plain(x))
     assert fused.batch.num_batches_tracked == 1
+
+
+class Breaks(nn.Module):
+    """Ends its graph before, between and after calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        x = x * 2
+        if x.sum() > 0:
+            self.seen.append("more")
+        x = torch.sin(x) + 1
+        print(end="")
+        return x
+
+
+def test_explain_lists_graph_breaks_and_leaves_what_is_compiled():
+    other, x = ogt.fuse(Call(lambda x: torch.sin(x).sum(0) * 2)), torch.ones(2, 3)
+    other(x)
+    model = Breaks()
+    report = ogt.explain(model, x)
+    codes = [entry.line.split(": ")[1] for entry in report.breaks]
+    assert codes == ["torch._dynamo.graph_break()", "if x.sum() > 0:", 'print(end="")']
+    assert all(entry.reason for entry in report.breaks)
+    assert model.seen == ["more"]  # it runs once
+    captured = []
+    with backend.observed(captured.append):
+        other(x)
+    assert not captured
 
 
 def _hooked(model, seen):
