@@ -119,7 +119,7 @@ def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
     """
     code = _call.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
     function = FunctionType(code, _call.__globals__, "forward")
-    context = torch._dynamo.optimize(backend)
+    context: Any = torch._dynamo.optimize(backend)
     callback = getattr(context, "callback", None)
     if callback is not None:
         callback = context.callback = _with_hook_guards(callback)
