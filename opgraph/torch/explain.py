@@ -60,10 +60,9 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
             forward, memory, rounding = forward_of, wrapper.memory, wrapper.rounding
             given = model_or_fn, wrapper.instead, *inputs
     captured: list[Captured] = []
-    with observed(captured.append):
+    with observed(captured.append), graph_breaks() as breaks:
         peak = _run(compiled(forward, compiler(memory, rounding)), given, kwargs)
     eager = None if peak is None else _eager(model_or_fn, forward, inputs, kwargs)
-    breaks = graph_breaks(forward, given, kwargs) if sum(c.part == 0 for c in captured) != 1 else []
     fused: list[FusedCalls] = []
     left: list[LeftCall] = []
     kept: list[KeptTensor] = []

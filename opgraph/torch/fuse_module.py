@@ -3,6 +3,9 @@
 Only the instance's `forward` is wrapped: class, parameters, buffers and state_dict keys stay, and `unfuse` takes the
 wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before. Where somebody else traces
 or transforms the model (an exporter, torch.compile around it, torch.func), its own forward runs.
+
+A module that turns out to be one activation (`graph.single`) runs as a fused function from its second call on: Dynamo's
+guards and AOTAutograd's wrappers take 30 us, in which its kernels would run several times.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
-from opgraph.torch.graph.backend import check_rounding, compiler
+from opgraph.torch.graph.backend import Captured, check_rounding, compiler, observed
 from opgraph.torch.graph.saved import Memory, check_memory
+from opgraph.torch.graph.single import NotAlone, Single, is_single
 from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, is_wrapped
 from opgraph.torch.graph.torch_internals import compiled as isolated
+from opgraph.torch.tracing.reads import Wrapper
 
 #: The code in nn.Module that calls `forward`.
 _CALLERS = {
@@ -31,7 +36,7 @@ _CALLERS = {
 }
 
 
-class FusedForward:
+class FusedForward(Wrapper):
     """A module's `forward`, compiled when it is first called.
 
     Args:
@@ -52,6 +57,8 @@ class FusedForward:
         self.rounding = rounding
         self.memory = memory
         self._compiled: Callable[..., Any] | None = None
+        self._single: Single | None = None
+        self._looks = True
         self._told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,13 +67,31 @@ class FusedForward:
             return called_for_onnx(self.original, args, kwargs)  # part of what goes on around it
         compiled = self._compiled or self._compile()
         module = self._called(sys._getframe(1))
+        if (single := self._single) is not None and module is self.module:
+            try:
+                return single(*args, **kwargs)
+            except (OpGraphError, NotAlone):
+                self._single = None
         try:
+            if self._looks:
+                return self._first(compiled, module, args, kwargs)
             return compiled(module, self.instead, *args, **kwargs)
         except CAPTURE_ERRORS as error:
             cause = getattr(error, "inner_exception", None)
             if isinstance(cause, OpGraphError):
                 raise cause from None
             return self._uncaptured(error, forward_of(module, self.instead, *args, **kwargs))
+
+    def _first(self, compiled: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A call that may capture the model for the first time."""
+        captured: list[Captured] = []
+        with observed(captured.append):
+            result = compiled(module, self.instead, *args, **kwargs)
+        if captured:
+            self._looks = False
+            if self.instead is None and module is self.module and is_single(captured):
+                self._single = Single(module, self.rounding)
+        return result
 
     def _uncaptured(self, error: BaseException, result: Any) -> Any:
         """The result of a call that torch could not capture, and that ran as it was written. (Errors of the user's
@@ -109,7 +134,7 @@ class FusedForward:
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what was compiled, which a copy compiles for itself."""
-        return {**self.__dict__, "_compiled": None}
+        return {**self.__dict__, "_compiled": None, "_single": None, "_looks": True}
 
     def __repr__(self) -> str:
         return f"<fused forward of {type(self.module).__name__}>"
@@ -165,14 +190,14 @@ def is_compiled(module: nn.Module) -> bool:
 def compiled_apart(model: object) -> Iterator[None]:
     """While this lasts, fused modules in a model compile anew; what they compiled before comes back afterwards."""
     forwards = _fused_forwards(model)
-    held = [forward._compiled for _, forward in forwards]
+    held = [(forward._compiled, forward._single, forward._looks) for _, forward in forwards]
     for _, forward in forwards:
-        forward._compiled = None
+        forward._compiled, forward._single, forward._looks = None, None, False
     try:
         yield
     finally:
         for (_, forward), before in zip(forwards, held, strict=True):
-            forward._compiled = before
+            forward._compiled, forward._single, forward._looks = before
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import OpGraphError  # noqa: E402
-from opgraph.torch.graph import constants  # noqa: E402
+from opgraph.torch.graph import backend, constants  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
@@ -190,6 +190,42 @@ def trained(way, kind):
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_training_gives_what_it_gives_without_fusing(way):
     assert_as_exact(trained(way, "fused"), trained(way, "eager"), trained(way, "exact"))
+
+
+# A module that is one activation runs as a fused function from its second call on
+
+
+def test_a_module_that_is_one_activation_runs_as_a_function():
+    plain, fused = Swish(), ogt.fuse(Swish())
+    x = torch.linspace(-3, 3, 12).requires_grad_()
+    for model in (plain, fused):
+        for _ in range(3):
+            y = model(x)
+            (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    expected = torch.autograd.grad(plain(x).sin().sum(), (x, plain.a), create_graph=True)
+    (first,) = torch.autograd.grad(fused(x).sum(), x, create_graph=True)
+    torch.autograd.grad(first.square().sum(), x)  # which a captured graph does not have
+    torch.testing.assert_close(
+        torch.autograd.grad(fused(x).sin().sum(), (x, fused.a)), tuple(map(torch.detach, expected))
+    )
+
+
+def test_a_module_that_was_one_activation_follows_what_becomes_of_it():
+    fused, x = ogt.fuse(Swish()), torch.linspace(-3, 3, 12)
+    swish = Swish.forward
+    for _ in range(3):
+        fused(x)
+    fused.half()
+    assert fused(x.half()).dtype is torch.half
+    fused.float()
+    torch.testing.assert_close(torch.func.functional_call(fused, {"a": torch.tensor(0.5)}, (x,)), Swish(0.5)(x))
+    handle = fused.register_forward_hook(lambda m, args, y: y + 1)
+    torch.testing.assert_close(fused(x), swish(fused, x) + 1)
+    handle.remove()
+    copied = copy.deepcopy(fused)
+    with torch.no_grad():
+        copied.a.fill_(2.0)
+    torch.testing.assert_close((copied(x), copied(x), fused(x)), (Swish(2.0)(x), Swish(2.0)(x), swish(fused, x)))
 
 
 # What is random
@@ -520,6 +556,38 @@ def test_a_graph_that_cannot_be_compiled_runs_once_and_says_so(monkeypatch):
     with torch.no_grad(), pytest.warns(UserWarning, match="runs unfused: injected"):
         torch.testing.assert_close(fused(x), plain(x))
     assert fused.batch.num_batches_tracked == 1
+
+
+class Breaks(nn.Module):
+    """Ends its graph before, between and after calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        x = x * 2
+        if x.sum() > 0:
+            self.seen.append("more")
+        x = torch.sin(x) + 1
+        print(end="")
+        return x
+
+
+def test_explain_lists_graph_breaks_and_leaves_what_is_compiled():
+    other, x = ogt.fuse(Call(lambda x: torch.sin(x).sum(0) * 2)), torch.ones(2, 3)
+    other(x)
+    model = Breaks()
+    report = ogt.explain(model, x)
+    codes = [entry.line.split(": ")[1] for entry in report.breaks]
+    assert codes == ["torch._dynamo.graph_break()", "if x.sum() > 0:", 'print(end="")']
+    assert all(entry.reason for entry in report.breaks)
+    assert model.seen == ["more"]  # it runs once
+    captured = []
+    with backend.observed(captured.append):
+        other(x)
+    assert not captured
 
 
 def _hooked(model, seen):

@@ -43,11 +43,13 @@ class Captured:
     """One graph that Dynamo captured, compiled; or one of its parts, where results are computed from other results.
 
     Attributes:
+        graph: of torch functions, as Dynamo gave it.
         part: which part; 0 for the first or only one.
         inference: the program of a call without gradients.
         forward, backward: those of a call with gradients; backward is compiled with forward.
     """
 
+    graph: GraphModule
     part: int = 0
     inference: Program | SizedPrograms | None = None
     forward: Program | SizedPrograms | None = None
@@ -111,7 +113,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
         return compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number)))
 
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
-        captured = Captured(number)
+        captured = Captured(graph, number)
         for observer in _observers.get():
             observer(captured)
 

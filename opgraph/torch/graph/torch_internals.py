@@ -5,7 +5,8 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -167,7 +168,7 @@ def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
     """
     code = _call.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
     function = FunctionType(code, _call.__globals__, "forward")
-    context = torch._dynamo.optimize(backend)
+    context: Any = torch._dynamo.optimize(backend)
     callback = getattr(context, "callback", None)
     if callback is not None:
         callback = context.callback = _with_hook_guards(callback)
@@ -370,16 +371,17 @@ def saved_outputs(output: torch.fx.Node) -> list[bool]:
     return ["SavedForBackwards" in type(d).__name__ for d in described]
 
 
-def graph_breaks(call: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[str, str]]:
-    """Where Dynamo ends graphs in a call, and why; runs it once."""
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    found = torch._dynamo.explain(call)(*args, **kwargs)
-    breaks = []
-    for reason in found.break_reasons:
-        if not reason.user_stack or not getattr(reason, "graph_break", True):
-            continue
-        frame = reason.user_stack[-1]
-        breaks.append((f"{frame.filename}:{frame.lineno}: {frame.line}", str(reason.reason).splitlines()[0]))
-    return breaks
+@contextmanager
+def graph_breaks() -> Iterator[list[tuple[str, str]]]:
+    """While this lasts, Dynamo's graph breaks are noted: afterwards the list has their lines and reasons, each once."""
+    noted: list[Any] = getattr(torch._dynamo.utils, "graph_break_reasons", [])
+    before = len(noted)
+    found: list[tuple[str, str]] = []
+    try:
+        yield found
+    finally:
+        for reason in noted[before:]:
+            if reason.user_stack and getattr(reason, "graph_break", True):
+                frame = reason.user_stack[-1]
+                where = f"{frame.filename}:{frame.lineno}: {frame.line}", str(reason.reason).splitlines()[0]
+                found += [where] if where not in found else []

@@ -1,0 +1,85 @@
+"""Modules that are one activation and nothing else: they run as fused functions, which take less host time.
+
+Measured with `x * sigmoid(a * x)` at 1,024 elements, forward and backward: specs/decisions/0031.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from opgraph.torch.graph.aten import is_reduction
+from opgraph.torch.graph.program import Program
+
+if TYPE_CHECKING:
+    from opgraph.torch.graph.backend import Captured
+
+
+def is_single(captured: Sequence[Captured]) -> bool:
+    """Whether what a call captured is one pointwise kernel for one result, without arithmetic on parameters alone.
+
+    Such arithmetic (NAF1's gamma functions) is part of a captured graph's kernel; a fused function leaves it to torch.
+    """
+    if len(captured) != 1:
+        return False
+    program = captured[0].forward or captured[0].inference
+    if not isinstance(program, Program) or program.library_calls or len(program.launches) != 1:
+        return False
+    if any(map(is_reduction, program.launches[0].nodes)):
+        return False
+    graph = captured[0].graph.graph
+    (output,) = [n for n in graph.nodes if n.op == "output"]
+    return len(output.all_input_nodes) == 1 and _reads_data(list(graph.nodes))
+
+
+def _reads_data(nodes: Sequence[Node]) -> bool:
+    """Whether every call of Dynamo's graph reads an argument of one dimension or more, directly or not."""
+    readers: set[Node] = set()
+    for node in nodes:
+        if node.op == "placeholder":
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.Tensor) and value.dim() and not isinstance(value, nn.Parameter):
+                readers.add(node)
+        elif readers.isdisjoint(node.all_input_nodes):
+            return False
+        else:
+            readers.add(node)
+    return True
+
+
+class NotAlone(Exception):  # noqa: N818 - it ends one way to run a module, and is no error
+    """The module cannot run as a function any longer: its class has another forward, or Python must run each time."""
+
+
+class Single:
+    """A module's own forward as a fused function.
+
+    Args:
+        module: whose forward.
+        rounding: as `fuse` takes it.
+    """
+
+    __slots__ = ("_class", "_forward", "_function")
+
+    def __init__(self, module: nn.Module, rounding: str) -> None:
+        from opgraph.torch.fuse import fuse  # which fuses modules by this
+
+        self._class = type(module)
+        self._forward = self._class.forward
+        self._function: Callable[..., Any] = fuse(MethodType(self._forward, module), rounding=rounding)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module's forward returns.
+
+        Raises:
+            NotAlone, before anything runs.
+            OpGraphError: the forward is not pointwise for these arguments.
+        """
+        if self._class.forward is not self._forward or self._function.why_rerun:  # type: ignore[attr-defined]
+            raise NotAlone
+        return self._function(*args, **kwargs)
