@@ -2,8 +2,8 @@
 
 Backward computes activations again from what was kept. A chain of residual blocks is computed in one go, as each block
 reads the one before it, and each of its values is held until the convolution that reads it has its turn: at the peak
-of a ResNet, five activations. Most of them follow from one or two tensors that are alive then in any case. Such a value is
-left to its kernel, and its later readers get a copy of the nodes that compute it.
+of a ResNet, five activations. Most of them follow from one or two tensors that are alive then in any case. Such a value
+is left to its kernel, and its later readers get a copy of the nodes that compute it.
 """
 
 from __future__ import annotations
