@@ -336,9 +336,11 @@ def _columns_apart(
 def _erase_unread(graph: Graph, node: Node, computed: set[Node]) -> None:
     """Takes a node out of the graph, and what only it reads, where nothing reads it."""
     waiting = [node]
+    erased: set[Node] = set()
     while waiting:
         unread = waiting.pop()
-        if not unread.users and (unread in computed or is_view(unread)):
+        if unread not in erased and not unread.users and (unread in computed or is_view(unread)):
+            erased.add(unread)
             waiting += unread.all_input_nodes
             computed.discard(unread)
             graph.erase_node(unread)

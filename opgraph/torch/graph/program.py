@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,8 @@ from opgraph.torch.graph.axis_splits import split_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, base_of, is_view, schedule
 from opgraph.torch.graph.places import Beginnings, Place, place_of
+from opgraph.torch.graph.recompute import recompute_over_peak
+from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
 from opgraph.torch.graph.targets import Target, target_of
 from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_outputs
@@ -93,6 +95,7 @@ class Program:
         self.launches: list[Launch] = []
         self.library_calls: list[Node] = []
         self._targets: dict[torch.device, Target] = {}
+        self._checked: dict[Node, Checked] = {}
         self._env: dict[str, Any] = {
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
         }  # fmt: skip
@@ -121,6 +124,8 @@ class Program:
         gathers = _stored_bytes(graph) <= _GATHERED
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
             planned = schedule(graph, refused=refused, gather_kernels=gathers)
+            if not gathers and not refused and recompute_over_peak(graph, planned):
+                planned = schedule(graph)
             kernels: dict[int, list[Launch]] = {}
             try:
                 for unit in planned.steps:
@@ -176,10 +181,13 @@ class Program:
         prepared = []
         by_name = {n.name: n for launch in launches for n in launch.nodes}
         for launch in launches:
+            # Of several kernels in one call, later ones read what an earlier one would write over.
+            over = overwritable(launch.kernel, launch.reads, launch.writes) if len(launches) == 1 else {}
             for place in launch.writes:
                 dtype = self._constant(place.dtype)
                 line = f"{place.name} = {target.allocate}({place.size}, {place.stride}, {dtype})"
-                made.append(Allocation(place.name, line, by_name.get(place.name, launch.nodes[-1])))
+                node = by_name.get(place.name, launch.nodes[-1])
+                made.append(Allocation(place.name, line, node, place, over.get(place.name, ())))
             operands = launch.operands
             reads += [p.name for p in operands if p.name]
             # Of an operand without a name only the shape counts: any address does.
@@ -210,7 +218,8 @@ class Program:
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
             name = f"{name}_{node.name}"
-            self._env[name] = Checked(self._env, name, called, values, self._alignment(node, values))
+            checked = Checked(self._env, name, called, values, self._alignment(node, values))
+            self._env[name] = self._checked[node] = checked
         else:
             self._env[name] = called
         return name
@@ -231,6 +240,7 @@ class Program:
         returned = [base_of(n) for n in self._returned if isinstance(n, Node)]
         result = f"({''.join(self._ref(n) + ', ' for n in self._returned)})"
         lasting = frozenset(n.name for n in (*fixed, *returned))
+        self._reuse(steps, lasting)
         has_constants = bool(fixed) or any(getattr(launch.plan, "keep", ()) for launch in self.launches)
         first: list[str] = []
         aligned: list[str] = []
@@ -241,6 +251,13 @@ class Program:
             self._env.update(found.values)
             aligned += found.lines
         return Function(places, steps, lasting, result, first, aligned)
+
+    def _reuse(self, steps: Sequence[Step], lasting: Collection[str]) -> None:
+        """Results take the memory of values that die where they are made."""
+        made = {a.name: a.place for step in steps for a in step.allocations}
+        taken = reuse_memory(steps, own_values(self.module.graph, made, self._begin.is_known), lasting)
+        for node, call in self._checked.items():
+            call.overwritten = not taken.isdisjoint((node.name, *(part.name for part in node.users)))
 
     def _packed(self, target: Target) -> set[str]:
         """The inputs that kernels read in packs."""

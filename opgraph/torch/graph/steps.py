@@ -15,17 +15,28 @@ from typing import Any, Protocol
 
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_iter
 
 from opgraph.torch.graph.groups import base_of, is_view
+from opgraph.torch.graph.places import Place
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A variable of the function that a line gives memory, and the node whose value goes there."""
+    """A variable of the function that a line gives memory, and the node whose value goes there.
+
+    Attributes:
+        place: how the value lies there.
+        fits: variables whose memory it may take, should this be their last step.
+        over: the one whose memory it takes; "" where the line allocates.
+    """
 
     name: str
     line: str
     node: Node
+    place: Place
+    fits: tuple[str, ...] = ()
+    over: str = ""
 
 
 @dataclass(slots=True)
@@ -67,6 +78,9 @@ class Watcher(Protocol):
 
     def making(self, node: Node | None) -> None:
         """What is allocated from now on is for this node; None: the program has ended."""
+
+    def taking(self, tensor: Any, node: Node) -> None:
+        """The value of this node takes the memory of a tensor that a program made for another one."""
 
 
 #: Those who look on now. A program's function asks whether there are any, in 20 ns.
@@ -131,9 +145,7 @@ class Function:
             nodes.append(node)
             return [f"    {event}nodes[{len(nodes) - 1}])"]
 
-        last: dict[str, int] = {}
-        for place, step in enumerate(self.steps):
-            last.update((name, place) for name in step.names)
+        last = last_steps(self.steps)
         names = [n.name for n in self.inputs]
         lines = [f"    {line}" for line in self.first]
         if names:
@@ -148,7 +160,8 @@ class Function:
         lines += [f"    {line}" for line in self.aligned]
         for place, step in enumerate(self.steps):
             for allocation in step.allocations:
-                lines += [*told("making(", allocation.node), f"    {allocation.line}"]
+                event = f"taking({allocation.over}, " if allocation.over else "making("
+                lines += [*told(event, allocation.node), f"    {allocation.line}"]
             lines += told("making(", step.node) if step.node is not None else []
             if computes or step.node is not None:
                 lines += [f"    {line}" for line in step.call.splitlines()]
@@ -157,6 +170,14 @@ class Function:
                 lines.append(f"    del {', '.join(dead)}")
         lines.append(f"    return {self.result}")
         return lines
+
+
+def last_steps(steps: Sequence[Step]) -> dict[str, int]:
+    """For each variable, the last step that makes or reads it."""
+    last: dict[str, int] = {}
+    for place, step in enumerate(steps):
+        last.update((name, place) for name in step.names)
+    return last
 
 
 def watched(function: Function, env: Mapping[str, Any], args: list[Any]) -> Any:
@@ -169,7 +190,7 @@ def watched(function: Function, env: Mapping[str, Any], args: list[Any]) -> Any:
     source, nodes = function.watched_text(watcher.computes)
     seen = {
         **env, "allocate": _empty, "allocate_cuda": partial(_empty, device="cuda"), "reinterpret": _reinterpret,
-        "nodes": nodes, "making": watcher.making, "reading": watcher.reading,
+        "nodes": nodes, "making": watcher.making, "taking": watcher.taking, "reading": watcher.reading,
     }  # fmt: skip
     if not watcher.computes:  # results without values prove nothing about the strides of real ones
         seen.update((name, value.call) for name, value in env.items() if isinstance(value, Checked))
@@ -199,20 +220,24 @@ def _first_reader(node: Node) -> Node | None:
 
 
 class Checked:
-    """A library call until its first results are seen: kernels rely on the strides that fake tensors promised, and on
-    the alignment that an allocator gives.
+    """A library call until its first results are seen: kernels rely on the strides that fake tensors promised, on the
+    alignment that an allocator gives, and, where they write over a result, on memory that is nobody else's.
 
     Args:
         env, name: where the call itself takes the place of this once its results fit.
         call: the function of torch.
         promised: the values without data that the graph has for its results.
         alignment: bytes at whose multiples kernels expect them.
+
+    Attributes:
+        overwritten: whether a kernel writes over a result.
     """
 
     def __init__(
         self, env: dict[str, Any], name: str, call: Callable[..., Any], promised: Sequence[Any], alignment: int
     ) -> None:
         self.call = call
+        self.overwritten = False
         self._alignment = alignment
         self._env, self._name = env, name
         self._strides = [v.stride() if isinstance(v, torch.Tensor) else None for v in promised]
@@ -221,18 +246,32 @@ class Checked:
         """The results, copied where they lie in another way than promised."""
         result = self.call(*args, **kwargs)
         results = result if isinstance(result, (list, tuple)) else [result]
+        shared = _shared(results, (args, kwargs)) if self.overwritten else set()
         fits = [
             s is None
             or not isinstance(r, torch.Tensor)
             or r.numel() == 0
-            or (_same_strides(r, s) and r.data_ptr() % self._alignment == 0)
-            for r, s in zip(results, self._strides)
+            or (_same_strides(r, s) and r.data_ptr() % self._alignment == 0 and i not in shared)
+            for i, (r, s) in enumerate(zip(results, self._strides))
         ]
         if all(fits):
             self._env[self._name] = self.call
             return result
         moved = [r if ok else _restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
         return type(result)(moved) if isinstance(result, (list, tuple)) else moved[0]
+
+
+def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
+    """Which results lie in the memory of an argument or of an earlier result."""
+    seen = {t.untyped_storage()._cdata for t in tree_iter(arguments) if isinstance(t, torch.Tensor)}
+    found = set()
+    for place, result in enumerate(results):
+        if isinstance(result, torch.Tensor):
+            key = result.untyped_storage()._cdata
+            if key in seen:
+                found.add(place)
+            seen.add(key)
+    return found
 
 
 def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:

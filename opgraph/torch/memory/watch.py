@@ -127,11 +127,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         """What is allocated from now on is for this node; None: the program has ended."""
         self._origin = None if node is None else origin_of(node)
 
+    def taking(self, tensor: Any, node: Node) -> None:
+        """The value of this node takes the memory of a tensor that a program made for another one."""
+        storage = storage_of(tensor)
+        if storage is not None and storage._cdata in self.births:
+            self.births[storage._cdata] = self._birth_from(origin_of(node))
+
     def _birth(self, func: Any) -> Birth:
-        outer, origin = self._where(), self._origin
-        if origin is None:
-            return Birth(outer, func._schema.name.removeprefix("aten::"))
-        return Birth(".".join(filter(None, (outer, origin.module))), origin.call, origin)
+        if self._origin is None:
+            return Birth(self._where(), func._schema.name.removeprefix("aten::"))
+        return self._birth_from(self._origin)
+
+    def _birth_from(self, origin: Origin) -> Birth:
+        return Birth(".".join(filter(None, (self._where(), origin.module))), origin.call, origin)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,0 +1,202 @@
+"""Values that a program would hold over its peak are computed again for those who read them later, where that is cheap.
+
+Backward computes activations again from what was kept. A chain of residual blocks is computed in one go, as each block
+reads the one before it, and each of its values is held until the convolution that reads it has its turn: at the peak
+of a ResNet, five activations. Most of them follow from one or two tensors that are alive then in any case. Such a value
+is left to its kernel, and its later readers get a copy of the nodes that compute it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+
+import torch
+from torch.fx import Graph, Node
+
+from opgraph.torch.graph.aten import is_elementwise, is_fill, value_of
+from opgraph.torch.graph.groups import Group, Schedule, base_of, is_view, keeps_elements
+
+#: Values smaller than this are held.
+SMALLEST = 2**20
+#: Tensors that a value is computed from at most: to hold it is to write it and to read it, three accesses to memory.
+_MOST_SOURCES = 2
+#: Steps that may be the peak one after the other.
+_MOST_PEAKS = 64
+#: Nodes that are computed again for one value at most.
+_LONGEST = 24
+
+
+class Lives:
+    """When the values of a graph are alive under a schedule.
+
+    Attributes:
+        bytes: at each step, with what the step makes and reads.
+        born, last: of each value that has memory, the step that makes it (-1: an input) and the last one that reads it.
+        step_of: the step in which a node runs.
+    """
+
+    def __init__(self, graph: Graph, schedule: Schedule) -> None:
+        end = len(schedule.steps)
+        self.born = {n: -1 for n in graph.nodes if n.op in ("placeholder", "get_attr")}
+        self.last: dict[Node, int] = {}
+        self.step_of: dict[Node, int] = {}
+        for number, step in enumerate(schedule.steps):
+            nodes = step.nodes if isinstance(step, Group) else (step,)
+            self.step_of.update((node, number) for node in nodes)
+            for node in step.outputs if isinstance(step, Group) else nodes:
+                whole = node.args[0] if node.target is operator.getitem else None
+                self.born[node] = self.step_of.get(whole, number)  # type: ignore[arg-type]
+            for node in nodes:
+                self.last.update((base_of(source), number) for source in node.all_input_nodes)
+        (output,) = [n for n in graph.nodes if n.op == "output"]
+        self.last.update((base_of(n), end) for n in output.all_input_nodes)
+        self.bytes = [0] * end
+        for node, born in self.born.items():
+            self._add(size_of(node), max(born, 0), self.last.get(node, born))
+        for number, step in enumerate(schedule.steps):
+            if isinstance(step, Group):
+                self.bytes[number] -= self._overlap(step, number)
+
+    def _add(self, size: int, first: int, last: int) -> None:
+        for step in range(first, min(last, len(self.bytes) - 1) + 1):
+            self.bytes[step] += size
+
+    def _overlap(self, group: Group, number: int) -> int:
+        """Bytes of results that lie over what dies there (`reuse`), about."""
+        read = {base_of(n) for node in group.nodes for n in node.all_input_nodes}
+        dying = [size_of(n) for n in read if self.born.get(n, -1) >= 0 and self.last[n] == number]
+        overlap = 0
+        for size in map(size_of, group.outputs):
+            if size in dying:
+                dying.remove(size)
+                overlap += size
+        return overlap
+
+    def held(self, step: int) -> list[Node]:
+        """The large values that are there at a step, and are read after it."""
+        return [
+            n for n, born in self.born.items()
+            if 0 <= born <= step < self.last.get(n, -1) < len(self.bytes) and size_of(n) >= SMALLEST
+        ]  # fmt: skip
+
+    def move(self, node: Node, last: int, copies: Sequence[Node], until: int) -> None:
+        """A value is read for the last time at an earlier step now; its later readers read a copy, which is made there.
+
+        Args:
+            copies: of what computes the value; of the value itself the last one.
+        """
+        self._add(
+            -size_of(node), last + (last > self.born[node]), until - 1
+        )  # not stored at all where nobody else reads it
+        self.step_of.update(dict.fromkeys(copies, until))
+        self.born[copies[-1]], self.last[copies[-1]] = until, self.last[node]
+        self.last[node] = last
+
+
+def size_of(node: Node) -> int:
+    """Bytes of a value; 0 of a tuple, whose elements are values of their own."""
+    value = value_of(node)
+    return int(value.numel()) * value.dtype.itemsize if isinstance(value, torch.Tensor) else 0
+
+
+def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
+    """Gives later readers of values that are held over the peak, unread, copies of what computes them; as often as that
+    lowers the peak.
+
+    Args:
+        schedule: of the graph, which is changed.
+
+    Returns: whether it was.
+    """
+    lives = Lives(graph, schedule)
+    computed = {n for step in schedule.steps if isinstance(step, Group) for n in step.nodes}
+    changed = False
+    for _ in range(_MOST_PEAKS):
+        peak = max(range(len(lives.bytes)), key=lives.bytes.__getitem__, default=0)
+        order = {n: i for i, n in enumerate(graph.nodes)}
+        found = False
+        for node in sorted(lives.held(peak), key=order.__getitem__, reverse=True):  # what reads a value comes before it
+            readers = _readers(node)
+            steps = [lives.step_of[user] for _, user in readers]
+            until = min((step for step in steps if step > peak), default=-1)
+            is_free = node in computed and (peak in steps) == (lives.born[node] == peak)
+            chain = None if not is_free or until < 0 else _chain(node, lives, computed, until)
+            if chain is not None:
+                later = [reader for reader, step in zip(readers, steps) if step > peak]
+                copies = _copied(graph, chain, later)
+                computed.update(copies)
+                last = max((step for step in steps if step <= peak), default=lives.born[node])
+                lives.move(node, last, copies, until)
+                found = changed = True
+        if not found:
+            break
+    return changed
+
+
+def _readers(node: Node) -> list[tuple[Node, Node]]:
+    """What reads the memory of a node: (the node or a view of it, reader)."""
+    found = []
+    waiting = [(node, user) for user in node.users]
+    while waiting:
+        read, user = waiting.pop()
+        if is_view(user):
+            waiting += [(user, u) for u in user.users]
+        else:
+            found.append((read, user))
+    return found
+
+
+def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> set[Node] | None:
+    """The nodes that compute a value from what is alive at a later step in any case; None where that is much."""
+    chain: set[Node] = set()
+    sources: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        link = waiting.pop()
+        if link in chain:
+            continue
+        chain.add(link)
+        if not is_elementwise(link) and not is_fill(link):
+            return None
+        if len(chain) > _LONGEST:
+            return None
+        for read in link.all_input_nodes:
+            base = base_of(read)
+            is_large = 2 * size_of(base) >= size_of(node)
+            is_stored = base in lives.born
+            if is_stored and (not is_large or lives.last.get(base, -1) >= until):
+                if is_large:
+                    sources.add(base)
+                continue
+            if base not in computed or (read is not base and not keeps_elements(read)):
+                return None
+            waiting.append(base)
+        if len(sources) > _MOST_SOURCES:
+            return None
+    return chain
+
+
+def _copied(graph: Graph, chain: Collection[Node], readers: Sequence[tuple[Node, Node]]) -> list[Node]:
+    """Lets readers read a copy of a chain, which stands before the first of them.
+
+    Args:
+        readers: (what it reads: the end of the chain or a view of it, reader).
+
+    Returns: the copies, without views; that of the end last.
+    """
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    copies: dict[Node, Node] = {}
+
+    def copy(node: Node) -> Node:
+        if node not in copies and (node in chain or (is_view(node) and base_of(node) in chain)):
+            copies[node] = graph.node_copy(node, copy)
+        return copies.get(node, node)
+
+    with graph.inserting_before(min((user for _, user in readers), key=order.__getitem__)):
+        for node in sorted(chain, key=order.__getitem__):
+            copy(node)
+        made = [n for n in copies.values() if not is_view(n)]
+        for read, user in readers:
+            user.replace_input_with(read, copy(read))
+    return made

@@ -1,0 +1,105 @@
+"""Results of kernels in the memory of values that are read for the last time by the same kernel.
+
+A step then allocates less: its peak is lower, and the result lies in memory that the processor's caches hold and the
+system has given out already. Only memory that the program made itself is written again: never an input (backward may
+run twice on what is kept, and the rest is somebody else's), never what is returned.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.groups import base_of, is_view
+from opgraph.torch.graph.places import Place, place_of
+from opgraph.torch.graph.steps import Step, last_steps
+
+
+def overwritable(kernel: Any, reads: Sequence[Place], writes: Sequence[Place]) -> dict[str, tuple[str, ...]]:
+    """For each variable that a kernel writes, those that it reads in whose place the result may lie.
+
+    These have the same dtype, sizes and strides, and all that the kernel reads of them is read element by element.
+    Results of sums need memory of their own, which lets a kernel write parts of them while others are computed.
+
+    Args:
+        kernel: compiled for the CPU or a GPU.
+        reads, writes: where the tensors of its ports lie.
+    """
+    operands = kernel.operands
+    sources: dict[str, list[int]] = {}
+    for i, place in enumerate(reads):
+        sources.setdefault(place.name, []).append(i)
+    found = {}
+    for result, place in enumerate(writes):
+        store = operands.loop.stores[result]
+        if store.to is not None or store.per_row:
+            continue
+        found[place.name] = tuple(
+            name
+            for name, ports in sources.items()
+            if all(replace(reads[i], name=place.name) == place and operands.lies_over(i, result) for i in ports)
+        )
+    return found
+
+
+def own_values(graph: Graph, made: Mapping[str, Place], is_known: Callable[[str], bool]) -> dict[str, Place]:
+    """Where the variables lie whose memory nothing but the program's kernels and PyTorch's own functions have seen.
+
+    Other functions (collectives, for one) may still read what they were given when they have returned, or hold what
+    they give.
+
+    Args:
+        made: what the program allocates for its kernels.
+        is_known: whether a variable is memory of its own, as far as schemas say so; see `Beginnings`.
+    """
+    found = dict(made)
+    exposed: set[str] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or is_view(node) or node.name in made:
+            continue
+        call = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(call, Node) or not _is_torchs(call):
+            exposed |= {base_of(n).name for n in node.all_input_nodes}
+        elif is_known(node.name) and isinstance(value_of(node), torch.Tensor) and not _has_twin(node):
+            found[node.name] = place_of(node)
+    return {name: place for name, place in found.items() if name not in exposed}
+
+
+def _has_twin(node: Node) -> bool:
+    """Whether another node takes the same element of the same tuple."""
+    if node.target is not operator.getitem:
+        return False
+    return any(u is not node and u.target is node.target and u.args == node.args for u in node.all_input_nodes[0].users)
+
+
+def _is_torchs(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
+
+
+def reuse_memory(steps: Sequence[Step], own: Mapping[str, Place], lasting: Collection[str]) -> set[str]:
+    """Lets results lie over what dies where they are made.
+
+    Args:
+        steps: in order; their allocations are changed.
+        own: variables whose memory may be written again, and how they lie there.
+        lasting: variables that no step gives up.
+
+    Returns: the variables whose memory another one takes over.
+    """
+    last = last_steps(steps)
+    taken: set[str] = set()
+    for number, step in enumerate(steps):
+        for place, allocation in enumerate(step.allocations):
+            for name in allocation.fits:
+                dies = last[name] == number and name not in lasting and name not in taken
+                if dies and name in own and own[name] == replace(allocation.place, name=name):
+                    taken.add(name)
+                    step.allocations[place] = replace(allocation, line=f"{allocation.name} = {name}", over=name)
+                    break
+    return taken

@@ -1,0 +1,107 @@
+"""Programs write over memory of their own, and compute again what they would hold over their peak: the same bits."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.torch import zoo  # noqa: E402
+from opgraph.torch.graph import program, recompute  # noqa: E402
+from opgraph.torch.graph.backend import Captured, observed  # noqa: E402
+
+MIB = 2**20
+
+
+class Blocks(nn.Module):
+    """Residual blocks of a product and random pointwise ops; a value in between is a result, and so is a view of it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.picks = torch.randint(0, 4, (4, 3)).tolist()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        shown = x
+        for layer, picks in zip(self.layers, self.picks, strict=True):
+            y = layer(x)
+            for pick in picks:
+                y = [F.silu(y), y * torch.sigmoid(x), y + x.roll(1, 0), y - y.mean(-1, keepdim=True)][pick]
+            x = F.layer_norm(x + y, (8,))
+            shown = y if picks[0] % 2 else shown
+        return x, shown, shown[1:, :4]
+
+
+def run(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor], Captured]:
+    """Results, two backward passes' gradients and all that was kept after them; what was kept must be as it was."""
+    model, x = ogt.fuse(Blocks(seed)), torch.randn(6, 8, requires_grad=True)
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        held.append((tensor.detach(), tensor.detach().clone()))
+        return tensor
+
+    found: list[Captured] = []
+    with observed(found.append), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        results = model(x)
+    held += [(t.detach(), t.detach().clone()) for t in (x, *results, *model.parameters())]
+    directions = [torch.randn_like(t) for t in results]
+    held += [(t, t.clone()) for t in directions]
+    wanted = [x, *model.parameters()]
+    passes = [torch.autograd.grad(results, wanted, directions, retain_graph=True) for _ in range(2)]
+    for now, before in held:
+        assert torch.equal(now, before)
+    for first, second in zip(*passes, strict=True):
+        assert torch.equal(first, second)
+    return list(results), list(passes[0]), found[0]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 8))])
+def test_reused_memory_and_recomputed_values_change_no_bit(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "_GATHERED", 0)  # as programs of large values are made
+    monkeypatch.setattr(recompute, "SMALLEST", 1)
+    torch.manual_seed(seed)
+    results, gradients, made = run(seed)
+    assert any(line.count(" ") == 6 and "=" in line for line in made.backward.source.splitlines())  # "    a = b"
+    torch._dynamo.reset()
+    monkeypatch.setattr(program, "reuse_memory", lambda *_: set())
+    monkeypatch.setattr(program, "recompute_over_peak", lambda *_: False)
+    torch.manual_seed(seed)
+    plain = run(seed)
+    for own, other in zip([*results, *gradients], [*plain[0], *plain[1]], strict=True):
+        assert torch.equal(own, other)
+
+
+def test_collectives_keep_the_memory_that_they_read() -> None:
+    """What an op outside of PyTorch's own reads may still be read when it has returned."""
+    from torch.fx import Graph
+
+    from opgraph.torch.graph.places import place_of
+    from opgraph.torch.graph.reuse import own_values
+
+    graph = Graph()
+    x = graph.placeholder("x")
+    a = graph.call_function(torch.ops.aten.mm.default, (x, x))
+    b = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (a,))
+    c = graph.call_function(torch.ops.aten.mm.default, (b, b))
+    graph.output((c,))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(2, 2, device="meta")
+    own = own_values(graph, {}, lambda name: True)
+    assert own == {c.name: place_of(c)}
+
+
+@pytest.mark.parametrize(("activation", "mib"), [(nn.SiLU, 365), (nn.ReLU, 365)], ids=("silu", "relu"))
+@pytest.mark.sweep
+def test_the_peak_of_a_resnet(activation: type[nn.Module], mib: int) -> None:
+    model = ogt.fuse(copy.deepcopy(zoo.resnet18(activation)))
+    report = ogt.saved_tensors(model, torch.empty(128, 3, 32, 32), dry_run=True)
+    assert report.totals.kept <= 302 * MIB
+    assert report.peak.bytes <= mib * MIB
