@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Node
 
-from opgraph.torch.graph.groups import base_of, is_view
+from opgraph.torch.graph.views import base_of, is_view
 
 
 @dataclass(frozen=True, slots=True)
