@@ -197,9 +197,7 @@ def _may_turn(node: Node, computed: set[Node]) -> bool:
     return all(_may_turn(n, computed) for n in _whole(node) if n in computed)
 
 
-def _turned(
-    views: _Views, node: Node, sizes: Sequence[int], order: Order, computed: set[Node]
-) -> tuple[Node, Node]:
+def _turned(views: _Views, node: Node, sizes: Sequence[int], order: Order, computed: set[Node]) -> tuple[Node, Node]:
     """A node whose axes are those that `order` names, of these sizes; and its result in its own order."""
     value = value_of(node)
     for operand in _whole(node):
@@ -253,7 +251,7 @@ def _reduction(views: _Views, node: Node, computed: set[Node]) -> tuple[Node, No
             break
         reduced, (source,) = moved, source.all_input_nodes
     if source not in computed:
-        source, reduced = operand, {axis for axis in reduced_axes(node)}
+        source, reduced = operand, set(reduced_axes(node))
     if not reduced or (source is operand and keeps_axes(node)):
         return None
     sizes = value_of(source).shape

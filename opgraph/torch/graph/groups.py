@@ -286,8 +286,8 @@ def loop_shape(node: Node) -> tuple[int, ...]:
 
 
 def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> dict[Node, Group]:
-    """The group of each computed node: of nodes that read each other, and of loops of one shape that read one tensor, or
-    results of one call."""
+    """The group of each computed node: of nodes that read each other, and of loops of one shape that read one tensor,
+    or results of one call."""
     parent = {n: n for n in computed}
 
     def root(node: Node) -> Node:
