@@ -7,7 +7,7 @@ from opgraph.partition.books import Books
 from opgraph.partition.clusters import Blocked
 from opgraph.partition.nodes import Nodes
 from opgraph.partition.partition import FUSED, LIBRARY
-from opgraph.partition.symbols import Shape, row_share, shape_text, size_ratio
+from opgraph.partition.symbols import Shape, is_scalar_shape, row_share, shape_text, size_ratio
 from opgraph.partition.traits import kind_and_provider
 
 #: Recomputing a smaller part in the loop over a bigger shape is free up to this many instructions per element ...
@@ -70,6 +70,23 @@ class Cutter:
                 if a != b and books.shape[a] == books.shape[b] and len(reads[a] | reads[b]) <= MAX_READS:
                     self._join_readers(a, b, reads)
                 latest[value] = node
+
+    def fuse_neighbours(self) -> None:
+        """Joins parts of one shape that do not wait for each other, whatever they read."""
+        books, nodes, live = self.books, self.nodes, self._live()
+        made = {t.id: self.clusters.find(node) for node, op in enumerate(nodes.ops) for t in op.outputs}
+        reads: dict[int, set[int]] = {}
+        for node, values in enumerate(nodes.reads):
+            own = self.clusters.find(node)
+            if live[node]:
+                reads.setdefault(own, set()).update([v for v in values if made.get(v) != own])
+        found: dict[Shape, int] = {}
+        for cluster in list(self.clusters):
+            if cluster not in reads or books.kinds[cluster][0] != FUSED or is_scalar_shape(books.shape[cluster]):
+                continue
+            first = self.clusters.find(found.setdefault(books.shape[cluster], cluster))
+            if first != cluster and len(reads[first] | reads[cluster]) <= MAX_READS:
+                self._join_readers(first, cluster, reads)
 
     def _join_readers(self, a: int, b: int, reads: dict[int, set[int]]) -> None:
         if self.books.apart_between(a, b) or self.books.rows_differ(a, b):

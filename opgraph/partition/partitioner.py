@@ -50,12 +50,15 @@ class Partitioning:
         return make_report(self.graph, self.partitions, self.refusals, self.policy)
 
 
-def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = RULES) -> Partitioning:
+def partition(
+    graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = RULES, side_by_side: bool = False
+) -> Partitioning:
     """Cuts a finalized graph into partitions, the same for every engine kind.
 
     Args:
         policy: "fusion", or "debug": every op alone.
         rules: of the named units to look for.
+        side_by_side: parts of one shape are joined even where they read no value together.
 
     Returns: the partitions in topological order, verified, and the report that says why.
 
@@ -70,14 +73,16 @@ def partition(graph: Graph, *, policy: str = "fusion", rules: Sequence[Rule] = R
     if not graph.is_finalized:
         raise InvalidGraph("the graph is not finalized", where="partition", fix="call graph.finalize() first")
     with no_collector():
-        return _partitioned(graph, policy, rules)
+        return _partitioned(graph, policy, rules, side_by_side)
 
 
-def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule]) -> Partitioning:
+def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule], side_by_side: bool) -> Partitioning:
     cutter = Cutter(graph)
     if policy == "fusion":
         cutter.fuse_equal_shapes()
         cutter.fuse_readers()
+        if side_by_side:
+            cutter.fuse_neighbours()
         cutter.absorb_smaller_shapes()
     cutter.leave_reshapes()
     if policy == "fusion":
@@ -86,7 +91,7 @@ def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule]) -> Partitioni
     units = find_units(graph, rules)
     cluster, splits = split(books, [books.clusters.find(node) for node in range(len(cutter.nodes.ops))], units)
     partitions = _in_order(graph, books, cluster, units)
-    verify_partitions(graph, partitions)
+    verify_partitions(graph, partitions, side_by_side=side_by_side)
     return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=(*books.told(), *splits))
 
 

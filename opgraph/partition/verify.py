@@ -11,11 +11,14 @@ from opgraph.partition.partition import FUSED, Partition
 from opgraph.partition.ports import needed_outside, read_from_outside
 
 
-def verify_partitions(graph: Graph, partitions: Sequence[Partition]) -> None:
+def verify_partitions(graph: Graph, partitions: Sequence[Partition], *, side_by_side: bool = False) -> None:
     """What partitioning promises: every op but End in exactly one partition, in an order in which they can run.
 
     Each partition's inputs are made by earlier ones; so the graph of partitions has no cycle, and each is convex. A
     fused one is connected, by values that its ops make or read. Ports are what is read from and needed outside.
+
+    Args:
+        side_by_side: fused partitions need not be connected.
 
     Raises:
         InvalidGraph: a promise is broken; a mistake in the partitioner, not of its caller.
@@ -44,10 +47,10 @@ def verify_partitions(graph: Graph, partitions: Sequence[Partition]) -> None:
                 raise _broken(partitions[place[op.id]], f"needs {tensor.label} before partition {place[maker.id]} ran")
     outputs = {t.id for t in graph.outputs}
     for part in partitions:
-        _verify_one(graph, outputs, part)
+        _verify_one(graph, outputs, part, side_by_side)
 
 
-def _verify_one(graph: Graph, outputs: set[int], part: Partition) -> None:
+def _verify_one(graph: Graph, outputs: set[int], part: Partition, side_by_side: bool) -> None:
     inputs, constants = read_from_outside(part.ops)
     needed = needed_outside(graph, outputs, part.ops)
     ports = (part.input_ports, part.constants, part.output_ports)
@@ -59,7 +62,7 @@ def _verify_one(graph: Graph, outputs: set[int], part: Partition) -> None:
     inside = {op.id for op in part.ops}
     if any(op.id not in inside for unit in part.unit_matches for op in unit.ops):
         raise _broken(part, "names a unit that reaches outside")
-    if part.kind == FUSED and not _connected(part.ops):
+    if part.kind == FUSED and not side_by_side and not _connected(part.ops):
         raise _broken(part, "is fused, but not connected")
 
 

@@ -15,13 +15,13 @@ from opgraph.torch.explain_report import FusedCalls, FusionReport, GraphBreak, G
 from opgraph.torch.fuse_module import FusedForward, forward_of, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import Captured, compiler, observed
-from opgraph.torch.graph.groups import is_view
 from opgraph.torch.graph.origin import origin_of
 from opgraph.torch.graph.program import Launch, Program
 from opgraph.torch.graph.saved import PARAMETER, Memory
 from opgraph.torch.graph.sizes import SizedPrograms
 from opgraph.torch.graph.steps import watched_by
 from opgraph.torch.graph.torch_internals import compiled, graph_breaks
+from opgraph.torch.graph.views import is_view
 from opgraph.torch.memory.measure import saved_tensors
 from opgraph.torch.memory.report import MemoryReport
 from opgraph.torch.memory.watch import Watch, existing_storages, storage_of

@@ -7,6 +7,7 @@ only captured graphs have: casts, fills, reductions, joins (`axis_splits`), and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -178,6 +179,7 @@ class NodeEmitter(Emitter):
         values: the tensors of the nodes so far.
         as_eager: numbers are rounded where eager torch's kernels round them.
         split: the axis that the graph's tensors have as two.
+        columns: sums that keep their axes and are made beside everything else, in one pass.
     """
 
     def __init__(
@@ -187,11 +189,13 @@ class NodeEmitter(Emitter):
         *,
         as_eager: bool = False,
         split: AxisSplit | None = None,
+        columns: AbstractSet[Node] = frozenset(),
     ) -> None:
         self.graph = graph
         self.values = values
         self.as_eager = as_eager
         self._split = split
+        self._columns = columns
         self._blocks: dict[tuple[int, ...], LogicalTensor] = {}
         self.on_host = True
         self.what = ""
@@ -224,6 +228,9 @@ class NodeEmitter(Emitter):
         if op in _REDUCTIONS:
             sizes = value_of(node.args[0]).shape  # type: ignore[arg-type]
             reduced = self._spread(self._tensor(self._as(self._value(node.args[0]), name)), self._shape(sizes))
+            if node in self._columns:
+                like = self._like(self._shape(result.shape))
+                return self._tensor(self.step("SumTo", (reduced, like), name))
             axes = list(reduced_axes(node))
             axes = axes if self._split is None else self._split.axes(len(sizes), axes)
             attrs = {"axes": axes, "keep_dims": keeps_axes(node)}

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from opgraph.torch.graph.aten import is_computed, is_fill, value_of
-from opgraph.torch.graph.groups import base_of, is_view
+from opgraph.torch.graph.views import base_of, is_view
 
 #: Bytes of constants that a graph holds at most.
 MOST_BYTES = 2**26

@@ -4,7 +4,11 @@ Each computed node has a level: one more than that of a library call, or of a su
 one level that read each other, or the same tensor, form a group: no path leads out of a group and back, because
 nothing on a level reads what the same level stores. A node whose readers are all on later levels moves to the first of
 them. A node with readers on several levels is computed on each, where that reads less memory than its value takes.
-Sums down columns are apart from sums along rows: together they would be two kernels that store values for each other.
+What is computed again for a library call that may as well run later moves, with that call, to the level that reads the
+same memory: in backward, an activation for the gradient of a weight moves to the activation's own gradient.
+
+A reduction of rows has its result at hand in the same kernel: of the last axes, or of axes along which memory lies in
+runs, as the images of a channel do. Of two kinds of rows in a group the second is summed down columns.
 
 Random ops run in the order of the graph, which is eager's: they share one stream of numbers. A write keeps its place
 among the reads of that memory.
@@ -23,56 +27,20 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
-from opgraph.torch.graph.aten import VIEWS, is_computed, is_reduction, packet, reduced_axes, value_of
+from opgraph.torch.graph.aten import is_computed, is_reduction, keeps_axes, packet, reduced_axes, value_of
+from opgraph.torch.graph.axis_order import move_views_down
 from opgraph.torch.graph.axis_splits import join_of
+from opgraph.torch.graph.duplicates import Sources, bytes_of, duplicate
 from opgraph.torch.graph.slices import move_slices_up
+from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 
 aten = torch.ops.aten
-
-
-def is_view(node: Node) -> bool:
-    """Whether the node is the memory of the node that it reads."""
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem:
-        source = node.args[0]
-        return isinstance(source, Node) and is_view(source)
-    value = value_of(node)
-    if (
-        value is None
-        or node.target is aten.view.dtype
-        or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj()))
-    ):
-        return False  # more than a place in memory: torch makes such a view
-    if packet(node) is aten.as_strided:
-        # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
-        return base_of(node.all_input_nodes[0]).op != "placeholder"
-    return packet(node) in VIEWS
 
 
 def is_random(node: Node) -> bool:
     """Whether the node takes numbers from a random generator, or might."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or isinstance(node.target, HigherOrderOperator)
-
-
-def base_of(node: Node) -> Node:
-    """The node whose memory a chain of views reads."""
-    while is_view(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def keeps_elements(node: Node) -> bool:
-    """Whether a chain of views broadcasts at most: a kernel that made its base has its elements at hand."""
-    while is_view(node):
-        if packet(node) not in (aten.expand, aten.alias, aten.detach):
-            return False
-        source = node.all_input_nodes[0]
-        if value_of(node).dim() != value_of(source).dim():
-            return False
-        node = source
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +54,25 @@ class Group:
 
     nodes: tuple[Node, ...]
     outputs: tuple[Node, ...]
+
+
+def columns_of(group: Group) -> set[Node]:
+    """The sums of a group that one pass over its loop makes beside everything else, which waits for none of them.
+
+    Where a loop has no rows, and makes nothing but sums along the same axes, they are reductions, which may walk
+    columns one after the other.
+    """
+    reductions = [n for n in group.nodes if is_reduction(n)]
+    read = {base_of(source) for node in group.nodes for source in node.all_input_nodes}
+    rows = {reduced_axes(n) for n in reductions if n in read}
+    rows = rows or {reduced_axes(n) for n in reductions if _is_last(n) or _lies_in_runs(n)}
+    columns = [n for n in reductions if n not in read and reduced_axes(n) not in rows]
+    shapes = {loop_shape(n) for n in group.outputs if not is_reduction(n)}
+    alone = not rows and len({reduced_axes(n) for n in columns}) == 1
+    return {
+        n for n in columns
+        if packet(n) is aten.sum and keeps_axes(n) and not (alone and loop_shape(n) not in shapes)
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +94,21 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     kept_out = set(refused)
     computed = {n for n in graph.nodes if n not in kept_out and is_computed(n)}
     computed -= {n for n in computed if join_of(n) is not None and not any(u in computed for u in n.users)}
-    move_slices_up(graph, computed, _levels(graph, computed, _waits(graph)))
-    levels = _levels(graph, computed, _waits(graph))
+    move_views_down(graph, computed)
+    rows = {n for n in computed if is_reduction(n) and (_is_last(n) or _lies_in_runs(n))}
+    while True:
+        waits = _waits(graph)
+        levels = _levels(graph, computed, rows, waits)
+        mixed = _of_other_rows(_groups(graph, computed, levels), rows)
+        if not mixed:
+            break
+        rows -= mixed
+    move_slices_up(graph, computed, levels)
+    levels = _levels(graph, computed, rows, _waits(graph))
     _sink(graph, computed, levels)
-    _duplicate(graph, computed, levels)
+    _postpone(graph, computed, levels)
+    duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
-    found = _groups(graph, computed, levels, _columns_apart(graph, computed, levels, found))
     return Schedule(tuple(_ordered(graph, found, _waits(graph), gather_kernels)))
 
 
@@ -148,7 +144,9 @@ def writes(node: Node) -> bool:
     return schema.is_mutable or not schema.returns or str(schema.name).endswith("_")
 
 
-def _levels(graph: Graph, computed: set[Node], waits: Mapping[Node, list[Node]]) -> dict[Node, int]:
+def _levels(
+    graph: Graph, computed: set[Node], rows: AbstractSet[Node], waits: Mapping[Node, list[Node]]
+) -> dict[Node, int]:
     levels: dict[Node, int] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -157,7 +155,7 @@ def _levels(graph: Graph, computed: set[Node], waits: Mapping[Node, list[Node]])
         level = 0
         for source in node.all_input_nodes:
             base = base_of(source)
-            ends = node in computed and base.op == "call_function" and not _fuses(source, base, node, computed)
+            ends = node in computed and base.op == "call_function" and not _fuses(source, base, computed, rows)
             level = max(level, levels[base] + ends)
         for earlier in waits.get(node, ()):
             level = max(level, levels[earlier] + (node in computed))
@@ -165,17 +163,40 @@ def _levels(graph: Graph, computed: set[Node], waits: Mapping[Node, list[Node]])
     return levels
 
 
-def _fuses(source: Node, base: Node, node: Node, computed: set[Node]) -> bool:
-    """Whether a node may be in one group with the computed node that it reads, perhaps through views."""
+def _fuses(source: Node, base: Node, computed: AbstractSet[Node], rows: AbstractSet[Node]) -> bool:
+    """Whether what reads a computed node, perhaps through views, may be in one group with it."""
     if base not in computed or (source is not base and not keeps_elements(source)):
         return False
-    return not is_reduction(base) or _reduces_rows(base)
+    return not is_reduction(base) or base in rows
 
 
-def _reduces_rows(node: Node) -> bool:
-    """Whether a reduction takes the last axes away: a kernel has the whole row at hand."""
+def _is_last(node: Node) -> bool:
+    """Whether a reduction takes the last axes away."""
     axes, rank = reduced_axes(node), value_of(node.args[0]).dim()  # type: ignore[arg-type]
     return axes == tuple(range(rank - len(axes), rank))
+
+
+#: Rows of other axes than the last: elements that lie together, at least, and rows, which threads share.
+_SHORTEST_RUN, _FEWEST_ROWS = 8, 16
+
+
+def _lies_in_runs(node: Node) -> bool:
+    """Whether a reduction of other axes than the last takes away those along which memory is walked."""
+    value, reduced = value_of(node.args[0]), reduced_axes(node)  # type: ignore[arg-type]
+    run = 1
+    for stride, axis in sorted((stride, axis) for axis, stride in enumerate(value.stride()) if value.shape[axis] != 1):
+        if axis not in reduced or stride != run:
+            break
+        run *= int(value.shape[axis])
+    return run >= _SHORTEST_RUN and value_of(node).numel() >= _FEWEST_ROWS
+
+
+def _of_other_rows(groups: Mapping[Node, Group], rows: AbstractSet[Node]) -> set[Node]:
+    """The reductions of other axes than the last in groups whose rows are several kinds."""
+    kinds: dict[int, set[tuple[int, ...]]] = {}
+    for node in rows:
+        kinds.setdefault(id(groups[node]), set()).add(reduced_axes(node))
+    return {n for n in rows if len(kinds[id(groups[n])]) > 1 and not _is_last(n)}
 
 
 def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
@@ -197,159 +218,76 @@ def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
             levels[node] = min(readers)
 
 
-#: Nodes of a chain that is computed again on another level.
-_LONGEST_CHAIN = 8
+#: Levels by which a library call runs later at most: what it reads lives as long.
+_LATEST = 3
 
 
-def _duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
-    """Gives readers on later levels a copy of a node of their own, where that costs no more memory traffic.
-
-    A value that is stored for a later level is written once and read once; a copy reads what the value is made of.
-    """
-    sources = _Sources(computed)
+def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
+    """Moves what is computed for library calls alone, that nothing waits for, to a later level that reads the same
+    memory, and the calls behind it."""
+    sources = Sources(computed)
+    calls: dict[Node, set[Node]] = {}  # computed for these calls alone
     for node in reversed(graph.nodes):
         if node not in computed or is_reduction(node):
             continue
-        readers: dict[int, list[tuple[Node, Node]]] = {}  # by level: (what it reads: the node or a view of it, reader)
-        stored = False
-        waiting = [(node, user) for user in node.users]
-        while waiting:
-            read, user = waiting.pop()
-            if is_view(user) and keeps_elements(user):
-                waiting += [(user, u) for u in user.users]
-            elif user in computed and (read is node or keeps_elements(read)):
-                readers.setdefault(levels[user], []).append((read, user))
+        found: set[Node] = set()
+        for user in _readers(node):
+            if user in calls:
+                found |= calls[user]
+            elif user not in computed and _is_last_call(user):
+                found.add(user)
             else:
-                stored = True
-        for level, found in readers.items():
-            if level == levels[node] or sources.chain(node) > _LONGEST_CHAIN:
-                continue
-            there = {s for _, user in found for other in user.all_input_nodes if base_of(other) is not node
-                     for s in sources.of(base_of(other))}  # fmt: skip
-            new = [s for s in sources.of(node) if s not in there and 2 * _bytes(s) >= _bytes(node)]
-            if len(new) > (0 if stored else 1):
-                continue
-            with graph.inserting_after(node):
-                copy = graph.node_copy(node)
-            computed.add(copy)
-            levels[copy] = level
-            for read, user in found:
-                user.replace_input_with(read, _with_base(graph, read, node, copy))
-
-
-def _with_base(graph: Graph, view: Node, base: Node, other: Node) -> Node:
-    """The same view of another node."""
-    if view is base:
-        return other
-    source = _with_base(graph, view.all_input_nodes[0], base, other)
-    with graph.inserting_after(source):
-        return graph.node_copy(view, lambda n: source if n is view.all_input_nodes[0] else n)
-
-
-def _bytes(node: Node) -> int:
-    value = value_of(node)
-    return int(value.numel()) * value.dtype.itemsize if isinstance(value, torch.Tensor) else 0
-
-
-class _Sources:
-    """What computed nodes read from memory, were nothing between them stored."""
-
-    def __init__(self, computed: set[Node]) -> None:
-        self._computed = computed
-        self._found: dict[Node, tuple[frozenset[Node], int]] = {}
-
-    def of(self, node: Node) -> frozenset[Node]:
-        """The stored values that a chain which ends at a node reads."""
-        return self._look(node)[0]
-
-    def chain(self, node: Node) -> int:
-        """How many nodes compute it from stored values, at most."""
-        return self._look(node)[1]
-
-    def _look(self, node: Node) -> tuple[frozenset[Node], int]:
-        known = self._found.get(node)
-        if known is not None:
-            return known
-        if node not in self._computed or is_reduction(node):
-            return frozenset((node,)), 0
-        read: frozenset[Node] = frozenset()
-        length = 1
+                break
+        else:
+            if found:
+                calls[node] = found
+    reading: dict[Node, set[int]] = {}
+    for node in computed - calls.keys():
         for source in node.all_input_nodes:
-            base = base_of(source)
-            fuses = source is base or keeps_elements(source)
-            found, steps = self._look(base) if fuses else (frozenset((base,)), 0)
-            read |= found
-            length += steps
-        self._found[node] = read, length
-        return read, length
-
-
-#: Values of full size that a sum down columns reads at most to compute a value again. A value in memory costs as much:
-#: it is written, which reads the memory too, and read, in one kernel more.
-_MOST_SOURCES = 4
-
-
-def _columns_apart(
-    graph: Graph, computed: set[Node], levels: dict[Node, int], groups: Mapping[Node, Group]
-) -> set[Node]:
-    """Takes sums down columns out of groups that reduce rows: two kernels, of which neither waits for values that the
-    other one stores for it alone.
-
-    Returns: the sums, with the nodes that compute their operands, copies for them; and sums of values in memory.
-    """
-    sources = _Sources(computed)
-    with_rows = {id(g) for n, g in groups.items() if is_reduction(n) and _reduces_rows(n)}
-    apart: set[Node] = set()
-    copies: dict[Node, Node] = {}
-
-    def reads_many(node: Node) -> bool:
-        return sum(2 * _bytes(s) >= _bytes(node) for s in sources.of(node)) > _MOST_SOURCES
-
-    def again(read: Node, group: Group) -> Node:
-        base = base_of(read)
-        if base not in computed or is_reduction(base) or groups.get(base) is not group:
-            return read
-        if base not in copies and reads_many(base) and not any(reads_many(base_of(n)) for n in base.all_input_nodes):
-            return read
-        if base not in copies:
-            with graph.inserting_after(base):
-                copies[base] = graph.node_copy(base, lambda n: again(n, group))
-            computed.add(copies[base])
-            apart.add(copies[base])
-            levels[copies[base]] = levels[base]
-        return _with_base(graph, read, base, copies[base])
-
-    for node in list(graph.nodes):
-        if node not in computed or not is_reduction(node) or _reduces_rows(node):
+            reading.setdefault(base_of(source), set()).add(levels[node])
+    for node in reversed(graph.nodes):
+        if node not in calls:
             continue
-        (operand,), group = node.all_input_nodes, groups[node]
-        base = base_of(operand)
-        if groups.get(base) is not group:
-            apart.add(node)
-        elif id(group) in with_rows:
-            apart.add(node)
-            node.replace_input_with(operand, again(operand, group))
-            _erase_unread(graph, base, computed)
-    return apart
+        if any(user in calls for user in _readers(node)):  # where its readers are
+            levels[node] = min(levels[user] for user in _readers(node))
+            continue
+        large = [s for s in sources.of(node) if 2 * bytes_of(s) >= bytes_of(node)]
+        later = set.intersection(*(reading.get(s, set()) for s in large)) if large else set()
+        later = {level for level in later if levels[node] < level <= levels[node] + _LATEST}
+        if later:
+            levels[node] = min(later)
+            for call in calls[node]:
+                levels[call] = max(levels[call], levels[node])
 
 
-def _erase_unread(graph: Graph, node: Node, computed: set[Node]) -> None:
-    """Takes a node out of the graph, and what only it reads, where nothing reads it."""
-    waiting = [node]
-    erased: set[Node] = set()
+def _readers(node: Node) -> list[Node]:
+    """What reads the memory of a node, perhaps through views."""
+    found, waiting = [], list(node.users)
     while waiting:
-        unread = waiting.pop()
-        if unread not in erased and not unread.users and (unread in computed or is_view(unread)):
-            erased.add(unread)
-            waiting += unread.all_input_nodes
-            computed.discard(unread)
-            graph.erase_node(unread)
+        user = waiting.pop()
+        if is_view(user):
+            waiting += user.users
+        else:
+            found.append(user)
+    return found
 
 
-def _groups(
-    graph: Graph, computed: set[Node], levels: Mapping[Node, int], apart: AbstractSet[Node] = frozenset()
-) -> dict[Node, Group]:
-    """The group of each computed node; those `apart` share none with others."""
+def _is_last_call(node: Node) -> bool:
+    """Whether a library call may run at any time: the graph's outputs alone read its result."""
+    if node.op != "call_function" or writes(node) or is_random(node):
+        return False
+    users = _readers(node)
+    return all(u.op == "output" or (u.target is operator.getitem and _is_last_call(u)) for u in users)
+
+
+def loop_shape(node: Node) -> tuple[int, ...]:
+    """The shape that a loop which computes the node runs over."""
+    return tuple(value_of(node.all_input_nodes[0] if is_reduction(node) else node).shape)
+
+
+def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> dict[Node, Group]:
+    """The group of each computed node: of nodes that read each other, and of loops of one shape that read one tensor,
+    or results of one call."""
     parent = {n: n for n in computed}
 
     def root(node: Node) -> Node:
@@ -363,10 +301,11 @@ def _groups(
         if node in computed:
             for source in node.all_input_nodes:
                 base = base_of(source)
-                if base in computed and levels[base] == levels[node] and (base in apart) == (node in apart):
+                if base in computed and levels[base] == levels[node]:
                     parent[root(base)] = root(node)
-                elif (node in apart and is_reduction(node)) or value_of(source).numel() == value_of(node).numel() > 1:
-                    key = base, levels[node], value_of(source).shape, node in apart
+                elif value_of(source).numel() > 1:
+                    made = base.args[0] if base.target is operator.getitem else base
+                    key = made, levels[node], loop_shape(node)
                     parent[root(sharing.setdefault(key, node))] = root(node)
     members: dict[Node, list[Node]] = {}
     for node in graph.nodes:

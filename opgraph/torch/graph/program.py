@@ -27,13 +27,14 @@ from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.graph.aten import NodeEmitter, is_reduction, keeps_axes, reduced_axes, value_of
 from opgraph.torch.graph.axis_splits import split_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
-from opgraph.torch.graph.groups import Group, base_of, is_view, schedule
+from opgraph.torch.graph.groups import Group, columns_of, schedule
 from opgraph.torch.graph.places import Beginnings, Place, place_of
 from opgraph.torch.graph.recompute import recompute_over_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
 from opgraph.torch.graph.targets import Target, target_of
 from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_outputs
+from opgraph.torch.graph.views import base_of, is_view
 
 aten = torch.ops.aten
 
@@ -99,11 +100,12 @@ class Program:
         self._env: dict[str, Any] = {
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
         }  # fmt: skip
-        self._returned = _flat_outputs(module)
         fold_constants(module)
         move_fills(module.graph)
         self._begin = Beginnings(module)
-        function = self._function(self._steps())
+        steps = self._steps()
+        self._returned = _flat_outputs(module)
+        function = self._function(steps)
         self.source = function.text()
         self._env["watched"] = partial(watched, function, self._env)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
@@ -326,7 +328,7 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
     if unfit:
         raise _RefusedError(unfit)
     values: dict[Node, Any] = {}
-    emitter = NodeEmitter(graph, values, as_eager=rounding == "each", split=split)
+    emitter = NodeEmitter(graph, values, as_eager=rounding == "each", split=split, columns=columns_of(group))
     places: dict[int, Place] = {}
     try:
         for node in group.nodes:
@@ -354,7 +356,7 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
         size = tuple(int(d) for d in like.dims or ())  # type: ignore[arg-type]
         places[like.id] = Place("", 0, size, (0,) * len(size), torch.bool)
     launches = []
-    for part in partition(graph).partitions:
+    for part in partition(graph, side_by_side=True).partitions:
         if part.kind != "fused":
             raise _RefusedError(group.nodes)
         kernel = target.kernel(part, rounding)

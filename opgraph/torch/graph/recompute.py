@@ -15,7 +15,8 @@ import torch
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import is_elementwise, is_fill, value_of
-from opgraph.torch.graph.groups import Group, Schedule, base_of, is_view, keeps_elements
+from opgraph.torch.graph.groups import Group, Schedule
+from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 
 #: Values smaller than this are held.
 SMALLEST = 2**20

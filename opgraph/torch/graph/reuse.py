@@ -16,9 +16,9 @@ import torch
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import value_of
-from opgraph.torch.graph.groups import base_of, is_view
 from opgraph.torch.graph.places import Place, place_of
 from opgraph.torch.graph.steps import Step, last_steps
+from opgraph.torch.graph.views import base_of, is_view
 
 
 def overwritable(kernel: Any, reads: Sequence[Place], writes: Sequence[Place]) -> dict[str, tuple[str, ...]]:

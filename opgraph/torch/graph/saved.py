@@ -20,8 +20,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 from opgraph.errors import InvalidArguments
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.constants import fold_constants
-from opgraph.torch.graph.groups import is_random, is_view
+from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.torch_internals import hint, without_modes
+from opgraph.torch.graph.views import is_view
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

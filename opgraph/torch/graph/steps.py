@@ -17,8 +17,8 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_iter
 
-from opgraph.torch.graph.groups import base_of, is_view
 from opgraph.torch.graph.places import Place
+from opgraph.torch.graph.views import base_of, is_view
 
 
 @dataclass(frozen=True, slots=True)

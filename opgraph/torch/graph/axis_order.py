@@ -1,0 +1,298 @@
+"""Views move down: what a kernel makes and a later op reads in another order of its axes is one loop.
+
+A kernel computes elements from elements at the same place, so a transposed or reshaped view between two computed nodes
+would end it. But arithmetic does not depend on the order of axes: it is written in the order of the value that it
+reads, the views of its other operands are turned the other way, and its result is turned by a view. No value moves in
+memory: a result has the strides that it had, and so has a copy into another layout, which a kernel then stores at once.
+A sum over a view is a sum over what the view reads, where its axes are whole axes there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.fx import Graph, Node
+
+from opgraph.torch.graph.aten import is_elementwise, is_reduction, keeps_axes, packet, reduced_axes, value_of
+from opgraph.torch.graph.views import is_view
+
+aten = torch.ops.aten
+
+#: For each axis of a view the axis of the value that it reads; None for axes of one element.
+Order: TypeAlias = tuple[int | None, ...]
+
+_TURNS = frozenset((aten.permute, aten.transpose, aten.t))
+_RESHAPES = frozenset(
+    (aten.view, aten.reshape, aten._unsafe_view, aten.squeeze, aten.unsqueeze, aten.expand, aten.alias, aten.detach)
+)
+
+
+def move_views_down(graph: Graph, computed: set[Node]) -> None:
+    """Writes computed nodes in the order of the axes of computed values that they read through views.
+
+    Args:
+        graph: of ATen ops with `val` in each node's meta; it is changed.
+        computed: the nodes that kernels compute; it is kept up to date.
+    """
+    views = _Views(graph)
+    for node in list(graph.nodes):
+        if node not in computed:
+            continue
+        for operand in node.all_input_nodes:
+            _without_views(views, node, operand, computed)
+        made = _reduction(views, node, computed) if is_reduction(node) else _elementwise(views, node, computed)
+        if made is None:
+            continue
+        new, result = made
+        computed.discard(node)
+        computed.add(new)
+        node.replace_all_uses_with(result)
+        views.erase(node)
+
+
+class _Views:
+    """The views of a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.turned: set[Node] = set()  # in whose place others are
+
+    def step(self, node: Node) -> Order | None:
+        """The order of one view; None where its axes are not those of what it reads, or it is none."""
+        if not is_view(node) or not isinstance(value_of(node), torch.Tensor):
+            return None
+        (source,) = node.all_input_nodes
+        sizes, own = value_of(source).shape, value_of(node).shape
+        if packet(node) in _TURNS:
+            turned = self._turned(node, len(sizes))
+            return tuple(axis if sizes[axis] != 1 else None for axis in turned)
+        if packet(node) not in _RESHAPES:
+            return None
+        axes = [axis for axis, size in enumerate(sizes) if size != 1]
+        if [sizes[a] for a in axes] != [s for s in own if s != 1]:
+            return None
+        left = iter(axes)
+        return tuple(next(left) if size != 1 else None for size in own)
+
+    def _turned(self, node: Node, rank: int) -> Sequence[int]:
+        order = list(range(rank))
+        if packet(node) is aten.permute:
+            given: Any = node.args[1]
+            return [axis % rank for axis in given]
+        first, second = (0, 1) if packet(node) is aten.t else node.args[1:3]
+        if rank > 1:
+            order[first % rank], order[second % rank] = second % rank, first % rank  # type: ignore[operator]
+        return order
+
+    def order(self, node: Node) -> tuple[Node, Order]:
+        """What a chain of such views reads, and the order of its axes in the last one."""
+        found: Order = tuple(axis if size != 1 else None for axis, size in enumerate(value_of(node).shape))
+        while (step := self.step(node)) is not None:
+            found = tuple(None if axis is None else step[axis] for axis in found)
+            (node,) = node.all_input_nodes
+        return node, found
+
+    def reordered(self, node: Node, order: Order, before: Node) -> Node:
+        """A view of a node: of each of its axes of more than one element the named one of the node.
+
+        Args:
+            before: where new nodes are put.
+        """
+        base, own = self.order(node)
+        wanted: Order = tuple(None if axis is None else own[axis] for axis in order)
+        sizes = value_of(base).shape
+        shape = [1 if axis is None else sizes[axis] for axis in wanted]
+        axes = [axis for axis in wanted if axis is not None]
+        if axes == sorted(axes) and shape == list(sizes):
+            return base
+        with self.graph.inserting_before(before):
+            made = base
+            ones = [axis for axis, size in enumerate(sizes) if size == 1]
+            if ones and axes != sorted(axes):
+                made = self.call(aten.squeeze.dims, made, ones)
+            places = {axis: place for place, axis in enumerate(sorted(axes))}
+            if axes != sorted(axes):
+                made = self.call(aten.permute.default, made, [places[axis] for axis in axes])
+            if list(value_of(made).shape) != shape:
+                made = self.call(aten.view.default, made, shape)
+        return made
+
+    def call(self, target: Any, source: Node, given: Any) -> Node:
+        made = self.graph.call_function(target, (source, given))
+        made.meta = {**source.meta, "val": target(value_of(source), given)}
+        return made
+
+    def is_chain(self, node: Node) -> bool:
+        """Whether each of a chain of views has one reader."""
+        while self.step(node) is not None:
+            if len(node.users) != 1:
+                return False
+            (node,) = node.all_input_nodes
+        return True
+
+    def erase_unread(self, view: Node) -> None:
+        """Takes a view out that nothing reads, and what only it reads."""
+        if not view.users:
+            self.erase(view)
+
+    def erase(self, node: Node) -> None:
+        """Takes a node out, and the views that only it reads."""
+        waiting = [node]
+        while waiting:
+            unread = waiting.pop()
+            if not unread.users and (unread is node or is_view(unread) or unread in self.turned):
+                waiting += unread.all_input_nodes
+                self.graph.erase_node(unread)
+
+
+def _elementwise(views: _Views, node: Node, computed: set[Node]) -> tuple[Node, Node] | None:
+    """The node in the order of a computed value that it reads through views, and its result in its own order."""
+    if not is_elementwise(node):
+        return None
+    lead: tuple[Node, Order] | None = None
+    for operand in _whole(node):
+        base, order = views.order(operand)
+        if base in computed and base is not operand:
+            lead = lead or (base, order)
+        elif base in computed and not _may_turn(operand, computed):
+            return None  # it is in that order
+    if lead is None or _is_plain(lead[1], value_of(lead[0]).shape):
+        return None
+    return _turned(views, node, value_of(lead[0]).shape, lead[1], computed)
+
+
+def _without_views(views: _Views, node: Node, operand: Node, computed: set[Node]) -> None:
+    """Has a node read a computed value itself, where views of it end where they began; and has a smaller value that is
+    computed for this node alone in the order that the node reads it in."""
+    base, order = views.order(operand)
+    if base is operand or base not in computed:
+        return
+    if value_of(base).shape == value_of(operand).shape and _is_plain(order, value_of(base).shape):
+        node.replace_input_with(operand, base)
+        views.erase_unread(operand)
+    elif 1 < value_of(base).numel() < value_of(node).numel() and views.is_chain(operand) and _may_turn(base, computed):
+        turned = {axis: place for place, axis in enumerate(order) if axis is not None}
+        back = tuple(turned.get(axis) for axis in range(value_of(base).dim()))
+        new, _ = _turned(views, base, value_of(operand).shape, back, computed)
+        views.turned.add(base)
+        computed.discard(base)
+        computed.add(new)
+        node.replace_input_with(operand, new)
+        views.erase_unread(operand)
+
+
+def _whole(node: Node) -> list[Node]:
+    """The operands of a node that have its shape, of more than one element."""
+    value = value_of(node)
+    return [n for n in node.all_input_nodes if value_of(n).shape == value.shape and value.numel() > 1]
+
+
+def _may_turn(node: Node, computed: set[Node]) -> bool:
+    """Whether a computed value, and all that it is made of, is made for one reader, who may have it in any order."""
+    if len(node.users) != 1 or not is_elementwise(node):
+        return False
+    return all(_may_turn(n, computed) for n in _whole(node) if n in computed)
+
+
+def _turned(views: _Views, node: Node, sizes: Sequence[int], order: Order, computed: set[Node]) -> tuple[Node, Node]:
+    """A node whose axes are those that `order` names, of these sizes; and its result in its own order."""
+    value = value_of(node)
+    for operand in _whole(node):
+        if operand in computed:
+            new, result = _turned(views, operand, sizes, order, computed)
+            computed.discard(operand)
+            computed.add(new)
+            operand.replace_all_uses_with(result)
+            views.erase(operand)
+    back = {axis: place for place, axis in enumerate(order) if axis is not None}  # axes of the base -> of the node
+    rank = value.dim()
+
+    def operand_of(operand: Node) -> Node:
+        own = value_of(operand)
+        if own.dim() == 0:
+            return operand
+        places = [back[axis] - (rank - own.dim()) if axis in back else -1 for axis in range(len(sizes))]
+        return views.reordered(operand, tuple(p if p >= 0 and own.shape[p] != 1 else None for p in places), node)
+
+    operands = {n: operand_of(n) for n in node.all_input_nodes}
+    with views.graph.inserting_before(node):
+        made = views.graph.node_copy(node, lambda n: operands[n])
+    strides = [value.stride(back[axis]) if axis in back else 1 for axis in range(len(sizes))]
+    made.meta = {**node.meta, "val": value.new_empty_strided(tuple(sizes), strides)}
+    return made, _as(views, made, order, node)
+
+
+def _is_plain(order: Order, sizes: Sequence[int]) -> bool:
+    return order == tuple(axis if size != 1 else None for axis, size in enumerate(sizes))
+
+
+def _as(views: _Views, made: Node, order: Order, node: Node) -> Node:
+    """What was made in the place of a node, with the node's axes."""
+    result = views.reordered(made, order, node)
+    if list(value_of(result).shape) != list(value_of(node).shape):
+        with views.graph.inserting_before(node):
+            result = views.call(aten.view.default, result, list(value_of(node).shape))
+    if result is not made:
+        result.meta = {**result.meta, "val": node.meta["val"]}
+    return result
+
+
+def _reduction(views: _Views, node: Node, computed: set[Node]) -> tuple[Node, Node] | None:
+    """The reduction of the computed value that a view reads, with all axes kept, and its result in its own shape."""
+    (operand,) = node.all_input_nodes
+    source: Node = operand
+    reduced = {axis for axis in reduced_axes(node) if value_of(operand).shape[axis] != 1}
+    while is_view(source) and source not in computed:
+        moved = _moved(views, source, reduced)
+        if moved is None:
+            break
+        reduced, (source,) = moved, source.all_input_nodes
+    if source not in computed:
+        source, reduced = operand, set(reduced_axes(node))
+    if not reduced or (source is operand and keeps_axes(node)):
+        return None
+    sizes = value_of(source).shape
+    kept = [1 if axis in reduced else size for axis, size in enumerate(sizes)]
+    with views.graph.inserting_before(node):
+        made = views.graph.call_function(node.target, (source, sorted(reduced), True), _dtype_of(node))
+        made.meta = {**node.meta, "val": value_of(node).new_empty(kept)}
+        if kept == list(value_of(node).shape):
+            return made, made
+        result = views.call(aten.view.default, made, list(value_of(node).shape))
+        result.meta = {**result.meta, "val": node.meta["val"]}
+    return made, result
+
+
+def _dtype_of(node: Node) -> dict[str, Any]:
+    return {name: value for name, value in node.kwargs.items() if name == "dtype"}
+
+
+def _moved(views: _Views, view: Node, reduced: set[int]) -> set[int] | None:
+    """The axes of what a view reads that a reduction of some axes of the view takes away; None where they are parts of
+    axes, or the others change their order."""
+    (source,) = view.all_input_nodes
+    sizes, own = list(value_of(source).shape), list(value_of(view).shape)
+    order = views.step(view)
+    if order is not None:
+        left = [axis for place, axis in enumerate(order) if axis is not None and place not in reduced]
+        return {order[place] for place in reduced if order[place] is not None} if left == sorted(left) else None  # type: ignore[misc]
+    if packet(view) not in _RESHAPES or math.prod(sizes) != math.prod(own):
+        return None
+    found: set[int] = set()
+    there = [axis for axis, size in enumerate(sizes) if size != 1]
+    here = [axis for axis, size in enumerate(own) if size != 1]
+    while there:  # runs of axes with as many elements
+        read, wrote = [there.pop(0)], [here.pop(0)]
+        while (left := math.prod(sizes[a] for a in read)) != (right := math.prod(own[a] for a in wrote)):
+            if left < right:
+                read.append(there.pop(0))
+            else:
+                wrote.append(here.pop(0))
+        inside = {axis in reduced for axis in wrote}
+        if len(inside) > 1:
+            return None
+        found |= set(read) if inside == {True} else set()
+    return found

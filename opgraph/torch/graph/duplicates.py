@@ -1,0 +1,100 @@
+"""Values that are computed more than once: readers on later levels get a copy of a node of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from opgraph.torch.graph.aten import is_reduction, value_of
+from opgraph.torch.graph.views import base_of, is_view, keeps_elements
+
+#: Nodes of a chain that is computed again on another level.
+_LONGEST_CHAIN = 8
+
+
+def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
+    """Gives readers on later levels a copy of a node of their own, where that costs no more memory traffic.
+
+    A value that is stored for a later level is written once and read once; a copy reads what the value is made of.
+    """
+    sources = Sources(computed)
+    for node in reversed(graph.nodes):
+        if node not in computed or is_reduction(node):
+            continue
+        readers: dict[int, list[tuple[Node, Node]]] = {}  # by level: (what it reads: the node or a view of it, reader)
+        stored = False
+        waiting = [(node, user) for user in node.users]
+        while waiting:
+            read, user = waiting.pop()
+            if is_view(user) and keeps_elements(user):
+                waiting += [(user, u) for u in user.users]
+            elif user in computed and (read is node or keeps_elements(read)):
+                readers.setdefault(levels[user], []).append((read, user))
+            else:
+                stored = True
+        for level, found in readers.items():
+            if level == levels[node] or sources.chain(node) > _LONGEST_CHAIN:
+                continue
+            there = {s for _, user in found for other in user.all_input_nodes if base_of(other) is not node
+                     for s in sources.of(base_of(other))}  # fmt: skip
+            new = [s for s in sources.of(node) if s not in there and 2 * bytes_of(s) >= bytes_of(node)]
+            if len(new) > (0 if stored else 1):
+                continue
+            with graph.inserting_after(node):
+                copy = graph.node_copy(node)
+            computed.add(copy)
+            levels[copy] = level
+            for read, user in found:
+                user.replace_input_with(read, _with_base(graph, read, node, copy))
+    for node in reversed(list(graph.nodes)):
+        if (node in computed or is_view(node)) and not node.users:
+            computed.discard(node)
+            graph.erase_node(node)
+
+
+def _with_base(graph: Graph, view: Node, base: Node, other: Node) -> Node:
+    """The same view of another node."""
+    if view is base:
+        return other
+    source = _with_base(graph, view.all_input_nodes[0], base, other)
+    with graph.inserting_after(source):
+        return graph.node_copy(view, lambda n: source if n is view.all_input_nodes[0] else n)
+
+
+def bytes_of(node: Node) -> int:
+    """Bytes of the value of a node; 0 where it is none tensor."""
+    value = value_of(node)
+    return int(value.numel()) * value.dtype.itemsize if isinstance(value, torch.Tensor) else 0
+
+
+class Sources:
+    """What computed nodes read from memory, were nothing between them stored."""
+
+    def __init__(self, computed: set[Node]) -> None:
+        self._computed = computed
+        self._found: dict[Node, tuple[frozenset[Node], int]] = {}
+
+    def of(self, node: Node) -> frozenset[Node]:
+        """The stored values that a chain which ends at a node reads."""
+        return self._look(node)[0]
+
+    def chain(self, node: Node) -> int:
+        """How many nodes compute it from stored values, at most."""
+        return self._look(node)[1]
+
+    def _look(self, node: Node) -> tuple[frozenset[Node], int]:
+        known = self._found.get(node)
+        if known is not None:
+            return known
+        if node not in self._computed or is_reduction(node):
+            return frozenset((node,)), 0
+        read: frozenset[Node] = frozenset()
+        length = 1
+        for source in node.all_input_nodes:
+            base = base_of(source)
+            fuses = source is base or keeps_elements(source)
+            found, steps = self._look(base) if fuses else (frozenset((base,)), 0)
+            read |= found
+            length += steps
+        self._found[node] = read, length
+        return read, length

@@ -1,0 +1,51 @@
+"""Views of a captured graph: nodes that are the memory of other nodes."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import Node
+
+from opgraph.torch.graph.aten import VIEWS, packet, value_of
+
+aten = torch.ops.aten
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node is the memory of the node that it reads."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, Node) and is_view(source)
+    value = value_of(node)
+    if (
+        value is None
+        or node.target is aten.view.dtype
+        or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj()))
+    ):
+        return False  # more than a place in memory: torch makes such a view
+    if packet(node) is aten.as_strided:
+        # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
+        return base_of(node.all_input_nodes[0]).op != "placeholder"
+    return packet(node) in VIEWS
+
+
+def base_of(node: Node) -> Node:
+    """The node whose memory a chain of views reads."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def keeps_elements(node: Node) -> bool:
+    """Whether a chain of views broadcasts at most: a kernel that made its base has its elements at hand."""
+    while is_view(node):
+        if packet(node) not in (aten.expand, aten.alias, aten.detach):
+            return False
+        source = node.all_input_nodes[0]
+        if value_of(node).dim() != value_of(source).dim():
+            return False
+        node = source
+    return True
