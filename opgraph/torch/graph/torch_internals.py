@@ -71,7 +71,7 @@ def keep_saved_tensors() -> None:
 
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
-    if getattr(metadata, "bw_donated_idxs", None):
+    if metadata is not None and getattr(metadata, "bw_donated_idxs", None):
         metadata.bw_donated_idxs = []
 
 
