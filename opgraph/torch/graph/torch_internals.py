@@ -70,8 +70,8 @@ def keep_saved_tensors() -> None:
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
-    if metadata is not None and getattr(metadata, "bw_donated_idxs", None):
+    metadata: Any = None if context is None else context.fw_metadata
+    if getattr(metadata, "bw_donated_idxs", None):
         metadata.bw_donated_idxs = []
 
 
