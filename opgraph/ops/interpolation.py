@@ -65,6 +65,10 @@ def _resized(data: Sequence[Dim], attrs: Attrs, sizes: Sequence[int] | None) -> 
     if _AXES_OF.get(attrs["mode"], len(data)) != len(data):
         raise ShapeMismatch(f"{attrs['mode']} for {len(data)} spatial axes", "use linear, which takes any number")
     if wanted:
+        if 0 in data:
+            raise ShapeMismatch(
+                f"src has no elements along a spatial axis of {list(data)}", "give it some, or scales in place of sizes"
+            )
         return tuple(int(n) for n in wanted)
     return tuple(
         floor(np.float32(n) * np.float32(f)) if isinstance(n, int) else n if f == 1 else None

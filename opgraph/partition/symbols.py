@@ -86,6 +86,11 @@ class _Namer:
         return self.named(unify(tensor.dims, inferred, tensor.label))
 
 
+def is_private(dim: Dim) -> bool:
+    """Whether a dimension is unknown, and its name one of those made here."""
+    return isinstance(dim, str) and dim.startswith(_PRIVATE)
+
+
 def is_scalar_shape(shape: Shape) -> bool:
     """Whether every dimension is 1."""
     return not isinstance(shape, str) and all(d == 1 for d in shape)
@@ -121,4 +126,4 @@ def shape_text(shape: Shape) -> str:
     """As the graph's text writes it: private names are unknown."""
     if isinstance(shape, str):
         return dims_text(None)
-    return dims_text(tuple(None if isinstance(d, str) and d.startswith(_PRIVATE) else d for d in shape))
+    return dims_text(tuple(None if is_private(d) else d for d in shape))

@@ -166,8 +166,8 @@ class _Views:
             like_channel = record.family == "sum" and not is_input and record.lies_along_channel(1, ranks, op.attrs)
             along = record.lies_along_channel(index, ranks, op.attrs) if is_input else like_channel
             aligned |= along
-            if tensor.id not in self.made and is_scalar_shape(shape):
-                continue  # it broadcasts to anything
+            if tensor.id not in self.made and is_scalar_shape(shape) and shape != frame.shape:
+                continue  # it broadcasts to anything, but it does not say how many axes there are
             pieces = frame.along_channel(shape) if along else frame.of(shape)
             if pieces is None or found.setdefault(tensor.id, pieces) != pieces:
                 return ()

@@ -10,12 +10,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
+from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.rebuilt import needed_ops, rebuilt
+from opgraph.ops.families import broadcast_rule
 from opgraph.partition.rules import find_units
-from opgraph.partition.symbols import symbolic_shapes
+from opgraph.partition.symbols import Shape, is_private, symbolic_shapes
 
 
 def freed(graph: Graph, names: Collection[str]) -> Graph:
@@ -53,6 +55,7 @@ def needed(graph: Graph, ids: Collection[int]) -> Graph:
 def with_symbols(graph: Graph) -> Graph:
     """The same graph with a symbol for every unknown dimension; dimensions that must be equal get the same one."""
     shapes = symbolic_shapes(graph)
+    _make_equal(graph.ops, shapes)
     taken = {d for s in shapes.values() if not isinstance(s, str) for d in s if isinstance(d, str)}
     taken |= {d for t in graph.inputs for d in t.dims or () if isinstance(d, str)}  # of inputs that no op reads, too
     names: dict[str, str] = {}
@@ -61,10 +64,28 @@ def with_symbols(graph: Graph) -> Graph:
         tensor = graph.tensor(id)
         if tensor.dims is not None and not isinstance(shape, str) and None in tensor.dims:
             for known, dim in zip(tensor.dims, shape, strict=True):
-                if known is None and isinstance(dim, str) and dim not in names:
+                if known is None and is_private(dim) and isinstance(dim, str) and dim not in names:
                     names[dim] = _fresh(names, taken)
             tensors[id] = tensor.with_(dims=tuple(names.get(d, d) if isinstance(d, str) else d for d in shape))
     return _rebuilt(graph, graph.ops, tensors) if tensors else graph
+
+
+def _make_equal(ops: Iterable[Op], shapes: dict[int, Shape]) -> None:
+    """Gives unknown dimensions one name where an op takes inputs of one shape alone: it refuses sizes that differ."""
+    for op in ops:
+        if opdef.of(op).infer is not broadcast_rule or op.attrs.get("auto_broadcast") != "none":
+            continue
+        own = [s for t in (*op.inputs, *op.outputs) if not isinstance(s := shapes[t.id], str)]
+        same: dict[int | str, int | str] = {}
+        for dims in zip(*own, strict=False):
+            # A size that is known goes first, then a symbol of the graph; names that symbolic_shapes made go last.
+            first = min((same.get(d, d) for d in dims), key=lambda d: (isinstance(d, str), is_private(d)))
+            same = {d: first if now in dims else now for d, now in same.items()}
+            same |= {d: first for d in dims if is_private(d)}
+        if any(d != now for d, now in same.items()):
+            shapes.update(
+                (id, s if isinstance(s, str) else tuple(same.get(d, d) for d in s)) for id, s in shapes.items()
+            )
 
 
 def _rebuilt(graph: Graph, ops: Iterable[Op], changed: Mapping[int, LogicalTensor]) -> Graph:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import resource
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,8 @@ CHECKS: dict[str, Check] = {
 _MOST = 5
 #: Seconds between two lines that say how far a run is.
 _EVERY = 60.0
+#: Seconds of one core in Python, and bytes, beyond which a seed is named: none of these graphs should need so much.
+_LONG, _LARGE = 60.0, 1 << 30
 
 
 def problems(found: Scenario, check: Check, seed: int) -> list[str]:
@@ -65,10 +69,16 @@ def problems(found: Scenario, check: Check, seed: int) -> list[str]:
     return told
 
 
-def run(seeds: range, names: list[str], *, until: float = float("inf"), shrink: bool = False) -> tuple[int, int]:
+def run(
+    seeds: range, names: list[str], *, until: float = float("inf"), shrink: bool = False, optimized: int = 1
+) -> tuple[int, int]:
     """Runs checks on the scenarios of seeds and prints what they find.
 
-    Every minute it tells the next seed, from which `--seeds` goes on where a run was ended.
+    Every minute it tells the next seed, from which `--seeds` goes on where a run was ended. Seeds that take long, or
+    much memory, are named too.
+
+    Args:
+        optimized: seeds that it divides have kernels compiled with the flags of all kernels, the others with -O0.
 
     Returns: how many seeds ran, and how many of them showed problems.
     """
@@ -81,7 +91,14 @@ def run(seeds: range, names: list[str], *, until: float = float("inf"), shrink: 
         if now > told_at + _EVERY:
             told_at = now
             print(f"{ran} seeds in {now - start:.0f} s, {wrong} with problems; next: --seeds {seed}:", flush=True)
-        told = {name: problems(scenario(seed), CHECKS[name], seed) for name in names}
+        used, largest = time.process_time(), _peak()
+        with _flags("-O0" if seed % optimized else "-O2"):
+            told = {name: problems(scenario(seed), CHECKS[name], seed) for name in names}
+        used = time.process_time() - used
+        if used > _LONG or _peak() > largest + _LARGE:
+            print(
+                f"seed {seed} took {used:.0f} s, and {(_peak() - largest) / 2**20:.0f} MiB more than others", flush=True
+            )
         ran += 1
         wrong += any(told.values())
         for name, lines in told.items():
@@ -92,6 +109,21 @@ def run(seeds: range, names: list[str], *, until: float = float("inf"), shrink: 
                 print(small.graph)
                 print({n: f"{a.dtype}{list(a.shape)}" for n, a in small.feeds[0].items()}, flush=True)
     return ran, wrong
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def _flags(level: str) -> Iterator[None]:
+    """While this lasts, kernels are compiled at this level: the arithmetic is the same, GCC's work on it is not."""
+    usual = host.FLAGS
+    host.FLAGS = tuple(level if flag == "-O2" else flag for flag in usual)
+    try:
+        yield
+    finally:
+        host.FLAGS = usual
 
 
 def _shows(name: str, seed: int, line: str) -> Callable[[Scenario], bool]:
@@ -111,6 +143,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stops after so long")
     parser.add_argument("--shrink", action="store_true", help="print the smallest part that shows a problem")
     parser.add_argument("--no-compiler", action="store_true", help="kernels run op by op: many more graphs in a minute")
+    parser.add_argument(
+        "--optimized", type=int, default=1, metavar="N", help="of N seeds one has kernels of -O2, the others of -O0"
+    )
     given = parser.parse_args()
     if given.no_compiler:
         host.find_compiler = lambda: None  # type: ignore[assignment]
@@ -119,7 +154,9 @@ def main() -> int:
     first, last = int(begin), int(end or sys.maxsize)
     start = time.monotonic()
     until = start + 60 * given.minutes
-    ran, wrong = run(range(first, last), given.checks.split(","), until=until, shrink=given.shrink)
+    ran, wrong = run(
+        range(first, last), given.checks.split(","), until=until, shrink=given.shrink, optimized=given.optimized
+    )
     print(f"{ran} seeds from {first} in {time.monotonic() - start:.0f} s: {wrong} with problems")
     return 1 if wrong else 0
 

@@ -330,6 +330,7 @@ BAD = [
     ('Interpolate(c, mode="trilinear", sizes=[4])', SHAPE, "trilinear for 1 spatial axes", "linear"),
     ('Interpolate(c, mode="linear", sizes=[4, 4])', SHAPE, "2 entries for 1", "each"),
     ('Interpolate(c, mode="linear", scales=[-1.0])', SHAPE, "are [-1.0]", "positive"),
+    ('Interpolate(o, mode="linear", sizes=[4])', SHAPE, "no elements along a spatial axis of [0]", "scales"),
     ('Interpolate(c, mode="cubic", sizes=[4])', ITSELF, "mode='cubic' is not a choice", "nearest"),
     ("LayerNorm(c, v, v, keep_stats=false)", SHAPE, "gamma is [7]", "begin_norm_axis"),
     ("LayerNorm(c, use_affine=false)", ITSELF, "keep_stats=True got 1 outputs", "outputs=3"),
@@ -345,12 +346,25 @@ BAD = [
 
 @pytest.mark.parametrize(("call", "error", "what", "fix"), BAD, ids=[b[0][:60] for b in BAD])
 def test_a_bad_call_is_refused_in_three_lines(call: str, error: type[errors.OpGraphError], what: str, fix: str) -> None:
-    header = "c: f32[2,3,5], w: f32[4,3,2], d: f32[2,4,4], e: f32[1,4,4], v: f32[7], x: f32[2,3], u: f32[*]"
+    header = (
+        "c: f32[2,3,5], w: f32[4,3,2], d: f32[2,4,4], e: f32[1,4,4], v: f32[7], x: f32[2,3], o: f32[2,0,3], u: f32[*]"
+    )
     with pytest.raises(error) as caught:
         og.parse(f"graph({header}) -> (y)\n  y = {call}")
     assert what in caught.value.what and fix in caught.value.fix, str(caught.value)
     assert call.split("(")[0] in caught.value.where
     assert len(str(caught.value).split("\n")) == 3
+
+
+def test_an_empty_axis_cannot_be_made_longer_by_sizes_that_come_with_the_call() -> None:
+    graph = og.parse(
+        "graph(x: f64[1,2,?,3], n: s32[2]) -> (y)\n"
+        '  y = Interpolate(x, n, mode="linear", coordinate_transformation_mode="align_corners", data_format="NCX")'
+    )
+    given = {"x": np.ones((1, 2, 0, 3)), "n": np.array([4, 3], np.int32)}
+    for call in (og.evaluate, lambda graph, feeds: og.compile(graph)(feeds)):
+        with pytest.raises(errors.InvalidShape, match="no elements along a spatial axis"):
+            call(graph.finalize(), given)
 
 
 def test_whatever_is_given_is_taken_or_refused_in_three_lines() -> None:

@@ -47,6 +47,20 @@ def test_a_spelled_groupnorm_is_one_kernel_with_what_is_around_it(shape: tuple[i
     as_good_as_f32(og.compile(graph)(**given), graph, given)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1, 1), (1, 3), (2, 1)])
+def test_groupnorm_of_an_inputs_relu_keeps_the_rank_of_one_element(shape: tuple[int, ...]) -> None:
+    graph = og.parse(
+        f"graph(x: f32{list(shape)}) -> (y, z)\n  a = ReLU(x)\n"
+        '  y, m, v = GroupNorm(a, groups=1, use_affine=false, data_format="NCX")\n  z = Sin(m)'
+    )
+    x = np.full(shape, 2, np.float32)
+    assert [p.kind for p in graph.get_partitions()] == ["fused"]
+    made, exact = og.compile(graph)(x=x), og.evaluate(graph, x=x)
+    for name in "yz":
+        assert made[name].shape == exact[name].shape
+        np.testing.assert_allclose(made[name], exact[name], rtol=1e-6)
+
+
 def test_sizes_that_the_model_says_are_the_same_kernel() -> None:
     """Both reshapes with all sizes written out, groups as an axis of their own in one place and not in the other."""
     text = (

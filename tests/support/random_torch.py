@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from random_scenario import Scenario
 from random_truth import Truth, problem, same_bits, truths
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import opgraph as og
 import opgraph.torch as ogt
@@ -22,6 +23,9 @@ _BY_NAME = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "s64": torch.int64,
     "s32": torch.int32, "s8": torch.int8, "u8": torch.uint8, "boolean": torch.bool,
 }  # fmt: skip
+
+#: The part of modules that Dynamo sees as they are written.
+AS_WRITTEN = 0.1
 
 
 def function_of(graph: og.Graph) -> Callable[..., list[torch.Tensor]] | None:
@@ -63,12 +67,14 @@ def torch_calls(found: Scenario, rng: random.Random) -> Iterator[str]:
     except OpGraphError:
         return
     tensors = [_tensor(feeds[port_name(t)], t.dtype) for t in graph.inputs]
+    torch.compiler.reset()  # beyond eight graphs of one function Dynamo compiles no more
     eager = run(*tensors)
     fair = [not problem(_array(e), w) for e, w in zip(eager, want, strict=True)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            fused = _fused(run, all(opdef.get(op.kind, where="").is_pointwise for op in graph.ops))
+            pointwise = all(opdef.get(op.kind, where="").is_pointwise for op in graph.ops)
+            fused = _fused(run if pointwise or rng.random() < AS_WRITTEN else in_one_piece(run, tensors), pointwise)
             fused(*tensors)
         except Unimplemented:
             return
@@ -93,6 +99,18 @@ class Forward(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         """The function's results."""
         return self.run(*tensors)
+
+
+def in_one_piece(run: Callable[..., Any], tensors: list[torch.Tensor]) -> Callable[..., Any]:
+    """A function as the straight line of ATen calls that it makes, which Dynamo captures as one graph in a second.
+
+    The function itself goes through records, where Dynamo ends a graph at every few ops and takes ten times as long.
+    """
+    try:
+        made: Callable[..., Any] = make_fx(run, pre_dispatch=True)(*tensors)
+    except (torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode, RuntimeError):
+        return run  # sizes, or branches, that come from values
+    return made
 
 
 def _fused(run: Callable[..., Any], pointwise: bool) -> Any:

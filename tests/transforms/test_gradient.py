@@ -347,3 +347,17 @@ def test_a_condition_on_a_sum_along_a_channel_axis_holds_for_its_channel(shape: 
     want = 2 * x * (d * [0, 1, 0, 1]).reshape([-1, *(1 for _ in shape[2:])])
     np.testing.assert_allclose(og.evaluate(slope, feeds), want)
     np.testing.assert_allclose(og.compile(slope)(feeds), want)
+
+
+def test_unknown_sizes_that_an_op_takes_as_one_get_one_symbol() -> None:
+    graph = og.parse(
+        "graph(x: f64[?], w: f64[?]) -> (y, z)\n  a = Exp(x)\n"
+        '  p = Multiply(a, w, auto_broadcast="none")\n  y = Tanh(p)\n  r = Cos(a)\n'
+        '  z = Multiply(p, r, auto_broadcast="none")'
+    )
+    slope = og.gradient(graph.finalize(), ("x", "w"))
+    assert len({t.dims for t in slope.inputs}) == 1
+    x, w, d = (R.uniform(-1, 1, 5) for _ in range(3))
+    made = og.compile(slope)(x=x, w=w, d_y=d, d_z=d)
+    tanh = np.tanh(np.exp(x) * w)
+    np.testing.assert_allclose(made["d_w"], np.exp(x) * d * (1 - tanh**2 + np.cos(np.exp(x))), rtol=1e-12)

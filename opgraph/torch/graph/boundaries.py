@@ -42,9 +42,10 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
             part = whole.get_submodule(str(node.target))
             assert isinstance(part, GraphModule)
             single = _as_tuple(part)
-            functions[f"call_{node}"], results = compile_part(compile, part, graph, [values[n] for n in node.args])
+            args = _each_once(part, node.args, values)
+            functions[f"call_{node}"], results = compile_part(compile, part, graph, [values[n] for n in args])
             values[node] = results[0] if single else results
-            lines.append(f"{node} = call_{node}({', '.join(map(str, node.args))}){'[0]' if single else ''}")
+            lines.append(f"{node} = call_{node}({', '.join(map(str, args))}){'[0]' if single else ''}")
         elif node.op == "call_function":
             source, place = node.args
             values[node] = values[source][place]
@@ -62,6 +63,22 @@ def _function(graph: Graph, lines: Sequence[str], values: dict[str, Any]) -> Cal
     exec(compile(f"def run({', '.join(map(str, places))}):\n    {body}\n", "<opgraph>", "exec"), values)
     made: Callable[..., Any] = values["run"]
     return made
+
+
+def _each_once(part: GraphModule, args: Sequence[Any], values: dict[Node, Any]) -> list[Node]:
+    """The arguments of a part without repetitions: an in-place call gives back the tensor that it was given."""
+    first: dict[int, Node] = {}
+    once = []
+    for place, arg in zip(part.graph.find_nodes(op="placeholder"), args, strict=True):
+        value = values[arg]
+        known = first.setdefault(id(value), place) if isinstance(value, torch.Tensor) else place
+        if known is place:
+            once.append(arg)
+        else:
+            place.replace_all_uses_with(known)
+            part.graph.erase_node(place)
+    part.recompile()
+    return once
 
 
 def _as_tuple(part: GraphModule) -> bool:

@@ -70,7 +70,7 @@ def keep_saved_tensors() -> None:
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
-    metadata = None if context is None else context.fw_metadata
+    metadata: Any = None if context is None else context.fw_metadata
     if getattr(metadata, "bw_donated_idxs", None):
         metadata.bw_donated_idxs = []
 
@@ -373,7 +373,7 @@ def saved_outputs(output: torch.fx.Node) -> list[bool]:
 
 @contextmanager
 def graph_breaks() -> Iterator[list[tuple[str, str]]]:
-    """While this lasts, Dynamo's graph breaks are noted: afterwards the list has their lines and reasons, each once."""
+    """While this lasts, Dynamo's graph breaks are noted: afterwards the list has their lines, each once, and reasons."""
     noted: list[Any] = getattr(torch._dynamo.utils, "graph_break_reasons", [])
     before = len(noted)
     found: list[tuple[str, str]] = []
@@ -383,5 +383,6 @@ def graph_breaks() -> Iterator[list[tuple[str, str]]]:
         for reason in noted[before:]:
             if reason.user_stack and getattr(reason, "graph_break", True):
                 frame = reason.user_stack[-1]
-                where = f"{frame.filename}:{frame.lineno}: {frame.line}", str(reason.reason).splitlines()[0]
-                found += [where] if where not in found else []
+                where = f"{frame.filename}:{frame.lineno}: {frame.line}"
+                if where not in (line for line, _ in found):  # Dynamo notes a branch twice, in other words
+                    found.append((where, str(reason.reason).splitlines()[0]))

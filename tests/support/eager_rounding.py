@@ -1,0 +1,44 @@
+"""How far results may be from float64: as eager torch is, in any of the orders in which it adds.
+
+A gradient of a scalar parameter is one long sum, which may nearly cancel. What eager torch makes of it depends on the
+number of threads among which its convolutions and products share their sums: by a factor of six in an EfficientNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
+
+
+def in_each_order(call: Callable[[], Tensors]) -> list[Tensors]:
+    """The results of an eager call by all threads and by one."""
+    threads = torch.get_num_threads()
+    results = [call()]
+    torch.set_num_threads(1)
+    try:
+        results.append(call())
+    finally:
+        torch.set_num_threads(threads)
+    return results
+
+
+def assert_as_exact(fused: Tensors, eager: Sequence[Tensors], exact: Tensors, *, least: float = 0.0) -> None:
+    """On the whole at most twice as far from float64 as eager, no tensor farther than twice its worst; dtypes alike.
+
+    Args:
+        eager: runs of `in_each_order`; the farthest of them counts.
+        least: tensors whose norm is at most this part of the largest are passed over: their truth is 0.
+    """
+    eps = torch.finfo(torch.float32).eps
+    own, theirs = [], []
+    sizes = [truth.double().norm().item() for truth in exact]
+    for f, size, truth, *runs in zip(fused, sizes, exact, *eager, strict=True):
+        assert all(f.dtype == e.dtype for e in runs)
+        if size > least * max(sizes):
+            own.append((f.double() - truth).norm().item() / size)
+            theirs.append(max((e.double() - truth).norm().item() / size for e in runs))
+    assert sum(own) <= 2 * max(sum(theirs), len(theirs) * eps)
+    assert max(own) <= 2 * max(*theirs, eps)
