@@ -373,7 +373,7 @@ def saved_outputs(output: torch.fx.Node) -> list[bool]:
 
 @contextmanager
 def graph_breaks() -> Iterator[list[tuple[str, str]]]:
-    """While this lasts, Dynamo's graph breaks are noted: afterwards the list has their lines, each once, and reasons."""
+    """While this lasts, Dynamo notes its graph breaks: afterwards the list has each line once, with the reason."""
     noted: list[Any] = getattr(torch._dynamo.utils, "graph_break_reasons", [])
     before = len(noted)
     found: list[tuple[str, str]] = []
