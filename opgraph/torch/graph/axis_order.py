@@ -21,6 +21,15 @@ from opgraph.torch.graph.views import is_view
 
 aten = torch.ops.aten
 
+#: Reductions of all axes, and the overloads of the same ops that name axes.
+_WITH_AXES: dict[Any, Any] = {
+    aten.sum.default: aten.sum.dim_IntList,
+    aten.mean.default: aten.mean.dim,
+    aten.prod.default: aten.prod.dim_int,
+    aten.max.default: aten.amax.default,
+    aten.min.default: aten.amin.default,
+}
+
 #: For each axis of a view the axis of the value that it reads; None for axes of one element.
 Order: TypeAlias = tuple[int | None, ...]
 
@@ -65,6 +74,8 @@ class _Views:
         if not is_view(node) or not isinstance(value_of(node), torch.Tensor):
             return None
         (source,) = node.all_input_nodes
+        if not isinstance(value_of(source), torch.Tensor):  # an element of a tuple
+            return None
         sizes, own = value_of(source).shape, value_of(node).shape
         if packet(node) in _TURNS:
             turned = self._turned(node, len(sizes))
@@ -257,7 +268,8 @@ def _reduction(views: _Views, node: Node, computed: set[Node]) -> tuple[Node, No
     sizes = value_of(source).shape
     kept = [1 if axis in reduced else size for axis, size in enumerate(sizes)]
     with views.graph.inserting_before(node):
-        made = views.graph.call_function(node.target, (source, sorted(reduced), True), _dtype_of(node))
+        target = _WITH_AXES.get(node.target, node.target)
+        made = views.graph.call_function(target, (source, sorted(reduced), True), _dtype_of(node))
         made.meta = {**node.meta, "val": value_of(node).new_empty(kept)}
         if kept == list(value_of(node).shape):
             return made, made
@@ -274,6 +286,8 @@ def _moved(views: _Views, view: Node, reduced: set[int]) -> set[int] | None:
     """The axes of what a view reads that a reduction of some axes of the view takes away; None where they are parts of
     axes, or the others change their order."""
     (source,) = view.all_input_nodes
+    if not isinstance(value_of(source), torch.Tensor):  # an element of a tuple
+        return None
     sizes, own = list(value_of(source).shape), list(value_of(view).shape)
     order = views.step(view)
     if order is not None:
