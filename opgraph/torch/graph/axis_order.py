@@ -22,7 +22,7 @@ from opgraph.torch.graph.views import is_view
 aten = torch.ops.aten
 
 #: Reductions of all axes, and the overloads of the same ops that name axes.
-_WITH_AXES = {aten.sum.default: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim}
+_WITH_AXES: dict[Any, Any] = {aten.sum.default: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim}
 
 #: For each axis of a view the axis of the value that it reads; None for axes of one element.
 Order: TypeAlias = tuple[int | None, ...]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import dis
 import enum
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -32,16 +33,12 @@ class OddArgument(NotKnown):
 
 
 class Wrapper:
-    """A callable that does what `__wrapped__` does, and nothing else that could be told: a fused function is one."""
-
-    __wrapped__: Callable[..., Any]
+    """A callable that does what its `__wrapped__` does, and nothing else that could be told: a fused function is one."""
 
 
 def written(fn: Any) -> Any:
     """A fused function as it was written; anything else as it is, with its decorators."""
-    while isinstance(fn, Wrapper):
-        fn = fn.__wrapped__
-    return fn
+    return inspect.unwrap(fn, stop=lambda found: not isinstance(found, Wrapper))
 
 
 @dataclass(frozen=True, slots=True)
