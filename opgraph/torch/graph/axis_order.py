@@ -87,9 +87,10 @@ class _Views:
         if packet(node) is aten.permute:
             given: Any = node.args[1]
             return [axis % rank for axis in given]
-        first, second = (0, 1) if packet(node) is aten.t else node.args[1:3]
+        swapped: Any = (0, 1) if packet(node) is aten.t else node.args[1:3]
         if rank > 1:
-            order[first % rank], order[second % rank] = second % rank, first % rank  # type: ignore[operator]
+            first, second = (axis % rank for axis in swapped)
+            order[first], order[second] = second, first
         return order
 
     def order(self, node: Node) -> tuple[Node, Order]:

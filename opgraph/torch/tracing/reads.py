@@ -33,7 +33,7 @@ class OddArgument(NotKnown):
 
 
 class Wrapper:
-    """A callable that does what its `__wrapped__` does, and nothing else that could be told: a fused function is one."""
+    """A callable that does what its `__wrapped__` does, and has no other effect: a fused function is one."""
 
 
 def written(fn: Any) -> Any:
