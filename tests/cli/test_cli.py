@@ -418,7 +418,7 @@ def test_fuse_writes_a_library_and_says_how_to_register_it(
 
 def test_fuse_takes_no_cuda_without_a_library(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fuse", model, "-o", tmp_path / "out.onnx", "--cuda") == 2
-    assert "--cuda is about a library" in error_lines(capsys)[0]
+    assert "it is about a library" in error_lines(capsys)[0]
 
 
 #: Places for a library that `fuse` refuses, and what it says of them.

@@ -89,6 +89,8 @@ def test_outputs_and_gradients_are_within_rounding_of_eager(name):
     assert_as_exact(fused, eager, exact)
 
 
+# Eager torch refuses arithmetic in place on what backward needs when backward comes to it, AOTAutograd when it compiles.
+@pytest.mark.filterwarnings("ignore:.*one of the variables needed for gradient computation has been modified")
 @pytest.mark.parametrize("seed", range(40))
 def test_random_forwards_give_what_eager_gives(seed):
     results = []

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 
 from opgraph.ir.dtypes import get as dtype_of
+from opgraph.loops.lower import lower
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.compiled import runner
+from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.providers.torch import to_numpy
 from opgraph.runtime.providers.torch_dtypes import NAMES
@@ -34,10 +36,12 @@ class LoopKernel:
     Attributes:
         run: from arrays to arrays.
         reads: which inputs of its partition it reads.
+        operands: how the loop's operands lie.
     """
 
     run: Callable[..., Any]
     reads: tuple[int, ...]
+    operands: Any
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class InterpretedTarget(targets.HostTarget):
     def kernel(self, partition: Partition, rounding: str) -> Any:
         """As Target."""
         made: Any = runner(partition, self.engine, rounding=rounding)
-        return LoopKernel(made, tuple(range(len(partition.input_ports))))
+        own = HostKernel(lower(partition), partition)  # as it is before it is compiled
+        return LoopKernel(made, tuple(range(len(partition.input_ports))), own.operands)
 
     def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """As Target."""
