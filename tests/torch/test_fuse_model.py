@@ -78,7 +78,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", ["block", "resnet18", pytest.param("efficientnet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["block", "resnet18", pytest.param("efficientnet", marks=pytest.mark.sweep)])
 def test_outputs_and_gradients_are_within_rounding_of_eager(name):
     torch.manual_seed(0)
     make, shape = MODELS[name]
@@ -89,7 +89,7 @@ def test_outputs_and_gradients_are_within_rounding_of_eager(name):
     assert_as_exact(fused, eager, exact)
 
 
-# Eager torch refuses arithmetic in place on what backward needs when backward comes to it, AOTAutograd when it compiles.
+# Eager torch refuses arithmetic in place on what backward needs in backward, AOTAutograd when it compiles.
 @pytest.mark.filterwarnings("ignore:.*one of the variables needed for gradient computation has been modified")
 @pytest.mark.parametrize("seed", range(40))
 def test_random_forwards_give_what_eager_gives(seed):
@@ -131,7 +131,7 @@ def test_an_op_may_have_the_name_of_what_allocates():
     torch.testing.assert_close(ogt.fuse(Filled())(x), Filled()(x))
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, Split])
+@pytest.mark.parametrize("activation", [pytest.param(nn.ReLU, marks=pytest.mark.sweep), Split])
 def test_a_fused_resnet_keeps_the_outputs_of_its_convolutions(activation):
     x = torch.randn(2, 3, 32, 32)
     model = zoo.resnet18(activation)
