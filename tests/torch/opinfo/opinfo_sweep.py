@@ -317,10 +317,15 @@ def _cases(op: Any, calls: list[Call], derivative: int) -> Iterator[Case]:
             yield Case(call, amid, program, judge)
 
 
+#: Through these a fused module is called and enters Dynamo.
+ENTRANCES = ("fuse_module.py", "torch_internals.py")
+
+
 def is_of_opgraph(error: BaseException) -> bool:
-    """Whether a line of opgraph's own raised an error."""
-    (*_, last) = traceback.extract_tb(error.__traceback__)
-    return Path(last.filename).is_relative_to(Path(opgraph.__file__).parent)
+    """Whether an error came up in opgraph's own code, or in what that called, rather than while Dynamo captured."""
+    root = Path(opgraph.__file__).parent
+    files = [Path(frame.filename.partition("#")[0]) for frame in traceback.extract_tb(error.__traceback__)]
+    return any(file.is_relative_to(root) and file.name not in ENTRANCES for file in files)
 
 
 def told_of(error: BaseException, frames: int = 3) -> str:
