@@ -14,6 +14,7 @@ import math
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import nn
 from opgraph.bench.networks import EAGER, INFERENCE, OURS, WAYS, Network, network
 from opgraph.bench.results import Cell
 from opgraph.bench.suites.timed import told, with_times
-from opgraph.bench.timing import Call, HostClock, in_turns
+from opgraph.bench.timing import Call, HostClock, in_turns, once
 from opgraph.bench.truth import far_off
 
 
@@ -33,11 +34,13 @@ class Running:
     Args:
         model: in the mode that it is to run in; nobody else's.
         batch: of the inputs.
+        device: where it runs.
     """
 
-    def __init__(self, net: Network, model: nn.Module, way: str, batch: int) -> None:
+    def __init__(self, net: Network, model: nn.Module, way: str, batch: int, device: str) -> None:
         self._way = WAYS[way]
-        self._feed = net.feed(batch)
+        self._feed = {name: _leaf_on(t, device) for name, t in net.feed(batch).items()}
+        model.to(device)
         self._parameters = list(model.parameters())
         self._states = [*self._parameters, *model.buffers()]
         self._leaves = [*self._parameters, *(t for t in self._feed.values() if t.requires_grad)]
@@ -60,7 +63,7 @@ class Running:
         self.forget()
         y = self.forward()
         if self._direction is None:
-            self._direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(2))
+            self._direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.device)
         torch.autograd.backward(y, self._direction)
         return y.detach()
 
@@ -74,6 +77,7 @@ class Running:
         start = time.perf_counter()
         with self._way.compiling():
             call()
+        _wait(self._feed)
         return time.perf_counter() - start
 
     def results(self, call: Call) -> dict[str, Any]:
@@ -81,8 +85,8 @@ class Running:
         y = call()
         assert isinstance(y, torch.Tensor)
         gradients = [leaf.grad.flatten() for leaf in self._leaves if leaf.grad is not None]
-        found = {"the result": y.flatten().numpy()}
-        return found | ({"the gradients": torch.cat(gradients).numpy()} if gradients else {})
+        found = {"the result": y.flatten().cpu().numpy()}
+        return found | ({"the gradients": torch.cat(gradients).cpu().numpy()} if gradients else {})
 
     def kept(self) -> int:
         """Bytes that forward keeps for backward: of storages that are no parameter's or buffer's, each once."""
@@ -101,27 +105,52 @@ class Running:
         return sum(seen.values())
 
 
-def running(net: Network, model: nn.Module, way: str, question: str, batch: int) -> tuple[Running, Call]:
+def _leaf_on(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+
+
+def _wait(tensors: Mapping[str, torch.Tensor]) -> None:
+    """For what was launched on the GPU of these."""
+    if any(t.is_cuda for t in tensors.values()):
+        torch.cuda.synchronize()
+
+
+class GpuClock(HostClock):
+    """The host's clock, from an idle GPU to an idle GPU."""
+
+    def run(self, call: Call, repeats: int) -> float:
+        """Seconds of one call."""
+        torch.cuda.synchronize()
+
+        def calls() -> None:
+            for _ in range(repeats):
+                call()
+            torch.cuda.synchronize()
+
+        return once(calls, 1) / repeats
+
+
+def running(net: Network, model: nn.Module, way: str, question: str, batch: int, device: str) -> tuple[Running, Call]:
     """A copy of a model that runs in a way, and the call that a question is about."""
     own = copy.deepcopy(model)
-    made = Running(net, own.eval() if question == INFERENCE else own, way, batch)
+    made = Running(net, own.eval() if question == INFERENCE else own, way, batch, device)
     return made, made.inference if question == INFERENCE else made.step
 
 
-def turns(net: Network, question: str, ways: list[str], seconds: float) -> dict[str, Any]:
+def turns(net: Network, question: str, ways: list[str], seconds: float, device: str) -> dict[str, Any]:
     """The cells of a row: the ways in turns, opgraph first.
 
     Args:
         seconds: of timing.
     """
     model = made_of(net)
-    truth = _results(*running(net, model, EAGER, question, net.batch))
+    truth = _results(*running(net, model, EAGER, question, net.batch, device))
     types = dict.fromkeys(truth, "f32")
     cells: dict[str, Cell] = {}
     calls: dict[str, Call] = {}
     for way in ways:
         try:
-            run, call = running(net, model, way, question, net.batch)
+            run, call = running(net, model, way, question, net.batch, device)
             first = run.first(call)
             if net.draws and question != INFERENCE and not way.startswith((OURS, EAGER)):
                 _results(run, call)
@@ -136,7 +165,7 @@ def turns(net: Network, question: str, ways: list[str], seconds: float) -> dict[
         if not wrong:
             calls[way] = call
     if OURS in calls:
-        times = in_turns(calls, HostClock(), seconds)
+        times = in_turns(calls, HostClock() if device == "cpu" else GpuClock(), seconds)
         cells = {name: with_times(cell, times) for name, cell in cells.items()}
     return {"cells": [asdict(cell) for cell in cells.values()]}
 
@@ -147,14 +176,14 @@ def _results(run: Running, call: Call) -> dict[str, Any]:
     return run.results(call)
 
 
-def memory(net: Network, way: str) -> dict[str, float]:
-    """MiB that a way keeps for backward, and by which resident memory grows at most in a step."""
-    run, step = running(net, made_of(net), way, "", net.counted)
+def memory(net: Network, way: str, device: str) -> dict[str, float]:
+    """MiB that a way keeps for backward, and by which the device's memory grows at most in a step."""
+    run, step = running(net, made_of(net), way, "", net.counted, device)
     run.first(step)
     found = {"kept": run.kept() / 2**20}
     run.forget()
     gc.collect()
-    peak = resident_peak(step)
+    peak = resident_peak(step) if device == "cpu" else allocated_peak(step)
     return found if math.isnan(peak) else {**found, "peak": peak / 2**20}
 
 
@@ -170,14 +199,24 @@ def resident_peak(call: Call) -> float:
         return math.nan
 
 
+def allocated_peak(call: Call) -> float:
+    """Bytes by which what torch has allocated on the GPU grows at most while a call runs."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def _status(field: str) -> int:
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
-def first(net: Network, way: str) -> dict[str, float]:
+def first(net: Network, way: str, device: str) -> dict[str, float]:
     """Seconds of a way's first training step, modules that are imported for it aside."""
-    run, step = running(net, made_of(net), way, "", net.batch)
+    run, step = running(net, made_of(net), way, "", net.batch, device)
     return {"seconds": run.first(step)}
 
 
@@ -196,9 +235,9 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(net.threads or asked["threads"])
     found: dict[str, Any]
     if asked["ask"] == "turns":
-        found = turns(net, asked["question"], asked["ways"], asked["seconds"])
+        found = turns(net, asked["question"], asked["ways"], asked["seconds"], asked["device"])
     else:
-        found = {"memory": memory, "first": first}[asked["ask"]](net, asked["way"])
+        found = {"memory": memory, "first": first}[asked["ask"]](net, asked["way"], asked["device"])
     print(json.dumps(found))
 
 

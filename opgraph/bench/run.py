@@ -225,6 +225,7 @@ class _Run:
         networks.measured(
             networks.asked_for(self._settings.entries),
             self._results,
+            device=self._settings.device,
             threads=self._threads,
             compiles=self._compiles,
             left=self._left,

@@ -113,6 +113,9 @@ _LTS = POINTER(_LT)
 _ONE = POINTER(c_void_p)
 _SIZE = POINTER(c_size_t)
 #: Argument types by function; every one returns a status. A pointer-sized handle would be cut to an int otherwise.
+#: Bits of dnnl_cpu_isa_t, any of which has arithmetic on a dtype: AVX2 VNNI 2, and AVX-512 or its FP16 part.
+ISA_OF = {"bf16": 0x10 | 0x20, "f16": 0x10 | 0x100}
+
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "engine_create": (_ONE, c_int, c_size_t),
     "engine_destroy": (c_void_p,),

@@ -49,6 +49,8 @@ class Library:
         self._dll.dnnl_version.restype = ctypes.POINTER(capi.Version)
         found = self._dll.dnnl_version().contents
         self.version = f"{found.major}.{found.minor}.{found.patch}"
+        self._dll.dnnl_get_effective_cpu_isa.restype = ctypes.c_uint
+        self._isa = int(self._dll.dnnl_get_effective_cpu_isa())
         self.engine = self.created("engine_create", capi.CPU, 0)
         self.stream = self.created("stream_create", self.engine, 1)
 
@@ -59,6 +61,10 @@ class Library:
             OpGraphError: the subclass that its status names.
         """
         capi.checked(getattr(self._dll, f"dnnl_{name}")(*args), f"dnnl_{name}", where or "-")
+
+    def computes(self, dtype: str) -> bool:
+        """Whether it computes in a dtype on this processor. Where it does not, it ends the process when it compiles."""
+        return bool(self._isa & capi.ISA_OF[dtype]) if dtype in capi.ISA_OF else True
 
     def created(self, name: str, *args: Any) -> ctypes.c_void_p:
         """The handle that `dnnl_<name>` makes."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from opgraph.errors import InvalidArguments, InvalidGraph
+from opgraph.errors import InvalidArguments, InvalidGraph, Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
@@ -98,10 +98,18 @@ class RealGraph:
         Raises:
             InvalidGraph: the graph was closed.
             Unimplemented, InvalidArguments ...: what the library says of one that it does not support.
+            Unimplemented: a dtype in which it does not compute on this processor.
         """
         if not self._handles:
             raise InvalidGraph("the graph was closed", where="compile", fix="build it again")
         if not self._compiled:
+            for op in (op for op in self.graph.ops if op.kind != "TypeCast"):  # which it has everywhere
+                for dtype in {t.dtype for t in (*op.inputs, *op.outputs)}:
+                    if not self._library.computes(dtype):
+                        raise Unimplemented(
+                            f"oneDNN does not compute in {dtype} on this processor", where=op.where,
+                            fix="use f32, or a processor with AVX-512",
+                        )  # fmt: skip
             made = [self._compile(part, found) for part, found in self._parts]
             self._compiled = [handle for handle, _ in made]
             self.partitions = tuple(found for _, found in made)

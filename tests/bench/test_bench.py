@@ -373,8 +373,8 @@ def test_the_smallest_row_of_networks_compares_and_times_every_way(monkeypatch: 
     found = Results(machine={}, settings={})
     kept: list[int] = []
     networks_measured(
-        asked_for(("x*sigmoid*",)), found, threads=1, compiles=False, left=lambda: 0.5, say=lambda _: None,
-        keep=lambda some: kept.append(len(some.rows)),
+        asked_for(("x*sigmoid*",)), found, device="cpu", threads=1, compiles=False, left=lambda: 0.5,
+        say=lambda _: None, keep=lambda some: kept.append(len(some.rows)),
     )  # fmt: skip
     (row,) = found.rows
     assert (row.suite, row.direction, kept) == ("networks", "forward and backward", [1])
@@ -391,7 +391,7 @@ def test_bytes_kept_are_those_of_storages_that_are_no_parameters() -> None:
     from opgraph.bench.networks import EAGER, OURS, STEP_ALONE, network
 
     net = network("x*sigmoid(a*x), 1,024 elements")
-    found = {way: running(net, made_of(net), way, STEP_ALONE, 1)[0].kept() for way in (EAGER, OURS)}
+    found = {way: running(net, made_of(net), way, STEP_ALONE, 1, "cpu")[0].kept() for way in (EAGER, OURS)}
     assert found == {EAGER: 2 * 4096, OURS: 4096}
 
 
@@ -413,7 +413,13 @@ def test_a_package_that_is_absent_and_time_that_is_over_are_told() -> None:
     from opgraph.bench.suites.networks import measured as networks_measured
 
     found, net = Results(machine={}, settings={}), NETWORKS[-1]
-    nothing: dict[str, Any] = {"threads": 1, "compiles": False, "say": lambda _: None, "keep": lambda _: None}
+    nothing: dict[str, Any] = {
+        "device": "cpu",
+        "threads": 1,
+        "compiles": False,
+        "say": lambda _: None,
+        "keep": lambda _: None,
+    }
     networks_measured([(replace(net, package="no_such"), MEMORY)], found, left=lambda: None, **nothing)
     assert found.absent == {f"{net.name}, memory": "no_such is not installed; pip install no_such"}
     networks_measured([(replace(net, package=""), MEMORY)], found, left=lambda: 0.0, **nothing)

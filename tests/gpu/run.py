@@ -33,6 +33,13 @@ GRACE = 12.0  # seconds between asking a step to end and killing it
 LARGEST = 12 << 20  # bytes of a file
 CALLS = {1: 290.0, 2: 540.0, 3: 580.0}  # seconds
 KEPT = ROOT / "build" / "gpu"
+#: Rows of the benchmark's suite of that name.
+NETWORKS = (
+    "ResNet-18, ReLU, memory",
+    "ResNet-18, SiLU, memory",
+    "ResNet-18, NAF1, memory",
+    "ResNet-18, SiLU, training step",
+)
 OUTCOMES = "outcomes.txt"
 _ENVIRONMENT = """
 import importlib.metadata as metadata, platform, sys
@@ -219,12 +226,16 @@ def second_call(folder: Path) -> list[Step]:
     """Tests that did not pass, and the benchmarks: two processes, of which a peer that hangs takes one with it."""
     again, cores = (str(HERE), "--again", str(KEPT / OUTCOMES)), min(12, os.cpu_count() or 1)
     activation, others = ("activation",), ("chain", "layout", "rows", "compile")
-    found = [_tests(Step("what did not pass", [], 120, "tests.log", call=2), folder, *again, workers=cores)]
-    for name, limit, suites in (("activation", 200, activation), ("others", 160, others)):
+    found = [_tests(Step("what did not pass", [], 100, "tests.log", call=2), folder, *again, workers=cores)]
+    for name, limit, suites in (("activation", 160, activation), ("others", 130, others)):
         step = Step(f"benchmark of {name}", [], limit, "bench.log", call=2, spare=1)
         chosen = [word for suite in suites for word in ("--suite", suite)]
         found.append(_bench(step, folder, *chosen, json=f"bench-{name}.json"))
-    return found
+    # Memory and a step of a network; torch.compile would take most of the time for its first steps.
+    step = Step("benchmark of networks", [], 150, "bench.log", call=2)
+    chosen = ["--suite", "networks", "--without", "torch.compile"]
+    chosen += [word for row in NETWORKS for word in ("--entries", row)]
+    return [*found, _bench(step, folder, *chosen, json="bench-networks.json")]
 
 
 def third_call(folder: Path) -> list[Step]:

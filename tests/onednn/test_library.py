@@ -15,6 +15,7 @@ from onednn_run import executed, prepared
 
 import opgraph as og
 from opgraph.errors import DeviceError, InvalidArguments, InvalidGraph, InvalidGraphOp, Unimplemented
+from opgraph.ir import dtypes
 from opgraph.ir.opdef import find
 from opgraph.onednn.library import Library, load
 
@@ -198,3 +199,18 @@ def test_there_is_one_openmp_runtime_beside_torch(library: Library) -> None:
     pytest.importorskip("torch")
     maps = Path("/proc/self/maps").read_text().splitlines()
     assert len({line.split()[-1] for line in maps if line.endswith(("libgomp.so.1", "libgomp.so.1.0.0"))}) == 1
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_a_dtype_is_computed_or_refused(library: Library, dtype: str) -> None:
+    g = og.Graph("cpu")
+    x = g.input("x", dtype, (64,))
+    g.output(g.add_op("Abs", x, name="y"))
+    x = np.linspace(-2, 2, 64).astype(dtypes.get(dtype).numpy)
+    with library.build(g) as real:
+        if library.computes(dtype):
+            (y,) = real({"x": x}).values()
+            np.testing.assert_array_equal(np.float32(y), np.abs(np.float32(x)))
+        else:
+            with pytest.raises(Unimplemented, match=f"does not compute in {dtype} on this processor"):
+                real.compile()

@@ -68,6 +68,7 @@ def measured(
     rows: Sequence[tuple[Network, str]],
     results: Results,
     *,
+    device: str,
     threads: int,
     compiles: bool,
     left: Callable[[], float | None],
@@ -77,6 +78,7 @@ def measured(
     """Measures rows into results.
 
     Args:
+        device: "cpu" or "cuda".
         compiles: whether torch.compile takes part.
         left: seconds; a row that begins after the last one is left out.
         keep: is given the results after each row.
@@ -91,7 +93,7 @@ def measured(
                 results.absent[name] = "no time was left"
                 continue
             ways = [way for way in net.ways(question) if compiles or not way.startswith(COMPILED)]
-            asked = {"network": net.name, "threads": threads}
+            asked = {"network": net.name, "device": device, "threads": threads}
             if question in (MEMORY, MEMORY_BUDGETS):
                 _memory(net, name, ways, asked, env, results, say)
             elif question == FIRST:
@@ -120,7 +122,7 @@ def _memory(
     results: Results,
     say: Say,
 ) -> None:
-    """MiB kept for backward, and the real peak of a step."""
+    """MiB kept for backward, and the real peak of a step: of the process, or of what torch allocates on the GPU."""
     for way in ways:
         say(f"{name}: {way}")
         try:

@@ -21,7 +21,6 @@ from opgraph.runtime.providers.torch_prepared import (
     Tensors,
     check_of,
     defined,
-    is_plain,
 )
 from opgraph.torch.fused.training import Training, runs_everything
 
@@ -120,29 +119,32 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
     ready: list[tuple[Check, Run]] = []
     # Which gradients autograd.grad wants of leaves costs torch 15 us to tell, by raising (see Training.wanted). Where
     # it turned out to want all of them, later passes compute all of them unasked.
-    asks = training.asks
+    asks, may = training.asks, training.may
 
     def backward(ctx: Any, *grads: Any) -> Any:
         nonlocal asks
         saved = ctx.saved_tensors
-        wanted = training.may
-        if asks and not runs_everything():
+        if not asks or runs_everything():
+            wanted = may
+        else:
             wanted, raised = training.wanted(ctx)
-            asks = not (raised and wanted == training.may)
-        if wanted == training.may and not torch.is_grad_enabled() and is_plain():
-            for tensor in (*saved, *grads):
-                if tensor is None or tensor.is_nested:
-                    break
-            else:
-                for check, run in ready:
-                    if check(*saved, *grads):
-                        return run(*saved, *grads)
-                made = training.prepared(saved, shapes, grads) if len(ready) < MAX_READY else None
-                if made is not None:
-                    if (check_these := check_of((*saved, *grads))) is not None:
-                        ready.append((check_these, made))
-                    return made(*saved, *grads)
+            asks = not (raised and wanted == may)
+        if wanted == may and not _records() and forward_ad._current_level < 0 and not _modes():
+            # None of these is a nested tensor: the results of the forward call are not, and torch compares.
+            given = (*saved, *grads)
+            for check, run in ready:
+                if check(*given):
+                    return run(*given)
+            is_new = len(ready) < MAX_READY and not any(t is None for t in given)
+            made = training.prepared(saved, shapes, grads) if is_new else None
+            if made is not None:
+                if (check_given := check_of(given)) is not None:
+                    ready.append((check_given, made))
+                return made(*given)
         result_shapes = getattr(ctx, "result_shapes", ())
         return tuple(training.gradients(wanted, saved, shapes, result_shapes, grads))
 
     return backward
+
+
+_records, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
