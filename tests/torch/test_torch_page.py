@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import opgraph.torch as ogt
+import opgraph.torch as ogt  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "specs" / "torch.md").read_text()
