@@ -14,12 +14,13 @@ Tensors = Sequence[torch.Tensor]
 
 
 def in_each_order(call: Callable[[], Tensors]) -> list[Tensors]:
-    """The results of an eager call by all threads and by one."""
+    """The results of an eager call by all threads, at least two, and by one."""
     threads = torch.get_num_threads()
-    results = [call()]
-    torch.set_num_threads(1)
+    results = []
     try:
-        results.append(call())
+        for count in (max(threads, 2), 1):
+            torch.set_num_threads(count)
+            results.append(call())
     finally:
         torch.set_num_threads(threads)
     return results

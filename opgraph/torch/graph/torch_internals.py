@@ -164,14 +164,14 @@ def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
 
     Dynamo keeps what it compiled, how often, and which sizes differed, by the code object and its place in a file. So
     the call is made from a copy of a function's code that has a place of its own. Its guards see hooks that are added
-    to a submodule later.
+    to a submodule later, and parameters that are frozen later.
     """
     code = _call.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
     function = FunctionType(code, _call.__globals__, "forward")
     context: Any = torch._dynamo.optimize(backend)
     callback = getattr(context, "callback", None)
     if callback is not None:
-        callback = context.callback = _with_hook_guards(callback)
+        callback = context.callback = _with_guards(callback)
     made = context(function)
     if callback is None or _set_eval_frame is None or torch._dynamo.config.compiled_autograd:
         return lambda *args, **kwargs: made(call, args, kwargs)
@@ -198,18 +198,21 @@ def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
 
 
 _numbers = itertools.count()
+#: What Dynamo leaves out of its guards unless it is set otherwise: hooks of submodules, and, in torch 2.11, whether a
+#: parameter requires a gradient.
+_GUARDS = {"skip_nnmodule_hook_guards": False, "skip_tensor_guards_with_matching_dict_tags": False}
 
 
 def _call(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
-def _with_hook_guards(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """What Dynamo calls for a frame that it has no code for, with guards on the hooks of submodules."""
+def _with_guards(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """What Dynamo calls for a frame that it has no code for, with guards on hooks and parameters."""
 
     @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
     def compile(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        with torch._dynamo.config.patch(**_GUARDS):
             return callback(*args, **kwargs)
 
     return compile
