@@ -537,7 +537,6 @@ NOT_GUARDED = {
     a_method_of_tensors: "methods of torch.Tensor may be patched",
     a_layers_forward: "classes of torch.nn may be patched",
     a_class_that_gets_what_it_had_inherited: "a class may get an attribute that it had inherited",
-    random_numbers_that_it_does_not_use: "AOTAutograd leaves out random numbers that nobody reads",
 }
 RUNS = [
     *(pytest.param(ogt.fuse, make, id=f"function-{name}") for name, make in PROGRAMS.items()),
