@@ -171,13 +171,13 @@ def _read(result: Any) -> Iterator[tuple[Any, int]]:
     """The autograd node of a result with the output that it is; of a view, those of its bases, too."""
     if not _is_tensor(result) or result.grad_fn is None:
         return
-    source, place = result.grad_fn, result.output_nr
+    edge: tuple[Any, int] = result.grad_fn, result.output_nr
     for _ in range(MOST_VIEWS):
-        yield source, place
-        if compiled_node(source) is not None or len(source.next_functions) != 1:
+        yield edge
+        if compiled_node(edge[0]) is not None or len(edge[0].next_functions) != 1:
             return
-        source, place = source.next_functions[0]
-        if source is None:
+        edge = edge[0].next_functions[0]
+        if edge[0] is None:
             return
 
 
