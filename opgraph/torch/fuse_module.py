@@ -59,6 +59,7 @@ class FusedForward(Wrapper):
         self._compiled: Callable[..., Any] | None = None
         self._single: Single | None = None
         self._looks = True
+        self._failure: BaseException | None = None
         self._told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,15 +73,19 @@ class FusedForward(Wrapper):
                 return single(*args, **kwargs)
             except (OpGraphError, NotAlone):
                 self._single = None
+        self._failure = None
         try:
             if self._looks:
-                return self._first(compiled, module, args, kwargs)
-            return compiled(module, self.instead, *args, **kwargs)
+                result = self._first(compiled, module, args, kwargs)
+            else:
+                result = compiled(module, self.instead, *args, **kwargs)
         except CAPTURE_ERRORS as error:
-            cause = getattr(error, "inner_exception", None)
-            if isinstance(cause, OpGraphError):
-                raise cause from None
-            return self._uncaptured(error, forward_of(module, self.instead, *args, **kwargs))
+            if not self._failed(error):
+                raise error.inner_exception from None  # type: ignore[attr-defined]
+            result = forward_of(module, self.instead, *args, **kwargs)
+        if self._failure is not None:
+            self._tell()
+        return result
 
     def _first(self, compiled: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call that may capture the model for the first time."""
@@ -93,9 +98,16 @@ class FusedForward(Wrapper):
                 self._single = Single(module, self.rounding)
         return result
 
-    def _uncaptured(self, error: BaseException, result: Any) -> Any:
-        """The result of a call that torch could not capture, and that ran as it was written. (Errors of the user's
-        program are raised there, by the line that makes them.)"""
+    def _failed(self, error: BaseException) -> bool:
+        """Notes that torch could not capture a part of a call, which therefore runs as it was written: whether it may.
+        (Errors of the user's program are raised there, by the line that makes them.)"""
+        if isinstance(getattr(error, "inner_exception", None), OpGraphError):
+            return False
+        self._failure = error
+        return True
+
+    def _tell(self) -> None:
+        error, self._failure = self._failure, None
         if not self._told:
             self._told = True
             warnings.warn(
@@ -103,7 +115,6 @@ class FusedForward(Wrapper):
                 f"{str(error).splitlines()[0]}. `ogt.explain(model, *inputs)` says more.",
                 stacklevel=3,
             )
-        return result
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""
@@ -112,7 +123,7 @@ class FusedForward(Wrapper):
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def _compile(self) -> Callable[..., Any]:
-        made = self._compiled = isolated(forward_of, compiler(self.memory, self.rounding))
+        made = self._compiled = isolated(forward_of, compiler(self.memory, self.rounding), self._failed)
         return made
 
     def _called(self, caller: FrameType) -> nn.Module:
@@ -134,7 +145,7 @@ class FusedForward(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what was compiled, which a copy compiles for itself."""
-        return {**self.__dict__, "_compiled": None, "_single": None, "_looks": True}
+        return {**self.__dict__, "_compiled": None, "_single": None, "_looks": True, "_failure": None}
 
     def __repr__(self) -> str:
         return f"<fused forward of {type(self.module).__name__}>"

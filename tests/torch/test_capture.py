@@ -537,7 +537,6 @@ NOT_GUARDED = {
     a_method_of_tensors: "methods of torch.Tensor may be patched",
     a_layers_forward: "classes of torch.nn may be patched",
     a_class_that_gets_what_it_had_inherited: "a class may get an attribute that it had inherited",
-    random_numbers_that_it_does_not_use: "AOTAutograd leaves out random numbers that nobody reads",
 }
 if torch.__version__ < "2.13":
     NOT_GUARDED[a_default] = "defaults of functions may be set"

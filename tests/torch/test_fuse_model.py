@@ -22,6 +22,7 @@ from torch import nn  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments, Unimplemented  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
+from opgraph.torch.graph import backend  # noqa: E402
 
 
 class ScaledSwish(nn.Module):
@@ -234,6 +235,66 @@ def test_train_eval_and_hooks_work():
     assert seen[0][1] is torch.Tensor  # a hook on a module with its own forward sees what has been computed
 
 
+def test_hooks_on_all_modules_see_all_modules():
+    model, x, seen = ogt.fuse(nn.Sequential(nn.Linear(6, 6), ScaledSwish())), torch.randn(3, 6), []
+    expected = model(x)
+    with nn.modules.module.register_module_forward_hook(lambda module, args, result: seen.append(type(module))):
+        torch.testing.assert_close(model(x), expected)
+    assert seen == [nn.Linear, ScaledSwish, nn.Sequential]
+    model(x)
+    assert len(seen) == 3
+
+
+def test_parameters_and_buffers_that_become_one_are_written_as_one():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+            self.p, self.q = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.p.mul_(0.5)
+                self.q.add_(1)
+            return self.second(F.silu(self.first(x)) * self.p) * self.q
+
+    x, found = torch.linspace(-1, 2, 24).reshape(4, 6), []
+    for wrap in (lambda model: model, ogt.fuse):
+        model = wrap(Two())
+        results = [model(x)]
+        model.second = model.first
+        results.append(model(x))
+        model.q = model.p
+        results.append(model(x))
+        found.append([*results, *model.state_dict().values()])
+    torch.testing.assert_close(*found)
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.transpose(0, 1) * 1.5,
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last) * 1.5,
+    "permuted view": lambda x: x.permute(2, 0, 3, 1),
+    "every other": lambda x: x.transpose(0, 2)[:, ::2],
+    "expanded": lambda x: x.transpose(0, 2)[:1].expand(4, 4, 2, 5),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_dropout_drops_what_it_drops_in_eager_whatever_the_layout(layout):
+    class Drop(nn.Module):
+        def forward(self, x):
+            return F.dropout(layout(x), 0.5) + 1
+
+    found = []
+    for model in (Drop(), ogt.fuse(Drop())):
+        torch.manual_seed(0)
+        x = torch.randn(2, 4, 4, 5, requires_grad=True)
+        y = model(x)
+        y.sum().backward()
+        found.append([y, x.grad, torch.rand(1)])
+    torch.testing.assert_close(*found)
+
+
 def test_parametrizations_work():
     model = nn.Sequential(nn.Linear(6, 6), ScaledSwish())
     nn.utils.parametrizations.weight_norm(model[0])
@@ -263,6 +324,25 @@ def test_what_a_forward_keeps_is_a_plain_tensor_with_its_identity_and_views():
     torch.testing.assert_close(model.h, (x * 2 + 2) * 3)
     torch.testing.assert_close(model.view, model.h.view(-1))
     assert model.h.grad_fn is not None
+
+
+def test_random_numbers_that_nobody_reads_are_drawn():
+    class Draws(nn.Module):
+        def forward(self, x):
+            h = x * 2
+            F.dropout(h, 0.5)
+            torch.empty(3).normal_()
+            torch.rand(2).mul_(2)
+            torch.randn_like(h) * h
+            return F.dropout(h, 0.5), h, torch.rand(4)
+
+    found = []
+    for model in (Draws(), ogt.fuse(Draws())):
+        torch.manual_seed(0)
+        for grad in (True, False):
+            results = model(torch.ones(3, 4, requires_grad=grad))
+            found.append([*results, torch.autograd.grad(results[0].sum(), results[1])[0] if grad else None])
+    torch.testing.assert_close(found[2:], found[:2])
 
 
 class Doubled(torch.autograd.Function):
@@ -334,6 +414,54 @@ def test_errors_of_torch_come_from_the_line_that_makes_them_and_leave_nothing_be
         model(torch.randn(3), torch.randn(4))
     assert any("return z + y" in str(entry.statement) for entry in caught.traceback)
     assert model(torch.ones(3), torch.ones(3)).tolist() == [4, 4, 4]
+
+
+class Breaks(nn.Module):
+    """Counts, moves statistics and draws numbers, on both sides of a graph break."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.calls = nn.BatchNorm1d(6), 0
+
+    def forward(self, x, y):
+        self.calls += 1
+        x = F.silu(self.norm(x)) * torch.rand(6)
+        torch._dynamo.graph_break()
+        self.calls += 1
+        return F.dropout(F.silu(x + y), 0.5)
+
+
+@pytest.mark.parametrize("why", ["the program", "the capture"])
+@pytest.mark.filterwarnings("ignore:Breaks runs unfused")
+def test_what_ran_before_a_part_that_cannot_be_captured_runs_once(why, monkeypatch):
+    graphs, aot_backend = [], backend.aot_backend
+
+    def second_refused(**kwargs):
+        graphs.append(1)
+        if len(graphs) == 2:
+            raise torch._dynamo.exc.InternalTorchDynamoError("no")
+        return aot_backend(**kwargs)
+
+    if why == "the capture":
+        monkeypatch.setattr(backend, "aot_backend", second_refused)
+    found = []
+    for wrap in (lambda model: model, ogt.fuse):
+        model, results = wrap(Breaks()), []
+        for step, width in enumerate((6, 5, 6) if why == "the program" else (6, 6)):
+            torch.manual_seed(step)
+            try:
+                results.append(model(torch.randn(4, 6), torch.ones(width)))
+            except RuntimeError as error:
+                results.append(str(error)[:30])
+            results += [model.calls, *model.state_dict().values(), torch.get_rng_state()]
+        found.append([r.clone() if isinstance(r, torch.Tensor) else r for r in results])
+    for eager, fused in zip(*found, strict=True):
+        if isinstance(eager, torch.Tensor):
+            torch.testing.assert_close(fused, eager)
+        else:
+            assert fused == eager
+    assert why == "the program" or len(graphs) > 2
 
 
 def test_values_inside_a_kernel_are_not_written():

@@ -34,6 +34,8 @@ from opgraph.torch.graph.torch_internals import (
     with_second_derivatives_refused,
     without_modes,
 )
+from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
+from opgraph.torch.graph.unread_draws import with_unread_draws
 
 _WHERE = 'torch.compile(backend="opgraph")'
 
@@ -110,7 +112,10 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
             )
             raise run_as_written("it enters streams")
         number = count()
-        return compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number)))
+        return with_unread_draws(
+            graph,
+            lambda: compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))),
+        )
 
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
         captured = Captured(graph, number)
@@ -131,6 +136,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
             return build
 
+        depends = dependencies(graph, example_inputs)
         try:
             made: Callable[..., Any] = aot_backend(
                 fw_compiler=part("forward"),
@@ -146,7 +152,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
             said = str(error).splitlines() or [type(error).__name__]
             warnings.warn(f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=2)
             return graph.forward
-        return with_second_derivatives_refused(made, _no_second_derivative)
+        return with_undefined_gradients(with_second_derivatives_refused(made, _no_second_derivative), depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile

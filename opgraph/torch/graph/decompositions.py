@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from opgraph.torch.graph.torch_internals import hint
+
 aten = torch.ops.aten
 
 #: Decomposed as torch does it.
@@ -48,13 +50,19 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Dropout whose mask alone is random, so that the product may be computed again.
 
-    The generator yields the numbers of eager dropout: both fill a tensor of the dtype of `x` by Bernoulli draws.
+    The generator yields the numbers of eager dropout: both fill a tensor of the dtype of `x` by Bernoulli draws, in the
+    order of its memory. `bernoulli` gives a contiguous tensor, so its axes are put in that order.
     """
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask: torch.Tensor = aten.bernoulli.p(x, 1 - p).to(torch.bool)
+    like = torch.empty_like(x)
+    order = list(range(x.dim()))
+    if not like.is_contiguous():
+        order.sort(key=lambda axis: -hint(like.stride(axis)))
+    places = sorted(range(x.dim()), key=order.__getitem__)
+    mask: torch.Tensor = aten.bernoulli.p(x.permute(order), 1 - p).permute(places).to(torch.bool)
     dropped: torch.Tensor = x * mask * (1 / (1 - p))
     return dropped, mask
 

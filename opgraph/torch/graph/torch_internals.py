@@ -94,8 +94,9 @@ def with_second_derivatives_refused(call: Callable[..., Any], error: Callable[[]
 def _refuse_second_derivatives(outputs: Any, error: Callable[[], Exception]) -> bool:
     """Whether an output was made by the autograd function whose second derivatives are to be refused."""
     for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
-        function: Any = getattr(getattr(output, "grad_fn", None), "_forward_cls", None)
-        if hasattr(function, "_double_backward"):
+        node = compiled_node(output)
+        if node is not None:
+            function = node._forward_cls
             differentiable = function._double_backward
 
             def refuse(gradients: Any) -> None:
@@ -110,6 +111,36 @@ def _refuse_second_derivatives(outputs: Any, error: Callable[[], Exception]) -> 
             function._double_backward = staticmethod(refusing)
             return True
     return False
+
+
+def compiled_node(made: Any) -> Any:
+    """The autograd node of a graph compiled by AOTAutograd: of a tensor that it made, or the node itself; else None."""
+    node = getattr(made, "grad_fn", made)
+    return node if hasattr(getattr(node, "_forward_cls", None), "_double_backward") else None
+
+
+@contextmanager
+def on_stand_ins(inputs: Sequence[Any]) -> Iterator[None]:
+    """While this lasts, torch computes with fake tensors, autograd records, and nobody's saved-tensor hooks are called.
+
+    Args:
+        inputs: fake tensors of one mode, and sizes.
+
+    Raises:
+        ValueError: there is no fake tensor among them.
+    """
+    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
+    from torch._guards import detect_fake_mode
+
+    fakes = detect_fake_mode(inputs)
+    if fakes is None:
+        raise ValueError("no fake tensors")
+    allowed, fakes.allow_non_fake_inputs = fakes.allow_non_fake_inputs, True
+    try:
+        with _disable_saved_tensors_hooks_during_tracing(), fakes, torch.enable_grad():
+            yield
+    finally:
+        fakes.allow_non_fake_inputs = allowed
 
 
 def compile_part(
@@ -159,19 +190,29 @@ def hint(size: Any) -> int:
 CAPTURE_ERRORS: tuple[type[BaseException], ...] = (torch._dynamo.exc.TorchDynamoException,)
 
 
-def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(
+    call: Callable[..., Any],
+    backend: Callable[..., Any],
+    failed: Callable[[BaseException], bool] = lambda error: False,
+) -> Callable[..., Any]:
     """torch.compile of a function, apart from whatever else was compiled of the same source.
 
     Dynamo keeps what it compiled, how often, and which sizes differed, by the code object and its place in a file. So
     the call is made from a copy of a function's code that has a place of its own. Its guards see hooks that are added
-    to a submodule later, and parameters that are frozen later.
+    to a submodule later, parameters that become one, and parameters that are frozen.
+
+    Args:
+        call: the function.
+        backend: for its graphs.
+        failed: called with what Dynamo raises where it cannot capture a frame. True: the frame runs as it was written,
+            and no graph that ran before it in the same call runs again; False: the error is raised.
     """
     code = _call.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
     function = FunctionType(code, _call.__globals__, "forward")
     context: Any = torch._dynamo.optimize(backend)
     callback = getattr(context, "callback", None)
     if callback is not None:
-        callback = context.callback = _with_guards(callback)
+        callback = context.callback = _with_all_guards(callback, failed)
     made = context(function)
     if callback is None or _set_eval_frame is None or torch._dynamo.config.compiled_autograd:
         return lambda *args, **kwargs: made(call, args, kwargs)
@@ -198,34 +239,62 @@ def compiled(call: Callable[..., Any], backend: Callable[..., Any]) -> Callable[
 
 
 _numbers = itertools.count()
-#: What Dynamo leaves out of its guards unless it is set otherwise: hooks of submodules, and, in torch 2.11, whether a
-#: parameter requires a gradient.
-_GUARDS = {"skip_nnmodule_hook_guards": False, "skip_tensor_guards_with_matching_dict_tags": False}
 
 
 def _call(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
-def _with_guards(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """What Dynamo calls for a frame that it has no code for, with guards on hooks and parameters."""
+#: Guards that Dynamo leaves out unless they are asked for: on hooks of submodules; that parameters and buffers which were
+#: different tensors still are; and, in torch 2.11, whether a parameter requires a gradient.
+_GUARDS = {
+    name: False
+    for name in (
+        "skip_nnmodule_hook_guards", "skip_no_tensor_aliasing_guards_on_parameters",
+        "skip_tensor_guards_with_matching_dict_tags",
+    )
+    if hasattr(torch._dynamo.config, name)
+}  # fmt: skip
+
+
+def _with_all_guards(callback: Callable[..., Any], failed: Callable[[BaseException], bool]) -> Callable[..., Any]:
+    """What Dynamo calls for a frame that it has no code for, with the guards that it would leave out."""
 
     @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
     def compile(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(**_GUARDS):
-            return callback(*args, **kwargs)
+        try:
+            with torch._dynamo.config.patch(_GUARDS):
+                return callback(*args, **kwargs)
+        except CAPTURE_ERRORS as error:
+            if not _RUNS_FRAMES or isinstance(error, _NOT_RUN) or not failed(error):
+                raise
+            return _run_frame()
 
     return compile
 
 
+def _run_frame() -> Any:
+    """What a callback of Dynamo returns so that Python runs a frame, and all that it calls, at this call."""
+    skip = _types.FrameAction.SKIP
+    return _types.ConvertFrameReturn(_types.FrameExecStrategy(skip, skip), apply_to_code=False)
+
+
+_types: Any = torch._dynamo.types
+_RUNS_FRAMES = all(hasattr(_types, name) for name in ("ConvertFrameReturn", "FrameAction", "FrameExecStrategy"))
+#: Raised where a frame that goes on behind a graph break cannot run as it is.
+_NOT_RUN: Any = getattr(torch._dynamo.exc, "ResumePrologueTracingError", ())
+
+
 def is_transformed() -> bool:
-    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms."""
+    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms, hooks
+    on all modules."""
     return bool(
         _is_compiling()
         or _tracing_state() is not None
         or _transforms_active()
         or (_modes() and (_mode(_PROXY) is not None or _mode(_FUNCTIONAL) is not None))
         or _is_fx_tracing()
+        or any(_hooks_on_all)
     )
 
 
@@ -255,6 +324,10 @@ _tracing_state = torch._C._get_tracing_state
 _transforms_active = torch._C._are_functorch_transforms_active
 _is_fx_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
 _modes, _mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
+_hooks_on_all: list[Any] = [
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks", ())
+    for kind in ("forward_pre", "forward", "backward_pre", "backward")
+]
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 

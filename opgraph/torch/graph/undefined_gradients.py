@@ -1,0 +1,208 @@
+"""Gradients of a captured graph that eager torch leaves undefined: None, where AOTAutograd gives zeros.
+
+AOTAutograd makes one autograd node of a graph with several results. Where a backward pass starts from some of them, the
+node gives zeros to the inputs that these do not depend on. An optimizer with weight decay or momentum moves a parameter
+whose gradient is zeros, and leaves one alone whose gradient is None. So for each result the inputs that it depends on
+are found out, as autograd sees it, and the node takes away the gradients of all others.
+
+Autograd calls the hooks of a tensor with None where its gradient is undefined, and eager torch does not call them at
+all. An input with hooks therefore keeps its zeros.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch.fx import GraphModule, Node
+
+from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins
+
+#: For each result of a graph, the inputs that it depends on, as bits; of what has no gradient 0.
+Dependencies = Sequence[int]
+#: Depends on every input.
+ALL = -1
+
+
+def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependencies:
+    """What each result of Dynamo's graph depends on; empty for a graph without gradients.
+
+    Args:
+        example_inputs: fake tensors, on which the graph is run, and sizes.
+    """
+    if not torch.is_grad_enabled():
+        return ()
+    (output,) = graph.graph.find_nodes(op="output")
+    made = [n.meta.get("example_value") if isinstance(n, Node) else n for n in output.args[0]]
+    same = [ALL if _is_tensor(v) else 0 for v in made]
+    if sum(_is_tensor(v) and v.requires_grad for v in made) < 2:
+        return same
+    try:
+        with on_stand_ins(example_inputs):
+            inputs = [t.detach().requires_grad_(t.requires_grad) if _is_tensor(t) else t for t in example_inputs]
+            results = graph(*inputs)
+    except Exception:  # AOTAutograd raises it again where it is an error of the program's; no gradient is taken away
+        return same
+    if any(_is_tensor(t) and t.grad_fn is not None for t in inputs):
+        return same  # an input that was written to: what is computed from it later depends on more than itself
+    places = {id(t): place for place, t in enumerate(inputs)}
+    known: dict[Any, int] = {}
+    return [_depends_on(t, places, known) for t in results]
+
+
+def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor)
+
+
+def _depends_on(result: Any, places: dict[int, int], known: dict[Any, int]) -> int:
+    """The inputs that a result depends on; `known` has what was found out about autograd nodes."""
+    if not _is_tensor(result) or not result.requires_grad:
+        return 0
+    if result.grad_fn is None:
+        return _bit(result, places)
+    waiting = [(result.grad_fn, False)]
+    while waiting:
+        node, ready = waiting.pop()
+        sources = [source for source, _ in node.next_functions if source is not None]
+        if ready:
+            known[node] = _bit(getattr(node, "variable", None), places)
+            for source in sources:
+                known[node] |= known[source]
+        elif node not in known:
+            waiting.append((node, True))
+            waiting += [(source, False) for source in sources]
+    return known[result.grad_fn]
+
+
+def _bit(leaf: Any, places: dict[int, int]) -> int:
+    place = places.get(id(leaf))
+    return 0 if place is None else 1 << place
+
+
+def with_undefined_gradients(call: Callable[..., Any], depends: Dependencies) -> Callable[..., Any]:
+    """A compiled graph whose backward gives None to the inputs that no result with a gradient depends on.
+
+    Args:
+        call: as AOTAutograd made it.
+        depends: of each result.
+    """
+    if not depends:
+        return call
+    backward: _Backward | None = None
+    first = next((place for place, bits in enumerate(depends) if bits), 0)
+
+    def run(*args: Any) -> Any:
+        nonlocal backward
+        results = call(*args)
+        node = compiled_node(results[first]) if results else None
+        if node is None:
+            node = next(filter(None, map(_made_by, results)), None)
+        if node is not None:
+            if backward is None:
+                backward = _Backward(node, results, depends, args)
+            backward.follow(node, args)
+        return results
+
+    return run
+
+
+class _Backward:
+    """The backward of a compiled graph's node, with None for what is not reached.
+
+    Args:
+        node: of the first call, as are the results and the arguments.
+        depends: of each result.
+    """
+
+    def __init__(self, node: Any, results: Sequence[Any], depends: Dependencies, args: Sequence[Any]) -> None:
+        function = node._forward_cls
+        self._backward: Callable[..., Any] = function.backward
+        #: For each output of the node, the inputs that the results read from it depend on; 0 where none is.
+        self._outputs = _outputs(node, results, depends)
+        #: For each input of the node that has gradients, its place among the arguments; -1 where it is none of them.
+        self._inputs = _inputs(node, args)
+        #: The arguments that need not be leaves.
+        self._data = [
+            i for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not isinstance(t, torch.nn.Parameter)
+        ]
+        function.backward = staticmethod(self)
+
+    def follow(self, node: Any, args: Sequence[Any]) -> None:
+        """Lets autograd hand over undefined gradients of this call as None."""
+        node.set_materialize_grads(False)
+        node.opgraph_data = {i: weakref.ref(args[i]) for i in self._data}
+
+    def __call__(self, ctx: Any, *given: Any) -> Any:
+        """As `backward` of an autograd function; newer torch gives all gradients in one list."""
+        gradients: Any = given[0] if len(given) == 1 and isinstance(given[0], list) else list(given)
+        missing = [place for place, gradient in enumerate(gradients) if gradient is None]
+        if not missing:
+            return self._backward(ctx, *given)
+        reached = 0
+        for bits, gradient in zip(self._outputs, gradients, strict=True):
+            reached |= 0 if gradient is None else bits or ALL
+        edges = [source for source, _ in ctx.next_functions if source is not None]
+        kept = iter(
+            reached == ALL or place < 0 or reached >> place & 1 or _is_hooked(source, ctx.opgraph_data.get(place))
+            for source, place in zip(edges, self._inputs, strict=True)
+        )
+        keep = [needed and bool(next(kept)) for needed in ctx.needs_input_grad]
+        if not any(keep):
+            return (None,) * len(keep)
+        for place in missing:
+            about = ctx._input_metadata[place]
+            gradients[place] = torch.zeros(about.shape, dtype=about.dtype, device=about.device)
+        results = self._backward(ctx, *(given if gradients is given[0] else gradients))
+        return tuple(g if k else None for g, k in zip(results, keep, strict=False))
+
+
+def _made_by(result: Any) -> Any:
+    """The node of the compiled graph that made a result, or the base of it."""
+    return next((source for source, _ in _read(result) if compiled_node(source) is not None), None)
+
+
+#: Views that lie one on another between the output of a node and a result, at most.
+MOST_VIEWS = 16
+
+
+def _read(result: Any) -> Iterator[tuple[Any, int]]:
+    """The autograd node of a result with the output that it is; of a view, those of its bases, too."""
+    if not _is_tensor(result) or result.grad_fn is None:
+        return
+    edge: tuple[Any, int] = result.grad_fn, result.output_nr
+    for _ in range(MOST_VIEWS):
+        yield edge
+        if compiled_node(edge[0]) is not None or len(edge[0].next_functions) != 1:
+            return
+        edge = edge[0].next_functions[0]
+        if edge[0] is None:
+            return
+
+
+def _outputs(node: Any, results: Sequence[Any], depends: Dependencies) -> list[int]:
+    found = [0] * len(node._input_metadata)
+    for result, bits in zip(results, depends, strict=True):
+        for source, place in _read(result):
+            if source is node:
+                found[place] |= bits
+    return found
+
+
+def _inputs(node: Any, args: Sequence[Any]) -> list[int]:
+    leaves = {id(t): i for i, t in enumerate(args) if _is_tensor(t) and t.is_leaf}
+    others = {(t.grad_fn, t.output_nr): i for i, t in enumerate(args) if _is_tensor(t) and not t.is_leaf}
+    return [
+        leaves.get(id(source.variable), -1) if hasattr(source, "variable") else others.get((source, place), -1)
+        for source, place in node.next_functions
+        if source is not None
+    ]
+
+
+def _is_hooked(source: Any, data: Any) -> bool:
+    """Whether a tensor has hooks: a leaf, by the node that adds to its gradient, or a reference to an argument."""
+    tensor = getattr(source, "variable", None)
+    if tensor is None and data is not None:
+        tensor = data()
+    return tensor is not None and bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -1,0 +1,121 @@
+"""Backward from some results of a fused model: gradients are None where eager has None, and optimizers do the same."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:there is no C")
+
+
+@pytest.fixture(autouse=True)
+def without_a_compiler(monkeypatch):
+    """What autograd sees counts here, no kernel."""
+    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+
+
+class Parts(nn.Module):
+    """Three layers, and a buffer that is written to."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.register_buffer("calls", torch.zeros(6))
+
+
+def two_heads(self, x):
+    self.calls.add_(1)
+    h = F.silu(self.a(x))
+    return F.silu(self.b(h)), F.silu(self.c(h)), x * 2, h.detach().round()
+
+
+def a_result_of_results(self, x):
+    h = F.silu(self.a(x))
+    p = F.silu(self.b(h))
+    return h, p, F.silu(self.c(h)) * p, F.silu(self.c(x))
+
+
+def one_that_reads_no_data(self, x):
+    return F.silu(self.a(x)), torch.tanh(self.b.weight).sum() + self.c.bias.floor().sum(), self.c.weight
+
+
+def views_of_one_value(self, x):
+    h, g = F.silu(self.a(x)), F.silu(self.b(x))
+    return h.view(-1), h[0], h.t(), g[1:], F.silu(self.c(x)).expand(2, *x.shape)
+
+
+FORWARDS = (two_heads, a_result_of_results, one_that_reads_no_data, views_of_one_value)
+X = torch.linspace(-2, 2, 24).reshape(4, 6)
+
+
+def passes(forward, wrap, leaf):
+    """For every result: gradients of parameters, input and results, by a pass that starts there; and one over all."""
+    model = type("Model", (Parts,), {"forward": forward})()
+    call, found = wrap(model), []
+    for chosen in (*range(len(model(X))), slice(None)):
+        x = X.clone().requires_grad_()
+        results = call(x if leaf else x * 1)
+        picked = [r for r in (results[chosen] if isinstance(chosen, slice) else [results[chosen]]) if r.requires_grad]
+        if picked:
+            wrt = [x, *model.parameters(), *(r for r in results if r.requires_grad)]
+            found.append(torch.autograd.grad(sum(r.square().sum() for r in picked), wrt, allow_unused=True))
+    return found
+
+
+def compiled(model):
+    return torch.compile(model, backend="opgraph")
+
+
+@pytest.mark.parametrize(
+    "forward, wrap, leaf",
+    [*((forward, ogt.fuse, True) for forward in FORWARDS), (two_heads, compiled, False)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_gradients_are_undefined_where_eagers_are(forward, wrap, leaf) -> None:
+    got, expected = passes(forward, wrap, leaf), passes(forward, lambda model: model, leaf)
+    assert [[g is None for g in found] for found in got] == [[g is None for g in found] for found in expected]
+    torch.testing.assert_close(got, expected)
+
+
+def test_weight_decay_and_momentum_leave_alone_what_has_no_gradient() -> None:
+    states = []
+    for wrap in (ogt.fuse, lambda model: model):
+        model = wrap(type("Model", (Parts,), {"forward": two_heads})())
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(X)[step % 2].square().mean().backward()
+            optimizer.step()
+        states.append([*model.parameters(), [list(s) for s in optimizer.state_dict()["state"].values()]])
+    assert states[0].pop() == states[1].pop()
+    torch.testing.assert_close(states[0], states[1], rtol=1e-3, atol=1e-5)
+
+
+def test_gradients_are_undefined_behind_a_model_whose_input_no_result_depends_on() -> None:
+    """One fused model reads another's result, and a pass starts where that is not used."""
+    first = ogt.fuse(nn.Sequential(nn.Linear(6, 6), nn.SiLU()))
+    second = ogt.fuse(type("Model", (Parts,), {"forward": one_that_reads_no_data})())
+    second(first(X))[1].backward()
+    assert first[0].weight.grad is None and second.a.weight.grad is None and second.b.weight.grad is not None
+
+
+def test_a_hook_is_never_called_without_a_gradient() -> None:
+    """Autograd calls the hook of a tensor with None where a node gives it no gradient."""
+    model, seen = ogt.fuse(type("Model", (Parts,), {"forward": two_heads})()), []
+    model.c.weight.register_hook(seen.append)
+    model.c.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    for _ in range(2):
+        x = X.clone().requires_grad_() * 1
+        x.register_hook(seen.append)
+        results = model(x)
+        results[0].sum().backward(retain_graph=True)
+        results[2].sum().backward()
+    assert all(isinstance(g, torch.Tensor) for g in seen)
+    assert model.a.weight.grad is not None
