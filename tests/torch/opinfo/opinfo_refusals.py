@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from opinfo_sweep import Finding
+    from opinfo_verdict import Finding
 
 _NO_OP = "opgraph knows no op for it"
 
@@ -22,11 +22,12 @@ class Refusal:
     """A row.
 
     Attributes:
-        says: a regular expression that the first line of the error matches.
+        says: a regular expression that the first line of the error matches, or of what differs.
         reason: why it is refused.
         ops: names of ops, patterns as of files among them.
         forms: of the calls; all where there are none.
         ways: of capture.
+        kind: of finding.
     """
 
     says: str
@@ -34,11 +35,13 @@ class Refusal:
     ops: str = "*"
     forms: tuple[str, ...] = ()
     ways: tuple[str, ...] = ("function",)
+    kind: str = "refused"
 
     def lists(self, finding: Finding) -> bool:
         """Whether this row is about it."""
         return (
-            finding.way in self.ways
+            finding.kind == self.kind
+            and finding.way in self.ways
             and (not self.forms or finding.form in self.forms)
             and re.search(self.says, finding.text.partition("\n")[0]) is not None
             and any(fnmatchcase(finding.op, name) for name in self.ops.split())

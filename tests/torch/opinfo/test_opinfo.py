@@ -8,11 +8,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # which the database imports
 
 from opinfo_calls import Call, all_ops, dtypes_of, tensors_in  # noqa: E402
+from opinfo_findings import Sweep  # noqa: E402
 from opinfo_interpreted import interpreted  # noqa: E402
 from opinfo_judge import Judge  # noqa: E402
 from opinfo_refusals import listed  # noqa: E402
 from opinfo_run import run  # noqa: E402
-from opinfo_sweep import Finding, Sweep  # noqa: E402
+from opinfo_verdict import Finding  # noqa: E402
 from opinfo_ways import Program  # noqa: E402
 
 #: What is fused, what a library runs, views, reductions, random numbers, lists of tensors.
