@@ -144,10 +144,10 @@ class Sweep:
             problems.append((kind, text))
         if not any(kind for kind, _ in problems):
             return []
-        if runs[0][0].error is not None or runs[0][0].unfused or not graphs:  # which of them is it?
-            if len(cases) > 1:
-                halves = cases[::2], cases[1::2]
-                return [told for some in halves for told in self._together(op, some, derivative, way)]
+        lost = runs[0][0].error is not None or runs[0][0].unfused or not graphs
+        if lost and len(cases) > 1:  # which of them is it?
+            halves = cases[::2], cases[1::2]
+            return [told for some in halves for told in self._together(op, some, derivative, way)]
         by_itself: dict[int, list[Told]] = {}
         if len(cases) > 1:
             suspects = [i for i, (kind, _) in enumerate(problems) if kind]

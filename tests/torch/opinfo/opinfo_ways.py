@@ -45,7 +45,7 @@ def before(x: torch.Tensor) -> torch.Tensor:
         return x
     if x.dtype == torch.bool:
         return x.logical_not().logical_not()
-    return -(-(x * 1)) if x.dtype.is_floating_point or x.dtype in _COUNTS else x
+    return (x * 1).neg().neg() if x.dtype.is_floating_point or x.dtype in _COUNTS else x
 
 
 def behind(y: torch.Tensor) -> torch.Tensor:
