@@ -24,7 +24,7 @@ from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, observed
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
-from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, is_wrapped
+from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, graph_breaks, is_transformed, is_wrapped
 from opgraph.torch.graph.torch_internals import compiled as isolated
 from opgraph.torch.tracing.reads import Wrapper
 
@@ -85,8 +85,10 @@ class FusedForward(Wrapper):
     def _first(self, compiled: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call that may capture the model for the first time."""
         captured: list[Captured] = []
-        with observed(captured.append):
+        with observed(captured.append), graph_breaks() as breaks:
             result = compiled(module, self.instead, *args, **kwargs)
+        if not captured and breaks:
+            self._tell(f"torch.compile captures nothing of it: {breaks[0][1]}")
         if captured:
             self._looks = False
             if self.instead is None and module is self.module and is_single(captured):
@@ -96,14 +98,17 @@ class FusedForward(Wrapper):
     def _uncaptured(self, error: BaseException, result: Any) -> Any:
         """The result of a call that torch could not capture, and that ran as it was written. (Errors of the user's
         program are raised there, by the line that makes them.)"""
+        self._tell(f"torch.compile cannot capture it: {str(error).splitlines()[0]}")
+        return result
+
+    def _tell(self, why: str) -> None:
+        """Warns once that the module runs as it was written."""
         if not self._told:
             self._told = True
             warnings.warn(
-                f"{type(self.module).__name__} runs unfused: torch.compile cannot capture it: "
-                f"{str(error).splitlines()[0]}. `ogt.explain(model, *inputs)` says more.",
-                stacklevel=3,
+                f"{type(self.module).__name__} runs unfused: {why}. `ogt.explain(model, *inputs)` says more.",
+                stacklevel=4,
             )
-        return result
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""

@@ -23,7 +23,7 @@ class Call:
     """One call of an op.
 
     Attributes:
-        form: "call", "method", "operator", "in place", "in place operator" or "out".
+        form: "call", "method", "operator", "in place", "in place operator" or "out"; "module" of a module.
         source: where the arguments are from, with their number there.
         args, kwargs: the arguments; `out` is among the latter.
         prepare: what OpInfo does to the output before it is differentiated.

@@ -7,7 +7,7 @@ capture than one of them does. A call that comes out wrong there is run once mor
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from opinfo_refusals import Refusal, listed
 from opinfo_run import Outcome, run, run_together
 from opinfo_verdict import Finding, is_torchs, verdict
 from opinfo_ways import TOGETHER, WAYS, Program, Programs, by_torch, forget, nothing_compiled
+from torch import nn
 
 from opgraph.torch.graph.backend import observed
 
@@ -32,7 +33,7 @@ class Case:
 
     call: Call
     amid: bool
-    program: Program
+    program: Callable[..., Any]
     judge: Judge
 
 
@@ -131,7 +132,7 @@ class Sweep:
         """What is wrong with calls that are captured as one program, and with each by itself where something is."""
         self.ran += len(cases)
         calls = [case.call for case in cases]
-        runs, graphs = _runs(WAYS[way](_program(cases)), calls, derivative)
+        runs, graphs = _runs(self._capture(cases, WAYS[way]), calls, derivative)
         self.fused.update(_computed(graphs))
         problems = []
         for i, case in enumerate(cases):
@@ -158,8 +159,8 @@ class Sweep:
                     by_itself[i] = [told for told in by_itself[i] if told[1] != "not compiled"]
             if all(by_itself.values()):
                 return [told for found in by_itself.values() for told in found]
-        eager = run_together(_program(cases), calls, derivative)
-        torchs, _ = _runs(by_torch(_program(cases)), calls, derivative)
+        eager = run_together(self._capture(cases, lambda program: program), calls, derivative)
+        torchs, _ = _runs(self._capture(cases, by_torch), calls, derivative)
         told = []
         for i, (case, (kind, text)) in enumerate(zip(cases, problems, strict=True)):
             if by_itself.get(i):
@@ -170,12 +171,12 @@ class Sweep:
                 told.append((case, "torch.compile" if mine else kind, number + text))
         return told
 
+    def _capture(self, cases: list[Case], how: Callable[[nn.Module], Callable[..., Any]]) -> Callable[..., Any]:
+        """The programs of cases as one, which is given (args, kwargs) of each, captured in a way."""
+        return how(Programs([case.program for case in cases]))
+
     def _verdict(self, op: Any, case: Case, got: Outcome, way: str) -> tuple[str, str]:
         return verdict(case.judge, got, way, undefined=op.name in UNDEFINED)
-
-
-def _program(cases: list[Case]) -> Programs:
-    return Programs([case.program for case in cases])
 
 
 def _runs(program: Any, calls: list[Call], derivative: int) -> tuple[list[list[Outcome]], list[Any]]:

@@ -1,7 +1,8 @@
-"""What opgraph refuses of PyTorch's OpInfo database, and why: the one table of it.
+"""What opgraph refuses of PyTorch's databases, or does otherwise than eager torch, and why: the one table of it.
 
 A fused function takes pointwise arithmetic, and its error says so of everything else; a fused module leaves that to
-torch and refuses nothing. A refusal that no row lists is a finding of the sweep. A wrong result is never listed.
+torch and refuses nothing. A refusal that no row lists is a finding of the sweep. A wrong result is never listed, but
+for what torch.compile itself makes of the same call with its backend "aot_eager".
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from opinfo_verdict import Finding
 
 _NO_OP = "opgraph knows no op for it"
+#: Ways that go through torch.compile.
+CAPTURED = ("module", "compile")
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,87 @@ TABLE: tuple[Refusal, ...] = (
         "frexp gcd lcm ldexp nextafter isclose __rdiv__ __rmod__ __rpow__ __rsub__",
     ),
     Refusal(_NO_OP, "opgraph has no integers of 16 bits", "short"),
+    # What torch.compile makes of programs, with any backend.
+    Refusal(
+        "shape of argument 0 afterwards",
+        "Dynamo breaks the graph at an in-place view of an argument, and where another call stands before it, the view "
+        "is lost",
+        "as_strided* squeeze* swapaxes t transpose unsqueeze",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "captures nothing of it|no graph was captured",
+        "Dynamo leaves a call of these to torch where it stands by itself: in-place views of arguments",
+        "as_strided* squeeze* swapaxes t transpose unsqueeze resize_*",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "second call: value of |captures nothing of it",
+        "the database sets the seed inside of the call; Dynamo breaks the graph there, and at a second call of many "
+        "the numbers are others",
+        "cauchy exponential geometric log_normal normal_in_place uniform",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "Found a custom .non-ATen. operator whose output has alias annotations: aten::polygamma_",
+        "AOTAutograd has no functional form of polygamma_",
+        "polygamma_* special_polygamma_*",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "the requested shape has too few dimensions|shape of result 0",
+        "AOTAutograd gives the results of _native_batch_norm_legit(out=) each other's shapes",
+        "_native_batch_norm_legit",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "value of result",
+        "AOTAutograd does not write into the out= of matrix_rank",
+        "linalg_matrix_rank*",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "shape of result: torch.Size..1.., in torch torch.Size",
+        "torch's rule for tensors without data gives the loss of one sample a dimension",
+        "nn_MultiLabelMarginLoss nn_functional_multilabel_margin_loss",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "captures nothing of it",
+        "Dynamo runs recurrent layers as they are, and batch normalization that reads its count of batches; the call "
+        "is right and there is a warning",
+        "nn_RNN nn_LSTM nn_GRU nn_BatchNorm?d nn_LazyBatchNorm?d nn_SyncBatchNorm",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    # Harmless differences.
+    Refusal(
+        "Expected X.is_contiguous",
+        "torch's kernel takes contiguous inputs alone; decomposed, the op computes of any input what it would be",
+        "native_group_norm",
+        ways=CAPTURED,
+        kind="answered",
+    ),
+    Refusal(
+        "a graph of .* runs unfused: n=copy_",
+        "decomposed, native_batch_norm(out=) writes into running statistics that are computed values: torch runs it",
+        "native_batch_norm",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="unfused",
+    ),
 )
 
 

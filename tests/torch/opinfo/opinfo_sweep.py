@@ -33,14 +33,14 @@ if __name__ == "__main__":
 from opinfo_calls import DTYPES, all_ops, dtypes_of
 from opinfo_findings import Sweep
 from opinfo_interpreted import interpreted
+from opinfo_modules import MODULE_DTYPES, ModuleSweep, all_modules
 from opinfo_refusals import TABLE
 from opinfo_ways import WAYS
 
 
-def chosen(names: str, shard: str) -> list[Any]:
-    """Ops by name, or a part of all: "k/n" is every n-th from the k-th."""
+def chosen(ops: list[Any], names: str, shard: str) -> list[Any]:
+    """Ops or modules by name, or a part of all: "k/n" is every n-th from the k-th."""
     part, parts = map(int, shard.split("/"))
-    ops = all_ops()
     if names:
         wanted = names.split(",")
         ops = [op for op in ops if op.formatted_name in wanted or op.name in wanted]
@@ -113,8 +113,9 @@ def main() -> int:
     """The command; its exit status is 1 where something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="", help="names, with commas between them; all where there are none")
+    parser.add_argument("--modules", action="store_true", help="the modules of ModuleInfo instead of ops")
     parser.add_argument("--dtypes", default="", help="all where there are none")
-    parser.add_argument("--ways", default="function,module", help="which, of " + ", ".join(WAYS))
+    parser.add_argument("--ways", default="", help="which, of " + ", ".join(WAYS))
     parser.add_argument("--checks", default="fgse", help="letters: forward, gradients, second derivatives, errors")
     parser.add_argument("--shard", default="0/1", metavar="K/N", help="every N-th op from the K-th")
     parser.add_argument("--most", type=int, default=None, help="inputs of each source; all where this is left out")
@@ -132,15 +133,17 @@ def main() -> int:
         return 0
     records = read_log(given.log) if given.log else []
     known = {(r["op"], r["dtype"], r["ways"], r["checks"], r["most"]) for r in records}
-    sweep = Sweep(given.ways.split(","), given.most)
+    given.ways = given.ways or ("module" if given.modules else "function,module")
+    sweep = (ModuleSweep if given.modules else Sweep)(given.ways.split(","), given.most)
     wanted = given.dtypes.split(",") if given.dtypes else [str(d).removeprefix("torch.") for d in DTYPES]
     with interpreted() if given.interpret else contextlib.nullcontext():
-        ops = chosen(given.ops, given.shard)
+        ops = chosen(all_modules() if given.modules else all_ops(), given.ops, given.shard)
         for name in wanted:
             dtype = getattr(torch, name)
             for op in ops:
                 key = op.formatted_name, name, given.ways, given.checks, given.most
-                if dtype not in dtypes_of(op) or key in known:
+                known_dtypes = MODULE_DTYPES if given.modules else dtypes_of(op)
+                if dtype not in known_dtypes or key in known:
                     continue
                 record = swept(sweep, op, dtype, given.checks)
                 records.append(record)

@@ -81,7 +81,9 @@ def is_torchs(judge: Judge, found: tuple[str, str], runs: list[Outcome], way: st
     """
     kind, text = found
     if kind == "unfused":
-        return any(isinstance(run.error, torch._dynamo.exc.BackendCompilerFailed) for run in runs)
+        return " runs unfused: torch.compile " in text or any(
+            isinstance(run.error, torch._dynamo.exc.BackendCompilerFailed) for run in runs
+        )
     said = [verdict(judge, run, way) for run in runs]
     return kind in ("wrong", "answered") and any(k == kind and _what(t) == _what(text) for k, t in said)
 
