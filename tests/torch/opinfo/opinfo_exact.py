@@ -65,3 +65,17 @@ EXACT: dict[str, Callable[..., Any]] = {
     "polygamma": _polygamma,
     "special.polygamma": _polygamma,
 }
+
+
+def exact(op: str, form: str) -> Callable[..., Any] | None:
+    """What an op means in float64 in one of its forms; None where torch's own is near enough."""
+    found = EXACT.get(op)
+    if found is None:
+        return None
+
+    def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+        target = args[0] if form.startswith("in place") else out
+        result = found(args[0].clone(), *args[1:], **kwargs)  # which backward may need
+        return result if target is None else target.copy_(result)
+
+    return call

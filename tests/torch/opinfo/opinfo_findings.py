@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from opinfo_calls import Call, distinct, form_of, forward_calls, gradient_calls, second_calls, wrong_calls
-from opinfo_exact import DRAWN, EXACT, UNDEFINED
+from opinfo_exact import DRAWN, UNDEFINED, exact
 from opinfo_judge import Judge
 from opinfo_refusals import Refusal, listed
 from opinfo_run import Outcome, run, run_together
@@ -200,13 +200,13 @@ def _computed(graphs: list[Any]) -> Iterator[str]:
 
 
 def _cases(op: Any, calls: list[Call], derivative: int) -> Iterator[Case]:
-    exact = EXACT.get(op.name)
     for call in calls:
+        meant = exact(op.name, call.form)
         function = form_of(op, call.form)
         assert function is not None
         for amid in (False, True):
             if derivative and not amid and call.form.startswith("in place"):
                 continue  # torch refuses to write into what it differentiates by
             program = Program(function, amid)
-            truth = None if exact is None else Program(exact, amid)
+            truth = None if meant is None else Program(meant, amid)
             yield Case(call, amid, program, Judge(program, call, derivative, truth, drawn=op.name in DRAWN))

@@ -11,6 +11,7 @@ from opinfo_calls import Call, all_ops, dtypes_of, tensors_in  # noqa: E402
 from opinfo_findings import Sweep  # noqa: E402
 from opinfo_interpreted import interpreted  # noqa: E402
 from opinfo_judge import Judge  # noqa: E402
+from opinfo_modules import MODULE_DTYPES, ModuleSweep, all_modules  # noqa: E402
 from opinfo_refusals import listed  # noqa: E402
 from opinfo_run import run  # noqa: E402
 from opinfo_verdict import Finding  # noqa: E402
@@ -31,11 +32,38 @@ def ops() -> list:
     return all_ops()
 
 
+@pytest.fixture(scope="module")
+def modules() -> list:
+    return all_modules()
+
+
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample(name: str, ops: list) -> None:
     """Without a compiler, which is what takes the time: how calls are captured is the same."""
     with interpreted():
-        assert not findings(name, torch.float32, ops, most=2)
+        assert not findings(name, torch.float32, ops, most=1)
+
+
+#: A loss, a norm with running statistics, what is one kernel.
+MODULES = ("nn.HuberLoss", "nn.BatchNorm1d", "nn.GELU")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_sample_of_modules(name: str, modules: list) -> None:
+    with interpreted():
+        assert not of_modules([info for info in modules if info.name == name], [torch.float32], most=1)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("shard", range(8))
+def test_every_module(shard: int, modules: list) -> None:
+    with interpreted():
+        assert not of_modules(modules[shard::8], list(MODULE_DTYPES), most=None)
+
+
+def of_modules(modules: list, dtypes: list[torch.dtype], most: int | None) -> str:
+    sweep = ModuleSweep(["module"], most)
+    return "\n".join(f"{f.op}: {f}" for info in modules for f in sweep.findings(info, dtypes))
 
 
 @pytest.mark.parametrize("name,dtype", COMPILED, ids=str)
