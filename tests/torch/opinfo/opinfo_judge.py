@@ -24,6 +24,8 @@ BOUNDS = {torch.float16: 0.51, torch.bfloat16: 0.51, torch.float32: 3.0, torch.f
 RUNS = 4
 #: How near arguments are, relatively, at which float32 is measured for float64: many of float32 lie between.
 NEARBY = 2.0**-6
+#: What rounding in float64 is worth of that in float32.
+EPS_BELOW = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 class Judge:
@@ -55,7 +57,7 @@ class Judge:
         self._gradient_strides = True
         self._truth: Outcome | None = None
         self._moved: list[Outcome] = []
-        self._below: list[Outcome] = []
+        self._nearby: dict[torch.dtype, list[tuple[Outcome, Outcome]]] = {}
 
     def problem(self, got: Outcome, *, gradient_strides: bool = True) -> str:
         """What is wrong with an outcome, in a line; empty where nothing is.
@@ -141,17 +143,26 @@ class Judge:
     def _noise(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """How far eager is off at arguments that differ by their rounding: where sums cancel, that is chance."""
         noise = torch.zeros(like.shape, dtype=torch.float64)
-        if like.dtype == torch.float64:
-            return noise
-        for seed in range(RUNS):
-            moved = mover(seed, torch.finfo(like.dtype).eps)
-            for_eager = lambda x, moved=moved: moved(x).to(x.dtype)  # noqa: E731
-            for_truth = lambda x, moved=moved: widened(moved(x).to(x.dtype))  # noqa: E731
-            eager = self._value(run(self._program, self._call, self._derivative, for_eager), name, like)
-            truth = self._value(run(self._exact, self._call, self._derivative, for_truth, wide_dtype), name, like)
-            if eager is not None and truth is not None:
-                noise = torch.maximum(noise, (eager - truth).abs().nan_to_num(0.0, 0.0))
-        return noise
+        for narrow, wide in self._measured(like.dtype):
+            a, b = self._value(narrow, name, like), self._value(wide, name, like)
+            if a is not None and b is not None:
+                noise = torch.maximum(noise, (a - b).abs().nan_to_num(0.0, 0.0, 0.0))
+        return noise * (EPS_BELOW if like.dtype == torch.float64 else 1)
+
+    def _measured(self, dtype: torch.dtype) -> list[tuple[Outcome, Outcome]]:
+        """Eager in a dtype (of float64, in float32) and in float64, at the same arguments nearby."""
+        if dtype not in self._nearby:
+            is_wide = dtype == torch.float64
+            truth = self._program if is_wide else self._exact
+            near = NEARBY if is_wide else torch.finfo(dtype).eps
+            self._nearby[dtype] = [
+                (
+                    run(self._program, self._call, self._derivative, rounded(mover(seed, near))),
+                    run(truth, self._call, self._derivative, rounded(mover(seed, near), and_widened=True), wide_dtype),
+                )
+                for seed in range(2 * RUNS if is_wide else RUNS)
+            ]
+        return self._nearby[dtype]
 
     def _true(self) -> Outcome:
         if self._truth is None:
@@ -162,14 +173,8 @@ class Judge:
 
     def _ulps_below(self, name: str, like: torch.Tensor) -> float:
         """How far eager is off in float32, where float64 knows the truth."""
-        if not self._below:
-            for seed in range(2 * RUNS):
-                for change in (narrowed, lambda x: widened(narrowed(x))):
-                    moved = mover(seed, NEARBY)
-                    changed = lambda x, change=change, moved=moved: change(moved(x))  # noqa: E731
-                    self._below.append(run(self._program, self._call, self._derivative, changed))
         ulps = 0.0
-        for narrow, wide in zip(self._below[::2], self._below[1::2], strict=True):
+        for narrow, wide in self._measured(torch.float64):
             a, b = self._value(narrow, name, like), self._value(wide, name, like)
             if a is not None and b is not None:
                 off = ((a - b).abs() / spacing(b, torch.float32))[a.isfinite() & b.isfinite()]
@@ -207,9 +212,21 @@ def widened(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.dtype.is_floating_point else x.to(torch.complex128) if x.dtype.is_complex else x
 
 
-def narrowed(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of floats in float32, others as they are."""
-    return x.float() if x.dtype.is_floating_point else x
+def rounded(
+    moved: Callable[[torch.Tensor], torch.Tensor], *, and_widened: bool = False
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that moves a tensor of floats and rounds it to its dtype, float64 to float32.
+
+    Args:
+        and_widened: the numbers are given in float64 again.
+    """
+
+    def changed(x: torch.Tensor) -> torch.Tensor:
+        dtype = torch.float32 if x.dtype == torch.float64 else x.dtype
+        made = moved(x).to(dtype) if x.dtype.is_floating_point else moved(x)
+        return widened(made) if and_widened else made
+
+    return changed
 
 
 def mover(seed: int, eps: float) -> Callable[[torch.Tensor], torch.Tensor]:
