@@ -160,7 +160,7 @@ class Judge:
                     run(self._program, self._call, self._derivative, rounded(mover(seed, near))),
                     run(truth, self._call, self._derivative, rounded(mover(seed, near), and_widened=True), wide_dtype),
                 )
-                for seed in range(2 * RUNS if is_wide else RUNS)
+                for seed in range(2 * RUNS)
             ]
         return self._nearby[dtype]
 

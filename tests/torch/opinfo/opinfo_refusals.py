@@ -98,8 +98,8 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "it is applied to a computed value",
         "values of a fused function have no memory to be viewed; views of arguments come first",
-        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten flip flip?? linalg_pinv_singular masked_* "
-        "movedim narrow nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* roll rot90 select "
+        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten linalg_pinv_singular masked_* "
+        "movedim narrow nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* rot90 select "
         "split* squeeze* svd_lowrank tensor_split transpose unbind unflatten unsqueeze view*",
     ),
     Refusal(
@@ -160,9 +160,9 @@ TABLE: tuple[Refusal, ...] = (
     ),
     Refusal(
         _NO_OP,
-        "data are moved: joined, padded, repeated, rolled, mirrored, cut",
+        "data are moved: joined, padded, repeated, turned, cut",
         "cat _chunk_cat stack ?stack column_stack block_diag broadcast_tensors cartesian_prod combinations meshgrid_* "
-        "constant_pad_nd nn_functional_pad_* flip flip?? roll rot90 repeat tile tril triu diag diag_embed diagflat "
+        "constant_pad_nd nn_functional_pad_* rot90 repeat tile tril triu diag diag_embed diagflat "
         "nn_functional_pixel_* nn_functional_channel_shuffle slice ?split unsafe_split unsafe_chunk atleast_?d "
         "squeeze* unsqueeze sum_to_size *_copy",
     ),
