@@ -260,9 +260,9 @@ TABLE: tuple[Refusal, ...] = (
         kind="torch.compile",
     ),
     Refusal(
-        "ldexp can't be cast to the desired output type",
-        "torch's rule for tensors without data lets integers take the floats of ldexp_",
-        "ldexp",
+        "can't be cast to the desired output type",
+        "torch's rules for tensors without data let integers take the floats of ldexp_ and logit_",
+        "ldexp logit",
         forms=("in place",),
         ways=CAPTURED,
         kind="torch.compile",
