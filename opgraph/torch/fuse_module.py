@@ -24,7 +24,7 @@ from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, observed
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
-from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_transformed, is_wrapped
+from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, graph_breaks, is_transformed, is_wrapped
 from opgraph.torch.graph.torch_internals import compiled as isolated
 from opgraph.torch.tracing.reads import Wrapper
 
@@ -59,7 +59,7 @@ class FusedForward(Wrapper):
         self._compiled: Callable[..., Any] | None = None
         self._single: Single | None = None
         self._looks = True
-        self._failure: BaseException | None = None
+        self._failure: str | None = None
         self._told = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,14 +84,16 @@ class FusedForward(Wrapper):
                 raise error.inner_exception from None  # type: ignore[attr-defined]
             result = forward_of(module, self.instead, *args, **kwargs)
         if self._failure is not None:
-            self._tell()
+            self._tell(self._failure)
         return result
 
     def _first(self, compiled: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call that may capture the model for the first time."""
         captured: list[Captured] = []
-        with observed(captured.append):
+        with observed(captured.append), graph_breaks() as breaks:
             result = compiled(module, self.instead, *args, **kwargs)
+        if not captured and breaks:
+            self._failure = self._failure or f"torch.compile captures nothing of it: {breaks[0][1]}"
         if captured:
             self._looks = False
             if self.instead is None and module is self.module and is_single(captured):
@@ -103,16 +105,15 @@ class FusedForward(Wrapper):
         (Errors of the user's program are raised there, by the line that makes them.)"""
         if isinstance(getattr(error, "inner_exception", None), OpGraphError):
             return False
-        self._failure = error
+        self._failure = f"torch.compile cannot capture it: {str(error).splitlines()[0]}"
         return True
 
-    def _tell(self) -> None:
-        error, self._failure = self._failure, None
+    def _tell(self, why: str) -> None:
+        """Warns once that the module runs as it was written."""
         if not self._told:
             self._told = True
             warnings.warn(
-                f"{type(self.module).__name__} runs unfused: torch.compile cannot capture it: "
-                f"{str(error).splitlines()[0]}. `ogt.explain(model, *inputs)` says more.",
+                f"{type(self.module).__name__} runs unfused: {why}. `ogt.explain(model, *inputs)` says more.",
                 stacklevel=3,
             )
 

@@ -779,3 +779,18 @@ def test_a_graph_can_be_kept_after_a_pass_that_did_not_keep_one():
     (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     with pytest.raises(Unimplemented, match="first derivatives alone"):
         slope.sum().backward()
+
+
+@pytest.mark.parametrize("module", [nn.GRU(3, 4), nn.BatchNorm2d(3, momentum=None)], ids=lambda m: type(m).__name__)
+def test_a_module_of_which_nothing_is_captured_says_so_once(module: nn.Module) -> None:
+    x = torch.randn(2, 3, 3) if isinstance(module, nn.GRU) else torch.randn(2, 3, 4, 4)
+    model = ogt.fuse(module)
+    with pytest.warns(UserWarning, match="runs unfused: torch.compile captures nothing of it: ") as told:
+        model(x)
+        model(x)
+    assert sum("runs unfused" in str(w.message) for w in told) == 1
+
+
+def test_a_module_that_computes_nothing_has_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    ogt.fuse(nn.Identity())(torch.randn(3))
+    assert not [w for w in recwarn if "runs unfused" in str(w.message)]

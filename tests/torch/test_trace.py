@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from traced import evaluated, traced  # noqa: E402
 
 import opgraph as og  # noqa: E402
-from opgraph.errors import InvalidArguments, InvalidDataType, OpGraphError, Unimplemented  # noqa: E402
+from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented  # noqa: E402
 from opgraph.torch import naf1  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
 from opgraph.torch.fuse_module import unfuse  # noqa: E402
@@ -358,7 +358,7 @@ def test_branches_on_data_are_refused_naming_the_line(body) -> None:
         (lambda x: F.dropout(x, 0.5), Unimplemented, "random"),  # BAD
         (lambda x: (x * 2).reshape(24), Unimplemented, "apply it to the arguments"),  # BAD
         (lambda x: torch.fft.fft(x), Unimplemented, "knows no op"),  # BAD
-        (lambda x: x.to(torch.complex64), InvalidDataType, "complex64"),  # BAD
+        (lambda x: x.to(torch.complex64), Unimplemented, "complex64"),  # BAD
         (lambda x: x.mul_(2), InvalidArguments, "writes into an argument"),  # BAD
         (lambda x: x.t().add_(1), InvalidArguments, "writes into an argument"),  # BAD
         (lambda x: torch.add(x, 1, out=x), InvalidArguments, "out="),  # BAD
@@ -377,6 +377,13 @@ def test_what_cannot_be_fused_is_refused_naming_the_line(body, error, what: str)
     assert isinstance(caught.value, OpGraphError)
     code = Squares.forward if "Squares" in body.__code__.co_names else body
     assert f"test_trace.py:{line_of(code, '# BAD')} in" in caught.value.where
+
+
+@pytest.mark.parametrize("name", ["__radd__", "__add__", "__rand__", "__lt__"])
+def test_operators_called_by_name_are_refused_as_operators_are(name: str) -> None:
+    """Torch's operators make NotImplemented of a TypeError."""
+    with pytest.raises(Unimplemented, match="of int16 cannot be fused"):
+        trace(lambda x: getattr(torch.Tensor, name)(x, 3), torch.ones(3, dtype=torch.int16))
 
 
 def test_what_no_tensor_has_is_torchs_error_at_the_users_line() -> None:

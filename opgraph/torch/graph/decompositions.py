@@ -23,7 +23,7 @@ aten = torch.ops.aten
 _BY_TORCH = (
     "_batch_norm_with_update", "_batch_norm_with_update_functional", "_fused_rms_norm", "_fused_rms_norm_backward",
     "_log_softmax", "_log_softmax_backward_data", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-    "_native_batch_norm_legit_no_training", "_softmax", "_softmax_backward_data", "_unsafe_view", "addcdiv", "addcmul",
+    "_native_batch_norm_legit_no_training", "_softmax", "_unsafe_view", "addcdiv", "addcmul",
     "batch_norm_backward", "celu", "cudnn_batch_norm", "cudnn_batch_norm_backward", "detach", "elu", "elu_backward",
     "full_like", "glu", "glu_backward", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "huber_loss",
     "huber_loss_backward", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward", "logit",
@@ -43,6 +43,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(get_decompositions(packets))
     table[aten.native_dropout.default] = _dropout
     table[aten.var_mean.correction] = _var_mean
+    table[aten._softmax_backward_data.default] = _softmax_backward
     table[aten.constant_pad_nd.default] = _constant_pad_nd
     return table
 
@@ -76,6 +77,14 @@ def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:
         axis = x.dim() - 1 - place // 2
         made = made.narrow(axis, -pad[place], x.shape[axis] + pad[place] + pad[place + 1])
     return made.clone()
+
+
+def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+    """As torch's kernels compute it: where all gradients of a row are alike, no products cancel."""
+    wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    g, y = grad.to(wide), output.to(wide)
+    made: torch.Tensor = (g - (g * y).sum(dim, keepdim=True)) * y
+    return made.to(input_dtype).contiguous()
 
 
 def _var_mean(

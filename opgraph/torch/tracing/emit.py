@@ -40,7 +40,7 @@ def name_of(dtype: torch.dtype, what: str) -> str:
     """opgraph's name of a dtype.
 
     Raises:
-        InvalidDataType: it has none.
+        Unimplemented: it has none.
     """
     if dtype not in NAMES:
         raise places.wrong_dtype(what, dtype)

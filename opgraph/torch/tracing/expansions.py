@@ -11,6 +11,7 @@ from opgraph.torch.tracing import places
 from opgraph.torch.tracing.emit import outcome
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.session import Session
+from opgraph.torch.tracing.turned import turned
 
 #: Methods of a tensor that convert it, and what to.
 CONVERSIONS = {
@@ -198,6 +199,7 @@ EXPANSIONS: dict[str, Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], 
     "expand_as": _like_real,
     "view_as": _like_real,
     "reshape_as": _like_real,
+    **dict.fromkeys(("flip", "fliplr", "flipud", "roll"), turned),
     "new_tensor": _new,
     "new_full": _new,
     "new_zeros": _new,

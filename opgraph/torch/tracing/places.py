@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opgraph.errors import InvalidArguments, InvalidDataType, Unimplemented
+from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.torch.autograd_function_hooks import RUN
 
 _LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent.parent) + os.sep, "<frozen", "<string>")
@@ -57,9 +57,12 @@ def unknown(name: str, why: str, fix: str) -> Unimplemented:
     return Unimplemented(f"torch's {name} cannot be fused: {why}", where=place(), fix=fix)
 
 
-def wrong_dtype(name: str, dtype: object) -> InvalidDataType:
-    """A function of a dtype that opgraph does not compute it in."""
-    return InvalidDataType(
+def wrong_dtype(name: str, dtype: object) -> Unimplemented:
+    """A function of a dtype that opgraph does not compute it in.
+
+    It is no TypeError: torch's operators make NotImplemented of every TypeError.
+    """
+    return Unimplemented(
         f"{name} of {str(dtype).removeprefix('torch.')} cannot be fused", where=place(), fix="cast its operands first"
     )
 

@@ -15,6 +15,7 @@ from opgraph.torch.tracing.proxy import Proxy, proxies
 from opgraph.torch.tracing.questions import answer
 from opgraph.torch.tracing.refusals import refuse
 from opgraph.torch.tracing.session import CHANGES, MAKES, RUNS, Node, Number, Session
+from opgraph.torch.tracing.turned import repeat_arithmetic, same_arithmetic
 from opgraph.torch.tracing.watch import function_name
 
 
@@ -57,6 +58,8 @@ def record(
         node.action = RUNS
     elif spreads:
         _spread(node, emitter, args[0], args[1] if len(args) > 1 else kwargs["other"])
+    elif func is same_arithmetic:
+        _made(node, repeat_arithmetic(emitter, args), args[0].dtype)
     elif is_view(name) and func not in table():
         refuse(name, args)
     elif (target := cast_target(name, args, kwargs)) is not None:

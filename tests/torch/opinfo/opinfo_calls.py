@@ -23,7 +23,7 @@ class Call:
     """One call of an op.
 
     Attributes:
-        form: "call", "method", "operator", "in place", "in place operator" or "out".
+        form: "call", "method", "operator", "in place", "in place operator" or "out"; "module" of a module.
         source: where the arguments are from, with their number there.
         args, kwargs: the arguments; `out` is among the latter.
         prepare: what OpInfo does to the output before it is differentiated.
@@ -160,7 +160,8 @@ def _signature(value: Any) -> Any:
 
 
 def _range(tensor: torch.Tensor) -> tuple[Any, ...]:
-    x = np.asarray(tensor.resolve_neg().resolve_conj().to(torch.complex128 if tensor.is_complex() else torch.float64))
+    wide = tensor.resolve_neg().resolve_conj().to(torch.complex128 if tensor.is_complex() else torch.float64)
+    x = np.asarray(wide.flatten())  # NumPy has 64 dimensions at most
     size = np.abs(x)
     known = size[np.isfinite(size) & (size > 0)]
     powers = (int(np.log2(known.min())) // 8, int(np.log2(known.max())) // 8) if known.size else ()

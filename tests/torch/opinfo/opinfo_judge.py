@@ -2,7 +2,8 @@
 
 The truth is the same program in float64. A result may be at most twice as far from it as eager is, or within the bound
 of a single op (`specs/accuracy.md`). What the last bit of an argument is worth is aside: the truth is computed again
-with every argument moved by up to its rounding error, and an element may be off by as much as that moves it.
+with every argument moved by up to its rounding error, and an element may be off by as much as that moves it. How far
+eager is off is chance where sums cancel: it is measured at such arguments as well.
 
 Of a result in float64 eager's own is the truth, and how far off it is itself is measured one dtype below: as many ulp
 as the same program in float32 is off, on arguments that float32 holds and that lie nearby.
@@ -23,6 +24,8 @@ BOUNDS = {torch.float16: 0.51, torch.bfloat16: 0.51, torch.float32: 3.0, torch.f
 RUNS = 4
 #: How near arguments are, relatively, at which float32 is measured for float64: many of float32 lie between.
 NEARBY = 2.0**-6
+#: What rounding in float64 is worth of that in float32.
+EPS_BELOW = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 class Judge:
@@ -33,6 +36,7 @@ class Judge:
         call: the arguments.
         derivative: see `run`.
         exact: the program that float64 knows the truth by, where torch's own is not near enough.
+        drawn: the program draws numbers, others in float64: eager's are the truth.
     """
 
     def __init__(
@@ -41,7 +45,10 @@ class Judge:
         call: Call,
         derivative: int = 0,
         exact: Callable[..., Any] | None = None,
+        *,
+        drawn: bool = False,
     ) -> None:
+        self._drawn = drawn
         self._exact = exact or program
         self._program = program
         self._call = call
@@ -50,7 +57,7 @@ class Judge:
         self._gradient_strides = True
         self._truth: Outcome | None = None
         self._moved: list[Outcome] = []
-        self._below: list[Outcome] = []
+        self._nearby: dict[torch.dtype, list[tuple[Outcome, Outcome]]] = {}
 
     def problem(self, got: Outcome, *, gradient_strides: bool = True) -> str:
         """What is wrong with an outcome, in a line; empty where nothing is.
@@ -112,6 +119,8 @@ class Judge:
         mine, other = (got.double() - truth).abs(), (eager.double() - truth).abs()
         finite = truth.isfinite() & eager.isfinite()
         allowed = BOUNDS[got.dtype]
+        if self._drawn:
+            return off & ~(mine <= allowed * unit)
         if finite.any():
             allowed = max(allowed, 2 * float((other / unit)[finite].max()))
         if got.dtype == torch.float64:
@@ -128,23 +137,44 @@ class Judge:
                 return off
             by = (value - truth).abs()
             spread = torch.maximum(spread, torch.where(same(value, truth), torch.zeros_like(by), by))
-        return off & ~(mine <= allowed * unit + 2 * spread) & ~spread.isnan()
+        off = off & ~(mine <= allowed * unit + 2 * spread) & ~spread.isnan()
+        return off & ~(mine <= 2 * self._noise(name, got)) if off.any() else off
+
+    def _noise(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """How far eager is off at arguments that differ by their rounding: where sums cancel, that is chance."""
+        noise = torch.zeros(like.shape, dtype=torch.float64)
+        for narrow, wide in self._measured(like.dtype):
+            a, b = self._value(narrow, name, like), self._value(wide, name, like)
+            if a is not None and b is not None:
+                noise = torch.maximum(noise, (a - b).abs().nan_to_num(0.0, 0.0, 0.0))
+        return noise * (EPS_BELOW if like.dtype == torch.float64 else 1)
+
+    def _measured(self, dtype: torch.dtype) -> list[tuple[Outcome, Outcome]]:
+        """Eager in a dtype (of float64, in float32) and in float64, at the same arguments nearby."""
+        if dtype not in self._nearby:
+            is_wide = dtype == torch.float64
+            truth = self._program if is_wide else self._exact
+            near = NEARBY if is_wide else torch.finfo(dtype).eps
+            self._nearby[dtype] = [
+                (
+                    run(self._program, self._call, self._derivative, rounded(mover(seed, near))),
+                    run(truth, self._call, self._derivative, rounded(mover(seed, near), and_widened=True), wide_dtype),
+                )
+                for seed in range(2 * RUNS)
+            ]
+        return self._nearby[dtype]
 
     def _true(self) -> Outcome:
         if self._truth is None:
-            self._truth = run(self._exact, self._call, self._derivative, widened, wide_dtype)
+            self._truth = (
+                self.eager if self._drawn else run(self._exact, self._call, self._derivative, widened, wide_dtype)
+            )
         return self._truth
 
     def _ulps_below(self, name: str, like: torch.Tensor) -> float:
         """How far eager is off in float32, where float64 knows the truth."""
-        if not self._below:
-            for seed in range(2 * RUNS):
-                for change in (narrowed, lambda x: widened(narrowed(x))):
-                    moved = mover(seed, NEARBY)
-                    changed = lambda x, change=change, moved=moved: change(moved(x))  # noqa: E731
-                    self._below.append(run(self._program, self._call, self._derivative, changed))
         ulps = 0.0
-        for narrow, wide in zip(self._below[::2], self._below[1::2], strict=True):
+        for narrow, wide in self._measured(torch.float64):
             a, b = self._value(narrow, name, like), self._value(wide, name, like)
             if a is not None and b is not None:
                 off = ((a - b).abs() / spacing(b, torch.float32))[a.isfinite() & b.isfinite()]
@@ -182,9 +212,21 @@ def widened(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.dtype.is_floating_point else x.to(torch.complex128) if x.dtype.is_complex else x
 
 
-def narrowed(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of floats in float32, others as they are."""
-    return x.float() if x.dtype.is_floating_point else x
+def rounded(
+    moved: Callable[[torch.Tensor], torch.Tensor], *, and_widened: bool = False
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that moves a tensor of floats and rounds it to its dtype, float64 to float32.
+
+    Args:
+        and_widened: the numbers are given in float64 again.
+    """
+
+    def changed(x: torch.Tensor) -> torch.Tensor:
+        dtype = torch.float32 if x.dtype == torch.float64 else x.dtype
+        made = moved(x).to(dtype) if x.dtype.is_floating_point else moved(x)
+        return widened(made) if and_widened else made
+
+    return changed
 
 
 def mover(seed: int, eps: float) -> Callable[[torch.Tensor], torch.Tensor]:

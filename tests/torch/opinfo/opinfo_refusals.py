@@ -1,7 +1,8 @@
-"""What opgraph refuses of PyTorch's OpInfo database, and why: the one table of it.
+"""What opgraph refuses of PyTorch's databases, or does otherwise than eager torch, and why: the one table of it.
 
 A fused function takes pointwise arithmetic, and its error says so of everything else; a fused module leaves that to
-torch and refuses nothing. A refusal that no row lists is a finding of the sweep. A wrong result is never listed.
+torch and refuses nothing. A refusal that no row lists is a finding of the sweep. Rows about results are at the end:
+what torch.compile itself makes of the same call with its backend "aot_eager", and where another answer is right.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from opinfo_sweep import Finding
+    from opinfo_verdict import Finding
 
 _NO_OP = "opgraph knows no op for it"
+#: Ways that go through torch.compile.
+CAPTURED = ("module", "compile")
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,12 @@ class Refusal:
     """A row.
 
     Attributes:
-        says: a regular expression that the first line of the error matches.
+        says: a regular expression that the first line of the error matches, or of what differs.
         reason: why it is refused.
         ops: names of ops, patterns as of files among them.
         forms: of the calls; all where there are none.
         ways: of capture.
+        kind: of finding.
     """
 
     says: str
@@ -34,11 +38,13 @@ class Refusal:
     ops: str = "*"
     forms: tuple[str, ...] = ()
     ways: tuple[str, ...] = ("function",)
+    kind: str = "refused"
 
     def lists(self, finding: Finding) -> bool:
         """Whether this row is about it."""
         return (
-            finding.way in self.ways
+            finding.kind == self.kind
+            and finding.way in self.ways
             and (not self.forms or finding.form in self.forms)
             and re.search(self.says, finding.text.partition("\n")[0]) is not None
             and any(fnmatchcase(finding.op, name) for name in self.ops.split())
@@ -92,8 +98,8 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "it is applied to a computed value",
         "values of a fused function have no memory to be viewed; views of arguments come first",
-        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten flip flip?? linalg_pinv_singular masked_* "
-        "movedim narrow nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* roll rot90 select "
+        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten linalg_pinv_singular masked_* "
+        "movedim narrow nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* rot90 select "
         "split* squeeze* svd_lowrank tensor_split transpose unbind unflatten unsqueeze view*",
     ),
     Refusal(
@@ -154,9 +160,9 @@ TABLE: tuple[Refusal, ...] = (
     ),
     Refusal(
         _NO_OP,
-        "data are moved: joined, padded, repeated, rolled, mirrored, cut",
+        "data are moved: joined, padded, repeated, turned, cut",
         "cat _chunk_cat stack ?stack column_stack block_diag broadcast_tensors cartesian_prod combinations meshgrid_* "
-        "constant_pad_nd nn_functional_pad_* flip flip?? roll rot90 repeat tile tril triu diag diag_embed diagflat "
+        "constant_pad_nd nn_functional_pad_* rot90 repeat tile tril triu diag diag_embed diagflat "
         "nn_functional_pixel_* nn_functional_channel_shuffle slice ?split unsafe_split unsafe_chunk atleast_?d "
         "squeeze* unsqueeze sum_to_size *_copy",
     ),
@@ -187,6 +193,102 @@ TABLE: tuple[Refusal, ...] = (
         "frexp gcd lcm ldexp nextafter isclose __rdiv__ __rmod__ __rpow__ __rsub__",
     ),
     Refusal(_NO_OP, "opgraph has no integers of 16 bits", "short"),
+    # What torch.compile makes of programs, with any backend.
+    Refusal(
+        "shape of argument 0 afterwards",
+        "Dynamo breaks the graph at an in-place view of an argument, and where another call stands before it, the view "
+        "is lost",
+        "as_strided* squeeze* swapaxes t transpose unsqueeze",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "captures nothing of it|no graph was captured",
+        "Dynamo leaves a call of these to torch where it stands by itself: in-place views of arguments",
+        "as_strided* squeeze* swapaxes t transpose unsqueeze resize_*",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "second call: value of |captures nothing of it",
+        "the database sets the seed inside of the call; Dynamo breaks the graph there, and at a second call of many "
+        "the numbers are others",
+        "cauchy exponential geometric log_normal normal_in_place uniform",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "Found a custom .non-ATen. operator whose output has alias annotations: aten::polygamma_",
+        "AOTAutograd has no functional form of polygamma_",
+        "polygamma_* special_polygamma_*",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "the requested shape has too few dimensions|shape of result 0",
+        "AOTAutograd gives the results of _native_batch_norm_legit(out=) each other's shapes",
+        "_native_batch_norm_legit",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "value of result",
+        "AOTAutograd does not write into the out= of matrix_rank",
+        "linalg_matrix_rank*",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "shape of result: torch.Size..1.., in torch torch.Size",
+        "torch's rule for tensors without data gives the loss of one sample a dimension",
+        "nn_MultiLabelMarginLoss nn_functional_multilabel_margin_loss",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "captures nothing of it",
+        "Dynamo leaves to torch, with a warning: recurrent layers, and modules whose only graph breaks in torch's own "
+        "files, where they read a number from a tensor",
+        "nn_RNN nn_LSTM nn_GRU nn_BatchNorm?d nn_LazyBatchNorm?d nn_GaussianNLLLoss nn_CTCLoss "
+        "nn_functional_gaussian_nll_loss nn_functional_ctc_loss",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "can't be cast to the desired output type",
+        "torch's rules for tensors without data let integers take the floats of ldexp_ and logit_",
+        "ldexp logit",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    # Harmless differences.
+    Refusal(
+        "value of second derivative .: .*: -?0.0, in torch nan",
+        "an element that is masked out has the gradient 0 whatever the cotangent is; eager multiplies that 0 by NaN",
+        "masked_logaddexp",
+        kind="wrong",
+    ),
+    Refusal(
+        "Expected X.is_contiguous",
+        "torch's kernel takes contiguous inputs alone; decomposed, the op computes of any input what it would be",
+        "native_group_norm",
+        ways=CAPTURED,
+        kind="answered",
+    ),
+    Refusal(
+        "a graph of .* runs unfused: n=copy_",
+        "decomposed, native_batch_norm(out=) writes into running statistics that are computed values: torch runs it",
+        "native_batch_norm",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="unfused",
+    ),
 )
 
 

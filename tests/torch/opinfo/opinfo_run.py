@@ -81,7 +81,7 @@ def _run(
     unfused = next((str(w.message) for w in warned if " runs unfused: " in str(w.message)), "")
     for outcome, call, some in zip(outcomes, calls, tensors, strict=True):
         outcome.unfused = unfused
-        if call.form in ("in place", "in place operator", "out"):
+        if call.form in ("in place", "in place operator", "out", "module"):
             outcome.values.update((f"argument {i} afterwards", t.detach()) for i, t in enumerate(some))
     return outcomes
 
@@ -94,6 +94,8 @@ def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], convert: 
         return {name: copied(v, change, convert) for name, v in value.items()}
     if isinstance(value, torch.Tensor):
         made = change(_copy(value.detach()))
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(made, value.requires_grad)
         return made.requires_grad_() if value.requires_grad else made
     return convert(value) if convert is not None else value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -39,21 +40,21 @@ class Program(nn.Module):
 
 
 def before(x: torch.Tensor) -> torch.Tensor:
-    """The same values, computed."""
+    """The same values, computed. (A kernel takes two ops at least.)"""
     if x.layout is not torch.strided:
         return x
     if x.dtype == torch.bool:
         return x.logical_not().logical_not()
-    return x * 1 if x.dtype.is_floating_point or x.dtype in _COUNTS else x
+    return (x * 1).neg().neg() if x.dtype.is_floating_point or x.dtype in _COUNTS else x
 
 
 def behind(y: torch.Tensor) -> torch.Tensor:
-    """Twice the values, or their negation."""
+    """Minus twice the values, or their negation."""
     if y.layout is not torch.strided:
         return y
     if y.dtype == torch.bool:
         return y.logical_not()
-    return y + y if y.dtype.is_floating_point or y.dtype in _COUNTS else y
+    return -(y + y) if y.dtype.is_floating_point or y.dtype in _COUNTS else y
 
 
 class Programs(nn.Module):
@@ -98,7 +99,21 @@ WAYS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
 TOGETHER = frozenset({"module", "compile"})
 
 
+def by_torch(program: nn.Module) -> Callable[..., Any]:
+    """What torch.compile makes of a program without a backend of its own."""
+    return torch.compile(program, backend="aot_eager")
+
+
 def forget() -> None:
-    """Dynamo's captures are let go, of which it keeps as many as there are until then."""
+    """Dynamo's captures are let go, of which it keeps as many as there are until then.
+
+    Where it would leave a call to eager torch because there are too many, it raises.
+    """
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100_000
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def nothing_compiled() -> AbstractContextManager[Any]:
+    """While this lasts, a call that is not served by what was compiled before raises."""
+    return torch.compiler.set_stance("fail_on_recompile")  # type: ignore[no-any-return]

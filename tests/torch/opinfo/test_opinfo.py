@@ -8,11 +8,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # which the database imports
 
 from opinfo_calls import Call, all_ops, dtypes_of, tensors_in  # noqa: E402
+from opinfo_findings import Sweep  # noqa: E402
 from opinfo_interpreted import interpreted  # noqa: E402
 from opinfo_judge import Judge  # noqa: E402
+from opinfo_modules import MODULE_DTYPES, ModuleSweep, all_modules  # noqa: E402
 from opinfo_refusals import listed  # noqa: E402
 from opinfo_run import run  # noqa: E402
-from opinfo_sweep import Finding, Sweep  # noqa: E402
+from opinfo_verdict import Finding  # noqa: E402
 from opinfo_ways import Program  # noqa: E402
 
 #: What is fused, what a library runs, views, reductions, random numbers, lists of tensors.
@@ -30,11 +32,38 @@ def ops() -> list:
     return all_ops()
 
 
+@pytest.fixture(scope="module")
+def modules() -> list:
+    return all_modules()
+
+
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample(name: str, ops: list) -> None:
     """Without a compiler, which is what takes the time: how calls are captured is the same."""
     with interpreted():
-        assert not findings(name, torch.float32, ops, most=2)
+        assert not findings(name, torch.float32, ops, most=1)
+
+
+#: What is one kernel, and a norm with running statistics; which checks.
+MODULES = (("nn.GELU", "fge"), ("nn.BatchNorm1d", "f"))
+
+
+@pytest.mark.parametrize("name,checks", MODULES)
+def test_a_sample_of_modules(name: str, checks: str, modules: list) -> None:
+    with interpreted():
+        assert not of_modules([info for info in modules if info.name == name], [torch.float32], 1, checks)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("shard", range(8))
+def test_every_module(shard: int, modules: list) -> None:
+    with interpreted():
+        assert not of_modules(modules[shard::8], list(MODULE_DTYPES), None)
+
+
+def of_modules(modules: list, dtypes: list[torch.dtype], most: int | None, checks: str = "fge") -> str:
+    sweep = ModuleSweep(["module"], most)
+    return "\n".join(f"{f.op}: {f}" for info in modules for f in sweep.findings(info, dtypes, checks))
 
 
 @pytest.mark.parametrize("name,dtype", COMPILED, ids=str)

@@ -1,0 +1,81 @@
+"""Ops whose truth is another one than torch's own in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Ops that return memory as it is found.
+UNDEFINED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
+#: Ops that draw numbers, others in each dtype: eager's are the truth.
+DRAWN = (
+    "cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint", "randint_like", "randn",
+    "randn_like", "uniform",
+)  # fmt: skip
+
+
+def _trigamma(x: torch.Tensor) -> torch.Tensor:
+    """In float64: its series at x + 20, and the steps down from there."""
+    steps = sum((1 / (x + i) ** 2 for i in range(20)), torch.zeros_like(x))
+    inverse = 1 / (x + 20)
+    factors = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
+    return steps + inverse + inverse**2 / 2 + sum(f * inverse ** (2 * k + 3) for k, f in enumerate(factors))
+
+
+class _Digamma(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.digamma(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * _trigamma(*ctx.saved_tensors)
+
+
+class _Lgamma(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.lgamma(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0] * _Digamma.apply(*ctx.saved_tensors)
+
+
+def _polygamma(x: torch.Tensor, n: int, **kwargs: Any) -> torch.Tensor:
+    return _trigamma(x.double()) if n == 1 else torch.polygamma(n, x)
+
+
+#: What ops mean in float64, where torch's own are not near enough to tell.
+EXACT: dict[str, Callable[..., Any]] = {
+    # Its gradient is 1/6 rounded to float32 in torch.
+    "nn.functional.hardsigmoid": lambda x, inplace=False: torch.nn.functional.relu6(x + 3) / 6,
+    # 1 + erf(x) loses the tail.
+    "special.ndtr": lambda x: torch.erfc(x * -(0.5**0.5)) / 2,
+    # torch rounds float64 to float32 first, and that to 16 bits.
+    "half": lambda x, **kwargs: x,
+    "bfloat16": lambda x, **kwargs: x,
+    # torch's trigamma has an error of 4e-11 in float64, and is the derivative of digamma.
+    "digamma": lambda x: _Digamma.apply(x),
+    "lgamma": lambda x: _Lgamma.apply(x),
+    "polygamma": _polygamma,
+    "special.polygamma": _polygamma,
+}
+
+
+def exact(op: str, form: str) -> Callable[..., Any] | None:
+    """What an op means in float64 in one of its forms; None where torch's own is near enough."""
+    found = EXACT.get(op)
+    if found is None:
+        return None
+
+    def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+        target = args[0] if form.startswith("in place") else out
+        result = found(args[0].clone(), *args[1:], **kwargs)  # which backward may need
+        return result if target is None else target.copy_(result)
+
+    return call

@@ -1,0 +1,108 @@
+"""What is wrong with a run: findings, and the kinds of them."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from opinfo_judge import Judge
+from opinfo_run import Outcome
+
+import opgraph
+from opgraph.errors import OpGraphError
+
+#: Through these a fused module is called and enters Dynamo.
+ENTRANCES = ("fuse_module.py", "torch_internals.py")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as in eager torch.
+
+    Attributes:
+        op, way, dtype, form, source: which call.
+        amid: whether arithmetic stands around the call.
+        derivative: how often it was differentiated.
+        kind: "wrong", "raw error", "refused" (and no row of the table lists it), "answered" (where torch raises),
+            "unfused" (runs as it was written, with a warning), "not compiled" (no graph was captured, without one), or
+            "torch.compile" (its backend "aot_eager" makes the same of it).
+        text: what is wrong.
+    """
+
+    op: str
+    way: str
+    dtype: str
+    form: str
+    source: str
+    amid: bool
+    derivative: int
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        place = "amid arithmetic" if self.amid else "alone"
+        order = ("", ", gradient", ", second derivative")[self.derivative]
+        return f"{self.kind}: {self.dtype} {self.form}, {self.way} {place}{order}, {self.source}: {self.text}"
+
+
+def verdict(judge: Judge, got: Outcome, way: str, *, undefined: bool = False) -> tuple[str, str]:
+    """Kind and text of what is wrong with an outcome; both empty where nothing is.
+
+    Args:
+        undefined: the result is memory as it is found.
+    """
+    expected = judge.eager.error
+    if isinstance(got.error, OpGraphError):
+        if str(got.error).count("\n") < 2:
+            return "raw error", f"not three lines: {got.error}"
+        return ("refused", str(got.error)) if expected is None else ("", "")
+    if got.error is not None:
+        # Torch's rules for tensors without data raise other classes of errors than its kernels do.
+        if expected is not None and (isinstance(got.error, type(expected)) or not is_of_opgraph(got.error)):
+            return "", ""
+        return "raw error", told_of(got.error)
+    if expected is not None:
+        return "answered", f"torch raises {told_of(expected, 0)}"
+    problem = judge.problem(got, gradient_strides=way == "function")
+    if problem.startswith("value") and undefined:
+        problem = ""
+    if problem or not got.unfused:
+        return ("wrong", problem) if problem else ("", "")
+    return "unfused", got.unfused
+
+
+def is_torchs(judge: Judge, found: tuple[str, str], runs: list[Outcome], way: str) -> bool:
+    """Whether what was found is what torch.compile itself makes of the calls.
+
+    Args:
+        runs: of the same calls by its backend "aot_eager".
+    """
+    kind, text = found
+    if kind == "unfused":
+        return " runs unfused: torch.compile " in text or any(
+            isinstance(run.error, torch._dynamo.exc.BackendCompilerFailed) for run in runs
+        )
+    said = [verdict(judge, run, way) for run in runs]
+    return kind in ("wrong", "answered") and any(k == kind and _what(t) == _what(text) for k, t in said)
+
+
+def _what(text: str) -> str:
+    """The beginning of a judge's line: which property of which result differs."""
+    return text.removeprefix("second call: ").partition(":")[0]
+
+
+def is_of_opgraph(error: BaseException) -> bool:
+    """Whether an error came up in opgraph's own code, or in what that called, rather than while Dynamo captured."""
+    root = Path(opgraph.__file__).parent
+    files = [Path(frame.filename.partition("#")[0]) for frame in traceback.extract_tb(error.__traceback__)]
+    return any(file.is_relative_to(root) and file.name not in ENTRANCES for file in files)
+
+
+def told_of(error: BaseException, frames: int = 3) -> str:
+    """An error in a line, with the innermost frames of its traceback."""
+    lines = str(error).strip().splitlines() or [""]
+    places = traceback.extract_tb(error.__traceback__)[-frames:] if frames else []
+    where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(places))
+    return f"{type(error).__name__}: {lines[0][:160]}" + (f" ({where})" if where else "")
