@@ -46,6 +46,14 @@ HARD_SWISH = pointwise(
     gradient={"src": "HardSwishBackward(src, d)"},
 )
 
+
+def _threshold(p: Attrs) -> str:
+    """torch.threshold, which compares 16-bit values with a threshold that need not be one: by the sign of the difference."""
+    narrow = p["dtype"] in ("bf16", "f16")
+    below = "LessOrEqual(Sign(Subtract(input, $threshold)), 0)" if narrow else "LessOrEqual(input, $threshold)"
+    return f"Select({below}, $value, input)"
+
+
 THRESHOLDED_RELU = pointwise(
     "ThresholdedRelu",
     "y = x for x > alpha, 0 otherwise; NaN stays NaN.",
@@ -58,12 +66,8 @@ THRESHOLDED_RELU = pointwise(
     torch_calls=(
         TorchCall(
             "threshold(input, threshold, value, inplace=False)",
-            lambda p: (
-                "ThresholdedRelu(input, alpha=$threshold)"
-                if p["value"] == 0
-                else "Select(LessOrEqual(input, $threshold), $value, input)"
-            ),
-            "Select(LessOrEqual(input, $threshold), $value, input)",
+            lambda p: "ThresholdedRelu(input, alpha=$threshold)" if p["value"] == 0 else _threshold(p),
+            _threshold,
         ),
     ),
     source="ONNX ThresholdedRelu",
