@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from opgraph.ir.opdef import Attr, Onnx, TorchCall
@@ -47,8 +50,8 @@ HARD_SWISH = pointwise(
 )
 
 
-def _threshold(p: Attrs) -> str:
-    """torch.threshold, which compares 16-bit values with a threshold that need not be one: by the sign of the difference."""
+def _threshold(p: Mapping[str, Any]) -> str:
+    """torch.threshold: 16-bit values by the sign of the difference, since the threshold need not be one of them."""
     narrow = p["dtype"] in ("bf16", "f16")
     below = "LessOrEqual(Sign(Subtract(input, $threshold)), 0)" if narrow else "LessOrEqual(input, $threshold)"
     return f"Select({below}, $value, input)"

@@ -197,7 +197,11 @@ class Reverse:
         conditions: Conditions,
         dtype: str | None,
     ) -> list[Contribution]:
-        """What a rule contributes, in a dtype where it may be; a Select between something and 0 is kept as a condition."""
+        """What a rule contributes; a Select between something and 0 is kept as a condition.
+
+        Args:
+            dtype: that of the operand, which the contribution has where its op may meet f32 operands.
+        """
         if tree == Num(0):
             return []
         if isinstance(tree, Call) and tree.kind == "Select":
