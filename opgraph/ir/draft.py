@@ -127,12 +127,15 @@ class Draft:
         for dtype in (op.outputs[0].dtype, None) if op.outputs else ():
             self._known.setdefault(_key(op.kind, op.inputs, op.attrs, dtype, len(op.outputs)), op)
 
-    def expression(self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs) -> LogicalTensor | float:
+    def expression(
+        self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs, dtype: str | None = None
+    ) -> LogicalTensor | float:
         """Enters an expression in the one-line notation.
 
         Args:
             values: what its names stand for.
             attrs: what its parameters stand for.
+            dtype: bf16 or f16, in which the result is wanted where its op may meet f32 operands.
         """
         # Expressions are as deep as somebody wrote them on one line, so the recursion is bounded.
         if isinstance(tree, Var):
@@ -141,9 +144,11 @@ class Draft:
             return tree.value
         if isinstance(tree, Param):
             return float(attrs[tree.name])
-        return self.call(tree, values, attrs)
+        return self.call(tree, values, attrs, dtype)
 
-    def call(self, tree: Call, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs) -> LogicalTensor:
+    def call(
+        self, tree: Call, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs, wanted: str | None = None
+    ) -> LogicalTensor:
         """Enters one call of an expression, and what it is given."""
         record = opdef.get(tree.kind, where="an expression")
         args = [self.expression(arg, values, attrs) for arg in tree.args]
@@ -153,7 +158,9 @@ class Draft:
         met = {a.dtype for a in args if isinstance(a, LogicalTensor)}
         dtype = next(iter(met)) if len(met) == 1 and met <= {"bf16", "f16"} and _may_mix(record) else None
         exact: list[Any] = list(args)
-        if dtype is not None:  # a number that the dtype lacks stays f32: 0.01 in bf16 is off by a thousandth
+        if wanted in ("bf16", "f16") and met == {wanted, "f32"} and _may_mix(record):
+            dtype = wanted
+        elif dtype is not None:  # a number that the dtype lacks stays f32: 0.01 in bf16 is off by a thousandth
             exact = [a if isinstance(a, LogicalTensor) or _holds(dtype, a) else np.float32(a) for a in args]
         made = self(tree.kind, *exact, dtype=dtype, **own)
         assert isinstance(made, LogicalTensor)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from opgraph.ir.opdef import Attr, Onnx, TorchCall
@@ -46,6 +49,14 @@ HARD_SWISH = pointwise(
     gradient={"src": "HardSwishBackward(src, d)"},
 )
 
+
+def _threshold(p: Mapping[str, Any]) -> str:
+    """torch.threshold: 16-bit values by the sign of the difference, since the threshold need not be one of them."""
+    narrow = p["dtype"] in ("bf16", "f16")
+    below = "LessOrEqual(Sign(Subtract(input, $threshold)), 0)" if narrow else "LessOrEqual(input, $threshold)"
+    return f"Select({below}, $value, input)"
+
+
 THRESHOLDED_RELU = pointwise(
     "ThresholdedRelu",
     "y = x for x > alpha, 0 otherwise; NaN stays NaN.",
@@ -58,12 +69,8 @@ THRESHOLDED_RELU = pointwise(
     torch_calls=(
         TorchCall(
             "threshold(input, threshold, value, inplace=False)",
-            lambda p: (
-                "ThresholdedRelu(input, alpha=$threshold)"
-                if p["value"] == 0
-                else "Select(LessOrEqual(input, $threshold), $value, input)"
-            ),
-            "Select(LessOrEqual(input, $threshold), $value, input)",
+            lambda p: "ThresholdedRelu(input, alpha=$threshold)" if p["value"] == 0 else _threshold(p),
+            _threshold,
         ),
     ),
     source="ONNX ThresholdedRelu",

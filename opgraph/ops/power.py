@@ -35,7 +35,7 @@ _SIMPLE = {
     0.5: "Sqrt(input)",
     -0.5: "Rsqrt(input)",
     -1: "Reciprocal(input)",
-    -2: "Reciprocal(Square(input))",
+    -2: "Square(Reciprocal(input))",  # the other way round, derivatives overflow where this is finite
 }
 
 
@@ -93,7 +93,7 @@ SQUARE = pointwise(
     decomposition="Multiply(src, src)",
     torch_calls=(TorchCall("square(input)"),),
     source="oneDNN Graph Square",
-    gradient={"src": "Multiply(Multiply(d, 2), src)"},
+    gradient={"src": "Multiply(d, Multiply(src, 2))"},
 )
 
 RECIPROCAL = pointwise(

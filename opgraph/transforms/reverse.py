@@ -184,13 +184,24 @@ class Reverse:
             if tree is None:
                 raise _refused(op, record, name)
             channel = _channel(op) if record.lies_along_channel(index, ranks, op.attrs) else {}
-            for part in self._branches(tree, values, op.attrs, conditions):
+            # In 16 bits where the operand is: in f32, which numbers like 0.1 stay in, a TypeCast would round it here.
+            dtype = tensor.dtype if total.value.dims == tensor.dims and not channel else None
+            for part in self._branches(tree, values, op.attrs, conditions, dtype):
                 self._to_operand(tensor, part, channel)
 
     def _branches(
-        self, tree: Expr, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs, conditions: Conditions
+        self,
+        tree: Expr,
+        values: Mapping[str, LogicalTensor],
+        attrs: opdef.Attrs,
+        conditions: Conditions,
+        dtype: str | None,
     ) -> list[Contribution]:
-        """What a rule contributes; a Select between something and 0 is kept as a condition."""
+        """What a rule contributes; a Select between something and 0 is kept as a condition.
+
+        Args:
+            dtype: that of the operand, which the contribution has where its op may meet f32 operands.
+        """
         if tree == Num(0):
             return []
         if isinstance(tree, Call) and tree.kind == "Select":
@@ -199,8 +210,8 @@ class Reverse:
             if Num(0) in tree.args[1:]:
                 holds = tree.args[2] == Num(0)
                 inner = self.conditional.under(conditions, condition, holds)
-                return self._branches(tree.args[1 if holds else 2], values, attrs, inner)
-        value = self.draft.expression(tree, values, attrs)
+                return self._branches(tree.args[1 if holds else 2], values, attrs, inner, dtype)
+        value = self.draft.expression(tree, values, attrs, dtype)
         assert isinstance(value, LogicalTensor)
         return [Contribution(value, conditions)]
 

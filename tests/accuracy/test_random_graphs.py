@@ -120,3 +120,23 @@ def test_a_unit_that_is_one_op_may_be_finite_where_its_parts_make_nan() -> None:
         assert problem(np.array([first, right], np.float32), truth) == ""
     for wrong in ([1.0, right], [np.nan, -0.0], [-0.0, np.nan]):
         assert problem(np.array(wrong, np.float32), truth)
+
+
+def test_a_sum_next_to_the_largest_number_may_overflow() -> None:
+    """A factor that a kernel takes out of a sum decides whether it does."""
+    x = np.array([[3e38, -1.0], [3.0, -1.0]], np.float32)
+    text = "graph(x: f32[2,2]) -> (y)\n  m = ReduceMean(x, axes=[1], keep_dims=true)\n  y = Multiply(m, 1e-3)"
+    truth = one_truth(text, x=x)
+    for first in (np.inf, 1.5e35):
+        assert problem(np.array([[first], [1e-3]], np.float32), truth) == ""
+    assert problem(np.array([[1.5e35], [np.inf]], np.float32), truth)
+    assert problem(np.array([[1.5e35], [1.1e-3]], np.float32), truth)
+
+
+def test_the_gradient_of_what_is_clamped_is_asked_for() -> None:
+    x = np.array([-3.0, 0.3, 1.7], np.float32)
+    graph = og.parse("graph(x: f32[3]) -> (y)\n  e = Exp(x)\n  y = Clamp(e, min=0.1, max=4.0)").finalize()
+    slope = og.gradient(graph, ("x",))
+    (truth,) = truths(slope, {"x": x, "d_y": np.ones(3, np.float32)})
+    assert problem(np.exp(x) * np.array([0, 1, 0], np.float32), truth) == ""
+    assert "1 of 3" in problem(np.exp(x) * np.array([0, 1.001, 0], np.float32), truth)

@@ -16,7 +16,7 @@ import numpy as np
 import opgraph as og
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.op import Op
-from opgraph.ir.opdef import OpDef
+from opgraph.ir.opdef import Attrs, OpDef
 from opgraph.partition.spelled import spelled_ops
 from opgraph.runtime.reference import by_reference, evaluate
 from opgraph.transforms.units import named
@@ -157,14 +157,40 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
                     for t, v in zip(part.inputs, read, strict=True)
                 ]
                 working = ["f64" if t.dtype in dtypes.FLOATS else t.dtype for t in part.outputs]
-                for tensor, result in zip(part.outputs, by_reference(part, own, given, working), strict=True):
+                made = _bounded(part, own, given, working, by_reference(part, own, given, working))
+                for tensor, result in zip(part.outputs, made, strict=True):
                     narrowed = _narrows(part)
-                    chosen = own.family == "shape" or tensor.dtype not in dtypes.FLOATS or _chosen(result, given)
+                    chosen = (
+                        own.family == "shape" or tensor.dtype not in dtypes.FLOATS or _chosen(result, given, part.attrs)
+                    )
                     exact = chosen and not narrowed
                     values[tensor.id] = result if exact else errors.moved(result, tensor.dtype)
                     if tensor.dtype in ("f16", "bf16") and not narrowed:
                         loose |= {tensor.id} if not exact or any(t.id in loose for t in part.inputs) else set()
     return [values[t.id] for t in graph.outputs]
+
+
+def _bounded(
+    part: Op, record: OpDef, given: list[np.ndarray], working: list[str], results: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Results of an op, infinite where f32 cannot hold them; NaN where it may be unable to hold what is summed.
+
+    A kernel takes factors out of a sum: that of d (x - m) r is r times the sum of d (x - m), as in eager torch. So sums
+    within three digits of the largest f32 may overflow.
+    """
+    limit = float(np.finfo(np.float32).max)
+    near = limit / 1024
+    found = [
+        np.where(np.abs(r) > limit, np.copysign(np.inf, r), r) if t.dtype in ("f32", "bf16", "f16") else r
+        for t, r in zip(part.outputs, results, strict=True)
+    ]
+    adds = record.family in ("reduction", "sum", "linear", "convolution") and len(found) == 1
+    largest = max((float(np.nanmax(np.abs(g), initial=0)) for g in given if g.dtype == np.float64), default=0.0)
+    if adds and part.outputs[0].dtype in ("f32", "bf16", "f16") and largest * max(g.size for g in given) ** 2 > near:
+        sums = by_reference(part, record, [np.abs(g) if g.dtype == np.float64 else g for g in given], working)[0]
+        count = given[0].size // max(found[0].size, 1) if part.kind == "ReduceMean" else 1
+        found[0] = np.where(np.abs(sums) * count > near, np.nan, found[0])
+    return found
 
 
 def _wide(value: np.ndarray) -> np.ndarray:
@@ -188,9 +214,12 @@ def _narrows(op: Op) -> bool:
     return is_cast and epsilon(made) > epsilon(dtype)
 
 
-def _chosen(result: np.ndarray, given: list[np.ndarray]) -> bool:
-    """Whether every element is one of an operand's, or of two signs, as after a Select or a Maximum."""
-    equal = np.zeros(result.shape, bool)
+def _chosen(result: np.ndarray, given: list[np.ndarray], attrs: Attrs) -> bool:
+    """Whether every element is one of an operand's or a bound, or of two signs, as after a Select or a Clamp.
+
+    A Clamp that were moved would differ from its operand, and its gradient be 0 in every run.
+    """
+    equal = np.isin(result, [0.0, *(v for v in attrs.values() if isinstance(v, float))])
     for array in given:
         if array.dtype != np.float64:
             continue

@@ -240,3 +240,81 @@ def test_a_computed_value_is_spread_to_the_sizes_of_each_call() -> None:
         assert_same(fused(torch.ones(shape)), torch.full((3, *shape), 3.0))
     with pytest.raises(RuntimeError, match="does not expand"):
         fuse(lambda x: (x * 2).expand(3, 2))(torch.ones(4, 5))
+
+
+# -- constants in 16 bits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.addcmul(x, x, x, value=0.3),
+        lambda x: torch.lerp(x, x * x, 0.3),
+        lambda x: x * 0.3 * x + 0.3 / x,
+        lambda x: (x / 0.3 - x * 0.7) * x,
+        lambda x: torch.atan2(x, torch.ones_like(x)),
+        lambda x: torch.atan2(x, -torch.ones_like(x)),
+    ],
+    ids=["addcmul", "lerp", "product", "quotient", "atan2", "atan2 behind"],
+)
+def test_numbers_that_16_bits_lack_are_rounded_neither_in_results_nor_in_gradients(dtype, function) -> None:
+    x = torch.linspace(0.1, 4, 2001)
+    x = torch.cat([x, -x]).to(dtype).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    result, exact = fuse(function)(x), function(wide)
+    torch.testing.assert_close(result.double(), exact, rtol=0.52 * torch.finfo(dtype).eps, atol=1e-4)
+    (got,), (want,) = torch.autograd.grad(result.sum(), [x]), torch.autograd.grad(exact.sum(), [wide])
+    torch.testing.assert_close(got.double(), want, rtol=0.52 * torch.finfo(dtype).eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_threshold_compares_with_a_number_that_16_bits_lack(dtype) -> None:
+    x = torch.tensor([0.3, 0.298, 0.302, INF, NAN, -INF], dtype=torch.float64).to(dtype)
+    for value in (0.0, -2.0):
+        assert_same(fuse(F.threshold)(x, 0.3, value), F.threshold(x, 0.3, value))
+        assert_same(
+            gradients(fuse(lambda x, v=value: F.threshold(x, 0.3, v)), x),
+            gradients(lambda x, v=value: F.threshold(x, 0.3, v), x),
+        )
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *NARROW), ids=str)
+def test_logit_has_a_whole_gradient_at_the_ends(dtype) -> None:
+    x = torch.tensor([0.1, 0.9, 0.05, 0.5, 0.95], dtype=dtype)
+    got = gradients(fuse(lambda x: torch.logit(x, 0.1)), x)
+    torch.testing.assert_close(
+        got, gradients(lambda x: torch.logit(x, 0.1), x), rtol=4 * torch.finfo(dtype).eps, atol=0
+    )
+
+
+# -- intermediate values ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
+def test_a_power_of_minus_two_has_gradients_where_its_square_overflows(dtype) -> None:
+    x = torch.tensor([0.0, -0.0, 2.76e-10, -1e-12, 1e13, INF, -INF, 3.0], dtype=dtype)
+    got = gradients(fuse(lambda x: x**-2 / SCALE), x)
+    torch.testing.assert_close(
+        got, gradients(lambda x: x**-2 / SCALE, x), rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True
+    )
+
+
+def test_the_gradient_of_a_square_overflows_no_earlier_than_its_factor() -> None:
+    x, d = torch.tensor([1e-20], requires_grad=True), torch.tensor([3e38])
+    torch.testing.assert_close(torch.autograd.grad(fuse(torch.square)(x), x, d), (2e-20 * d,))
+
+
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
+def test_the_value_is_multiplied_first(name) -> None:
+    small, large = torch.tensor([1.0]), torch.tensor([1e20])
+    other = large if name == "addcmul" else 1 / large
+    function = lambda x, y, z: getattr(torch, name)(x, y, z, value=0.01)  # noqa: E731
+    assert_same(fuse(function)(small, large, other), function(small, large, other))
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
+def test_sinc_is_flat_next_to_zero(dtype) -> None:
+    x = torch.tensor([1e-310, 1e-40, -1e-39, 1e-30], dtype=torch.float64).to(dtype)
+    assert_same(fuse(torch.sinc)(x), torch.ones_like(x))
+    assert_same(gradients(fuse(torch.sinc), x)[0].abs(), torch.zeros_like(x))

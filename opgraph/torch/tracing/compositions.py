@@ -54,19 +54,23 @@ def _larger(p: Mapping[str, Any], sign: str) -> str:
 
 
 def _logit(p: Mapping[str, Any]) -> str:
-    inside = "input" if p["eps"] is None else f"Minimum(Maximum(input, $eps), {1 - p['eps']!r})"
+    inside = "input"
+    if p["eps"] is not None:  # with a whole gradient at the ends, as torch has it
+        high = repr(1 - p["eps"])
+        inside = f"Select(Less(input, $eps), $eps, Select(Greater(input, {high}), {high}, input))"
     return f"Log(Divide({inside}, Subtract(1, {inside})))"
 
 
 def _scaled(p: Mapping[str, Any], rest: str) -> str:
-    return f"Add(input, {rest})" if p["value"] == 1 else f"Add(input, Multiply({rest}, $value))"
+    """The input and value tensor1 times, or by, tensor2, in the order of torch, which decides what overflows."""
+    return f"Add(input, {rest.format('tensor1' if p['value'] == 1 else 'Multiply(tensor1, $value)')})"
 
 
 COMPOSITIONS = (
     TorchCall("tanhshrink(input)", "Subtract(input, Tanh(input))"),
     TorchCall("logsigmoid|log_sigmoid(input)", "Neg(SoftPlus(Neg(input)))"),
-    TorchCall("addcmul(input, tensor1, tensor2, value=1)", lambda p: _scaled(p, "Multiply(tensor1, tensor2)")),
-    TorchCall("addcdiv(input, tensor1, tensor2, value=1)", lambda p: _scaled(p, "Divide(tensor1, tensor2)")),
+    TorchCall("addcmul(input, tensor1, tensor2, value=1)", lambda p: _scaled(p, "Multiply({0}, tensor2)")),
+    TorchCall("addcdiv(input, tensor1, tensor2, value=1)", lambda p: _scaled(p, "Divide({0}, tensor2)")),
     TorchCall("lerp(input, end, weight)", _lerp),
     TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
     TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
@@ -90,7 +94,9 @@ COMPOSITIONS = (
     TorchCall("log2(input)", "Multiply(Log(input), 1.4426950408889634)"),
     TorchCall("log10(input)", "Multiply(Log(input), 0.4342944819032518)"),
     TorchCall(
-        "sinc(input)", f"Select(Equal(input, 0), 1, Divide(Sin(Multiply(input, {_PI})), Multiply(input, {_PI})))"
+        # 1 in every dtype with a derivative of 0 next to 0, too, where that of the quotient is inf - inf.
+        "sinc(input)",
+        f"Select(LessOrEqual(Abs(input), 1e-20), 1, Divide(Sin(Multiply(input, {_PI})), Multiply(input, {_PI})))",
     ),
     # -x log x, at 0 with an infinite derivative, below -inf (a number that no double holds).
     TorchCall(
@@ -131,8 +137,9 @@ COMPOSITIONS = (
     TorchCall(
         "atan2|arctan2(input, other)",
         "Select(Greater(Abs(input), Abs(other)), "
-        "Subtract(Select(Less(input, 0), -1.5707963267948966, 1.5707963267948966), Atan(Divide(other, input))), "
+        "Select(Less(input, 0), Subtract(-1.5707963267948966, Atan(Divide(other, input))), "
+        "Subtract(1.5707963267948966, Atan(Divide(other, input)))), "
         f"Select({_NEGATIVE.format('other')}, "
-        f"Add(Select({_NEGATIVE.format('input')}, -{_PI}, {_PI}), {_ANGLE}), {_ANGLE}))",
+        f"Select({_NEGATIVE.format('input')}, Subtract({_ANGLE}, {_PI}), Add({_ANGLE}, {_PI})), {_ANGLE}))",
     ),
 )
