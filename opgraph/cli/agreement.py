@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.cli.compare import Distance, distance, same_bits
+from opgraph.cli.compare import NO_ELEMENTS, Distance, distance, refuse_empty, same_bits
 from opgraph.cli.feeds import Port
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes
@@ -42,6 +42,8 @@ class Judged:
     @property
     def difference(self) -> str:
         """How far the second is from the first, in words."""
+        if not self.apart.count:
+            return NO_ELEMENTS
         if self.apart.absolute:
             return str(self.apart)
         return "none: the same bits" if self.same_bits else "none but in signs of zeros, or in kinds of nan"
@@ -62,6 +64,7 @@ def judged(outputs: Sequence[Port], first: Arrays, second: Arrays, truth: Callab
 
     Raises:
         OpGraphError: an output has another shape in the second.
+        InvalidArguments: no output has an element.
     """
     for port in outputs:
         shapes = [list(way[port.name].shape) for way in (first, second)]
@@ -72,6 +75,7 @@ def judged(outputs: Sequence[Port], first: Arrays, second: Arrays, truth: Callab
                 fix="compare two files of one model",
             )
     apart = {p.name: distance(second[p.name], first[p.name], p.dtype) for p in outputs}
+    refuse_empty(apart.values(), "both models")
     exact = truth() if truth is not None and any(d.absolute for d in apart.values()) else None
     rows = []
     for port in outputs:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.cli.agreement import foreign_of, partition_graph, port_of, same_dtype_foreign
-from opgraph.cli.compare import Distance, distance, number, whole_number
+from opgraph.cli.compare import Distance, distance, number, refuse_empty, whole_number
 from opgraph.cli.feeds import feeding_arguments, feeds_for
 from opgraph.cli.main import refuse_passed_over, usage
 from opgraph.cli.models import load_model
@@ -84,7 +84,7 @@ class Row:
     @property
     def told(self) -> tuple[str, str]:
         """The two distances in words."""
-        if self.kind == FUSED:
+        if self.kind == FUSED and self.off.count:
             return tuple(f"{number(d.absolute)} ({number(d.ulp)} ulp)" for d in (self.off, self.peer))  # type: ignore[return-value]
         return str(self.off), str(self.peer)
 
@@ -110,6 +110,8 @@ def _check_devices(args: argparse.Namespace) -> int:
             results[device] = _partition_rows(cut, engine, truth, step)
             step(f"running the whole model on {device}")
             results[device] += _whole_rows(graph, engine, feeds, truth)
+    for rows in results.values():
+        refuse_empty((row.off for row in rows), args.model)
     bad = None
     for device, rows in results.items():
         wrong = [row for row in rows if not row.agrees]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 
 #: A result may be this many times as far from the float64 truth as the same formula in the same dtype elsewhere.
 SLACK = 2.0
+
+#: What stands for a distance where there is none.
+NO_ELEMENTS = "no elements"
 
 #: Dtypes whose values are right or wrong, where those of quantized ones are rounded.
 _COUNTED = ("boolean", "s32", "s64")
@@ -30,6 +35,7 @@ class Distance:
         resolution: the unit in the last place at the largest true magnitude.
         largest: the largest difference of those that are finite.
         beyond: which elements differ by inf: a bit for each, or None where none does.
+        count: how many elements were compared.
         unequal: how many elements differ, of a dtype whose values are right or wrong (booleans, s32, s64); else None.
     """
 
@@ -41,6 +47,7 @@ class Distance:
     largest: float = 0.0
     beyond: np.ndarray | None = None
     unequal: int | None = None
+    count: int = 1
 
     def is_within(self, peer: Distance) -> bool:
         """The slack rule: at most twice as far from the truth as a peer, give or take one unit at the largest value.
@@ -69,7 +76,7 @@ class Distance:
         return bool(self.scaled <= 2.0 ** (bits / 2))
 
     def __str__(self) -> str:
-        return f"{number(self.absolute)} ({number(self.scaled)} ulp)"
+        return f"{number(self.absolute)} ({number(self.scaled)} ulp)" if self.count else NO_ELEMENTS
 
 
 def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
@@ -84,7 +91,7 @@ def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
     """
     if result.size == 0:
         unequal = 0 if dtype in _COUNTED else None
-        return Distance(absolute=0.0, ulp=0.0, index=(), values=(0.0, 0.0), resolution=0.0, unequal=unequal)
+        return Distance(absolute=0.0, ulp=0.0, index=(), values=(0.0, 0.0), resolution=0.0, unequal=unequal, count=0)
     with np.errstate(all="ignore"):
         got, want = result.astype(np.float64), truth.astype(np.float64)
         rounded = want.astype(dtypes.get(dtype).numpy).astype(np.float64)
@@ -107,7 +114,19 @@ def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
         largest=float(np.where(beyond, 0.0, gap).max()),
         beyond=np.packbits(beyond) if beyond.any() else None,
         unequal=int(np.count_nonzero(gap)) if dtype in _COUNTED else None,
+        count=result.size,
     )
+
+
+def refuse_empty(distances: Iterable[Distance], model: str) -> None:
+    """Raises InvalidArguments where tensors were compared, and none of them has an element."""
+    counts = [d.count for d in distances]
+    if counts and not any(counts):
+        raise InvalidArguments(
+            "nothing was compared: no output has an element",
+            where=model,
+            fix="give sizes above 0: --dim NAME=SIZE or --inputs FILE.npz",
+        )
 
 
 def _exact(value: Any) -> float | int:

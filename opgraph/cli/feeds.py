@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import math
 import operator
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from opgraph.ir.logical_tensor import Dims
 
 #: Sizes that symbols get in order of appearance, unless told otherwise: small, and different, so that a mix-up shows.
 SMALL_SIZES = (2, 16, 6, 10, 12, 7, 9, 5)
+#: Of 8 bytes; NumPy counts no more bytes.
+_MOST_ELEMENTS = np.iinfo(np.intp).max // 8
 _OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -106,7 +110,8 @@ def random_feeds(ports: Iterable[Port], sizes: Mapping[str, int]) -> dict[str, n
         sizes: of symbols, as `sizes_for` gives them.
 
     Raises:
-        InvalidArguments: an input has an unknown number of dimensions, or a dtype that cannot be drawn.
+        InvalidArguments: an input has an unknown number of dimensions, a dtype that cannot be drawn, or more elements
+            than NumPy counts.
     """
     generator = np.random.default_rng(0)
     feeds = {}
@@ -118,6 +123,12 @@ def random_feeds(ports: Iterable[Port], sizes: Mapping[str, int]) -> dict[str, n
                 f"no array can be drawn for {reason}", where=f'input "{port.name}"', fix="give it by --inputs FILE.npz"
             )
         shape = tuple(_size(d, sizes, port.name) for d in port.dims)
+        if math.prod(shape) > _MOST_ELEMENTS:
+            raise InvalidArguments(
+                f"an array of {'x'.join(map(str, shape))} is larger than any memory",
+                where=f'input "{port.name}"',
+                fix="give smaller sizes: --dim NAME=SIZE or --inputs FILE.npz",
+            )
         is_float = record.is_float or record.name.startswith("f8")
         drawn = generator.standard_normal(shape) if is_float else generator.integers(0, 2, shape)
         feeds[port.name] = np.asarray(drawn).astype(record.numpy)
@@ -160,6 +171,8 @@ def read_feeds(path: str, ports: Iterable[Port]) -> dict[str, np.ndarray]:
     """
     if not Path(path).is_file():
         raise ModelError("the file is not there", where=path, fix="write one with numpy.savez(path, **{name: array})")
+    if not zipfile.is_zipfile(path):
+        raise ModelError("no .npz file: it is no archive of arrays", where=path, fix="write it with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as archive:
             stored = {name: archive[name] for name in archive.files}

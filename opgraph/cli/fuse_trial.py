@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from opgraph.cli.agreement import Judged, judged, numpy_outputs, true_outputs
 from opgraph.cli.compare import number
 from opgraph.cli.feeds import feeds_for
 from opgraph.cli.terminal import Step, note
-from opgraph.errors import DeviceError
+from opgraph.errors import DeviceError, OpGraphError
 from opgraph.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -97,12 +98,25 @@ class Trial:
         # A process that has loaded a library keeps it under that name: each trial has its own.
         library = model.with_suffix(".so") if draft.library else None
         try:
-            put(draft, model, library, march_of(self.args))
+            with self._named(model):
+                put(draft, model, library, march_of(self.args))
             return self._compared(outcome, model, library)
         finally:
             for leftover in (model, model.with_name(f"{model.name}.data"), library):
                 if leftover is not None:
                     leftover.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _named(self, model: Path) -> Iterator[None]:
+        """Errors name the file that was asked for, where it is written under a temporary name."""
+        try:
+            yield
+        except OpGraphError as error:
+            library = self.args.ort_library or ""
+            error.where = error.where.replace(str(model.with_suffix(".so")), library).replace(
+                str(model), str(self.target)
+            )
+            raise
 
     def _compared(self, outcome: Outcome, model: Path, library: Path | None) -> Outcome:
         from opgraph.cli.onnx_file import OnnxFile, check_same_ports, timed

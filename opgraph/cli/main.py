@@ -101,7 +101,7 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
     except MemoryError as error:
         if show_traceback:
             raise
-        fix = "give smaller sizes (--dim, --size) or inputs"
+        fix = "give smaller sizes or inputs; `opgraph COMMAND --help` lists the options for them"
         return _failed(OpGraphError(str(error) or "there is not enough memory", where="this machine", fix=fix))
     except Exception as error:
         if show_traceback:
@@ -193,6 +193,8 @@ def check_place(path: str, option: str, regular: bool = False, reads: Iterable[s
         raise UsageError("that is a folder", where=f"{option} {path}", fix="give a file's path")
     if regular and os.path.exists(path) and not os.path.isfile(path):
         raise UsageError("that is no file", where=f"{option} {path}", fix="give a file's path")
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        raise UsageError("the file there is write-protected", where=f"{option} {path}", fix="choose another name")
     if not os.path.isdir(folder):
         raise UsageError(f"there is no folder {folder!r}", where=f"{option} {path}", fix="give a file's path")
     if not os.access(folder, os.W_OK):

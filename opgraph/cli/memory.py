@@ -123,7 +123,7 @@ def _shape(text: str) -> tuple[int, ...]:
         dims = tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         dims = (-1,)
-    if any(dim < 0 for dim in dims):
+    if any(not 0 <= dim < 1 << 63 for dim in dims):
         raise UsageError("no dimensions", where=f"--input {text}", fix="whole numbers, as in --input 128,64,32,32")
     return dims
 
@@ -196,7 +196,7 @@ def _failed(error: BaseException, target: str) -> OpGraphError:
     return OpGraphError(
         f"{target} raised {type(error).__name__}: {error}".splitlines()[0],
         where=line_raising(error) or target,
-        fix="check --input and --dtype against what it takes; --traceback shows where it came from",
+        fix="check --input (or --batch) and --dtype against what it takes; --traceback shows where it came from",
     )
 
 

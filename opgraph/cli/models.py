@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def form_of(path: str) -> str:
         )
     with file.open("rb") as opened:
         head = opened.read(4096)
-    text = _without_remarks(head)
+    text = _without_remarks(head.removeprefix(codecs.BOM_UTF8))
     if not head:
         raise ModelError("the file is empty", where=path, fix="write it again")
     if text.startswith(b"{"):
@@ -73,6 +74,6 @@ def load_model(path: str) -> Graph:
     if file.stat().st_size > MAX_TEXT_BYTES:
         raise ModelError("the text is too long", where=path, fix=f"at most {MAX_TEXT_BYTES >> 20} MiB are read")
     try:
-        return parse(file.read_text(encoding="utf-8"))
+        return parse(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ModelError(f"no UTF-8: {error.reason} at byte {error.start}", where=path, fix="write it again") from None

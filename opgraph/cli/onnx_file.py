@@ -34,7 +34,7 @@ class OnnxFile:
         spins: whether its idle threads spin. Beside anything whose threads sleep they must not.
 
     Raises:
-        DeviceError: onnxruntime is not installed or refuses the model.
+        DeviceError: onnxruntime is not installed, or refuses the model or the library.
     """
 
     def __init__(
@@ -54,9 +54,16 @@ class OnnxFile:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if content is not None:
             options.add_session_config_entry(_DATA_FOLDER, os.path.dirname(os.path.abspath(path)))
-        try:
-            if library is not None:
+        if library is not None:
+            try:
                 options.register_custom_ops_library(os.path.abspath(library))
+            except Exception as error:  # as below
+                raise DeviceError(
+                    f"onnxruntime cannot load the library: {_one_line(error)}",
+                    where=library,
+                    fix="give a library that `opgraph fuse --ort-library` wrote on a machine like this one",
+                ) from error
+        try:
             self._session = ort.InferenceSession(
                 path if content is None else content, options, providers=["CPUExecutionProvider"]
             )

@@ -23,15 +23,17 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         target.write_text(text, encoding="utf-8")
         return
     target = Path(os.path.realpath(target))
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.", suffix=".tmp")
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.", suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.chmod(temporary, _mode(target))  # mkstemp's own rights are the owner's alone
         os.replace(temporary, target)
     except BaseException as error:
-        with suppress(OSError):
-            os.unlink(temporary)
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)
         if isinstance(error, OSError):
             error.filename = os.fspath(path)  # a write to a full disk names none, the rest the temporary one
         raise

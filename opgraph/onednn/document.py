@@ -63,7 +63,7 @@ def _text(path: Path, label: str) -> str:
             raise ModelError(
                 f"the file has {status.st_size >> 20} MiB", where=label, fix=f"at most {MAX_BYTES >> 20} MiB are read"
             )
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadFile(f"no UTF-8: {error.reason}", f"byte {error.start}") from None
     except ModelError:

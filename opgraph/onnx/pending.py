@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ def checked_place(path: Path, kind: str) -> str:
         kind: what the file is, for messages: "model", "library".
 
     Raises:
-        ModelError: there is no such folder, or what is there already is no regular file.
+        ModelError: there is no such folder, or what is there already is no regular file, or is write-protected: a file
+            that its owner may not write to stays, as with `cp`, though a rename would replace it.
     """
     with reported(kind, path):
         if not path.parent.is_dir() or (path.exists() and not path.is_file()):
@@ -41,6 +43,8 @@ def checked_place(path: Path, kind: str) -> str:
             raise ModelError(
                 f"the {kind} cannot be written: {reason}", where=f"{str(path)!r}", fix="give a file's path"
             )
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return os.path.realpath(path)
 
 
@@ -77,6 +81,7 @@ class Pending:
         self.backup: Path | None = None
 
     def __enter__(self) -> Pending:
+        checked_place(self.path, self.kind)
         with reported(self.kind, self.path):
             handle, name = tempfile.mkstemp(prefix=f".{self.final.name[:80]}.", suffix=".tmp", dir=self.final.parent)
         self.temporary = Path(name)

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import opgraph as og
 from opgraph.cli import main
+from opgraph.errors import InvalidArguments, ModelError
 from opgraph.ir.opdef import all_ops
 from opgraph.onnx import samples
 
@@ -649,3 +650,98 @@ def test_too_large_a_size_is_told_as_such(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "opgraph", "check", "g.txt", "--dim", "n=99999999999999"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1 and "give smaller sizes" in done.stderr and "bug" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ("check text", "check model", "check two", "fuse"))
+def test_what_compares_nothing_does_not_say_that_it_agrees(
+    command: str, text_file: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = {
+        "check text": ("check", text_file),
+        "check model": ("check", model),
+        "check two": ("check", model, model),
+        "fuse": ("fuse", model, "-o", tmp_path / "out.onnx"),
+    }[command]
+    assert run(*args, "--dim", "batch=0") == 1
+    assert "no output has an element" in error_lines(capsys)[0]
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_model_that_computes_nothing_is_not_timed(text_file: Path) -> None:
+    from opgraph.bench.suites import models
+
+    empty = np.zeros((0, 64), np.float32)
+    with pytest.raises(InvalidArguments, match="no output has an element"):
+        models.of_graph("swiglu", og.parse(text_file.read_text()), {"x": empty, "up": empty})
+
+
+def test_an_empty_output_beside_others_is_said_to_have_no_elements(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "g.txt"
+    path.write_text("graph(x: f32[n,4]) -> (y, z)\n  y = Exp(x)\n  z = ReduceSum(x, axes=[0])\n")
+    assert run("check", path, "--dim", "n=0") == 0
+    shown = capsys.readouterr().out
+    assert "no elements" in shown and "agrees with the float64 reference" in shown
+
+
+def test_a_byte_order_mark_before_a_text_or_a_json_file_is_passed_over(
+    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marked = tmp_path / "marked.txt"
+    marked.write_bytes(b"\xef\xbb\xbf" + text_file.read_bytes())
+    assert run("show", marked) == 0 and "1 swiglu" in capsys.readouterr().out
+    marked.write_bytes(b'\xef\xbb\xbf{"version": "3.0.0"}')
+    assert run("show", marked) == 1 and "ONNX" not in capsys.readouterr().err
+
+
+def test_a_size_that_numpy_cannot_count_is_no_bug(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", text_file, "--dim", "batch=99999999999999999999999") == 1
+    assert "larger than any memory" in error_lines(capsys)[0]
+
+
+def test_what_is_no_archive_of_arrays_is_told_without_advice_to_unpickle(
+    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    for path in (text_file, tmp_path / "x.npy"):
+        assert run("check", text_file, "--inputs", path) == 1
+        what = "\n".join(error_lines(capsys))
+        assert "no archive of arrays" in what and "pickle" not in what
+
+
+def test_a_library_that_cannot_be_loaded_is_named_and_not_the_model(
+    model: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", model, model, "--ort-library", text_file) == 1
+    lines = error_lines(capsys)
+    assert "cannot load the library" in lines[-3] and str(text_file) in lines[-2]
+
+
+def test_a_write_protected_file_stays(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept.onnx"
+    kept.write_bytes(b"mine")
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: os.path.basename(path) != kept.name and may(path, mode))
+    assert run("fuse", model, "-o", kept) == 2
+    assert "write-protected" in error_lines(capsys)[0]
+    graph = og.onnx.load(model)
+    with pytest.raises(ModelError, match="Permission denied"):
+        og.onnx.save(graph, kept)
+    assert kept.read_bytes() == b"mine"
+
+
+def test_an_error_of_writing_names_the_file_that_was_asked_for(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    before = sorted(tmp_path.iterdir())
+    assert run("fuse", model, "-o", tmp_path / "out.onnx") == 1
+    lines = error_lines(capsys)
+    assert "No space left" in lines[-3] and lines[-2].endswith(f"{str(tmp_path / 'out.onnx')!r}")
+    assert sorted(tmp_path.iterdir()) == before

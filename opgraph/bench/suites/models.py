@@ -16,6 +16,7 @@ from opgraph.bench.results import Cell, Row
 from opgraph.bench.suites.timed import Say, answered, with_times
 from opgraph.bench.timing import Call, HostClock, in_turns
 from opgraph.bench.truth import far_off
+from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 
@@ -50,6 +51,10 @@ def of_graph(
     expected = ours[1]
     say("the truth")
     truth, types = _true(graph, feeds), _dtypes(graph)
+    if truth and not any(np.size(array) for array in truth.values()):
+        raise InvalidArguments(
+            "there is nothing to compute: no output has an element", where=name, fix="give sizes above 0"
+        )
     off, wrong = far_off(expected, truth, types)
     cells = {OURS.name: Cell(peer=OURS.name, off=off, first_ms=ours_first, failed=f"wrong: {wrong}" if wrong else "")}
     if wrong:
