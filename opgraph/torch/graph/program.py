@@ -321,7 +321,7 @@ def _calls(node: Node) -> Sequence[tuple[str, Sequence[Any], Collection[int] | N
     """
     if node.target is aten.convolution_backward.default and value_of(node.args[1]).device.type == "cpu":  # type: ignore[arg-type]
         *arguments, mask = node.args
-        by_input, *others = mask  # type: ignore[misc, union-attr]
+        by_input, *others = mask  # type: ignore[misc, str-unpack]
         if by_input and any(others) and size_of(node.args[1]) >= SMALLEST:  # type: ignore[arg-type]
             weights = (f"{node.name}_weights", (*arguments, [False, *others]), (1, 2))
             return weights, (node.name, (*arguments, [True, False, False]), (0,))
