@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments, Unimplemented  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
+from opgraph.torch.graph import program  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
+from opgraph.torch.naf1 import NAF1  # noqa: E402
 
 MIB = 2**20
 
@@ -477,6 +479,7 @@ class Broken(nn.Module):
 
 
 FUSED: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "constants": lambda: (nn.Sequential(nn.Linear(8, 8), NAF1(), nn.Linear(8, 8)), torch.randn(3, 8)),
     "resnet18": lambda: (zoo.resnet18(nn.SiLU), torch.randn(2, 3, 32, 32)),
     "transformer": lambda: (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 5, 16)),
     "graph break": lambda: (Broken(), torch.randn(3, 8)),
@@ -585,3 +588,23 @@ def test_explain_tells_the_peak_and_what_eager_torch_keeps() -> None:
     assert "eager" in str(report) and "peak over both passes" in str(report)
     with torch.no_grad():
         assert ogt.explain(model, x).peak is None
+
+
+def test_large_gradients_of_a_convolution_are_two_calls_the_weights_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one call the gradient of the input lies beside the copies that oneDNN makes for that of the weights."""
+    monkeypatch.setattr(program, "_GATHERED", 0)  # as programs of large values are made
+    model = ogt.fuse(nn.Sequential(nn.Conv2d(4, 8, 3), nn.SiLU(), nn.Conv2d(8, 4, 3)).double())
+    x = torch.randn(1, 4, 150, 150, dtype=torch.float64)
+    captured: list[Any] = []
+    with observed(captured.append):
+        model(x.requires_grad_()).sum().backward()
+    masks = [line for line in captured[0].backward.source.splitlines() if "= call_aten_convolution_backward" in line]
+    weights = [line.endswith("[False, True, True])") for line in masks]
+    inputs = [line.endswith("[True, False, False])") for line in masks]
+    assert (weights, inputs) == ([True, False, False], [False, True, False])  # the gradient of x is small: one call
+    found = [x.grad, *(p.grad for p in model.parameters())]
+    plain = [x, *model.parameters()]
+    expected = torch.autograd.grad(type(model).forward(model, x).sum(), plain)
+    for own, eager in zip(found, expected, strict=True):
+        assert own is not None
+        torch.testing.assert_close(own, eager)

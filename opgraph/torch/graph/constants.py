@@ -98,3 +98,12 @@ def _is_fixed(target: Any) -> bool:
         and not target._schema.is_mutable
         and target.namespace in ("aten", "prims")
     )
+
+
+def share_constants(module: GraphModule) -> None:
+    """A deep copy of the graph has the same constants: under fake tensors, as in a dry run, AOTAutograd's copy of the
+    backward graph would fail to copy them."""
+    for node in module.graph.nodes:
+        constant = operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else None
+        if isinstance(constant, torch.Tensor):
+            constant.__deepcopy__ = lambda memo, shared=constant: shared  # type: ignore[method-assign, misc]

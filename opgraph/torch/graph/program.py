@@ -29,7 +29,7 @@ from opgraph.torch.graph.axis_splits import split_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, columns_of, schedule
 from opgraph.torch.graph.places import Beginnings, Place, place_of
-from opgraph.torch.graph.recompute import recompute_over_peak
+from opgraph.torch.graph.recompute import SMALLEST, recompute_over_peak, size_of
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
 from opgraph.torch.graph.targets import Target, target_of
@@ -96,7 +96,7 @@ class Program:
         self.launches: list[Launch] = []
         self.library_calls: list[Node] = []
         self._targets: dict[torch.device, Target] = {}
-        self._checked: dict[Node, Checked] = {}
+        self._checked: list[tuple[Node, Checked]] = []
         self._env: dict[str, Any] = {
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
         }  # fmt: skip
@@ -150,7 +150,7 @@ class Program:
                 waiting = []
             waiting += launches
             if isinstance(unit, Node):
-                steps += self._library_steps(unit)
+                steps += self._library_steps(unit, apart=not gathers)
             elif not gathers:  # a call for each: what a kernel makes and the next one reads dies between two calls
                 first = len(steps)
                 steps += [self._kernel_step(f"kernels_{first + i}", [one]) for i, one in enumerate(waiting)]
@@ -200,28 +200,36 @@ class Program:
         self._env.update(call.values)
         return Step("\n".join(call.lines), None, made, [*reads, *call.makes])
 
-    def _library_steps(self, node: Node) -> list[Step]:
-        """A call of torch. Where it returns several values they are taken apart at once: each dies by itself."""
+    def _library_steps(self, node: Node, apart: bool) -> list[Step]:
+        """A call of torch. Where it returns several values they are taken apart at once: each dies by itself.
+
+        Args:
+            apart: whether the gradients of a convolution are two calls, where they are large.
+        """
         self.library_calls.append(node)
-        function = self._library_function(node)
-        arguments = [self._ref(a) for a in node.args] + [f"{k}={self._ref(v)}" for k, v in node.kwargs.items()]
         reads = [base_of(n).name for n in node.all_input_nodes]
-        found = [Step(f"{node.name} = {function}({', '.join(arguments)})", node, reads=reads)]
-        for part in node.users:
-            if part.target is operator.getitem and not is_view(part):
-                found.append(Step(f"{part.name} = {node.name}[{part.args[1]}]", part, reads=[node.name]))
+        parts = [part for part in node.users if part.target is operator.getitem and not is_view(part)]
+        found: list[Step] = []
+        for name, arguments, results in _calls(node) if apart else ((node.name, node.args, None),):
+            function = self._library_function(node, name)
+            given = [self._ref(a) for a in arguments] + [f"{k}={self._ref(v)}" for k, v in node.kwargs.items()]
+            found.append(Step(f"{name} = {function}({', '.join(given)})", node, reads=[*reads, name]))
+            for part in parts:
+                if results is None or part.args[1] in results:
+                    found.append(Step(f"{part.name} = {name}[{part.args[1]}]", part, reads=[name]))
         return found
 
-    def _library_function(self, node: Node) -> str:
+    def _library_function(self, node: Node, variable: str) -> str:
         name = f"call_{str(node.target).replace('.', '_').replace('::', '_')}"  # no node has such a name
         name = name if name.isidentifier() else f"call_{node.name}"
         called: Any = _FAST.get(node.target, node.target)
         value = value_of(node)
         values = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
-            name = f"{name}_{node.name}"
+            name = f"{name}_{variable}"
             checked = Checked(self._env, name, called, values, self._alignment(node, values))
-            self._env[name] = self._checked[node] = checked
+            self._env[name] = checked
+            self._checked.append((node, checked))
         else:
             self._env[name] = called
         return name
@@ -258,7 +266,7 @@ class Program:
         """Results take the memory of values that die where they are made."""
         made = {a.name: a.place for step in steps for a in step.allocations}
         taken = reuse_memory(steps, own_values(self.module.graph, made, self._begin.is_known), lasting)
-        for node, call in self._checked.items():
+        for node, call in self._checked:
             call.overwritten = not taken.isdisjoint((node.name, *(part.name for part in node.users)))
 
     def _packed(self, target: Target) -> set[str]:
@@ -302,6 +310,22 @@ def _stored_bytes(graph: FxGraph) -> int:
     """Bytes of all values of a graph, stored or not."""
     values = [value_of(n) for n in graph.nodes if n.op == "call_function"]
     return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
+
+
+def _calls(node: Node) -> Sequence[tuple[str, Sequence[Any], Collection[int] | None]]:
+    """The calls that compute a library op, in order: (variable, arguments, which of its results; None: all).
+
+    The gradients of a convolution by its weights come before that by its input. oneDNN copies what it reads and makes
+    into layouts of its own, for each of the two alone: in one call, which begins with the input's, that gradient would
+    lie beside the copies for the other.
+    """
+    if node.target is aten.convolution_backward.default and value_of(node.args[1]).device.type == "cpu":  # type: ignore[arg-type]
+        *arguments, mask = node.args
+        by_input, *others = mask  # type: ignore[misc, str-unpack]
+        if by_input and any(others) and size_of(node.args[1]) >= SMALLEST:  # type: ignore[arg-type]
+            weights = (f"{node.name}_weights", (*arguments, [False, *others]), (1, 2))
+            return weights, (node.name, (*arguments, [True, False, False]), (0,))
+    return ((node.name, node.args, None),)
 
 
 class _RefusedError(Exception):

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.graph.aten import packet, value_of
-from opgraph.torch.graph.constants import fold_constants
+from opgraph.torch.graph.constants import fold_constants, share_constants
 from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.torch_internals import hint, without_modes
 from opgraph.torch.graph.views import is_view
@@ -72,6 +72,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             node.meta[PARAMETER] = True
         with without_modes():
             fold_constants(joint)
+        share_constants(joint)
         for node in reading_what_is_written(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
         if memory == "fast":
