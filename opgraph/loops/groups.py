@@ -20,8 +20,8 @@ from opgraph.loops.space import Strides
 _WHOLE = (16, 8, 1)
 #: Elements of a lane's row in a piece, at least: what there is one of for each lane is worked out for each piece.
 LEAST = 64
-#: Elements of a run from which on runs are walked one after the other where an element costs as much as an exponential, or
-#: more, and the machine has no vectors of 16 floats: GCC does not vectorise that over lanes there.
+#: Elements of a run from which on runs are walked one after the other where an element costs as much as an exponential,
+#: or more, and the machine has no vectors of 16 floats: GCC does not vectorise that over lanes there.
 _COSTLY_RUN, _COSTLY = 8, 12
 
 
