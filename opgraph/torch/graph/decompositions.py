@@ -40,6 +40,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
     table = dict(get_decompositions(packets))
     table[aten.native_dropout.default] = _dropout
+    table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
     table[aten.constant_pad_nd.default] = _constant_pad_nd
     return table
@@ -54,9 +55,24 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask: torch.Tensor = aten.bernoulli.p(x, 1 - p).to(torch.bool)
+    # Drawn from a tensor without data, it waits for nothing: what makes `x` and what reads the product are one kernel.
+    like = torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape) if x.is_contiguous() else x
+    mask: torch.Tensor = aten.bernoulli.p(like, 1 - p).to(torch.bool)
     dropped: torch.Tensor = x * mask * (1 / (1 - p))
     return dropped, mask
+
+
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Softmax that is 0 in rows of -inf alone, as attention takes it where a mask hides everything."""
+    made = dtype or x.dtype
+    x = x.to(made)
+    x = x.float() if made in (torch.float16, torch.bfloat16) else x
+    if x.dim() == 0 or x.numel() == 0:
+        return torch.where(x == -math.inf, 0.0, torch.softmax(x, dim)).to(made)
+    largest = x.amax(dim, keepdim=True)
+    is_hidden = largest == -math.inf
+    raised = torch.exp(x - torch.where(is_hidden, 0.0, largest))
+    return torch.where(is_hidden, 0.0, raised / raised.sum(dim, keepdim=True)).to(made)
 
 
 def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:
