@@ -9,7 +9,7 @@ import pytest
 
 import opgraph as og
 from opgraph.ir import dtypes
-from opgraph.runtime import threads
+from opgraph.runtime import host, threads
 
 #: Every way to reduce, values of groups, read and written, a sum for each channel, what varies along rows alone.
 TEXT = """graph(x: {t}[n,h,w,g,c], k: {t}[g,c], o: {t}[n,1,1,g,1], v: {t}[w,1,1]) -> (y, m, s, p, d)
@@ -54,7 +54,7 @@ def test_groups_of_any_size_are_reduced_in_any_cut_with_the_same_bits(
     """Whole rows to a box, and pieces of them; strips filled and not; elements by turns, and the rest."""
     f = og.compile(og.parse(TEXT.format(t=dtype)))
     _, parallel = threads.team(1 << 30)
-    for shape in [(2, 3, 5, 7, 3), (3, 1, 9, 2, 64), (1, 41, 30, 16, 5), (1, 64, 65, 9, 10), (17, 4, 4, 32, 2)]:
+    for shape in [(2, 3, 5, 7, 3), (3, 8, 9, 2, 64), (1, 41, 30, 16, 5), (1, 64, 65, 9, 10), (17, 4, 4, 32, 2)]:
         arrays = given(shape, dtype)
         monkeypatch.setattr(threads, "team", lambda size: (1, None))
         one = f(arrays)
@@ -80,7 +80,7 @@ def test_groupnorm_with_the_channels_last_is_as_good_as_torch(c: int, groups: in
     f = og.compile(og.parse(NORM.format(c=c, groups=groups)))
     rng = np.random.default_rng(c)
     g, b = rng.normal(size=(2, c)).astype(np.float32)
-    for n, h, w in [(1, 33, 40), (2, 1, 3), (18, 5, 6)]:
+    for n, h, w in [(1, 33, 40), (2, 3, 4), (18, 5, 6)]:
         x = (rng.normal(size=(n, h, w, c)) + np.arange(c)).astype(np.float32)
         made = f(x=x, g=g, b=b)
         assert entry(f) == "launch_groups"
@@ -113,7 +113,21 @@ def test_sums_of_doubles_and_long_runs_are_walked_run_by_run() -> None:
     text = "graph(x: {t}[n,h,4,c]) -> (y)\n  y = ReduceSum(x, axes=[1,3])"
     for dtype, c, way in [("f32", 65, "launch_rows"), ("f64", 16, "launch_rows"), ("f32", 64, "launch_groups")]:
         f = og.compile(og.parse(text.format(t=dtype)))
-        x = np.random.default_rng(c).normal(size=(3, 50, 4, c)).astype(dtypes.get(dtype).numpy)
+        x = np.random.default_rng(c).normal(size=(3, 70, 4, c)).astype(dtypes.get(dtype).numpy)
         exact = x.astype(np.longdouble).sum((1, 3))
         assert np.abs(f(x=x) - exact).max() <= np.finfo(x.dtype).eps * np.abs(x).sum((1, 3)).max() / 2
         assert entry(f) == way, (dtype, c)
+
+
+@pytest.mark.parametrize(
+    ("images", "kind", "way"),
+    [(63, "Abs", "launch_rows"), (64, "Abs", "launch_groups"), (64, "Exp", None)],
+)
+def test_channels_of_small_images_are_walked_as_is_faster(images: int, kind: str, way: str | None) -> None:
+    """BatchNorm over [N,C,H,W]: a channel is N runs of H W elements."""
+    text = f"graph(x: f32[n,32,8,8]) -> (y)\n  e = {kind}(x)\n  y = ReduceSum(e, axes=[0,2,3], keep_dims=true)"
+    f = og.compile(og.parse(text))
+    x = np.random.default_rng(images).normal(size=(images, 32, 8, 8)).astype(np.float32)
+    exact = getattr(np, kind.lower())(x.astype(np.float64)).sum((0, 2, 3), keepdims=True)
+    np.testing.assert_allclose(f(x=x), exact, rtol=1e-6)
+    assert entry(f) == (way or ("launch_groups" if host.has_lanes() else "launch_rows"))

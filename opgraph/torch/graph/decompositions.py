@@ -42,6 +42,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
     table = dict(get_decompositions(packets))
     table[aten.native_dropout.default] = _dropout
+    table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
     table[aten._softmax_backward_data.default] = _softmax_backward
     table[aten.constant_pad_nd.default] = _constant_pad_nd
@@ -62,10 +63,27 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     order = list(range(x.dim()))
     if not like.is_contiguous():
         order.sort(key=lambda axis: -hint(like.stride(axis)))
-    places = sorted(range(x.dim()), key=order.__getitem__)
-    mask: torch.Tensor = aten.bernoulli.p(x.permute(order), 1 - p).permute(places).to(torch.bool)
+    # Drawn from a tensor without data, it waits for nothing: what makes `x` and what reads the product are one kernel.
+    none = torch.empty((), dtype=x.dtype, device=x.device).expand([x.shape[axis] for axis in order])
+    mask: torch.Tensor = aten.bernoulli.p(none, 1 - p)
+    if not like.is_contiguous():
+        mask = mask.permute(sorted(range(x.dim()), key=order.__getitem__))
+    mask = mask.to(torch.bool)
     dropped: torch.Tensor = x * mask * (1 / (1 - p))
     return dropped, mask
+
+
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Softmax that is 0 in rows of -inf alone, as attention takes it where a mask hides everything."""
+    made = dtype or x.dtype
+    x = x.to(made)
+    x = x.float() if made in (torch.float16, torch.bfloat16) else x
+    if x.dim() == 0 or x.numel() == 0:
+        return torch.where(x == -math.inf, 0.0, torch.softmax(x, dim)).to(made)
+    largest = x.amax(dim, keepdim=True)
+    is_hidden = largest == -math.inf
+    raised = torch.exp(x - torch.where(is_hidden, 0.0, largest))
+    return torch.where(is_hidden, 0.0, raised / raised.sum(dim, keepdim=True)).to(made)
 
 
 def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:

@@ -152,11 +152,14 @@ def _levels(
         if node.op != "call_function":
             levels[node] = 0
             continue
-        level = 0
+        level = -1 if is_random(node) else 0  # numbers that are drawn from no data wait for no kernel
         for source in node.all_input_nodes:
             base = base_of(source)
-            ends = node in computed and base.op == "call_function" and not _fuses(source, base, computed, rows)
-            level = max(level, levels[base] + ends)
+            if base.op == "call_function":
+                ends = node in computed and not _fuses(source, base, computed, rows)
+                level = max(level, levels[base] + ends)
+            elif base.op == "placeholder":
+                level = max(level, 0)
         for earlier in waits.get(node, ()):
             level = max(level, levels[earlier] + (node in computed))
         levels[node] = level
@@ -200,20 +203,22 @@ def _of_other_rows(groups: Mapping[Node, Group], rows: AbstractSet[Node]) -> set
 
 
 def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
-    """Moves nodes to the first level that reads them."""
+    """Moves nodes to the first level that reads them. What is returned as well stays where it is, but for masks of
+    drawn numbers, which wait for nothing: they would be kernels of their own."""
     for node in reversed(graph.nodes):
         if node not in computed or is_reduction(node):
             continue
+        is_drawn = all(is_random(n) for n in node.all_input_nodes) and bool(node.all_input_nodes)
         readers: list[int] = []
         waiting = [(user, True) for user in node.users]
         while waiting:
             user, fuses = waiting.pop()
             if is_view(user):
                 waiting += [(u, fuses and keeps_elements(user)) for u in user.users]
-            elif user.op == "output":
-                readers.append(levels[node])
-            else:
+            elif user.op != "output":
                 readers.append(levels[user] - (user in computed and not fuses))
+            elif not is_drawn:
+                readers.append(levels[node])
         if readers and min(readers) > levels[node]:
             levels[node] = min(readers)
 

@@ -1,0 +1,44 @@
+"""Attention in captured graphs: scores, mask, softmax and dropout around the products are one kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+
+from opgraph.torch.dynamo import backend  # noqa: E402
+from opgraph.torch.graph.backend import observed  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_other_tests():
+    torch._dynamo.reset()
+
+
+def attention(scores, mask, p):
+    return F.dropout(torch.ops.aten._safe_softmax(scores * 0.5 + mask, -1), p)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_mask_softmax_and_dropout_are_one_kernel_each_way(dtype):
+    """Numbers are drawn before, in eager's order; a row that the mask hides is 0."""
+    mask = torch.zeros(6, 8, dtype=dtype)
+    mask[0, :5] = mask[3] = -torch.inf
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 8, dtype=dtype)
+    weights = torch.randn_like(x)
+    captured, results = [], []
+    for function in (attention, torch.compile(attention, backend=backend, fullgraph=True)):
+        given = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        with observed(captured.append):
+            made = function(given, mask, 0.25)
+        results.append((made, *torch.autograd.grad(made, given, weights)))
+    for found, wanted in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, wanted)
+        assert not found[:, :, 3].any()
+    (graph,) = captured
+    assert len(graph.forward.launches) == len(graph.backward.launches) == 1
+    assert [str(n.target) for n in graph.forward.library_calls] == ["aten.bernoulli.p"]
