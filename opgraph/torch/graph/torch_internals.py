@@ -245,8 +245,8 @@ def _call(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
-#: Guards that Dynamo leaves out unless they are asked for: on hooks of submodules; that parameters and buffers which were
-#: different tensors still are; and, in torch 2.11, whether a parameter requires a gradient.
+#: Guards that Dynamo leaves out unless they are asked for: on hooks of submodules; that parameters and buffers which
+#: were different tensors still are; and, in torch 2.11, whether a parameter requires a gradient.
 _GUARDS = {
     name: False
     for name in (
