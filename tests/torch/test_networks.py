@@ -705,3 +705,21 @@ def test_the_trainer_of_transformers_trains_a_fused_model(tmp_path):
         [sys.executable, "-P", "-c", TRAINER], cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_models_with_graph_breaks_have_room_of_their_own() -> None:
+    """Dynamo compiles a frame at most eight times; the frame in which a fused model begins is not shared."""
+    for number in range(10):
+        model = type(f"Model{number}", (nn.Module,), {"forward": _forward_with_a_break(number)})()
+        captured = []
+        with backend.observed(captured.append), torch.no_grad():
+            ogt.fuse(model)(torch.ones(3))
+        assert len(captured) == 2
+
+
+def _forward_with_a_break(number):
+    names = {"torch": torch}
+    lines = ("x = torch.sin(x) * 2 + 1", "torch._dynamo.graph_break()", "return x * torch.sigmoid(x) + 3")
+    text = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in lines)
+    exec(compile(text, f"<forward {number}>", "exec"), names)
+    return names["forward"]

@@ -198,7 +198,7 @@ def compiled(
     """torch.compile of a function, apart from whatever else was compiled of the same source.
 
     Dynamo keeps what it compiled, how often, and which sizes differed, by the code object and its place in a file. So
-    the call is made from a copy of a function's code that has a place of its own. Its guards see hooks that are added
+    what runs is a copy of the function's code that has a place of its own. Its guards see hooks that are added
     to a submodule later, parameters that become one, and parameters that are frozen.
 
     Args:
@@ -207,15 +207,16 @@ def compiled(
         failed: called with what Dynamo raises where it cannot capture a frame. True: the frame runs as it was written,
             and no graph that ran before it in the same call runs again; False: the error is raised.
     """
-    code = _call.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
-    function = FunctionType(code, _call.__globals__, "forward")
+    written: Any = call if isinstance(call, FunctionType) else lambda *args, **kwargs: call(*args, **kwargs)
+    code = written.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
+    function = FunctionType(code, written.__globals__, "forward", written.__defaults__, written.__closure__)
     context: Any = torch._dynamo.optimize(backend)
     callback = getattr(context, "callback", None)
     if callback is not None:
         callback = context.callback = _with_all_guards(callback, failed)
     made = context(function)
     if callback is None or _set_eval_frame is None or torch._dynamo.config.compiled_autograd:
-        return lambda *args, **kwargs: made(call, args, kwargs)
+        return made  # type: ignore[no-any-return]
     has_run = False
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -223,13 +224,13 @@ def compiled(
         nonlocal has_run
         stance = _eval_frame._stance
         if not has_run or stance.stance != "default" or stance.backend is not None or _modes():
-            result = made(call, args, kwargs)
+            result = made(*args, **kwargs)
             has_run = True
             return result
         depth = _functorch.get_dynamic_layer_stack_depth()
         before = _set_eval_frame(callback)
         try:
-            return function(call, args, kwargs)
+            return function(*args, **kwargs)
         finally:
             _set_eval_frame(before)
             if _functorch.get_dynamic_layer_stack_depth() != depth:  # an error inside a transform of torch.func
@@ -239,10 +240,6 @@ def compiled(
 
 
 _numbers = itertools.count()
-
-
-def _call(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return call(*args, **kwargs)
 
 
 #: Guards that Dynamo leaves out unless they are asked for: on hooks of submodules; that parameters and buffers which
