@@ -51,6 +51,13 @@ class Bias(nn.Module):
         return torch.tanh(x + self.b)
 
 
+class Both(Bias):
+    """Of two results: with one it would run as a fused function from its second call on."""
+
+    def forward(self, x):
+        return torch.tanh(x + self.b), x * self.b
+
+
 def both(model, *given):
     """Result, gradients of what is given and of parameters, buffers."""
     given = [g.detach().requires_grad_() for g in given]
@@ -151,7 +158,7 @@ def test_kernels_go_to_the_stream_of_the_moment_and_another_current_gpu_is_given
 
     stream = [5]
     monkeypatch.setattr(torch_cuda_prepared, "current_stream", lambda device: stream[0])
-    model, x = ogt.fuse(Bias()), torch.randn(3, 40)
+    model, x = ogt.fuse(Both()), torch.randn(3, 40)
     used = []
     make_current = cupy.cuda.runtime.setDevice
     cupy.cuda.runtime.setDevice = lambda device: (used.append(device), make_current(device))
