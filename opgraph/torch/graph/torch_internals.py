@@ -214,9 +214,9 @@ def compiled(
     callback = getattr(context, "callback", None)
     if callback is not None:
         callback = context.callback = _with_all_guards(callback, failed)
-    made = context(function)
+    made: Callable[..., Any] = context(function)
     if callback is None or _set_eval_frame is None or torch._dynamo.config.compiled_autograd:
-        return made  # type: ignore[no-any-return]
+        return made
     has_run = False
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -55,7 +55,8 @@ def repeat_arithmetic(emitter: Emitter, args: tuple[Any, ...]) -> Ref:
     for step in steps:
         operands = tuple([names.get(o, o) if isinstance(o, Ref) else o for o in step.operands])
         names[step.result] = emitter.step(step.kind, operands, step.dtype, dict(step.attrs))
-    return names[value.ref]  # type: ignore[no-any-return]
+    result: Ref = names[value.ref]
+    return result
 
 
 def _arithmetic(session: Session, ref: Ref) -> tuple[list[Step], list[Input]]:
@@ -71,7 +72,7 @@ def _arithmetic(session: Session, ref: Ref) -> tuple[list[Step], list[Input]]:
 
 def _turned_input(
     session: Session, entry: Input, shape: Sequence[int], shifts: Sequence[int], axes: Sequence[int]
-) -> torch.Tensor:
+) -> Any:
     """A tensor that broadcasts to a shape, turned as the shape is.
 
     Args:
@@ -82,18 +83,18 @@ def _turned_input(
     run: Callable[..., Any] = session.eager if entry.captured else session.call
     own, rank = entry.tensor.shape, len(shape)
     if not own or (shifts and not axes and all(size == 1 for size in own)):
-        return tensor  # type: ignore[no-any-return]
+        return tensor
     if shifts and not axes:
         whole = tensor if tuple(own) == tuple(shape) else run(torch.Tensor.expand, (tensor, tuple(shape)), {})
-        return run(torch.roll, (whole, tuple(shifts)), {})  # type: ignore[no-any-return]
+        return run(torch.roll, (whole, tuple(shifts)), {})
     last = [axis % rank - rank for axis in axes]
     kept = [i for i, axis in enumerate(last) if -axis <= len(own) and own[axis] != 1]
     if not kept:  # one element is read for all along these axes
-        return tensor  # type: ignore[no-any-return]
+        return tensor
     taken = tuple(last[i] for i in kept)
     if shifts:
-        return run(torch.roll, (tensor, tuple(shifts[i] for i in kept), taken), {})  # type: ignore[no-any-return]
-    return run(torch.flip, (tensor, taken), {})  # type: ignore[no-any-return]
+        return run(torch.roll, (tensor, tuple(shifts[i] for i in kept), taken), {})
+    return run(torch.flip, (tensor, taken), {})
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
