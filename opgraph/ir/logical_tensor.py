@@ -103,8 +103,8 @@ class LogicalTensor:
                 where=self.label,
                 fix="give data of the declared dtype and dims",
             )
-        if data.flags.writeable:
-            # The caller keeps a writable array: only a copy stays what it is.
+        if _may_change(data):
+            # The caller keeps a writable array of that memory: only a copy stays what it is.
             data = data.copy()
             data.flags.writeable = False
             object.__setattr__(self, "data", data)
@@ -259,6 +259,16 @@ class LogicalTensor:
 
 
 _FIELDS = frozenset(LogicalTensor.__slots__) - {"_owner"}
+
+
+def _may_change(data: np.ndarray) -> bool:
+    """Whether somebody may write to the memory: a read-only view says nothing about the array that it is a view of."""
+    array: object = data
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return True
+        array = array.base
+    return False
 
 
 def port_name(tensor: LogicalTensor) -> str:

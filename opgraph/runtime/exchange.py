@@ -39,11 +39,11 @@ def imported(
 
 
 def exported(array: np.ndarray, kind: str) -> Any:
-    """A result in the kind that the arguments had."""
+    """A result in the kind that the arguments had; torch has no read-only tensors, so of a constant it is a copy."""
     if kind == "torch":
         from opgraph.runtime.providers.torch import from_numpy
 
-        return from_numpy(array)
+        return from_numpy(array if array.flags.writeable else array.copy())
     return array
 
 

@@ -205,6 +205,15 @@ def test_a_tensor_with_data_is_a_constant_of_its_own() -> None:
         t.data[0] = 1
 
 
+def test_a_read_only_view_of_what_somebody_writes_to_is_copied() -> None:
+    array = np.arange(3, dtype=np.float32)
+    for view in (np.broadcast_to(array, (2, 3)), np.broadcast_to(array, (2, 3))[1:, ::-1]):
+        t = og.LogicalTensor(0, "f32", view.shape, data=view)
+        before = view.copy()
+        array += 1
+        np.testing.assert_array_equal(t.data, before)
+
+
 def test_read_only_data_are_not_copied() -> None:
     array = np.arange(3, dtype=np.float32)
     array.flags.writeable = False

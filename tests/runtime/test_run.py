@@ -337,6 +337,14 @@ def test_torch_tensors_come_back_as_torch_tensors() -> None:
     assert torch.equal(out, got)
 
 
+def test_a_constant_that_a_torch_caller_gets_is_its_own() -> None:
+    torch = pytest.importorskip("torch")
+    f = og.compile(og.parse("graph(x: f32[2]) -> (y, k)\n  const k: f32[2] = [1, 2]\n  y = Add(x, k)"))
+    f(x=torch.zeros(2))["k"].fill_(9)
+    made = f(x=torch.zeros(2))
+    assert made["k"].tolist() == made["y"].tolist() == [1, 2]
+
+
 def test_what_no_output_depends_on_is_not_run() -> None:
     f = og.compile(og.parse("graph(x: f32[4]) -> (y)\n  %0 = Exp(x)\n  y = Sigmoid(x)"))
     assert len(f.partitions) == 1
