@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,7 +172,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         axes=_axes(rows.axes),
         loads=tuple(operands.loads),
         statements=tuple(statements.made.values()),
-        stores=tuple(_store(t, values, sums, rows) for t in outputs),
+        stores=tuple(_store(t, values, sums, rows, operands.loads) for t in outputs),
     )
     return Lowered(
         loop=verify_loop(without_row_factors(loop)),
@@ -192,9 +192,12 @@ def _store(
     values: Mapping[int, str],
     sums: Mapping[int, tuple[str, tuple[str, ...]]],
     rows: RowForms,
+    loads: Iterable[Load],
 ) -> Store:
     cut = rows.cuts.get(tensor.id, ())
     if tensor.id in sums:
         value, to = sums[tensor.id]
+        # An operand whose sizes are all 1 fits any number of axes, so it is never cut; a sum of its shape is not, either.
+        cut = cut if any(load.cut for load in loads if load.name in to) else ()
         return Store(value=value, dtype=tensor.dtype, to=to, cut=cut)
     return Store(value=values[tensor.id], dtype=tensor.dtype, per_row=rows.forms.get(tensor.id, ""), cut=cut)

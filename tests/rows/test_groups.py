@@ -314,3 +314,19 @@ def test_a_sum_over_all_lanes_of_rows_that_are_groups(like: str) -> None:
     peer = og.evaluate(graph, given, dtype=None)
     for name in "yz":
         as_near(made[name], wanted[name], peer[name])
+
+
+@pytest.mark.parametrize("like", ["", "1", "1,1", "1,1,1"])
+def test_a_sum_to_ones_beside_groups_is_written_where_the_caller_says(like: str) -> None:
+    graph = og.parse(
+        f"graph(x: f32[2,3,6], g: f32[6], b: f32[6], v: f32[{like}]) -> (y, s)\n"
+        "  y = GroupNorm(x, g, b, keep_stats=false, groups=2)\n  s = SumTo(x, v)"
+    )
+    assert cut(graph) == [("fused", 2)]
+    f = og.compile(graph)
+    given = {"x": arrays(2, 3, 6)["x"], "g": np.ones(6, np.float32), "b": np.zeros(6, np.float32)}
+    given["v"] = np.zeros(graph.inputs[3].shape, np.float32)
+    made, outs = f(given), {"y": np.zeros((2, 3, 6), np.float32), "s": np.zeros_like(given["v"])}
+    f(given, out=outs)
+    np.testing.assert_array_equal(outs["y"], made["y"])
+    np.testing.assert_allclose(outs["s"], given["x"].sum(dtype=np.float64), rtol=1e-6)
