@@ -24,6 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import random_truth
+from random_again import again
 from random_calls import calls
 from random_files import files
 from random_gradients import gradients
@@ -43,6 +44,7 @@ CHECKS: dict[str, Check] = {
     "torch": torch_calls,
     "sizes": sizes,
     "written": written,
+    "again": again,
 }
 #: Of one check, how many problems are told.
 _MOST = 5

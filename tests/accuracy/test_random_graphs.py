@@ -140,3 +140,15 @@ def test_the_gradient_of_what_is_clamped_is_asked_for() -> None:
     (truth,) = truths(slope, {"x": x, "d_y": np.ones(3, np.float32)})
     assert problem(np.exp(x) * np.array([0, 1, 0], np.float32), truth) == ""
     assert "1 of 3" in problem(np.exp(x) * np.array([0, 1.001, 0], np.float32), truth)
+
+
+def test_a_function_of_torchs_may_be_0_where_it_is_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GELU(-6) is -6e-9, whose sign is -1; torch's, which is half of -6 times (1 + erf(-4.2)), is 0."""
+    x = np.array([-6.0, 6.0, -2.0], np.float32)
+    text = "graph(x: f32[3]) -> (y)\n  a = GELU(x)\n  y = Sign(a)"
+    torchs = np.array([0, 1, -1], np.float32)
+    assert "1 of 3" in problem(torchs, one_truth(text, x=x))
+    monkeypatch.setattr("random_truth.COARSE", 64.0)
+    assert problem(torchs, one_truth(text, x=x)) == ""
+    assert "1 of 3" in problem(np.array([0, 1, 0], np.float32), one_truth(text, x=x))
+    assert "1 of 3" in problem(np.array([0, 0, -1], np.float32), one_truth(text, x=x))

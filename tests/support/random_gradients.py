@@ -42,7 +42,8 @@ def gradients(found: Scenario, rng: random.Random) -> Iterator[str]:
     got = listed(og.compile(slope)(given))
     yield from (f"gradient by {wrt}: {p}" for p in map(problem, got, want) if p)
     yield from (f"gradient by {wrt}, backwards: {p}" for p in _backwards(graph, wrt, feeds, given, want, rng))
-    if found.smooth and all(t.dtype == "f64" for t in graph.inputs if t.dtype in dtypes.FLOATS):
+    # In f64 throughout: gradients of results, which a cast may have narrowed, are inputs of the slope.
+    if found.smooth and all(t.dtype == "f64" for t in (*graph.inputs, *slope.inputs) if t.dtype in dtypes.FLOATS):
         yield from (f"gradient by {wrt}: {p}" for p in differences(graph, slope, wrt, given, rng))
         second = [port_name(t) for t in slope.inputs if t.dtype in dtypes.FLOATS]
         if len(slope.ops) < 80 and rng.random() < 0.4 and second:

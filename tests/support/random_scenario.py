@@ -44,7 +44,7 @@ class Growing:
     """A scenario in the making.
 
     Attributes:
-        dtype: the dtype of most floats.
+        dtype: the dtype of most values.
         dims: the declared sizes of the widest shape: an int or a symbol each.
         bindings: symbol -> size, one dict for each call.
         truth: the value of each tensor, by id, for the first binding.
@@ -229,7 +229,7 @@ def scenario(seed: int, *, dtype: str | None = None, smooth: bool | None = None)
     """The scenario of a seed.
 
     Args:
-        dtype: of most floats; None: drawn.
+        dtype: of most values; None: drawn, floats for the most part.
         smooth: whether inputs are irregular numbers; None: drawn.
     """
     from random_steps import step  # the steps are typed with Growing
@@ -238,6 +238,9 @@ def scenario(seed: int, *, dtype: str | None = None, smooth: bool | None = None)
     if dtype is None and rng.random() < 0.08:
         return _of_rows(seed, rng)
     chosen = rng.choice(("f64",) * 4 + ("f32",) * 5 + ("bf16", "f16"))
+    apart = random.Random(f"integers of {seed}")
+    if dtype is None and apart.random() < 0.06:
+        chosen = apart.choice(("s32", "s32", "s64", "s8", "u8", "boolean"))
     irregular = rng.random() < 0.5
     rank = rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4))
     sizes = _sizes(rng, rank)

@@ -23,7 +23,7 @@ def sizes(found: Scenario, rng: random.Random) -> Iterator[str]:
         return
     f = og.compile(free.graph)
     for _ in range(5):
-        feeds = _resized(free.feeds[0], rng)
+        feeds = resized(free.feeds[0], rng)
         told = {n: list(a.shape) for n, a in feeds.items()}
         try:
             evaluate(free.graph, feeds)
@@ -39,7 +39,7 @@ def sizes(found: Scenario, rng: random.Random) -> Iterator[str]:
         yield from (f"arrays {told}: {p}" for p in map(problem, got, truths(free.graph, feeds)) if p)
 
 
-def _resized(feeds: Feeds, rng: random.Random) -> Feeds:
+def resized(feeds: Feeds, rng: random.Random) -> Feeds:
     """The same arrays, one or two of them with another size along an axis."""
     values = [n for n, a in feeds.items() if a.ndim and a.dtype != np.int32]  # those may be shapes
     found = dict(feeds)
