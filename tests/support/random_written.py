@@ -7,18 +7,20 @@ and other outputs, as far as shapes allow: through `out=`, `bind`, `donate=` and
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from random_arrays import laid_out
-from random_calls import Feeds, _alike, _buffers, _given, _has_values, _names
+from random_calls import Feeds, _alike, _buffers, _differs, _given, _has_values, _names
 from random_scenario import Scenario
 from random_truth import listed, same_bits
 
 import opgraph as og
 from opgraph.errors import InvalidArguments, OpGraphError
+from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.rebuilt import needed_ops
 from opgraph.partition.partition import Partition
@@ -63,7 +65,9 @@ def written(found: Scenario, rng: random.Random) -> Iterator[str]:
     for _ in range(3):
         yield from _called(graph, f, feeds, bits, rng)
     yield from _bound_over(graph, f, feeds, bits, rng)
+    yield from _in_threads(graph, f, feeds, bits, rng)
     yield from _donated_beside(graph, f, feeds, bits, rng)
+    yield from _pulled_back(graph, feeds, rng)
     yield from _executed(graph, feeds, rng)
 
 
@@ -101,6 +105,59 @@ def _bound_over(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], r
         what = f"bind {arrays.ways}, run {number + 1}"
         yield from _alike(what, graph, f, given, list(arrays.outs.values()), want)
         yield from (f"{what} changed {n}" for n in arrays.changed(given) if n in arrays.apart())
+
+
+def _in_threads(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
+    """Two threads at once, each of which writes over arrays of its own."""
+    both = [[arranged(graph, feeds, bits, rng) for _ in range(3)] for _ in range(2)]
+    given = [[_given(graph, arrays.outs, rng) for arrays in own] for own in both]
+    done: list[Arrays] = []
+
+    def run(which: int) -> None:
+        for arrays, out in zip(both[which], given[which], strict=True):
+            try:
+                f(arrays.ins, out=out)
+            except InvalidArguments:
+                continue
+            done.append(arrays)
+
+    workers = [threading.Thread(target=run, args=(i,)) for i in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for arrays in done:
+        yield from _alike(f"threads, out {arrays.ways}", graph, f, feeds, list(arrays.outs.values()), bits)
+
+
+def _pulled_back(graph: og.Graph, feeds: Feeds, rng: random.Random) -> Iterator[str]:
+    """Gradients of a graph whose forward pass writes over what its backward pass does not read."""
+    floats = [n for n, a in feeds.items() if any(a.dtype == dtypes.get(d).numpy for d in dtypes.FLOATS)]
+    if not floats:
+        return
+    wrt = tuple(rng.sample(floats, rng.randint(1, len(floats))))
+    taken: list[str] = []
+    try:
+        f = og.compile(graph, wrt=wrt)
+        for name in rng.sample(list(feeds), len(feeds)):
+            try:
+                og.compile(graph, wrt=wrt, donate=(*taken, name))
+            except InvalidArguments:
+                continue
+            taken.append(name)
+        if not taken:
+            return
+        giving = og.compile(graph, wrt=wrt, donate=tuple(taken))
+        results, pull = f.vjp({n: a.copy() for n, a in feeds.items()})
+        made, pull_beside = giving.vjp({n: a.copy() for n, a in feeds.items()})
+    except OpGraphError:
+        return
+    what = f"gradient by {wrt}, donate={taken}"
+    want, got = ([np.array(a) for a in listed(r)] for r in (results, made))
+    yield from _differs(f"{what}: forward", got, want)
+    d = {n: np.ones_like(a) for n, a in zip(_names(graph), want, strict=True) if a.dtype.kind not in "biu"}
+    if d:
+        yield from _differs(what, listed(pull_beside(d)), [np.array(a) for a in listed(pull(d))])
 
 
 def _donated_beside(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
@@ -141,15 +198,19 @@ def arranged(graph: og.Graph, feeds: Feeds, bits: list[np.ndarray], rng: random.
     outs, _ = _buffers(graph, bits, rng)
     ways = dict.fromkeys(outs, "apart")
     for (name, result), tensor in zip(zip(_names(graph), bits, strict=True), graph.outputs, strict=True):
-        alike = [n for n, a in ins.items() if a.dtype == result.dtype and a.shape == result.shape and a.size]
-        larger = [n for n, a in ins.items() if a.dtype == result.dtype and a.size >= result.size > 0]
+        # A result of another dtype may lie over an input, too, if elements are of one size; 2 is no boolean.
+        size = result.dtype.itemsize
+        like = {n: a for n, a in ins.items() if a.dtype == result.dtype or (a.itemsize == size and a.dtype != np.bool_)}
+        alike = [n for n, a in like.items() if a.shape == result.shape and a.size]
+        larger = [n for n, a in like.items() if a.size >= result.size > 0]
         twins = [n for n, a in outs.items() if n != name and a.dtype == result.dtype and a.shape == result.shape]
         how = rng.choice(("over", "over", "over", "shifted", "flipped", "turned", "packed", "part", "twin", "apart"))
         source = rng.choice(larger if how == "part" else alike) if (larger if how == "part" else alike) else ""
         if how == "twin" and twins and tensor.id >= 0:
             outs[name], ways[name] = outs[rng.choice(twins)], "over another output"
         elif source and _has_values(source, feeds) and how in _LAID:
-            ins[source], outs[name] = _LAID[how](ins[source], result, rng)
+            ins[source], lying = _LAID[how](ins[source], result, rng)
+            outs[name] = lying.view(result.dtype)
             ways[name] = f"{how} {source}"
     return Arrays(ins, outs, ways)
 
