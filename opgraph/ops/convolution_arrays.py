@@ -17,8 +17,8 @@ from opgraph.ops.windows import Window
 
 
 def _adds_nothing(data: Any, weights: Any) -> bool:
-    """Whether there are no samples or no channels: every sum is one of nothing then, which libraries mostly refuse."""
-    return 0 in (*data.shape[:2], *weights.shape[:2])
+    """Whether an operand has no elements: every sum is one of nothing then, which libraries mostly refuse."""
+    return 0 in (*data.shape, *weights.shape)
 
 
 # -- NumPy: what windows see as the columns of a matrix, a block of windows at a time ---------------------------------
