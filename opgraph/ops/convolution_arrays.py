@@ -123,8 +123,8 @@ def _biased(made: Any, bias: Any) -> Any:
 
 def torch_small(t: Any, big: Any, weights: Any, bias: Any, window: Window, groups: int) -> Any:
     """As `numpy_small`, with a bias or None."""
-    if _adds_nothing(big, weights):
-        shape = (len(big), len(weights), *_ints(window.positions(big.shape[2:])))
+    shape = (len(big), len(weights), *_ints(window.positions(big.shape[2:])))
+    if _adds_nothing(big, weights) or 0 in shape:
         return _biased(_torch_zeros(big, weights, shape), bias)
     big, padding = _evenly_padded(t, big, window)
     function = getattr(t.nn.functional, f"conv{len(window.kernel)}d")
@@ -133,7 +133,7 @@ def torch_small(t: Any, big: Any, weights: Any, bias: Any, window: Window, group
 
 def torch_big(t: Any, small: Any, weights: Any, bias: Any, window: Window, groups: int, sizes: Sequence[int]) -> Any:
     """As `numpy_big`, with a bias or None."""
-    if _adds_nothing(small, weights):
+    if _adds_nothing(small, weights) or 0 in sizes:
         return _biased(_torch_zeros(small, weights, (len(small), groups * weights.shape[1], *sizes)), bias)
     function = getattr(t.nn.functional, f"conv_transpose{len(window.kernel)}d")
     begin, end = _ints(window.begin), _ints(window.end)

@@ -434,22 +434,24 @@ def test_a_convolution_of_no_channels_or_samples_is_a_sum_of_nothing(
 
 
 @pytest.mark.parametrize(
-    ("kind", "src", "made"),
+    ("kind", "src", "pads", "made"),
     [
-        ("Convolution", (2, 3, 0, 4), (2, 5, 2, 7)),
-        ("ConvTranspose", (2, 3, 0, 9), (2, 5, 2, 10)),
-        ("ConvTranspose", (2, 3, 9, 0), (2, 5, 11, 1)),
+        ("Convolution", (2, 3, 0, 4), (2, 2), (2, 5, 2, 7)),
+        ("ConvTranspose", (2, 3, 0, 9), (0, 0), (2, 5, 2, 10)),
+        ("ConvTranspose", (2, 3, 9, 0), (0, 0), (2, 5, 11, 1)),
+        ("ConvTranspose", (2, 3, 1, 4), (2, 1), (2, 5, 0, 2)),
     ],
     ids=str,
 )
 def test_a_convolution_of_an_empty_axis_is_its_bias(
-    kind: str, src: tuple[int, ...], made: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    kind: str, src: tuple[int, ...], pads: tuple[int, int], made: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = (5, 3, 3, 2) if kind == "Convolution" else (3, 5, 3, 2)
-    layout, pads = ("OIX", [2, 2]) if kind == "Convolution" else ("IOX", [0, 0])
+    layout = "OIX" if kind == "Convolution" else "IOX"
+    begin, end = [pads[0]] * 2, [pads[1]] * 2
     graph = og.parse(
         f"graph(x: f32[n,3,h,w], w: f32{list(weights)}, b: f32[5]) -> (y)\n  y = {kind}(x, w, b, strides=[1, 1], "
-        f'pads_begin={pads}, pads_end={pads}, dilations=[1, 1], data_format="NCX", weights_format="{layout}")'
+        f'pads_begin={begin}, pads_end={end}, dilations=[1, 1], data_format="NCX", weights_format="{layout}")'
     )
     feeds = {"x": np.ones(src, np.float32), "w": np.ones(weights, np.float32), "b": np.arange(5, dtype=np.float32)}
     found = [og.evaluate(graph, feeds, dtype=None), og.compile(graph)(feeds)]
