@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from random_truth import problem, truths
 
 import opgraph as og
 from opgraph.ir.opdef import all_ops
+from opgraph.runtime.training import Pullback
 
 #: Few, as kernels have to be compiled; files need none.
-SEEDS = {"calls": range(4), "gradients": range(3), "files": range(60), "torch": range(4), "written": range(3)}
+SEEDS = {"calls": range(4), "gradients": range(3), "files": range(60), "torch": range(4), "written": range(3), "again": range(1)}
 
 
 @pytest.mark.parametrize(("check", "seed"), [(c, s) for c, seeds in SEEDS.items() for s in seeds])
@@ -75,6 +77,22 @@ def test_an_error_of_a_check_is_a_problem() -> None:
 
     told = problems(scenario(0), check, 0)
     assert told[0] == "first" and "ValueError: then this (test_random_graphs.py" in told[1]
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_pullback_that_reads_what_a_later_call_kept_is_told(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, last = Pullback.__init__, {}
+
+    def begin_with_shared(self: Pullback, owner: Any, kept: dict[str, Any], *rest: Any) -> None:
+        begin(self, owner, kept, *rest)
+        self._kept = last.setdefault(id(owner), kept)
+        last[id(owner)].update(kept)
+
+    if planted:
+        monkeypatch.setattr(Pullback, "__init__", begin_with_shared)
+    graph = og.parse("graph(x: f32[2,5]) -> (y)\n  y = Sin(x)").finalize()
+    found = Scenario(graph, [{"x": np.linspace(-1, 1, 10, dtype=np.float32).reshape(2, 5)}], True)
+    assert bool(problems(found, CHECKS["again"], 0)) == planted
 
 
 def test_a_sum_inside_a_norm_is_rounded() -> None:
