@@ -106,6 +106,8 @@ def _backward_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Di
 
 def _matrix(size: int, count: int, attrs: Attrs) -> np.ndarray:
     """[count, size]: what each element of the result takes of those of the data, along one axis."""
+    if 0 in (size, count):
+        return np.zeros((count, size))
     places = np.arange(count, dtype=np.float64)
     if attrs["coordinate_transformation_mode"] == "align_corners":
         at = places * ((size - 1) / (count - 1)) if count > 1 else places * 0

@@ -367,6 +367,22 @@ def test_an_empty_axis_cannot_be_made_longer_by_sizes_that_come_with_the_call() 
             call(graph.finalize(), given)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("declared", ["?", "{}"])
+def test_scales_may_leave_nothing_of_an_axis(mode: str, size: int, declared: str) -> None:
+    graph = og.parse(
+        f"graph(x: f32[2,3,{declared.format(size)},4]) -> (y)\n"
+        f'  y = Interpolate(x, mode="{mode}", scales=[0.5, 2.0], data_format="NCX")'
+    )
+    x, d = np.ones((2, 3, size, 4), np.float32), np.ones((2, 3, 0, 8), np.float32)
+    for made in og.evaluate(graph, {"x": x}, dtype=None), og.compile(graph)(x=x):
+        np.testing.assert_array_equal(made, d, strict=True)
+    slope = og.gradient(graph, ("x",))
+    for made in og.evaluate(slope, {"x": x, "d_y": d}, dtype=None), og.compile(slope)(x=x, d_y=d):
+        np.testing.assert_array_equal(made, np.zeros_like(x), strict=True)
+
+
 def test_whatever_is_given_is_taken_or_refused_in_three_lines() -> None:
     families = {"norm", "convolution", "pooling", "resampling", "quantization", "parameter"}
     heavy = [r for r in opdef.all_ops() if r.family in families]
