@@ -197,7 +197,7 @@ def _store(
     cut = rows.cuts.get(tensor.id, ())
     if tensor.id in sums:
         value, to = sums[tensor.id]
-        # An operand whose sizes are all 1 fits any number of axes, so it is never cut; a sum of its shape is not, either.
+        # An operand whose sizes are all 1 fits any number of axes, so it is never cut, nor is a sum of its shape.
         cut = cut if any(load.cut for load in loads if load.name in to) else ()
         return Store(value=value, dtype=tensor.dtype, to=to, cut=cut)
     return Store(value=values[tensor.id], dtype=tensor.dtype, per_row=rows.forms.get(tensor.id, ""), cut=cut)

@@ -22,7 +22,14 @@ from opgraph.ir.opdef import all_ops
 from opgraph.runtime.training import Pullback
 
 #: Few, as kernels have to be compiled; files need none.
-SEEDS = {"calls": range(4), "gradients": range(3), "files": range(60), "torch": range(4), "written": range(3), "again": range(1)}
+SEEDS = {
+    "calls": range(4),
+    "gradients": range(3),
+    "files": range(60),
+    "torch": range(4),
+    "written": range(3),
+    "again": range(1),
+}
 
 
 @pytest.mark.parametrize(("check", "seed"), [(c, s) for c, seeds in SEEDS.items() for s in seeds])

@@ -110,9 +110,7 @@ def _pulled(graph: og.Graph, sets: list[Feeds], rng: random.Random) -> Iterator[
     for feeds in sets:
         results = dict(zip(names, listed(single(feeds)), strict=True))
         d = {
-            n: np.asarray(draw.uniform(-1, 1, r.shape)).astype(r.dtype)
-            for n, r in results.items()
-            if f"d_{n}" in wide
+            n: np.asarray(draw.uniform(-1, 1, r.shape)).astype(r.dtype) for n, r in results.items() if f"d_{n}" in wide
         }
         if rng.random() < 0.3:  # as of a sum: one number everywhere
             d = {n: without_steps(a, rng) for n, a in d.items()}

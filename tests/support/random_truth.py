@@ -169,7 +169,9 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
                         own.family == "shape" or tensor.dtype not in dtypes.FLOATS or _chosen(result, given, part.attrs)
                     )
                     exact = chosen and not narrowed
-                    values[tensor.id] = result if exact else errors.moved(result, tensor.dtype, _least_error(own, tensor))
+                    values[tensor.id] = (
+                        result if exact else errors.moved(result, tensor.dtype, _least_error(own, tensor))
+                    )
                     if tensor.dtype in ("f16", "bf16") and not narrowed:
                         loose |= {tensor.id} if not exact or any(t.id in loose for t in part.inputs) else set()
     return [values[t.id] for t in graph.outputs]
