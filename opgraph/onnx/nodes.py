@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from onnx import AttributeProto, GraphProto, NodeProto
 
 
@@ -28,3 +30,12 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
 def reads(node: NodeProto) -> list[str]:
     """Every value of its own graph that a node reads."""
     return [name for name in (*node.input, *captures(node)) if name]
+
+
+def with_inner(nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    """The nodes, and those of their subgraphs, however deep."""
+    found, waiting = list[NodeProto](), list(nodes)
+    while waiting:
+        found += waiting
+        waiting = [inner for node in waiting for graph in subgraphs(node) for inner in graph.node]
+    return found

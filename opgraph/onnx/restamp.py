@@ -7,9 +7,10 @@ from collections.abc import Container
 
 import onnx
 import onnx.inliner
-from onnx import ModelProto, NodeProto
+from onnx import AttributeProto, ModelProto, NodeProto
 
 from opgraph.errors import Unimplemented
+from opgraph.onnx.nodes import with_inner
 from opgraph.onnx.target import Target, reader_of
 from opgraph.onnx.validate import opsets
 
@@ -38,7 +39,7 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
     staying.CopyFrom(model)
     del staying.graph.node[:]
     staying.graph.node.extend(node for index, node in enumerate(model.graph.node) if index not in replaced)
-    nodes = onnx.inliner.inline_local_functions(staying).graph.node  # bodies are moved with the model
+    nodes = with_inner(onnx.inliner.inline_local_functions(staying).graph.node)  # bodies are moved with the model
     moved = sorted({n.op_type for n in nodes if n.domain == "" and _since(n, current) != _since(n, opset)})
     if moved:
         changed = _changed(model, opset, moved)
@@ -76,11 +77,13 @@ def _changed(model: ModelProto, opset: int, moved: list[str]) -> list[str]:
         converted = onnx.version_converter.convert_version(plain, opset)
     except Exception:  # a plain RuntimeError, of assertions of its C++
         return moved
-    before = Counter(_shape(n) for n in plain.graph.node)
-    after = Counter(_shape(n) for n in converted.graph.node)
+    before = Counter(_shape(n) for n in with_inner(plain.graph.node))
+    after = Counter(_shape(n) for n in with_inner(converted.graph.node))
     return sorted({entry[0] for entry in (before - after) + (after - before)})
 
 
 def _shape(node: NodeProto) -> tuple[str, int, int, tuple[bytes, ...]]:
-    attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+    """What the converter may change of a node; the nodes of its subgraphs count by themselves."""
+    plain = (a for a in node.attribute if a.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS))
+    attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in plain))
     return node.op_type, len(node.input), len(node.output), attributes

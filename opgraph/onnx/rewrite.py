@@ -26,6 +26,7 @@ from opgraph.onnx.spots import Spot, count, nodes_of, spots_of
 from opgraph.onnx.target import Target
 from opgraph.onnx.training_info import refuse_changes
 from opgraph.onnx.validate import opsets
+from opgraph.runtime.providers.onnx_node import defined_inside
 
 _WITH_NORMS = ("auto", "function", "standard")
 
@@ -169,7 +170,9 @@ def _called(nodes: Iterable[NodeProto], functions: Iterable[FunctionProto]) -> s
 
 
 def _names(graph: GraphProto, tensors: Iterable[str]) -> set[str]:
+    """Every name of a value that is taken, in subgraphs too: a subgraph must not define a name that is outside it."""
     names = {v.name for v in (*graph.input, *graph.output, *graph.value_info)} | set(tensors)
+    names |= defined_inside(graph.node)
     return names | {name for node in graph.node for name in node.output}
 
 
