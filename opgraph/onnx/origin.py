@@ -23,6 +23,8 @@ ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
 #: Initializers up to this many bytes stay in the structure: shape inference looks at them.
 SMALL = 1024
+#: From this ir_version on, an initializer that is listed among the inputs is a default that a caller may override.
+DEFAULTS_SINCE = 4
 
 
 @dataclass(slots=True)

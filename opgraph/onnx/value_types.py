@@ -8,6 +8,7 @@ from onnx import ModelProto, TypeProto
 from opgraph.errors import ModelError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims
+from opgraph.onnx.origin import DEFAULTS_SINCE
 from opgraph.onnx.spellings import same_type
 from opgraph.runtime.providers.onnx_types import set_tensor_type
 
@@ -36,14 +37,22 @@ def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypePr
 
 
 def _inferable(model: ModelProto) -> ModelProto:
-    """The model with contributed ops, of which onnx knows no types, as plain ones whose results have the same types."""
+    """The model as onnx may infer from it.
+
+    Contributed ops, of which onnx knows no types, are plain ones whose results have the same types. An initializer that
+    is an input as well has no value: it is a default, and a caller may give another shape or other axes.
+    """
     plain = {index: made for index, node in enumerate(model.graph.node) if (made := same_type(node)) is not None}
-    if not plain:
+    listed = {value.name for value in model.graph.input} if model.ir_version >= DEFAULTS_SINCE else set()
+    constants = [tensor for tensor in model.graph.initializer if tensor.name not in listed]
+    if not plain and len(constants) == len(model.graph.initializer):
         return model
     result = ModelProto()
     result.CopyFrom(model)
     for index, made in plain.items():
         result.graph.node[index].CopyFrom(made)
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(constants)
     return result
 
 
