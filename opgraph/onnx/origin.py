@@ -77,16 +77,19 @@ class Origin:
         folder = self._folders.setdefault(base, DataFolder(Path(base), self.path))
         return folder.read(extent, f'initializer "{name}" of {self.label}')
 
-    def data_folders(self) -> set[str]:
-        """The folders, links resolved, from which data files are looked up."""
-        tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
-        return {os.path.realpath(os.fspath(t.base_dir) or os.curdir) for t in tensors}
+    def data_files(self) -> dict[str, set[str]]:
+        """The files of initializers' data, links resolved, by the location that the model gives."""
+        found: dict[str, set[str]] = {}
+        for tensor in self.tensors.values():
+            if isinstance(tensor, ir.ExternalTensor):
+                location = os.fspath(tensor.location)
+                found.setdefault(location, set()).add(os.path.realpath(os.path.join(tensor.base_dir, location)))
+        return found
 
     def files(self) -> set[str]:
-        """The files that the model lies in: its own, if it has one, and those of its initializers' data."""
-        tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
-        own = {os.fspath(self.path)} if self.path is not None else set()
-        return own | {os.path.join(os.fspath(t.base_dir), os.fspath(t.location)) for t in tensors}
+        """The files that the model lies in, links resolved: its own, if it has one, and those of initializers' data."""
+        own = {os.path.realpath(self.path)} if self.path is not None else set()
+        return own.union(*self.data_files().values())
 
     def array(self, name: str) -> np.ndarray:
         """The value of an initializer, one element per item; read-only.
