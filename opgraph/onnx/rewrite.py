@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
@@ -88,6 +88,8 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     summary.nodes_before = len(skeleton.graph.node)
     names = _names(skeleton.graph, origin.tensors)
     emitter = Emitter(opset, "function" if form == "auto" else form, target, names, FunctionTable(opset))
+    for function in skeleton.functions:
+        emitter.functions.keep(function)
     made = nodes_of(source, spots, norms, emitter)
     count(source, spots, norms, made, summary)
     if not made and wanted is None and origin.folded is not None:
@@ -141,10 +143,11 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     before = draft.origin.skeleton.graph
     kept = FunctionTable(emitter.opset)
     emitter.functions.unfold_nested()
-    called = _called((n for _, n in nodes), [*skeleton.functions, *emitter.functions.functions.values()])
-    for function in (*skeleton.functions, *emitter.functions.functions.values()):
-        if (function.domain, function.name, function.overload) in called:
-            kept.keep(function)
+    known = {(f.domain, f.name, f.overload): f for f in emitter.functions.functions.values()}
+    called = _called((n for _, n in nodes), known)
+    stated = [key for key in ((f.domain, f.name, f.overload) for f in skeleton.functions) if key in called]
+    for key in (*stated, *called):
+        kept.keep(known[key])
     emitter.functions = kept
     del skeleton.graph.node[:]
     skeleton.graph.node.extend(node for _, node in sorted_nodes(nodes))
@@ -156,16 +159,16 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     finish(skeleton, emitter, imports)
 
 
-def _called(nodes: Iterable[NodeProto], functions: Iterable[FunctionProto]) -> set[tuple[str, str, str]]:
-    """The functions that nodes call, and those that these call."""
-    known = {(f.domain, f.name, f.overload): f for f in functions}
-    found: set[tuple[str, str, str]] = set()
+def _called(
+    nodes: Iterable[NodeProto], known: Mapping[tuple[str, str, str], FunctionProto]
+) -> dict[tuple[str, str, str], None]:
+    """The functions that nodes call, and those that these call, in the order in which they are first called."""
+    found: dict[tuple[str, str, str], None] = {}
     waiting = [(n.domain, n.op_type, n.overload) for n in nodes]
     while waiting:
-        key = waiting.pop()
-        if key in known and key not in found:
-            found.add(key)
-            waiting += [(n.domain, n.op_type, n.overload) for n in known[key].node]
+        new = dict.fromkeys(key for key in waiting if key in known and key not in found)
+        found |= new
+        waiting = [(n.domain, n.op_type, n.overload) for key in new for n in known[key].node]
     return found
 
 

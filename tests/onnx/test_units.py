@@ -322,3 +322,32 @@ def test_what_stands_behind_a_contributed_op_is_typed_and_fused(op: str, inputs:
     assert [op.kind for op in graph.ops][-3:] == ["Wildcard", "Tanh", "Multiply"]
     assert types(to_model(graph, functions=True))[-2:][0] == "MatMul"
     assert [o.name for o in drafted(graph, Request(library=True)).library] != []
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_unit_gets_a_body_of_its_own_beside_one_for_another_dtype_that_was_there(dtype: str) -> None:
+    spelled = " s = SoftPlus({0})\n t = Tanh(s)\n {1} = Multiply({0}, t)"
+    first = to_model(og.parse("graph(a: f32[n,4]) -> (b)\n" + spelled.format("a", "b")))
+    made = to_model(
+        og.parse(f"graph(x: {dtype}[n,4]) -> (y)\n" + spelled.format("x", "y")), form="decomposed", opset=22
+    )
+    made.graph.node.append(first.graph.node[0])
+    made.graph.node[-1].name = "other"
+    made.graph.input.append(first.graph.input[0])
+    made.graph.output.append(first.graph.output[0])
+    made.functions.append(first.functions[0])
+    made.opset_import.append(helper.make_opsetid("opgraph", 1))
+    graph = og.onnx.load(made)
+    written = to_model(graph)
+    calls = {(node.op_type, node.overload) for node in written.graph.node}
+    assert len(calls) == 2 and calls == {(f.name, f.overload) for f in written.functions}
+    assert to_model(og.onnx.load(written)) == written
+    a = np.linspace(-9, 9, 24, dtype=np.float32).reshape(6, 4)
+    feeds = {"x": a.astype(dtypes.BY_NAME[dtype].numpy), "a": a}
+    if dtype == "f16":  # the other is a type that onnxruntime takes no arrays of
+        run = ort.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+        expected = og.evaluate(graph, feeds)
+        for output, got in zip(written.graph.output, run.run(None, feeds), strict=True):
+            np.testing.assert_allclose(got, expected[output.name], rtol=2**-10)
+    else:
+        ort.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])  # refuses single bf16 ops
