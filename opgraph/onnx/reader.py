@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -182,9 +183,11 @@ class Reader:
                         if n in self.values and self.values[n].dtype != dtypes.UNDEF)  # fmt: skip
         if any(t is not None and t.dtype == dtypes.UNDEF for t in self._operands(node)):
             return False  # a later part would fail, when the first ones are in the graph
-        plain = plain_nodes(node, elements, self.opsets.get("", 0))
-        if plain == [node]:
+        named = self._named_apart(node)
+        plain = plain_nodes(named, elements, self.opsets.get("", 0))
+        if plain == [named]:
             return False
+        plain[-1].output[0] = node.output[0]
         for index, simple in enumerate(plain):
             if simple.op_type == "Constant":
                 array = constant_value(simple)
@@ -204,6 +207,25 @@ class Reader:
                     )
                 return False
         return True
+
+    def _named_apart(self, node: NodeProto) -> NodeProto:
+        """The node with an output that no other value of the model is called after, with a space."""
+        name = node.output[0]
+        while name in self._stems:
+            name += "_"
+        if name == node.output[0]:
+            return node
+        result = NodeProto()
+        result.CopyFrom(node)
+        result.output[0] = name
+        return result
+
+    @cached_property
+    def _stems(self) -> set[str]:
+        """What stands before a space in the names of the model's values."""
+        made = {name for node in self.model.graph.node for name in node.output}
+        names = made.union(self.origin.inputs, self.origin.tensors)
+        return {name[:place] for name in names for place, char in enumerate(name) if char == " "}
 
     def _between(self, node: NodeProto) -> onnx.TypeProto:
         """The type of a value inside a disguise: what a cast says, else that of the first operand."""

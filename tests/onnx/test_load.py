@@ -513,3 +513,31 @@ def test_sizes_are_not_inferred_from_a_default_that_a_caller_may_override() -> N
         expected = r / np.sqrt((r * r).mean(-1, keepdims=True) + 1e-5)
         for got in (og.evaluate(graph, feeds), og.compile(graph, device="cpu")(feeds), session.run(None, feeds)[0]):
             np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("node", "taken"),
+    [
+        (helper.make_node("Sum", ["a", "b", "c"], ["y"]), "y 2"),
+        (helper.make_node("Mean", ["a", "b", "c"], ["y"]), "y sum"),
+        (helper.make_node("Mean", ["a", "b", "c"], ["y"]), "y count"),
+        (helper.make_node("Pow", ["a", "i"], ["y"]), "y base"),
+        (helper.make_node("BiasGelu", ["a", "w"], ["y"], domain="com.microsoft"), "y biased"),
+        (helper.make_node("Sum", ["a", "b", "y 2"], ["y"]), "y 2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_inside_a_node_that_is_read_as_several_ops_do_not_hide_those_of_the_model(node: Any, taken: str) -> None:
+    sizes = {"a": [None, 4], "b": [None, 4], "c": [None, 4], "w": [4]}
+    nodes = [helper.make_node("Neg", ["a"], [taken]), node, helper.make_node("Exp", [taken], ["z"])]
+    inputs = {**{name: (T.FLOAT, size) for name, size in sizes.items()}, "i": (T.INT64, [None, 4])}
+    made = model(nodes, inputs, dict.fromkeys("yz", (T.FLOAT, [None, 4])), domains=("com.microsoft",))
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.normal(size=[n or 3 for n in size]).astype(np.float32) for name, size in sizes.items()}
+    feeds["i"] = rng.integers(0, 4, (3, 4))
+    graph = og.onnx.load(made)
+    session = pytest.importorskip("onnxruntime").InferenceSession(made.SerializeToString())
+    expected = dict(zip("yz", session.run(None, feeds), strict=True))
+    for got in (og.evaluate(graph, feeds), og.compile(graph, device="cpu")(feeds)):
+        for name in "yz":
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-6)
