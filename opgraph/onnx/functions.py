@@ -19,7 +19,7 @@ from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import OpDef
 from opgraph.onnx.bodies import function_of
 from opgraph.onnx.function_check import MAX_NODES
-from opgraph.onnx.nodes import subgraphs, with_inner
+from opgraph.onnx.nodes import since, subgraphs, with_inner
 from opgraph.onnx.signature import DOMAIN, Signature
 from opgraph.onnx.to_ops import Native
 from opgraph.onnx.validate import opsets
@@ -111,12 +111,12 @@ def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
     """The model with every function unfolded that is not ours, and remarks for `explain`.
 
     Raises:
-        Unimplemented: the unfolded model would be too large.
+        Unimplemented: the unfolded model would be too large, or have nodes of two opsets.
     """
     if not model.functions:
         return model, []
     ours = {(f.domain, f.name) for f in model.functions if f.domain == DOMAIN and opdef.find(f.name) is not None}
-    result = _without(model, ours)
+    result = _without(_of_one_opset(model, label), ours)
     trusted = ours - _doubtful(result, ours, value_types(result))
     if trusted != ours:
         result = _without(result, trusted)
@@ -124,6 +124,31 @@ def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
         raise Unimplemented(f"it has {len(result.graph.node)} nodes", where=label, fix="export a smaller model")
     gone = sorted({f"{f.domain}::{f.name}" for f in model.functions} - {f"{d}::{n}" for d, n in trusted})
     return result, [f"functions unfolded: {', '.join(gone[:5])}{' ...' if len(gone) > 5 else ''}"] if gone else []
+
+
+def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
+    """The model with its functions in its own opset of ai.onnx, which onnx's inliner wants.
+
+    Raises:
+        Unimplemented: a node of a function means something else in the model's opset.
+    """
+    opset = opsets(model).get("", 0)
+    result = ModelProto()
+    result.CopyFrom(model)
+    changed = False
+    for function in result.functions:
+        for entry in function.opset_import:
+            if entry.domain != "" or entry.version == opset or not opset:
+                continue
+            for node in with_inner(function.node):
+                if node.domain == "" and since(node, entry.version) != since(node, opset):
+                    raise Unimplemented(
+                        f"it is of opset {entry.version}, the model of {opset}, where {node.op_type} is defined anew",
+                        where=f'function "{function.domain}::{function.name}" of {label}',
+                        fix=f"convert the function to opset {opset}",
+                    )
+            entry.version, changed = opset, True
+    return result if changed else model
 
 
 def _without(model: ModelProto, kept: set[Key]) -> ModelProto:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import onnx
 from onnx import AttributeProto, GraphProto, NodeProto
 
 
@@ -39,3 +40,11 @@ def with_inner(nodes: Iterable[NodeProto]) -> list[NodeProto]:
         found += waiting
         waiting = [inner for node in waiting for graph in subgraphs(node) for inner in graph.node]
     return found
+
+
+def since(node: NodeProto, opset: int) -> int:
+    """The opset that defines a node's op as an opset of ai.onnx has it; -1 where there is no such op."""
+    try:
+        return int(onnx.defs.get_schema(node.op_type, opset, "").since_version)
+    except onnx.defs.SchemaError:
+        return -1

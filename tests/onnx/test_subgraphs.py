@@ -124,3 +124,31 @@ def test_a_model_with_functions_is_the_same_after_two_saves_however_often_it_is_
         model = to_model(og.onnx.load(to_model(graph, form=form, functions=True)), form=form, functions=True)
         assert [n.domain for n in model.graph.node] == ["opgraph"]
         assert to_model(og.onnx.load(model), form=form, functions=True) == model
+
+
+def test_a_function_of_another_opset_is_unfolded_where_its_nodes_mean_the_same_in_the_models() -> None:
+    body = """g (float[n,4] x) => (float[n,4] y) {{ y = d.F (x) }}
+        <domain: "d", opset_import: ["" : {1}]>
+        F (u) => (v) {{ s = Sigmoid(u) v = {0} }}"""
+    model = parsed(body.format("Mul(u, s)", 18), domains=', "d" : 1')
+    graph = og.onnx.load(model)
+    assert [op.kind for op in graph.ops] == ["Sigmoid", "Multiply"]
+    assert to_model(graph, form="decomposed") == model
+    np.testing.assert_allclose(run(to_model(graph), {"x": X}), run(model, {"x": X}), rtol=1e-5)
+    inner = parsed(
+        """g (float[2,3] x, bool c) => (float[2,1] y) { y = d.F (x, c) }
+        <domain: "d", opset_import: ["" : 17]>
+        F (u, c) => (v) { v = If (c) <then_branch = a () => (t) { t = ReduceMean <axes = [1]> (u) },
+                                     else_branch = b () => (e) { e = ReduceMax <axes = [1]> (u) }> }""",
+        18,
+        domains=', "d" : 1',
+    )
+    for other in (inner, parsed(body.format("Softmax(s)", 12), domains=', "d" : 1')):
+        with pytest.raises(og.errors.OpGraphError, match=r"opset|version"):
+            og.onnx.load(other)
+
+
+def test_an_opset_is_not_lowered_past_an_attribute_of_a_node() -> None:
+    model = parsed("g (float[n,4] x) => (float[n,4] y) { y = ReduceMean <noop_with_empty_axes = 1> (x) }")
+    with pytest.raises(Unimplemented, match="ReduceMean would change on the way to 17"):
+        to_model(og.onnx.load(model), opset=17)
