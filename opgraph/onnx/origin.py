@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from opgraph.ir import dtypes
 from opgraph.onnx.external import DataFolder, Extent
+from opgraph.runtime.providers.onnx_region import tensor_proto
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
@@ -69,7 +70,7 @@ class Origin:
         """
         tensor, extent = self.tensors[name], self.extent(name)
         if name in self.replaced:
-            return np.frombuffer(self.replaced[name].tobytes(), np.uint8)
+            return np.frombuffer(tensor_proto(name, self.replaced[name]).raw_data, np.uint8)  # two of 4 bits in a byte
         if extent is None:
             return np.frombuffer(tensor.tobytes(), np.uint8)
         assert isinstance(tensor, ir.ExternalTensor)

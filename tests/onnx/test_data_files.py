@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -119,3 +120,23 @@ def test_data_that_a_reader_would_not_find_or_refuse_are_written_anew(tmp_path: 
     os.unlink(tmp_path / "store" / "w.bin")
     og.onnx.save(graph, model)
     assert_computes(model)
+
+
+@pytest.mark.parametrize("place", ["initializer", "node", "file"])
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16])
+def test_other_weights_of_a_few_bits_are_packed_as_the_format_says(dtype: Any, place: str, tmp_path: Path) -> None:
+    old, new = np.asarray([1, 0, 1]).astype(dtype), np.asarray([3, 2, 7]).astype(dtype)
+    w = onnx.numpy_helper.from_array(old, "w")
+    nodes = [helper.make_node("Cast", ["w"], ["c"], to=T.FLOAT), helper.make_node("Add", ["x", "c"], ["y"])]
+    if place == "node":
+        nodes.insert(0, helper.make_node("Constant", [], ["w"], value=w))
+    x, y = (helper.make_tensor_value_info(name, T.FLOAT, [3]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [] if place == "node" else [w])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path, save_as_external_data=place == "file", size_threshold=0)
+    og.onnx.save(og.onnx.load(path), tmp_path / "n.onnx", weights={"w": new})
+    feeds = {"x": np.zeros(3, np.float32)}
+    session = ort.InferenceSession(str(tmp_path / "n.onnx"), providers=["CPUExecutionProvider"])
+    for result in (session.run(None, feeds)[0], og.evaluate(og.onnx.load(tmp_path / "n.onnx"), feeds)):
+        np.testing.assert_array_equal(result, [3, 2, 7])
