@@ -180,17 +180,23 @@ def _names(graph: GraphProto, tensors: Iterable[str]) -> set[str]:
 
 
 def _replaced(graph: GraphProto, new: dict[int, list[NodeProto]]) -> Numbered:
-    """The nodes with some replaced; the last of the new ones has name, doc string and metadata of the old one."""
+    """The nodes with some replaced; the last of the new ones has name, doc string and metadata of the old one.
+
+    Others are called after it, as no other node is: onnxruntime refuses two nodes of one name.
+    """
+    taken = {node.name for node in graph.node}
     for index, made in new.items():
-        old = graph.node[index]
-        for number, node in enumerate(made):
-            last = number == len(made) - 1
-            if old.name:
-                node.name = old.name if last else f"{old.name}_{number}"
-            if last:
-                if old.doc_string:  # set to nothing it would be there, and differ
-                    node.doc_string = old.doc_string
-                node.metadata_props.extend(old.metadata_props)
+        old, number = graph.node[index], 0
+        for node in made[:-1] if old.name else ():
+            while f"{old.name}_{number}" in taken:
+                number += 1
+            node.name = f"{old.name}_{number}"
+            taken.add(node.name)
+        if old.name:
+            made[-1].name = old.name
+        if old.doc_string:  # set to nothing it would be there, and differ
+            made[-1].doc_string = old.doc_string
+        made[-1].metadata_props.extend(old.metadata_props)
     return [(index, made) for index, node in enumerate(graph.node) for made in new.get(index, [node])]
 
 

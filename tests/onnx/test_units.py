@@ -364,3 +364,18 @@ def test_a_unit_gets_a_body_of_its_own_beside_one_for_another_dtype_that_was_the
             np.testing.assert_allclose(got, expected[output.name], rtol=2**-10)
     else:
         ort.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])  # refuses single bf16 ops
+
+
+def test_new_nodes_have_no_name_that_another_node_has() -> None:
+    """onnxruntime refuses two nodes of one name, and exporters number theirs."""
+    nodes = [helper.make_node("QuickGelu", ["x"], ["a"], name="/act/Mul", domain="com.microsoft"),
+             helper.make_node("Neg", ["a"], ["b"], name="/act/Mul_1"),
+             helper.make_node("Exp", ["b"], ["y"], name="/act/Mul_0")]  # fmt: skip
+    ports = [helper.make_tensor_value_info(name, T.FLOAT, ["n", 4]) for name in "xy"]
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:])
+    made = to_model(og.onnx.load(helper.make_model(graph, opset_imports=imports, ir_version=10)), form="decomposed")
+    names = [node.name for node in made.graph.node]
+    assert types(made) == ["Mul", "Sigmoid", "Mul", "Neg", "Exp"] and len(set(names)) == 5
+    assert names[2:] == ["/act/Mul", "/act/Mul_1", "/act/Mul_0"]
+    ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
