@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import count
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -26,6 +28,8 @@ from opgraph.onnx.validate import is_unchanged, opsets
 from opgraph.onnx.value_types import dtype_and_dims, element_only, value_types
 from opgraph.onnx.whole_shapes import whole_shapes
 from opgraph.runtime.providers.onnx_types import type_text
+
+_TAGS = re.compile(r"~(\d{1,9}) ", re.ASCII)
 
 
 class Reader:
@@ -209,23 +213,21 @@ class Reader:
         return True
 
     def _named_apart(self, node: NodeProto) -> NodeProto:
-        """The node with an output that no other value of the model is called after, with a space."""
-        name = node.output[0]
-        while name in self._stems:
-            name += "_"
-        if name == node.output[0]:
+        """The node with an output after which, and a space, no value of the model is called."""
+        if not self._tag:
             return node
         result = NodeProto()
         result.CopyFrom(node)
-        result.output[0] = name
+        result.output[0] += self._tag
         return result
 
     @cached_property
-    def _stems(self) -> set[str]:
-        """What stands before a space in the names of the model's values."""
+    def _tag(self) -> str:
+        """What no value of the model has before a space in its name; nothing where none has a space."""
         made = {name for node in self.model.graph.node for name in node.output}
-        names = made.union(self.origin.inputs, self.origin.tensors)
-        return {name[:place] for name in names for place, char in enumerate(name) if char == " "}
+        spaced = [name for name in made.union(self.origin.inputs, self.origin.tensors) if " " in name]
+        used = {int(number) for name in spaced for number in _TAGS.findall(name)}
+        return f"~{next(number for number in count() if number not in used)}" if spaced else ""
 
     def _between(self, node: NodeProto) -> onnx.TypeProto:
         """The type of a value inside a disguise: what a cast says, else that of the first operand."""

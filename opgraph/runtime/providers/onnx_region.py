@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 
 import numpy as np
 import onnx
@@ -22,8 +24,8 @@ from opgraph.runtime.providers.onnx_types import type_proto
 SHARED_ABOVE = 1024
 #: Readable by every onnxruntime since 1.19, whatever the opset.
 _IR_VERSION = 10
-#: What the names of a region's values start with; their ids follow.
-_PREFIX = "og_t"
+#: Numbers that names inside a subgraph have where the names of a region's values may have one.
+_TAKEN = re.compile(r"^og(\d{1,9})_t", re.ASCII)
 #: A region is not stamped with an older opset than this, unless its model was.
 _OLDEST_STAMP = 20
 
@@ -105,9 +107,11 @@ def _named(
 
     No name is one that a subgraph of a node defines: what the subgraph takes from outside would be its own value then.
     """
-    ids, prefix, inside = {t.id for t in tensors}, _PREFIX, set[str]()
+    ids, inside = {t.id for t in tensors}, set[str]()
     while True:
-        names = {id: f"{prefix}{id}" for id in ids}
+        used = {int(number) for name in inside for number in _TAKEN.findall(name)}
+        tag = next(number for number in count() if number not in used) if inside else ""
+        names = {id: f"og{tag}_t{id}" for id in ids}
         graph, shared = GraphProto(name="region"), dict[str, np.ndarray]()
         _write_nodes(graph, ops, names, shared, inside)
         inside = defined_inside(graph.node)
@@ -118,7 +122,6 @@ def _named(
         }
         if inside.isdisjoint(taken):
             return graph, names, shared
-        prefix += "_"
 
 
 def _write_nodes(
