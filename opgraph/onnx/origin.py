@@ -80,11 +80,10 @@ class Origin:
 
     def data_files(self) -> dict[str, set[str]]:
         """The files of initializers' data, links resolved, by the location that the model gives."""
+        tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
         found: dict[str, set[str]] = {}
-        for tensor in self.tensors.values():
-            if isinstance(tensor, ir.ExternalTensor):
-                location = os.fspath(tensor.location)
-                found.setdefault(location, set()).add(os.path.realpath(os.path.join(tensor.base_dir, location)))
+        for base, location in {(os.fspath(t.base_dir), os.fspath(t.location)) for t in tensors}:
+            found.setdefault(location, set()).add(os.path.realpath(os.path.join(base, location)))
         return found
 
     def files(self) -> set[str]:
