@@ -80,6 +80,7 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
         if descriptor.name not in _TAKEN:
             _copy_field(skeleton.graph, descriptor.name, value, label)
     inputs = [i.name for i in proto.graph.input]
+    path = None if path is None else Path.cwd() / path  # it is read again later, maybe from another folder
     base = os.fspath(path.parent) if path is not None else ""
     tensors: dict[str, ir.TensorProtocol] = {}
     headers: dict[str, onnx.TensorProto] = {}
@@ -168,7 +169,7 @@ def _of_ir(model: ir.Model) -> Origin:
             raise ModelError(
                 f"initializer {name!r} has no value", where=label, fix="set its const_value, or make it an input"
             )
-        tensors[name] = value.const_value
+        tensors[name] = _found_from_anywhere(value.const_value)
         if value.const_value.nbytes > SMALL or isinstance(value.const_value, ir.ExternalTensor):
             value.const_value, value.type = None, ir.TensorType(tensors[name].dtype)
             value.shape = ir.Shape(tensors[name].shape.numpy())
@@ -181,3 +182,20 @@ def _of_ir(model: ir.Model) -> Origin:
     except (ValueError, EncodeError) as error:
         raise ModelError(f"the model cannot be serialized: {error}", where=label, fix="repair the model") from None
     return Origin(label, None, skeleton, tensors, inputs)
+
+
+def _found_from_anywhere(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """The tensor, with the folder of its data file given from the root on: the process may go to another folder."""
+    if not isinstance(tensor, ir.ExternalTensor) or os.path.isabs(tensor.base_dir):
+        return tensor
+    return ir.ExternalTensor(
+        tensor.location,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name or "",
+        doc_string=tensor.doc_string,
+        metadata_props=tensor.metadata_props,
+        base_dir=os.path.join(os.getcwd(), tensor.base_dir),
+    )

@@ -17,7 +17,7 @@ from opgraph.onnx.request import Request
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target
 from opgraph.partition.rules import find_units
-from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
+from opgraph.runtime.providers.onnx_node import defined_inside, is_onnx_node, node_of, opset_of
 from opgraph.runtime.providers.onnx_region import type_texts
 from opgraph.runtime.providers.onnx_types import type_proto
 
@@ -38,8 +38,9 @@ def composed(graph: Graph, request: Request, target: Target, summary: Summary) -
     # The forms of units are `rewritten`'s to write; until then a Swish op is one node.
     form = "decomposed" if request.form == "decomposed" else "function"
     imports = _imports(graph, request, target)
-    names = _value_names(graph)
-    emitter = Emitter(imports[""], form, target, set(names.values()), FunctionTable(imports[""]))
+    inside = _names_inside(graph)
+    names = _value_names(graph, inside)
+    emitter = Emitter(imports[""], form, target, inside.union(names.values()), FunctionTable(imports[""]))
     skeleton = ModelProto(ir_version=IR_VERSION, producer_name="opgraph", graph=GraphProto(name="graph"))
     draft = Draft(skeleton, [names[t.id] for t in graph.inputs], summary)
     node_names: set[str] = set()
@@ -121,8 +122,19 @@ def _has_plain_swish(graph: Graph, request: Request) -> bool:
     return any(u.kind == CHOSEN and len(u.inputs) == 1 and u.name not in request.keep for u in find_units(graph))
 
 
-def _value_names(graph: Graph) -> dict[int, str]:
-    """A name for each tensor: its own where it is unique; inputs and outputs first."""
+def _names_inside(graph: Graph) -> set[str]:
+    """The names that subgraphs of the carried nodes define: no value outside may have one of them."""
+    carried = [op for op in graph.ops if is_onnx_node(op)]
+    ids = {t.id: str(t.id) for op in carried for t in (*op.inputs, *op.outputs)}
+    return defined_inside(node_of(op, ids) for op in carried)
+
+
+def _value_names(graph: Graph, inside: set[str]) -> dict[int, str]:
+    """A name for each tensor: its own where it is unique; inputs and outputs first.
+
+    Args:
+        inside: names that only an input or an output may have.
+    """
     ports = list({t.id: t for t in (*graph.inputs, *graph.outputs)}.values())
     inner = {t.id: t for op in graph.ops for t in (*op.inputs, *op.outputs)}
     names: dict[int, str] = {}
@@ -139,6 +151,7 @@ def _value_names(graph: Graph) -> dict[int, str]:
         if tensor.name is not None:
             names[tensor.id] = tensor.name
             taken.add(tensor.name)
+    taken |= inside
     for tensor in (*ports, *graph.constants, *inner.values()):
         if tensor.id not in names:
             stem = tensor.name or f"value_{tensor.id}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -63,7 +63,8 @@ class FunctionTable:
                 continue
             if any(body is not None and body.overload for body in bodies):
                 nodes = list(zip(function.node, bodies))
-                written = [_written_out(n, b) if b is not None and b.overload else [n] for n, b in nodes]
+                taken = {name for n in function.node for name in (*n.input, *n.output)}
+                written = [_written_out(n, b, taken) if b is not None and b.overload else [n] for n, b in nodes]
                 del function.node[:]
                 function.node.extend(node for some in written for node in some)
 
@@ -87,8 +88,11 @@ def _casts_to_bf16(function: FunctionProto) -> bool:
     return any(a.name == "to" and a.i == onnx.TensorProto.BFLOAT16 for n in function.node for a in n.attribute)
 
 
-def _written_out(call: NodeProto, body: FunctionProto) -> list[NodeProto]:
-    """The nodes of a body, of plain ops, in the place of a call of it."""
+def _written_out(call: NodeProto, body: FunctionProto, taken: Collection[str]) -> list[NodeProto]:
+    """The nodes of a body, of plain ops, in the place of a call of it; new values have names that are not taken."""
+    stem = str(call.output[0])
+    while any(name.startswith(f"{stem} ") for name in taken):
+        stem += "_"
     names = {**dict(zip(body.input, call.input)), **dict(zip(body.output, call.output)), "": ""}
     given = {a.name: a for a in (*body.attribute_proto, *call.attribute)}
     nodes = []
@@ -96,7 +100,7 @@ def _written_out(call: NodeProto, body: FunctionProto) -> list[NodeProto]:
         node = NodeProto()
         node.CopyFrom(inner)
         for values in (node.input, node.output):
-            values[:] = [names.get(v, f"{call.output[0]} {v}") for v in values]
+            values[:] = [names.get(v, f"{stem} {v}") for v in values]
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 name = attribute.name

@@ -19,7 +19,7 @@ from opgraph.ir.op import AttrValue
 from opgraph.ir.opdef import OpDef
 from opgraph.onnx.bodies import function_of
 from opgraph.onnx.function_check import MAX_NODES
-from opgraph.onnx.nodes import subgraphs
+from opgraph.onnx.nodes import since, subgraphs, with_inner
 from opgraph.onnx.signature import DOMAIN, Signature
 from opgraph.onnx.to_ops import Native
 from opgraph.onnx.validate import opsets
@@ -111,12 +111,12 @@ def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
     """The model with every function unfolded that is not ours, and remarks for `explain`.
 
     Raises:
-        Unimplemented: the unfolded model would be too large.
+        Unimplemented: the unfolded model would be too large, or have nodes of two opsets.
     """
     if not model.functions:
         return model, []
     ours = {(f.domain, f.name) for f in model.functions if f.domain == DOMAIN and opdef.find(f.name) is not None}
-    result = _without(model, ours)
+    result = _without(_of_one_opset(model, label), ours)
     trusted = ours - _doubtful(result, ours, value_types(result))
     if trusted != ours:
         result = _without(result, trusted)
@@ -126,17 +126,71 @@ def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
     return result, [f"functions unfolded: {', '.join(gone[:5])}{' ...' if len(gone) > 5 else ''}"] if gone else []
 
 
+def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
+    """The model with its functions in its own opset of ai.onnx, which onnx's inliner wants.
+
+    Raises:
+        Unimplemented: a node of a function means something else in the model's opset.
+    """
+    opset = opsets(model).get("", 0)
+    result = ModelProto()
+    result.CopyFrom(model)
+    changed = False
+    for function in result.functions:
+        for entry in function.opset_import:
+            if entry.domain != "" or entry.version == opset or not opset:
+                continue
+            for node in with_inner(function.node):
+                if node.domain == "" and since(node, entry.version) != since(node, opset):
+                    raise Unimplemented(
+                        f"it is of opset {entry.version}, the model of {opset}, where {node.op_type} is defined anew",
+                        where=f'function "{function.domain}::{function.name}" of {label}',
+                        fix=f"convert the function to opset {opset}",
+                    )
+            entry.version, changed = opset, True
+    return result if changed else model
+
+
 def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
     """The model with all functions inlined but these."""
-    if all((f.domain, f.name) in kept for f in model.functions):
-        return model
-    model = _with_defaults_written(model)
-    result = onnx.inliner.inline_selected_functions(model, sorted(kept), exclude=True)
-    # Calls of overloads that nobody defines would be left behind as unknown ops; the checker refused those.
-    for index in reversed(range(len(result.functions))):
-        if (result.functions[index].domain, result.functions[index].name) not in kept:
-            del result.functions[index]
-    return result
+    while others := {(f.domain, f.name) for f in model.functions} - kept:
+        model = _with_defaults_written(model)
+        now = _outermost(model, others) if _may_lose_defaults(model) else others
+        result = onnx.inliner.inline_selected_functions(model, sorted(now), exclude=False)
+        # Calls of overloads that nobody defines would be left behind as unknown ops; the checker refused those.
+        for index in reversed(range(len(result.functions))):
+            if (result.functions[index].domain, result.functions[index].name) in now:
+                del result.functions[index]
+        model = result
+    return model
+
+
+def _may_lose_defaults(model: ModelProto) -> bool:
+    """Whether a call inside a function passes on an attribute that the function's own caller may leave out.
+
+    Then the default of the function called holds, but which calls these are shows only once the outer one is inlined.
+    """
+    defaults = {(f.domain, f.name, f.overload): {a.name for a in f.attribute_proto} for f in model.functions}
+    return any(
+        attribute.ref_attr_name in function.attribute
+        and attribute.name in defaults.get((node.domain, node.op_type, node.overload), ())
+        for function in model.functions
+        if function.attribute
+        for node in with_inner(function.node)
+        for attribute in node.attribute
+    )
+
+
+def _outermost(model: ModelProto, keys: set[Key]) -> set[Key]:
+    """Those of some functions that no other of them calls; all, where overloads call each other by one name."""
+    inner = {
+        (node.domain, node.op_type)
+        for function in model.functions
+        if (function.domain, function.name) in keys
+        for node in with_inner(function.node)
+        if (node.domain, node.op_type) != (function.domain, function.name)
+    }
+    return keys - inner or keys
 
 
 def _with_defaults_written(model: ModelProto) -> ModelProto:
@@ -146,7 +200,7 @@ def _with_defaults_written(model: ModelProto) -> ModelProto:
         return model
     result = ModelProto()
     result.CopyFrom(model)
-    for node in _deep([*result.graph.node, *(n for f in result.functions for n in f.node)]):
+    for node in with_inner([*result.graph.node, *(n for f in result.functions for n in f.node)]):
         stated = {a.name for a in node.attribute}
         for attribute in defaults.get((node.domain, node.op_type, node.overload), ()):
             if attribute.name not in stated:
@@ -157,11 +211,11 @@ def _with_defaults_written(model: ModelProto) -> ModelProto:
 def _doubtful(model: ModelProto, candidates: set[Key], types: Mapping[str, onnx.TypeProto]) -> set[Key]:
     """Candidates that are called where the body cannot be compared, or whose body is another."""
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
-    result = {(n.domain, n.op_type) for f in model.functions for n in _deep(f.node)} & candidates
+    result = {(n.domain, n.op_type) for f in model.functions for n in with_inner(f.node)} & candidates
     opset = opsets(model).get("", 1)
     for node in model.graph.node:
         key = (node.domain, node.op_type)
-        result |= {(n.domain, n.op_type) for g in subgraphs(node) for n in _deep(g.node)} & candidates
+        result |= {(n.domain, n.op_type) for g in subgraphs(node) for n in with_inner(g.node)} & candidates
         function = functions.get((*key, node.overload))
         if key in candidates and key not in result:
             operands = [_described(types.get(name)) for name in node.input if name]
@@ -175,11 +229,3 @@ def _described(proto: onnx.TypeProto | None) -> LogicalTensor:
     """A tensor of that dtype and number of dimensions."""
     dtype, dims = dtype_and_dims(proto)
     return LogicalTensor(0, dtype, None if dims is None else (None,) * len(dims))
-
-
-def _deep(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    found, waiting = [], list(nodes)
-    while waiting:
-        found += waiting
-        waiting = [inner for node in waiting for graph in subgraphs(node) for inner in graph.node]
-    return found

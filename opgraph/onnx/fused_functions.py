@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 from onnx import FunctionProto, NodeProto, helper
@@ -140,7 +141,7 @@ class Folding:
         dtype_of = {source.value_of[t.id]: t.dtype for t in _tensors(part.ops) if t.id in source.value_of}
         for node in body[: len(body) - len(inside)]:
             dtype_of[node.output[0]] = dtypes.BY_ONNX[node.attribute[0].t.data_type].name
-        nodes = widened(body, inputs, results, dtype_of, emitter)
+        nodes = _numbered(widened(body, inputs, results, dtype_of, emitter), inputs, results)
         function = FunctionProto(domain=DOMAIN, doc_string="One fused partition.")
         function.input.extend(inputs)
         function.output.extend(results)
@@ -173,6 +174,25 @@ class Folding:
             output=results,
             name=inside[-1].name,
         )
+
+
+def _numbered(nodes: Sequence[NodeProto], inputs: Collection[str], results: Collection[str]) -> list[NodeProto]:
+    """The nodes of a body, without names of their own, and with the values between them numbered.
+
+    onnx's inliner renames both at each load, so a body under the names that it left would never be the same again.
+    """
+    kept = {*inputs, *results, ""}
+    free = (name for name in (f"t{number}" for number in count()) if name not in kept)
+    names = {name: next(free) for node in nodes for name in node.output if name not in kept}
+    made = []
+    for node in nodes:
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        copy.ClearField("name")
+        for values in (copy.input, copy.output):
+            values[:] = [names.get(name, name) for name in values]
+        made.append(copy)
+    return made
 
 
 def is_onnxruntimes_own(unit: Unit) -> bool:

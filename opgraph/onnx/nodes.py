@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import onnx
 from onnx import AttributeProto, GraphProto, NodeProto
 
 
@@ -28,3 +31,20 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
 def reads(node: NodeProto) -> list[str]:
     """Every value of its own graph that a node reads."""
     return [name for name in (*node.input, *captures(node)) if name]
+
+
+def with_inner(nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    """The nodes, and those of their subgraphs, however deep."""
+    found, waiting = list[NodeProto](), list(nodes)
+    while waiting:
+        found += waiting
+        waiting = [inner for node in waiting for graph in subgraphs(node) for inner in graph.node]
+    return found
+
+
+def since(node: NodeProto, opset: int) -> int:
+    """The opset that defines a node's op as an opset of ai.onnx has it; -1 where there is no such op."""
+    try:
+        return int(onnx.defs.get_schema(node.op_type, opset, "").since_version)
+    except onnx.defs.SchemaError:
+        return -1

@@ -18,11 +18,14 @@ import onnx_ir as ir
 
 from opgraph.ir import dtypes
 from opgraph.onnx.external import DataFolder, Extent
+from opgraph.runtime.providers.onnx_region import tensor_proto
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
 #: Initializers up to this many bytes stay in the structure: shape inference looks at them.
 SMALL = 1024
+#: From this ir_version on, an initializer that is listed among the inputs is a default that a caller may override.
+DEFAULTS_SINCE = 4
 
 
 @dataclass(slots=True)
@@ -67,7 +70,7 @@ class Origin:
         """
         tensor, extent = self.tensors[name], self.extent(name)
         if name in self.replaced:
-            return np.frombuffer(self.replaced[name].tobytes(), np.uint8)
+            return np.frombuffer(tensor_proto(name, self.replaced[name]).raw_data, np.uint8)  # two of 4 bits in a byte
         if extent is None:
             return np.frombuffer(tensor.tobytes(), np.uint8)
         assert isinstance(tensor, ir.ExternalTensor)
@@ -75,16 +78,18 @@ class Origin:
         folder = self._folders.setdefault(base, DataFolder(Path(base), self.path))
         return folder.read(extent, f'initializer "{name}" of {self.label}')
 
-    def data_folders(self) -> set[str]:
-        """The folders, links resolved, from which data files are looked up."""
+    def data_files(self) -> dict[str, set[str]]:
+        """The files of initializers' data, links resolved, by the location that the model gives."""
         tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
-        return {os.path.realpath(os.fspath(t.base_dir) or os.curdir) for t in tensors}
+        found: dict[str, set[str]] = {}
+        for base, location in {(os.fspath(t.base_dir), os.fspath(t.location)) for t in tensors}:
+            found.setdefault(location, set()).add(os.path.realpath(os.path.join(base, location)))
+        return found
 
     def files(self) -> set[str]:
-        """The files that the model lies in: its own, if it has one, and those of its initializers' data."""
-        tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
-        own = {os.fspath(self.path)} if self.path is not None else set()
-        return own | {os.path.join(os.fspath(t.base_dir), os.fspath(t.location)) for t in tensors}
+        """The files that the model lies in, links resolved: its own, if it has one, and those of initializers' data."""
+        own = {os.path.realpath(self.path)} if self.path is not None else set()
+        return own.union(*self.data_files().values())
 
     def array(self, name: str) -> np.ndarray:
         """The value of an initializer, one element per item; read-only.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import count
 
 import onnx
 from onnx import NodeProto, TensorProto
@@ -25,6 +28,8 @@ from opgraph.onnx.validate import is_unchanged, opsets
 from opgraph.onnx.value_types import dtype_and_dims, element_only, value_types
 from opgraph.onnx.whole_shapes import whole_shapes
 from opgraph.runtime.providers.onnx_types import type_text
+
+_TAGS = re.compile(r"~(\d{1,9}) ", re.ASCII)
 
 
 class Reader:
@@ -182,9 +187,11 @@ class Reader:
                         if n in self.values and self.values[n].dtype != dtypes.UNDEF)  # fmt: skip
         if any(t is not None and t.dtype == dtypes.UNDEF for t in self._operands(node)):
             return False  # a later part would fail, when the first ones are in the graph
-        plain = plain_nodes(node, elements, self.opsets.get("", 0))
-        if plain == [node]:
+        named = self._named_apart(node)
+        plain = plain_nodes(named, elements, self.opsets.get("", 0))
+        if plain == [named]:
             return False
+        plain[-1].output[0] = node.output[0]
         for index, simple in enumerate(plain):
             if simple.op_type == "Constant":
                 array = constant_value(simple)
@@ -204,6 +211,23 @@ class Reader:
                     )
                 return False
         return True
+
+    def _named_apart(self, node: NodeProto) -> NodeProto:
+        """The node with an output after which, and a space, no value of the model is called."""
+        if not self._tag:
+            return node
+        result = NodeProto()
+        result.CopyFrom(node)
+        result.output[0] += self._tag
+        return result
+
+    @cached_property
+    def _tag(self) -> str:
+        """What no value of the model has before a space in its name; nothing where none has a space."""
+        made = {name for node in self.model.graph.node for name in node.output}
+        spaced = [name for name in made.union(self.origin.inputs, self.origin.tensors) if " " in name]
+        used = {int(number) for name in spaced for number in _TAGS.findall(name)}
+        return f"~{next(number for number in count() if number not in used)}" if spaced else ""
 
     def _between(self, node: NodeProto) -> onnx.TypeProto:
         """The type of a value inside a disguise: what a cast says, else that of the first operand."""

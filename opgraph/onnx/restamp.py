@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 import onnx
 import onnx.inliner
-from onnx import ModelProto, NodeProto
+from onnx import AttributeProto, ModelProto, NodeProto
 
 from opgraph.errors import Unimplemented
+from opgraph.onnx.forms import schema
+from opgraph.onnx.nodes import since, with_inner
 from opgraph.onnx.target import Target, reader_of
 from opgraph.onnx.validate import opsets
 
@@ -38,10 +40,10 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
     staying.CopyFrom(model)
     del staying.graph.node[:]
     staying.graph.node.extend(node for index, node in enumerate(model.graph.node) if index not in replaced)
-    nodes = onnx.inliner.inline_local_functions(staying).graph.node  # bodies are moved with the model
-    moved = sorted({n.op_type for n in nodes if n.domain == "" and _since(n, current) != _since(n, opset)})
+    nodes = with_inner(onnx.inliner.inline_local_functions(staying).graph.node)  # bodies are moved with the model
+    moved = sorted({n.op_type for n in nodes if n.domain == "" and since(n, current) != since(n, opset)})
     if moved:
-        changed = _changed(model, opset, moved)
+        changed = sorted({*_changed(model, opset, moved), *_unknown_there(nodes, opset)})
         if changed:
             newer = reader_of(current) if opset < current else None
             convert = f"convert it first: onnx.version_converter.convert_version(model, {opset})"
@@ -62,13 +64,6 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
     return result
 
 
-def _since(node: NodeProto, opset: int) -> int:
-    try:
-        return onnx.defs.get_schema(node.op_type, opset, "").since_version
-    except onnx.defs.SchemaError:
-        return -1
-
-
 def _changed(model: ModelProto, opset: int, moved: list[str]) -> list[str]:
     """Op types that the version converter rewrites; of those that have moved, all where it cannot carry one over."""
     plain = onnx.inliner.inline_local_functions(model)
@@ -76,11 +71,23 @@ def _changed(model: ModelProto, opset: int, moved: list[str]) -> list[str]:
         converted = onnx.version_converter.convert_version(plain, opset)
     except Exception:  # a plain RuntimeError, of assertions of its C++
         return moved
-    before = Counter(_shape(n) for n in plain.graph.node)
-    after = Counter(_shape(n) for n in converted.graph.node)
+    before = Counter(_shape(n) for n in with_inner(plain.graph.node))
+    after = Counter(_shape(n) for n in with_inner(converted.graph.node))
     return sorted({entry[0] for entry in (before - after) + (after - before)})
 
 
+def _unknown_there(nodes: Iterable[NodeProto], opset: int) -> set[str]:
+    """Op types with an attribute that the op does not have in an opset: on the way down, the converter leaves some."""
+    found = set[str]()
+    for node in nodes:
+        definition = schema(node.op_type, opset) if node.domain == "" else None
+        if definition is not None and any(a.name not in definition.attributes for a in node.attribute):
+            found.add(node.op_type)
+    return found
+
+
 def _shape(node: NodeProto) -> tuple[str, int, int, tuple[bytes, ...]]:
-    attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+    """What the converter may change of a node; the nodes of its subgraphs count by themselves."""
+    plain = (a for a in node.attribute if a.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS))
+    attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in plain))
     return node.op_type, len(node.input), len(node.output), attributes

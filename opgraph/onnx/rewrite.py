@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
@@ -26,6 +26,7 @@ from opgraph.onnx.spots import Spot, count, nodes_of, spots_of
 from opgraph.onnx.target import Target
 from opgraph.onnx.training_info import refuse_changes
 from opgraph.onnx.validate import opsets
+from opgraph.runtime.providers.onnx_node import defined_inside
 
 _WITH_NORMS = ("auto", "function", "standard")
 
@@ -87,6 +88,8 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     summary.nodes_before = len(skeleton.graph.node)
     names = _names(skeleton.graph, origin.tensors)
     emitter = Emitter(opset, "function" if form == "auto" else form, target, names, FunctionTable(opset))
+    for function in skeleton.functions:
+        emitter.functions.keep(function)
     made = nodes_of(source, spots, norms, emitter)
     count(source, spots, norms, made, summary)
     if not made and wanted is None and origin.folded is not None:
@@ -140,10 +143,11 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     before = draft.origin.skeleton.graph
     kept = FunctionTable(emitter.opset)
     emitter.functions.unfold_nested()
-    called = _called((n for _, n in nodes), [*skeleton.functions, *emitter.functions.functions.values()])
-    for function in (*skeleton.functions, *emitter.functions.functions.values()):
-        if (function.domain, function.name, function.overload) in called:
-            kept.keep(function)
+    known = {(f.domain, f.name, f.overload): f for f in emitter.functions.functions.values()}
+    called = _called((n for _, n in nodes), known)
+    stated = [key for key in ((f.domain, f.name, f.overload) for f in skeleton.functions) if key in called]
+    for key in (*stated, *called):
+        kept.keep(known[key])
     emitter.functions = kept
     del skeleton.graph.node[:]
     skeleton.graph.node.extend(node for _, node in sorted_nodes(nodes))
@@ -155,36 +159,44 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     finish(skeleton, emitter, imports)
 
 
-def _called(nodes: Iterable[NodeProto], functions: Iterable[FunctionProto]) -> set[tuple[str, str, str]]:
-    """The functions that nodes call, and those that these call."""
-    known = {(f.domain, f.name, f.overload): f for f in functions}
-    found: set[tuple[str, str, str]] = set()
+def _called(
+    nodes: Iterable[NodeProto], known: Mapping[tuple[str, str, str], FunctionProto]
+) -> dict[tuple[str, str, str], None]:
+    """The functions that nodes call, and those that these call, in the order in which they are first called."""
+    found: dict[tuple[str, str, str], None] = {}
     waiting = [(n.domain, n.op_type, n.overload) for n in nodes]
     while waiting:
-        key = waiting.pop()
-        if key in known and key not in found:
-            found.add(key)
-            waiting += [(n.domain, n.op_type, n.overload) for n in known[key].node]
+        new = dict.fromkeys(key for key in waiting if key in known and key not in found)
+        found |= new
+        waiting = [(n.domain, n.op_type, n.overload) for key in new for n in known[key].node]
     return found
 
 
 def _names(graph: GraphProto, tensors: Iterable[str]) -> set[str]:
+    """Every name of a value that is taken, in subgraphs too: a subgraph must not define a name that is outside it."""
     names = {v.name for v in (*graph.input, *graph.output, *graph.value_info)} | set(tensors)
+    names |= defined_inside(graph.node)
     return names | {name for node in graph.node for name in node.output}
 
 
 def _replaced(graph: GraphProto, new: dict[int, list[NodeProto]]) -> Numbered:
-    """The nodes with some replaced; the last of the new ones has name, doc string and metadata of the old one."""
+    """The nodes with some replaced; the last of the new ones has name, doc string and metadata of the old one.
+
+    Others are called after it, as no other node is: onnxruntime refuses two nodes of one name.
+    """
+    taken = {node.name for node in graph.node}
     for index, made in new.items():
-        old = graph.node[index]
-        for number, node in enumerate(made):
-            last = number == len(made) - 1
-            if old.name:
-                node.name = old.name if last else f"{old.name}_{number}"
-            if last:
-                if old.doc_string:  # set to nothing it would be there, and differ
-                    node.doc_string = old.doc_string
-                node.metadata_props.extend(old.metadata_props)
+        old, number = graph.node[index], 0
+        for node in made[:-1] if old.name else ():
+            while f"{old.name}_{number}" in taken:
+                number += 1
+            node.name = f"{old.name}_{number}"
+            taken.add(node.name)
+        if old.name:
+            made[-1].name = old.name
+        if old.doc_string:  # set to nothing it would be there, and differ
+            made[-1].doc_string = old.doc_string
+        made[-1].metadata_props.extend(old.metadata_props)
     return [(index, made) for index, node in enumerate(graph.node) for made in new.get(index, [node])]
 
 

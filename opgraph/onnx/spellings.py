@@ -26,7 +26,7 @@ def plain_nodes(node: NodeProto, elements: Elements, opset: int) -> list[NodePro
     Args:
         opset: of ai.onnx in the model.
 
-    Values between them are called after the output, with a space, which no other value of a valid model has twice.
+    Values between them are called after the output, with a space: the caller sees to it that no other value is.
     """
     rewrite = _REWRITES.get((node.domain, node.op_type))
     if node.op_type == "Clip" and 6 <= opset < 11:  # without bounds it has those of f32, whatever its dtype

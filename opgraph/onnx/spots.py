@@ -100,7 +100,7 @@ def _gated(unit: Unit, request: Request, source: Source) -> Spot | None:
     node = source.origin.skeleton.graph.node[source.node_of[root.id]]
     if (node.domain, node.op_type) != ("", _GATED) or node.device_configurations:
         return None
-    form = request.form if request.form == "decomposed" else "function"
+    form = "function" if request.form == "auto" else request.form
     return Spot(unit.name, gate.kind, root, unit.ops, gate.inputs, gate.attrs, None, form, unit.captured["u"])
 
 

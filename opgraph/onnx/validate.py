@@ -13,7 +13,7 @@ from opgraph.errors import ModelError, Unimplemented
 from opgraph.onnx.checker import run_checker
 from opgraph.onnx.function_check import MAX_NODES, check_functions
 from opgraph.onnx.nodes import subgraphs
-from opgraph.onnx.origin import Origin
+from opgraph.onnx.origin import DEFAULTS_SINCE, Origin
 from opgraph.onnx.sparse import refuse_in_subgraph
 from opgraph.onnx.tensor_check import check_tensor
 from opgraph.onnx.training_info import check_training
@@ -189,7 +189,7 @@ def _forget_listed_constants(origin: Origin) -> None:
 
     Since then it means a default that a caller may override.
     """
-    if origin.skeleton.ir_version < 4:
+    if origin.skeleton.ir_version < DEFAULTS_SINCE:
         origin.inputs[:] = [name for name in origin.inputs if name not in origin.tensors]
 
 

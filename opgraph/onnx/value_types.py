@@ -8,12 +8,17 @@ from onnx import ModelProto, TypeProto
 from opgraph.errors import ModelError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims
+from opgraph.onnx.origin import DEFAULTS_SINCE
 from opgraph.onnx.spellings import same_type
 from opgraph.runtime.providers.onnx_types import set_tensor_type
+
+#: What the symbols start with that onnx's inference makes up.
+_MADE_UP = "unk__"
 
 
 def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypeProto]:
     """The type of each value of the main graph: as the model states it, else as onnx infers it."""
+    model = _without_stale_sizes(model)
     graph = model.graph
     stated: dict[str, TypeProto] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -24,26 +29,65 @@ def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypePr
         stated.setdefault(tensor.name, onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
     if all(name in stated for node in graph.node for name in node.output if name):
         return stated
-    # Not with data_prop: it keeps an entry for each element of a 1-d tensor, and a file states sizes as it likes.
-    try:
-        inferred = onnx.shape_inference.infer_shapes(_inferable(model)).graph
-    except (ValueError, RuntimeError):  # some damage stops it that the checker lets through (an element type 0 inside)
-        return stated
-    for value in (*inferred.value_info, *inferred.output):
+    for value in _inferred(_inferable(model)):
         if value.name not in stated and _says_something(value.type):
             stated[value.name] = _without_made_up_symbols(value.type)
     return stated
 
 
+def _inferred(model: ModelProto) -> list[onnx.ValueInfoProto]:
+    """What onnx infers of the values that nodes make, beside what the model states of them."""
+    # Not with data_prop: it keeps an entry for each element of a 1-d tensor, and a file states sizes as it likes.
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except (ValueError, RuntimeError):  # some damage stops it that the checker lets through (an element type 0 inside)
+        return []
+    return [*graph.value_info, *graph.output]
+
+
+def _without_stale_sizes(model: ModelProto) -> ModelProto:
+    """The model with the symbols of its inputs where it states numbers of values that have these sizes.
+
+    Tools that make the sizes of inputs symbolic leave the old numbers at the values behind; onnxruntime only warns.
+    """
+    graph = model.graph
+    named = any(d.dim_param for value in graph.input for d in value.type.tensor_type.shape.dim)
+    numbers = any(d.dim_value for v in (*graph.value_info, *graph.output) for d in v.type.tensor_type.shape.dim)
+    if not (named and numbers):
+        return model
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.value_info[:]
+    for value in bare.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    found = {value.name: value.type.tensor_type.shape.dim for value in _inferred(_inferable(bare))}
+    result = ModelProto()
+    result.CopyFrom(model)
+    for value in (*result.graph.value_info, *result.graph.output):
+        for stated, dim in zip(value.type.tensor_type.shape.dim, found.get(value.name, ()), strict=False):
+            if stated.HasField("dim_value") and dim.dim_param and not dim.dim_param.startswith(_MADE_UP):
+                stated.dim_param = dim.dim_param
+    return result
+
+
 def _inferable(model: ModelProto) -> ModelProto:
-    """The model with contributed ops, of which onnx knows no types, as plain ones whose results have the same types."""
+    """The model as onnx may infer from it.
+
+    Contributed ops, of which onnx knows no types, are plain ones whose results have the same types. An initializer that
+    is an input as well has no value: it is a default, and a caller may give another shape or other axes.
+    """
     plain = {index: made for index, node in enumerate(model.graph.node) if (made := same_type(node)) is not None}
-    if not plain:
+    listed = {value.name for value in model.graph.input} if model.ir_version >= DEFAULTS_SINCE else set()
+    constants = [tensor for tensor in model.graph.initializer if tensor.name not in listed]
+    if not plain and len(constants) == len(model.graph.initializer):
         return model
     result = ModelProto()
     result.CopyFrom(model)
     for index, made in plain.items():
         result.graph.node[index].CopyFrom(made)
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(constants)
     return result
 
 
@@ -72,7 +116,7 @@ def _check_same(where: str, first: TypeProto, second: TypeProto) -> None:
 
 def _without_made_up_symbols(proto: TypeProto) -> TypeProto:
     for dim in proto.tensor_type.shape.dim if proto.HasField("tensor_type") else ():
-        if dim.dim_param.startswith("unk__"):
+        if dim.dim_param.startswith(_MADE_UP):
             dim.ClearField("dim_param")
     return proto
 

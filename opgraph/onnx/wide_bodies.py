@@ -41,16 +41,25 @@ def widened(
 
 @dataclass(slots=True)
 class _Wide:
-    """Writes a body; `wide` holds the f32 stand-in of each narrow value that has one."""
+    """Writes a body.
+
+    Attributes:
+        made: its nodes so far.
+        wide: the f32 stand-in of each narrow value that has one.
+        narrow: the values that there are under their own names, in their own dtypes.
+        taken: names that no stand-in may have.
+    """
 
     dtype_of: Mapping[str, str]
     emitter: Emitter
     made: list[NodeProto] = field(default_factory=list)
     wide: dict[str, str] = field(default_factory=dict)
     narrow: set[str] = field(default_factory=set)
+    taken: set[str] = field(default_factory=set)
 
     def run(self, nodes: Sequence[NodeProto], inputs: Sequence[str], results: Sequence[str]) -> list[NodeProto]:
         self.narrow.update(inputs)
+        self.taken.update(name for node in nodes for name in (*node.input, *node.output))
         for node in nodes:
             if node.op_type == "Constant" and node.domain == "":
                 self.constant(node)
@@ -71,9 +80,17 @@ class _Wide:
         if not self.is_narrow(name):
             return name
         if name not in self.wide:
-            self.wide[name] = f"{name} wide"
+            self.wide[name] = self.fresh(name)
             self.made.append(_cast(name, self.wide[name], "f32"))
         return self.wide[name]
+
+    def fresh(self, name: str) -> str:
+        """The name of a new stand-in of a value."""
+        found = f"{name} wide"
+        while found in self.taken:
+            found += "_"
+        self.taken.add(found)
+        return found
 
     def constant(self, node: NodeProto) -> None:
         name = node.output[0]
@@ -83,7 +100,7 @@ class _Wide:
             return
         value = next(a.t for a in node.attribute if a.name == "value")
         array = numpy_helper.to_array(value).astype("float32")
-        self.wide[name] = f"{name} wide"
+        self.wide[name] = self.fresh(name)
         self.made.append(helper.make_node("Constant", [], [self.wide[name]], value=numpy_helper.from_array(array)))
 
     def cast(self, node: NodeProto) -> None:
@@ -103,7 +120,7 @@ class _Wide:
         copy.input.extend(names)
         for place, name in enumerate(node.output):
             if self.is_narrow(name):
-                self.wide[name] = copy.output[place] = f"{name} wide"
+                self.wide[name] = copy.output[place] = self.fresh(name)
             else:
                 self.narrow.add(name)
         self.made.append(copy)

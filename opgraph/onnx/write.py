@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
 
+from opgraph.errors import ModelError
 from opgraph.onnx.draft import Draft
 from opgraph.onnx.external import Extent
 from opgraph.onnx.pending import Pending, checked_place, commit, reported
@@ -25,22 +27,27 @@ _ALIGNMENT = 4096
 def write(draft: Draft, path: Path, library: Pending | None = None) -> None:
     """Writes a model, with tensors in a data file beside it where they lay in one before, or would not fit.
 
-    Data files of the source are referred to where they are, if the model is written into their folder and its own
-    data file is not one of them; otherwise `<name>.data` holds the data, and the values that were replaced in any
+    Data files of the source are referred to where they are, if the model is written where a reader finds them and its
+    own data file is not one of them; otherwise `<name>.data` holds the data, and the values that were replaced in any
     case. Every file is complete before any takes its name.
 
     Args:
         library: what is to take its name together with the model.
 
     Raises:
-        ModelError: it cannot be written; then nothing has changed.
+        ModelError: it cannot be written, or would take the place of a file that the source lies in; then nothing has
+            changed.
     """
-    checked_place(path, "model")
+    final = checked_place(path, "model")
     with reported("model", path):
         proto = draft.structure()
         outside = _outside(draft)
         data_name = data_place(path).name
-        stay = _same_folder(draft, path) and not _rewrites(draft, outside, data_name)
+        old = draft.origin.data_files() if draft.origin is not None else {}
+        sources = set[str]().union(*old.values())
+        anew = any(_old_place(draft, name) is None for name in outside)
+        stay = _found_beside(old, path) and not (anew and os.path.realpath(data_place(path)) in sources)
+        _check_sources_stay(draft, path, final, sources, writes_data=bool(outside) and (anew or not stay))
         with contextlib.ExitStack() as stack:
             data_file, end, placed = None, 0, dict[Extent, tuple[str, int]]()
             for name in (*draft.kept, *draft.arrays):
@@ -85,10 +92,37 @@ def _outside(draft: Draft) -> set[str]:
     return result
 
 
-def _same_folder(draft: Draft, path: Path) -> bool:
-    """Whether the source's data files lie where the new model will look for them."""
-    folders = draft.origin.data_folders() if draft.origin is not None else set()
-    return folders == {os.path.realpath(path.parent)}
+def _found_beside(old: Mapping[str, set[str]], path: Path) -> bool:
+    """Whether a reader of the model at `path` finds the source's data files under their locations, and may read them.
+
+    Args:
+        old: the source's data files, by location.
+    """
+    allowed = [os.path.realpath(path.parent), os.path.dirname(os.path.realpath(path))]
+    for location, files in old.items():
+        found = os.path.realpath(path.parent / location)
+        inside = any(Path(found).is_relative_to(folder) for folder in allowed)
+        if files != {found} or not inside or not os.path.isfile(found):
+            return False
+    return bool(old)
+
+
+def _check_sources_stay(draft: Draft, path: Path, final: str, sources: set[str], *, writes_data: bool) -> None:
+    """Raises ModelError where a file to be written would take the place of one that the source needs.
+
+    A model may be saved over itself, with a new data file in the place of its old one.
+    """
+    own = draft.origin.path if draft.origin is not None else None
+    data = os.path.realpath(data_place(path))
+    itself = own is None or os.path.realpath(own) == final
+    taken = {*sources, *([os.path.realpath(own)] if own is not None else [])}
+    if final in sources:
+        what = "it would take the place of the source's data"
+    elif writes_data and data in taken and not itself:
+        what = f"its data file {os.path.basename(data)!r} would take the place of a file of the source"
+    else:
+        return
+    raise ModelError(f"the model cannot be written: {what}", where=f"{str(path)!r}", fix="give another file name")
 
 
 def _old_place(draft: Draft, name: str) -> Extent | None:
@@ -96,13 +130,6 @@ def _old_place(draft: Draft, name: str) -> Extent | None:
     if draft.origin is None or name in draft.arrays or name in draft.origin.replaced:
         return None
     return draft.origin.extent(name)
-
-
-def _rewrites(draft: Draft, outside: set[str], data_name: str) -> bool:
-    """Whether a new data file would take the name of one that some tensors lie in."""
-    places = {name: _old_place(draft, name) for name in outside}
-    anew = any(place is None for place in places.values())
-    return anew and any(place is not None and Path(place.location) == Path(data_name) for place in places.values())
 
 
 def _raw(draft: Draft, name: str) -> np.ndarray:

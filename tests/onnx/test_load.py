@@ -492,3 +492,51 @@ def test_an_initializer_that_is_an_input_is_its_default(size: int) -> None:
     twin = og.onnx.fuse(ir.from_proto(made))
     assert [v.name for v in twin.graph.inputs] == ["x", "c"]
     np.testing.assert_array_equal(twin.graph.initializers["c"].const_value.numpy(), value)
+
+
+def test_sizes_are_not_inferred_from_a_default_that_a_caller_may_override() -> None:
+    """A Reshape whose sizes have a default, and a norm without a weight: its ones would have the default's size."""
+    from opgraph.onnx.save import to_model
+
+    nodes = [helper.make_node("Reshape", ["a", "shape"], ["r"]), helper.make_node("Mul", ["r", "r"], ["q"]),
+             helper.make_node("ReduceMean", ["q", "axes"], ["m"]), helper.make_node("Add", ["m", "e"], ["p"]),
+             helper.make_node("Sqrt", ["p"], ["s"]), helper.make_node("Div", ["r", "s"], ["b"])]  # fmt: skip
+    numbers = {"shape": np.asarray([4, 3]), "axes": np.asarray([-1]), "e": np.asarray(1e-5, np.float32)}
+    made = model(nodes, {"a": (T.FLOAT, [3, 4]), "shape": (T.INT64, [2])}, {"b": (T.FLOAT, [None, None])}, numbers)
+    graph = og.onnx.load(made)
+    assert graph.defaults.keys() == {"shape"} and graph.outputs[0].dims == (None, None)
+    session = pytest.importorskip("onnxruntime").InferenceSession(to_model(graph).SerializeToString())
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for sizes in ((4, 3), (2, 6), (12, 1)):
+        feeds = {"a": a, "shape": np.asarray(sizes)}
+        r = a.reshape(sizes).astype(np.float64)
+        expected = r / np.sqrt((r * r).mean(-1, keepdims=True) + 1e-5)
+        for got in (og.evaluate(graph, feeds), og.compile(graph, device="cpu")(feeds), session.run(None, feeds)[0]):
+            np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("node", "taken"),
+    [
+        (helper.make_node("Sum", ["a", "b", "c"], ["y"]), "y 2"),
+        (helper.make_node("Mean", ["a", "b", "c"], ["y"]), "y sum"),
+        (helper.make_node("Mean", ["a", "b", "c"], ["y"]), "y count"),
+        (helper.make_node("Pow", ["a", "i"], ["y"]), "y base"),
+        (helper.make_node("BiasGelu", ["a", "w"], ["y"], domain="com.microsoft"), "y biased"),
+        (helper.make_node("Sum", ["a", "b", "y 2"], ["y"]), "y 2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_inside_a_node_that_is_read_as_several_ops_do_not_hide_those_of_the_model(node: Any, taken: str) -> None:
+    sizes = {"a": [None, 4], "b": [None, 4], "c": [None, 4], "w": [4]}
+    nodes = [helper.make_node("Neg", ["a"], [taken]), node, helper.make_node("Exp", [taken], ["z"])]
+    inputs = {**{name: (T.FLOAT, size) for name, size in sizes.items()}, "i": (T.INT64, [None, 4])}
+    made = model(nodes, inputs, dict.fromkeys("yz", (T.FLOAT, [None, 4])), domains=("com.microsoft",))
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.normal(size=[n or 3 for n in size]).astype(np.float32) for name, size in sizes.items()}
+    feeds["i"] = rng.integers(0, 4, (3, 4))
+    graph = og.onnx.load(made)
+    session = pytest.importorskip("onnxruntime").InferenceSession(made.SerializeToString())
+    expected = dict(zip("yz", session.run(None, feeds), strict=True))
+    for name, got in og.evaluate(graph, feeds).items():
+        np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-6)

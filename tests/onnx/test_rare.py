@@ -14,6 +14,7 @@ from opgraph.errors import ModelError
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 ir = pytest.importorskip("onnx_ir")
+evaluator = pytest.importorskip("onnx.reference")
 
 from opgraph.onnx.save import to_model  # noqa: E402  # needs onnx
 
@@ -331,3 +332,35 @@ def test_training_info_stays_where_the_graph_stays_and_is_never_dropped() -> Non
     for options in ({}, {"functions": True}, {"form": "decomposed", "opset": 21}):
         with pytest.raises(og.errors.Unimplemented, match="training_info, which speaks of the nodes as they are"):
             to_model(graph, **options)
+
+
+@pytest.mark.filterwarnings("ignore:onnxruntime cannot run:RuntimeWarning")
+def test_float4_values_come_out_as_they_are() -> None:
+    """onnxruntime (1.32) gives out a byte for each element, of which only every second one is of the result."""
+    numbers = onnx.TensorProto(name="w", data_type=T.FLOAT4E2M1, dims=[3], raw_data=b"\x21\x0f")
+    nodes = [helper.make_node("Constant", [], ["y"], value=numbers)]
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", [], [info("y", T.FLOAT4E2M1, [3])]),
+        opset_imports=[helper.make_opsetid("", 23)],
+        ir_version=11,
+    )
+    graph = og.onnx.load(made)
+    assert to_model(graph) == made
+    for y in (og.compile(graph, device="cpu")(), og.evaluate(graph)):
+        assert y.dtype.name == "float4_e2m1fn" and y.astype(np.float32).tolist() == [0.5, 1, -6]
+
+
+@pytest.mark.filterwarnings("ignore:onnxruntime cannot run:RuntimeWarning")
+@pytest.mark.parametrize("element", [T.FLOAT8E4M3FN, T.FLOAT8E4M3FNUZ, T.FLOAT8E5M2, T.FLOAT8E5M2FNUZ])
+@pytest.mark.parametrize("saturate", [0, 1])
+def test_the_reference_computes_with_the_numbers_of_float8_and_not_with_their_bits(element: int, saturate: int) -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["a"], to=element, saturate=saturate),
+             helper.make_node("Cast", ["a"], ["b"], to=T.FLOAT), helper.make_node("Neg", ["b"], ["y"])]  # fmt: skip
+    made = model(nodes, [info("x", T.FLOAT, ["n"])], [info("y", T.FLOAT, ["n"]), info("a", element, ["n"])])
+    x = np.float32([0, -0.0, 1, 1.05, 300, 1e6, -1e6, np.inf, -np.inf, np.nan])
+    expected = evaluator.ReferenceEvaluator(made).run(None, {"x": x})
+    graph = og.onnx.load(made)
+    for got in (og.evaluate(graph, x=x), og.compile(graph, device="cpu")(x=x)):
+        np.testing.assert_array_equal(got["y"], expected[0])
+        assert got["a"].dtype == expected[1].dtype
+        np.testing.assert_array_equal(got["a"].astype(np.float32), expected[1].astype(np.float32))

@@ -70,3 +70,26 @@ def test_a_gradient_over_sizes_that_nobody_knows_is_written_and_runs_in_onnxrunt
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     x, d = np.zeros((2, 3, 4), np.float32), np.arange(24, dtype=np.float32).reshape(2, 12)
     np.testing.assert_array_equal(session.run(None, {"x": x, "d_y": d})[0], d.reshape(2, 3, 4))
+
+
+@pytest.mark.parametrize("library", [False, True])
+def test_old_sizes_that_a_model_states_of_values_do_not_hold_where_its_inputs_have_symbols(library: bool) -> None:
+    """Who makes a batch symbolic by hand leaves the numbers behind; onnxruntime warns and runs such a model."""
+    made = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        g (float[n,c] x, float[c,c] w) => (float[1,4] y)
+        <int64[1] axes = {-1}, float e = {0.00001}, float[1,4] k, float[1,4] t, float[1,4] q, float[1,1] m>
+        { k = MatMul(x, w) t = Add(k, x) q = Mul(t, t) m = ReduceMean(q, axes)
+          p = Add(m, e) s = Sqrt(p) y = Div(t, s) }"""
+    )
+    loaded = og.onnx.load(made, library=library)
+    assert loaded.outputs[0].dims == ("n", "c")
+    assert to_model(loaded, form="decomposed") == made
+    compiled = og.compile(loaded, device="cpu")
+    session = onnxruntime.InferenceSession(to_model(loaded).SerializeToString(), providers=["CPUExecutionProvider"])
+    for n, c in ((1, 4), (3, 4), (2, 6), (3, 1)):
+        x, w = (np.random.default_rng(0).normal(size=size).astype(np.float32) for size in ((n, c), (c, c)))
+        t = x.astype(np.float64) @ w + x
+        expected = t / np.sqrt((t * t).mean(-1, keepdims=True) + 1e-5)
+        for y in (compiled(x=x, w=w), og.evaluate(loaded, x=x, w=w), session.run(None, {"x": x, "w": w})[0]):
+            np.testing.assert_allclose(y, expected, rtol=1e-4)

@@ -99,7 +99,7 @@ def library_place(path: object, model: Path | None, origin: Origin | None) -> Pa
     found = checked_place(place, "library")
     taken = [] if model is None else [model, data_place(model)]
     with reported("library", place):
-        if found in map(os.path.realpath, [*taken, *(origin.files() if origin is not None else ())]):
+        if found in {*map(os.path.realpath, taken), *(origin.files() if origin is not None else ())}:
             raise ModelError(
                 "the library cannot be written: that is a file of the model",
                 where=f"{str(place)!r}",

@@ -14,7 +14,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.runtime.providers.onnx_region import RegionModel, region_model
-from opgraph.runtime.providers.onnx_session import one_line, onnxruntime_module, session_of
+from opgraph.runtime.providers.onnx_session import one_line, onnxruntime_module, run_session, session_of
 
 
 def reference_foreign(op: Op, arrays: Sequence[Any], dtype: np.dtype[Any] | type = np.float64) -> tuple[Any, ...]:
@@ -61,8 +61,9 @@ def reference_foreign(op: Op, arrays: Sequence[Any], dtype: np.dtype[Any] | type
 
 
 def _by_onnxruntime(model: RegionModel, op: Op, arrays: Sequence[Any]) -> list[Any]:
-    session = session_of(onnxruntime_module(), region_model([op], _distinct(op.inputs), op.outputs))
-    return list(session.run(None, _feeds(model, op, arrays)))
+    inputs = _distinct(op.inputs)
+    session = session_of(onnxruntime_module(), region_model([op], inputs, op.outputs))
+    return run_session(session, model, list(_feeds(model, op, arrays).values()), inputs, op.outputs)
 
 
 def _same_on_same_types(model: RegionModel, op: Op, declared: Sequence[Any], theirs: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -31,14 +31,15 @@ class NodeWriter:
     Args:
         opset: of ai.onnx.
         names: the names of all values.
+        taken: names that no other value may have.
 
     Attributes:
         scalars: constants that the nodes read beside their operands, by name.
     """
 
-    def __init__(self, opset: int, names: Mapping[int, str]) -> None:
+    def __init__(self, opset: int, names: Mapping[int, str], taken: Collection[str] = ()) -> None:
         self._names = names
-        self._emitter = _emitter(opset, set(names.values()))
+        self._emitter = _emitter(opset, {*names.values(), *taken})
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:

@@ -33,6 +33,7 @@ OPERANDS_KEY = "opgraph.operands"
 #: Wildcards, so that onnxruntime runs a model that somebody else wrote in regions as large as they were.
 KIND_KEY = "opgraph.kind"
 
+_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _PROTO = "proto:"
 _RESERVED = "onnx_"
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -199,3 +200,16 @@ def rename_captures(node: NodeProto, names: Mapping[str, str]) -> None:
             graphs += [g for a in inner.attribute for g in (a.g, *a.graphs) if g.ByteSize()]
         for output in graph.output:
             output.name = names.get(output.name, output.name)
+
+
+def defined_inside(nodes: Iterable[NodeProto]) -> set[str]:
+    """The names of all values that the subgraphs of some nodes define: inputs, initializers, results."""
+    found: set[str] = set()
+    waiting = list(nodes)
+    while waiting:
+        for attribute in waiting.pop().attribute:
+            for graph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
+                found.update(value.name for value in (*graph.input, *graph.initializer))
+                found.update(name for inner in graph.node for name in inner.output)
+                waiting += graph.node
+    return found - {""}

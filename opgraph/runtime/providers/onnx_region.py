@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 
 import numpy as np
 import onnx
@@ -14,7 +16,7 @@ from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
+from opgraph.runtime.providers.onnx_node import defined_inside, is_onnx_node, node_of, opset_of
 from opgraph.runtime.providers.onnx_pooling import pool_means
 from opgraph.runtime.providers.onnx_types import type_proto
 
@@ -22,6 +24,8 @@ from opgraph.runtime.providers.onnx_types import type_proto
 SHARED_ABOVE = 1024
 #: Readable by every onnxruntime since 1.19, whatever the opset.
 _IR_VERSION = 10
+#: Numbers that names inside a subgraph have where the names of a region's values may have one.
+_TAKEN = re.compile(r"^og(\d{1,9})_t", re.ASCII)
 #: A region is not stamped with an older opset than this, unless its model was.
 _OLDEST_STAMP = 20
 
@@ -74,18 +78,14 @@ def region_model(
         Unimplemented: ops of two versions of one domain, or a type that nobody states.
         ModelError: an op's attributes do not describe a node.
     """
-    names = {t.id: f"og_t{t.id}" for op in ops for t in (*op.inputs, *op.outputs)}
-    names.update({t.id: f"og_t{t.id}" for t in (*inputs, *outputs)})
     given = {t.id for t in inputs}
-    graph = GraphProto(name="region")
-    shared: dict[str, np.ndarray] = {}
+    graph, names, shared = _named(ops, [t for op in ops for t in (*op.inputs, *op.outputs)] + [*inputs, *outputs])
     done: set[int] = set()
     for op in ops:
         for tensor in op.inputs:
             if tensor.data is not None and tensor.id not in given and tensor.id not in done:
                 done.add(tensor.id)
                 graph.initializer.append(_constant(names[tensor.id], tensor.data, shared))
-    _write_nodes(graph, ops, names, shared)
     drop_last_gaps(graph.node)
     texts = type_texts(ops) if typed else {}
     for tensor in inputs:
@@ -100,8 +100,37 @@ def region_model(
     return RegionModel(proto, tuple(names[t.id] for t in inputs), tuple(names[t.id] for t in outputs), shared)
 
 
-def _write_nodes(graph: GraphProto, ops: Sequence[Op], names: Mapping[int, str], shared: dict[str, np.ndarray]) -> None:
+def _named(
+    ops: Sequence[Op], tensors: Iterable[LogicalTensor]
+) -> tuple[GraphProto, dict[int, str], dict[str, np.ndarray]]:
+    """The nodes of the ops, the names of their values by id, and the large constants that the nodes need.
+
+    No name is one that a subgraph of a node defines: what the subgraph takes from outside would be its own value then.
+    """
+    ids, inside = {t.id for t in tensors}, set[str]()
+    while True:
+        used = {int(number) for name in inside for number in _TAKEN.findall(name)}
+        tag = next(number for number in count() if number not in used) if inside else ""
+        names = {id: f"og{tag}_t{id}" for id in ids}
+        graph, shared = GraphProto(name="region"), dict[str, np.ndarray]()
+        _write_nodes(graph, ops, names, shared, inside)
+        inside = defined_inside(graph.node)
+        taken = {
+            *names.values(),
+            *(t.name for t in graph.initializer),
+            *(n for node in graph.node for n in node.output),
+        }
+        if inside.isdisjoint(taken):
+            return graph, names, shared
+
+
+def _write_nodes(
+    graph: GraphProto, ops: Sequence[Op], names: Mapping[int, str], shared: dict[str, np.ndarray], taken: set[str]
+) -> None:
     """Adds the nodes of the ops, and the constants that those of native ops need.
+
+    Args:
+        taken: names that no value between the nodes may have.
 
     Raises:
         Unimplemented: a native op that has no form in ONNX's ops.
@@ -111,7 +140,7 @@ def _write_nodes(graph: GraphProto, ops: Sequence[Op], names: Mapping[int, str],
         return
     from opgraph.runtime.providers.onnx_native import NodeWriter, opset_of_region  # few regions need it
 
-    writer = NodeWriter(opset_of_region(ops), names)
+    writer = NodeWriter(opset_of_region(ops), names, taken)
     for op in ops:
         made = writer.nodes(op)
         if made is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from opgraph.errors import DeviceError, Unimplemented
 from opgraph.ir import dtypes
@@ -14,6 +16,9 @@ from opgraph.runtime.providers.onnx_region import RegionModel
 
 #: NumPy types that onnxruntime's Python interface does not know; their bits pass as unsigned integers.
 BITS = {"bf16": np.dtype(np.uint16), "f8_e4m3": np.dtype(np.uint8), "f8_e5m2": np.dtype(np.uint8)}
+
+#: Two elements share a byte, and onnxruntime (1.32) makes an array of a byte each, of memory that is not the result's.
+_NOT_GIVEN_OUT = onnx.TensorProto.FLOAT4E2M1
 
 #: What onnxruntime calls its own kernels for GPUs.
 CUDA = "CUDAExecutionProvider"
@@ -47,8 +52,10 @@ def session_of(
         gpu: index of the GPU that is to run it; None: a CPU does, and so it does where onnxruntime has no CUDA.
 
     Raises:
-        Exception: onnxruntime refuses the model; its classes share no base.
+        Exception: onnxruntime refuses the model, or would give out what is not its result; its classes share no base.
     """
+    if any(value.type.tensor_type.elem_type == _NOT_GIVEN_OUT for value in model.proto.graph.output):
+        raise Unimplemented("onnxruntime gives out no float4", where="provider onnxruntime", fix="cast it to float")
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions
     # Where a graph has many regions, each has threads of its own: those that wait must not spin on the cores of the one
@@ -66,6 +73,28 @@ def session_of(
     if gpu is not None and CUDA in ort.get_available_providers():
         providers.insert(0, (CUDA, {"device_id": gpu}))
     return ort.InferenceSession(model.proto.SerializeToString(), options, providers=providers)
+
+
+def run_session(
+    session: Any,
+    model: RegionModel,
+    arrays: Sequence[Any],
+    inputs: Sequence[LogicalTensor],
+    outputs: Sequence[LogicalTensor],
+) -> list[Any]:
+    """Runs the session of a model on one array for each input; returns an array of its own dtype for each output.
+
+    Raises:
+        Exception: whatever onnxruntime raises.
+    """
+    if not any(t.dtype in BITS for t in (*inputs, *outputs)):
+        feeds = {n: contiguous(a) for n, a in zip(model.inputs, arrays, strict=True)}
+        return list(session.run(list(model.outputs), feeds))
+    ort = onnxruntime_module()
+    kept = [contiguous(a) for a in arrays]  # the OrtValues below do not own their memory
+    values = {n: ort_value(ort, a, t) for n, a, t in zip(model.inputs, kept, inputs, strict=True)}
+    results = session.run_with_ort_values(list(model.outputs), values)
+    return [array_of(r, t) for r, t in zip(results, outputs, strict=True)]
 
 
 def contiguous(array: Any) -> Any:

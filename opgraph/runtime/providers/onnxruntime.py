@@ -19,10 +19,10 @@ from opgraph.runtime.providers.onnx_session import (
     BITS,
     CUDA,
     array_of,
-    contiguous,
     one_line,
     onnxruntime_module,
     ort_value,
+    run_session,
     session_of,
 )
 from opgraph.runtime.runner import NO_SOURCES, Repeated
@@ -155,7 +155,7 @@ class OnnxRuntimeRegion:
         if self._session is None:
             return self._evaluated(arrays)
         try:
-            return self._run_session(arrays)
+            return run_session(self._session, self._model, arrays, self._inputs, self._outputs)
         except Exception as error:  # as above
             # Some nodes that onnxruntime takes fail in every run (RotaryEmbedding-23); others fail for these arrays.
             self._evaluator = self._evaluator_for(error)
@@ -201,17 +201,6 @@ class OnnxRuntimeRegion:
                 f"onnx's evaluator failed: {one_line(error)}", where=self._where, fix="check the model and its inputs"
             ) from error
         return [as_declared(r, t) for r, t in zip(results, self._outputs, strict=True)]
-
-    def _run_session(self, arrays: Sequence[Any]) -> list[Any]:
-        model = self._model
-        if not any(t.dtype in BITS for t in (*self._inputs, *self._outputs)):
-            feeds = {n: contiguous(a) for n, a in zip(model.inputs, arrays, strict=True)}
-            return list(self._session.run(list(model.outputs), feeds))
-        ort = onnxruntime_module()
-        kept = [contiguous(a) for a in arrays]  # the OrtValues below do not own their memory
-        values = {n: ort_value(ort, a, t) for n, a, t in zip(model.inputs, kept, self._inputs, strict=True)}
-        results = self._session.run_with_ort_values(list(model.outputs), values)
-        return [array_of(r, t) for r, t in zip(results, self._outputs, strict=True)]
 
     def _evaluator_for(self, refusal: Exception) -> Any:
         """onnx's evaluator for the region that onnxruntime refused.

@@ -1,0 +1,142 @@
+"""Models with data files, written to odd places: what is written can be read, and the source stays what it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.errors import ModelError
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+ir = pytest.importorskip("onnx_ir")
+
+helper, T = onnx.helper, onnx.TensorProto
+RNG = np.random.default_rng(0)
+X, A, B = (RNG.normal(size=shape).astype(np.float32) for shape in ((3, 400), (400,), (400,)))
+Y = (X / (1 + np.exp(-X)) + A) * B
+
+
+def source(folder: Path, data: str = "w.bin", location: str = "") -> Path:
+    """A model with a swish and two weights in one data file."""
+    folder.mkdir(exist_ok=True)
+    (folder / data).write_bytes(A.tobytes() + b"gap." + B.tobytes())
+    weights = []
+    for name, offset in (("a", 0), ("b", 1604)):
+        weights.append(onnx.TensorProto(name=name, data_type=T.FLOAT, dims=[400], data_location=T.EXTERNAL))
+        for key, value in (("location", location or data), ("offset", str(offset)), ("length", "1600")):
+            weights[-1].external_data.add(key=key, value=value)
+    nodes = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["m"]),
+             helper.make_node("Add", ["m", "a"], ["p"]), helper.make_node("Mul", ["p", "b"], ["y"])]  # fmt: skip
+    x, y = (helper.make_tensor_value_info(name, T.FLOAT, ["n", 400]) for name in "xy")
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+    )
+    (folder / "m.onnx").write_bytes(made.SerializeToString())
+    return folder / "m.onnx"
+
+
+def assert_computes(path: Path) -> None:
+    """In onnxruntime and here."""
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for y in (session.run(None, {"x": X})[0], og.evaluate(og.onnx.load(path), x=X)):
+        np.testing.assert_allclose(y, Y, rtol=1e-4, atol=1e-5)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("data", "write"),
+    [
+        ("w.bin", lambda model: og.onnx.save(og.onnx.load(model), model.with_name("w.bin"))),
+        ("w.bin", lambda model: og.onnx.fuse(model, model.with_name("w.bin"))),
+        ("n.onnx.data", lambda m: og.onnx.save(og.onnx.load(m), m.with_name("n.onnx"), weights={"a": B})),
+        (
+            "n.onnx.data",
+            lambda m: og.onnx.fuse(ir.load(m)) and og.onnx.save(og.onnx.load(m), m.with_name("n.onnx.data")),
+        ),
+    ],
+    ids=["save", "fuse", "new weights", "its data file"],
+)
+def test_nothing_takes_the_place_of_a_file_that_the_source_lies_in(
+    data: str, write: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    model = source(tmp_path, data)
+    before = contents(tmp_path)
+    with pytest.raises(ModelError, match="would take the place of") as raised:
+        write(model)
+    assert str(raised.value).count("\n") == 2
+    assert contents(tmp_path) == before
+    assert_computes(model)
+
+
+def test_a_model_is_saved_over_itself_though_its_data_lie_behind_a_link_to_the_new_data_file(tmp_path: Path) -> None:
+    model = source(tmp_path, "m.onnx.data", "link.bin")
+    (tmp_path / "link.bin").symlink_to("m.onnx.data")
+    og.onnx.save(og.onnx.load(model), model, weights={"a": A.copy()})
+    assert_computes(model)
+
+
+@pytest.mark.parametrize("kind", ["path", "onnx_ir"])
+def test_the_folder_of_the_process_may_change_between_load_and_save(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source(tmp_path / "here")
+    source(tmp_path / "there")
+    (tmp_path / "there" / "w.bin").write_bytes(bytes(3204))  # of another model
+    monkeypatch.chdir(tmp_path / "here")
+    graph = og.onnx.load("m.onnx" if kind == "path" else ir.load("m.onnx"))
+    monkeypatch.chdir(tmp_path / "there")
+    og.onnx.save(graph, "new.onnx")
+    assert_computes(tmp_path / "there" / "new.onnx")
+    monkeypatch.chdir(tmp_path / "here")
+    og.onnx.save(graph, "new.onnx")
+    assert_computes(tmp_path / "here" / "new.onnx")
+    assert not (tmp_path / "here" / "new.onnx.data").exists()
+
+
+def test_data_that_a_reader_would_not_find_or_refuse_are_written_anew(tmp_path: Path) -> None:
+    """In the cache of a model hub only links lie beside the model; what is written there is no link."""
+    model = source(tmp_path / "store")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for name in ("m.onnx", "w.bin"):
+        (cache / name).symlink_to(tmp_path / "store" / name)
+    og.onnx.save(og.onnx.load(cache / "m.onnx"), cache / "new.onnx")
+    assert_computes(cache / "new.onnx")
+    og.onnx.save(og.onnx.load(cache / "m.onnx"), cache / "m.onnx")  # the link stays, and leads to the data
+    assert_computes(model)
+    assert (cache / "m.onnx").is_symlink() and not (cache / "m.onnx.data").exists()
+    graph = og.onnx.load(model)
+    os.unlink(tmp_path / "store" / "w.bin")
+    og.onnx.save(graph, model)
+    assert_computes(model)
+
+
+@pytest.mark.parametrize("place", ["initializer", "node", "file"])
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16])
+def test_other_weights_of_a_few_bits_are_packed_as_the_format_says(dtype: Any, place: str, tmp_path: Path) -> None:
+    old, new = np.asarray([1, 0, 1]).astype(dtype), np.asarray([3, 2, 7]).astype(dtype)
+    w = onnx.numpy_helper.from_array(old, "w")
+    nodes = [helper.make_node("Cast", ["w"], ["c"], to=T.FLOAT), helper.make_node("Add", ["x", "c"], ["y"])]
+    if place == "node":
+        nodes.insert(0, helper.make_node("Constant", [], ["w"], value=w))
+    x, y = (helper.make_tensor_value_info(name, T.FLOAT, [3]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], [] if place == "node" else [w])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = tmp_path / "m.onnx"
+    onnx.save(made, path, save_as_external_data=place == "file", size_threshold=0)
+    og.onnx.save(og.onnx.load(path), tmp_path / "n.onnx", weights={"w": new})
+    feeds = {"x": np.zeros(3, np.float32)}
+    session = ort.InferenceSession(str(tmp_path / "n.onnx"), providers=["CPUExecutionProvider"])
+    for result in (session.run(None, feeds)[0], og.evaluate(og.onnx.load(tmp_path / "n.onnx"), feeds)):
+        np.testing.assert_array_equal(result, [3, 2, 7])

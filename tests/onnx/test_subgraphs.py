@@ -1,0 +1,154 @@
+"""Nodes with subgraphs and calls of functions: the names that they see, and what their bodies mean elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import opgraph as og
+from opgraph.errors import Unimplemented
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx_ir")
+pytest.importorskip("onnx.parser")
+
+from opgraph.onnx.save import to_model  # noqa: E402  # needs onnx
+
+X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+#: Both branches of an If.
+FEEDS = [{"x": X, "c": np.asarray(c)} for c in (True, False)]
+
+
+def parsed(body: str, opset: int = 21, *, domains: str = "") -> Any:
+    """A model in onnx's text form."""
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}{domains}]>\n{body}')
+
+
+def run(model: Any, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    result: np.ndarray = session.run(None, feeds)[0]
+    return result
+
+
+@pytest.mark.parametrize("name", ["og_t", "q"])
+def test_values_inside_a_subgraph_may_have_the_names_that_a_region_gives_its_own(name: str) -> None:
+    inner = [f"{name}{number}" for number in range(6)] + ["og0_t0", "og1_t1"]
+    lines = "\n".join(f"{made} = Exp({read})" for read, made in zip(["s", *inner], inner))
+    model = parsed(
+        f"""g (float[n,4] x, bool c) => (float[n,4] y) {{
+        z = Softmax(x)
+        s = Sigmoid(z)
+        y = If (c) <then_branch = a () => (float[n,4] t) {{ {lines}\n h = Add({inner[1]}, s) t = Sub(h, z) }},
+                    else_branch = b () => (float[n,4] e) {{ e = Neg(s) }}> }}"""
+    )
+    graph = og.onnx.load(model)
+    compiled = og.compile(graph, device="cpu")
+    for feeds in FEEDS:
+        expected = run(model, feeds)
+        np.testing.assert_allclose(compiled(feeds), expected, rtol=1e-5)
+        np.testing.assert_allclose(og.evaluate(graph, feeds), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_new_values_have_no_name_that_a_subgraph_defines(text: bool) -> None:
+    model = parsed(
+        """g (float[n,4] x, bool c) => (float[n,4] y) {
+        z = com.microsoft.QuickGelu <alpha = 1.5> (x)
+        y = If (c) <then_branch = a () => (float[n,4] t) { t = Neg(z) }, else_branch = b () => (float[n,4] e) {
+            p = Exp(z) q = Abs(z) e = Sub(p, q) }> }""",
+        domains=', "com.microsoft" : 1',
+    )
+    made = {n for node in to_model(og.onnx.load(model), form="decomposed").graph.node for n in node.output}
+    new = [*sorted(made - {"x", "y", "z"}), "x.alpha"]
+    assert len(new) > 2
+    for name in new:  # each of them, defined in a branch
+        other = onnx.ModelProto()
+        other.CopyFrom(model)
+        branch = other.graph.node[1].attribute[1].g
+        branch.node[0].output[0] = branch.node[2].input[0] = name
+        graph = og.onnx.load(other)
+        written = to_model(og.parse(str(graph)) if text else graph, form="decomposed")
+        onnx.checker.check_model(written, full_check=True)
+        for feeds in FEEDS:
+            np.testing.assert_allclose(run(written, feeds), run(model, feeds), rtol=1e-5)
+
+
+def test_an_opset_is_changed_only_where_that_changes_no_node_of_a_subgraph() -> None:
+    body = """g (float[2,3] x, bool c) => (float[2,1] y) {{
+        h = Sigmoid(x) m = Mul(x, h)
+        y = If (c) <then_branch = a () => (float[2,1] t) {{ t = ReduceMean <axes = [1]> (m) }},
+                    else_branch = b () => (float[2,1] e) {{ e = {0}(m) }}> }}"""
+    graph = og.onnx.load(parsed(body.format("ReduceMax <axes = [1]> "), 17))
+    for arguments in ({"opset": 18}, {"form": "standard"}):
+        with pytest.raises(Unimplemented, match="ReduceMean would change on the way to"):
+            to_model(graph, **arguments)
+    same = parsed(
+        """g (float[n,4] x, bool c) => (float[n,4] y) {
+        h = Sigmoid(x) m = Mul(x, h)
+        y = If (c) <then_branch = a () => (float[n,4] t) { t = Tanh(m) }, else_branch = b () => (float[n,4] e) {
+            e = Softmax(m) }> }"""
+    )
+    made = to_model(og.onnx.load(same), form="standard")  # If itself has a newer definition at 24
+    assert [n.op_type for n in made.graph.node] == ["Swish", "If"]
+    for feeds in FEEDS:
+        np.testing.assert_allclose(run(made, feeds), run(same, feeds), rtol=1e-5)
+
+
+@pytest.mark.parametrize("passed", ["", "<b = 0.25>"])
+def test_an_attribute_that_a_function_passes_on_may_be_left_out_by_its_caller(passed: str) -> None:
+    """Then the default of the function that it is passed on to holds, as in onnxruntime."""
+    model = parsed(
+        f"""g (float[n,4] x) => (float[n,4] y) {{ y = d.Outer {passed} (x) }}
+        <domain: "d", opset_import: ["" : 21, "d" : 1]>
+        Inner <alpha: float = 0.5> (u) => (v) {{ v = LeakyRelu <alpha: float = @alpha> (u) }}
+        <domain: "d", opset_import: ["" : 21, "d" : 1]>
+        Outer <b> (u) => (v) {{ v = d.Inner <alpha: float = @b> (u) }}""",
+        domains=', "d" : 1',
+    )
+    graph = og.onnx.load(model)
+    assert [(op.kind, op.attrs["alpha"]) for op in graph.ops] == [("LeakyReLU", 0.25 if passed else 0.5)]
+    np.testing.assert_allclose(run(to_model(graph, form="decomposed", opset=20), {"x": X}), run(model, {"x": X}))
+
+
+def test_a_model_with_functions_is_the_same_after_two_saves_however_often_it_is_loaded() -> None:
+    """onnx's inliner gives the values and nodes of a body other names at each load."""
+    graph = og.parse(
+        "graph(x: f32[n,4], w: f32[4]) -> (y)\n a = Tanh(x)\n b = Add(a, w)\n c = Exp(b)\n y = Multiply(c, a)"
+    )
+    for form in ("decomposed", "auto"):
+        model = to_model(og.onnx.load(to_model(graph, form=form, functions=True)), form=form, functions=True)
+        assert [n.domain for n in model.graph.node] == ["opgraph"]
+        assert to_model(og.onnx.load(model), form=form, functions=True) == model
+
+
+def test_a_function_of_another_opset_is_unfolded_where_its_nodes_mean_the_same_in_the_models() -> None:
+    body = """g (float[n,4] x) => (float[n,4] y) {{ y = d.F (x) }}
+        <domain: "d", opset_import: ["" : {1}]>
+        F (u) => (v) {{ s = Sigmoid(u) v = {0} }}"""
+    model = parsed(body.format("Mul(u, s)", 18), domains=', "d" : 1')
+    graph = og.onnx.load(model)
+    assert [op.kind for op in graph.ops] == ["Sigmoid", "Multiply"]
+    assert to_model(graph, form="decomposed") == model
+    np.testing.assert_allclose(run(to_model(graph), {"x": X}), run(model, {"x": X}), rtol=1e-5)
+    inner = parsed(
+        """g (float[2,3] x, bool c) => (float[2,1] y) { y = d.F (x, c) }
+        <domain: "d", opset_import: ["" : 17]>
+        F (u, c) => (v) { v = If (c) <then_branch = a () => (t) { t = ReduceMean <axes = [1]> (u) },
+                                     else_branch = b () => (e) { e = ReduceMax <axes = [1]> (u) }> }""",
+        18,
+        domains=', "d" : 1',
+    )
+    for other in (inner, parsed(body.format("Softmax(s)", 12), domains=', "d" : 1')):
+        with pytest.raises(og.errors.OpGraphError, match=r"opset|version"):
+            og.onnx.load(other)
+
+
+def test_an_opset_is_not_lowered_past_an_attribute_of_a_node() -> None:
+    model = parsed("g (float[n,4] x) => (float[n,4] y) { y = ReduceMean <noop_with_empty_axes = 1> (x) }")
+    with pytest.raises(Unimplemented, match="ReduceMean would change on the way to 17"):
+        to_model(og.onnx.load(model), opset=17)
