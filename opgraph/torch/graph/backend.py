@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -21,6 +21,7 @@ from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import fold_branches
+from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
@@ -124,11 +125,12 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
         def part(name: str) -> Callable[..., Any]:
             def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                def make(sized: GraphModule) -> Program:
+                def make(sized: GraphModule, most_constants: int | None = None) -> Program:
                     with without_modes():
-                        return Program(sized, rounding)
+                        return Program(sized, rounding, most_constants)
 
-                program = SizedPrograms(module, make) if has_symbols(module) else make(module)
+                sized = partial(make, most_constants=MOST_BYTES_OF_SIZES)
+                program = SizedPrograms(module, sized) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
                 if name != "inference":
                     keep_saved_tensors()  # kernels and library calls write over none

@@ -83,6 +83,8 @@ class Program:
 
     Args:
         module: an FX graph of ATen ops with fake values in each node's meta, of sizes that are known.
+        rounding: as `ogt.fuse` takes it.
+        most_constants: see `fold_constants`.
 
     Attributes:
         source: the text of the function.
@@ -90,7 +92,7 @@ class Program:
         library_calls: the nodes that torch computes, in order.
     """
 
-    def __init__(self, module: GraphModule, rounding: str = "store") -> None:
+    def __init__(self, module: GraphModule, rounding: str = "store", most_constants: int | None = None) -> None:
         self.module = module
         self._rounding = rounding
         self.launches: list[Launch] = []
@@ -100,7 +102,7 @@ class Program:
         self._env: dict[str, Any] = {
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
         }  # fmt: skip
-        fold_constants(module)
+        fold_constants(module, most_constants)
         move_fills(module.graph)
         self._begin = Beginnings(module)
         steps = self._steps()
@@ -383,7 +385,7 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
     for part in partition(graph, side_by_side=True).partitions:
         if part.kind != "fused":
             raise _RefusedError(group.nodes)
-        kernel = target.kernel(part, rounding)
+        kernel = target.kernel(part, rounding, emitter.arguments)
         if kernel is None:
             raise _RefusedError(group.nodes)
         for port in part.output_ports:

@@ -186,6 +186,11 @@ def hint(size: Any) -> int:
     return int(size)
 
 
+def is_size(size: torch.SymInt) -> bool:
+    """Whether a symbolic number follows from the sizes and integers of a call, and from no tensor's values."""
+    return size.node.hint is not None
+
+
 #: What torch.compile raises where it cannot capture or compile a call.
 CAPTURE_ERRORS: tuple[type[BaseException], ...] = (torch._dynamo.exc.TorchDynamoException,)
 
