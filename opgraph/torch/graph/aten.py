@@ -11,7 +11,6 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch.fx import Node
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import count
 from typing import Any
 
@@ -59,6 +59,8 @@ class Captured:
     backward: Program | SizedPrograms | None = None
 
 
+#: Called when a graph of any backend begins to run; an empty list costs a call 30 ns.
+on_run: list[Callable[[], None]] = []
 _observers: ContextVar[tuple[Callable[[Captured], None], ...]] = ContextVar("observers", default=())
 
 
@@ -95,8 +97,10 @@ def backend(
     return made
 
 
-def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[..., Any]:
+def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[..., Any]:
     """The backend for one choice of what to keep and how to round.
+
+    Dynamo gives what it compiled with one backend to no other one, so this compiles everything anew.
 
     Raises:
         InvalidArguments: there is no such choice.
@@ -154,10 +158,16 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
             said = str(error).splitlines() or [type(error).__name__]
             warnings.warn(f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=2)
             return graph.forward
-        return with_undefined_gradients(with_second_derivatives_refused(made, _no_second_derivative), depends)
+        call = with_second_derivatives_refused(made, _no_second_derivative, on_run)
+        return with_undefined_gradients(call, depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile
+
+
+#: The same, one for each choice: instances of one class share what Dynamo compiled of their methods, and its limit of
+#: eight compilations of each.
+compiler = lru_cache(maxsize=None, typed=True)(new_compiler)
 
 
 def _no_second_derivative() -> Unimplemented:

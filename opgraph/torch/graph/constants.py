@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -98,17 +99,19 @@ def constants_of(graph: Graph) -> set[Node]:
     """The nodes that have the same value at every call on the same sizes."""
     found: set[Node] = set()
     for node in graph.nodes:
-        value = value_of(node)
-        if isinstance(value, torch.SymInt):
-            if is_size(value):
-                found.add(node)
-        elif node.op == "get_attr":
-            if isinstance(value, torch.Tensor):
-                found.add(node)
-        elif node.op == "call_function" and all(n in found for n in node.all_input_nodes):
-            if node.target is operator.getitem or _is_fixed(node.target) or isinstance(value, SYMBOLIC):
-                found.add(node)
+        if _is_constant(node, found):
+            found.add(node)
     return found
+
+
+def _is_constant(node: Node, constants: AbstractSet[Node]) -> bool:
+    value = value_of(node)
+    if isinstance(value, torch.SymInt):
+        return is_size(value)
+    if node.op == "get_attr":
+        return isinstance(value, torch.Tensor)
+    is_fixed = node.target is operator.getitem or _is_fixed(node.target) or isinstance(value, SYMBOLIC)
+    return node.op == "call_function" and is_fixed and all(n in constants for n in node.all_input_nodes)
 
 
 def _is_fixed(target: Any) -> bool:

@@ -75,15 +75,22 @@ def keep_saved_tensors() -> None:
         metadata.bw_donated_idxs = []
 
 
-def with_second_derivatives_refused(call: Callable[..., Any], error: Callable[[], Exception]) -> Callable[..., Any]:
+def with_second_derivatives_refused(
+    call: Callable[..., Any], error: Callable[[], Exception], on_run: Sequence[Callable[[], None]] = ()
+) -> Callable[..., Any]:
     """A compiled graph, as AOTAutograd made it, whose gradients raise this error where they are differentiated.
 
     AOTAutograd's own RuntimeError stays where this torch does not have the class that is looked for here.
+
+    Args:
+        on_run: called before the graph runs, each time.
     """
     seen = False
 
     def run(*args: Any) -> Any:
         nonlocal seen
+        for observer in on_run:
+            observer()
         outputs = call(*args)
         seen = seen or _refuse_second_derivatives(outputs, error)
         return outputs
