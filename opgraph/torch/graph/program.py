@@ -35,6 +35,7 @@ from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watch
 from opgraph.torch.graph.targets import Target, target_of
 from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
+from opgraph.torch.graph.writes import join_writes
 
 aten = torch.ops.aten
 
@@ -42,6 +43,7 @@ aten = torch.ops.aten
 _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
     aten.baddbmm.default: torch.baddbmm, aten.convolution.default: torch.convolution, aten.cat.default: torch.cat,
+    aten._foreach_copy_.default: torch._foreach_copy_, aten._foreach_add_.Scalar: torch._foreach_add_,
 }  # fmt: skip
 
 
@@ -104,6 +106,7 @@ class Program:
         }  # fmt: skip
         fold_constants(module, most_constants)
         move_fills(module.graph)
+        join_writes(module.graph)
         self._begin = Beginnings(module)
         steps = self._steps()
         self._returned = _flat_outputs(module)
