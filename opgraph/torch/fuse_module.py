@@ -23,10 +23,11 @@ from torch import nn
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, new_compiler, observed, on_run
+from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS
+from opgraph.torch.graph.dynamo_entry import compiled as isolated
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
-from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, graph_breaks, is_transformed, is_wrapped
-from opgraph.torch.graph.torch_internals import compiled as isolated
+from opgraph.torch.graph.torch_internals import graph_breaks, is_transformed, is_wrapped
 from opgraph.torch.tracing.reads import Wrapper
 
 #: The code in nn.Module that calls `forward`.

@@ -60,15 +60,14 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     like = torch.empty_like(x)
-    order = list(range(x.dim()))
-    if not like.is_contiguous():
-        order.sort(key=lambda axis: -hint(like.stride(axis)))
+    axes = range(x.dim())
+    order = list(axes) if like.is_contiguous() else sorted(axes, key=lambda axis: -hint(like.stride(axis)))
     # Drawn from a tensor without data, it waits for nothing: what makes `x` and what reads the product are one kernel.
     none = torch.empty((), dtype=x.dtype, device=x.device).expand([x.shape[axis] for axis in order])
-    mask: torch.Tensor = aten.bernoulli.p(none, 1 - p)
-    if not like.is_contiguous():
-        mask = mask.permute(sorted(range(x.dim()), key=order.__getitem__))
-    mask = mask.to(torch.bool)
+    drawn: torch.Tensor = aten.bernoulli.p(none, 1 - p)
+    if order != list(axes):
+        drawn = drawn.permute(sorted(axes, key=order.__getitem__))
+    mask = drawn.to(torch.bool)
     dropped: torch.Tensor = x * mask * (1 / (1 - p))
     return dropped, mask
 
