@@ -7,7 +7,7 @@ numbers, so a graph with symbols is filled in with those of a call; kernels have
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,8 +101,9 @@ class SizedPrograms:
                 value = _concrete(value, number, fakes)
             except _Unknown:
                 value = None
-            if _covers(node, value, renamed):  # a slice that these sizes make a whole
-                renamed[node] = renamed[node.args[1]]  # type: ignore[index]
+            whole = _WHOLE_SLICES.get(packet(node))
+            if whole is not None and _is_same(value, value_of(renamed[node.args[whole]])):  # type: ignore[index]
+                renamed[node] = renamed[node.args[whole]]  # type: ignore[index]
                 continue
             made = graph.create_node(
                 node.op, node.target, _mapped(node.args, argument, number), _mapped(node.kwargs, argument, number),
@@ -115,12 +116,15 @@ class SizedPrograms:
         return GraphModule(module, graph)
 
 
-def _covers(node: Node, value: Any, renamed: Mapping[Node, Node]) -> bool:
-    """Whether a slice_scatter gives what it puts in."""
-    if packet(node) is not torch.ops.aten.slice_scatter or value is None:
+#: Slices, and which argument they give back where they take or write all of it; of known sizes AOTAutograd leaves such
+#: slices out.
+_WHOLE_SLICES = {torch.ops.aten.slice: 0, torch.ops.aten.slice_scatter: 1}
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if value is None or other is None:
         return False
-    part = value_of(renamed[node.args[1]])  # type: ignore[index]
-    return part is not None and (part.shape, part.stride(), part.dtype) == (value.shape, value.stride(), value.dtype)
+    return (value.shape, value.stride(), value.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 class _Unknown(Exception):  # noqa: N818 - it ends one node, and is no error
