@@ -89,8 +89,11 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         for node in joint.graph.nodes:
             if "recompute" not in node.meta and (node in keep or not (node in constants or _may_be_recomputed(node))):
                 node.meta["recompute"] = _KEPT
-        obeying = {"aggressive_recomputation": True, "recompute_views": True, "ban_recompute_reductions": False}
-        with config.patch(activation_memory_budget=1.0, **obeying):
+        obeying: dict[str, Any] = {
+            "aggressive_recomputation": True, "recompute_views": True, "ban_recompute_reductions": False,
+            "activation_memory_budget": 1.0,
+        }  # fmt: skip
+        with config.patch(**obeying):
             return cut(joint, inputs, **arguments)
 
     return split

@@ -102,8 +102,8 @@ class SizedPrograms:
             except _Unknown:
                 value = None
             whole = _WHOLE_SLICES.get(packet(node))
-            if whole is not None and _is_same(value, value_of(renamed[node.args[whole]])):  # type: ignore[index]
-                renamed[node] = renamed[node.args[whole]]  # type: ignore[index]
+            if whole is not None and _is_same(value, value_of(renamed[node.args[whole]])):
+                renamed[node] = renamed[node.args[whole]]
                 continue
             made = graph.create_node(
                 node.op, node.target, _mapped(node.args, argument, number), _mapped(node.kwargs, argument, number),
