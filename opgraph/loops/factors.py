@@ -7,6 +7,7 @@ the sum; the squares of the variance overflow first.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from opgraph.loops.loop import Arg, Loop, Statement
@@ -30,12 +31,16 @@ class _Product:
     like: Statement
 
 
-def without_row_factors(loop: Loop) -> Loop:
-    """The loop with every sum that need not wait for its factors made before them."""
+def without_row_factors(loop: Loop, numbers: Collection[str] = ()) -> Loop:
+    """The loop with every sum that need not wait for its factors made before them.
+
+    Args:
+        numbers: loads that stand for literals.
+    """
     if not loop.row_axes:
         return loop
     depth = loop.depths()
-    found = _Products(loop)
+    found = _Products(loop, numbers)
     count = len(loop.statements)
     statements: list[Statement] = []
     for s in loop.statements:
@@ -62,11 +67,11 @@ def without_row_factors(loop: Loop) -> Loop:
 class _Products:
     """The products in a loop that have factors of which there is one for each row."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, numbers: Collection[str]) -> None:
         self.made: dict[str, Statement] = {}
         self.of_row = {load.name for load in loop.loads if load.align == "rows"}
         for s in loop.statements:
-            if s.reduces or all(a in self.of_row for a in s.args if isinstance(a, str)):
+            if s.reduces or all(a in self.of_row or a in numbers for a in s.args if isinstance(a, str)):
                 self.of_row.add(s.result)
             elif self._is_product(s):
                 self.made[s.result] = s

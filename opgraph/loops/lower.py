@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +105,15 @@ class _Statements:
         return self.add(dtype=statement.dtype, kind="TypeCast", args=(name,), rounds=True, tag=tag)
 
 
-def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
+def lower(partition: Partition, *, rounding: str = "store", arguments: Collection[int] = ()) -> Lowered:
     """The loop of a fused partition.
 
     Args:
         partition: of kind "fused".
         rounding: "store": f16 and bf16 values are rounded once, when stored; "each": after every op, as eager torch
             does.
+        arguments: ids of the scalar constants that the loop reads as operands, where others are literals: loops that
+            differ in these numbers alone are one kernel. A named unit still takes them as attributes.
 
     What asks about an f16 or bf16 value, and answers with no float (a comparison, IsInf, a cast to integers), is given
     it rounded in either case: the answer is that about the value which a store would write.
@@ -130,6 +132,10 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
     statements = _Statements()
     stored_only = used_by_stores_only(live, outputs)
+
+    def is_literal(tensor: LogicalTensor) -> bool:
+        return tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and tensor.id not in arguments
+
     for step in live:
         record = step.record
         asks = not dtypes.BY_NAME[step.output.dtype].is_float
@@ -142,7 +148,7 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
                     operands.load(leaf, align)
             elif tensor.id in values:
                 args.append(statements.rounded(values[tensor.id], step.tag) if asks else values[tensor.id])
-            elif tensor.is_scalar_constant and tensor.dtype in dtypes.ARITHMETIC and not step.is_relay:
+            elif is_literal(tensor) and not step.is_relay:
                 args.append(opdef.array_of(tensor).item())
             else:
                 args.append(operands.load(tensor, step.alignment(index)))
@@ -174,8 +180,9 @@ def lower(partition: Partition, *, rounding: str = "store") -> Lowered:
         statements=tuple(statements.made.values()),
         stores=tuple(_store(t, values, sums, rows, operands.loads) for t in outputs),
     )
+    numbers = {x.name for x, t in zip(loop.loads, operands.tensors) if t is not None and t.id in arguments}
     return Lowered(
-        loop=verify_loop(without_row_factors(loop)),
+        loop=verify_loop(without_row_factors(loop, numbers)),
         loads=tuple(operands.tensors),
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),

@@ -22,19 +22,25 @@ from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
 
 def runner(
-    partition: Partition, engine: Engine, *, rounding: str = "store", sizes: Collection[int] = frozenset()
+    partition: Partition,
+    engine: Engine,
+    *,
+    rounding: str = "store",
+    sizes: Collection[int] = frozenset(),
+    arguments: Collection[int] = (),
 ) -> Runner:
     """What runs a partition on an engine: a generated kernel, or a library's provider.
 
     Args:
         sizes: ids of the values that stay on the host where the engine is a GPU; see `opgraph.runtime.on_gpu`.
+        arguments: see `lower`.
 
     Raises:
         Unimplemented: nothing runs it.
         DeviceError: the kernel cannot be compiled.
     """
     if partition.kind == "fused":
-        lowered = lower(partition, rounding=rounding)
+        lowered = lower(partition, rounding=rounding, arguments=arguments)
         if engine.kind == "cuda":
             from opgraph.runtime.cuda_kernel import CudaKernel  # needs CuPy
 

@@ -14,13 +14,14 @@ from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.explain_report import FusedCalls, FusionReport, GraphBreak, Guess, KeptTensor, LeftCall, merged
 from opgraph.torch.fuse_module import FusedForward, forward_of, unfused
 from opgraph.torch.graph.aten import packet, value_of
-from opgraph.torch.graph.backend import Captured, compiler, observed
+from opgraph.torch.graph.backend import Captured, new_compiler, observed
+from opgraph.torch.graph.dynamo_entry import compiled
 from opgraph.torch.graph.origin import origin_of
 from opgraph.torch.graph.program import Launch, Program
 from opgraph.torch.graph.saved import PARAMETER, Memory
 from opgraph.torch.graph.sizes import SizedPrograms
 from opgraph.torch.graph.steps import watched_by
-from opgraph.torch.graph.torch_internals import compiled, graph_breaks
+from opgraph.torch.graph.torch_internals import graph_breaks
 from opgraph.torch.graph.views import is_view
 from opgraph.torch.memory.measure import saved_tensors
 from opgraph.torch.memory.report import MemoryReport
@@ -61,7 +62,7 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
             given = model_or_fn, wrapper.instead, *inputs
     captured: list[Captured] = []
     with observed(captured.append), graph_breaks() as breaks:
-        peak = _run(compiled(forward, compiler(memory, rounding)), given, kwargs)
+        peak = _run(compiled(forward, new_compiler(memory, rounding)), given, kwargs)
     eager = None if peak is None else _eager(model_or_fn, forward, inputs, kwargs)
     fused: list[FusedCalls] = []
     left: list[LeftCall] = []

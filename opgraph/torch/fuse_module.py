@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,11 +22,12 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
-from opgraph.torch.graph.backend import Captured, check_rounding, compiler, observed
+from opgraph.torch.graph.backend import Captured, check_rounding, compiler, new_compiler, observed, on_run
+from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS
+from opgraph.torch.graph.dynamo_entry import compiled as isolated
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
-from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, graph_breaks, is_transformed, is_wrapped
-from opgraph.torch.graph.torch_internals import compiled as isolated
+from opgraph.torch.graph.torch_internals import graph_breaks, is_transformed, is_wrapped
 from opgraph.torch.tracing.reads import Wrapper
 
 #: The code in nn.Module that calls `forward`.
@@ -90,11 +92,17 @@ class FusedForward(Wrapper):
     def _first(self, compiled: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call that may capture the model for the first time."""
         captured: list[Captured] = []
-        with observed(captured.append), graph_breaks() as breaks:
-            result = compiled(module, self.instead, *args, **kwargs)
-        if not captured and breaks:
+        has_run: set[bool] = set()
+        note = partial(has_run.add, True)
+        on_run.append(note)
+        try:
+            with observed(captured.append), graph_breaks() as breaks:
+                result = compiled(module, self.instead, *args, **kwargs)
+        finally:
+            on_run.remove(note)
+        if not captured and not has_run and breaks:
             self._failure = self._failure or f"torch.compile captures nothing of it: {breaks[0][1]}"
-        if captured:
+        if captured or has_run:
             self._looks = False
             if self.instead is None and module is self.module and is_single(captured):
                 self._single = Single(module, self.rounding)
@@ -124,7 +132,10 @@ class FusedForward(Wrapper):
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def _compile(self) -> Callable[..., Any]:
-        made = self._compiled = isolated(forward_of, compiler(self.memory, self.rounding), self._failed)
+        return self._compiled_by(compiler)
+
+    def _compiled_by(self, make: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+        made = self._compiled = isolated(forward_of, make(self.memory, self.rounding), self._failed)
         return made
 
     def _called(self, caller: FrameType) -> nn.Module:
@@ -204,7 +215,8 @@ def compiled_apart(model: object) -> Iterator[None]:
     forwards = _fused_forwards(model)
     held = [(forward._compiled, forward._single, forward._looks) for _, forward in forwards]
     for _, forward in forwards:
-        forward._compiled, forward._single, forward._looks = None, None, False
+        forward._compiled_by(new_compiler)
+        forward._single, forward._looks = None, False
     try:
         yield
     finally:

@@ -717,6 +717,73 @@ def test_models_with_graph_breaks_have_room_of_their_own() -> None:
         assert len(captured) == 2
 
 
+class Broken(nn.Module):
+    """Parameters, statistics and a branch on a parameter on both sides of a graph break."""
+
+    def __init__(self, number):
+        super().__init__()
+        torch.manual_seed(number)
+        self.linear, self.batch = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.a = nn.Parameter(torch.tensor(0.1 * number - 0.95))
+
+    def forward(self, x):
+        x = self.batch(self.linear(x)).sin() * 2
+        torch._dynamo.graph_break()
+        return x * torch.sigmoid(x * self.a) if self.a > 0 else x - self.a * torch.cos(x)
+
+
+@pytest.mark.filterwarnings("error:.*runs unfused.*")
+def test_instances_with_a_graph_break_share_what_is_compiled() -> None:
+    """Dynamo compiles a frame at most eight times; instances of a class share the frames behind their first one."""
+    x = torch.linspace(-1, 1, 20, dtype=torch.float64).view(5, 4)
+    captured = []
+    for number in range(12):
+        plain = Broken(number).double()
+        fused = ogt.fuse(copy.deepcopy(plain))
+        with backend.observed(captured.append):
+            made = [model(x) for model in (plain, fused)]
+        for y in made:
+            y.square().sum().backward()
+        torch.testing.assert_close(*made)
+        torch.testing.assert_close(*([p.grad for p in model.parameters()] for model in (plain, fused)))
+        torch.testing.assert_close(plain.state_dict(), fused.state_dict())
+    assert len(captured) == 3  # before the break, and for each way of the branch behind it
+
+
+def test_explain_compiles_anew_what_instances_share() -> None:
+    """What is measured sees all graphs of a model, also those that another instance has compiled."""
+    x = torch.ones(5, 4)
+    for number in (1, 2):
+        model = ogt.fuse(Broken(number))
+        model(x)
+        assert len(ogt.explain(model, x).breaks) == 1
+        assert ogt.saved_tensors(model, x).totals.kept > 0
+
+
+def test_statistics_are_written_by_one_call() -> None:
+    """A step of several BatchNorms has one call for their statistics and one for their counts; views of them see it."""
+    flat = torch.zeros(12)
+    made = [nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(2)]
+    made[1].load_state_dict(made[0].state_dict())
+    plain, fused = made[0], ogt.fuse(made[1])
+    fused[1].running_mean, fused[3].running_mean = flat[:6], flat[6:]
+    x = torch.linspace(-1, 1, 32).view(8, 4)
+    captured = []
+    with backend.observed(captured.append):
+        for step in range(1, 4):
+            versions = [b._version for b in fused.buffers()]
+            for model in (plain, fused):
+                model(x * step).sum().backward()
+            torch.testing.assert_close(fused.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-7)
+            assert all(b._version > v for b, v in zip(fused.buffers(), versions, strict=True))
+            assert fused[1].num_batches_tracked.item() == fused[3].num_batches_tracked.item() == step
+            assert torch.equal(flat, torch.cat([fused[1].running_mean, fused[3].running_mean]))
+    (graph,) = captured
+    calls = [str(n.target) for n in graph.forward.library_calls]
+    assert not any("copy_" in c and "foreach" not in c for c in calls)
+    assert calls.count("aten._foreach_add_.Scalar") == calls.count("aten._foreach_copy_.default") == 1
+
+
 def _forward_with_a_break(number):
     names = {"torch": torch}
     lines = ("x = torch.sin(x) * 2 + 1", "torch._dynamo.graph_break()", "return x * torch.sigmoid(x) + 3")

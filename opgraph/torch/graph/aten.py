@@ -11,7 +11,6 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch.fx import Node
 
@@ -35,7 +34,13 @@ VIEWS = frozenset(
     )
 )  # fmt: skip
 _CASTS = frozenset((aten._to_copy, aten.clone, prims.convert_element_type))
-_FILLS = frozenset((aten.full, aten.scalar_tensor))
+#: Ops that make a tensor of one number, and which of their arguments the number is.
+_FILLS = {aten.full: 1, aten.scalar_tensor: 0}
+#: A factor or divisor often follows from sizes, as the count of a mean does: the kernel reads it as an operand, so that
+#: its text is that of other sizes.
+_SCALES = frozenset((aten.mul, aten.div))
+#: In the meta of a node: places and names of its arguments that are numbers computed from symbolic sizes.
+FROM_SIZES = "opgraph_from_sizes"
 _REDUCTIONS = {
     aten.sum: "ReduceSum", aten.mean: "ReduceMean", aten.amax: "ReduceMax", aten.amin: "ReduceMin",
 }  # fmt: skip
@@ -171,6 +176,12 @@ def _bound(node: Node) -> dict[str, Any] | None:
     return bound
 
 
+def _has_number_from_sizes(node: Node) -> bool:
+    """Whether a number that a node computes with follows from symbolic sizes."""
+    found = node.meta.get(FROM_SIZES, ())
+    return _FILLS[packet(node)] in found if is_fill(node) else bool(found)
+
+
 class NodeEmitter(Emitter):
     """Adds the ops of nodes to a graph, with the casts that torch's type promotion means.
 
@@ -203,6 +214,10 @@ class NodeEmitter(Emitter):
         self._casts: dict[tuple[int, str], LogicalTensor] = {}
         #: Inputs of which only the shape counts; a kernel does not read them.
         self.shapes: list[LogicalTensor] = []
+        #: Ids of constants that kernels read as operands.
+        self.arguments: set[int] = set()
+        self._numbers: dict[tuple[str, str | None], LogicalTensor] = {}
+        self._takes_arguments = False
 
     def add(self, node: Node) -> None:
         """Adds the ops that a node means; its value is then in `values`.
@@ -212,6 +227,7 @@ class NodeEmitter(Emitter):
         """
         self.what = str(packet(node))
         self.on_host = value_of(node).device.type == "cpu"
+        self._takes_arguments = packet(node) in _SCALES or _has_number_from_sizes(node)
         made = self._made(node)
         self.values[node] = made
 
@@ -219,8 +235,7 @@ class NodeEmitter(Emitter):
         op, result = packet(node), value_of(node)
         name = NAMES[result.dtype]
         if op in _FILLS:
-            fill = node.args[1 if op is aten.full else 0]
-            return self.graph.constant("", np.full((), fill), dtype=name)
+            return self._constant(node.args[_FILLS[op]], name)  # type: ignore[arg-type]
         if op in _CASTS:
             source = self._value(node.args[0])
             cast = self._tensor(self._converted(source, name))
@@ -282,9 +297,18 @@ class NodeEmitter(Emitter):
 
     def _tensor(self, operand: Any) -> LogicalTensor:
         if isinstance(operand, Number):
-            return self.graph.constant("", operand.value, dtype=operand.dtype)
+            return self._constant(operand.value, operand.dtype)
         assert isinstance(operand, LogicalTensor)
         return operand
+
+    def _constant(self, value: float, dtype: str | None) -> LogicalTensor:
+        if not self._takes_arguments:
+            return self.graph.constant("", value, dtype=dtype)
+        key = repr(value), dtype  # 0.0 is not -0.0
+        if key not in self._numbers:
+            self._numbers[key] = self.graph.constant("", value, dtype=dtype)
+            self.arguments.add(self._numbers[key].id)
+        return self._numbers[key]
 
     def result(self, node: Node) -> LogicalTensor:
         """The value of a node in its full shape, made by an op."""

@@ -7,35 +7,36 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from itertools import count
 from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.graph.boundaries import compile_parts
-from opgraph.torch.graph.branches import fold_branches
+from opgraph.torch.graph.branches import fold_branches, written_arguments
+from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
+from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
-    CAPTURE_ERRORS,
     aot_backend,
+    draws_random_numbers,
     has_streams,
     keep_saved_tensors,
-    run_as_written,
+    memory_of,
     with_second_derivatives_refused,
     without_modes,
 )
 from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
-from opgraph.torch.graph.unread_draws import with_unread_draws
 
 _WHERE = 'torch.compile(backend="opgraph")'
 
@@ -58,6 +59,8 @@ class Captured:
     backward: Program | SizedPrograms | None = None
 
 
+#: Called when a graph of any backend begins to run; an empty list costs a call 30 ns.
+on_run: list[Callable[[], None]] = []
 _observers: ContextVar[tuple[Callable[[Captured], None], ...]] = ContextVar("observers", default=())
 
 
@@ -94,8 +97,10 @@ def backend(
     return made
 
 
-def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[..., Any]:
+def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[..., Any]:
     """The backend for one choice of what to keep and how to round.
+
+    Dynamo gives what it compiled with one backend to no other one, so this compiles everything anew.
 
     Raises:
         InvalidArguments: there is no such choice.
@@ -112,7 +117,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
             )
             raise run_as_written("it enters streams")
         number = count()
-        return with_unread_draws(
+        return _with_unread_draws(
             graph,
             lambda: compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))),
         )
@@ -124,11 +129,12 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
         def part(name: str) -> Callable[..., Any]:
             def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                def make(sized: GraphModule) -> Program:
+                def make(sized: GraphModule, most_constants: int | None = None) -> Program:
                     with without_modes():
-                        return Program(sized, rounding)
+                        return Program(sized, rounding, most_constants)
 
-                program = SizedPrograms(module, make) if has_symbols(module) else make(module)
+                sized = partial(make, most_constants=MOST_BYTES_OF_SIZES)
+                program = SizedPrograms(module, sized) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
                 if name != "inference":
                     keep_saved_tensors()  # kernels and library calls write over none
@@ -152,10 +158,16 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
             said = str(error).splitlines() or [type(error).__name__]
             warnings.warn(f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=2)
             return graph.forward
-        return with_undefined_gradients(with_second_derivatives_refused(made, _no_second_derivative), depends)
+        call = with_second_derivatives_refused(made, _no_second_derivative, on_run)
+        return with_undefined_gradients(call, depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile
+
+
+#: The same, one for each choice: instances of one class share what Dynamo compiled of their methods, and its limit of
+#: eight compilations of each.
+compiler = lru_cache(maxsize=None, typed=True)(new_compiler)
 
 
 def _no_second_derivative() -> Unimplemented:
@@ -164,6 +176,50 @@ def _no_second_derivative() -> Unimplemented:
         where="the gradient of a gradient that backward made with create_graph=True",
         fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
     )
+
+
+def _with_unread_draws(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What `compile` makes of a graph of Dynamo, which draws what the graph draws, read or not.
+
+    AOTAutograd leaves out what no result is computed from. Eager torch draws the numbers, and every later one depends
+    on how many were drawn before. So such calls become results of the graph, which the caller does not see.
+
+    Args:
+        graph: gets more results, which what is returned here leaves out.
+        compile: called afterwards.
+    """
+    nodes = list(graph.graph.nodes)
+    (output,) = graph.graph.find_nodes(op="output")
+    draws = [n for n in nodes if n.op in ("call_function", "call_method") and draws_random_numbers(n)]
+    read = _read(nodes, output) if draws else set()
+    unread = [n for n in draws if n not in read]
+    if not unread:
+        return compile()
+    number = len(output.args[0])
+    with graph.graph.inserting_before(output):
+        output.args = ((*output.args[0], *(graph.graph.call_method("detach", (n,)) for n in unread)),)
+    graph.recompile()
+    call = compile()
+    return lambda *args: tuple(call(*args)[:number])
+
+
+def _read(nodes: Sequence[Node], output: Node) -> set[Node]:
+    """The nodes that a graph's results, or the memory of its inputs, are computed from."""
+    memory = {memory_of(n) for n in nodes if n.op in ("placeholder", "get_attr")}
+    writes = [(n, found) for n in nodes if (found := {memory_of(w) for w in written_arguments(n)})]
+    read: set[Node] = set()
+    waiting: Iterable[Node] = [output]
+    while waiting:
+        new = list(waiting)
+        while new:
+            node = new.pop()
+            if node not in read:
+                read.add(node)
+                memory.add(memory_of(node))
+                new += node.all_input_nodes
+        memory.discard(None)
+        waiting = [n for n, found in writes if n not in read and found & memory]
+    return read
 
 
 @cache

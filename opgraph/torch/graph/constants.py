@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from opgraph.torch.graph.aten import is_computed, is_fill, value_of
+from opgraph.torch.graph.torch_internals import is_size
 from opgraph.torch.graph.views import base_of, is_view
 
-#: Bytes of constants that a graph holds at most.
-MOST_BYTES = 2**26
+#: Bytes of constants that a graph holds at most; of a graph with symbolic sizes, for each set of sizes.
+MOST_BYTES, MOST_BYTES_OF_SIZES = 2**26, 2**20
 
 
-def fold_constants(module: GraphModule) -> None:
+def fold_constants(module: GraphModule, most: int | None = None) -> None:
     """Puts the values of nodes that need no input in their place, as attributes of the module.
 
     A node that is returned stays: whoever receives its value might write into it. So do fills, which kernels read as
     numbers, and nodes of symbolic sizes. The graph is changed; torch calls must run for real (no fake mode).
+
+    Args:
+        most: bytes that all of them may have; MOST_BYTES if None.
     """
+    most = MOST_BYTES if most is None else most
     graph = module.graph
     (output,) = [n for n in graph.nodes if n.op == "output"]
     returned = {base_of(n) for n in output.all_input_nodes}
-    values: dict[Node, Any] = {}
-    constants = _constants(graph)
+    constants = constants_of(graph)
+    values: dict[Node, Any] = {n: _attribute(module, n) for n in graph.nodes if n.op == "get_attr" and n in constants}
     for node in list(graph.nodes):
-        fits = node in constants and _size(value_of(node)) is not None
-        if fits and all(n in values for n in node.all_input_nodes):
+        size = _size(value_of(node)) if node in constants and node not in values else None
+        if size is not None and size <= most and all(n in values for n in node.all_input_nodes):
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n])
             values[node] = node.target(*args, **kwargs)
     held = 0
     for node, value in values.items():
         readers = [u for u in node.users if u not in values]
-        if not readers or is_fill(node) or base_of(node) in returned or not isinstance(value, torch.Tensor):
+        is_tensor = isinstance(value, torch.Tensor)
+        if not readers or not is_tensor or node.op == "get_attr" or is_fill(node) or base_of(node) in returned:
             continue
         held += value.numel() * value.itemsize
-        if held > MOST_BYTES:
+        if held > most:
             break
         kept = value.clone()
         if kept.stride() != value_of(node).stride() and any(map(is_view, readers)):
@@ -68,26 +75,43 @@ def move_fills(graph: Graph) -> None:
                 node.replace_input_with(fill, made)
 
 
+def _attribute(module: GraphModule, node: Node) -> torch.Tensor:
+    found: torch.Tensor = operator.attrgetter(str(node.target))(module)
+    return found
+
+
 def _size(value: Any) -> int | None:
-    """Bytes of a value; None where it has a symbolic size, or is too large to hold."""
+    """Bytes of a value; None where it has a symbolic size."""
     values = value if isinstance(value, (list, tuple)) else [value]
     total = 0
     for tensor in values:
         if not isinstance(tensor, torch.Tensor) or not all(type(s) is int for s in tensor.shape):
             return None
         total += tensor.numel() * tensor.itemsize
-    return total if total <= MOST_BYTES else None
+    return total
 
 
-def _constants(graph: Graph) -> set[Node]:
-    """The nodes that have the same value at every call."""
+#: Values that symbolic sizes are, or that follow from them.
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def constants_of(graph: Graph) -> set[Node]:
+    """The nodes that have the same value at every call on the same sizes."""
     found: set[Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or not all(n in found for n in node.all_input_nodes):
-            continue
-        if node.target is operator.getitem or _is_fixed(node.target):
+        if _is_constant(node, found):
             found.add(node)
     return found
+
+
+def _is_constant(node: Node, constants: AbstractSet[Node]) -> bool:
+    value = value_of(node)
+    if isinstance(value, torch.SymInt):
+        return is_size(value)
+    if node.op == "get_attr":
+        return isinstance(value, torch.Tensor)
+    is_fixed = node.target is operator.getitem or _is_fixed(node.target) or isinstance(value, SYMBOLIC)
+    return node.op == "call_function" and is_fixed and all(n in constants for n in node.all_input_nodes)
 
 
 def _is_fixed(target: Any) -> bool:

@@ -25,7 +25,7 @@ _BY_TORCH = (
     "_log_softmax", "_log_softmax_backward_data", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training", "_softmax", "_unsafe_view", "addcdiv", "addcmul",
     "batch_norm_backward", "celu", "cudnn_batch_norm", "cudnn_batch_norm_backward", "detach", "elu", "elu_backward",
-    "full_like", "glu", "glu_backward", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "huber_loss",
+    "glu", "glu_backward", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "huber_loss",
     "huber_loss_backward", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward", "logit",
     "logit_backward", "masked_fill", "mse_loss", "mse_loss_backward", "native_batch_norm", "native_batch_norm_backward",
     "native_dropout_backward", "native_group_norm", "native_group_norm_backward", "native_layer_norm",
@@ -46,6 +46,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[aten.var_mean.correction] = _var_mean
     table[aten._softmax_backward_data.default] = _softmax_backward
     table[aten.constant_pad_nd.default] = _constant_pad_nd
+    table[aten.full_like.default] = _full_like
     return table
 
 
@@ -60,15 +61,14 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     like = torch.empty_like(x)
-    order = list(range(x.dim()))
-    if not like.is_contiguous():
-        order.sort(key=lambda axis: -hint(like.stride(axis)))
+    axes = range(x.dim())
+    order = list(axes) if like.is_contiguous() else sorted(axes, key=lambda axis: -hint(like.stride(axis)))
     # Drawn from a tensor without data, it waits for nothing: what makes `x` and what reads the product are one kernel.
     none = torch.empty((), dtype=x.dtype, device=x.device).expand([x.shape[axis] for axis in order])
-    mask: torch.Tensor = aten.bernoulli.p(none, 1 - p)
-    if not like.is_contiguous():
-        mask = mask.permute(sorted(range(x.dim()), key=order.__getitem__))
-    mask = mask.to(torch.bool)
+    drawn: torch.Tensor = aten.bernoulli.p(none, 1 - p)
+    if order != list(axes):
+        drawn = drawn.permute(sorted(axes, key=order.__getitem__))
+    mask = drawn.to(torch.bool)
     dropped: torch.Tensor = x * mask * (1 / (1 - p))
     return dropped, mask
 
@@ -95,6 +95,15 @@ def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:
         axis = x.dim() - 1 - place // 2
         made = made.narrow(axis, -pad[place], x.shape[axis] + pad[place] + pad[place + 1])
     return made.clone()
+
+
+def _full_like(
+    x: torch.Tensor, fill: float, *, dtype: torch.dtype | None = None, memory_format: Any = None, **where: Any
+) -> Any:
+    """A fill that reads nothing: of a computed tensor the shape alone counts."""
+    if not x.is_contiguous() or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
+        return NotImplemented
+    return torch.full(x.shape, fill, dtype=dtype or x.dtype, device=where.get("device") or x.device)
 
 
 def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:

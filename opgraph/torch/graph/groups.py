@@ -210,12 +210,8 @@ def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
             continue
         is_drawn = all(is_random(n) for n in node.all_input_nodes) and bool(node.all_input_nodes)
         readers: list[int] = []
-        waiting = [(user, True) for user in node.users]
-        while waiting:
-            user, fuses = waiting.pop()
-            if is_view(user):
-                waiting += [(u, fuses and keeps_elements(user)) for u in user.users]
-            elif user.op != "output":
+        for user, fuses in _readers(node):
+            if user.op != "output":
                 readers.append(levels[user] - (user in computed and not fuses))
             elif not is_drawn:
                 readers.append(levels[node])
@@ -236,7 +232,7 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
         if node not in computed or is_reduction(node):
             continue
         found: set[Node] = set()
-        for user in _readers(node):
+        for user, _ in _readers(node):
             if user in calls:
                 found |= calls[user]
             elif user not in computed and _is_last_call(user):
@@ -253,8 +249,9 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
     for node in reversed(graph.nodes):
         if node not in calls:
             continue
-        if any(user in calls for user in _readers(node)):  # where its readers are
-            levels[node] = min(levels[user] for user in _readers(node))
+        readers = _readers(node)
+        if any(user in calls for user, _ in readers):  # where its readers are, or before a view that ends the kernel
+            levels[node] = min(levels[user] - (user in computed and not fuses) for user, fuses in readers)
             continue
         large = [s for s in sources.of(node) if 2 * bytes_of(s) >= bytes_of(node)]
         later = set.intersection(*(reading.get(s, set()) for s in large)) if large else set()
@@ -265,15 +262,17 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
                 levels[call] = max(levels[call], levels[node])
 
 
-def _readers(node: Node) -> list[Node]:
-    """What reads the memory of a node, perhaps through views."""
-    found, waiting = [], list(node.users)
+def _readers(node: Node) -> list[tuple[Node, bool]]:
+    """What reads the memory of a node, perhaps through views, and whether a kernel that makes the node has the elements
+    that are read at hand."""
+    found = []
+    waiting = [(user, True) for user in node.users]
     while waiting:
-        user = waiting.pop()
+        user, fuses = waiting.pop()
         if is_view(user):
-            waiting += user.users
+            waiting += [(u, fuses and keeps_elements(user)) for u in user.users]
         else:
-            found.append(user)
+            found.append((user, fuses))
     return found
 
 
@@ -281,8 +280,7 @@ def _is_last_call(node: Node) -> bool:
     """Whether a library call may run at any time: the graph's outputs alone read its result."""
     if node.op != "call_function" or writes(node) or is_random(node):
         return False
-    users = _readers(node)
-    return all(u.op == "output" or (u.target is operator.getitem and _is_last_call(u)) for u in users)
+    return all(u.op == "output" or (u.target is operator.getitem and _is_last_call(u)) for u, _ in _readers(node))
 
 
 def loop_shape(node: Node) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watch
 from opgraph.torch.graph.targets import Target, target_of
 from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
+from opgraph.torch.graph.writes import join_writes
 
 aten = torch.ops.aten
 
@@ -42,6 +43,7 @@ aten = torch.ops.aten
 _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
     aten.baddbmm.default: torch.baddbmm, aten.convolution.default: torch.convolution, aten.cat.default: torch.cat,
+    aten._foreach_copy_.default: torch._foreach_copy_, aten._foreach_add_.Scalar: torch._foreach_add_,
 }  # fmt: skip
 
 
@@ -83,6 +85,8 @@ class Program:
 
     Args:
         module: an FX graph of ATen ops with fake values in each node's meta, of sizes that are known.
+        rounding: as `ogt.fuse` takes it.
+        most_constants: see `fold_constants`.
 
     Attributes:
         source: the text of the function.
@@ -90,7 +94,7 @@ class Program:
         library_calls: the nodes that torch computes, in order.
     """
 
-    def __init__(self, module: GraphModule, rounding: str = "store") -> None:
+    def __init__(self, module: GraphModule, rounding: str = "store", most_constants: int | None = None) -> None:
         self.module = module
         self._rounding = rounding
         self.launches: list[Launch] = []
@@ -100,8 +104,9 @@ class Program:
         self._env: dict[str, Any] = {
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
         }  # fmt: skip
-        fold_constants(module)
+        fold_constants(module, most_constants)
         move_fills(module.graph)
+        join_writes(module.graph)
         self._begin = Beginnings(module)
         steps = self._steps()
         self._returned = _flat_outputs(module)
@@ -383,7 +388,7 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
     for part in partition(graph, side_by_side=True).partitions:
         if part.kind != "fused":
             raise _RefusedError(group.nodes)
-        kernel = target.kernel(part, rounding)
+        kernel = target.kernel(part, rounding, emitter.arguments)
         if kernel is None:
             raise _RefusedError(group.nodes)
         for port in part.output_ports:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.graph.aten import packet, value_of
-from opgraph.torch.graph.constants import fold_constants, share_constants
+from opgraph.torch.graph.constants import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.torch_internals import hint, without_modes
 from opgraph.torch.graph.views import is_view
@@ -85,10 +85,15 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             with config.patch(activation_memory_budget=max(float(memory), math.ulp(0.0))):
                 return cut(joint, inputs, **arguments)
         keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
+        constants = constants_of(joint.graph)
         for node in joint.graph.nodes:
-            if "recompute" not in node.meta and (node in keep or not _may_be_recomputed(node)):
+            if "recompute" not in node.meta and (node in keep or not (node in constants or _may_be_recomputed(node))):
                 node.meta["recompute"] = _KEPT
-        with config.patch(aggressive_recomputation=True, recompute_views=True, activation_memory_budget=1.0):
+        obeying: dict[str, Any] = {
+            "aggressive_recomputation": True, "recompute_views": True, "ban_recompute_reductions": False,
+            "activation_memory_budget": 1.0,
+        }  # fmt: skip
+        with config.patch(**obeying):
             return cut(joint, inputs, **arguments)
 
     return split
@@ -119,6 +124,8 @@ def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -
 
     nodes = [n for n in joint.nodes if n.op != "output"]
     backward = _backward(joint, forward_outputs)
+    constants = constants_of(joint)  # of symbolic sizes: other ones have been folded
+    forward = _computed_forward(joint, forward_outputs)
     free = set(free)
     flow = networkx.DiGraph()
     flow.add_nodes_from(("forward", "backward"))
@@ -131,7 +138,8 @@ def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -
                 flow.add_edge((node, "out"), "backward", capacity=math.inf)
             elif user.op != "output":
                 flow.add_edge((node, "out"), (user, "in"), capacity=math.inf)
-        if node.op == "placeholder" or not _may_be_recomputed(node):
+        is_free_to_move = node in constants or node not in forward or _may_be_recomputed(node)
+        if node.op == "placeholder" or not is_free_to_move:
             flow.add_edge("forward", (node, "in"), capacity=math.inf)
     # networkx puts into the second part all that reaches the sink: this cut is the one nearest the backward.
     _, (before, after) = networkx.minimum_cut(flow, "forward", "backward")
@@ -152,6 +160,21 @@ def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
         if isinstance(gradient, Node):
             found.add(gradient)  # one that is a value of the forward: nothing else would be computed from it
     return found - {n for n in returned[:forward_outputs] if isinstance(n, Node)}
+
+
+def _computed_forward(joint: Graph, forward_outputs: int) -> set[Node]:
+    """What the forward's outputs are computed from. Of the rest backward alone reads: it runs there, and once."""
+    (output,) = [n for n in joint.nodes if n.op == "output"]
+    returned = output.args[0]
+    assert isinstance(returned, (list, tuple))
+    found: set[Node] = set()
+    waiting = [n for n in returned[:forward_outputs] if isinstance(n, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
 
 
 def _may_be_recomputed(node: Node) -> bool:

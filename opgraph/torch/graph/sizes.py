@@ -16,13 +16,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from opgraph.runtime.bounded import Bounded
-from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.aten import FROM_SIZES, packet, value_of
+from opgraph.torch.graph.constants import SYMBOLIC
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.torch_internals import without_modes
 
 #: Sets of sizes whose programs are remembered for one graph.
 MAX_SETS = 64
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def has_symbols(module: GraphModule) -> bool:
@@ -79,7 +79,7 @@ class SizedPrograms:
         numbers: dict[Node, Any] = {}
 
         def number(value: Any) -> Any:
-            if not isinstance(value, _SYMBOLIC):
+            if not isinstance(value, SYMBOLIC):
                 return value
             found = value.node.expr.xreplace(known)
             if getattr(found, "free_symbols", ()):
@@ -94,20 +94,37 @@ class SizedPrograms:
         for node in self.module.graph.nodes:
             value = value_of(node)
             try:
-                if isinstance(value, _SYMBOLIC):
+                if isinstance(value, SYMBOLIC):
                     numbers[node] = number(value)
                     if node.op != "placeholder":
                         continue
                 value = _concrete(value, number, fakes)
             except _Unknown:
                 value = None
+            whole = _WHOLE_SLICES.get(packet(node))
+            if whole is not None and _is_same(value, value_of(renamed[node.args[whole]])):
+                renamed[node] = renamed[node.args[whole]]
+                continue
             made = graph.create_node(
                 node.op, node.target, _mapped(node.args, argument, number), _mapped(node.kwargs, argument, number),
                 node.name, node.type,
             )  # fmt: skip
-            made.meta = {**node.meta, "val": value}
+            given = [*enumerate(node.args), *node.kwargs.items()]
+            symbols = [name for name, a in given if isinstance(a, SYMBOLIC) or (isinstance(a, Node) and a in numbers)]
+            made.meta = {**node.meta, "val": value, FROM_SIZES: symbols}
             renamed[node] = made
         return GraphModule(module, graph)
+
+
+#: Slices, and which argument they give back where they take or write all of it; of known sizes AOTAutograd leaves such
+#: slices out.
+_WHOLE_SLICES = {torch.ops.aten.slice: 0, torch.ops.aten.slice_scatter: 1}
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if value is None or other is None:
+        return False
+    return (value.shape, value.stride(), value.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 class _Unknown(Exception):  # noqa: N818 - it ends one node, and is no error
@@ -123,7 +140,7 @@ def _is_symbolic(value: Any) -> bool:
         return any(isinstance(s, torch.SymInt) for s in (*value.shape, *value.stride(), value.storage_offset()))
     if isinstance(value, (list, tuple)):
         return any(map(_is_symbolic, value))
-    return isinstance(value, _SYMBOLIC)
+    return isinstance(value, SYMBOLIC)
 
 
 def _concrete(value: Any, number: Callable[[Any], Any], fakes: FakeTensorMode) -> Any:

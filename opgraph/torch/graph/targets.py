@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -49,8 +49,12 @@ class Target(Protocol):
     alignment: int
     values: Mapping[str, Any]
 
-    def kernel(self, partition: Partition, rounding: str) -> Any:
-        """The compiled loop of a fused partition; None where it cannot be launched by address."""
+    def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
+        """The compiled loop of a fused partition; None where it cannot be launched by address.
+
+        Args:
+            arguments: ids of the scalar constants that its text does not hold; see `lower`.
+        """
 
     def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """The prepared call on tensors that lie at these places; compiles what it needs."""
@@ -85,9 +89,9 @@ class HostTarget:
     alignment = 1
     values: Mapping[str, Any] = {"allocate": torch_prepared.empty_cpu}
 
-    def kernel(self, partition: Partition, rounding: str) -> HostKernel | None:
+    def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> HostKernel | None:
         """As Target."""
-        made = runner(partition, self.engine, rounding=rounding)
+        made = runner(partition, self.engine, rounding=rounding, arguments=arguments)
         return made if isinstance(made, HostKernel) else None
 
     def plan(self, kernel: HostKernel, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
@@ -141,9 +145,9 @@ class CudaTarget:
             "is_capturing": torch.cuda.is_current_stream_capturing, "keep": cuda_memory.keep,
         }  # fmt: skip
 
-    def kernel(self, partition: Partition, rounding: str) -> Any:
+    def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
         """As Target."""
-        return runner(partition, self.engine, rounding=rounding)
+        return runner(partition, self.engine, rounding=rounding, arguments=arguments)
 
     def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """As Target: with packs as wide as the places allow."""

@@ -1,0 +1,223 @@
+"""Other sizes: a captured model that sees another batch size or sequence length compiles no kernel again."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+
+import opgraph as og  # noqa: E402
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.loops.lower import lower  # noqa: E402
+from opgraph.runtime import host  # noqa: E402
+from opgraph.torch.graph.backend import observed  # noqa: E402
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The names of all kernels that are loaded; a kernel's name is a hash of its text."""
+    found = set()
+    load = host.load
+
+    def noted(source, *args, **kwargs):
+        found.add(source.entry)
+        return load(source, *args, **kwargs)
+
+    monkeypatch.setattr(host, "load", noted)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return found
+
+
+class Images(nn.Module):
+    """BatchNorm in training, GroupNorm, LayerNorm over channels, a mean over the image, cross entropy."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 12, 3)
+        self.batch, self.group, self.layer = nn.BatchNorm2d(8), nn.GroupNorm(2, 12), nn.LayerNorm(12)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x, labels):
+        x = F.relu(self.batch(self.first(x)))
+        x = F.silu(self.group(self.second(x)))
+        x = self.layer(x.permute(0, 2, 3, 1)).mean((1, 2))
+        return F.cross_entropy(self.head(x), labels, label_smoothing=0.1)
+
+
+class Tokens(nn.Module):
+    """Half a Llama block and half a GPT-2 block: RMSNorm, rotary embedding, causal attention, GELU, a mean loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(20, 16), nn.LayerNorm(16)
+        self.qkv, self.up, self.down = nn.Linear(16, 48), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, ids, wanted):
+        x = self.embedding(ids)
+        h = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))
+        positions = torch.arange(ids.shape[1])
+        angles = positions[:, None] * 0.1 ** torch.arange(4.0)
+        cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
+        q, k = (t * cos + torch.cat([-t[..., 4:], t[..., :4]], -1) * sin for t in (q, k))
+        hidden = torch.where(positions[:, None] < positions, -torch.inf, 0.0)
+        weights = torch.softmax(q @ k.mT * 8**-0.5 + hidden, -1)
+        x = x + (F.dropout(weights, 0.1) @ v).transpose(1, 2).flatten(2)
+        x = x + self.down(F.gelu(self.up(self.norm(x)), approximate="tanh"))
+        return (x[:, :-1] - wanted[:, 1:]).square().mean() * ids.shape[1]
+
+
+def images(batch, size):
+    return torch.randn(batch, 3, size, size), torch.arange(batch) % 5
+
+
+def tokens(batch, length):
+    return torch.randint(0, 20, (batch, length)), torch.randn(batch, length, 16)
+
+
+def graphs_of(captured):
+    return [g for g in captured if g.forward is not None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "feed", "sizes"),
+    [(Images, images, [(2, 9), (3, 9), (5, 9), (3, 11)]), (Tokens, tokens, [(2, 9), (3, 9), (5, 9), (3, 11), (5, 12)])],
+    ids=["images", "tokens"],
+)
+def test_other_sizes_compile_no_kernel(kernels, kind, feed, sizes):
+    """One program serves each set of sizes; what follows from sizes (1/N, masks) is no part of a kernel's text."""
+    plain = kind()
+    fused = ogt.fuse(kind())
+    fused.load_state_dict(plain.state_dict())
+    counts = []
+    for number, size in enumerate(sizes):
+        inputs = feed(*size)
+        results = []
+        for model in (plain, fused):
+            model.zero_grad()
+            torch.manual_seed(number)
+            loss = model(*inputs)
+            loss.backward()
+            results.append([loss, *(p.grad for p in model.parameters()), *model.buffers()])
+        torch.testing.assert_close(*results)
+        counts.append(len(kernels))
+    assert counts == [counts[0]] * len(sizes)
+
+
+def test_the_same_is_kept_whether_sizes_are_symbols_or_numbers(kernels):
+    """A mask that follows from sizes is computed again, and of a loss its logarithms are kept, not its exponentials."""
+    model = ogt.fuse(Tokens())
+    captured = []
+    with observed(captured.append):
+        for size in ((2, 9), (3, 9)):
+            model(*tokens(*size)).backward()
+    numbers, symbols = graphs_of(captured)
+    kept = [len([n for n in program.saved if isinstance(n.meta["val"], torch.Tensor)])
+            for program in (numbers.forward, *symbols.forward.programs.values())]  # fmt: skip
+    assert kept[0] == kept[1]
+
+
+def test_a_loss_keeps_its_logarithms_alone(kernels):
+    model = ogt.fuse(Rows(lambda x, y: F.cross_entropy(x * 2, y)))
+    x = torch.randn(6, 40).requires_grad_()
+    captured = []
+    with observed(captured.append):
+        model(x, torch.arange(6)).backward()
+    (graph,) = captured
+    sizes = sorted(n.meta["val"].numel() for n in graph.forward.saved)
+    assert sizes[-1] == 6 * 40 and sum(size > 6 for size in sizes) == 1
+
+
+class Rows(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def test_a_group_norm_backward_is_kernels(kernels):
+    """What is computed for the gradients of a convolution alone stays apart from what reads it through a view."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.second = nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.Conv2d(8, 4, 3)
+
+        def forward(self, x):
+            return self.second(F.silu(self.norm(self.first(x))))
+
+    captured = []
+    with observed(captured.append):
+        ogt.fuse(Net())(torch.randn(2, 3, 8, 8)).square().sum().backward()
+    (graph,) = captured
+    assert {str(n.target) for n in graph.backward.library_calls} == {"aten.convolution_backward.default"}
+
+
+# Numbers that a kernel's text does not hold
+
+
+def test_a_kernel_with_other_arguments_is_the_same_text():
+    sources, results = set(), []
+    for factor in (0.25, 3.0):
+        g = og.Graph()
+        x = g.input("x", "f32", (4, 8))
+        number = g.constant("", factor, dtype="f32")
+        y = g.add_op("Multiply", g.add_op("ReduceSum", x, axes=[1], keep_dims=True), number)
+        g.set_outputs([g.add_op("Multiply", g.add_op("Subtract", x, y), number)])
+        (part,) = g.finalize().get_partitions()
+        lowered = lower(part, arguments={number.id})
+        assert str(factor) in str(lower(part).loop)
+        sources.add(str(lowered.loop))
+        results.append(lowered.loads)
+    assert len(sources) == 1
+    assert [t.data.item() for loads in results for t in loads if t.is_constant] == [0.25, 3.0]
+
+
+NETWORKS = ["ResNet-18, ReLU", "Llama", "GPT-2", "ConvNeXt"]
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_other_sizes_of_networks_compile_no_kernel(kernels, name):
+    model = ogt.fuse(_network(name))
+    counts = []
+    for batch, length in [(2, 12), (3, 12), (5, 12), (3, 20), (5, 24)]:
+        if name in ("Llama", "GPT-2"):
+            ids = torch.randint(0, 60, (batch, length))
+            logits = model(ids).logits[:, :-1].flatten(0, 1)
+            loss = F.cross_entropy(logits, ids[:, 1:].flatten())
+        else:
+            made = model(torch.randn(batch, 3, 32, 32))
+            loss = getattr(made, "logits", made).square().mean()
+        loss.backward()
+        counts.append(len(kernels))
+    assert counts == [counts[0]] * len(counts)
+
+
+def _network(name):
+    import transformers as t
+
+    from opgraph.torch import zoo
+
+    words = {"vocab_size": 64, "use_cache": False}
+    make = {
+        "ResNet-18, ReLU": lambda: zoo.resnet18(nn.ReLU),
+        "Llama": lambda: t.LlamaForCausalLM(
+            t.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, **words)
+        ),
+        "GPT-2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **words)),
+        "ConvNeXt": lambda: t.ConvNextForImageClassification(
+            t.ConvNextConfig(depths=[1, 1, 1], hidden_sizes=[16, 32, 48], num_stages=3, image_size=32)
+        ),
+    }
+    return make[name]().train()
