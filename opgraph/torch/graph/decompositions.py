@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from opgraph.torch.graph.norms import decompositions_of_norms
 from opgraph.torch.graph.torch_internals import hint
 
 aten = torch.ops.aten
@@ -37,10 +38,15 @@ _BY_TORCH = (
 
 
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Decompositions by ATen overload, as AOTAutograd takes them."""
+def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[..., Any]]:
+    """Decompositions by ATen overload, as AOTAutograd takes them.
+
+    Args:
+        shows_statistics: mean and inverse deviation of norms may be results of the graph (`norms`).
+    """
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
     table = dict(get_decompositions(packets))
+    table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
     table[aten.native_dropout.default] = _dropout
     table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
