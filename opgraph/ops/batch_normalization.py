@@ -168,7 +168,8 @@ def _training_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     """BatchNormTrainingBackward of d, and what reaches the inputs by way of the statistics."""
     src, affine = op.inputs[0], op.inputs[3:]
     axes = other_axes(rank_of(op, src), op.attrs)
-    center, variance, wide = *op.outputs[3:], affine
+    center, variance = op.outputs[3:]
+    wide: Sequence[LogicalTensor] = affine
     if center.dtype == "bf16":  # made again: statistics of 16 bits would be far from the truth
         kept_mean, _, kept_variance = statistics.moments(build, widened(build, src), axes)
         center, variance = (build("Squeeze", t, axes=axes) for t in (kept_mean, kept_variance))
