@@ -12,7 +12,7 @@ from opgraph.ir.shapes import ShapeMismatch
 from opgraph.ops import statistics
 from opgraph.ops.families import DATA_FORMAT
 from opgraph.ops.library import in_numpy, in_torch, library, mean_of
-from opgraph.ops.spelling import as_declared, attr_of, inverse_deviation, rank_of, widened
+from opgraph.ops.spelling import as_declared, attr_of, in_dtype, inverse_deviation, rank_of, widened
 from opgraph.ops.statistics import AFFINE, NEEDED_EPSILON, TYPES
 
 _Gradients = Sequence[LogicalTensor | None]
@@ -168,13 +168,20 @@ def _training_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     """BatchNormTrainingBackward of d, and what reaches the inputs by way of the statistics."""
     src, affine = op.inputs[0], op.inputs[3:]
     axes = other_axes(rank_of(op, src), op.attrs)
+    center, variance = op.outputs[3:]
+    wide: Sequence[LogicalTensor] = affine
+    if center.dtype == "bf16":  # made again: statistics of 16 bits would be far from the truth
+        kept_mean, _, kept_variance = statistics.moments(build, widened(build, src), axes)
+        center, variance = (build("Squeeze", t, axes=axes) for t in (kept_mean, kept_variance))
+        wide = [widened(build, t) for t in affine]
     parts: list[LogicalTensor] = []
     of_affine: list[LogicalTensor | None] = [None] * len(affine)
     if d[0] is not None:
         attrs = {n: v for n, v in op.attrs.items() if n != "momentum"}
-        inputs = [src, d[0], *op.outputs[3:], *affine[:1]]
-        made = build.like("BatchNormTrainingBackward", inputs, [src, *affine], f"{op.name}_backward", attrs)
-        parts, of_affine = [made[0]], list(made[1:])
+        inputs = [src, d[0], center, variance, *wide[:1]]
+        made = build.like("BatchNormTrainingBackward", inputs, [src, *wide], f"{op.name}_backward", attrs)
+        parts = [made[0]]
+        of_affine = [in_dtype(build, made_of, t.dtype) for made_of, t in zip(made[1:], affine, strict=True)]
     old, new = _momentum(op), 1 - _momentum(op)
     of_old: list[LogicalTensor | None] = []
     of_moments = []
@@ -183,8 +190,8 @@ def _training_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
         arrived = [*([] if running is None else [build("Multiply", running, new)]), *([] if batch is None else [batch])]
         total = statistics.summed(build, arrived)
         of_moments.append(None if total is None else build("Unsqueeze", total, axes=axes))
-    center = build("Unsqueeze", op.outputs[3], axes=axes)
-    parts += statistics.through_moments(build, src, axes, center, *of_moments)
+    along = build("Unsqueeze", center, axes=axes)
+    parts += statistics.through_moments(build, src, axes, along, *of_moments)
     return [statistics.summed(build, parts), *of_old, *of_affine]
 
 

@@ -72,6 +72,25 @@ def between(x: str, low: str | None, high: str | None, *, nan_counts: bool) -> s
     return f"Select({mask}, {bounded}, {x})" if nan_counts else f"Select({mask}, {x}, {bounded})"
 
 
+def _torch_hardtanh(p: Attrs) -> str:
+    """torch.nn.functional.hardtanh: 16-bit values are compared with the bounds as they were given.
+
+    A bound that the dtype lacks would be rounded among its values. Its next value on the side that is compared with it
+    stands for it there.
+    """
+    form = between("input", "$min_val", "$max_val", nan_counts=True)
+    if p["dtype"] not in ("bf16", "f16"):
+        return form
+    ends = (("LessOrEqual(input, {})", "min_val", -math.inf), ("GreaterEqual(input, {})", "max_val", math.inf))
+    for comparison, name, side in ends:
+        value = np.asarray(p[name]).astype(dtypes.get(p["dtype"]).numpy)
+        if math.isfinite(value) and (float(value) - p[name]) * side < 0:
+            value = np.nextafter(value, value.dtype.type(side))
+        if math.isfinite(value):
+            form = form.replace(comparison.format(f"${name}"), comparison.format(repr(float(value))))
+    return form
+
+
 MAXIMUM = pointwise(
     "Maximum",
     "y = max(a, b); NaN if either is NaN. Of two zeros b.",
@@ -215,10 +234,7 @@ CLAMP = pointwise(
         TorchCall("clamp|clip(input, min=None, max=None)", _torch_bounds, _exactly),
         TorchCall("clamp_min(input, min)", _torch_bounds, _exactly),
         TorchCall("clamp_max(input, max)", _torch_bounds, _exactly),
-        TorchCall(
-            "hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False)",
-            between("input", "$min_val", "$max_val", nan_counts=True),
-        ),
+        TorchCall("hardtanh(input, min_val=-1.0, max_val=1.0, inplace=False)", _torch_hardtanh),
         TorchCall("relu6(input, inplace=False)", between("input", "0", "6", nan_counts=True)),
     ),
     source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",

@@ -97,12 +97,12 @@ def _layer_norm_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     src, *affine = op.inputs
     axes = axes_of(op)
     wide = affine
-    if len(op.outputs) > 1:
+    if len(op.outputs) > 1 and op.outputs[1].dtype != "bf16":
         center, variance = op.outputs[1:]
-    else:
+    else:  # made again: statistics of 16 bits would be far from the truth
         kept_mean, _, kept_variance = statistics.moments(build, widened(build, src), axes)
         center, variance = (build("Squeeze", t, axes=axes) for t in (kept_mean, kept_variance))
-        wide = [in_dtype(build, t, center.dtype) for t in affine]  # statistics of 16 bits would be far from the truth
+        wide = [in_dtype(build, t, center.dtype) for t in affine]
     parts: list[LogicalTensor] = []
     of_affine: list[LogicalTensor | None] = [None] * len(affine)
     if d[0] is not None:

@@ -279,6 +279,43 @@ def test_threshold_compares_with_a_number_that_16_bits_lack(dtype) -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_hardtanh_compares_with_numbers_that_16_bits_lack(dtype) -> None:
+    """Next to 0.7 bf16 has a value below it, f16 one above."""
+    x = torch.tensor([0.7, -0.3, 0.5, 0.704, 0.75, -0.31, INF, -INF, NAN], dtype=torch.float64).to(dtype)
+    for low, high in ((-0.3, 0.7), (-0.7, 0.3), (-60000.0, INF)):
+        assert_same(
+            gradients(fuse(lambda x, low=low, high=high: F.hardtanh(x, low, high)), x),
+            gradients(lambda x, low=low, high=high: F.hardtanh(x, low, high), x),
+        )
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_captured_derivatives_are_those_of_torchs_kernels(dtype) -> None:
+    """NaN at NaN where their vectors have it (their scalar loops have 1), and a threshold that 16 bits lack."""
+
+    def function(*x):
+        functions = (F.elu, F.celu, F.selu, F.hardswish, lambda x: F.threshold(x, 0.3, 0.0))
+        return torch.stack([f(x) for f, x in zip(functions, x, strict=True)])
+
+    x = torch.tensor([NAN, 0.3, 0.0, -1.0, 3.0, -3.0, 5.0, 1.0] * 8, dtype=torch.float64).to(dtype)
+    got = gradients(torch.compile(function, backend="opgraph", fullgraph=True), *[x] * 5)
+    torch.testing.assert_close(
+        got, gradients(function, *[x] * 5), rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *NARROW), ids=str)
+@pytest.mark.parametrize(
+    ("function", "points"),
+    [(torch.logit, [0.0, 1.0, 0.5, 0.25, -0.1, 1.1, INF, -INF, NAN]), (torch.special.entr, [0.0, 1.0, 3.0, INF, NAN])],
+)
+def test_gradients_at_the_ends_of_where_a_function_is_defined(function, points, dtype) -> None:
+    x = torch.tensor(points, dtype=dtype)
+    got, expected = gradients(fuse(lambda x: function(x)), x), gradients(function, x)
+    torch.testing.assert_close(got, expected, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *NARROW), ids=str)
 def test_logit_has_a_whole_gradient_at_the_ends(dtype) -> None:
     x = torch.tensor([0.1, 0.9, 0.05, 0.5, 0.95], dtype=dtype)

@@ -24,6 +24,7 @@ from opgraph.torch.graph.branches import fold_branches, written_arguments
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written
+from opgraph.torch.graph.norms import shows_statistics
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
@@ -149,7 +150,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 bw_compiler=part("backward"),
                 inference_compiler=part("inference"),
                 partition_fn=partitioner(memory),
-                decompositions=decompositions(),
+                decompositions=decompositions(shows_statistics=shows_statistics(graph)),
                 keep_inference_input_mutations=True,
             )(graph, example_inputs)
         except Exception as error:  # this graph alone, for those before it in the same call have run

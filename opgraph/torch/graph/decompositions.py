@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from opgraph.torch.graph.norms import decompositions_of_norms
 from opgraph.torch.graph.torch_internals import hint
 
 aten = torch.ops.aten
@@ -24,29 +25,37 @@ _BY_TORCH = (
     "_batch_norm_with_update", "_batch_norm_with_update_functional", "_fused_rms_norm", "_fused_rms_norm_backward",
     "_log_softmax", "_log_softmax_backward_data", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training", "_softmax", "_unsafe_view", "addcdiv", "addcmul",
-    "batch_norm_backward", "celu", "cudnn_batch_norm", "cudnn_batch_norm_backward", "detach", "elu", "elu_backward",
-    "glu", "glu_backward", "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "huber_loss",
+    "batch_norm_backward", "celu", "cudnn_batch_norm", "cudnn_batch_norm_backward", "detach", "elu",
+    "glu", "glu_backward", "hardsigmoid_backward", "hardtanh_backward", "huber_loss",
     "huber_loss_backward", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward", "logit",
     "logit_backward", "masked_fill", "mse_loss", "mse_loss_backward", "native_batch_norm", "native_batch_norm_backward",
     "native_dropout_backward", "native_group_norm", "native_group_norm_backward", "native_layer_norm",
     "native_layer_norm_backward", "new_full", "new_ones", "new_zeros", "nll_loss2d_backward", "nll_loss2d_forward",
     "nll_loss_backward", "nll_loss_forward", "ones_like", "rsub", "select_backward", "sigmoid_backward",
     "slice_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "softplus_backward", "split_with_sizes_copy",
-    "square", "t", "tanh_backward", "threshold_backward", "unsafe_split", "zeros_like",
+    "square", "t", "tanh_backward", "unsafe_split", "zeros_like",
 )  # fmt: skip
 
 
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Decompositions by ATen overload, as AOTAutograd takes them."""
+def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[..., Any]]:
+    """Decompositions by ATen overload, as AOTAutograd takes them.
+
+    Args:
+        shows_statistics: mean and inverse deviation of norms may be results of the graph (`norms`).
+    """
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
     table = dict(get_decompositions(packets))
+    table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
     table[aten.native_dropout.default] = _dropout
     table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
     table[aten._softmax_backward_data.default] = _softmax_backward
     table[aten.constant_pad_nd.default] = _constant_pad_nd
     table[aten.full_like.default] = _full_like
+    table[aten.elu_backward.default] = _elu_backward
+    table[aten.hardswish_backward.default] = _hardswish_backward
+    table[aten.threshold_backward.default] = _threshold_backward
     return table
 
 
@@ -112,6 +121,33 @@ def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_
     g, y = grad.to(wide), output.to(wide)
     made: torch.Tensor = (g - (g * y).sum(dim, keepdim=True)) * y
     return made.to(input_dtype).contiguous()
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _elu_backward(
+    grad: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: torch.Tensor
+) -> torch.Tensor:
+    """As torch's kernels compute it: NaN at NaN."""
+    g, v = _widened(grad), _widened(x)
+    if is_result:
+        below = g * input_scale * (v + alpha * scale)
+    else:
+        below = g * input_scale * (alpha * scale) * torch.exp(v * input_scale)
+    return torch.where(v > 0, g * scale, below).to(grad.dtype)
+
+
+def _hardswish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """As torch's kernels compute it: NaN at NaN."""
+    g, v = _widened(grad), _widened(x)
+    return torch.where(v <= -3, 0.0, torch.where(v >= 3, g, g * (v / 3 + 0.5))).to(grad.dtype)
+
+
+def _threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """As torch's kernels compute it: the threshold is not rounded to a value of the dtype."""
+    return torch.where((_widened(x) if threshold else x) <= threshold, 0, grad)
 
 
 def _var_mean(

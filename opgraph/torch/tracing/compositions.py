@@ -54,11 +54,18 @@ def _larger(p: Mapping[str, Any], sign: str) -> str:
 
 
 def _logit(p: Mapping[str, Any]) -> str:
-    inside = "input"
     if p["eps"] is not None:  # with a whole gradient at the ends, as torch has it
         high = repr(1 - p["eps"])
         inside = f"Select(Less(input, $eps), $eps, Select(Greater(input, {high}), {high}, input))"
-    return f"Log(Divide({inside}, Subtract(1, {inside})))"
+        return f"Log(Divide({inside}, Subtract(1, {inside})))"
+    # At 0 and 1 with an infinite derivative, that of one logarithm; outside with none.
+    ends = "Select(LessOrEqual(input, 0), Log(input), Neg(Log(Subtract(1, input))))"
+    inner = "And(Greater(input, 0), Less(input, 1))"
+    outside = "Multiply(input, Log(-1))"
+    return (
+        f"Select({inner}, Log(Divide(input, Subtract(1, input))), "
+        f"Select(Or(Equal(input, 0), Equal(input, 1)), {ends}, {outside}))"
+    )
 
 
 def _scaled(p: Mapping[str, Any], rest: str) -> str:
@@ -102,7 +109,7 @@ COMPOSITIONS = (
     TorchCall(
         "entr(input)",
         "Select(Less(input, 0), -1e999, Select(Equal(input, 0), Sqrt(Subtract(input, StopGradient(input))), "
-        "Neg(Multiply(input, Log(input)))))",
+        "Select(Equal(input, 1e999), Neg(Square(input)), Neg(Multiply(input, Log(input))))))",
     ),
     TorchCall("logit(input, eps=None)", _logit),
     # 0 only where the logarithm is infinite or none: elsewhere the derivative by x is the logarithm, at x = 0 too.

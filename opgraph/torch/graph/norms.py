@@ -1,0 +1,66 @@
+"""Norms of f16 and bf16: mean and inverse deviation reach the backward pass in f32, in which they are computed.
+
+On the CPU torch's decompositions round them to the dtype of the input. Eager torch does so where parameters have that
+dtype, too; next to f32 parameters, as under autocast, it keeps f32. Rounded statistics are far from the truth: around
+100 a mean of bf16 is off by up to 0.25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+
+_NARROW = (torch.float16, torch.bfloat16)
+#: Ops whose second and third results are the statistics.
+_MAKERS = (
+    "_batch_norm_with_update", "_batch_norm_with_update_functional", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional", "native_batch_norm", "native_group_norm", "native_layer_norm",
+)  # fmt: skip
+
+
+def decompositions_of_norms(
+    by_torch: dict[Any, Callable[..., Any]], *, shows_statistics: bool
+) -> dict[Any, Callable[..., Any]]:
+    """Decompositions of the ops that make statistics, by ATen overload.
+
+    Args:
+        by_torch: torch's decompositions.
+        shows_statistics: the graph may return statistics: they have the dtype that eager torch gives them.
+    """
+    overloads = [getattr(getattr(aten, name), o) for name in _MAKERS for o in getattr(aten, name).overloads()]
+    return {o: _with_wide_statistics(by_torch[o], shows_statistics) for o in overloads if o in by_torch}
+
+
+def _with_wide_statistics(by_torch: Callable[..., Any], shows_statistics: bool) -> Callable[..., Any]:
+    def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        if x.dtype not in _NARROW:
+            made: tuple[torch.Tensor, ...] = by_torch(x, *args, **kwargs)
+            return made
+        y, mean, inverse, *rest = by_torch(x.float(), *args, **kwargs)
+        if shows_statistics and x.device.type == "cpu":
+            others = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+            kept = others[0] if others else x.dtype
+            mean, inverse = mean.to(kept), inverse.to(kept)
+        return (y.to(x.dtype), mean, inverse, *rest)
+
+    return decomposed
+
+
+def shows_statistics(graph: GraphModule) -> bool:
+    """Whether a graph of torch functions calls an op that returns statistics, so that they may be results."""
+    return any(_name(node) in _MAKERS for node in _nodes(graph))
+
+
+def _name(node: Node) -> str:
+    return getattr(node.target, "__name__", "").partition(".")[0]
+
+
+def _nodes(graph: GraphModule) -> Iterator[Node]:
+    for module in graph.modules():
+        if isinstance(module, GraphModule):
+            yield from module.graph.nodes
