@@ -3,14 +3,13 @@
 The truth is the same program in float64. An element of a result may be
 
 - within the bound of a single op (`specs/accuracy.md`) of it,
-- or at most twice as far from it as eager is, here or at arguments that differ by their rounding: where sums cancel, how
-  far eager is off is chance, so it is measured at several,
+- or at most twice as far from it as eager is, here or at arguments nearby: where sums cancel, how far eager is off is
+  chance, so it is measured at several,
 - and beside that as far as twice what the last bit of an argument is worth: the truth is computed again with every
   argument moved by up to its rounding error.
 
 Nothing is excused for being next to an element that is off. Of a result in float64 eager's own is the truth, and how
-far off it is itself is measured one dtype below: as the same program in float32 is, on arguments that float32 holds and
-that lie nearby.
+far off it is itself is measured one dtype below: as the same program in float32 is, on arguments that float32 holds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ BOUNDS = {torch.float16: 0.51, torch.bfloat16: 0.51, torch.float32: 3.0, torch.f
 MOVES = 4
 #: At how many arguments eager is measured; at more where an element is off by these.
 MEASURED = (8, 64)
-#: How near arguments are, relatively, at which float32 is measured for float64: many of float32 lie between.
+#: How near these are, relatively: as far away as values on the way are rounded in other ways (tanh(4) changes its last
+#: bit with the 11th of 4), and as many numbers of float32 lie between for float64.
 NEARBY = 2.0**-6
 #: What rounding in float64 is worth of that in float32.
 EPS_BELOW = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
@@ -157,11 +157,10 @@ class Judge:
         """Eager in a dtype (of float64, in float32) and in float64, at the same arguments nearby."""
         is_wide = dtype == torch.float64
         truth = self._program if is_wide else self._exact
-        near = NEARBY if is_wide else torch.finfo(dtype).eps
         found = self._nearby.setdefault(dtype, [])
         for seed in range(len(found), count):
-            narrow = run(self._program, self._call, self._derivative, rounded(mover(seed, near)))
-            change = rounded(mover(seed, near), and_widened=True)
+            narrow = run(self._program, self._call, self._derivative, rounded(mover(seed, NEARBY)))
+            change = rounded(mover(seed, NEARBY), and_widened=True)
             found.append((narrow, run(truth, self._call, self._derivative, change, wide_dtype)))
         return found
 
