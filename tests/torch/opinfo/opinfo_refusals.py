@@ -156,13 +156,13 @@ TABLE: tuple[Refusal, ...] = (
         "elements are found by an index or a mask",
         "unravel_index gather index_* put take take_along_dim scatter* masked_scatter masked_select "
         "_unsafe_masked_index* nonzero_static argwhere select_scatter slice_scatter diagonal_scatter "
-        "as_strided_scatter repeat_interleave",
+        "as_strided_scatter repeat_interleave nn_functional_one_hot one_hot",
     ),
     Refusal(
         _NO_OP,
         "data are moved: joined, padded, repeated, turned, cut",
         "cat _chunk_cat stack ?stack column_stack block_diag broadcast_tensors cartesian_prod combinations meshgrid_* "
-        "constant_pad_nd nn_functional_pad_* rot90 repeat tile tril triu diag diag_embed diagflat "
+        "constant_pad_nd nn_functional_pad_* repeat tile tril triu diag diag_embed diagflat "
         "nn_functional_pixel_* nn_functional_channel_shuffle slice ?split unsafe_split unsafe_chunk atleast_?d "
         "squeeze* unsqueeze sum_to_size *_copy",
     ),
@@ -190,7 +190,12 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         _NO_OP,
         "pointwise, and no op of opgraph means it yet",
-        "frexp gcd lcm ldexp nextafter isclose __rdiv__ __rmod__ __rpow__ __rsub__",
+        "frexp gcd lcm ldexp nextafter isclose",
+    ),
+    Refusal(
+        _NO_OP,
+        "as operators (1 - x) they are fused; as functions of these names nobody calls them",
+        "__rdiv__ __rmod__ __rpow__ __rsub__",
     ),
     Refusal(_NO_OP, "opgraph has no integers of 16 bits", "short"),
     # What torch.compile makes of programs, with any backend.

@@ -49,6 +49,22 @@ def test_a_sample(name: str, ops: list) -> None:
         assert not findings(name, torch.float32, ops, most=1)
 
 
+#: What the sweep found of functions: op, dtype, checks.
+FOUND = (
+    ("erfinv", torch.float32, "g"),
+    ("asin", torch.float64, "s"),
+    ("atanh", torch.float64, "s"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name,dtype,checks", FOUND, ids=str)
+def test_what_was_found_of_functions(name: str, dtype: torch.dtype, checks: str, ops: list) -> None:
+    with interpreted():
+        sweep = Sweep(["function"], most=1)
+        found = [f for op in ops if op.name == name for f in sweep.findings(op, [dtype], checks)]
+    assert not found, "\n".join(map(str, found))
+
+
 #: What is one kernel, and a norm with running statistics; which checks.
 MODULES = (("nn.GELU", "fge"), ("nn.BatchNorm1d", "f"))
 
