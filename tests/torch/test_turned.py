@@ -1,4 +1,4 @@
-"""flip, roll and half turns of computed values in fused functions: values, layout, gradients, plans, torch's own errors."""
+"""flip, roll and half turns of computed values in fused functions: values, layout, gradients, plans, errors."""
 
 from __future__ import annotations
 

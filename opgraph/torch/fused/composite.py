@@ -16,7 +16,7 @@ from opgraph.runtime.providers.torch import torch_dtype
 def composite(graph: Graph, tensors: Sequence[torch.Tensor], rounding: str) -> list[torch.Tensor]:
     """The results of a graph, each op by the torch form in its record; differentiable by torch.
 
-    Each has memory of its own, as a kernel's results have: what is a tensor that was given, or another result, is copied.
+    Each has memory of its own, as a kernel's results have: a tensor that was given, or another result, is copied.
 
     Args:
         rounding: "store": f16 and bf16 values are rounded where a result is made, as in a kernel; "each": by every op.

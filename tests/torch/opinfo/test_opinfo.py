@@ -226,7 +226,9 @@ ERRORS = {
 def test_an_error_is_excused_by_the_one_that_torch_raises(name: str) -> None:
     expected, error, file, kind = ERRORS[name]
     judge = Judge(torch.exp, Call("call", "", (torch.ones(2),), {}))
-    judge.eager = run(torch.exp, Call("call", "", (torch.ones(2),), {})) if expected is None else Outcome(error=expected)
+    judge.eager = (
+        run(torch.exp, Call("call", "", (torch.ones(2),), {})) if expected is None else Outcome(error=expected)
+    )
     got = Outcome() if error is None else raising(error, file)
     assert verdict(judge, got, "function")[0] == kind
 
