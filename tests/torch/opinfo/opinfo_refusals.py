@@ -278,6 +278,7 @@ TABLE: tuple[Refusal, ...] = (
         "where operands lie in several orders, a function that is several ops of opgraph lies in memory as the results "
         "of these ops would, one after the other; torch looks at all operands at once",
         "addcdiv addcmul clamp copysign div_floor_rounding floor_divide",
+        ways=("function", *CAPTURED),
         kind="wrong",
     ),
     Refusal(
