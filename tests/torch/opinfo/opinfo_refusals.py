@@ -98,21 +98,20 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "it is applied to a computed value",
         "values of a fused function have no memory to be viewed; views of arguments come first",
-        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten linalg_pinv_singular masked_* "
+        "T mT t __getitem__ chunk diagonal flatten linalg_pinv_singular masked_* "
         "movedim narrow nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* rot90 select "
         "split* squeeze* svd_lowrank tensor_split transpose unbind unflatten unsqueeze view*",
     ),
     Refusal(
-        "opgraph has no op for these arguments|(Trigamma|Erfcx|I0eSlope|I1e|I1) has no gradient",
+        "opgraph has no op for these arguments|(Trigamma|Erfcx|I0eSlope|I1e) has no gradient",
         "higher derivatives of special functions have no op",
-        "digamma erfinv i0 polygamma_* special_polygamma_* special_erfcx special_i0e special_i1 special_i1e "
-        "special_log_ndtr special_ndtri",
+        "digamma erfinv polygamma_* special_polygamma_* special_i0e special_i1 special_log_ndtr special_ndtri",
         ways=("function", "module"),
     ),
     Refusal(
         r"of bool cannot be fused",
         "opgraph's op is of numbers alone",
-        "clamp clamp_max clamp_min isfinite isinf isnan isneginf isposinf",
+        "clamp_max isfinite isinf isnan isneginf isposinf",
     ),
     Refusal(r"of int16 cannot be fused", "opgraph has no integers of 16 bits"),
     Refusal(r"of complex(64|128) cannot be fused", "opgraph has no complex numbers", "addcdiv addcmul where"),
@@ -185,7 +184,7 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         _NO_OP,
         "special functions that no op of opgraph means",
-        "special_* erfinv i0 igamma igammac mvlgamma_*",
+        "special_* igamma igammac mvlgamma_*",
     ),
     Refusal(
         _NO_OP,
