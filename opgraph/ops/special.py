@@ -78,10 +78,10 @@ ERFINV = pointwise(
     domain=((-0.99, 0.99),),
     torch_calls=(TorchCall("erfinv(input)"),),
     source="torch.erfinv; Abramowitz and Stegun 26.2.23, with Halley's steps",
-    # sqrt(pi) / 2 e^(y^2), y the result. The rounding error of y would grow with y^2: by erfcx(y) / erfc(y), as the
-    # argument tells erfc(y).
+    # sqrt(pi) / 2 e^(y^2), y the result. The rounding error of y would grow with y^2: from 1/2 on by erfcx(y) /
+    # erfc(y), as the argument tells erfc(y).
     gradient={
-        "src": "Multiply(Multiply(d, 0.886226925452758), Select(Less(Abs(src), 1), "
+        "src": "Multiply(Multiply(d, 0.886226925452758), Select(And(Less(Abs(src), 1), GreaterEqual(Abs(src), 0.5)), "
         "Divide(Erfcx(Abs(dst)), Subtract(1, Abs(src))), Exp(Square(dst))))",
     },
 )

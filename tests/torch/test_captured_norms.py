@@ -94,3 +94,26 @@ def test_statistics_that_are_results_have_the_dtype_of_eager_ones(weight_dtype):
 
     for found, expected in zip(torch.compile(function, backend=backend)(x, weight), function(x, weight), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_gradient_of_a_certain_log_softmax_keeps_its_digits(dtype):
+    """g - p sum(g) cancels where p is near 1: torch's kernel contracts it, which loses nothing."""
+
+    def function(g, y):
+        return torch.ops.aten._log_softmax_backward_data(g, y, 1, dtype) * 2
+
+    y = torch.full((1000, 3), -14.0, dtype=dtype)
+    y[:, 0] = -torch.arange(1, 1001) * torch.finfo(dtype).eps  # whose exponentials are numbers of the dtype
+    g = torch.zeros_like(y)
+    g[:, 0] = torch.linspace(-1, -0.01, 1000)
+    found = torch.compile(function, backend=backend, fullgraph=True)(g, y)
+    eager = function(g, y)
+    truth = -2 * g[:, 0] * y[:, 0].expm1()
+    mine, other = (((x[:, 0] - truth) / truth).abs().max() for x in (found, eager))
+    assert mine <= 2 * other
+    torch.testing.assert_close(found, eager)
+    infinite = g.index_put((torch.tensor([0]), torch.tensor([2])), g.new_tensor(torch.inf))
+    torch.testing.assert_close(
+        torch.compile(function, backend=backend)(infinite, y), function(infinite, y), equal_nan=True
+    )

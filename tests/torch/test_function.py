@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from fused_graphs import COMPOSED, Composed  # noqa: E402
 
 import opgraph as og  # noqa: E402
+import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments, InvalidDataType, InvalidShape, OpGraphError, Unimplemented  # noqa: E402
 from opgraph.ir.opdef import all_ops  # noqa: E402
 from opgraph.runtime.providers.torch import torch_dtype  # noqa: E402
@@ -300,6 +301,15 @@ def test_any_strides_give_the_values_and_the_layout_of_torch(layout: str) -> Non
     got, wanted = (torch.autograd.grad(r, (x, a), weight) for r in (y, expected))
     torch.testing.assert_close(got, wanted)
     assert got[0].is_contiguous(memory_format=torch.channels_last) == x.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("copy", [torch.clone, lambda x: x.to(x.dtype, copy=True)])
+def test_a_copy_of_what_is_spread_out_has_memory_for_each_element(copy) -> None:
+    x = torch.randn(2, 5).t().expand(3, 5, 2)
+    expected, found = copy(x), ogt.fuse(copy)(x)
+    assert found.stride() == expected.stride()
+    found[0].zero_()
+    assert torch.equal(found[1:], expected[1:])
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2)], ids=str)

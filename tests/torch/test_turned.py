@@ -1,4 +1,4 @@
-"""flip and roll of computed values in fused functions: values, layout, gradients, plans, torch's own errors."""
+"""flip, roll and half turns of computed values in fused functions: values, layout, gradients, plans, errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import opgraph.torch as ogt  # noqa: E402
+from opgraph.errors import Unimplemented  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fused partitions run op by op")
 
@@ -27,6 +28,10 @@ FUNCTIONS = {
     "filled": lambda a, b, c: (torch.ones_like(a) * b).flip(1) * a,
     "written": lambda a, b, c: (a * b).add_(c).flip(0) + 1,
     "transposed": lambda a, b, c: (a.t() * 2).flip(0) + c.t(),
+    "half a turn": lambda a, b, c: torch.rot90(a * b + c, 2) * a,
+    "half a turn back": lambda a, b, c: (a * b + c).rot90(k=-2, dims=(1, 0)) + b,
+    "a whole turn": lambda a, b, c: torch.rot90(a * b, 4, (0, 1)) * c,
+    "a quarter of an argument": lambda a, b, c: a.rot90() * 2 + b[:, None] * c.rot90(3),
     "by name": lambda a, b, c: torch.flip(input=a * b, dims=[1]) + c,
 }
 
@@ -68,6 +73,7 @@ def test_another_size_rolls_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda x: (x * 2).flip(5),
         lambda x: (x * 2).roll((1, 2), (0,)),
         lambda x: torch.fliplr(x[0] * 2),
+        lambda x: torch.rot90(x * 2, 2, (0, 0)),
     ],
 )
 def test_errors_are_torchs(function) -> None:
@@ -76,3 +82,8 @@ def test_errors_are_torchs(function) -> None:
     with pytest.raises(type(eager.value)) as fused:
         ogt.fuse(function)(A)
     assert str(fused.value) == str(eager.value)
+
+
+def test_a_quarter_turn_of_a_computed_value_is_refused() -> None:
+    with pytest.raises(Unimplemented, match="rot90 cannot be fused: it is applied to a computed value"):
+        ogt.fuse(lambda x: torch.rot90(x * 2))(A)

@@ -16,6 +16,8 @@ from opgraph.runtime.providers.torch import torch_dtype
 def composite(graph: Graph, tensors: Sequence[torch.Tensor], rounding: str) -> list[torch.Tensor]:
     """The results of a graph, each op by the torch form in its record; differentiable by torch.
 
+    Each has memory of its own, as a kernel's results have: a tensor that was given, or another result, is copied.
+
     Args:
         rounding: "store": f16 and bf16 values are rounded where a result is made, as in a kernel; "each": by every op.
 
@@ -34,7 +36,11 @@ def composite(graph: Graph, tensors: Sequence[torch.Tensor], rounding: str) -> l
         for part in opdef.get(op.kind, where=op.label).parts(op) if op.kind != "End" else ():
             given = [_cast(values[t.id], wide[t.dtype]) for t in part.inputs]
             values[part.outputs[0].id] = _cast(_result(part, given), wide[part.outputs[0].dtype])
-    return [_cast(values[t.id], torch_dtype(t.dtype)) for t in graph.outputs]
+    made: list[torch.Tensor] = []
+    for t in graph.outputs:
+        value = _cast(values[t.id], torch_dtype(t.dtype))
+        made.append(value.clone() if any(value is other for other in (*tensors, *made)) else value)
+    return made
 
 
 def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 #: Decomposed as torch does it.
 _BY_TORCH = (
     "_batch_norm_with_update", "_batch_norm_with_update_functional", "_fused_rms_norm", "_fused_rms_norm_backward",
-    "_log_softmax", "_log_softmax_backward_data", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+    "_log_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit_no_training", "_softmax", "_unsafe_view", "addcdiv", "addcmul",
     "batch_norm_backward", "celu", "cudnn_batch_norm", "cudnn_batch_norm_backward", "detach", "elu",
     "glu", "glu_backward", "hardsigmoid_backward", "hardtanh_backward", "huber_loss",
@@ -51,6 +51,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
     table[aten._softmax_backward_data.default] = _softmax_backward
+    table[aten._log_softmax_backward_data.default] = _log_softmax_backward
     table[aten.constant_pad_nd.default] = _constant_pad_nd
     table[aten.full_like.default] = _full_like
     table[aten.elu_backward.default] = _elu_backward
@@ -148,6 +149,19 @@ def _hardswish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
     """As torch's kernels compute it: the threshold is not rounded to a value of the dtype."""
     return torch.where((_widened(x) if threshold else x) <= threshold, 0, grad)
+
+
+def _log_softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+    """g - p sum(g), p = e^y: torch's kernel contracts it, so that no product is rounded before most of it cancels.
+
+    Where p is near 1 the same by 1 - p, which is exact from 1/2 on.
+    """
+    wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    g, p = grad.to(wide), output.to(wide).exp()
+    total = g.sum(dim, keepdim=True)
+    near_one = (g - total) + total * (1 - p)
+    made = torch.where((p > 0.5) & (total.abs() < math.inf), near_one, g - p * total)
+    return made.to(input_dtype)
 
 
 def _var_mean(

@@ -30,7 +30,7 @@ _VIEWS = frozenset(
         "__getitem__", "chunk", "split", "split_with_sizes", "tensor_split", "narrow", "select", "unbind", "transpose",
         "permute", "t", "T", "mT", "swapaxes", "swapdims", "movedim", "reshape", "view", "flatten", "unflatten",
         "unsqueeze", "squeeze", "expand", "broadcast_to", "detach", "data", "ravel", "diagonal", "flip", "fliplr",
-        "flipud", "roll",
+        "flipud", "roll", "rot90",
     )
 )  # fmt: skip
 _FILLS = {"zeros_like": 0, "ones_like": 1, "full_like": None}
@@ -199,7 +199,7 @@ EXPANSIONS: dict[str, Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], 
     "expand_as": _like_real,
     "view_as": _like_real,
     "reshape_as": _like_real,
-    **dict.fromkeys(("flip", "fliplr", "flipud", "roll"), turned),
+    **dict.fromkeys(("flip", "fliplr", "flipud", "roll", "rot90"), turned),
     "new_tensor": _new,
     "new_full": _new,
     "new_zeros": _new,

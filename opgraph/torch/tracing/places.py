@@ -57,6 +57,13 @@ def unknown(name: str, why: str, fix: str) -> Unimplemented:
     return Unimplemented(f"torch's {name} cannot be fused: {why}", where=place(), fix=fix)
 
 
+def view(name: str) -> Unimplemented:
+    """A view of a value that has no memory."""
+    return unknown(
+        name, "it is applied to a computed value", "apply it to the arguments, before any arithmetic, or outside"
+    )
+
+
 def wrong_dtype(name: str, dtype: object) -> Unimplemented:
     """A function of a dtype that opgraph does not compute it in.
 

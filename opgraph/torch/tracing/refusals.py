@@ -65,7 +65,5 @@ def refuse(name: str, args: tuple[Any, ...]) -> NoReturn:
     if name == "__setitem__":
         raise places.unknown("x[...] = y", "it writes into a part of a tensor", "use torch.where(condition, y, x)")
     if is_view(name) and args and isinstance(args[0], Proxy):
-        raise places.unknown(
-            name, "it is applied to a computed value", "apply it to the arguments, before any arithmetic, or outside"
-        )
+        raise places.view(name)
     raise places.unknown(name, "opgraph knows no op for it", outside)

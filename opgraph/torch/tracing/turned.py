@@ -1,4 +1,4 @@
-"""flip and roll of a computed value: the same arithmetic on flipped and rolled tensors.
+"""flip, roll and half turns of a computed value: the same arithmetic on flipped and rolled tensors.
 
 A fused function computes element by element, so its values have no memory in which they could be turned around. What
 they are computed from has: torch turns that, and the arithmetic is done once more.
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from opgraph.torch.tracing import places
 from opgraph.torch.tracing.emit import Emitter
 from opgraph.torch.tracing.proxy import Proxy, Ref
 from opgraph.torch.tracing.session import Input, Session, Step
@@ -20,10 +21,11 @@ _AXES = {"fliplr": (1,), "flipud": (0,)}
 
 
 def turned(session: Session, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What flip, fliplr, flipud or roll of a computed value is.
+    """What flip, fliplr, flipud, roll or rot90 of a computed value is.
 
     Raises:
         Exception: torch's own, for axes and shifts that do not fit.
+        Unimplemented: rot90 by a quarter turn, which moves elements from one axis to another.
     """
     session.asks = True
     x, *rest = args or (kwargs["input"],)
@@ -32,6 +34,11 @@ def turned(session: Session, func: Callable[..., Any], args: tuple[Any, ...], kw
     if func.__name__ == "roll":
         shifts = _numbers(rest[:1] or named["shifts"])
         axes = _numbers(rest[1:] or named.get("dims", ()))
+    elif func.__name__ == "rot90":
+        turns = {"k": 1, "dims": (0, 1), **dict(zip(("k", "dims"), rest)), **named}
+        if turns["k"] % 2:
+            raise places.view("rot90")
+        shifts, axes = (), _numbers(turns["dims"]) if turns["k"] % 4 else ()
     else:
         shifts = ()
         axes = _AXES.get(func.__name__) or _numbers(rest or named["dims"])

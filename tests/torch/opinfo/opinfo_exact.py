@@ -24,26 +24,27 @@ def _trigamma(x: torch.Tensor) -> torch.Tensor:
     return steps + inverse + inverse**2 / 2 + sum(f * inverse ** (2 * k + 3) for k, f in enumerate(factors))
 
 
-class _Digamma(torch.autograd.Function):
+class _Exact(torch.autograd.Function):
+    """A function of torch with a derivative that torch does not give it; called as apply(x, function, derivative)."""
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, function: Any, derivative: Any) -> torch.Tensor:
         ctx.save_for_backward(x)
-        return torch.digamma(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * _trigamma(*ctx.saved_tensors)
-
-
-class _Lgamma(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return torch.lgamma(x)
+        ctx.derivative = derivative
+        made: torch.Tensor = function(x)
+        return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return gradients[0] * _Digamma.apply(*ctx.saved_tensors)
+        return gradients[0] * ctx.derivative(*ctx.saved_tensors), None, None
+
+
+def _digamma(x: torch.Tensor) -> Any:
+    return _Exact.apply(x, torch.digamma, _trigamma)
+
+
+def _lgamma(x: torch.Tensor) -> Any:
+    return _Exact.apply(x, torch.lgamma, _digamma)
 
 
 def _polygamma(x: torch.Tensor, n: int, **kwargs: Any) -> torch.Tensor:
@@ -60,8 +61,8 @@ EXACT: dict[str, Callable[..., Any]] = {
     "half": lambda x, **kwargs: x,
     "bfloat16": lambda x, **kwargs: x,
     # torch's trigamma has an error of 4e-11 in float64, and is the derivative of digamma.
-    "digamma": lambda x: _Digamma.apply(x),
-    "lgamma": lambda x: _Lgamma.apply(x),
+    "digamma": _digamma,
+    "lgamma": _lgamma,
     "polygamma": _polygamma,
     "special.polygamma": _polygamma,
 }

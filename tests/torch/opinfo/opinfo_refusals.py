@@ -98,21 +98,20 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "it is applied to a computed value",
         "values of a fused function have no memory to be viewed; views of arguments come first",
-        "T mT t __getitem__ broadcast_to chunk diagonal expand* flatten linalg_pinv_singular masked_* "
+        "T mT t __getitem__ chunk diagonal flatten linalg_pinv_singular masked_* "
         "movedim narrow nn_functional_glu nn_functional_prelu pca_lowrank permute ravel reshape* rot90 select "
         "split* squeeze* svd_lowrank tensor_split transpose unbind unflatten unsqueeze view*",
     ),
     Refusal(
-        "opgraph has no op for these arguments|(Trigamma|Erfcx|I0eSlope|I1e|I1) has no gradient",
+        "opgraph has no op for these arguments|(Trigamma|Erfcx|I0eSlope|I1e) has no gradient",
         "higher derivatives of special functions have no op",
-        "digamma erfinv i0 polygamma_* special_polygamma_* special_erfcx special_i0e special_i1 special_i1e "
-        "special_log_ndtr special_ndtri",
+        "digamma erfinv polygamma_* special_polygamma_* special_i0e special_i1 special_log_ndtr special_ndtri",
         ways=("function", "module"),
     ),
     Refusal(
         r"of bool cannot be fused",
         "opgraph's op is of numbers alone",
-        "clamp clamp_max clamp_min isfinite isinf isnan isneginf isposinf",
+        "clamp_max isfinite isinf isnan isneginf isposinf",
     ),
     Refusal(r"of int16 cannot be fused", "opgraph has no integers of 16 bits"),
     Refusal(r"of complex(64|128) cannot be fused", "opgraph has no complex numbers", "addcdiv addcmul where"),
@@ -156,13 +155,13 @@ TABLE: tuple[Refusal, ...] = (
         "elements are found by an index or a mask",
         "unravel_index gather index_* put take take_along_dim scatter* masked_scatter masked_select "
         "_unsafe_masked_index* nonzero_static argwhere select_scatter slice_scatter diagonal_scatter "
-        "as_strided_scatter repeat_interleave",
+        "as_strided_scatter repeat_interleave nn_functional_one_hot one_hot",
     ),
     Refusal(
         _NO_OP,
         "data are moved: joined, padded, repeated, turned, cut",
         "cat _chunk_cat stack ?stack column_stack block_diag broadcast_tensors cartesian_prod combinations meshgrid_* "
-        "constant_pad_nd nn_functional_pad_* rot90 repeat tile tril triu diag diag_embed diagflat "
+        "constant_pad_nd nn_functional_pad_* repeat tile tril triu diag diag_embed diagflat "
         "nn_functional_pixel_* nn_functional_channel_shuffle slice ?split unsafe_split unsafe_chunk atleast_?d "
         "squeeze* unsqueeze sum_to_size *_copy",
     ),
@@ -185,12 +184,17 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         _NO_OP,
         "special functions that no op of opgraph means",
-        "special_* erfinv i0 igamma igammac mvlgamma_*",
+        "special_* igamma igammac mvlgamma_*",
     ),
     Refusal(
         _NO_OP,
         "pointwise, and no op of opgraph means it yet",
-        "frexp gcd lcm ldexp nextafter isclose __rdiv__ __rmod__ __rpow__ __rsub__",
+        "frexp gcd lcm ldexp nextafter isclose",
+    ),
+    Refusal(
+        _NO_OP,
+        "as operators (1 - x) they are fused; as functions of these names nobody calls them",
+        "__rdiv__ __rmod__ __rpow__ __rsub__",
     ),
     Refusal(_NO_OP, "opgraph has no integers of 16 bits", "short"),
     # What torch.compile makes of programs, with any backend.
@@ -268,6 +272,14 @@ TABLE: tuple[Refusal, ...] = (
         kind="torch.compile",
     ),
     # Harmless differences.
+    Refusal(
+        "strides of result",
+        "where operands lie in several orders, a function that is several ops of opgraph lies in memory as the results "
+        "of these ops would, one after the other; torch looks at all operands at once",
+        "addcdiv addcmul clamp copysign div_floor_rounding floor_divide",
+        ways=("function", *CAPTURED),
+        kind="wrong",
+    ),
     Refusal(
         "value of second derivative .: .*: -?0.0, in torch nan",
         "an element that is masked out has the gradient 0 whatever the cotangent is; eager multiplies that 0 by NaN",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,9 +15,12 @@ from opinfo_interpreted import interpreted  # noqa: E402
 from opinfo_judge import Judge  # noqa: E402
 from opinfo_modules import MODULE_DTYPES, ModuleSweep, all_modules  # noqa: E402
 from opinfo_refusals import listed  # noqa: E402
-from opinfo_run import run  # noqa: E402
-from opinfo_verdict import Finding  # noqa: E402
+from opinfo_run import Outcome, run  # noqa: E402
+from opinfo_verdict import Finding, verdict  # noqa: E402
 from opinfo_ways import Program  # noqa: E402
+
+import opgraph  # noqa: E402
+from opgraph.errors import Unimplemented  # noqa: E402
 
 #: What is fused, what a library runs, views, reductions, random numbers, lists of tensors.
 SAMPLE = (
@@ -42,6 +47,22 @@ def test_a_sample(name: str, ops: list) -> None:
     """Without a compiler, which is what takes the time: how calls are captured is the same."""
     with interpreted():
         assert not findings(name, torch.float32, ops, most=1)
+
+
+#: What the sweep found of functions: op, dtype, checks.
+FOUND = (
+    ("erfinv", torch.float32, "g"),
+    ("asin", torch.float64, "s"),
+    ("atanh", torch.float64, "s"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name,dtype,checks", FOUND, ids=str)
+def test_what_was_found_of_functions(name: str, dtype: torch.dtype, checks: str, ops: list) -> None:
+    with interpreted():
+        sweep = Sweep(["function"], most=1)
+        found = [f for op in ops if op.name == name for f in sweep.findings(op, [dtype], checks)]
+    assert not found, "\n".join(map(str, found))
 
 
 #: What is one kernel, and a norm with running statistics; which checks.
@@ -124,6 +145,92 @@ def test_rounding_of_another_order_is_no_problem() -> None:
     judge = Judge(lambda x: (x * 3 - x * 2).sum(), call, derivative=1)
     other = Program(lambda x: (x * 3 - x * 2).flip(0).view(10, 100).sum(0).sum(), amid=False)
     assert judge.problem(run(other, call, derivative=1)) == ""
+
+
+#: Of arithmetic in which most of a number of size 1e4 cancels: written in parts; exact; and off by more than that.
+CANCELLING = {
+    "in parts": (lambda x: ((x * 0.375 + 1e4) - 1e4) + x * 0.625, ""),
+    "exact": (lambda x: x + 0, ""),
+    "wrong": (lambda x: x + 2**14 * 20 * torch.finfo(x.dtype).eps, "value of result"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CANCELLING)
+def test_what_cancels_is_allowed_what_eager_is_off_there(name: str, dtype: torch.dtype) -> None:
+    """At these arguments float32 is right by chance: eager is measured at others, too."""
+    call = Call("call", "", (torch.arange(256, 1024, 47, dtype=dtype) / 1024,), {})
+    function, problem = CANCELLING[name]
+    judge = Judge(lambda x: (x + 1e4) - 1e4, call)
+    assert judge.problem(run(function, call)).partition(":")[0] == problem
+
+
+def beside_what_cancels(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([(x + 1e4) - 1e4, x.exp()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_element_that_cancels_excuses_no_other(dtype: torch.dtype) -> None:
+    call = Call("call", "", (torch.rand(8, dtype=dtype),), {})
+    judge = Judge(beside_what_cancels, call)
+    off = 1 + 40 * torch.finfo(dtype).eps
+    assert judge.problem(run(lambda x: torch.cat([x, x.exp()]), call)) == ""
+    assert judge.problem(run(lambda x: torch.cat([x, x.exp() * off]), call)).startswith("value of result: 8 of 16")
+
+
+#: A function, an argument at the edge of where it is defined, or of where float32 has no digits, and a wrong result.
+EDGES = {
+    "domain": (torch.acos, 1.0, torch.float32, 5.0),
+    "overflow": (torch.exp, 88.72283, torch.float32, 3e38),
+    "underflow of float32": (torch.exp, -120.0, torch.float64, 7.6676480737e-53),
+    "pole": (torch.log, 0.0, torch.float32, -103.0),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_the_edge_of_a_function_excuses_nothing(name: str) -> None:
+    function, x, dtype, wrong = EDGES[name]
+    call = Call("call", "", (torch.tensor([x, 0.5], dtype=dtype),), {})
+    judge = Judge(function, call)
+    assert judge.problem(run(function, call)) == ""
+    got = run(lambda x: torch.stack([x[0] * 0 + wrong, function(x)[1]]), call)
+    assert judge.problem(got).startswith("value of result: 1 of 2 elements, the first at [0]")
+
+
+def raising(error: BaseException, file: str) -> Outcome:
+    """An outcome whose error came up in a file."""
+    scope: dict = {"error": error}
+    exec(compile("def f():\n    raise error", file, "exec"), scope)
+    try:
+        scope["f"]()
+    except Exception as raised:
+        return Outcome(error=raised)
+    raise AssertionError
+
+
+INSIDE = str(Path(opgraph.__file__).parent / "torch" / "tracing" / "trace.py")
+#: What eager torch raises, what is raised through opgraph and in which file, and what the verdict is.
+ERRORS = {
+    "the same": (IndexError("dimension out of range"), IndexError("dimension out of range (f.py:3)"), INSIDE, ""),
+    "in other words": (IndexError("dimension out of range"), IndexError("list index"), INSIDE, "raw error"),
+    "another class": (RuntimeError("no"), TypeError("no"), INSIDE, "raw error"),
+    "before opgraph": (RuntimeError("no"), TypeError("unsupported"), "torch/_dynamo/symbolic.py", ""),
+    "opgraph's": (RuntimeError("no"), Unimplemented("what", where="where", fix="fix"), INSIDE, ""),
+    "refused": (None, Unimplemented("what", where="where", fix="fix"), INSIDE, "refused"),
+    "raised": (None, RuntimeError("no"), "torch/_dynamo/symbolic.py", "raw error"),
+    "answered": (RuntimeError("no"), None, INSIDE, "answered"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_is_excused_by_the_one_that_torch_raises(name: str) -> None:
+    expected, error, file, kind = ERRORS[name]
+    judge = Judge(torch.exp, Call("call", "", (torch.ones(2),), {}))
+    judge.eager = (
+        run(torch.exp, Call("call", "", (torch.ones(2),), {})) if expected is None else Outcome(error=expected)
+    )
+    got = Outcome() if error is None else raising(error, file)
+    assert verdict(judge, got, "function")[0] == kind
 
 
 @pytest.mark.parametrize(
