@@ -22,6 +22,7 @@ from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import fold_branches
 from opgraph.torch.graph.decompositions import decompositions
+from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
@@ -128,6 +129,8 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
                     with without_modes():
                         return Program(sized, rounding)
 
+                if name == "inference":
+                    channels_last(module)
                 program = SizedPrograms(module, make) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
                 if name != "inference":
