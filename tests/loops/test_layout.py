@@ -14,7 +14,7 @@ SCALED = """
 loop(parallel *)
   x0 = load f32
   x1 = load f32
-  t0: f32 = mul(x0, x1)  # 0
+  t0: f32 = Multiply(x0, x1)  # 0
   store f32 t0
 """
 LAST = (192, 1, 64, 16)  # [2, 16, 3, 4], channels last

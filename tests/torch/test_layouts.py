@@ -1,4 +1,4 @@
-"""Images that lie channels last inside a captured graph: which do, that values are eager's, that nobody outside sees it."""
+"""Images that lie channels last inside a captured graph: which do, and that values and strides are eager's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 import opgraph.torch as ogt
 from opgraph.torch.graph.backend import Captured, observed
@@ -30,9 +30,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, C, H, W) -> the same."""
-        y = F.silu(self.norm(self.first(x)))
-        y = y * torch.sigmoid(self.excite(F.silu(self.squeeze(y.mean((2, 3), keepdim=True)))))
-        return F.silu(self.last(y) + x)
+        y = functional.silu(self.norm(self.first(x)))
+        y = y * torch.sigmoid(self.excite(functional.silu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+        return functional.silu(self.last(y) + x)
 
 
 def convolved(after: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
@@ -57,16 +57,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "flattened": lambda: nn.Sequential(Block(), nn.Flatten(), nn.Linear(16 * 64, 3)),
     "group norm": lambda: nn.Sequential(Block(), nn.GroupNorm(4, 16), Block()),
-    "permuted": lambda: convolved(lambda y: F.layer_norm(y.permute(0, 2, 3, 1), (16,)).permute(0, 3, 1, 2)),
+    "permuted": lambda: convolved(lambda y: functional.layer_norm(y.permute(0, 2, 3, 1), (16,)).permute(0, 3, 1, 2)),
     "a view": lambda: convolved(lambda y: y.reshape(y.shape[0], 4, -1).softmax(-1)),
     "memory order": lambda: convolved(lambda y: torch.as_strided(y.exp(), (2, 8), (8, 1))),
     "other strides": lambda: convolved(lambda y: y.transpose(1, 2)[:, ::2]),
     "a copy": lambda: convolved(lambda y: (y + 1).contiguous(memory_format=LAST)),
-    "positions": lambda: convolved(lambda y: F.max_pool2d(y, 2, return_indices=True)[1].float()),
-    "dropout": lambda: convolved(lambda y: F.dropout(F.silu(y), 0.5, training=True)),
+    "positions": lambda: convolved(lambda y: functional.max_pool2d(y, 2, return_indices=True)[1].float()),
+    "dropout": lambda: convolved(lambda y: functional.dropout(functional.silu(y), 0.5, training=True)),
     "drawn like it": lambda: convolved(lambda y: y + torch.rand_like(y)),
     "joined": lambda: convolved(lambda y: torch.cat([y, y.sin()], 1)),
-    "upsampled": lambda: convolved(lambda y: F.interpolate(y, scale_factor=2)),
+    "upsampled": lambda: convolved(lambda y: functional.interpolate(y, scale_factor=2)),
     "one channel": lambda: nn.Sequential(nn.Conv2d(16, 1, 1), nn.SiLU(), nn.Conv2d(1, 16, 1)),
 }  # fmt: skip
 

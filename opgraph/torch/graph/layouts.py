@@ -1,7 +1,7 @@
 """Images between convolutions lie channels last, where torch's convolutions are faster so: on the CPU, in float32.
 
-This is for inference. In training, oneDNN's gradients by wide weights are slower so (1.3 times for a ResNet-18's), which
-takes what the others save.
+This is for inference. In training, oneDNN's gradients by wide weights are slower so (1.3 times for a ResNet-18's),
+which takes what the others save.
 
 oneDNN copies a contiguous image into a layout of its own and the result back, at each call; it reads and writes images
 channels last as they are. The graph is functional here, so a value may lie in any way that its readers expect: kernels
@@ -170,7 +170,7 @@ def _is_of_any_layout(node: Node) -> bool:
 
 
 def _has_its_elements(operand: Node, node: Node) -> bool:
-    """Whether an operand of an elementwise op is an image that lies channels last, with as many elements as the result."""
+    """Whether an operand of an elementwise op has the sizes of the result, and is an image that lies channels last."""
     own, made = value_of(operand), value_of(node)
     return own.dim() == 4 and own.shape == made.shape and own.is_contiguous(memory_format=torch.channels_last)
 
