@@ -135,7 +135,12 @@ def bind(
             aligned.append(tuple(0 if a in row_axes else next(kept_steps) for a in range(rank)))
         else:
             aligned.append(aligned_strides(like, result, steps, rank))
-    dims, collapsed, row_rank = _collapsed_rows(shape, aligned, row_axes)
+    if not row_axes:
+        order = _memory_order(shape, aligned, len(loop.loads))
+        dims, collapsed = _collapse([shape[a] for a in order], [[own[a] for a in order] for own in aligned])
+        row_rank = 0
+    else:
+        dims, collapsed, row_rank = _collapsed_rows(shape, aligned, row_axes)
     flat = len(dims) == 1
     kinds = [_operand_kind(s, flat, row_rank) for s in collapsed]
     for i, store in enumerate(loop.stores, start=len(loop.loads)):
@@ -165,6 +170,15 @@ def _check_row_values(loop: Loop, shape: Shape, row_axes: Sequence[int], aligned
             )
 
 
+def _memory_order(shape: Shape, strides: Sequence[Strides], loads: int) -> list[int]:
+    """The axes of more than one element, outermost first, as the first result lies that is no sum along any of them;
+    where all are sums, as the operand of the most axes lies."""
+    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+    whole = [own for own in strides[loads:] if all(own[axis] for axis in axes)]
+    leading = whole[0] if whole else max(strides, key=lambda own: sum(own[axis] != 0 for axis in axes))
+    return sorted(axes, key=lambda axis: -abs(leading[axis]))
+
+
 def _collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shape, tuple[Strides, ...]]:
     """Drops axes of extent 1 and merges neighbours that every operand walks as one."""
     dims: list[int] = []
@@ -189,8 +203,6 @@ def _collapsed_rows(
     shape: Shape, strides: Sequence[Strides], row_axes: Sequence[int]
 ) -> tuple[Shape, tuple[Strides, ...], int]:
     """Collapsed extents and strides, the axes of a row moved to the end, and how many of these are left."""
-    if not row_axes:
-        return *_collapse(shape, strides), 0
     groups = [[a for a in range(len(shape)) if a not in row_axes], list(row_axes)]
     parts = [_collapse([shape[a] for a in axes], [[s[a] for a in axes] for s in strides]) for axes in groups]
     (outer, outer_strides), (row, row_strides) = parts

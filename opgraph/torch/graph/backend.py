@@ -24,6 +24,7 @@ from opgraph.torch.graph.branches import fold_branches, written_arguments
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written
+from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.norms import shows_statistics
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
@@ -134,6 +135,8 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                     with without_modes():
                         return Program(sized, rounding, most_constants)
 
+                if name == "inference":
+                    channels_last(module)
                 sized = partial(make, most_constants=MOST_BYTES_OF_SIZES)
                 program = SizedPrograms(module, sized) if has_symbols(module) else make(module)
                 setattr(captured, name, program)

@@ -31,6 +31,13 @@ def is_tracing() -> bool:
     return TracingContext.try_get() is not None
 
 
+def fake_mode_of(values: Sequence[Any]) -> Any:
+    """The mode of fake tensors, a context in which torch computes with them; None where none is among the values."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values)
+
+
 def is_wrapped(module: torch.nn.Module) -> bool:
     """Whether torch.compile has made this module."""
     return isinstance(module, torch._dynamo.OptimizedModule)
@@ -125,9 +132,8 @@ def on_stand_ins(inputs: Sequence[Any]) -> Iterator[None]:
         ValueError: there is no fake tensor among them.
     """
     from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
-    from torch._guards import detect_fake_mode
 
-    fakes = detect_fake_mode(inputs)
+    fakes = fake_mode_of(inputs)
     if fakes is None:
         raise ValueError("no fake tensors")
     allowed, fakes.allow_non_fake_inputs = fakes.allow_non_fake_inputs, True

@@ -1,0 +1,181 @@
+"""Images between convolutions lie channels last, where torch's convolutions are faster so: on the CPU, in float32.
+
+This is for inference. In training, oneDNN's gradients by wide weights are slower so (1.3 times for a ResNet-18's),
+which takes what the others save.
+
+oneDNN copies a contiguous image into a layout of its own and the result back, at each call; it reads and writes images
+channels last as they are. The graph is functional here, so a value may lie in any way that its readers expect: kernels
+write the strides that the graph says. Results of the graph, random numbers and whatever else depends on the order of
+elements in memory have the layout that they had.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx.node import Argument
+
+from opgraph.torch.graph.aten import is_computed, is_elementwise, packet, value_of
+from opgraph.torch.graph.torch_internals import fake_mode_of, hint, without_modes
+from opgraph.torch.graph.views import is_view
+
+aten = torch.ops.aten
+
+#: Library ops that compute the same elements of operands in any layout.
+_FOLLOWING = frozenset(
+    (
+        aten._adaptive_avg_pool2d, aten.addmm, aten.avg_pool2d, aten.bmm, aten.cat, aten.max_pool2d_with_indices,
+        aten.mm, aten.upsample_bilinear2d, aten.upsample_nearest2d,
+    )
+)  # fmt: skip
+
+
+def channels_last(module: GraphModule) -> None:
+    """Has the convolutions of a graph, and what stands between them, compute images channels last.
+
+    Args:
+        module: a functional graph of ATen ops with fake values in each node's meta; it is changed.
+    """
+    graph = module.graph
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:  # type: ignore[attr-defined]
+        return
+    convolutions = {n for n in graph.nodes if _is_convolution(n)}
+    fakes = fake_mode_of([value_of(n) for n in convolutions])
+    if fakes is None or not _are_faster(convolutions):
+        return
+    with without_modes(), fakes:
+        layouts = _Layouts(graph)
+        for node in list(graph.nodes):
+            if node in convolutions:
+                image, *others = node.args
+                node.args = (layouts.last(image, node), *others)  # type: ignore[arg-type]
+                layouts.compute(node)
+            elif any(n in layouts.moved for n in node.all_input_nodes):
+                layouts.follow(node)
+
+
+def _is_convolution(node: Node) -> bool:
+    """Whether a node is a convolution of images that are not upsampled, or its gradients."""
+    places = {aten.convolution.default: (0, 6), aten.convolution_backward.default: (1, 7)}.get(node.target)  # type: ignore[call-overload]
+    if places is None:
+        return False
+    value, is_transposed = value_of(node.args[places[0]]), node.args[places[1]]  # type: ignore[arg-type]
+    return value.dim() == 4 and value.device.type == "cpu" and value.dtype is torch.float32 and not is_transposed
+
+
+def _is_convolution(node: Node) -> bool:
+    """Whether a node is a convolution of images that oneDNN computes, and no transposed one."""
+    if node.target is not aten.convolution.default:
+        return False
+    image, is_transposed = value_of(node.args[0]), node.args[6]  # type: ignore[arg-type]
+    return image.dim() == 4 and image.device.type == "cpu" and image.dtype is torch.float32 and not is_transposed
+
+
+#: Where the images that convolutions make have together fewer elements than this part of the weights, most of the time
+#: goes into bringing weights into oneDNN's layout, which takes longer for images that lie channels last. A mixture of
+#: both layouts was slower than either.
+_LEAST_PART = 0.2
+
+
+def _are_faster(convolutions: Collection[Node]) -> bool:
+    """Whether convolutions are faster on images that lie channels last."""
+    made = sum(_elements(value_of(node)) for node in convolutions)
+    weights = [value_of(node.args[1]) for node in convolutions]  # type: ignore[arg-type]
+    return made >= _LEAST_PART * sum(_elements(w) for w in weights if any(size != 1 for size in w.shape[2:]))
+
+
+def _elements(value: torch.Tensor) -> int:
+    return math.prod(hint(size) for size in value.shape)
+
+
+class _Layouts:
+    """The layouts of a graph's values.
+
+    Attributes:
+        moved: nodes whose values lie otherwise than the graph said at first.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.moved: set[Node] = set()
+        self._graph = graph
+        self._before: dict[Node, Any] = {}  # the values as the graph had them
+        self._copies: dict[tuple[Node, bool], Node] = {}
+
+    def last(self, node: Node, reader: Node) -> Node:
+        """A node, or a copy of it, that lies channels last."""
+        if value_of(node).is_contiguous(memory_format=torch.channels_last):
+            return node
+        return self._copy(node, reader, lambda: torch.empty_like(value_of(node), memory_format=torch.channels_last))
+
+    def follow(self, node: Node) -> None:
+        """Computes the value of a node from operands that have moved, or from copies that lie as they did."""
+        is_loop = is_computed(node) and is_elementwise(node) and not node.kwargs.get("memory_format")
+        if is_loop and any(n in self.moved and _has_its_elements(n, node) for n in node.all_input_nodes):
+            self._put(node, torch.empty_like(value_of(node), memory_format=torch.channels_last))
+        elif not _is_of_any_layout(node):
+            self._restore(node)
+        elif not self.compute(node):
+            self._restore(node)
+            self.compute(node)
+
+    def compute(self, node: Node) -> bool:
+        """Computes the value of a node anew; False where torch cannot, of operands that lie so."""
+        args, kwargs = map_arg((node.args, node.kwargs), value_of)
+        try:
+            made = node.target(*args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, ValueError):  # a view of what does not lie together
+            return False
+        self._put(node, made)
+        return True
+
+    def _put(self, node: Node, made: Any) -> None:
+        before = value_of(node)
+        if _strides(made) != _strides(before):
+            self._before[node] = before
+            node.meta = {**node.meta, "val": made}
+            self.moved.add(node)
+
+    def _restore(self, node: Node) -> None:
+        """Has a node read its operands as they lay."""
+
+        def restored(operand: Node) -> Argument:
+            if operand not in self.moved:
+                return operand
+            before = self._before[operand]
+            return self._copy(operand, node, lambda: before)
+
+        node.args, node.kwargs = map_arg((node.args, node.kwargs), restored)
+
+    def _copy(self, node: Node, reader: Node, like: Callable[[], torch.Tensor]) -> Node:
+        key = node, node in self.moved
+        if key not in self._copies:
+            with self._graph.inserting_before(reader):
+                made = self._graph.call_function(aten.clone.default, (node,))
+            made.meta = {**node.meta, "val": like()}
+            self._copies[key] = made
+        return self._copies[key]
+
+
+def _is_of_any_layout(node: Node) -> bool:
+    """Whether a node has the same elements, whatever the layout of its operands."""
+    if packet(node) is aten.as_strided:
+        return False
+    is_part = node.target is operator.getitem
+    return is_part or is_view(node) or is_computed(node) or packet(node) in _FOLLOWING
+
+
+def _has_its_elements(operand: Node, node: Node) -> bool:
+    """Whether an operand of an elementwise op has the sizes of the result, and is an image that lies channels last."""
+    own, made = value_of(operand), value_of(node)
+    return own.dim() == 4 and own.shape == made.shape and own.is_contiguous(memory_format=torch.channels_last)
+
+
+def _strides(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_strides(v) for v in value]
+    return value.stride() if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,120 @@
+"""Images that lie channels last inside a captured graph: which do, and that values and strides are eager's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import opgraph.torch as ogt
+from opgraph.torch.graph.backend import Captured, observed
+from opgraph.torch.graph.program import Program
+
+LAST = torch.channels_last
+
+
+class Block(nn.Module):
+    """A residual block with squeeze and excitation, as in EfficientNet."""
+
+    def __init__(self, channels: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        self.squeeze = nn.Conv2d(channels, 4, 1)
+        self.excite = nn.Conv2d(4, channels, 1)
+        self.last = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, C, H, W) -> the same."""
+        y = functional.silu(self.norm(self.first(x)))
+        y = y * torch.sigmoid(self.excite(functional.silu(self.squeeze(y.mean((2, 3), keepdim=True)))))
+        return functional.silu(self.last(y) + x)
+
+
+def convolved(after: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """A convolution and a function of its result."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(16, 16, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return after(self.convolution(x))
+
+    return Model()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "blocks": lambda: nn.Sequential(Block(), Block()),
+    "pools": lambda: nn.Sequential(
+        Block(), nn.MaxPool2d(2), Block(), nn.AvgPool2d(2), nn.Conv2d(16, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 3),
+    ),
+    "flattened": lambda: nn.Sequential(Block(), nn.Flatten(), nn.Linear(16 * 64, 3)),
+    "group norm": lambda: nn.Sequential(Block(), nn.GroupNorm(4, 16), Block()),
+    "permuted": lambda: convolved(lambda y: functional.layer_norm(y.permute(0, 2, 3, 1), (16,)).permute(0, 3, 1, 2)),
+    "a view": lambda: convolved(lambda y: y.reshape(y.shape[0], 4, -1).softmax(-1)),
+    "memory order": lambda: convolved(lambda y: torch.as_strided(y.exp(), (2, 8), (8, 1))),
+    "other strides": lambda: convolved(lambda y: y.transpose(1, 2)[:, ::2]),
+    "a copy": lambda: convolved(lambda y: (y + 1).contiguous(memory_format=LAST)),
+    "positions": lambda: convolved(lambda y: functional.max_pool2d(y, 2, return_indices=True)[1].float()),
+    "dropout": lambda: convolved(lambda y: functional.dropout(functional.silu(y), 0.5, training=True)),
+    "drawn like it": lambda: convolved(lambda y: y + torch.rand_like(y)),
+    "joined": lambda: convolved(lambda y: torch.cat([y, y.sin()], 1)),
+    "upsampled": lambda: convolved(lambda y: functional.interpolate(y, scale_factor=2)),
+    "one channel": lambda: nn.Sequential(nn.Conv2d(16, 1, 1), nn.SiLU(), nn.Conv2d(1, 16, 1)),
+}  # fmt: skip
+
+
+def operands(captured: list[Captured]) -> list[torch.Tensor]:
+    """The images that convolutions read."""
+    found = []
+    for one in captured:
+        assert isinstance(one.inference, Program)
+        for node in one.inference.library_calls:
+            if node.target is torch.ops.aten.convolution.default:
+                found.append(node.all_input_nodes[0].meta["val"])
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_results_are_those_of_eager_torch(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    captured: list[Captured] = []
+    with torch.no_grad(), observed(captured.append):
+        for x in (torch.randn(3, 16, 8, 8), torch.randn(3, 16, 8, 8).contiguous(memory_format=LAST)):
+            torch.manual_seed(1)
+            wanted = model(x)
+            torch.manual_seed(1)
+            found = ogt.fuse(copy.deepcopy(model))(x)
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            if x.is_contiguous():
+                assert found.stride() == wanted.stride()
+    images = operands(captured)
+    assert images
+    assert all(image.is_contiguous(memory_format=LAST) for image in images)
+
+
+def test_other_batch_sizes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block()).eval()
+    fused = ogt.fuse(nn.Sequential(Block(), Block()).eval())
+    fused.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for batch in (2, 3, 5, 1):
+            x = torch.randn(batch, 16, 8, 8)
+            torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_images_smaller_than_the_weights_stay_as_they_are() -> None:
+    model = ogt.fuse(nn.Sequential(nn.Conv2d(64, 64, 3), nn.SiLU(), nn.Conv2d(64, 64, 3)).eval())
+    captured: list[Captured] = []
+    with torch.no_grad(), observed(captured.append):
+        model(torch.randn(1, 64, 5, 5))
+    assert not any(image.is_contiguous(memory_format=LAST) for image in operands(captured))
