@@ -115,10 +115,6 @@ template <class T> OG_FN T swish(T x, T a, T b) {
 }
 
 /// x Phi(x) = max(x, 0) - |x| Phi(-|x|): exact tail on the left, no cancellation on the right.
-template <class T> OG_FN T gelu_by_tail(T x) {
-  const T tail = tail_times(abs(x));
-  return copysign(choose(x <= 0, (T)0, x) - tail, x);  // x <= 0 is false for NaN: it gets through
-}
 template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
 #if OG_TABLES
   // Above the end of the table the tail is less than the last bit of x, below it few lanes ever go.
@@ -129,14 +125,14 @@ template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
   if (__builtin_expect(!any(far), 1)) return y;
   return choose(far, -far_tail(x), y);
 #else
-  return keep_nan(x, at_least(x, (F)-0.0f) - tail_times(abs(x)));
+  return fma(scaled_tail_times(size_up_to(x, 14.875f)), (F)-0x1p-64f, at_least(x, (F)-0.0f));  // the tail of NaN is NaN
 #endif
 }
 /// Near 0 the long polynomial of the tail costs 4.2 ulp; x/2 + x/2 erf(x / sqrt2) does not.
 OG_FN double gelu_erf(double x) {
   const double half = 0.5 * x;
   const double near = fma(half, erf_small(x * 0x1.6a09e667f3bcdp-1), half);
-  return abs(x) < 0.75 ? copysign(near, x) : gelu_by_tail(x);
+  return abs(x) < 0.75 ? copysign(near, x) : copysign((x <= 0 ? 0.0 : x) - tail_times(abs(x)), x);
 }
 
 // 2 sqrt(2/pi) and the same times 0.044715, high and low parts (mpmath).

@@ -99,6 +99,14 @@ OG_FN double at_most(double x, double positive_high) {
   const i64 a = (i64)bits(x), b = (i64)bits(positive_high);
   return from_bits((u64)(a < b ? a : b));
 }
+/// |x|, or the bound where it is more; of NaN it is NaN.
+template <class T> OG_FN T size_up_to(T x, float bound) {
+#if OG_DEVICE
+  return lower(abs(x), bound);
+#else
+  return smaller((T)bound, abs(x));
+#endif
+}
 /// x 2^n for |n| up to 1000, rounded once: by way of double.
 OG_FN float scale_far(float x, float n) {
   return (float)((double)x * from_bits(bits((double)n + (0x1.8p52 + 1023.0)) << 52));
