@@ -139,7 +139,9 @@ def test_exponentials_over_lanes_are_no_calls() -> None:
     compiler = host.find_compiler()
     if compiler is None or not compiler.is_gcc:
         pytest.skip("needs GCC")
-    text = NORM.format(c=256, groups=32).replace("(y, m, v)", "(y)").replace("y, m, v =", "u, m, v =") + "  y = Swish(u)"
+    text = (
+        NORM.format(c=256, groups=32).replace("(y, m, v)", "(y)").replace("y, m, v =", "u, m, v =") + "  y = Swish(u)"
+    )
     f = og.compile(og.parse(text))
     f(x=np.ones((2, 4, 4, 256), np.float32), g=np.ones(256, np.float32), b=np.ones(256, np.float32))
     assert entry(f) == "launch_groups"
