@@ -67,6 +67,13 @@ template <class T> OG_FN T swish(T x) {
   return keep_nan(x, logistic(bounded, bounded));
 }
 
+#if !OG_GPU_FORMS
+OG_FN float swish(float x) {
+  const float bounded = at_least(x, -120.0f);
+  return finite_up_to(logistic_end, x, logistic_near(bounded, bounded, 0.0f));
+}
+#endif
+
 /// sigmoid(a x). The rounding error of a x enters the exponent, up to 100 times as large in the result, so it is computed
 /// (fma) and passed along.
 template <class T> OG_FN T sigmoid(T x, T a) {
@@ -105,6 +112,16 @@ template <class T> OG_FN T swish(T x, T a) {
   const T product = a * factor;
   return swish_of_product(x, product, fma(a, factor, -product));
 }
+#if !OG_GPU_FORMS
+/// Of a factor that is a literal of middle size: the product has one end, where x has one.
+OG_FN float swish(float x, float a) {
+  if (__builtin_constant_p(a) && a >= 0x1p-4f && a <= 0x1p4f) {
+    const float bounded = at_least(x, divide(-120.0f, a)), product = a * bounded;
+    return finite_up_to(divide(logistic_end, a), x, logistic_near(bounded, product, fma(a, bounded, -product)));
+  }
+  return swish<float>(x, a);
+}
+#endif
 /// x sigmoid(a b x): neither product may lose its rounding error.
 template <class T> OG_FN T swish(T x, T a, T b) {
   const T factor = choose(a == 0 || b == 0, (T)0, x);
@@ -115,10 +132,6 @@ template <class T> OG_FN T swish(T x, T a, T b) {
 }
 
 /// x Phi(x) = max(x, 0) - |x| Phi(-|x|): exact tail on the left, no cancellation on the right.
-template <class T> OG_FN T gelu_by_tail(T x) {
-  const T tail = tail_times(abs(x));
-  return copysign(choose(x <= 0, (T)0, x) - tail, x);  // x <= 0 is false for NaN: it gets through
-}
 template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
 #if OG_TABLES
   // Above the end of the table the tail is less than the last bit of x, below it few lanes ever go.
@@ -129,14 +142,14 @@ template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
   if (__builtin_expect(!any(far), 1)) return y;
   return choose(far, -far_tail(x), y);
 #else
-  return keep_nan(x, at_least(x, (F)-0.0f) - tail_times(abs(x)));
+  return fma(scaled_tail_times(size_up_to(x, 14.875f)), (F)-0x1p-64f, at_least(x, (F)-0.0f));  // the tail of NaN is NaN
 #endif
 }
 /// Near 0 the long polynomial of the tail costs 4.2 ulp; x/2 + x/2 erf(x / sqrt2) does not.
 OG_FN double gelu_erf(double x) {
   const double half = 0.5 * x;
   const double near = fma(half, erf_small(x * 0x1.6a09e667f3bcdp-1), half);
-  return abs(x) < 0.75 ? copysign(near, x) : gelu_by_tail(x);
+  return abs(x) < 0.75 ? copysign(near, x) : copysign((x <= 0 ? 0.0 : x) - tail_times(abs(x)), x);
 }
 
 // 2 sqrt(2/pi) and the same times 0.044715, high and low parts (mpmath).
@@ -144,7 +157,7 @@ template <class T> struct gelu_constants;
 template <> struct gelu_constants<float> {
   static constexpr float a = 0x1.988454p+0f, b = 0x1.2444f2p-4f, b_low = 0x1.49b16ap-29f;
   static constexpr float a_short = 0x1.98846p+0f, a_rest = -0x1.985794p-21f;  // a in two parts, the first of 20 bits
-  static constexpr float left = -11.2f, right = 9.0f;  // the result is 0 and x beyond
+  static constexpr float left = -11.2f, right = 6.0f;  // the result is 0 and x beyond
 };
 template <> struct gelu_constants<double> {
   static constexpr double a = 0x1.9884533d43651p+0, a_low = -0x1.cbc0d30ebfd15p-54;
@@ -194,9 +207,7 @@ template <class F, if_float<F> = 0> OG_FN F gelu_tanh(F x) {
   using c = gelu_constants<float>;
   const F left = at_least(x, (F)c::left), v = at_most(left, (F)c::right);
   const cubic<F> u = cubic_of(v);
-  WholeNumber<F> n;
-  const F t = exp_reduce(-u.z, -u.z_low, n);
-  return finite_up_to(c::right, x, logistic_near(left, t, n));
+  return finite_up_to(c::right, x, logistic_near(left, u.z, u.z_low));
 }
 
 /// y with the sign that x has, where y is 0 or has it anyway.
@@ -205,16 +216,27 @@ OG_FN double keep_sign(double y, double x) { return from_bits(bits(y) | (bits(x)
 
 /// x tanh(log(1 + e^x)) = x (e + 2) e / (e^2 + 2e + 2) with e = e^x. Written as x - x (2 / (e^2 + 2e + 2)) on the right and
 /// as x e - x e ((e + e^2) / (e^2 + 2e + 2)) on the left, where the error of the quotient is damped: at once it exceeds 3 ulp.
-template <class T> OG_FN T mish(T x) {
-  using c = exp_constants<T>;
-  const T bounded = at_least(x, c::lowest - 15);
-  WholeNumber<T> k;
-  const T t = exp_reduce(at_most(bounded, (T)40), k);
-  const T e = scale_one_beside_one(t, k);
-  const mask<T> right = x > (T)-0.3125;
-  const T quotient = divide(select(right, (T)2, fma(e, e, e)), fma(e, e + 2, (T)2));
-  const T entire = select(right, x, scale_down(fma(bounded, t, bounded), k));
-  const T y = fma(-at_most(entire, (T)50), quotient, entire);  // not inf * 0
+/// e + e^2 is 2 at 0.
+OG_FN double mish(double x) {
+  using c = exp_constants<double>;
+  const double bounded = at_least(x, c::lowest - 15);
+  double k;
+  const double t = exp_reduce(at_most(bounded, 40.0), k);
+  const double e = scale_one_beside_one(t, k);
+  const double quotient = divide(at_most(fma(e, e, e), 2.0), fma(e, e + 2, 2.0));
+  const double entire = select(x > 0, x, scale_down(fma(bounded, t, bounded), k));
+  const double y = fma(-at_most(entire, 50.0), quotient, entire);  // not inf * 0
+  return keep_nan(x, keep_sign(y, x));
+}
+/// On the left 2^64 times as large until the end, where it may be subnormal.
+template <class F, if_float<F> = 0> OG_FN F mish(F x) {
+  const F bounded = at_least(x, (F)-120.0f);
+  const moved_power<F> v = moved_power_of<64>(at_most(bounded, (F)40.0f), (F)-0.0f);
+  const F near = v.power * (F)0x1p-64f, e = fma(near, v.t, near);
+  const F part = quotient(at_most(fma(e, e, e), (F)2), fma(e, e + 2, (F)2));
+  const mask<F> right = x > 0;
+  const F entire = choose(right, x, fma(bounded, v.t, bounded) * v.power), power = choose(right, (F)1, (F)0x1p-64f);
+  const F y = fma(-at_most(entire, (F)50), part, entire) * power;  // not inf * 0
   return keep_nan(x, keep_sign(y, x));
 }
 

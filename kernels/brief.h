@@ -3,11 +3,12 @@
 #include "config.h"
 #include "tables.h"
 
-// What f16 and bf16 are computed with on the CPU: a few functions of namespace og in f32, but no nearer to the truth than
+// What f16 and bf16 are computed with on a CPU with AVX-512: a few functions of namespace og in f32, but no nearer to the truth than
 // rounding to 16 bits asks for, which is 2^-17.6 of the result for 0.51 ulp of f16, and 2^-14.6 for bf16. (fast.h is the same
-// for a GPU, whose instructions are others.) Everything else of og is found in og::brief too, as it is.
+// for a GPU, whose instructions are others.) Everything else of og is found in og::brief too, as it is. Without vscalefps the far
+// powers of two of these forms cost more than they spare, up to twice the time of the forms for f32 with AVX2.
 
-#if !OG_DEVICE && !defined(OG_NO_TABLES)
+#if OG_TABLES
 
 namespace og {
 namespace brief {
@@ -20,7 +21,6 @@ template <class F> OG_FN F hard_swish(F x) {
   return bounded * (F)0x1.555556p-3f * gate;
 }
 
-#if OG_TABLES
 /// As og::bell_of, a degree less and not in two parts: error 2^-18.4.
 template <class F> OG_FN bell<F> bell_of(F t) {
   constexpr float magic = 0x1.8p23f + 191.0f;
@@ -38,7 +38,6 @@ template <class F> OG_FN F gelu_erf_backward(F x, F d) {
   const F h = by_table(tail_slope, interval_of(t), t), y = scale_far(fma(h, v.e, h), v.n);
   return keep_nan(x, d * choose(x < 0, y, 1 - y));
 }
-#endif
 
 /// x m / (m + 2), m = e (e + 2), e = e^x = 2^k (1 + r p), error of that 2^-23.4. Where e is below 2^-64, m is 2e, and the rest
 /// of its exponent is applied at the end.
@@ -57,7 +56,6 @@ template <class F> OG_FN F mish(F x) {
   return scale(bounded * divide(m, m + 2), k - least);
 }
 
-#if OG_TABLES
 /// As og::mish_backward, with the exponential of gelu_erf_backward.
 template <class F> OG_FN F mish_backward(F x, F d) {
   constexpr float magic = 0x1.8p23f;
@@ -71,7 +69,6 @@ template <class F> OG_FN F mish_backward(F x, F d) {
   const F g = by_table(mish_slope, interval_of(size, x), size);
   return keep_nan(x, d * scale_far(fma(g, p * r, g), n));
 }
-#endif
 
 /// 2^r for |r| <= 1/2, error 2^-23.4: 2^-18 would do for 16 bits, but not where what is added to it cancels.
 template <class F, if_float<F> = 0> OG_FN F power_of_rest(F r) {

@@ -79,14 +79,14 @@ template <> struct derivative_constants<float> {
   static constexpr float normal_end = 21.0f;   // d t e^(-t^2 / 2) does above
   static constexpr float cubic_end = 16.0f;    // and the derivative of the gelu of tanh
   static constexpr float smallest_power = -100.0f;  // 1 + 2^n is 1 long before
-  static constexpr float density = 0x1.988454p-2f, density_low = -0x1.857936p-27f;  // 1 / sqrt(2 pi), in two parts
+  static constexpr float density = 0x1.988454p-2f;  // 1 / sqrt(2 pi)
 };
 template <> struct derivative_constants<double> {
   static constexpr double end = -1472.0;
   static constexpr double normal_end = 55.0;
   static constexpr double cubic_end = 30.0;
   static constexpr double smallest_power = -1000.0;
-  static constexpr double density = 0x1.9884533d43651p-2, density_low = -0x1.cbc0d30ebfd15p-56;
+  static constexpr double density = 0x1.9884533d43651p-2, density_low = -0x1.cbc0d30ebfd15p-56;  // in two parts
 };
 
 #if OG_LANES

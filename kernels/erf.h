@@ -6,27 +6,16 @@
 
 // erf and the tail of the normal distribution, float and double.
 //
-// The tail is Q(t) = Phi(-t) = e^(-t^2/2) R(t), R(t) = erfcx(t / sqrt2) / 2. In the spirit of Shepherd and Laframboise
-// (1981), (t + k) R(t) is a polynomial g in q = (t - k) / (t + k) = 1 - 2k / (t + k), so one polynomial and one division
-// serve from 0 to the underflow of Q. Own weighted fits, relative error 2^-29.0 (float, t <= 14.6) and 2^-57.8
-// (double, t <= 39). k was searched so that the constant term is nearly a float; its few bits make t + k - k exact.
+// The tail is Q(t) = Phi(-t) = e^(-t^2/2) R(t), R(t) = erfcx(t / sqrt2) / 2. For double, in the spirit of Shepherd and
+// Laframboise (1981), (t + k) R(t) is a polynomial g in q = (t - k) / (t + k) = 1 - 2k / (t + k), so one polynomial and one
+// division serve from 0 to the underflow of Q. Own weighted fit, relative error 2^-57.8 (t <= 39). k was searched so that the
+// constant term is nearly a double; its few bits make t + k - k exact.
+//
+// For float both short polynomials of a quotient are done beside each other and beside the exponential: what is behind one
+// another decides the time (decision 0020). Own weighted fits (Loeb's iteration with Lawson's weights).
 
 namespace og {
 
-template <class F, if_float<F> = 0> OG_FN F tail_center(F) { return 0x1.858p+1f; }
-template <class F, if_float<F> = 0> OG_FN F tail_shape(F q) {
-  F g = 0x1.ca437p-15f;
-  g = fma(g, q, 0x1.3dd3ecp-13f);
-  g = fma(g, q, -0x1.879ec4p-13f);
-  g = fma(g, q, -0x1.2046dcp-10f);
-  g = fma(g, q, 0x1.61b3dp-11f);
-  g = fma(g, q, 0x1.e5279ap-8f);
-  g = fma(g, q, -0x1.2212eep-7f);
-  g = fma(g, q, -0x1.b13b94p-5f);
-  g = fma(g, q, 0x1.e73606p-3f);
-  g = fma(g, q, -0x1.079892p-1f);
-  return fma(g, q, 0x1.76156cp-1f);
-}
 OG_FN double tail_center(double) { return 0x1.53p+2; }
 OG_FN double tail_shape(double q) {
   double g = 0x1.2e92863bcd69bp-33;
@@ -81,33 +70,60 @@ OG_FN bell<double> bell_of(double t) {
   const double e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
   return {n, e, 0};
 }
-/// R(t) = g / (t + k), in a form that is mended: t + k, the division and what is divided by their exact remainders, else GELU
-/// exceeds 3 ulp. t R(t) is a + a_low.
-template <class T> struct mended_tail {
-  T a, a_low;
+/// R(t) = g / (t + k), in a form that is mended: t + k, the division and what is divided by their exact remainders. t R(t) is
+/// a + a_low.
+struct mended_tail {
+  double a, a_low;
 };
-template <class T> OG_FN mended_tail<T> tail_ratio_times(T t) {
-  const T k = tail_center(t);
-  const T p = t + k, p_low = t - (p - k);
-  const T w = inverse(p);
-  const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
-  const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
-  const T product = t * g, product_low = fma(t, g, -product);
-  const T a = product * w;
+OG_FN mended_tail tail_ratio_times(double t) {
+  const double k = tail_center(t);
+  const double p = t + k, p_low = t - (p - k);
+  const double w = inverse(p);
+  const double w_error = fma(-w, p_low, fma(-w, p, 1.0));
+  const double g = tail_shape(fma(-2 * k, fma(w, w_error, w), 1.0));
+  const double product = t * g, product_low = fma(t, g, -product);
+  const double a = product * w;
   return {a, (fma(-a, p, product) + fma(-a, p_low, product_low)) * w};
 }
-/// t * Phi(-t) for t >= 0, down to the smallest subnormal.
-template <class F, if_float<F> = 0> OG_FN F tail_times(F t_any) {
-  const F t = at_most(t_any, (F)14.875f);  // 0 above
-  const mended_tail<F> v = tail_ratio_times(t);
-  const bell<F> u = bell_of(t);
-  return (v.a + fma(v.a, u.e, v.a_low)) * u.power * (F)0x1p-64f;
-}
+/// t Phi(-t) for t >= 0, down to the smallest subnormal.
 OG_FN double tail_times(double t_any) {
   const double t = at_most(t_any, 39.0);
-  const mended_tail<double> v = tail_ratio_times(t);
+  const mended_tail v = tail_ratio_times(t);
   const bell<double> u = bell_of(t);
   return scale_twice(v.a + fma(v.a, u.e, v.a_low), u.n);
+}
+
+/// 2^64 t Phi(-t) for 0 <= t <= 14.875, by 1 / R(t) = 2 + t (a + P / Q), error 2^-27.3: next to 0 the errors of P and Q do not
+/// count, and far from it a t does, which is exact in the fma. 3.0 ulp at most, over all floats.
+template <class F, if_float<F> = 0> OG_FN F scaled_tail_times(F t) {
+  const bell<F> v = bell_of(t);
+  F p = -0x1.0389f6p-6f;
+  p = fma(p, t, (F)-0x1.1ca98cp-3f);
+  p = fma(p, t, (F)-0x1.0942a2p-1f);
+  p = fma(p, t, (F)-0x1.d25726p-1f);
+  F q = 0x1.03d6b4p-7f;
+  q = fma(q, t, (F)0x1.44b2e2p-4f);
+  q = fma(q, t, (F)0x1.7146e8p-2f);
+  q = fma(q, t, (F)0x1.bcd336p-1f);
+  q = fma(q, t, (F)1);
+  const F s = fma((F)0x1.40d7f6p+1f, t, fma(quotient(p, q), t, (F)2));
+  const F a = quotient(t, s);
+  return fma(a, v.e, a) * v.power;
+}
+/// R(t) - t / sqrt(2 pi) = (b - a t) + P / Q for 0 <= t <= 14.875, error 2^-29.5 of the larger one of that and of its condition,
+/// see derivatives.h. b is near R where the derivative of GELU is lowest, so what is added there is small: 2.7 ulp at most.
+template <class F, if_float<F> = 0> OG_FN F tail_slope_ratio(F t) {
+  F p = -0x1.96a12p-8f;
+  p = fma(p, t, (F)-0x1.7fdb7ap-5f);
+  p = fma(p, t, (F)-0x1.087a32p-3f);
+  p = fma(p, t, (F)-0x1.a133d2p-4f);
+  p = fma(p, t, (F)0x1.cp-3f);
+  F q = 0x1.69f09ap-6f;
+  q = fma(q, t, (F)0x1.94950ep-3f);
+  q = fma(q, t, (F)0x1.7cad2ap-1f);
+  q = fma(q, t, (F)0x1.5baa9ap+0f);
+  q = fma(q, t, (F)1);
+  return fma(t, (F)-0x1.98866ap-2f, (F)0x1.2p-2f) + quotient(p, q);
 }
 
 #if OG_TABLES

@@ -87,8 +87,8 @@ OG_FN float at_least(float x, float negative_low) {
   return from_bits(a < b ? a : b);
 }
 OG_FN float at_most(float x, float positive_high) {
-  const i32 a = (i32)bits(x), b = (i32)bits(positive_high);
-  return from_bits((u32)(a < b ? a : b));
+  const i32 a = (i32)bits(x), b = (i32)bits(positive_high), least = a < b ? a : b;  // cast at once GCC sees no minimum
+  return from_bits((u32)least);
 }
 #endif
 OG_FN double at_least(double x, double negative_low) {
@@ -98,6 +98,14 @@ OG_FN double at_least(double x, double negative_low) {
 OG_FN double at_most(double x, double positive_high) {
   const i64 a = (i64)bits(x), b = (i64)bits(positive_high);
   return from_bits((u64)(a < b ? a : b));
+}
+/// |x|, or the bound where it is more; of NaN it is NaN.
+template <class T> OG_FN T size_up_to(T x, float bound) {
+#if OG_DEVICE
+  return lower(abs(x), bound);
+#else
+  return smaller((T)bound, abs(x));
+#endif
 }
 /// x 2^n for |n| up to 1000, rounded once: by way of double.
 OG_FN float scale_far(float x, float n) {
@@ -149,6 +157,18 @@ OG_FN float exp_reduce(float x, Exponent& n) {
   return exp_tail(fma(number_of(n), -c::ln2_low, fma(number_of(n), -c::ln2_high, x)));
 }
 #endif
+
+/// e^(x + low) = 2^n (1 + t), power = 2^(n + by): where the exponent of a result is far from that of e^x, `by` keeps one multiplication
+/// by a power of two, and a constant one at the end, from under- and overflow. |n + by| <= 126.
+template <class F> struct moved_power {
+  F t, power;
+};
+template <int by, class F, if_float<F> = 0> OG_FN moved_power<F> moved_power_of(F x, F low) {
+  using c = exp_constants<float>;
+  constexpr float magic = c::magic + (127.0f + by);
+  const F k = fma(x, (F)c::log2e, (F)magic), n = k - magic;
+  return {exp_tail(fma(n, (F)-c::ln2_low, fma(n, (F)-c::ln2_high, x)) + low), power_of_bits(k)};
+}
 
 /// 2^n (1 + t), rounded once more only where the result is subnormal: in two steps of about n / 2, as 2^n may overflow.
 template <class T> OG_FN T scale_exp(T t, T n) {

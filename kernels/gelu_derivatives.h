@@ -40,85 +40,73 @@ template <class F, if_float<F> = 0> OG_FN F gelu_tanh_backward(F x, F d) {
   return keep_nan(x, d * choose(x < 0, left, right));
 }
 
-/// f' of gelu_erf as 1/2 + x P(x^2), and where; own fit on x^2 <= 0.26, error 2^-24.8. In float the difference of R and
-/// t / sqrt(2 pi) exceeds 3 ulp there.
-template <class F, if_float<F> = 0> OG_FN mask<F> is_near_half(F t) { return t < 0.5f; }
-OG_FN bool is_near_half(double) { return false; }
-template <class F, if_float<F> = 0> OG_FN F near_half(F x) {
-  const F z = x * x;
-  F p = 0x1.1bf5f4p-10f;
-  p = fma(p, z, -0x1.36ba26p-7f);
-  p = fma(p, z, 0x1.ea354cp-5f);
-  p = fma(p, z, -0x1.105834p-2f);
-  return fma(fma(p, z, 0x1.988454p-1f), x, 0.5f);
-}
-OG_FN double near_half(double x) { return x; }
-
 /// Phi(x) + x phi(x) is e^(-t^2 / 2) (R(t) - t / sqrt(2 pi)) at x = -t, and 1 minus that at t. R as in erf.h, in two parts.
-template <class T> OG_FN T gelu_erf_slope(T x, T d) {
-  using c = derivative_constants<T>;
-  const T t = at_most(abs(x), (T)c::normal_end);
-  const T k = tail_center(t);
-  const T p = t + k, p_low = t - (p - k);
-  const T w = inverse(p);
-  const T w_error = fma(-w, p_low, fma(-w, p, (T)1));
-  const T g = tail_shape(fma(-2 * k, fma(w, w_error, w), (T)1));
-  const T ratio = g * w, ratio_low = fma(ratio, w_error, fma(g, w, -ratio));
-  const T h = fma(-t, c::density, ratio) + fma(-t, c::density_low, ratio_low);
-  const bell<T> v = bell_of(t);
-  const T y = fma(h, v.e, h);
-  const T near = fma(-y, pow2(at_least(v.n, (T)c::smallest_power)), (T)1);
-  const mask<T> half = is_near_half(t), left = x < 0 && !half;
-  const T right = choose(half, near_half(x), near);
-  return keep_nan(x, times_power(d, choose(left, y, right), choose(left, v.n, (T)0)));
+OG_FN double gelu_erf_slope(double x, double d) {
+  using c = derivative_constants<double>;
+  const double t = at_most(abs(x), c::normal_end);
+  const double k = tail_center(t);
+  const double p = t + k, p_low = t - (p - k);
+  const double w = inverse(p);
+  const double w_error = fma(-w, p_low, fma(-w, p, 1.0));
+  const double g = tail_shape(fma(-2 * k, fma(w, w_error, w), 1.0));
+  const double ratio = g * w, ratio_low = fma(ratio, w_error, fma(g, w, -ratio));
+  const double h = fma(-t, c::density, ratio) + fma(-t, c::density_low, ratio_low);
+  const bell<double> v = bell_of(t);
+  const double y = fma(h, v.e, h);
+  const double right = fma(-y, pow2(at_least(v.n, c::smallest_power)), 1.0);
+  const bool left = x < 0;
+  return keep_nan(x, times_power(d, left ? y : right, left ? v.n : 0.0));
+}
+/// In float by one quotient. The derivative is a float, and 0 or 1 above the end.
+template <class F, if_float<F> = 0> OG_FN F gelu_erf_slope(F x, F d) {
+  const F t = size_up_to(x, 14.875f);
+  const bell<F> v = bell_of(t);
+  const F h = tail_slope_ratio(t), y = fma(h, v.e, h) * v.power;
+  return d * choose(x < 0, y * (F)0x1p-64f, fma(y, (F)-0x1p-64f, (F)1));
 }
 
 /// T + x T', T = n / (n + 2), n = e^x (e^x + 2). Over e = e^-|x| and w = 1 / D it is
 ///   e w ((2 + e) + 4x (1 + e) w),         D = 2 + e (2 + e),       for x < 0,
 ///   w ((1 + 2e) + 4x e^2 (1 + e) w),      D = 1 + 2e (1 + e),      for x >= 0.
 /// On the left the terms nearly cancel; w and what it multiplies are carried in two parts.
-template <class T> OG_FN T mish_slope_of(T x, T d) {
-  const T end = derivative_constants<T>::end;
-  const T bounded = at_most(at_least(x, end), -end);
-  const decay<T> v = decay_of(bounded);
-  const mask<T> left = x < 0;
-  const T e = v.e;
-  const T one = 1 + e, one_low = e - (one - 1);
-  const T two = 2 + e, two_low = e - (two - 2);
-  const T factor = select(left, e, 2 * e), term = select(left, (T)2, (T)1);
-  const T times = select(left, two, one), times_low = select(left, two_low, one_low);
-  const T below = fma(factor, times, term);
-  const T below_low = fma(factor, times, term - below) + factor * times_low;
-  const T w = divide((T)1, below);
-  const T w_low = w * fma(-w, below_low, fma(-w, below, (T)1));
-  const T u = one * w, u_low = fma(one, w, -u) + fma(one, w_low, one_low * w);
-  const T steep = 4 * bounded * select(left, (T)1, e * e);
-  const T right = fma((T)2, e, (T)1);
-  const T first = select(left, two, right), first_low = select(left, two_low, 2 * e - (right - 1));
-  const T product = steep * u;
-  const T g = first + product;
-  const T g_low = ((first - g) + product) + (fma(steep, u, -product) + fma(steep, u_low, first_low));
-  const T above = select(left, 1 + v.t, (T)1), above_low = select(left, v.t - (above - 1), (T)0);
-  const T q = above * w, q_low = fma(above, w, -q) + fma(above, w_low, above_low * w);
-  return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), select(left, v.n, (T)0)));
+OG_FN double mish_slope_of(double x, double d) {
+  const double end = derivative_constants<double>::end;
+  const double bounded = at_most(at_least(x, end), -end);
+  const decay<double> v = decay_of(bounded);
+  const bool left = x < 0;
+  const double e = v.e;
+  const double one = 1 + e, one_low = e - (one - 1);
+  const double two = 2 + e, two_low = e - (two - 2);
+  const double factor = select(left, e, 2 * e), term = select(left, 2.0, 1.0);
+  const double times = select(left, two, one), times_low = select(left, two_low, one_low);
+  const double below = fma(factor, times, term);
+  const double below_low = fma(factor, times, term - below) + factor * times_low;
+  const double w = divide(1.0, below);
+  const double w_low = w * fma(-w, below_low, fma(-w, below, 1.0));
+  const double u = one * w, u_low = fma(one, w, -u) + fma(one, w_low, one_low * w);
+  const double steep = 4 * bounded * select(left, 1.0, e * e);
+  const double right = fma(2.0, e, 1.0);
+  const double first = select(left, two, right), first_low = select(left, two_low, 2 * e - (right - 1));
+  const double product = steep * u;
+  const double g = first + product;
+  const double g_low = ((first - g) + product) + (fma(steep, u, -product) + fma(steep, u_low, first_low));
+  const double above = select(left, 1 + v.t, 1.0), above_low = select(left, v.t - (above - 1), 0.0);
+  const double q = above * w, q_low = fma(above, w, -q) + fma(above, w_low, above_low * w);
+  return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), select(left, v.n, 0.0)));
 }
 
-/// In float over e = e^x for every x, as f' = e w ((2 + e) + 4x (1 + e) w), w = 1 / (2 + e (2 + e)): the same, and above 20
-/// it is 1. What the parts lack matters on the left only.
+/// In float e N / M with N = 1 + x + e (3/2 + x + e u), M = 1 + e (2 + e (2 + e u)), u = 1 + e / 4, on the left, where e is small:
+/// M is a square, but has one rounding so. 2^64 times as large until the end. From -0.6 on it is 1/2 and (e N - M / 2) / M, in which
+/// nothing cancels that counts; 1 from 20 on.
 template <class F, if_float<F> = 0> OG_FN F mish_slope_in_float(F x, F d) {
-  const F bounded = at_most(at_least(x, (F)-165), (F)20);
-  WholeNumber<F> n;
-  const F t = exp_reduce(bounded, n);
-  const WholeNumber<F> normal = at_least(n, -120.0f);  // a GPU flushes what is not, products too
-  const F e = scale_one(t, normal);
-  const F one = 1 + e, one_low = e - (one - 1), two = 2 + e, two_low = e - (two - 2);
-  const F below = fma(e, two, (F)2), below_low = fma(e, two_low, fma(e, two, 2 - below));
-  const F w = inverse(below), w_low = fma(-w, below_low, fma(-w, below, (F)1));  // as a part of w
-  const F u = one * w, u_low = fma(u, w_low, fma(one_low, w, fma(one, w, -u)));
-  const F steep = 4 * bounded, product = steep * u, g = two + product;
-  const F g_low = fma(steep, u_low, fma(steep, u, -product)) + (((two - g) + product) + two_low);
-  const F q = e * w;
-  return keep_nan(x, d * scale(fma(q, g, q * fma(g, w_low, g_low)), n - normal));
+  const F bounded = at_most(at_least(x, (F)-120.0f), (F)20.0f);
+  const moved_power<F> v = moved_power_of<64>(bounded, (F)-0.0f);
+  const F near = v.power * (F)0x1p-64f, e = fma(near, v.t, near), u = fma(e, (F)0.25f, (F)1);
+  const F left = fma(e, fma(e, u, bounded + (F)1.5f), bounded + 1);
+  const F right = fma(e, fma(e, fma(e, fma(e, (F)0.125f, (F)0.5f), bounded + (F)0.5f), bounded), (F)-0.5f);
+  const mask<F> is_right = x > (F)-0.6f;
+  const F y = quotient(select(is_right, right, fma(left, v.t, left)), fma(e, fma(e, fma(e, u, (F)2), (F)2), (F)1));
+  return keep_nan(x, d * choose(is_right, y + (F)0.5f, y * v.power * (F)0x1p-64f));
 }
 
 #if OG_TABLES

@@ -32,7 +32,7 @@ OG_FN void some_of_each(const F& f, i64 n, i64 step, AllAcross<F, pass>& made, d
   OG_VECTORIZE
   for (i64 i = 0; i < n; ++i) {
     typename F::Addend s[turn * apart];
-    each<turn>([&](auto r) {
+    each<turn>([&](auto r) OG_LAMBDA {
       f.template element<pass, false, 1>(i, i + r.value * step, s + r.value * apart);
       for (int k = 0; k < n_sums; ++k) cell[k][i] += (double)s[r.value * apart + n_reductions + k];
     });

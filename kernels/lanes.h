@@ -8,6 +8,9 @@
 //
 // No header of the system is included: <immintrin.h> alone takes longer to compile than most kernels.
 
+// A lambda in the body of a loop that is to be vectorised: of a long one GCC makes a call.
+#define OG_LAMBDA __attribute__((always_inline))
+
 namespace og {
 
 /// Told to a function that may be given anything.
@@ -29,8 +32,6 @@ template <class T> using if_float = typename float_only<T>::type;
 
 #if !OG_DEVICE && !defined(OG_NO_LANES) && defined(__AVX512F__) && defined(__AVX512DQ__) && defined(__AVX512BW__) && defined(__AVX512VL__) && !defined(__clang__)
 #define OG_LANES 1
-
-#define OG_LAMBDA __attribute__((always_inline))
 
 enum { lane_count = 16 };
 

@@ -42,17 +42,21 @@ template <class T> OG_FN T logistic_far(T numerator, T t, T n) {
   const T quotient = logistic_quotient(numerator, t, n, rest);
   return scale_down(quotient, rest);
 }
-/// The same for n up to 190 and what is neither infinite nor next to the subnormals, unless finite_up_to says what it is there.
-template <class T> OG_FN T logistic_near(T numerator, T t, T n) {
-  T rest;
+/// y where x is less than end, else x, which y should be.
+template <class T> OG_FN T finite_up_to(float, T x, T y) { return keep_nan(x, y); }
+/// numerator / (1 + e^-(x + low)) for x down to -131 and what is neither infinite nor next to the subnormals, unless finite_up_to
+/// says what it is there.
+template <class T> OG_FN T logistic_near(T numerator, T x, T low) {
+  T n, rest;
+  const T t = exp_reduce(-x, -low, n);
   const T quotient = logistic_quotient(numerator, t, n, rest);
   return scale(quotient, rest);
 }
-/// y where x is less than end, else x, which y should be.
-template <class T> OG_FN T finite_up_to(float, T x, T y) { return keep_nan(x, y); }
 #if OG_GPU_FORMS
 OG_FN float finite_up_to(float end, float x, float y) { return x < end ? y : x; }
-OG_FN float logistic_near(float numerator, float t, Exponent n) {
+OG_FN float logistic_near(float numerator, float x, float low) {
+  Exponent n;
+  const float t = exp_reduce(-x, -low, n);
   const Exponent first = at_most(n, exp_constants<float>::part);
   return scale(quotient(numerator, one_and_scaled(t, first)), first - n);
 }
@@ -67,6 +71,18 @@ template <class T> OG_FN T logistic(T numerator, T x, T low) {
   const T quotient = logistic_quotient(numerator, t, n, rest);
   return scale(quotient, rest);
 }
+
+#if !OG_GPU_FORMS
+// A float on a CPU: what is divided by is 2^64 times as small, and so needs no second exponent. The same bits as above.
+constexpr float logistic_end = 40.0f;  // e^-x is nothing beside 1 above
+OG_FN float finite_up_to(float end, float x, float y) { return x < end ? y : x; }
+OG_FN float logistic_near(float numerator, float x, float low) {
+  const moved_power<float> v = moved_power_of<-64>(-x, -low);
+  return divide(numerator, fma(v.power, v.t, v.power + 0x1p-64f)) * 0x1p-64f;
+}
+OG_FN float logistic(float numerator, float x, float low) { return logistic_near(numerator, at_most(x, logistic_end), low); }
+OG_FN float logistic(float numerator, float x) { return logistic(numerator, x, 0.0f); }
+#endif
 
 template <class T> OG_FN T sigmoid(T x) {
   return keep_nan(x, logistic((T)1, at_least(x, exp_constants<T>::lowest)));

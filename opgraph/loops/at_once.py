@@ -30,7 +30,7 @@ def walked(loop: Loop, layout: Layout, *, lanes: bool) -> Layout:
     """
     if not layout.row_rank:
         return layout
-    groups = grouped(loop, layout, lanes=lanes)
+    groups = grouped(loop, layout)
     if groups is not None:
         return groups
     if not lanes or not _fits(loop, layout):

@@ -20,23 +20,17 @@ from opgraph.loops.space import Strides
 _WHOLE = (16, 8, 1)
 #: Elements of a lane's row in a piece, at least: what there is one of for each lane is worked out for each piece.
 LEAST = 64
-#: Elements of a run from which on runs are walked one after the other where an element costs as much as an exponential,
-#: or more, and the machine has no vectors of 16 floats: GCC does not vectorise that over lanes there.
-_COSTLY_RUN, _COSTLY = 8, 12
 
 
-def grouped(loop: Loop, layout: Layout, *, lanes: bool) -> Layout | None:
+def grouped(loop: Loop, layout: Layout) -> Layout | None:
     """The layout with the elements of a run as lanes beside those of the next row; None where there are none, or where
     runs cost less: those of a row are longer than they are many, as in BatchNorm over [N,C,H,W] of small images.
-
-    Args:
-        lanes: whether the machine has vectors of 16 floats.
     """
     outer = len(layout.dims) - layout.row_rank
     run = layout.dims[-1]
     if layout.row_rank < 2 or not outer or not layout.size or run > LANES or not joins(loop):
         return None
-    if prod(layout.dims[outer:-1]) < run or (not lanes and run >= _COSTLY_RUN and _is_costly(loop, layout)):
+    if prod(layout.dims[outer:-1]) < run:
         return None
     axis = next((a for a in reversed(range(outer)) if _are_neighbours(layout, a)), None)
     if axis is None or layout.dims[axis] * run < FEW_LANES:
@@ -62,18 +56,6 @@ def grouped(loop: Loop, layout: Layout, *, lanes: bool) -> Layout | None:
         group=run,
     )
     return moved(loop, joined, turns=False)
-
-
-def _is_costly(loop: Loop, layout: Layout) -> bool:
-    """Whether something that costs much is computed for each element."""
-    outer = len(layout.dims) - layout.row_rank
-    elements = {load.name for load, own in zip(loop.loads, layout.strides) if any(own[outer:])}
-    for s in loop.statements:
-        if not s.reduces and not elements.isdisjoint(a for a in s.args if isinstance(a, str)):
-            if s.record.cost >= _COSTLY:
-                return True
-            elements.add(s.result)
-    return False
 
 
 def _are_neighbours(layout: Layout, axis: int) -> bool:

@@ -26,6 +26,9 @@ _QUARTERS = ((_BINADES[:, None] * (1 + np.arange(4) / 4)).ravel() - 1) * 4 / 3
 _WIDTH = 1 / float.fromhex("0x1.6357fep-1")
 _BY_SQUARE = np.append(np.sqrt(1.625**2 + (np.arange(31) + 0.5) * _WIDTH) - 1.625, 5.3)  # t (t + 3.25); the table's end
 EDGES = {"GELU": _BY_SQUARE, "GELUBackward": _EIGHTHS, "MishBackward": _QUARTERS}
+#: Where the forms without a table are farthest from the truth, of all floats.
+FARTHEST = {"GELU": [-0.0158, -1.3274, -3.0224], "GELUBackward": [-0.3246, -0.3362, -1.2281]}
+FARTHEST |= {"MishBackward": [-0.31, -0.6, -1.966, 0.6158]}
 
 
 def tabled(kind: str) -> Case:
@@ -75,11 +78,24 @@ def test_16_bits_without_avx_512_are_as_near_to_the_truth(
 @needs_compiler
 @pytest.mark.parametrize("kind", EDGES)
 def test_where_intervals_meet_is_as_near_to_the_truth(kind: str) -> None:
-    case = tabled(kind)
     edges = EDGES[kind].astype(np.float32)
     edges = edges[edges > 0]
     near = (edges.view(np.int32)[:, None] + np.arange(-400, 401)).ravel().view(np.float32)
-    x = np.concatenate([near, -near])
+    within_the_bound(kind, np.concatenate([near, -near]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", FARTHEST)
+def test_a_form_without_a_table_is_within_the_bound_where_it_is_farthest_from_the_truth(
+    kind: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-DOG_NO_TABLES"))
+    farthest = np.array(FARTHEST[kind], np.float32)
+    within_the_bound(kind, (farthest.view(np.int32)[:, None] + np.arange(-60_000, 60_001)).ravel().view(np.float32))
+
+
+def within_the_bound(kind: str, x: np.ndarray) -> None:
+    case = tabled(kind)
     columns = [x, *[np.ones_like(x) for _ in case.ports[1:]]]
     got = np.asarray(og.compile(case.graph())(case.feeds(columns)))
     truth = np.asarray(og.evaluate(case.graph(), case.feeds(columns)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -121,13 +122,30 @@ def test_sums_of_doubles_and_long_runs_are_walked_run_by_run() -> None:
 
 @pytest.mark.parametrize(
     ("images", "kind", "way"),
-    [(63, "Abs", "launch_rows"), (64, "Abs", "launch_groups"), (64, "Exp", None)],
+    [(63, "Abs", "launch_rows"), (64, "Abs", "launch_groups"), (64, "Exp", "launch_groups")],
 )
-def test_channels_of_small_images_are_walked_as_is_faster(images: int, kind: str, way: str | None) -> None:
+def test_channels_of_small_images_are_walked_as_is_faster(images: int, kind: str, way: str) -> None:
     """BatchNorm over [N,C,H,W]: a channel is N runs of H W elements."""
     text = f"graph(x: f32[n,32,8,8]) -> (y)\n  e = {kind}(x)\n  y = ReduceSum(e, axes=[0,2,3], keep_dims=true)"
     f = og.compile(og.parse(text))
     x = np.random.default_rng(images).normal(size=(images, 32, 8, 8)).astype(np.float32)
     exact = getattr(np, kind.lower())(x.astype(np.float64)).sum((0, 2, 3), keepdims=True)
     np.testing.assert_allclose(f(x=x), exact, rtol=1e-6)
-    assert entry(f) == (way or ("launch_groups" if host.has_lanes() else "launch_rows"))
+    assert entry(f) == way
+
+
+def test_exponentials_over_lanes_are_no_calls() -> None:
+    """A compiler vectorises only what it has inlined into the loop over lanes."""
+    compiler = host.find_compiler()
+    if compiler is None or not compiler.is_gcc:
+        pytest.skip("needs GCC")
+    text = (
+        NORM.format(c=256, groups=32).replace("(y, m, v)", "(y)").replace("y, m, v =", "u, m, v =") + "  y = Swish(u)"
+    )
+    f = og.compile(og.parse(text))
+    f(x=np.ones((2, 4, 4, 256), np.float32), g=np.ones(256, np.float32), b=np.ones(256, np.float32))
+    assert entry(f) == "launch_groups"
+    (source,) = f.kernels.values()
+    command = [*compiler.command, *compiler.flags(flat=False, branches=False), "-x", "c++", "-S", "-o", "-", "-"]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+    assert "pass_of_groups" in done.stdout and "some_of_each" not in done.stdout
