@@ -209,18 +209,10 @@ def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
         if node not in computed or is_reduction(node):
             continue
         is_drawn = all(is_random(n) for n in node.all_input_nodes) and bool(node.all_input_nodes)
-        readers: list[int] = []
-        waiting = [(user, True) for user in node.users]
-        while waiting:
-            user, fuses = waiting.pop()
-            if is_view(user):
-                waiting += [(u, fuses and keeps_elements(user)) for u in user.users]
-            elif user.op != "output":
-                readers.append(levels[user] - (user in computed and not fuses))
-            elif not is_drawn:
-                readers.append(levels[node])
-        if readers and min(readers) > levels[node]:
-            levels[node] = min(readers)
+        users = [(user, fuses) for user, fuses in _readers(node) if user.op != "output" or not is_drawn]
+        if users:
+            last = min(levels[node] if u.op == "output" else levels[u] - (u in computed and not f) for u, f in users)
+            levels[node] = max(levels[node], last)
 
 
 #: Levels by which a library call runs later at most: what it reads lives as long.
@@ -236,7 +228,7 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
         if node not in computed or is_reduction(node):
             continue
         found: set[Node] = set()
-        for user in _readers(node):
+        for user, _ in _readers(node):
             if user in calls:
                 found |= calls[user]
             elif user not in computed and _is_last_call(user):
@@ -253,8 +245,9 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
     for node in reversed(graph.nodes):
         if node not in calls:
             continue
-        if any(user in calls for user in _readers(node)):  # where its readers are
-            levels[node] = min(levels[user] for user in _readers(node))
+        users = _readers(node)
+        if any(user in calls for user, _ in users):  # where its readers are, or before one that reads it in another order
+            levels[node] = min(levels[user] - (user in calls and not fuses) for user, fuses in users)
             continue
         large = [s for s in sources.of(node) if 2 * bytes_of(s) >= bytes_of(node)]
         later = set.intersection(*(reading.get(s, set()) for s in large)) if large else set()
@@ -265,15 +258,16 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
                 levels[call] = max(levels[call], levels[node])
 
 
-def _readers(node: Node) -> list[Node]:
-    """What reads the memory of a node, perhaps through views."""
-    found, waiting = [], list(node.users)
+def _readers(node: Node) -> list[tuple[Node, bool]]:
+    """What reads the memory of a node, and whether it may be in one group with it: it reads it itself, or through views
+    that broadcast at most."""
+    found, waiting = [], [(user, True) for user in node.users]
     while waiting:
-        user = waiting.pop()
+        user, fuses = waiting.pop()
         if is_view(user):
-            waiting += user.users
+            waiting += [(u, fuses and keeps_elements(user)) for u in user.users]
         else:
-            found.append(user)
+            found.append((user, fuses))
     return found
 
 
@@ -281,7 +275,7 @@ def _is_last_call(node: Node) -> bool:
     """Whether a library call may run at any time: the graph's outputs alone read its result."""
     if node.op != "call_function" or writes(node) or is_random(node):
         return False
-    users = _readers(node)
+    users = [user for user, _ in _readers(node)]
     return all(u.op == "output" or (u.target is operator.getitem and _is_last_call(u)) for u in users)
 
 
