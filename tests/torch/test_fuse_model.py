@@ -419,6 +419,26 @@ def test_activation_checkpointing_recomputes_what_it_should(reentrant, region):
     torch.testing.assert_close(run(ogt.fuse(copy.deepcopy(model)), x), run(model, x))
 
 
+def test_attention_inside_of_a_checkpointed_part_is_run_again():
+    """AOTAutograd gives back its results as a tuple beside the state of the random numbers."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.project = nn.Linear(8, 24)
+
+        def part(self, x):
+            q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).movedim(2, 0).transpose(2, 3)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2) * 2 + x
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.part, F.silu(x), use_reentrant=False)
+
+    x = torch.linspace(-1, 1, 80).view(2, 5, 8)
+    torch.testing.assert_close(run(ogt.fuse(Model()), x), run(Model(), x))
+
+
 def test_no_grad_inference_mode_and_detach_mean_what_they_mean():
     class Model(nn.Module):
         def forward(self, x):

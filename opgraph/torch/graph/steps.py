@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
 from opgraph.torch.graph.places import Place
 from opgraph.torch.graph.views import base_of, is_view
@@ -226,7 +226,7 @@ class Checked:
     Args:
         env, name: where the call itself takes the place of this once its results fit.
         call: the function of torch.
-        promised: the values without data that the graph has for its results.
+        promised: the values without data that the graph has for its results, those in tuples, too.
         alignment: bytes at whose multiples kernels expect them.
 
     Attributes:
@@ -245,7 +245,7 @@ class Checked:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, copied where they lie in another way than promised."""
         result = self.call(*args, **kwargs)
-        results = result if isinstance(result, (list, tuple)) else [result]
+        results, structure = tree_flatten(result)
         shared = _shared(results, (args, kwargs)) if self.overwritten else set()
         fits = [
             s is None
@@ -258,7 +258,7 @@ class Checked:
             self._env[self._name] = self.call
             return result
         moved = [r if ok else _restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
-        return type(result)(moved) if isinstance(result, (list, tuple)) else moved[0]
+        return tree_unflatten(moved, structure)
 
 
 def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
