@@ -22,6 +22,7 @@ from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import fold_branches
 from opgraph.torch.graph.decompositions import decompositions
+from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
@@ -119,6 +120,7 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
         captured = Captured(graph, number)
+        hooks = Hooks()
         for observer in _observers.get():
             observer(captured)
 
@@ -130,9 +132,10 @@ def compiler(memory: Memory = "least", rounding: str = "store") -> Callable[...,
 
                 program = SizedPrograms(module, make) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
-                if name != "inference":
-                    keep_saved_tensors()  # kernels and library calls write over none
-                return program.run
+                if name == "inference":
+                    return program.run
+                keep_saved_tensors()  # kernels and library calls write over none
+                return hooks.noted(program.run) if name == "forward" else backward_of(program, hooks)
 
             return build
 

@@ -246,7 +246,9 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
         if node not in calls:
             continue
         users = _readers(node)
-        if any(user in calls for user, _ in users):  # where its readers are, or before one that reads it in another order
+        if any(
+            user in calls for user, _ in users
+        ):  # where its readers are, or before one that reads it in another order
             levels[node] = min(levels[user] - (user in calls and not fuses) for user, fuses in users)
             continue
         large = [s for s in sources.of(node) if 2 * bytes_of(s) >= bytes_of(node)]

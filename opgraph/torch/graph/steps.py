@@ -251,13 +251,13 @@ class Checked:
             s is None
             or not isinstance(r, torch.Tensor)
             or r.numel() == 0
-            or (_same_strides(r, s) and r.data_ptr() % self._alignment == 0 and i not in shared)
+            or (same_strides(r, s) and r.data_ptr() % self._alignment == 0 and i not in shared)
             for i, (r, s) in enumerate(zip(results, self._strides))
         ]
         if all(fits):
             self._env[self._name] = self.call
             return result
-        moved = [r if ok else _restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
+        moved = [r if ok else restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
         return tree_unflatten(moved, structure)
 
 
@@ -274,11 +274,13 @@ def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
     return found
 
 
-def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor has these strides, where they count."""
     return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
 
 
-def _restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+def restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """A copy of a tensor with these strides."""
     assert strides is not None
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)

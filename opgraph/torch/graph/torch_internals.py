@@ -260,7 +260,7 @@ def _with_all_guards(callback: Callable[..., Any], failed: Callable[[BaseExcepti
     @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
     def compile(*args: Any, **kwargs: Any) -> Any:
         try:
-            with torch._dynamo.config.patch(_GUARDS):
+            with torch._dynamo.config.patch({**_GUARDS, **_whole_in_small_buckets()}):
                 return callback(*args, **kwargs)
         except CAPTURE_ERRORS as error:
             if not _RUNS_FRAMES or isinstance(error, _NOT_RUN) or not failed(error):
@@ -268,6 +268,14 @@ def _with_all_guards(callback: Callable[..., Any], failed: Callable[[BaseExcepti
             return _run_frame()
 
     return compile
+
+
+def _whole_in_small_buckets() -> dict[str, Any]:
+    """The setting with which Dynamo leaves a graph whole where DistributedDataParallel has buckets smaller than its
+    first one is by default: torch's DDPOptimizer, which would cut the graph, refuses those."""
+    active = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)()
+    first = getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 0)
+    return {"optimize_ddp": False} if active is not None and active.bucket_bytes_cap < first else {}
 
 
 def _run_frame() -> Any:
@@ -283,8 +291,8 @@ _NOT_RUN: Any = getattr(torch._dynamo.exc, "ResumePrologueTracingError", ())
 
 
 def is_transformed() -> bool:
-    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms, hooks
-    on all modules."""
+    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms,
+    forward-mode differentiation, hooks on all modules."""
     return bool(
         _is_compiling()
         or _tracing_state() is not None
@@ -292,7 +300,19 @@ def is_transformed() -> bool:
         or (_modes() and (_mode(_PROXY) is not None or _mode(_FUNCTIONAL) is not None))
         or _is_fx_tracing()
         or any(_hooks_on_all)
+        or _forward_ad._current_level >= 0
     )
+
+
+def is_batched() -> bool:
+    """Whether a transform of torch.func is going on, or `autograd.grad(is_grads_batched=True)`: tensors may be batches,
+    and have no memory of their own."""
+    return bool(_transforms_active() or _includes(_BATCHES))
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Whether hooks are called with what autograd keeps: of `saved_tensors_hooks`, of activation checkpointing."""
+    return _saved_tensors_hooks(True) is not None
 
 
 def has_streams(graph: torch.fx.Graph) -> bool:
@@ -325,6 +345,9 @@ _hooks_on_all: list[Any] = [
     getattr(torch.nn.modules.module, f"_global_{kind}_hooks", ())
     for kind in ("forward_pre", "forward", "backward_pre", "backward")
 ]
+_includes, _BATCHES = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
+_forward_ad: Any = torch.autograd.forward_ad
+_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
@@ -376,6 +399,8 @@ def output_graph(translator: Any) -> Any:
 def backend_of(output: Any) -> Any:
     """The backend function that a graph of Dynamo is for."""
     backend = output.compiler_fn
+    splitter = getattr(backend, "__self__", None)  # DDPOptimizer cuts a graph where buckets of gradients end
+    backend = getattr(splitter, "backend_compile_fn", backend)
     for name in ("compiler_fn", "_torchdynamo_orig_callable", "_torchdynamo_orig_backend", "inner_compiler"):
         while hasattr(backend, name):
             backend = getattr(backend, name)
