@@ -1,9 +1,9 @@
 """What the backward program of a captured graph may be given: batches of gradients, and kept tensors of other strides.
 
-A program takes addresses, and strides stand in it as numbers. Under a transform of torch.func, as which
-`autograd.grad(is_grads_batched=True)` runs backward, a tensor may stand for a batch and have no address: the graph is
-then run op by op. Saved-tensor hooks may give back a tensor with other strides than it was kept with (contiguous ones, for
-example): such a tensor is copied into the strides that the program was made for.
+A program takes addresses, and strides stand in it as numbers. Under a transform of torch.func, and in
+`autograd.grad(is_grads_batched=True)`, a tensor may stand for a batch and have no address: the graph is then run op by
+op. Saved-tensor hooks may give back a tensor with other strides than it was kept with (contiguous ones, for example):
+such a tensor is copied into the strides that the program was made for.
 """
 
 from __future__ import annotations

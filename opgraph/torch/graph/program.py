@@ -216,7 +216,8 @@ class Program:
             found.append(Step(f"{name} = {function}({', '.join(given)})", node, reads=[*reads, name]))
             for part in _elements(node):
                 if results is None or part.args[1] in results:
-                    source = name if part.args[0] is node else part.args[0].name  # type: ignore[union-attr]
+                    whole = part.all_input_nodes[0]
+                    source = name if whole is node else whole.name
                     found.append(Step(f"{part.name} = {source}[{part.args[1]}]", part, reads=[source]))
         return found
 
