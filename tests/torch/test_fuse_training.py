@@ -36,8 +36,7 @@ def without_a_compiler(monkeypatch):
     monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
 
 
-@pytest.mark.filterwarnings("ignore:there is no C")
-def test_a_checkpointed_activation_keeps_the_same_when_it_runs_again(without_a_compiler):
+def test_a_checkpointed_activation_keeps_the_same_when_it_runs_again():
     """Its second call runs as a fused function; activation checkpointing compares what is kept, in order."""
     found = []
     for model in plain_and_fused(Swish()):

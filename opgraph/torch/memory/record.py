@@ -131,7 +131,8 @@ class Recorder:
                 stack.callback(module.register_forward_pre_hook(self._enter).remove)
                 stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             # They are called in frames that Dynamo captures, too.
-            hooks = torch.compiler.disable(pack), torch.compiler.disable(unpack)
+            apart: Any = torch.compiler.disable
+            hooks = apart(pack), apart(unpack)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
             yield
 
