@@ -27,7 +27,7 @@ from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS
 from opgraph.torch.graph.dynamo_entry import compiled as isolated
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
-from opgraph.torch.graph.torch_internals import graph_breaks, is_transformed, is_wrapped
+from opgraph.torch.graph.torch_internals import graph_breaks, has_saved_tensors_hooks, is_transformed, is_wrapped
 from opgraph.torch.tracing.reads import Wrapper
 
 #: The code in nn.Module that calls `forward`.
@@ -70,7 +70,9 @@ class FusedForward(Wrapper):
             return called_for_onnx(self.original, args, kwargs)  # part of what goes on around it
         compiled = self._compiled or self._compile()
         module = self._called(sys._getframe(1))
-        if (single := self._single) is not None and module is self.module:
+        single = self._single
+        # Activation checkpointing compares what is kept in two calls of a module, which therefore run alike.
+        if single is not None and module is self.module and not has_saved_tensors_hooks():
             try:
                 return single(*args, **kwargs)
             except (OpGraphError, NotAlone):

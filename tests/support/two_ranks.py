@@ -11,7 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 import opgraph as og
 import opgraph.torch as ogt
@@ -149,6 +154,15 @@ def network_tensor_parallel() -> None:
     torch.testing.assert_close(_trained(model, data()[0]), _trained(Block(), data()[0]))
 
 
+def network_sequence_parallel() -> None:
+    model = Block()
+    plan = {"norm": SequenceParallel(), "first": ColwiseParallel(input_layouts=Shard(1)), "second": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+    ogt.fuse(model)
+    model.a.register_hook(_summed)
+    torch.testing.assert_close(_trained(model, data()[0, :4]), _trained(Block(), data()[0, :4]))
+
+
 def _summed(gradient: Any) -> Any:
     total = gradient.clone()
     dist.all_reduce(total)
@@ -163,6 +177,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "network, fully_shard": lambda: network_fsdp(True),
     "network, fully_shard before fusing": lambda: network_fsdp(False),
     "network, tensor parallel": network_tensor_parallel,
+    "network, sequence parallel": network_sequence_parallel,
 }
 
 

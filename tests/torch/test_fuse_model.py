@@ -295,6 +295,36 @@ def test_dropout_drops_what_it_drops_in_eager_whatever_the_layout(layout):
     torch.testing.assert_close(*found)
 
 
+def _mirrored(x, y):
+    h = x * 2 + y
+    return torch.tril(h + (-h).mT), (h.sigmoid() + (-h).mT.tanh()) @ y
+
+
+def _cayley(x, y):
+    """As nn.utils.parametrizations.orthogonal computes a matrix; its backward pass mirrors a value for `tril`, too."""
+    lower = x.tril()
+    skew = lower - lower.mT
+    return y @ torch.linalg.solve(torch.eye(3) - skew * 0.5, torch.eye(3) + skew * 0.5)
+
+
+@pytest.mark.parametrize("function", [_mirrored, _cayley], ids=lambda f: f.__name__)
+def test_a_value_that_its_own_mirror_image_is_added_to_for_a_library_call(function):
+    """The mirror image is stored before the kernel that reads it."""
+
+    class Model(nn.Module):
+        def forward(self, x, y):
+            return function(x, y)
+
+    found = []
+    for model in (Model(), ogt.fuse(Model())):
+        torch.manual_seed(0)
+        x, y = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
+        results = model(x, y)
+        loss = sum(r.square().sum() for r in (results if isinstance(results, tuple) else [results * y]))
+        found.append([results, torch.autograd.grad(loss, x)])
+    torch.testing.assert_close(*found)
+
+
 def test_parametrizations_work():
     model = nn.Sequential(nn.Linear(6, 6), ScaledSwish())
     nn.utils.parametrizations.weight_norm(model[0])
@@ -387,6 +417,26 @@ def test_activation_checkpointing_recomputes_what_it_should(reentrant, region):
     torch.manual_seed(0)
     model, x = Model(), torch.randn(4, 6)
     torch.testing.assert_close(run(ogt.fuse(copy.deepcopy(model)), x), run(model, x))
+
+
+def test_attention_inside_of_a_checkpointed_part_is_run_again():
+    """AOTAutograd gives back its results as a tuple beside the state of the random numbers."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.project = nn.Linear(8, 24)
+
+        def part(self, x):
+            q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).movedim(2, 0).transpose(2, 3)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2) * 2 + x
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.part, F.silu(x), use_reentrant=False)
+
+    x = torch.linspace(-1, 1, 80).view(2, 5, 8)
+    torch.testing.assert_close(run(ogt.fuse(Model()), x), run(Model(), x))
 
 
 def test_no_grad_inference_mode_and_detach_mean_what_they_mean():

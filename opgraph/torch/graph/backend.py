@@ -24,6 +24,7 @@ from opgraph.torch.graph.branches import fold_branches, written_arguments
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written
+from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.norms import shows_statistics
 from opgraph.torch.graph.program import Program
@@ -126,6 +127,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
 
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
         captured = Captured(graph, number)
+        hooks = Hooks()
         for observer in _observers.get():
             observer(captured)
 
@@ -140,9 +142,10 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 sized = partial(make, most_constants=MOST_BYTES_OF_SIZES)
                 program = SizedPrograms(module, sized) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
-                if name != "inference":
-                    keep_saved_tensors()  # kernels and library calls write over none
-                return program.run
+                if name == "inference":
+                    return program.run
+                keep_saved_tensors()  # kernels and library calls write over none
+                return hooks.noted(program.run) if name == "forward" else backward_of(program, hooks)
 
             return build
 

@@ -94,7 +94,7 @@ def _with_all_guards(callback: Callable[..., Any], failed: Callable[[BaseExcepti
     @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
     def compile(*args: Any, **kwargs: Any) -> Any:
         try:
-            with torch._dynamo.config.patch(_GUARDS):
+            with torch._dynamo.config.patch({**_GUARDS, **_whole_in_small_buckets()}):
                 return callback(*args, **kwargs)
         except CAPTURE_ERRORS as error:
             if not _RUNS_FRAMES or isinstance(error, _NOT_RUN) or not failed(error):
@@ -102,6 +102,14 @@ def _with_all_guards(callback: Callable[..., Any], failed: Callable[[BaseExcepti
             return _run_frame()
 
     return compile
+
+
+def _whole_in_small_buckets() -> dict[str, Any]:
+    """The setting with which Dynamo leaves a graph whole where DistributedDataParallel has buckets smaller than its
+    first one is by default: torch's DDPOptimizer, which would cut the graph, refuses those."""
+    active = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)()
+    first = getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 0)
+    return {"optimize_ddp": False} if active is not None and active.bucket_bytes_cap < first else {}
 
 
 def _run_frame() -> Any:

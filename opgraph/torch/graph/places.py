@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -73,7 +74,9 @@ class Beginnings:
         moving = {base_of(source) for n in calls if writes(n) for source in n.all_input_nodes}
         moving |= {n for n in calls if _is_alias(n)}
         self._anywhere = {n.name for n in moving if n.op != "get_attr"}
-        self._fixed = {n.name: _constant(n).data_ptr() % PACK for n in nodes if n.op == "get_attr"}
+        fixed = {n.name: _constant(n) for n in nodes if n.op == "get_attr"}
+        #: Of tensors; DTensor's meshes and process groups are constants of a graph, too.
+        self._fixed = {n: t.data_ptr() % PACK for n, t in fixed.items() if isinstance(t, torch.Tensor)}
         #: Inputs that may be copied to a multiple.
         self.copied = {n.name for n in nodes if n.op == "placeholder"} - self._anywhere
 
@@ -88,8 +91,8 @@ class Beginnings:
         return (self._fixed.get(place.name, 0) + place.skipped) % PACK
 
 
-def _constant(node: Node) -> torch.Tensor:
-    found: torch.Tensor = operator.attrgetter(str(node.target))(node.graph.owning_module)
+def _constant(node: Node) -> Any:
+    found: Any = operator.attrgetter(str(node.target))(node.graph.owning_module)
     return found
 
 

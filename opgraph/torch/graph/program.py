@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from opgraph.errors import OpGraphError
 from opgraph.ir.graph import Graph
@@ -213,23 +214,23 @@ class Program:
         """
         self.library_calls.append(node)
         reads = [base_of(n).name for n in node.all_input_nodes]
-        parts = [part for part in node.users if part.target is operator.getitem and not is_view(part)]
         found: list[Step] = []
         for name, arguments, results in _calls(node) if apart else ((node.name, node.args, None),):
             function = self._library_function(node, name)
             given = [self._ref(a) for a in arguments] + [f"{k}={self._ref(v)}" for k, v in node.kwargs.items()]
             found.append(Step(f"{name} = {function}({', '.join(given)})", node, reads=[*reads, name]))
-            for part in parts:
+            for part in _elements(node):
                 if results is None or part.args[1] in results:
-                    found.append(Step(f"{part.name} = {name}[{part.args[1]}]", part, reads=[name]))
+                    whole = part.all_input_nodes[0]
+                    source = name if whole is node else whole.name
+                    found.append(Step(f"{part.name} = {source}[{part.args[1]}]", part, reads=[source]))
         return found
 
     def _library_function(self, node: Node, variable: str) -> str:
         name = f"call_{str(node.target).replace('.', '_').replace('::', '_')}"  # no node has such a name
         name = name if name.isidentifier() else f"call_{node.name}"
         called: Any = _FAST.get(node.target, node.target)
-        value = value_of(node)
-        values = value if isinstance(value, (list, tuple)) else [value]
+        values = tree_leaves(value_of(node))
         if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
             name = f"{name}_{variable}"
             checked = Checked(self._env, name, called, values, self._alignment(node, values))
@@ -272,7 +273,7 @@ class Program:
         made = {a.name: a.place for step in steps for a in step.allocations}
         taken = reuse_memory(steps, own_values(self.module.graph, made, self._begin.is_known), lasting)
         for node, call in self._checked:
-            call.overwritten = not taken.isdisjoint((node.name, *(part.name for part in node.users)))
+            call.overwritten = not taken.isdisjoint((node.name, *(part.name for part in _elements(node))))
 
     def _packed(self, target: Target) -> set[str]:
         """The inputs that kernels read in packs."""
@@ -315,6 +316,15 @@ def _stored_bytes(graph: FxGraph) -> int:
     """Bytes of all values of a graph, stored or not."""
     values = [value_of(n) for n in graph.nodes if n.op == "call_function"]
     return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
+
+
+def _elements(node: Node) -> list[Node]:
+    """The nodes that take a call's results apart, in order; an element may be a tuple again."""
+    found: list[Node] = []
+    for user in node.users:
+        if user.target is operator.getitem and user.args[0] is node and not is_view(user):
+            found += [user, *_elements(user)]
+    return found
 
 
 def _calls(node: Node) -> Sequence[tuple[str, Sequence[Any], Collection[int] | None]]:

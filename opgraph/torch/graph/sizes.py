@@ -61,12 +61,16 @@ class SizedPrograms:
 
     def run(self, args: list[Any]) -> Any:
         """Runs the program for the sizes of these arguments; takes the arguments out of the list."""
+        return self.sized(args).run(args)
+
+    def sized(self, args: list[Any]) -> Program:
+        """The program for the sizes of these arguments."""
         key = tuple([int(args[p] if axis is None else args[p].shape[axis]) for p, axis in self._found.values()])
         program = self.programs.get(key)
         if program is None:
             with without_modes():  # whoever looks on sees the program run, not its making
                 program = self.programs[key] = self._make(self._filled(key))
-        return program.run(args)
+        return program
 
     run._boxed_call = True  # type: ignore[attr-defined]
 

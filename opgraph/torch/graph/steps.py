@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
 from opgraph.torch.graph.places import Place
 from opgraph.torch.graph.views import base_of, is_view
@@ -226,7 +226,7 @@ class Checked:
     Args:
         env, name: where the call itself takes the place of this once its results fit.
         call: the function of torch.
-        promised: the values without data that the graph has for its results.
+        promised: the values without data that the graph has for its results, those in tuples, too.
         alignment: bytes at whose multiples kernels expect them.
 
     Attributes:
@@ -245,20 +245,20 @@ class Checked:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, copied where they lie in another way than promised."""
         result = self.call(*args, **kwargs)
-        results = result if isinstance(result, (list, tuple)) else [result]
+        results, structure = tree_flatten(result)
         shared = _shared(results, (args, kwargs)) if self.overwritten else set()
         fits = [
             s is None
             or not isinstance(r, torch.Tensor)
             or r.numel() == 0
-            or (_same_strides(r, s) and r.data_ptr() % self._alignment == 0 and i not in shared)
+            or (same_strides(r, s) and r.data_ptr() % self._alignment == 0 and i not in shared)
             for i, (r, s) in enumerate(zip(results, self._strides))
         ]
         if all(fits):
             self._env[self._name] = self.call
             return result
-        moved = [r if ok else _restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
-        return type(result)(moved) if isinstance(result, (list, tuple)) else moved[0]
+        moved = [r if ok else restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
+        return tree_unflatten(moved, structure)
 
 
 def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
@@ -274,11 +274,13 @@ def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
     return found
 
 
-def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor has these strides, where they count."""
     return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
 
 
-def _restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+def restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """A copy of a tensor with these strides."""
     assert strides is not None
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)

@@ -193,8 +193,8 @@ def is_size(size: torch.SymInt) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms, hooks
-    on all modules."""
+    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms,
+    forward-mode differentiation, hooks on all modules."""
     return bool(
         _is_compiling()
         or _tracing_state() is not None
@@ -202,7 +202,19 @@ def is_transformed() -> bool:
         or (_modes() and (_mode(_PROXY) is not None or _mode(_FUNCTIONAL) is not None))
         or _is_fx_tracing()
         or any(_hooks_on_all)
+        or _forward_ad._current_level >= 0
     )
+
+
+def is_batched() -> bool:
+    """Whether a transform of torch.func is going on, or `autograd.grad(is_grads_batched=True)`: tensors may be batches,
+    and have no memory of their own."""
+    return bool(_transforms_active() or _includes(_BATCHES))
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Whether hooks are called with what autograd keeps: of `saved_tensors_hooks`, of activation checkpointing."""
+    return _saved_tensors_hooks(True) is not None
 
 
 def has_streams(graph: torch.fx.Graph) -> bool:
@@ -230,6 +242,9 @@ _hooks_on_all: list[Any] = [
     getattr(torch.nn.modules.module, f"_global_{kind}_hooks", ())
     for kind in ("forward_pre", "forward", "backward_pre", "backward")
 ]
+_includes, _BATCHES = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
+_forward_ad: Any = torch.autograd.forward_ad
+_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
 _PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
 
 
@@ -281,6 +296,8 @@ def output_graph(translator: Any) -> Any:
 def backend_of(output: Any) -> Any:
     """The backend function that a graph of Dynamo is for."""
     backend = output.compiler_fn
+    splitter = getattr(backend, "__self__", None)  # DDPOptimizer cuts a graph where buckets of gradients end
+    backend = getattr(splitter, "backend_compile_fn", backend)
     for name in ("compiler_fn", "_torchdynamo_orig_callable", "_torchdynamo_orig_backend", "inner_compiler"):
         while hasattr(backend, name):
             backend = getattr(backend, name)

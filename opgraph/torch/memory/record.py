@@ -130,7 +130,10 @@ class Recorder:
             for module in self._modules:
                 stack.callback(module.register_forward_pre_hook(self._enter).remove)
                 stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(pack, unpack))
+            # They are called in frames that Dynamo captures, too.
+            apart: Any = torch.compiler.disable
+            hooks = apart(pack), apart(unpack)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
             yield
 
     def _place_of(self, origin: Origin) -> Place:

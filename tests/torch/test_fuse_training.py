@@ -1,0 +1,112 @@
+"""Fused models under parts of torch that call them, or their backward pass, in ways of their own: what eager gives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.torch.graph.backend import observed  # noqa: E402
+
+
+class Swish(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.a * x)
+
+
+def plain_and_fused(model):
+    return model, ogt.fuse(copy.deepcopy(model))
+
+
+@pytest.fixture
+def without_a_compiler(monkeypatch):
+    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+
+
+def test_a_checkpointed_activation_keeps_the_same_when_it_runs_again():
+    """Its second call runs as a fused function; activation checkpointing compares what is kept, in order."""
+    found = []
+    for model in plain_and_fused(Swish()):
+        x = torch.linspace(-2, 2, 12).view(3, 4).requires_grad_()
+        for _ in range(3):
+            checkpoint(lambda t, model=model: model(t * 2) * 3, x, use_reentrant=False).square().sum().backward()
+        found.append([x.grad, model.a.grad])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:there is no C", "ignore:`torch.jit")
+def test_forward_mode_derivatives_and_batches_of_gradients(without_a_compiler):
+    torch.manual_seed(0)
+    found = []
+    for model in plain_and_fused(nn.Sequential(nn.Linear(4, 6), Swish(), nn.LayerNorm(6))):
+        x = torch.linspace(-2, 2, 12).view(3, 4).requires_grad_()
+        y = model(x)
+        (rows,) = torch.autograd.grad(y, x, torch.eye(18).view(18, 3, 6), is_grads_batched=True)
+        with forward_ad.dual_level():
+            dual = model(forward_ad.make_dual(x.detach(), torch.ones(3, 4)))
+            found.append([rows, *forward_ad.unpack_dual(dual)])
+    torch.testing.assert_close(*found)
+
+
+def test_saved_tensors_hooks_may_give_other_strides():
+    def pack(tensor):
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    torch.manual_seed(0)
+    found = []
+    for model in plain_and_fused(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU()).double()):
+        model.to(memory_format=torch.channels_last)
+        results = []
+        for rows in (5, 6):  # the second time with symbols for sizes
+            x = (
+                torch.linspace(-2, 2, 30 * rows, dtype=torch.float64)
+                .view(2, 3, rows, 5)
+                .to(memory_format=torch.channels_last)
+            )
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                y = model(x)
+            results.append(torch.autograd.grad(y.mT.cos().sum(), model.parameters()))
+        found.append(results)
+    torch.testing.assert_close(*found)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.a = nn.Linear(6, 6), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        h = F.silu(self.linear(x))
+        return h * self.a if self.a > 0.5 else h + self.a
+
+
+@pytest.mark.parametrize("bucket", [25, 0.001])
+def test_data_parallel_models_follow_branches_and_have_buckets_of_any_size(bucket, tmp_path):
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("torch was built without gloo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found, captured = [], []
+        for model in plain_and_fused(Branches()):
+            parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket)
+            with observed(captured.append):
+                parallel(torch.linspace(-2, 2, 12).view(2, 6)).square().sum().backward()
+            found.append([p.grad for p in model.parameters()])
+    finally:
+        dist.destroy_process_group()
+    assert len(captured) == 1
+    torch.testing.assert_close(*found)
