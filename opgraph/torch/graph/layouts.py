@@ -42,7 +42,7 @@ def channels_last(module: GraphModule) -> None:
         module: a functional graph of ATen ops with fake values in each node's meta; it is changed.
     """
     graph = module.graph
-    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:  # type: ignore[attr-defined]
+    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:  # type: ignore[no-untyped-call]
         return
     convolutions = {n for n in graph.nodes if _is_convolution(n)}
     fakes = fake_mode_of([value_of(n) for n in convolutions])
@@ -53,19 +53,10 @@ def channels_last(module: GraphModule) -> None:
         for node in list(graph.nodes):
             if node in convolutions:
                 image, *others = node.args
-                node.args = (layouts.last(image, node), *others)  # type: ignore[arg-type]
+                node.args = (layouts.last(image, node), *others)
                 layouts.compute(node)
             elif any(n in layouts.moved for n in node.all_input_nodes):
                 layouts.follow(node)
-
-
-def _is_convolution(node: Node) -> bool:
-    """Whether a node is a convolution of images that are not upsampled, or its gradients."""
-    places = {aten.convolution.default: (0, 6), aten.convolution_backward.default: (1, 7)}.get(node.target)  # type: ignore[call-overload]
-    if places is None:
-        return False
-    value, is_transposed = value_of(node.args[places[0]]), node.args[places[1]]  # type: ignore[arg-type]
-    return value.dim() == 4 and value.device.type == "cpu" and value.dtype is torch.float32 and not is_transposed
 
 
 def _is_convolution(node: Node) -> bool:
@@ -172,7 +163,7 @@ def _is_of_any_layout(node: Node) -> bool:
 def _has_its_elements(operand: Node, node: Node) -> bool:
     """Whether an operand of an elementwise op has the sizes of the result, and is an image that lies channels last."""
     own, made = value_of(operand), value_of(node)
-    return own.dim() == 4 and own.shape == made.shape and own.is_contiguous(memory_format=torch.channels_last)
+    return bool(own.dim() == 4 and own.shape == made.shape and own.is_contiguous(memory_format=torch.channels_last))
 
 
 def _strides(value: Any) -> Any:
