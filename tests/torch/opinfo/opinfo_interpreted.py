@@ -7,7 +7,7 @@ torch.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,10 +55,10 @@ class LoopPlan:
 class InterpretedTarget(targets.HostTarget):
     """The CPU without a compiler."""
 
-    def kernel(self, partition: Partition, rounding: str) -> Any:
+    def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
         """As Target."""
-        made: Any = runner(partition, self.engine, rounding=rounding)
-        own = HostKernel(lower(partition), partition)  # as it is before it is compiled
+        made: Any = runner(partition, self.engine, rounding=rounding, arguments=arguments)
+        own = HostKernel(lower(partition, arguments=arguments), partition)  # as it is before it is compiled
         return LoopKernel(made, tuple(range(len(partition.input_ports))), own.operands)
 
     def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
