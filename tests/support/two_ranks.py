@@ -155,12 +155,14 @@ def network_tensor_parallel() -> None:
 
 
 def network_sequence_parallel() -> None:
-    model = Block()
-    plan = {"norm": SequenceParallel(), "first": ColwiseParallel(input_layouts=Shard(1)), "second": RowwiseParallel()}
-    parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
-    ogt.fuse(model)
-    model.a.register_hook(_summed)
-    torch.testing.assert_close(_trained(model, data()[0, :4]), _trained(Block(), data()[0, :4]))
+    plan = {"0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1)), "3": RowwiseParallel()}
+    found = []
+    for fuse in (lambda model: model, ogt.fuse):
+        torch.manual_seed(0)
+        nn = torch.nn
+        model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+        found.append(_trained(fuse(parallelize_module(model, init_device_mesh("cpu", (2,)), plan)), data()[RANK]))
+    torch.testing.assert_close(*found)
 
 
 def _summed(gradient: Any) -> Any:
