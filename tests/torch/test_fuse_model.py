@@ -485,6 +485,7 @@ class Breaks(nn.Module):
 @pytest.mark.parametrize("why", ["the program", "the capture"])
 @pytest.mark.filterwarnings("ignore:Breaks runs unfused")
 def test_what_ran_before_a_part_that_cannot_be_captured_runs_once(why, monkeypatch):
+    torch._dynamo.reset()  # instances of one class share what is compiled
     graphs, aot_backend = [], backend.aot_backend
 
     def second_refused(**kwargs):
