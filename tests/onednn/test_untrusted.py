@@ -59,7 +59,7 @@ TEXTS = {
     "empty": (b"", "no JSON"),
     "cut short": (json.dumps(document(op())).encode()[:-5], "no JSON"),
     "no UTF-8": (b'{"version": "\xff"}', "no UTF-8"),
-    "a byte order mark": (b"\xef\xbb\xbf{}", "no JSON"),
+    "a byte order mark before nothing": (b"\xef\xbb\xbf{}", "None is no text"),
     "a list": (b"[]", "no object"),
     "a number": (b"1", "no object"),
     "NaN": (b'{"graph": NaN}', "NaN is no JSON"),
