@@ -135,12 +135,7 @@ def bind(
             aligned.append(tuple(0 if a in row_axes else next(kept_steps) for a in range(rank)))
         else:
             aligned.append(aligned_strides(like, result, steps, rank))
-    if not row_axes:
-        order = _memory_order(shape, aligned, len(loop.loads))
-        dims, collapsed = _collapse([shape[a] for a in order], [[own[a] for a in order] for own in aligned])
-        row_rank = 0
-    else:
-        dims, collapsed, row_rank = _collapsed_rows(shape, aligned, row_axes)
+    dims, collapsed, row_rank = _collapsed_rows(shape, aligned, row_axes, len(loop.loads))
     flat = len(dims) == 1
     kinds = [_operand_kind(s, flat, row_rank) for s in collapsed]
     for i, store in enumerate(loop.stores, start=len(loop.loads)):
@@ -200,9 +195,13 @@ def _collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[S
 
 
 def _collapsed_rows(
-    shape: Shape, strides: Sequence[Strides], row_axes: Sequence[int]
+    shape: Shape, strides: Sequence[Strides], row_axes: Sequence[int], loads: int
 ) -> tuple[Shape, tuple[Strides, ...], int]:
-    """Collapsed extents and strides, the axes of a row moved to the end, and how many of these are left."""
+    """Collapsed extents and strides, the axes of a row moved to the end, and how many of these are left; without rows,
+    in the order of memory."""
+    if not row_axes:
+        order = _memory_order(shape, strides, loads)
+        return *_collapse([shape[a] for a in order], [[own[a] for a in order] for own in strides]), 0
     groups = [[a for a in range(len(shape)) if a not in row_axes], list(row_axes)]
     parts = [_collapse([shape[a] for a in axes], [[s[a] for a in axes] for s in strides]) for axes in groups]
     (outer, outer_strides), (row, row_strides) = parts

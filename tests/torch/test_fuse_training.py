@@ -15,16 +15,8 @@ from torch.autograd.graph import saved_tensors_hooks  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
+from opgraph.bench.networks import TrainedSwish as Swish  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
-
-
-class Swish(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Parameter(torch.tensor(1.3))
-
-    def forward(self, x):
-        return x * torch.sigmoid(self.a * x)
 
 
 def plain_and_fused(model):

@@ -42,7 +42,8 @@ def channels_last(module: GraphModule) -> None:
         module: a functional graph of ATen ops with fake values in each node's meta; it is changed.
     """
     graph = module.graph
-    if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:  # type: ignore[no-untyped-call]
+    onednn: Any = torch.backends.mkldnn
+    if not onednn.is_available() or not onednn.enabled:
         return
     convolutions = {n for n in graph.nodes if _is_convolution(n)}
     fakes = fake_mode_of([value_of(n) for n in convolutions])
@@ -63,7 +64,8 @@ def _is_convolution(node: Node) -> bool:
     """Whether a node is a convolution of images that oneDNN computes, and no transposed one."""
     if node.target is not aten.convolution.default:
         return False
-    image, is_transposed = value_of(node.args[0]), node.args[6]  # type: ignore[arg-type]
+    arguments: Any = node.args
+    image, is_transposed = value_of(arguments[0]), arguments[6]
     return image.dim() == 4 and image.device.type == "cpu" and image.dtype is torch.float32 and not is_transposed
 
 
@@ -76,7 +78,8 @@ _LEAST_PART = 0.2
 def _are_faster(convolutions: Collection[Node]) -> bool:
     """Whether convolutions are faster on images that lie channels last."""
     made = sum(_elements(value_of(node)) for node in convolutions)
-    weights = [value_of(node.args[1]) for node in convolutions]  # type: ignore[arg-type]
+    given: list[Any] = [node.args[1] for node in convolutions]
+    weights = map(value_of, given)
     return made >= _LEAST_PART * sum(_elements(w) for w in weights if any(size != 1 for size in w.shape[2:]))
 
 
@@ -117,8 +120,9 @@ class _Layouts:
     def compute(self, node: Node) -> bool:
         """Computes the value of a node anew; False where torch cannot, of operands that lie so."""
         args, kwargs = map_arg((node.args, node.kwargs), value_of)
+        call: Any = node.target
         try:
-            made = node.target(*args, **kwargs)  # type: ignore[operator]
+            made = call(*args, **kwargs)
         except (RuntimeError, ValueError):  # a view of what does not lie together
             return False
         self._put(node, made)
