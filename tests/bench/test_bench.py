@@ -534,3 +534,23 @@ def test_what_is_no_number_agrees_with_a_truth_that_is_none_and_with_nothing_els
     ):
         off, wrong = far_off({"y": np.array(got, np.float32)}, true, {"y": "f32"})
         assert (wrong == "") is right and (off == 0.0) is right
+
+
+def test_results_that_a_rounding_moves_far_are_right_as_far_as_the_truth_moves() -> None:
+    from opgraph.bench.network_process import judged
+
+    true = {"y": np.array([1.0, -2.0]), "g": np.array([0.5, 0.0])}
+    jump = {"y": np.array([1.0, -2.0]), "g": np.array([0.5, 0.1])}
+    wrong = {"y": np.array([1.0, -1.0]), "g": np.array([0.5, 0.1])}
+    farther = {"y": np.array([1.0, -2.0]), "g": np.array([0.5, 0.45])}
+    asked = []
+
+    def moved() -> dict[str, np.ndarray]:
+        asked.append(1)
+        return {"y": true["y"], "g": np.array([0.4, 0.0])}
+
+    assert judged(true, true, moved)[1:] == ("", "") and not asked
+    assert judged(jump, true, moved)[1:] == ("", "rounding alone moves eager torch's results as far")
+    assert "y is" in judged(wrong, true, moved)[1]
+    assert "g is" in judged(farther, true, moved)[1]
+    assert judged(jump, true, lambda: true)[1]
