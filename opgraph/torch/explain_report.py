@@ -7,9 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
+from opgraph.torch.memory.recomputed import Recomputed
+from opgraph.torch.memory.report import MemoryReport
+from opgraph.torch.memory.sums import Kept
+from opgraph.torch.memory.text import recomputed_rows, size
+
 Shape: TypeAlias = tuple[int, ...]
-#: Rows of the table of kept tensors; the largest are shown.
-_MOST_KEPT = 20
+#: Rows of the tables of kept tensors and of what is computed again; the largest are shown.
+_MOST_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +54,6 @@ class LeftCall:
     name: str
     why: str
     times: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class KeptTensor:
-    """A tensor kept for backward; parameters and buffers, which exist anyway, are not listed.
-
-    Attributes:
-        path: the module that makes it.
-        call: the call that makes it, or "input".
-        shape, dtype, bytes: what it is.
-    """
-
-    path: str
-    call: str
-    shape: Shape
-    dtype: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +98,8 @@ class FusionReport:
         subject: the model's or function's name.
         fused: the kernels.
         left: the ops that torch runs.
-        kept_tensors: what is kept for backward.
-        recomputed: how many forward ops backward computes again.
-        peak: bytes above the weights over a forward and a backward pass, at most; None of a run without gradients.
-        eager_kept, eager_peak: the same of the model as it is written; None where a dry run of it needs values.
+        memory: what is kept for backward, what is computed again there, and the peak; None of a run without gradients.
+        eager: the same of the model as it is written; None where a dry run of it needs values.
         breaks: where the captured graph ends before the forward does.
         guesses: in a report without a run, what is known of the modules.
     """
@@ -121,13 +107,10 @@ class FusionReport:
     subject: str
     fused: tuple[FusedCalls, ...] = ()
     left: tuple[LeftCall, ...] = ()
-    kept_tensors: tuple[KeptTensor, ...] = ()
-    recomputed: int = 0
+    memory: MemoryReport | None = None
+    eager: MemoryReport | None = None
     breaks: tuple[GraphBreak, ...] = ()
     guesses: tuple[Guess, ...] = ()
-    peak: int | None = None
-    eager_kept: int | None = None
-    eager_peak: int | None = None
 
     @property
     def units(self) -> dict[str, int]:
@@ -142,12 +125,42 @@ class FusionReport:
 
     @property
     def kept(self) -> int:
-        """Bytes kept for backward."""
-        return sum(t.bytes for t in self.kept_tensors)
+        """Bytes kept for backward: `memory.totals.kept`."""
+        return 0 if self.memory is None else self.memory.totals.kept
+
+    @property
+    def kept_tensors(self) -> tuple[Kept, ...]:
+        """The tensors kept for backward that cost something; parameters and buffers, which exist anyway, do not."""
+        return () if self.memory is None else tuple(k for k in self.memory.kept if k.counted)
+
+    @property
+    def recomputed(self) -> tuple[Recomputed, ...]:
+        """The forward ops that backward computes again."""
+        return () if self.memory is None else self.memory.recomputed
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes above the weights over a forward and a backward pass, at most; None of a run without gradients."""
+        return None if self.memory is None else self.memory.peak.bytes
+
+    @property
+    def eager_kept(self) -> int | None:
+        """Bytes that the model keeps as it is written."""
+        return None if self.eager is None else self.eager.totals.kept
+
+    @property
+    def eager_peak(self) -> int | None:
+        """The peak of the model as it is written."""
+        return None if self.eager is None else self.eager.peak.bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        return {**asdict(self), "units": self.units, "kept": self.kept}
+        found = {
+            name: [asdict(entry) for entry in getattr(self, name)] for name in ("fused", "left", "breaks", "guesses")
+        }
+        memory = {name: None if report is None else report.to_dict()
+                  for name, report in (("memory", self.memory), ("eager", self.eager))}  # fmt: skip
+        return {"subject": self.subject, **found, **memory, "units": self.units, "kept": self.kept, "peak": self.peak}
 
     def __str__(self) -> str:
         lines = [self._headline(), *self._memory()]
@@ -155,12 +168,12 @@ class FusionReport:
             rows = [(e.phase, e.path or ".", str(e.times), " ".join(e.calls), ", ".join(e.units)) for e in self.fused]
             lines += ["", "kernels", *_table(("phase", "module", "times", "ops", "units"), rows)]
         if self.kept_tensors:
-            largest = sorted(self.kept_tensors, key=lambda t: -t.bytes)
-            kept = [(t.path or ".", t.call, f"{t.dtype}{list(t.shape)}", _mib(t.bytes)) for t in largest[:_MOST_KEPT]]
-            if len(largest) > _MOST_KEPT:
-                rest = largest[_MOST_KEPT:]
-                kept.append((f"{len(rest)} more", "", "", _mib(sum(t.bytes for t in rest))))
-            lines += ["", "kept for backward", *_table(("module", "call", "tensor", "MiB"), kept)]
+            largest = sorted(self.kept_tensors, key=lambda t: -t.counted)
+            kept = [(t.module or ".", t.op, f"{t.dtype}{list(t.shape)}", t.counted) for t in largest]
+            lines += ["", "kept for backward", *_largest(("module", "call", "tensor", "bytes"), kept)]
+        if self.recomputed:
+            again = recomputed_rows(self.recomputed)
+            lines += ["", "computed again in backward", *_largest(("module", "ops", "times", "saves"), again)]
         if self.left:
             left = [(name, why, str(n), _some(paths)) for (name, why), (n, paths) in self._left_by_call().items()]
             lines += ["", "left to torch", *_table(("op", "why", "times", "modules"), left)]
@@ -191,11 +204,13 @@ class FusionReport:
     def _memory(self) -> list[str]:
         if self.peak is None:
             return []
-        eager = ("", "") if self.eager_kept is None else (f", eager {_mib(self.eager_kept)}",
-                                                          f", eager {_mib(self.eager_peak or 0)}")  # fmt: skip
+        eager = ("", "") if self.eager is None else (f", eager {size(self.eager.totals.kept)}",
+                                                     f", eager {size(self.eager.peak.bytes)}")  # fmt: skip
+        times, saved = sum(r.times for r in self.recomputed), sum(r.saves for r in self.recomputed)
+        again = f"; {times} ops computed again there instead of keeping {size(saved)}" if times else ""
         return [
-            f"  kept for backward, MiB: {_mib(self.kept)}{eager[0]}; {self.recomputed} ops computed again there",
-            f"  peak over both passes, MiB: {_mib(self.peak)}{eager[1]}; weights aside",
+            f"  kept for backward: {size(self.kept)}{eager[0]}{again}",
+            f"  peak over both passes: {size(self.peak)}{eager[1]}; weights aside",
         ]
 
 
@@ -211,8 +226,13 @@ def _some(paths: Sequence[str]) -> str:
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.2f}" if size else "-"
+def _largest(columns: Sequence[str], rows: Sequence[tuple[str, str, str, int]]) -> list[str]:
+    """The table of the first rows, and one for the rest; the last column is bytes."""
+    shown = [(*row[:3], size(row[3])) for row in rows[:_MOST_ROWS]]
+    rest = rows[_MOST_ROWS:]
+    if rest:
+        shown.append((f"{len(rest)} more", "", "", size(sum(row[3] for row in rest))))
+    return _table(columns, shown)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -196,14 +196,17 @@ def unfuse(model: nn.Module) -> nn.Module:
             f"an object of type {type(model).__name__} is no module", where="unfuse",
             fix="of a fused function, `fn.__wrapped__` is what it was written as",
         )  # fmt: skip
-    for module in model.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, FusedForward):
-            if forward.instead is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = forward.instead
+    for module, forward in _fused_forwards(model):
+        _put_back(module, forward.instead)
     return model
+
+
+def _put_back(module: nn.Module, forward: Callable[..., Any] | None) -> None:
+    """Gives an instance the forward that it had before fusing; None: that of its class."""
+    if forward is None:
+        del module.__dict__["forward"]
+    else:
+        module.__dict__["forward"] = forward
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -224,6 +227,21 @@ def compiled_apart(model: object) -> Iterator[None]:
     finally:
         for (_, forward), before in zip(forwards, held, strict=True):
             forward._compiled, forward._single, forward._looks = before
+
+
+@contextmanager
+def fused_apart(model: nn.Module) -> Iterator[None]:
+    """While this lasts, a module is fused, as it was before or as `fuse` does it, and compiles anew."""
+    before = model.__dict__.get("forward")
+    fused = isinstance(before, FusedForward)
+    if not fused:
+        fuse_module(model)
+    try:
+        with compiled_apart(model):
+            yield
+    finally:
+        if not fused:
+            _put_back(model, before)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.loops.lower import ROUNDINGS
@@ -27,6 +28,7 @@ from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written
 from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.norms import shows_statistics
+from opgraph.torch.graph.origin import mark_recomputed
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
@@ -120,14 +122,18 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             )
             raise run_as_written("it enters streams")
         number = count()
-        return _with_unread_draws(
-            graph,
-            lambda: compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))),
-        )
+        with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
+            return _with_unread_draws(
+                graph,
+                lambda: compile_parts(
+                    graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))
+                ),
+            )
 
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
         captured = Captured(graph, number)
         hooks = Hooks()
+        computed: set[str] = set()
         for observer in _observers.get():
             observer(captured)
 
@@ -135,8 +141,12 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 def make(sized: GraphModule, most_constants: int | None = None) -> Program:
                     with without_modes():
-                        return Program(sized, rounding, most_constants)
+                        return Program(sized, rounding, most_constants, phase=name)
 
+                if name == "forward":
+                    computed.update(n.name for n in module.graph.nodes if n.op == "call_function")
+                elif name == "backward":
+                    mark_recomputed(module.graph, computed)
                 if name == "inference":
                     channels_last(module)
                 sized = partial(make, most_constants=MOST_BYTES_OF_SIZES)

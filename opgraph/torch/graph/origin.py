@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 import opgraph
 
 #: torch's own files, and ours.
 _LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(opgraph.__file__).parent) + os.sep)
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+#: In the meta of a node of a backward graph that the forward graph has computed, too: its name there.
+RECOMPUTED = "opgraph_recomputed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Origin:
     """What in the user's program made a value.
 
     Attributes:
-        module: the path of the innermost module, "" for the captured whole.
+        source: how the captured code reaches the innermost module, in Dynamo's words; "" for the frame's own.
+        module: the path of that module in the frame's, or in the model where that is known; "" for the whole.
         module_class: its class, "" for the whole.
         module_call: the how-manieth call of the module it is.
         call: the torch function or op.
@@ -30,6 +34,7 @@ class Origin:
         code: the text of that line.
     """
 
+    source: str
     module: str
     module_class: str
     module_call: int
@@ -48,6 +53,7 @@ def origin_of(node: Node) -> Origin:
     found = [line for line in _LINE.finditer(trace) if not line["file"].startswith(_LIBRARY)]
     code = trace[found[-1].end() :].strip().splitlines()[1:2] if found else []
     return Origin(
+        source=path,
         module=_module_path(path),
         module_class=getattr(kind, "__name__", str(kind).rsplit(".", 1)[-1].rstrip("'>")) if kind else "",
         module_call=int(str(key).rpartition("@")[2]) + 1 if "@" in str(key) else 1,
@@ -55,6 +61,17 @@ def origin_of(node: Node) -> Origin:
         line=f"{found[-1]['file']}:{found[-1]['line']}" if found else "",
         code=code[0].strip() if code else "",
     )
+
+
+def mark_recomputed(backward: Graph, forward: Collection[str]) -> None:
+    """Notes which nodes of a backward graph the forward graph has computed, too.
+
+    Args:
+        forward: the names of the nodes that the forward graph computes; both graphs have them from the joint one.
+    """
+    for node in backward.nodes:
+        if node.op == "call_function" and node.name in forward:
+            node.meta[RECOMPUTED] = node.name
 
 
 def _module_path(source: str) -> str:

@@ -88,6 +88,7 @@ class Program:
         module: an FX graph of ATen ops with fake values in each node's meta, of sizes that are known.
         rounding: as `ogt.fuse` takes it.
         most_constants: see `fold_constants`.
+        phase: "forward", "backward", or "inference" of a call without gradients.
 
     Attributes:
         source: the text of the function.
@@ -95,8 +96,15 @@ class Program:
         library_calls: the nodes that torch computes, in order.
     """
 
-    def __init__(self, module: GraphModule, rounding: str = "store", most_constants: int | None = None) -> None:
+    def __init__(
+        self,
+        module: GraphModule,
+        rounding: str = "store",
+        most_constants: int | None = None,
+        phase: str = "inference",
+    ) -> None:
         self.module = module
+        self.phase = phase
         self._rounding = rounding
         self.launches: list[Launch] = []
         self.library_calls: list[Node] = []
@@ -113,7 +121,7 @@ class Program:
         self._returned = _flat_outputs(module)
         function = self._function(steps)
         self.source = function.text()
-        self._env["watched"] = partial(watched, function, self._env)
+        self._env["watched"] = partial(watched, self, function, self._env)
         exec(compile(self.source, "<opgraph>", "exec"), self._env)
         self.run: Callable[[list[Any]], Any] = self._env["run"]
         self.run._boxed_call = True

@@ -70,6 +70,9 @@ class Watcher(Protocol):
 
     computes: bool
 
+    def running(self, program: Any) -> None:
+        """A program begins to run."""
+
     def constants(self, tensors: Sequence[torch.Tensor]) -> None:
         """These existed before the run."""
 
@@ -180,13 +183,15 @@ def last_steps(steps: Sequence[Step]) -> dict[str, int]:
     return last
 
 
-def watched(function: Function, env: Mapping[str, Any], args: list[Any]) -> Any:
+def watched(program: Any, function: Function, env: Mapping[str, Any], args: list[Any]) -> Any:
     """Runs a program's function for the watcher that came last.
 
     Args:
+        program: whose function it is.
         env: the names that its lines use.
     """
     watcher = watchers[-1]
+    watcher.running(program)
     source, nodes = function.watched_text(watcher.computes)
     seen = {
         **env, "allocate": _empty, "allocate_cuda": partial(_empty, device="cuda"), "reinterpret": _reinterpret,

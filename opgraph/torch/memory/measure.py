@@ -6,19 +6,23 @@ import logging
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.torch.fuse_module import compiled_apart
 from opgraph.torch.graph.steps import watched_by
 from opgraph.torch.memory.entries import Roles, kept_entries
+from opgraph.torch.memory.recomputed import Run, recomputed_ops
 from opgraph.torch.memory.record import Recorder
 from opgraph.torch.memory.report import MemoryReport, Peak
 from opgraph.torch.memory.sums import totals_of
@@ -47,9 +51,9 @@ def saved_tensors(
             model's parameters require a gradient, every floating input is made to.
         dry_run: run on shapes alone: nothing large is allocated or computed, so that a batch may be larger than the
             memory. What is computed from parameters and scalars alone keeps its values, and may steer branches.
-            What a library decides only when it runs is not known: the workspace of oneDNN's LSTM, for one. Fused
-            models are captured anew, and their programs run without kernels: memory is taken and given back as in
-            a real run.
+            What a library decides only when it runs is not known: the workspaces of recurrent layers, which
+            `uncounted` of the report names. Fused models are captured anew, and their programs run without kernels:
+            memory is taken and given back as in a real run.
         after: a report on the same model after a change, to be shown beside this one.
 
     Returns: the report; `print` shows it as tables, `.to_dict()` gives it as data, `.plot(path)` draws it.
@@ -66,11 +70,28 @@ def saved_tensors(
             where="saved_tensors",
             fix="pass a module or a function, then its inputs",
         )
+    return replace(measured(model_or_fn, inputs, kwargs, dry_run=dry_run)[0], after=after)
+
+
+def measured(
+    model_or_fn: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    dry_run: bool = False,
+    differentiates: bool = True,
+) -> tuple[MemoryReport, list[Run]]:
+    """The report of `saved_tensors`, and what ran of captured graphs.
+
+    Args:
+        differentiates: whether the inputs are made to require gradients where nothing else does.
+    """
     label = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
     recorder = Recorder(model_or_fn, label, __file__)
     notes: list[str] = []
     with ExitStack() as stack:
-        stack.enter_context(_unchanged(model_or_fn))
+        stack.enter_context(set_checkpoint_debug_enabled(False))  # with it a region can run again once only
+        stack.enter_context(_unchanged(model_or_fn, _tensors((inputs, kwargs))))
         if dry_run:
             # Torch looks at the .grad of every real tensor that meets a fake one, and warns of what it finds.
             stack.enter_context(warnings.catch_warnings())
@@ -80,10 +101,11 @@ def saved_tensors(
             fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             inputs, kwargs = tree_map(lambda v: _map_tensor(v, fakes.from_tensor), (inputs, kwargs))
         parameters = list(model_or_fn.parameters()) if isinstance(model_or_fn, torch.nn.Module) else []
-        force = not any(tensor.requires_grad for tensor in parameters + _tensors((inputs, kwargs)))
+        force = differentiates and not any(t.requires_grad for t in parameters + _tensors((inputs, kwargs)))
         if force:
             notes.append("nothing required a gradient: the floating inputs were made to")
-        inputs, kwargs = tree_map(lambda v: _map_tensor(v, lambda t: _leaf(t, force)), (inputs, kwargs))
+        leaf = lru_cache(None)(partial(_leaf, force=force))  # of a tensor that is given twice there is one
+        inputs, kwargs = tree_map(lambda v: _map_tensor(v, leaf), (inputs, kwargs))
         given = _tensors((inputs, kwargs))
         roles = Roles(model_or_fn, given, existing_storages())
         gpu = None if dry_run else next((tensor.device for tensor in parameters + given if tensor.is_cuda), None)
@@ -92,7 +114,7 @@ def saved_tensors(
             torch.cuda.reset_peak_memory_stats(gpu)
             cuda_before = torch.cuda.memory_allocated(gpu) - roles.input_bytes
         on_meta = any(tensor.is_meta for tensor in parameters + given)
-        watch = Watch(roles.existing, recorder.module_now, dry_run=dry_run, meta=on_meta)
+        watch = Watch(roles.existing, recorder, dry_run=dry_run, meta=on_meta)
         watch.bytes = roles.input_bytes
         stack.enter_context(watch)
         stack.enter_context(watched_by(watch))
@@ -114,10 +136,14 @@ def saved_tensors(
             after_backward=after_backward, unexplained=unexplained,
             cuda=None if gpu is None else torch.cuda.max_memory_allocated(gpu) - cuda_before,
         )  # fmt: skip
-    return MemoryReport(
-        subject=label, kept=kept, totals=totals_of(kept), peak=peak_told, timeline=timeline, notes=tuple(notes),
-        after=after,
+    uncounted = tuple(sorted(watch.uncounted))
+    if uncounted:
+        notes.append(f"on shapes alone the workspaces of {', '.join(uncounted)} are not known: they count nothing here")
+    report = MemoryReport(
+        subject=label, kept=kept, recomputed=recomputed_ops(watch.runs), totals=totals_of(kept), peak=peak_told,
+        timeline=timeline, notes=tuple(notes), uncounted=uncounted,
     )  # fmt: skip
+    return report, watch.runs
 
 
 def _backward(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[object, list[str]]:
@@ -153,15 +179,22 @@ def _leaf(tensor: torch.Tensor, force: bool) -> torch.Tensor:
 
 
 @contextmanager
-def _unchanged(model: object) -> Iterator[None]:
+def _unchanged(model: object, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
     """Buffers and random number generators are afterwards what they were."""
-    buffers = list(model.buffers()) if isinstance(model, torch.nn.Module) else []
+    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
+    named = [(module._buffers, dict(module._buffers)) for module in modules]
+    buffers = list({buffer: None for module in modules for buffer in module.buffers(recurse=False)})
     saved = [(buffer, buffer.detach().clone()) for buffer in buffers]
-    devices = sorted({buffer.device.index for buffer in buffers if buffer.is_cuda})
+    parameters = [p for module in modules for p in module.parameters(recurse=False)]
+    devices = sorted({tensor.device.index for tensor in (*parameters, *buffers, *inputs) if tensor.is_cuda})
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
+            for own, before in named:  # the forward may have put another tensor in the place of one
+                if [(name, id(b)) for name, b in own.items()] != [(name, id(b)) for name, b in before.items()]:
+                    own.clear()
+                    own.update(before)
             for buffer, copy in saved:
                 # By `data`: a graph of the caller's that has saved the buffer must not find a newer version of it.
                 buffer.data.copy_(copy)

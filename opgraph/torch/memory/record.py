@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +20,11 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_iter
 
 from opgraph.torch.fuse_module import is_compiled
-from opgraph.torch.graph.origin import Origin
+from opgraph.torch.graph.origin import origin_of
+from opgraph.torch.graph.program import Program
 from opgraph.torch.inplace.source_position import user_stack
+from opgraph.torch.memory.frames import Modules, Place
 from opgraph.torch.memory.watch import Watch, storage_of
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A call of a module: its qualified name ("" for the whole), its class, and the how-manieth call it is."""
-
-    module: str
-    module_class: str
-    call: int
 
 
 class Packed:
@@ -71,8 +64,10 @@ class Recorder:
 
     def __init__(self, model: object, label: str, until: str) -> None:
         modules = _run_by_python(model, "") if isinstance(model, torch.nn.Module) else {}
-        self._names = {id(module): name for module, name in modules.items()}
-        self._modules = list(modules)
+        self._hooked = modules
+        self._modules = Modules(model)
+        #: Sequence number of a captured graph's autograd node -> what `places_of` found when the graph ran.
+        self._places: dict[int, Mapping[str, Place]] = {}
         self._calls: Counter[int] = Counter()
         #: For each call on the stack: whether a captured graph may run in it. Of a function it is not known.
         self._captures = [True]
@@ -93,11 +88,30 @@ class Recorder:
         stack = user_stack(self._until)
         return (stack[0].where, stack[0].code) if stack else ("", "")
 
-    def module_now(self) -> str:
+    def place_now(self) -> Place:
         """The module whose forward is running, or whose ops are being differentiated."""
         node = torch._C._current_autograd_node()
+        if node is None:
+            return self._innermost()
         # Gradients are accumulated by nodes of the largest possible number; they belong to no module.
-        return (self.place if node is None else self.place_of_node(node._sequence_nr())).module
+        number = node._sequence_nr()
+        return self._places.get(number, {}).get("") or self.place_of_node(number)
+
+    def places_of(self, program: Program) -> Mapping[str, Place]:
+        """Of a program that begins to run: the modules that its nodes come from, by the names that Dynamo gave them."""
+        node = torch._C._current_autograd_node()
+        found = None if node is None else self._places.get(node._sequence_nr())
+        if found is None:
+            sources = {origin_of(n).source for n in program.module.graph.nodes} - {""}
+            found = {"": self._innermost(), **self._modules.places(sources)}
+            if program.phase == "forward":  # in the forward of the autograd function whose node was made last
+                self._places[torch.autograd._get_sequence_nr() - 1] = found  # type: ignore[attr-defined]
+        return found
+
+    def _innermost(self) -> Place:
+        """The module that is running. Inside of compiled modules no hook tells which one."""
+        place = self._modules.running() if self._captures[-1] else None
+        return self.place if place is None or place.module == self.place.module else place
 
     def place_of_node(self, sequence: int) -> Place:
         """The module call in which a node of the graph was made, by its sequence number."""
@@ -115,9 +129,10 @@ class Recorder:
             with watch.paused():
                 origin = watch.origin_of(tensor) if self._captures[-1] else None
                 if origin is None:
-                    packed = Packed(tensor, self.place, self._line())
+                    packed = Packed(tensor, self._innermost(), self._line())
                 else:
-                    packed = Packed(tensor, self._place_of(origin), (origin.line, origin.code), origin.call)
+                    place = Place(origin.module, origin.module_class or self.place.module_class, origin.module_call)
+                    packed = Packed(tensor, place, (origin.line, origin.code), origin.call)
             self._packed.append(weakref.ref(packed))
             return packed
 
@@ -127,7 +142,7 @@ class Recorder:
             return packed.tensor
 
         with ExitStack() as stack:
-            for module in self._modules:
+            for module in self._hooked:
                 stack.callback(module.register_forward_pre_hook(self._enter).remove)
                 stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             # They are called in frames that Dynamo captures, too.
@@ -136,16 +151,10 @@ class Recorder:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
             yield
 
-    def _place_of(self, origin: Origin) -> Place:
-        if not origin.module:
-            return self.place
-        path = ".".join(filter(None, (self.place.module, origin.module)))
-        return Place(path, origin.module_class, origin.module_call)
-
     def _enter(self, module: torch.nn.Module, _: object) -> None:
         self._calls[id(module)] += 1
         self._captures.append(is_compiled(module))
-        self._stack.append(Place(self._names[id(module)], type(module).__name__, self._calls[id(module)]))
+        self._stack.append(Place(self._hooked[module], type(module).__name__, self._calls[id(module)]))
         self._mark()
 
     def _leave(self, *_: object) -> None:

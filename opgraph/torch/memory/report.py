@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from opgraph.torch.memory.recomputed import Recomputed
 from opgraph.torch.memory.sums import Group, Kept, Totals, grouped
 
 
@@ -40,16 +41,20 @@ class MemoryReport:
     Attributes:
         subject: what was measured.
         kept: every kept tensor, in the order of saving.
+        recomputed: what captured graphs compute again in the backward pass.
         timeline: (phase, module, op, bytes above the weights) after each op.
+        uncounted: of a dry run, the ops whose workspaces it does not know.
         after: a report on the same model after a change, to be shown beside this one under `after_name`.
     """
 
     subject: str
     kept: tuple[Kept, ...]
+    recomputed: tuple[Recomputed, ...]
     totals: Totals
     peak: Peak
     timeline: tuple[tuple[str, str, str, int], ...]
     notes: tuple[str, ...]
+    uncounted: tuple[str, ...] = ()
     after: MemoryReport | None = None
     after_name: str = "after"
 
@@ -86,12 +91,14 @@ class MemoryReport:
             "totals": asdict(self.totals),
             "peak": asdict(self.peak),
             "kept": [{**asdict(k), "shape": list(k.shape)} for k in self.kept],
+            "recomputed": [asdict(r) for r in self.recomputed],
             **{
                 name: [{**asdict(g), "of": list(g.of)} for g in getattr(self, name)]
                 for name in ("modules", "classes", "ops")
             },
             "timeline": [list(sample) for sample in self.timeline],
             "notes": list(self.notes),
+            "uncounted": list(self.uncounted),
             "after": self.after.to_dict() if self.after is not None else None,
         }
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from opgraph.torch.memory.recomputed import Recomputed
 from opgraph.torch.memory.report import MemoryReport
 from opgraph.torch.memory.sums import COSTS, INPUT, MADE, WEIGHT, Group, Kept, Totals
 
@@ -73,7 +74,25 @@ def tables(report: MemoryReport, limit: int | None = MAX_ROWS) -> list[Table]:
     made.append(_groups("By op", ("op", "calls"), report.ops, _class_cells, report, limit))
     if limit is None or len(report.kept) <= limit:
         made.append(_tensors(report.kept))
+    for told, name in ((report, ""), (report.after, f", {report.after_name}")):
+        if told is not None and told.recomputed:
+            rows = recomputed_rows(told.recomputed)
+            title = f"Computed again in the backward pass{name}{_cut(rows, limit)}"
+            cells: list[tuple[str, ...]] = [(*row[:3], size(row[3])) for row in rows[:limit]]
+            made.append(Table(title, ("module", "ops", "times", "saves"), cells, ("times", "saves")))
     return made
+
+
+def recomputed_rows(recomputed: Sequence[Recomputed]) -> list[tuple[str, str, str, int]]:
+    """For each module the ops that run again, how many these are, and what that saves, in bytes; the most first."""
+    found: dict[str, tuple[list[str], int]] = {}
+    for entry in recomputed:
+        ops, saves = found.get(entry.module, ([], 0))
+        found[entry.module] = ([*ops, *[entry.op] * entry.times], saves + entry.saves)
+    rows = [
+        (module or "(the model itself)", " ".join(ops), str(len(ops)), saves) for module, (ops, saves) in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row[3])
 
 
 def _class_cells(group: Group) -> tuple[str, ...]:
@@ -104,8 +123,11 @@ def _groups(
     for group in groups[:limit]:
         after = (size(group.after or 0),) if compares else ()
         rows.append((*cells(group), str(group.tensors), size(group.kept), size(group.alone), *after))
-    cut = f": the first {limit} of {len(groups)}" if limit is not None and len(groups) > limit else ""
-    return Table(title + cut, (*names, *numbers), rows, ("calls", "call", *numbers))
+    return Table(title + _cut(groups, limit), (*names, *numbers), rows, ("calls", "call", *numbers))
+
+
+def _cut(rows: Sequence[object], limit: int | None) -> str:
+    return f": the first {limit} of {len(rows)}" if limit is not None and len(rows) > limit else ""
 
 
 def _tensors(kept: Sequence[Kept]) -> Table:
@@ -129,7 +151,7 @@ def _whose(k: Kept) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people, as in 846.0 MiB."""
+    """Bytes for people: 846.0 MiB."""
     if count < 1024:
         return f"{count} B"
     return f"{count / 2**10:.1f} KiB" if count < 2**20 else f"{count / 2**20:.1f} MiB"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -22,7 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from opgraph.torch.graph.origin import Origin, origin_of
+from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.torch_internals import is_tracing
+from opgraph.torch.memory.frames import Place
+from opgraph.torch.memory.recomputed import Run
 from opgraph.torch.tracing.proxy import Proxy
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -30,6 +33,8 @@ FORWARD, BACKWARD = "forward", "backward"
 #: In a dry run, tensors that an op makes out of nothing are real up to so many elements: scalars of parameters may
 #: steer Python branches, and must have values.
 MAX_REAL_ELEMENTS = 4096
+#: Ops that keep a workspace for backward whose size a library decides; on shapes alone it is empty.
+_WORKSPACES = frozenset(("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +56,22 @@ class Birth:
     origin: Origin | None = None
 
 
+class Placing(Protocol):
+    """Tells in which module something runs."""
+
+    def place_now(self) -> Place:
+        """The module whose forward is running, or whose ops are being differentiated."""
+
+    def places_of(self, program: Program) -> Mapping[str, Place]:
+        """Of a program that begins to run: the modules that its nodes come from, by the names that Dynamo gave them."""
+
+
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
     """Counts the bytes of all storages that ops make while it is active.
 
     Args:
         before: keys (`storage_key`) of storages that existed already; they count nothing.
-        where: the module that is running, by its qualified name.
+        placing: tells which module is running.
         dry_run: ops on tensors that have values run as they are, all others are left to the fake mode around this one.
         meta: whether tensors on the meta device count: where the model is there itself. Otherwise they only serve to
             find shapes, and take no memory.
@@ -66,16 +81,21 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         computes: whether programs of captured graphs run their kernels: not in a dry run.
         samples: one for each op that began or followed the life of a storage.
         births: storage key -> the op that made it; of living storages only.
+        runs: of programs of captured graphs, in order.
+        uncounted: the ops of a dry run whose workspaces only a library knows, by name.
     """
 
-    def __init__(self, before: Mapping[int, object], where: Callable[[], str], *, dry_run: bool, meta: bool) -> None:
+    def __init__(self, before: Mapping[int, object], placing: Placing, *, dry_run: bool, meta: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.samples: list[Sample] = []
         self.births: dict[int, Birth] = {}
         self.phase = FORWARD
         self._before = before
-        self._where = where
+        self._placing = placing
+        self.runs: list[Run] = []
+        self.uncounted: set[str] = set()
+        self._origins: dict[Node, Origin] = {}
         self.computes = not dry_run
         self._origin: Origin | None = None
         self._readers: dict[int, Origin] = {}
@@ -113,6 +133,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
     # -- what programs tell (`graph.steps.Watcher`)
 
+    def running(self, program: Program) -> None:
+        """A program begins to run: from here on it is known which modules of the model its nodes come from."""
+        places = self._placing.places_of(program)
+        now = self._placing.place_now().module
+        self._origins = {node: _placed(origin_of(node), places, now) for node in program.module.graph.nodes}
+        if not self._paused:
+            self.runs.append(Run(program, self.phase == BACKWARD, self._origins))
+
     def constants(self, tensors: Sequence[torch.Tensor]) -> None:
         """What a program computed when it was compiled counts as if it had existed before."""
         self._constants.update((s._cdata, s) for s in map(storage_of, tensors) if s is not None)
@@ -121,25 +149,25 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         """An input of a program, and the node that reads it first."""
         storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
         if storage is not None:
-            self._readers.setdefault(storage._cdata, origin_of(node))
+            self._readers.setdefault(storage._cdata, self._origins[node])
 
     def making(self, node: Node | None) -> None:
         """What is allocated from now on is for this node; None: the program has ended."""
-        self._origin = None if node is None else origin_of(node)
+        self._origin = None if node is None else self._origins[node]
 
     def taking(self, tensor: Any, node: Node) -> None:
         """The value of this node takes the memory of a tensor that a program made for another one."""
         storage = storage_of(tensor)
         if storage is not None and storage._cdata in self.births:
-            self.births[storage._cdata] = self._birth_from(origin_of(node))
+            self.births[storage._cdata] = self._birth_from(self._origins[node])
 
     def _birth(self, func: Any) -> Birth:
         if self._origin is None:
-            return Birth(self._where(), func._schema.name.removeprefix("aten::"))
+            return Birth(self._placing.place_now().module, func._schema.name.removeprefix("aten::"))
         return self._birth_from(self._origin)
 
     def _birth_from(self, origin: Origin) -> Birth:
-        return Birth(".".join(filter(None, (self._where(), origin.module))), origin.call, origin)
+        return Birth(origin.module, origin.call, origin)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -149,6 +177,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             return func(*args, **kwargs)
         keeps = self._origin is None
         result = func(*args, **kwargs) if self.computes else _dry(func, args, kwargs, keeps_values=keeps)
+        if not self.computes and func._schema.name in _WORKSPACES:
+            self.uncounted.add(func._schema.name.removeprefix("aten::"))
         if self._paused or not any(isinstance(value, torch.Tensor) for value in tree_iter(result)):
             return result
         birth = self._birth(func)
@@ -182,6 +212,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         _, size = self._alive.pop(key)
         self.bytes -= size
         self._changed = True
+
+
+def _placed(origin: Origin, places: Mapping[str, Place], now: str) -> Origin:
+    """An origin with the name of its module in the model; `now` is the module that runs, of which it is a part."""
+    place = places.get(origin.source)
+    if place is None:
+        return replace(origin, module=".".join(filter(None, (now, origin.module))))
+    call = origin.module_call if origin.source else place.call
+    return replace(origin, module=place.module, module_class=place.module_class, module_call=call)
 
 
 def _dry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_values: bool) -> Any:
