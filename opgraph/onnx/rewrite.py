@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
@@ -25,7 +26,7 @@ from opgraph.onnx.source import Source
 from opgraph.onnx.spots import Spot, count, nodes_of, spots_of
 from opgraph.onnx.target import Target
 from opgraph.onnx.training_info import refuse_changes
-from opgraph.onnx.validate import opsets
+from opgraph.onnx.validate import OLDEST_OPSET, opsets
 from opgraph.runtime.providers.onnx_node import defined_inside
 
 _WITH_NORMS = ("auto", "function", "standard")
@@ -73,6 +74,11 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     swish = any(spot.kind == CHOSEN and len(spot.inputs) == 1 for spot in spots)
     newer = SWISH_SINCE if form == "standard" and swish and current < SWISH_SINCE else None
     wanted = request.opset or lowered or newer
+    if wanted is not None and current < OLDEST_OPSET <= wanted:
+        # There most ops are carried, not read: their units show in the newer opset alone.
+        moved = imported(replace(origin, skeleton=restamped(origin.skeleton, wanted, target), folded=None))
+        assert isinstance(moved.source, Source)
+        return _with_units(moved, moved.source, replace(request, opset=wanted), target, summary)
     if lowered and wanted == lowered:
         summary.notes.append(
             f"opset {current} was lowered to {lowered} for {target.name}; every node that stays means the same there"
