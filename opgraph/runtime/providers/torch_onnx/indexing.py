@@ -139,7 +139,7 @@ def _product(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def _by_floats(run: Reduce) -> Reduce:
-    """A reduction whose integers are computed in f64 and cut off, as onnxruntime does: torch has it for floats alone."""
+    """A reduction that torch has for floats alone: integers are computed in f64 and cut off, as in onnxruntime."""
 
     def reduced(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
         return run(x, axes, keep) if x.is_floating_point() else run(x.double(), axes, keep).to(x.dtype)
