@@ -163,11 +163,19 @@ def _given_again(args: argparse.Namespace, names: Sequence[str]) -> str:
     if os.path.exists(args.model):
         return "leave it out, or leave out the model"
     for name in (n for n in _REPEATED if n in names):
+        if name == "suite" and not _is_suite(args.model):
+            return f"write --entries {shlex.quote(args.model)} for an entry of the suite"
         values = [shlex.quote(value) for value in (*getattr(args, name), args.model)]
         return f"repeat the option for each name: {' '.join(f'--{name} {value}' for value in values)}"
     for name in (n for n in _LISTS if n in names):
         return f"give the list without spaces: --{name} {getattr(args, name)},{args.model}"
     return "leave it out, or give the path of a model"
+
+
+def _is_suite(name: str) -> bool:
+    from opgraph.bench.plan import BY_NAME, GROUPS
+
+    return name in (*GROUPS["all"], *GROUPS, *BY_NAME)
 
 
 def _asks_for_entries(suites: list[str] | None) -> bool:
