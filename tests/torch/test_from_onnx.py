@@ -400,6 +400,16 @@ def test_integers_and_no_elements_are_reduced_as_in_onnxruntime(op: str, dtype: 
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("op", ["ReduceL1", "ReduceL2", "ReduceSumSquare"])
+def test_a_reduction_over_no_axes_is_one_of_each_element(op: str) -> None:
+    x = np.array([[-2, 0.5, 3]], np.float32)
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], noop_with_empty_axes=1)], "g", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    expected = x * x if op == "ReduceSumSquare" else np.abs(x)
+    np.testing.assert_array_equal(ogt.from_onnx(model)(torch.from_numpy(x)).numpy(), expected)
+
+
 def test_only_what_came_from_onnx_goes_back() -> None:
     with pytest.raises(InvalidArguments, match=r"(?s)did not come from an ONNX model.*where:.*torch.onnx.export"):
         ogt.to_onnx(nn.Linear(2, 2), "never.onnx")

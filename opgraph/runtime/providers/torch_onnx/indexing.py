@@ -127,8 +127,8 @@ def _reduction(name: str, run: Reduce) -> None:
     @torch_form(name, numbers=(1,))
     def reduced(c: Call, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         found = c.attr("axes") if axes is None else axes
-        if not found and c.attr("noop_with_empty_axes", 0):
-            return x
+        if not found and c.attr("noop_with_empty_axes", 0):  # each element by itself: a norm of one is its magnitude
+            return run(x.unsqueeze(-1), (x.dim(),), False)
         return run(x, tuple(found or range(x.dim())), bool(c.attr("keepdims", 1)))
 
 
