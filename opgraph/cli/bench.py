@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import os
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,8 @@ _UNITS = {"": 1, "K": 1_000, "M": 1 << 20, "G": 1 << 30}
 _OF_SUITES = ("suite", "entries", "sizes", "dtypes", "quick", "peers", "without", "cache")
 _OF_ENTRIES = ("entries", "sizes", "dtypes", "cache")
 _OF_MODELS = ("inputs", "dim")
+#: Options that take one value at a time, and those that take a list.
+_REPEATED, _LISTS = ("entries", "peers", "without", "suite"), ("sizes", "dtypes")
 #: Elements: more fit into no memory that this was written for.
 _LARGEST = 1 << 36
 
@@ -135,7 +139,9 @@ def _check_together(args: argparse.Namespace) -> None:
     if args.read or args.list:
         what, names = f"{'--from' if args.read else '--list'} measures nothing", given
     elif args.model:
-        what, names = "a model is measured, no suites", [n for n in given if n in _OF_SUITES]
+        what = f"{args.model!r} is taken as the model to measure, and suites are not measured beside one"
+        names = [n for n in given if n in _OF_SUITES]
+        fix = _given_again(args, names)
     elif any(n in _OF_MODELS for n in given):
         what, names = "no model is measured", [n for n in given if n in _OF_MODELS]
         fix = "leave it out, or give a model"
@@ -146,6 +152,30 @@ def _check_together(args: argparse.Namespace) -> None:
         what, names = "no suite of entries is measured", [n for n in given if n in passed_over]
     for name in names:
         raise UsageError(f"--{name} would be passed over: {what}", where=f"--{name}", fix=fix)
+
+
+def _given_again(args: argparse.Namespace, names: Sequence[str]) -> str:
+    """How to say it where MODEL was meant as one more value of an option that takes one at a time.
+
+    Args:
+        names: the options given that are about suites.
+    """
+    if os.path.exists(args.model):
+        return "leave it out, or leave out the model"
+    for name in (n for n in _REPEATED if n in names):
+        if name == "suite" and not _is_suite(args.model):
+            return f"write --entries {shlex.quote(args.model)} for an entry of the suite"
+        values = [shlex.quote(value) for value in (*getattr(args, name), args.model)]
+        return f"repeat the option for each name: {' '.join(f'--{name} {value}' for value in values)}"
+    for name in (n for n in _LISTS if n in names):
+        return f"give the list without spaces: --{name} {getattr(args, name)},{args.model}"
+    return "leave it out, or give the path of a model"
+
+
+def _is_suite(name: str) -> bool:
+    from opgraph.bench.plan import BY_NAME, GROUPS
+
+    return name in (*GROUPS["all"], *GROUPS, *BY_NAME)
 
 
 def _asks_for_entries(suites: list[str] | None) -> bool:

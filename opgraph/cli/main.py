@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns: the exit status. Errors are three lines on stderr; `--traceback` shows where they came from.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _stoppable() as signals:
         warnings.showwarning = _show_warning
-        return _guarded(lambda: _run(args), show_traceback="--traceback" in args)
+        return _guarded(lambda: _run(args), show_traceback="--traceback" in args, signals=signals)
 
 
 def _run(args: Sequence[str]) -> int:
@@ -76,7 +78,12 @@ def _command(name: str) -> Any:
     return importlib.import_module(f"opgraph.cli.{name}")
 
 
-def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
+def _guarded(run: Callable[[], int], *, show_traceback: bool, signals: Sequence[int] = ()) -> int:
+    """Runs a command, and says in three lines what stopped it.
+
+    Args:
+        signals: those that came to end the process; filled while it runs.
+    """
     try:
         status = run()
         if sys.stdout is not None:  # the caller closed it
@@ -86,8 +93,8 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
         if show_traceback:
             raise
         return _failed(error, status=2 if isinstance(error, UsageError) else 1)
-    except KeyboardInterrupt:
-        return _stopped()
+    except KeyboardInterrupt as stop:
+        return _stopped(stop)
     except BrokenPipeError:  # `opgraph ops | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -106,8 +113,8 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool) -> int:
     except Exception as error:
         if show_traceback:
             raise
-        if _is_interrupt(error):
-            return _stopped()
+        if signals or _is_interrupt(error):
+            return _stopped(_Stopped(*signals[-1:]))
         what = f"{type(error).__name__}: {error}"
         return _failed(
             OpGraphError(what, where="inside opgraph", fix="this is a bug: run it with --traceback and report that")
@@ -121,9 +128,39 @@ def _is_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _stopped() -> int:
+class _Stopped(KeyboardInterrupt):
+    """A signal that ends a process, as an exception: so that files under temporary names are cleared away."""
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[list[int]]:
+    """What `kill`, and a terminal that closes, send is answered as Ctrl-C is, where nobody has an answer already.
+
+    Yields: the numbers of the signals that came.
+    """
+    came: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        came.append(number)
+        raise _Stopped(number)
+
+    plain = (signal.SIG_DFL, signal.default_int_handler)
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    in_main = threading.current_thread() is threading.main_thread()  # the only one that may set handlers
+    taken = {one: handler for one, handler in before.items() if in_main and handler in plain}
+    for one in taken:
+        signal.signal(one, stop)
+    try:
+        yield came
+    finally:
+        for one, handler in taken.items():
+            signal.signal(one, handler)
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
     print("stopped", file=sys.stderr)
-    return 130
+    number = stop.args[0] if isinstance(stop, _Stopped) and stop.args else signal.SIGINT
+    return 128 + int(number)
 
 
 def _failed(error: OpGraphError, status: int = 1) -> int:

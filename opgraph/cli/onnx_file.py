@@ -6,6 +6,7 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,9 @@ class OnnxFile:
         options.log_severity_level = 4  # errors arrive as exceptions
         if not spins:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        if content is not None:
+        if content is None and not _is_utf8(path):
+            content = Path(path).read_bytes()  # onnxruntime takes no such name
+        if content is not None and _is_utf8(path):
             options.add_session_config_entry(_DATA_FOLDER, os.path.dirname(os.path.abspath(path)))
         if library is not None:
             try:
@@ -69,7 +72,7 @@ class OnnxFile:
             )
         except Exception as error:  # onnxruntime's classes share no base of their own
             raise DeviceError(
-                f"onnxruntime refuses the model: {_one_line(error)}",
+                f"onnxruntime refuses the model: {_one_line(error).replace(path, self.label)}",
                 where=self.label,
                 fix="write it again, or for an onnxruntime that reads it",
             ) from error
@@ -103,6 +106,14 @@ class OnnxFile:
             return self._session.run_with_ort_values(self._names, values)
 
         return call
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _ports(arguments: Sequence[Any], what: str, label: str) -> tuple[Port, ...]:

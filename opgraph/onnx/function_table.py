@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import onnx
@@ -25,6 +25,7 @@ class FunctionTable:
     opset: int
     functions: dict[tuple[str, str], FunctionProto] = field(default_factory=dict)
     bodies: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    _labels: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, function: FunctionProto, label: str) -> str:
         """Adds a function unless it is there; returns its overload.
@@ -34,13 +35,12 @@ class FunctionTable:
         """
         key = (function.name, canonical(function))
         if key not in self.bodies:
-            overload, number = "", 1
-            while (function.name, overload) in self.functions:
-                overload = label if number == 1 else f"{label}_{number}"
-                number += 1
+            taken = {overload for name, overload in self.functions if name == function.name}
+            overload = free_name(label, taken) if "" in taken else ""
             function.overload = overload
             self.functions[function.name, overload] = function
             self.bodies[key] = overload
+            self._labels[function.name, overload] = label
         return self.bodies[key]
 
     def keep(self, function: FunctionProto) -> None:
@@ -49,6 +49,48 @@ class FunctionTable:
         if key not in self.functions:
             self.functions[key] = function
             self.bodies.setdefault((function.name, canonical(function)), function.overload)
+
+    def settle(self, nodes: Iterable[NodeProto]) -> None:
+        """Drops the functions that are not called, and takes overloads off where one body of a name is left.
+
+        Of several, one that other bodies call has none: onnxruntime (1.31) finds no overload from there.
+
+        Args:
+            nodes: of the model, with the calls; renamed ones are changed in place.
+        """
+        nodes = list(nodes)
+        called = self.called(nodes)
+        self.functions = {key: self.functions[key] for key in called}
+        inside = [node for function in self.functions.values() for node in function.node]
+        nested = [key for node in inside if (key := (node.op_type, node.overload)) in called]
+        names: dict[tuple[str, str], str] = {}
+        for name, first in dict(reversed([*nested, *called])).items():
+            if first:
+                names[name, first] = ""
+                if (name, "") in called:
+                    taken = {overload for known, overload in called if known == name}
+                    names[name, ""] = free_name(self._labels.get((name, ""), "other"), taken)
+        for key, overload in names.items():
+            self.functions[key].overload = overload
+        for node in (*nodes, *inside):
+            if node.domain == DOMAIN and (node.op_type, node.overload) in names:
+                overload = names[node.op_type, node.overload]
+                node.ClearField("overload")  # an empty one would be there, and differ
+                if overload:
+                    node.overload = overload
+        self.functions = {(f.name, f.overload): f for f in self.functions.values()}
+        self.bodies = {(f.name, canonical(f)): f.overload for f in self.functions.values()}
+
+    def called(self, nodes: Iterable[NodeProto]) -> list[tuple[str, str]]:
+        """Names and overloads of what nodes call, and what that calls, in the order in which it is first called."""
+        found: dict[tuple[str, str], None] = {}
+        waiting = list(nodes)
+        while waiting:
+            keys = dict.fromkeys((n.op_type, n.overload) for n in waiting if n.domain == DOMAIN)
+            new = [key for key in keys if key in self.functions and key not in found]
+            found.update(dict.fromkeys(new))
+            waiting = [node for key in new for node in self.functions[key].node]
+        return list(found)
 
     def unfold_nested(self) -> None:
         """Writes a body out where another one calls it by an overload: onnxruntime (1.31) finds none from there.
@@ -82,6 +124,14 @@ class FunctionTable:
             if value is not None and (value != attr.default or attr.name not in LAYOUT_ATTRS):
                 node.attribute.append(onnx.helper.make_attribute(attr.name, onnx_value(attr, value)))
         return node
+
+
+def free_name(label: str, taken: Collection[str]) -> str:
+    """A name, or the first numbered variant of it that is not taken."""
+    found, number = label, 2
+    while found in taken:
+        found, number = f"{label}_{number}", number + 1
+    return found
 
 
 def _casts_to_bf16(function: FunctionProto) -> bool:

@@ -17,6 +17,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.onnx.draft import Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
+from opgraph.onnx.function_table import free_name
 from opgraph.onnx.functions import canonical
 from opgraph.onnx.library.gpu import serves_gpu
 from opgraph.onnx.library.ops import LibraryOp, fused_op, swish_ops
@@ -99,6 +100,11 @@ class Folding:
             dtype_of = {source.value_of.get(t.id): t.dtype for t in _tensors(graph.ops)}
             called = {dtype_of.get(node.input[0]) for node in left} if self.on_gpu else set()
             self.ops.extend(replace(op, on_gpu=op.inputs[0] in called) for op in swish_ops())
+        # After a result, whose name is there after each load: nodes of a body that is unfolded have none.
+        taken = {node.name for index, node in nodes if index not in folded}
+        for call in calls.values():
+            call.name = free_name(call.output[0], taken)
+            taken.add(call.name)
         return [
             (index, node)
             for index, group in by_index.items()
@@ -142,6 +148,9 @@ class Folding:
         for node in body[: len(body) - len(inside)]:
             dtype_of[node.output[0]] = dtypes.BY_ONNX[node.attribute[0].t.data_type].name
         nodes = _numbered(widened(body, inputs, results, dtype_of, emitter), inputs, results)
+        # In the order in which the body makes them, which is that of the nodes once it is unfolded.
+        made_at = {name: place for place, node in enumerate(nodes) for name in node.output}
+        results.sort(key=made_at.__getitem__)
         function = FunctionProto(domain=DOMAIN, doc_string="One fused partition.")
         function.input.extend(inputs)
         function.output.extend(results)
@@ -172,7 +181,6 @@ class Folding:
             overload=overload or None,
             input=inputs,
             output=results,
-            name=inside[-1].name,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import onnx
 import onnx.inliner
@@ -14,6 +14,27 @@ from opgraph.onnx.forms import schema
 from opgraph.onnx.nodes import since, with_inner
 from opgraph.onnx.target import Target, reader_of
 from opgraph.onnx.validate import opsets
+from opgraph.runtime.providers.onnx_node import plain_value
+
+
+def _attribute(node: NodeProto, name: str) -> object:
+    return next((plain_value(a) for a in node.attribute if a.name == name), None)
+
+
+#: Nodes that mean something else from an opset on, though onnx's version converter (1.23) carries them over as they
+#: are: op type and opset -> whether a node is one.
+_MEANS_OTHERWISE: Mapping[tuple[str, int], Callable[[NodeProto], bool]] = {
+    # A slope for each channel was one for axis 1, and is one for the last axis.
+    ("PRelu", 7): lambda node: True,
+    # The mask had the dtype of the data, and is boolean.
+    ("Dropout", 10): lambda node: len(node.output) > 1 and node.output[1] != "",
+    # One element was marked in all axes from `axis` on, and is in `axis` alone; its default was 1, and is -1.
+    ("Hardmax", 13): lambda node: _attribute(node, "axis") != -1,
+    # There is no such mode any more.
+    ("Resize", 13): lambda node: _attribute(node, "coordinate_transformation_mode") == "tf_half_pixel_for_nn",
+}
+#: Axes are counted from the end from here on.
+_NEGATIVE_AXES = 11
 
 
 def restamped(model: ModelProto, opset: int, target: Target, replaced: Container[int] = ()) -> ModelProto:
@@ -43,9 +64,16 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
     nodes = with_inner(onnx.inliner.inline_local_functions(staying).graph.node)  # bodies are moved with the model
     moved = sorted({n.op_type for n in nodes if n.domain == "" and since(n, current) != since(n, opset)})
     if moved:
+        otherwise = sorted(_otherwise(nodes, current, opset))
+        if otherwise:
+            raise Unimplemented(
+                f"the model is of opset {current}, and {', '.join(otherwise[:6])} means something else in {opset}",
+                where=where,
+                fix=f"export the model for opset {opset}: onnx's version converter leaves such a node as it is",
+            )
         changed = sorted({*_changed(model, opset, moved), *_unknown_there(nodes, opset)})
         if changed:
-            newer = reader_of(current) if opset < current else None
+            newer = reader_of(current) if current > target.opset else None
             convert = f"convert it first: onnx.version_converter.convert_version(model, {opset})"
             raise Unimplemented(
                 f"the model is of opset {current}, and {', '.join(changed[:6])} would change on the way to {opset}",
@@ -82,6 +110,22 @@ def _unknown_there(nodes: Iterable[NodeProto], opset: int) -> set[str]:
     for node in nodes:
         definition = schema(node.op_type, opset) if node.domain == "" else None
         if definition is not None and any(a.name not in definition.attributes for a in node.attribute):
+            found.add(node.op_type)
+    return found
+
+
+def _otherwise(nodes: Iterable[NodeProto], current: int, opset: int) -> set[str]:
+    """Op types of nodes that mean something else in an opset, though the converter leaves them as they are."""
+    found = set[str]()
+    for node in nodes:
+        if node.domain != "" or since(node, current) == since(node, opset):
+            continue
+        first, last = sorted((current, opset))
+        for (op_type, start), is_other in _MEANS_OTHERWISE.items():
+            if op_type == node.op_type and first < start <= last and is_other(node):
+                found.add(op_type)
+        axes = [_attribute(node, "axis"), *(_attribute(node, "axes") or ())]  # type: ignore[misc]  # a list of ints
+        if opset < _NEGATIVE_AXES <= current and any(isinstance(axis, int) and axis < 0 for axis in axes):
             found.add(node.op_type)
     return found
 

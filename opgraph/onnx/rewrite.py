@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
@@ -25,7 +26,7 @@ from opgraph.onnx.source import Source
 from opgraph.onnx.spots import Spot, count, nodes_of, spots_of
 from opgraph.onnx.target import Target
 from opgraph.onnx.training_info import refuse_changes
-from opgraph.onnx.validate import opsets
+from opgraph.onnx.validate import OLDEST_OPSET, opsets
 from opgraph.runtime.providers.onnx_node import defined_inside
 
 _WITH_NORMS = ("auto", "function", "standard")
@@ -73,6 +74,11 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     swish = any(spot.kind == CHOSEN and len(spot.inputs) == 1 for spot in spots)
     newer = SWISH_SINCE if form == "standard" and swish and current < SWISH_SINCE else None
     wanted = request.opset or lowered or newer
+    if wanted is not None and current < OLDEST_OPSET <= wanted:
+        # There most ops are carried, not read: their units show in the newer opset alone.
+        moved = imported(replace(origin, skeleton=restamped(origin.skeleton, wanted, target), folded=None))
+        assert isinstance(moved.source, Source)
+        return _with_units(moved, moved.source, replace(request, opset=wanted), target, summary)
     if lowered and wanted == lowered:
         summary.notes.append(
             f"opset {current} was lowered to {lowered} for {target.name}; every node that stays means the same there"
@@ -117,9 +123,11 @@ def _with_functions(graph: Graph, source: Source, request: Request, target: Targ
     outputs = {o.name for o in skeleton.graph.output}
     for function in skeleton.functions:
         emitter.functions.keep(function)
+    del skeleton.functions[:]  # their order is that of their calls: fused ones are unfolded at each load
     nodes = folding.fold(graph, source, list(enumerate(skeleton.graph.node)), outputs, emitter, before.summary)
     constants = {i for i, n in enumerate(skeleton.graph.node) if n.op_type == "Constant" and n.domain == ""}
     nodes = without_unused(nodes, skeleton.graph, constants)
+    emitter.functions.settle(node for _, node in nodes)
     draft = Draft(skeleton, list(source.origin.inputs), before.summary, origin=source.origin, library=folding.ops)
     _finished(draft, nodes, emitter, imports)
     _declare_results(graph, source, skeleton.graph)
@@ -141,13 +149,12 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     skeleton = draft.skeleton
     assert draft.origin is not None
     before = draft.origin.skeleton.graph
-    kept = FunctionTable(emitter.opset)
-    emitter.functions.unfold_nested()
-    known = {(f.domain, f.name, f.overload): f for f in emitter.functions.functions.values()}
-    called = _called((n for _, n in nodes), known)
-    stated = [key for key in ((f.domain, f.name, f.overload) for f in skeleton.functions) if key in called]
+    functions, kept = emitter.functions, FunctionTable(emitter.opset)
+    functions.unfold_nested()
+    called = functions.called(node for _, node in nodes)
+    stated = [key for f in skeleton.functions if (key := (f.name, f.overload)) in called]
     for key in (*stated, *called):
-        kept.keep(known[key])
+        kept.keep(functions.functions[key])
     emitter.functions = kept
     del skeleton.graph.node[:]
     skeleton.graph.node.extend(node for _, node in sorted_nodes(nodes))
@@ -157,19 +164,6 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
     drop_value_info(skeleton.graph)
     del skeleton.functions[:]
     finish(skeleton, emitter, imports)
-
-
-def _called(
-    nodes: Iterable[NodeProto], known: Mapping[tuple[str, str, str], FunctionProto]
-) -> dict[tuple[str, str, str], None]:
-    """The functions that nodes call, and those that these call, in the order in which they are first called."""
-    found: dict[tuple[str, str, str], None] = {}
-    waiting = [(n.domain, n.op_type, n.overload) for n in nodes]
-    while waiting:
-        new = dict.fromkeys(key for key in waiting if key in known and key not in found)
-        found |= new
-        waiting = [(n.domain, n.op_type, n.overload) for key in new for n in known[key].node]
-    return found
 
 
 def _names(graph: GraphProto, tensors: Iterable[str]) -> set[str]:

@@ -37,6 +37,8 @@ def plain_nodes(node: NodeProto, elements: Elements, opset: int) -> list[NodePro
 
 def same_type(node: NodeProto) -> NodeProto | None:
     """For a node that onnx infers no type of, one whose output has the same type; None for every other node."""
+    if (node.domain, node.op_type) == ("", "GroupNormalization"):
+        return _node("Identity", [node.input[0]], node.output[0], node.name)
     if (node.domain, node.op_type) not in _ELEMENTWISE:
         return None
     given = [name for name in node.input if name]

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.onnx.emit import Emitter
 from opgraph.onnx.functions import attributes_of
-from opgraph.onnx.signature import DOMAIN, Signature
+from opgraph.onnx.signature import DOMAIN
+from opgraph.onnx.ways import CONTRIB, FUNCTION, way_out
+from opgraph.runtime.providers.onnx_region import tensor_proto
 
 _NARROW = ("f16", "bf16")
 _CASTS = ("Cast", "CastLike")
@@ -101,7 +104,7 @@ class _Wide:
         value = next(a.t for a in node.attribute if a.name == "value")
         array = numpy_helper.to_array(value).astype("float32")
         self.wide[name] = self.fresh(name)
-        self.made.append(helper.make_node("Constant", [], [self.wide[name]], value=numpy_helper.from_array(array)))
+        self.made.append(helper.make_node("Constant", [], [self.wide[name]], value=tensor_proto("", array)))
 
     def cast(self, node: NodeProto) -> None:
         source, target = node.input[0], node.output[0]
@@ -126,14 +129,21 @@ class _Wide:
         self.made.append(copy)
 
     def _called(self, node: NodeProto, names: Sequence[str]) -> NodeProto:
-        """A call of the function's f32 body."""
+        """The node that computes the op of a function in f32: that of f32 models, or a call of its f32 body."""
         record = opdef.get(node.op_type, where="a fused partition")
         attrs = attributes_of(record, node)
         assert attrs is not None, node.op_type
+        emitter = self.emitter
         types = [self._work(n) for n in node.input]
-        inputs = tuple((port, dtype, None) for port, dtype in zip(record.input_names(len(names)), types))
-        signature = Signature(inputs, self._work(node.output[0]), attrs, self.emitter.opset)
-        call = self.emitter.functions.call(record, signature, names, node.output[0])
+        inputs = [(LogicalTensor(0, dtype, None), name) for dtype, name in zip(types, names)]
+        output = (LogicalTensor(0, self._work(node.output[0]), None), node.output[0])
+        way = way_out(record.kind, output[0].dtype, attrs, emitter.opset, "auto")
+        if way is None or way.write == FUNCTION:
+            call = emitter.called(record, attrs, inputs, output)
+        elif way.write == CONTRIB:
+            call = emitter.contributed(way.op_type, inputs, output)
+        else:
+            (call,) = emitter.nodes(record, attrs, inputs, output)
         call.name = node.name
         return call
 

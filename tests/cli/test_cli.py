@@ -113,6 +113,32 @@ def test_no_option_is_passed_over_and_no_file_that_is_read_is_written(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "fix"),
+    [
+        (["--suite", "networks", "--entries", "A", "B c"], "--suite", "--entries A --entries 'B c'"),
+        (["--suite", "activation", "swish"], "--suite", "write --entries swish"),
+        (["--suite", "activation", "rows"], "--suite", "--suite activation --suite rows"),
+        (["--sizes", "1M", "32M"], "--sizes", "--sizes 1M,32M"),
+        (["--quick", "swish"], "--quick", "leave it out, or give the path of a model"),
+        (["model.onnx", "--suite", "networks"], "--suite", "leave it out, or leave out the model"),
+    ],
+)
+def test_what_bench_takes_as_the_model_is_named_where_another_value_was_meant(
+    command: list[str],
+    option: str,
+    fix: str,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(model.parent)
+    assert run("bench", *command) == 2
+    what, where, how = error_lines(capsys)
+    word = command[0] if command[0] == "model.onnx" else command[-1]
+    assert f"{word!r} is taken as the model to measure" in what and option in where and fix in how
+
+
 def test_a_device_is_not_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", os.devnull) == 1
     assert "is no file, but a device or a pipe" in error_lines(capsys)[0]

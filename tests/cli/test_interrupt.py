@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import opgraph as og
 
 #: The process interrupts itself when a module is about to be loaded: the time of that is the same on every machine.
 INTERRUPTED = """
@@ -46,3 +49,34 @@ def test_an_error_that_an_interrupt_was_made_into_is_one(capsys: pytest.CaptureF
 
     assert _guarded(run, show_traceback=False) == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+#: The process ends itself when onnxruntime is about to time the model that it wrote under a temporary name.
+ENDED = """
+import os, sys
+import opgraph.cli.onnx_file as onnx_file
+onnx_file.timed = lambda *args: os.kill(os.getpid(), int(sys.argv[1]))
+from opgraph.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_is_ended_leaves_no_file_under_a_temporary_name(number: int, tmp_path: Path) -> None:
+    og.onnx.save(og.parse("graph(x: f32[4]) -> (y)\n a = Exp(x)\n y = Tanh(a)"), tmp_path / "in.onnx")
+    command = [sys.executable, "-c", ENDED, str(number), "fuse", "in.onnx", "-o", "out.onnx"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (128 + number, "stopped\n"), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
+
+
+def test_an_error_without_a_cause_is_a_stop_where_a_signal_came(capsys: pytest.CaptureFixture[str]) -> None:
+    """NumPy's C modules print what happened while they are imported, and raise a new ImportError."""
+    from opgraph.cli.main import _guarded
+
+    def run() -> int:
+        raise ImportError("numpy._core.umath failed to import")
+
+    assert _guarded(run, show_traceback=False, signals=[signal.SIGINT]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+    assert _guarded(run, show_traceback=False) == 1

@@ -93,3 +93,20 @@ def test_old_sizes_that_a_model_states_of_values_do_not_hold_where_its_inputs_ha
         expected = t / np.sqrt((t * t).mean(-1, keepdims=True) + 1e-5)
         for y in (compiled(x=x, w=w), og.evaluate(loaded, x=x, w=w), session.run(None, {"x": x, "w": w})[0]):
             np.testing.assert_allclose(y, expected, rtol=1e-4)
+
+
+def test_what_onnx_infers_no_type_of_or_another_has_its_own() -> None:
+    """GroupNormalization of opset 21 has no inference; onnx's evaluator makes s64 of sums of s32."""
+    head = '<ir_version: 9, opset_import: ["" : 21]>\n'
+    model = onnx.parser.parse_model(
+        f"""{head} g (float[n,4,3] x) => (float[n,4,3] z) <float[4] s = {{1,2,3,4}}, float[4] b = {{1,0,0,1}}> {{
+        y = GroupNormalization <num_groups = 2> (x, s, b) z = Tanh(y) }}"""
+    )
+    graph = og.onnx.load(model)
+    assert [t.dtype for op in graph.ops for t in op.outputs] == ["f32", "f32"]
+    assert og.evaluate(graph, x=np.ones((2, 4, 3), np.float32)).shape == (2, 4, 3)
+    sums = onnx.parser.parse_model(
+        f"{head} g (int32[2,3] x) => (int32[2] y) <int64[1] a = {{1}}> {{ y = ReduceSumSquare <keepdims = 0> (x, a) }}"
+    )
+    made = og.evaluate(og.onnx.load(sums), x=np.ones((2, 3), np.int32))
+    assert made.dtype == np.int32 and made.tolist() == [3, 3]

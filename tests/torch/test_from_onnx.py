@@ -380,6 +380,36 @@ def test_nodes_without_a_torch_form_are_refused_by_name() -> None:
         ogt.from_onnx(one_node("AveragePool", kernel_shape=[2, 2], dilations=[2, 2]))
 
 
+@pytest.mark.parametrize(
+    ("op", "dtype", "sizes"),
+    [(f"Reduce{op}", np.int32, (2, 3, 4)) for op in ("Mean", "L2", "LogSum", "LogSumExp", "Min")]
+    + [(f"Reduce{op}", dtype, (2, 0, 4)) for op in ("Max", "Min") for dtype in (np.float32, np.int32)],
+)
+def test_integers_and_no_elements_are_reduced_as_in_onnxruntime(op: str, dtype: type, sizes: tuple[int, ...]) -> None:
+    x = np.arange(1, np.prod(sizes) + 1, dtype=dtype).reshape(sizes)
+    element = helper.np_dtype_to_tensor_dtype(x.dtype)
+    node = helper.make_node(op, ["x", "axes"], ["y"], keepdims=0)
+    ports = [helper.make_tensor_value_info(n, element, ["a", "b", "c"][:d]) for n, d in (("x", 3), ("y", 2))]
+    axes = numpy_helper.from_array(np.array([-2]), "axes")
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    got = ogt.from_onnx(model)(torch.from_numpy(x)).numpy()
+    expected = session.run(None, {"x": x})[0]
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("op", ["ReduceL1", "ReduceL2", "ReduceSumSquare"])
+def test_a_reduction_over_no_axes_is_one_of_each_element(op: str) -> None:
+    x = np.array([[-2, 0.5, 3]], np.float32)
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], noop_with_empty_axes=1)], "g", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    expected = x * x if op == "ReduceSumSquare" else np.abs(x)
+    np.testing.assert_array_equal(ogt.from_onnx(model)(torch.from_numpy(x)).numpy(), expected)
+
+
 def test_only_what_came_from_onnx_goes_back() -> None:
     with pytest.raises(InvalidArguments, match=r"(?s)did not come from an ONNX model.*where:.*torch.onnx.export"):
         ogt.to_onnx(nn.Linear(2, 2), "never.onnx")

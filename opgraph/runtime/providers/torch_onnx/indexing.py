@@ -119,12 +119,16 @@ def _extreme(name: str, find: Callable[..., Tensor]) -> None:
         return find(x, c.attr("axis", 0), keepdim=bool(c.attr("keepdims", 1)))
 
 
-def _reduction(name: str, run: Callable[[Tensor, tuple[int, ...], bool], Tensor]) -> None:
+#: A tensor, the axes to reduce, and whether they stay as axes of size 1.
+Reduce = Callable[[Tensor, tuple[int, ...], bool], Tensor]
+
+
+def _reduction(name: str, run: Reduce) -> None:
     @torch_form(name, numbers=(1,))
     def reduced(c: Call, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         found = c.attr("axes") if axes is None else axes
-        if not found and c.attr("noop_with_empty_axes", 0):
-            return x
+        if not found and c.attr("noop_with_empty_axes", 0):  # each element by itself: a norm of one is its magnitude
+            return run(x.unsqueeze(-1), (x.dim(),), False)
         return run(x, tuple(found or range(x.dim())), bool(c.attr("keepdims", 1)))
 
 
@@ -134,15 +138,44 @@ def _product(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
     return x
 
 
+def _by_floats(run: Reduce) -> Reduce:
+    """A reduction that torch has for floats alone: integers are computed in f64 and cut off, as in onnxruntime."""
+
+    def reduced(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+        return run(x, axes, keep) if x.is_floating_point() else run(x.double(), axes, keep).to(x.dtype)
+
+    return reduced
+
+
+def _bound(run: Reduce) -> Reduce:
+    """The largest or smallest element; of none, which torch refuses, the bound that no element passes."""
+
+    def reduced(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
+        if x.numel() or all(x.shape[axis] for axis in axes):
+            return run(x, axes, keep)
+        if x.dtype == torch.bool:
+            value: float | bool = run is torch.amin
+        elif x.is_floating_point():
+            value = float("inf" if run is torch.amin else "-inf")
+        else:
+            info = torch.iinfo(x.dtype)
+            value = info.max if run is torch.amin else info.min
+        gone = {axis % x.dim() for axis in axes}
+        sizes = [1 if i in gone else size for i, size in enumerate(x.shape) if keep or i not in gone]
+        return x.new_full(sizes, value)
+
+    return reduced
+
+
 _extreme("ArgMax", torch.argmax)
 _extreme("ArgMin", torch.argmin)
 _reduction("ReduceSum", lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype))
-_reduction("ReduceMean", lambda x, axes, keep: x.mean(axes, keep))
-_reduction("ReduceMax", lambda x, axes, keep: x.amax(axes, keep))
-_reduction("ReduceMin", lambda x, axes, keep: x.amin(axes, keep))
+_reduction("ReduceMean", _by_floats(torch.mean))
+_reduction("ReduceMax", _bound(torch.amax))
+_reduction("ReduceMin", _bound(torch.amin))
 _reduction("ReduceProd", _product)
 _reduction("ReduceL1", lambda x, axes, keep: x.abs().sum(axes, keep, dtype=x.dtype))
-_reduction("ReduceL2", lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep))
+_reduction("ReduceL2", _by_floats(lambda x, axes, keep: torch.linalg.vector_norm(x, 2, axes, keep)))
 _reduction("ReduceSumSquare", lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype))
-_reduction("ReduceLogSum", lambda x, axes, keep: x.sum(axes, keep).log())
-_reduction("ReduceLogSumExp", lambda x, axes, keep: x.logsumexp(axes, keep))
+_reduction("ReduceLogSum", _by_floats(lambda x, axes, keep: x.sum(axes, keep).log()))
+_reduction("ReduceLogSumExp", _by_floats(torch.logsumexp))
