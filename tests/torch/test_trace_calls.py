@@ -446,3 +446,48 @@ def test_results_and_what_is_kept_lie_as_torch_lays_the_results() -> None:
         assert got.stride() == eager.stride()
         torch.testing.assert_close(got, eager)
         torch.testing.assert_close(*(torch.autograd.grad(t.sum(), given, retain_graph=True) for t in (got, eager)))
+
+
+def numbers_of_16_bits(dtype: torch.dtype) -> torch.Tensor:
+    """All that are positive and finite."""
+    values = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    return values[(values > 0) & values.isfinite()]
+
+
+def ulps_off(found: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> float:
+    """The largest distance, of normal numbers, in ulp of a dtype."""
+    info = torch.finfo(dtype)
+    spacing = torch.ldexp(torch.full_like(truth, info.eps), torch.frexp(truth.abs())[1] - 1)
+    normal = (truth.abs() < info.max) & (truth.abs() >= info.tiny)
+    return float(((found.double() - truth).abs() / spacing)[normal].max())
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_derivatives_of_powers_are_not_by_rounded_results(
+    exponent: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's, which are by what is raised."""
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    x = numbers_of_16_bits(dtype)
+    x = x[(x > 2.0**-8) & (x < 2.0**8)].requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    (truth,) = torch.autograd.grad((wide**exponent).sum(), wide)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (found,) = torch.autograd.grad(fuse(lambda x: x**exponent)(x).sum(), x)
+    assert ulps_off(found, truth, dtype) <= 0.51
+
+
+@pytest.mark.parametrize("eps", [0.2, 1e-6, 0.7, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_logit_rounds_neither_its_ends_nor_its_quotient(
+    eps: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    x = torch.cat([-numbers_of_16_bits(dtype)[-9:], numbers_of_16_bits(dtype)])
+    x = x[x != 0.5]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = fuse(lambda x: torch.logit(x, eps=eps))(x)
+    assert ulps_off(found, torch.logit(x.double(), eps=eps), dtype) <= 0.51
