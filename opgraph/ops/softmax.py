@@ -223,7 +223,8 @@ SOFTMAX_BACKWARD: OpDef = library(
 
 LOG_SOFTMAX_BACKWARD: OpDef = library(
     "LogSoftmaxBackward",
-    "diff_src = diff_dst - e^dst sum(diff_dst), the sum along axis; nothing is lost where e^dst is near 1. f16 and bf16 are computed in f32.",
+    "diff_src = diff_dst - e^dst sum(diff_dst), the sum along axis; nothing is lost where e^dst is near 1. f16 and "
+    "bf16 are computed in f32.",
     family="norm",
     inputs=("diff_dst", "dst"),
     outputs=("diff_src",),
