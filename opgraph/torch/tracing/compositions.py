@@ -57,10 +57,11 @@ def _larger(p: Mapping[str, Any], sign: str) -> str:
 def _logit(p: Mapping[str, Any]) -> str:
     if p["eps"] is not None and p["eps"] >= 0:
         low, high = p["eps"], 1 - p["eps"]
-        # By differences: a number that an f16 is compared with would be rounded to f16, 0.9999 to 1.
-        below, above = f"Less(Subtract(input, {low!r}), 0)", f"Greater(Subtract(input, {high!r}), 0)"
-        inner = "Log(Divide(input, Subtract(1, input)))"  # with a whole gradient at the ends, as torch has it
-        return f"Select({below}, {_at(low)}, Select({above}, {_at(high)}, {inner}))"
+        # What the ends are rounded to is compared with, and has a whole gradient, as torch has it: but for a 1.
+        end = torch.tensor(high, dtype=TORCH_DTYPES[p["dtype"]])
+        above = "GreaterEqual" if low and end == 1 else "Greater"
+        inner = "Log(Divide(input, Subtract(1, input)))"
+        return f"Select(Less(input, $eps), {_at(low)}, Select({above}(input, {high!r}), {_at(high)}, {inner}))"
     # At 0 and 1 with an infinite derivative, that of one logarithm; outside with none.
     ends = "Select(LessOrEqual(input, 0), Log(input), Neg(Log(Subtract(1, input))))"
     inner = "And(Greater(input, 0), Less(input, 1))"
