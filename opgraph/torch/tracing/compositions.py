@@ -76,7 +76,7 @@ def _at(x: float) -> str:
     """The logit of a number. Of one that is rounded to 16 bits first it would be another one."""
     if 0 < x < 1:
         return repr(math.log(x / (1 - x)))
-    return {0: "-1e999", 1: "1e999"}.get(x, "Log(-1)")
+    return "-1e999" if x == 0 else "1e999" if x == 1 else "Log(-1)"
 
 
 def _scaled(p: Mapping[str, Any], rest: str) -> str:
