@@ -172,6 +172,8 @@ class TorchCall:
             opgraph has none). None: the op itself, its inputs and attributes in the order of the parameters.
         exact: the same without float attributes, for numbers that an attribute (f32) does not hold in f64.
         keeps_integers: integers come out as they went in, whatever the form says (floor, round ...).
+        widens: whether, for these values of the parameters, f16 and bf16 are cast to f32 and the result back: torch's
+            derivative is not by the rounded result, from which that of the ops here follows.
         rounds_numbers: torch's CPU kernels round a number that meets f16 or bf16 to these; elsewhere it is an f32.
     """
 
@@ -179,4 +181,5 @@ class TorchCall:
     form: str | Callable[[Mapping[str, Any]], str] | None = None
     exact: str | Callable[[Mapping[str, Any]], str] | None = None
     keeps_integers: bool = False
+    widens: Callable[[Mapping[str, Any]], bool] = lambda values: False
     rounds_numbers: bool = False

@@ -10,6 +10,7 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import Builder
 from opgraph.ops.linear import MATMUL
 from opgraph.ops.shape_gradients import of_reshape
+from opgraph.ops.softmax import log_softmax_backward
 
 _Gradients: TypeAlias = Sequence[LogicalTensor | None]
 #: `rule(build, op, d)`: gradients of the inputs of a Wildcard, given that of its only output; None: not this one.
@@ -77,8 +78,7 @@ def _log_softmax(build: Builder, op: Op, d: LogicalTensor) -> _Gradients | None:
     if not _by_axis(op):
         return None
     wide = _wide(y)
-    total = build("ReduceSum", _cast(build, d, wide), axes=[_axis(op)], keep_dims=True)
-    return [build("Subtract", d, build("Multiply", build("Exp", _cast(build, y, wide)), total), dtype=wide)]
+    return [log_softmax_backward(build, _cast(build, d, wide), _cast(build, y, wide), _axis(op))]
 
 
 def _by_axis(op: Op) -> bool:

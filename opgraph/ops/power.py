@@ -70,6 +70,7 @@ POW = pointwise(
             "pow|float_power(input, exponent)",
             lambda p: _torch_powers(p, "Pow(input, beta=$exponent)"),
             lambda p: _torch_powers(p, "Pow(input, exponent)"),
+            widens=lambda p: isinstance(p["exponent"], (int, float)) and p["exponent"] in (0.5, -0.5, -1),
         ),
     ),
     source="oneDNN Graph Pow; ONNX Pow for a tensor exponent",

@@ -173,7 +173,9 @@ def _backward(xp: Any, diff_dst: Any, dst: Any, *, axis: int) -> Any:
 
 
 def _log_backward(xp: Any, diff_dst: Any, dst: Any, *, axis: int) -> Any:
-    return diff_dst - xp.exp(dst) * diff_dst.sum(axis=axis, keepdims=True)
+    sums, p = diff_dst.sum(axis=axis, keepdims=True), xp.exp(dst)
+    near_one = (diff_dst - sums) + sums * (1 - p)
+    return xp.where((p > 0.5) & (abs(sums) < _INF), near_one, diff_dst - p * sums)
 
 
 def _spell_backward(build: Builder, op: Op) -> list[LogicalTensor]:
@@ -184,8 +186,19 @@ def _spell_backward(build: Builder, op: Op) -> list[LogicalTensor]:
 
 def _spell_log_backward(build: Builder, op: Op) -> list[LogicalTensor]:
     grad, dst = (widened(build, t) for t in op.inputs)
-    inner = total(build, grad, (attr_of(op, "axis"),))
-    return as_declared(build, op, [build("Subtract", grad, build("Multiply", build("Exp", dst), inner))])
+    return as_declared(build, op, [log_softmax_backward(build, grad, dst, attr_of(op, "axis"))])
+
+
+def log_softmax_backward(build: Builder, grad: LogicalTensor, dst: LogicalTensor, axis: int) -> LogicalTensor:
+    """g - p sum(g), p = e^dst, of f32 or f64.
+
+    Most of it cancels where p is near 1: there the same by 1 - p, which is exact from 1/2 on.
+    """
+    inner, p = total(build, grad, (axis,)), build("Exp", dst)
+    near_one = build("Add", build("Subtract", grad, inner), build("Multiply", inner, build("Subtract", 1.0, p)))
+    is_near = build("And", build("Greater", p, 0.5), build("Less", build("Abs", inner), _INF))
+    result: LogicalTensor = build("Select", is_near, near_one, build("Subtract", grad, build("Multiply", p, inner)))
+    return result
 
 
 _NO_ONNX = "none: ai.onnx has no gradients"
@@ -210,7 +223,8 @@ SOFTMAX_BACKWARD: OpDef = library(
 
 LOG_SOFTMAX_BACKWARD: OpDef = library(
     "LogSoftmaxBackward",
-    "diff_src = diff_dst - e^dst sum(diff_dst), the sum along axis. f16 and bf16 are computed in f32.",
+    "diff_src = diff_dst - e^dst sum(diff_dst), the sum along axis; nothing is lost where e^dst is near 1. f16 and "
+    "bf16 are computed in f32.",
     family="norm",
     inputs=("diff_dst", "dst"),
     outputs=("diff_src",),

@@ -101,7 +101,9 @@ def fuse(
             "dry_run tells of a module; nothing is known of a function before it is called", where="fuse",
             fix="use explain(fn, *inputs)",
         )  # fmt: skip
-    return fuse_function(fn, lambda graph: FusedOp(graph, rounding=rounding), as_eager=rounding == "each")
+    return fuse_function(
+        fn, lambda traced: FusedOp(traced.graph, rounding=rounding, layout=traced.layout), as_eager=rounding == "each"
+    )
 
 
 def fuse_function(
@@ -116,7 +118,7 @@ class FusedFunction(Wrapper):
 
     Args:
         fn: the function.
-        make_op: graph -> `op(*tensors)`, which returns one tensor per output; asked once per graph.
+        make_op: Traced -> `op(*tensors)`, which returns one tensor per output of its graph; asked once per graph.
         as_eager: see Tracer.
 
     Attributes:
@@ -169,7 +171,7 @@ class FusedFunction(Wrapper):
 
     def _opened(self, run: Run) -> Run:
         if run.traced is not None and run.traced.op is None:
-            run.traced.op = self._make_op(run.traced.graph)
+            run.traced.op = self._make_op(run.traced)
         return run
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:

@@ -44,7 +44,7 @@ def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tenso
         run = fused.tracer((x, *others), {})
         place = next((i for i, t in enumerate(run.tensors) if t is x), None)
         if place is not None and _fits(run.traced, place, x):
-            op = FusedOp(run.traced.graph) if run.traced.op is None else run.traced.op
+            op = FusedOp(run.traced.graph, layout=run.traced.layout) if run.traced.op is None else run.traced.op
             run.traced.op = op
             if not needs:
                 _written(op, op.graph, run.tensors, place)

@@ -219,7 +219,10 @@ class Reverse:
         """Adds a contribution to an operand: summed to its shape where it was broadcast, in its dtype."""
         value = part.value
         if channel or value.dims is None or value.dims != tensor.dims or None in value.dims:
-            part = Contribution(value := self.draft("SumTo", self.conditional.written(part), tensor, **channel))
+            value = self.conditional.written(part)
+            if (value.dtype, tensor.dtype) in (("bf16", "f32"), ("f16", "f32")):  # the sum is not rounded to 16 bits
+                value = self.draft("TypeCast", value, dtype="f32")
+            part = Contribution(value := self.draft("SumTo", value, tensor, **channel))
         if value.dtype != tensor.dtype:
             part = Contribution(self.draft("TypeCast", part.value, dtype=tensor.dtype), part.conditions)
         self._add(tensor, part)

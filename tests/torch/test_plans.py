@@ -470,9 +470,9 @@ def test_results_in_structures_and_tensors_passed_through() -> None:
 def test_graphs_are_run_by_what_the_caller_chooses() -> None:
     made = []
 
-    def make(graph):
-        made.append(graph)
-        return FusedOp(graph)
+    def make(traced):
+        made.append(traced.graph)
+        return FusedOp(traced.graph)
 
     fused = fuse_function(lambda x: x.exp(), make)
     for n in (4, 5, 6):

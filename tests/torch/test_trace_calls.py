@@ -20,6 +20,7 @@ from opgraph.runtime import host  # noqa: E402
 from opgraph.runtime.providers.torch import from_numpy, to_numpy  # noqa: E402
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
+from opgraph.torch.fused.shapes import Results  # noqa: E402
 from opgraph.torch.tracing import calls  # noqa: E402
 from opgraph.torch.tracing.calls import REQUIRED, Found, table  # noqa: E402
 from opgraph.torch.tracing.trace import Tracer  # noqa: E402
@@ -398,3 +399,96 @@ def test_a_sigmoids_logarithm_of_large_numbers_without_a_compiler(monkeypatch: p
         warnings.simplefilter("ignore")
         got = fuse(lambda x: torch.nn.functional.logsigmoid(x) * 1)(x)
     torch.testing.assert_close(got, torch.nn.functional.logsigmoid(x))
+
+
+#: Sizes of operands and their axes, the outermost in memory first: in several orders; broadcast; all in one order.
+PLACED = (
+    (((3, 4, 5), (1, 2, 0)), ((3, 4, 5), (0, 1, 2)), ((3, 4, 5), (2, 0, 1))),
+    (((1, 1, 5), (0, 1, 2)), ((3, 4, 1), (2, 1, 0)), ((3, 1, 5), (2, 1, 0))),
+    (((3, 4, 5), (2, 0, 1)), ((3, 4, 5), (2, 0, 1)), ((3, 4, 5), (2, 0, 1))),
+    (((1, 4, 1), (0, 1, 2)), ((3, 1, 1), (1, 2, 0)), ((3, 4, 5), (0, 2, 1))),
+)
+
+
+def placed(tensor: torch.Tensor, sizes: tuple[int, ...], axes: tuple[int, ...]) -> torch.Tensor:
+    """One of the dtype of a tensor, with elements that every call takes."""
+    dense = torch.ones([sizes[axis] for axis in axes]).to(tensor.dtype)
+    return dense.permute([axes.index(axis) for axis in range(len(axes))])
+
+
+@pytest.mark.parametrize("signature", FUNCTIONS)
+def test_results_lie_in_memory_as_torch_lays_them(signature: str) -> None:
+    func, found = FUNCTIONS[signature]
+    for dtype, places in itertools.product((torch.float32, torch.int32), PLACED):
+        rest = iter(places)
+        args = [placed(a, *next(rest)) if isinstance(a, torch.Tensor) else a for a in sample(func, found, dtype)]
+        try:
+            eager = func(*args)
+        except (RuntimeError, TypeError, AttributeError):
+            continue  # torch has no such call of this dtype
+        run = Tracer(func)(tuple(args), {})
+        if run.traced is None:
+            continue  # a view
+        results = Results(run.traced.graph, run.traced.layout).empty(run.tensors)
+        assert strides(results[0]) == strides(eager), places
+
+
+def strides(tensor: torch.Tensor) -> list[int]:
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+
+
+def test_results_and_what_is_kept_lie_as_torch_lays_the_results() -> None:
+    def function(x, y):
+        return torch.copysign(x, y) * torch.lerp(x.exp(), y, x.sigmoid()), x + y
+
+    given = [placed(torch.empty(0), (3, 4, 5), axes).clone().requires_grad_() for axes in ((1, 2, 0), (2, 0, 1))]
+    for got, eager in zip(fuse(function)(*given), function(*given), strict=True):
+        assert got.stride() == eager.stride()
+        torch.testing.assert_close(got, eager)
+        torch.testing.assert_close(*(torch.autograd.grad(t.sum(), given, retain_graph=True) for t in (got, eager)))
+
+
+def numbers_of_16_bits(dtype: torch.dtype) -> torch.Tensor:
+    """All that are positive and finite."""
+    values = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    return values[(values > 0) & values.isfinite()]
+
+
+def ulps_off(found: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> float:
+    """The largest distance, of normal numbers, in ulp of a dtype."""
+    info = torch.finfo(dtype)
+    spacing = torch.ldexp(torch.full_like(truth, info.eps), torch.frexp(truth.abs())[1] - 1)
+    normal = (truth.abs() < info.max) & (truth.abs() >= info.tiny)
+    return float(((found.double() - truth).abs() / spacing)[normal].max())
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_derivatives_of_powers_are_not_by_rounded_results(
+    exponent: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's, which are by what is raised."""
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    x = numbers_of_16_bits(dtype)
+    x = x[(x > 2.0**-8) & (x < 2.0**8)].requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    (truth,) = torch.autograd.grad((wide**exponent).sum(), wide)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (found,) = torch.autograd.grad(fuse(lambda x: x**exponent)(x).sum(), x)
+    assert ulps_off(found, truth, dtype) <= 0.51
+
+
+@pytest.mark.parametrize("eps", [0.2, 1e-6, 0.7, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_logit_rounds_neither_its_ends_nor_its_quotient(
+    eps: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    x = torch.cat([-numbers_of_16_bits(dtype)[-9:], numbers_of_16_bits(dtype)])
+    ends = torch.tensor([eps, 1 - eps, 0.5], dtype=dtype)  # which round there; torch has a whole gradient at them
+    x = torch.cat([x[~torch.isin(x, ends)], ends[1:2]]) if eps == 1e-6 else x[~torch.isin(x, ends)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = fuse(lambda x: torch.logit(x, eps=eps))(x)
+    assert ulps_off(found, torch.logit(x.double(), eps=eps), dtype) <= 0.51

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -361,3 +362,16 @@ def test_unknown_sizes_that_an_op_takes_as_one_get_one_symbol() -> None:
     made = og.compile(slope)(x=x, w=w, d_y=d, d_z=d)
     tanh = np.tanh(np.exp(x) * w)
     np.testing.assert_allclose(made["d_w"], np.exp(x) * d * (1 - tanh**2 + np.cos(np.exp(x))), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["[1,c]", "[]"])
+@pytest.mark.parametrize("kind", ["Add", "Multiply", "Divide"])
+def test_the_gradient_of_an_f32_operand_of_16_bit_data_is_summed_in_f32(kind: str, shape: str) -> None:
+    graph = og.parse(f"graph(x: bf16[n,c], a: f32{shape}) -> (y)\n  y: bf16[n,c] = {kind}(x, a)")
+    rule = og.gradient(graph, ["a"])
+    rng = np.random.default_rng(0)
+    given: dict[str, Any] = {name: rng.random((300, 3)).astype(ml_dtypes.bfloat16) for name in ("x", "d_y")}
+    given["a"] = np.full((1, 3) if shape == "[1,c]" else (), 0.7, np.float32)
+    feeds = {t.name: given[t.name] for t in rule.inputs}
+    found = og.compile(rule, device="cpu")(feeds)
+    np.testing.assert_allclose(found, og.evaluate(rule, feeds), rtol=1e-6)

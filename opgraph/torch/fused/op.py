@@ -20,7 +20,7 @@ from opgraph.torch.fused.composite import composite
 from opgraph.torch.fused.graph import prepared, with_data, without_data
 from opgraph.torch.fused.library import Spelling, call, spelling
 from opgraph.torch.fused.program import Program, check_count
-from opgraph.torch.fused.shapes import Results
+from opgraph.torch.fused.shapes import Layout, Results
 from opgraph.torch.fused.training import Flags, Training
 from opgraph.transforms.saved import Saved
 
@@ -44,15 +44,19 @@ class FusedOp:
         graph: finalized by this call if need be.
         rounding: as `opgraph.compile` takes it.
         traced: whether torch.compile will meet it, which wants everything at hand.
+        layout: where torch would lay results of which the graph is another form; of the graph's own ops without it.
 
     Call it with one tensor for each input of the graph, in order, all on one device; it returns a tuple with one new
     tensor for each output. Results have the strides of the first input of their shape. Nothing is kept for backward but
     what `saved` lists, in torch's own keeping (`save_for_backward`).
     """
 
-    def __init__(self, graph: Graph, *, rounding: str = "store", traced: bool = True) -> None:
+    def __init__(
+        self, graph: Graph, *, rounding: str = "store", traced: bool = True, layout: Layout | None = None
+    ) -> None:
         self.graph = prepared(graph)
         self.rounding = rounding
+        self._layout = layout
         self._calls: Bounded[Any, Run] = Bounded(MAX_CALLS)
         self._programs: dict[tuple[int, torch.device], Program] = {}
         self._trainings: dict[Flags, Training] = {}
@@ -187,7 +191,7 @@ class FusedOp:
         with self._lock:
             found = self._programs.get(key)
             if found is None:
-                found = self._programs[key] = Program(graph, device, self.rounding)
+                found = self._programs[key] = Program(graph, device, self.rounding, self._layout)
             return found
 
     def dispatched(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

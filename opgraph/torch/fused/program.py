@@ -25,7 +25,7 @@ from opgraph.runtime.providers.torch_prepared import (
     tensor_names,
 )
 from opgraph.runtime.runner import Runner
-from opgraph.torch.fused.shapes import Results
+from opgraph.torch.fused.shapes import Layout, Results
 
 
 class Program:
@@ -35,15 +35,16 @@ class Program:
         graph: finalized.
         device: the CPU or a GPU.
         rounding: as `opgraph.compile` takes it.
+        layout: see Results.
 
     Raises:
         OpGraphError: what `opgraph.compile` raises.
     """
 
-    def __init__(self, graph: Graph, device: torch.device, rounding: str) -> None:
+    def __init__(self, graph: Graph, device: torch.device, rounding: str, layout: Layout | None = None) -> None:
         self.graph = graph
         self._device = device
-        self.results = Results(graph)
+        self.results = Results(graph, layout)
         self._names = [port_name(t) for t in graph.inputs]
         self._outputs = [port_name(t) for t in graph.outputs]
         engine = Engine("cuda", device.index) if device.type == "cuda" else Engine("cpu")

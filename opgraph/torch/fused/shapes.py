@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -26,20 +26,29 @@ Shape: TypeAlias = tuple[Any, ...]
 _Leaf: TypeAlias = tuple[int | Shape, bool]
 
 
+class Layout(Protocol):
+    """How torch would lay the first results of a graph in memory."""
+
+    def orders(self, tensors: Sequence[torch.Tensor]) -> list[Sequence[int]] | None:
+        """Their axes, the outermost first, for such inputs; None where that is not known."""
+
+
 class Results:
     """The results of a graph of pointwise ops and sums, for inputs of any shapes.
 
     Args:
         graph: finalized.
+        layout: counts before what the ops of the graph would give in torch, one after the other.
 
     Attributes:
         known: whether every result is one of those; of the results of library ops only running them tells the shape.
         dtypes: of each result.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, layout: Layout | None = None) -> None:
         self.dtypes = tuple(torch_dtype(t.dtype) for t in graph.outputs)
         self._graph = graph
+        self._layout = layout
         self._mixed: Bounded[Any, list[tuple[int, ...]]] = Bounded(MOST_MIXED)
         names = {t.name: i for i, t in enumerate(graph.inputs)}
         order = range(len(names))
@@ -66,14 +75,14 @@ class Results:
     def empty(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """A new tensor for each result, with the strides of the first input that has its shape.
 
-        Where inputs lie in different orders, with those that torch's own ops would give.
+        Where inputs lie in different orders, or in none that the results could have, with those that torch would give.
 
         Raises:
             InvalidShape: the inputs do not broadcast.
         """
         shapes = self.shapes([t.shape for t in inputs])
-        if not self._is_gradient and _are_mixed(inputs):
-            strides = self._as_torch(inputs)
+        if not self._lie_as_inputs(inputs, shapes):
+            strides = self._as_torch(inputs, shapes)
             return [
                 torch.empty_strided(shape, own, dtype=dtype, device=inputs[0].device)
                 for shape, own, dtype in zip(shapes, strides, self.dtypes, strict=True)
@@ -87,15 +96,28 @@ class Results:
                 made.append(torch.empty_like(inputs[like], dtype=dtype))
         return made
 
-    def _as_torch(self, inputs: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-        """The strides of the results of torch's ops, one by one, on tensors without data."""
+    def _lie_as_inputs(self, inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> bool:
+        """Whether each result lies as the first input of its shape does, or in C order where there is none."""
+        if self._is_gradient or all(map(_is_ordered, inputs)):
+            return True
+        return self._layout is None and _lie_alike(inputs, shapes)
+
+    def _as_torch(self, inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> list[tuple[int, ...]]:
+        """The strides of the results of torch's calls, or of its ops, one by one, on tensors without data."""
         if isinstance(inputs[0], FakeTensor):
             return [t.stride() for t in composite(self._graph, inputs, "store")]
         key = tuple([(t.shape, t.stride(), t.dtype) for t in inputs])
         if key not in self._mixed:
-            given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
-            with torch.no_grad():
-                self._mixed[key] = [t.stride() for t in composite(self._graph, given, "store")]
+            orders = None if self._layout is None else self._layout.orders(inputs)
+            if orders is not None:
+                # Further results, which are kept for backward, lie as one of theirs does.
+                known = dict(zip(reversed(shapes[: len(orders)]), reversed(orders)))
+                orders += [known.get(shape, range(len(shape))) for shape in shapes[len(orders) :]]
+                self._mixed[key] = [_dense(shape, order) for shape, order in zip(shapes, orders, strict=True)]
+            else:
+                given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
+                with torch.no_grad():
+                    self._mixed[key] = [t.stride() for t in composite(self._graph, given, "store")]
         return self._mixed[key]
 
     @staticmethod
@@ -107,23 +129,37 @@ class Results:
         return None
 
 
-def _are_mixed(inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether inputs lie in several orders, or in one that is not C's where they are spread out."""
-    if all(t.is_contiguous() for t in inputs):
-        return False
-    orders = {_order(t) for t in inputs}
-    shapes = [t.shape for t in inputs if _order(t)]
-    return any(order != tuple(sorted(order)) for order in orders) and (
-        len(orders - {()}) > 1 or any(shape != shapes[0] for shape in shapes) or any(0 in t.stride() for t in inputs)
-    )
+def _lie_alike(inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> bool:
+    """Whether inputs lie in one order, which is that of all results.
+
+    Args:
+        shapes: of the results.
+    """
+    # Broadcast along all axes but one, an input says nothing.
+    data = [t for t in inputs if _extended(t) > 1 or not _is_ordered(t)]
+    first, strides = data[0], data[0].stride()
+    alike = all(t.shape == first.shape and t.stride() == strides for t in data)
+    return alike and all(shape == first.shape for shape in shapes) and 0 not in strides
 
 
-def _order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The axes, the outermost in memory first; () where at most one has an extent of its own."""
-    strides: Sequence[int] = tensor.stride()
-    axes = [i for i, (size, stride) in enumerate(zip(tensor.shape, strides)) if size != 1 and stride != 0]
-    axes.sort(key=lambda i: -strides[i])
-    return tuple(axes) if len(axes) > 1 else ()
+def _is_ordered(tensor: torch.Tensor) -> bool:
+    """Whether its axes lie in C order, where they are not spread out."""
+    strides = [stride for stride in tensor.stride() if stride]
+    return strides == sorted(strides, reverse=True)
+
+
+def _extended(tensor: torch.Tensor) -> int:
+    """The number of axes along which it has elements of its own."""
+    return sum(size != 1 and stride != 0 for size, stride in zip(tensor.shape, tensor.stride()))
+
+
+def _dense(shape: Shape, order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, for axes in this order."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
 
 
 def _broadcast(leaves: tuple[_Leaf, ...], inputs: Sequence[Shape]) -> Shape:

@@ -5,6 +5,7 @@ The notation is that of `opgraph.ir.signature.TorchCall`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,10 +55,13 @@ def _larger(p: Mapping[str, Any], sign: str) -> str:
 
 
 def _logit(p: Mapping[str, Any]) -> str:
-    if p["eps"] is not None:  # with a whole gradient at the ends, as torch has it
-        high = repr(1 - p["eps"])
-        inside = f"Select(Less(input, $eps), $eps, Select(Greater(input, {high}), {high}, input))"
-        return f"Log(Divide({inside}, Subtract(1, {inside})))"
+    if p["eps"] is not None and p["eps"] >= 0:
+        low, high = p["eps"], 1 - p["eps"]
+        # What the ends are rounded to is compared with, and has a whole gradient, as torch has it: but for a 1.
+        end = torch.tensor(high, dtype=TORCH_DTYPES[p["dtype"]])
+        above = "GreaterEqual" if low and end == 1 else "Greater"
+        inner = "Log(Divide(input, Subtract(1, input)))"
+        return f"Select(Less(input, $eps), {_at(low)}, Select({above}(input, {high!r}), {_at(high)}, {inner}))"
     # At 0 and 1 with an infinite derivative, that of one logarithm; outside with none.
     ends = "Select(LessOrEqual(input, 0), Log(input), Neg(Log(Subtract(1, input))))"
     inner = "And(Greater(input, 0), Less(input, 1))"
@@ -66,6 +70,13 @@ def _logit(p: Mapping[str, Any]) -> str:
         f"Select({inner}, Log(Divide(input, Subtract(1, input))), "
         f"Select(Or(Equal(input, 0), Equal(input, 1)), {ends}, {outside}))"
     )
+
+
+def _at(x: float) -> str:
+    """The logit of a number. Of one that is rounded to 16 bits first it would be another one."""
+    if 0 < x < 1:
+        return repr(math.log(x / (1 - x)))
+    return "-1e999" if x == 0 else "1e999" if x == 1 else "Log(-1)"
 
 
 def _scaled(p: Mapping[str, Any], rest: str) -> str:

@@ -148,6 +148,8 @@ class Emitter:
         """
         self._found = found
         dtype = name_of(compute, self.what)
+        if dtype in ("f16", "bf16") and found.call.widens(bound):
+            dtype = "f32"
         numbers = [v for v in bound.values() if type(v) is float]
         exact = dtype == "f64" and any(float(np.float32(v)) != v and not math.isnan(v) for v in numbers)
         text = found.form(bound, dtype, exact)

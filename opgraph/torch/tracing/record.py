@@ -11,6 +11,7 @@ from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
 from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_spread, is_view, spread_like
+from opgraph.torch.tracing.layout import torch_call
 from opgraph.torch.tracing.proxy import Proxy, proxies
 from opgraph.torch.tracing.questions import answer
 from opgraph.torch.tracing.refusals import refuse
@@ -83,6 +84,8 @@ def record(
         _detach(node, emitter, name)
     node.refs = session.count
     node.steps = tuple(emitter.steps)
+    if node.ref is not None:
+        node.call = torch_call(session, node.ref, func, args, kwargs)
     session.node.after[key] = node
     return session.replay(node, func, args, kwargs)
 

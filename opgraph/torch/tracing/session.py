@@ -49,6 +49,16 @@ class Step:
     label: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TorchCall:
+    """A torch call that makes a value, with the names of values in place of tensors."""
+
+    result: Ref
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 #: What a call does on every run: makes a value, changes its first argument's, gives that back, runs on real tensors.
 MAKES, CHANGES, GIVES_BACK, RUNS = range(4)
 
@@ -62,10 +72,11 @@ class Node:
         ref, dtype: of the value made.
         refs: how many refs there are after the call.
         steps: the ops that it means.
+        call: torch's call, of one that means ops.
         leaf: what the run was, at the node for the function's result.
     """
 
-    __slots__ = ("action", "after", "dtype", "leaf", "parent", "ref", "refs", "steps")
+    __slots__ = ("action", "after", "call", "dtype", "leaf", "parent", "ref", "refs", "steps")
 
     def __init__(self, parent: Node | None, refs: int) -> None:
         self.parent = parent
@@ -75,16 +86,24 @@ class Node:
         self.ref: Ref | None = None
         self.dtype: torch.dtype | None = None
         self.steps: tuple[Step, ...] = ()
+        self.call: TorchCall | None = None
         self.leaf: Any = None
 
     def path(self) -> list[Step]:
         """The steps of all calls that lead here, in order."""
-        parts = []
+        return [step for node in self._nodes() for step in node.steps]
+
+    def calls(self) -> list[TorchCall]:
+        """Those calls that make values, in order."""
+        return [node.call for node in self._nodes() if node.call is not None]
+
+    def _nodes(self) -> list[Node]:
+        found = []
         node: Node | None = self
         while node is not None:
-            parts.append(node.steps)
+            found.append(node)
             node = node.parent
-        return [step for steps in reversed(parts) for step in steps]
+        return found[::-1]
 
 
 @dataclass(slots=True)

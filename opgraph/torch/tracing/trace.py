@@ -27,6 +27,7 @@ from opgraph.torch.classes import compares_classes
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.build import build, needed, pattern
 from opgraph.torch.tracing.emit import name_of
+from opgraph.torch.tracing.layout import Layout
 from opgraph.torch.tracing.names import parameter_names, tensor_names
 from opgraph.torch.tracing.proxy import Ref
 from opgraph.torch.tracing.reads import written
@@ -47,12 +48,14 @@ class Traced:
         inputs: the names of its inputs: an argument's, an attribute's, or "captured_<n>".
         outputs: the function's result with Output and Kept in place of tensors: an Output, a Kept, or tuples, lists
             and dicts of such.
+        layout: where torch would lay the results of the graph.
         op: what runs the graph; put here by `fuse`.
     """
 
     graph: Graph
     inputs: tuple[str, ...]
     outputs: Any
+    layout: Layout
     op: Any = None
 
     def result(self, results: Sequence[torch.Tensor], kept: Sequence[Any]) -> Any:
@@ -86,6 +89,7 @@ class Leaf:
     Attributes:
         structure, outputs: the function's result, and the values in it with their names.
         steps: the ops that the outputs depend on.
+        layout: how torch lays these out.
         reads: which of a run's inputs these read.
         by_shapes: the graphs, by the shapes of their tensors; by_pattern: fewer, by the pattern of shapes.
     """
@@ -93,6 +97,7 @@ class Leaf:
     structure: Any
     outputs: tuple[tuple[Ref, str], ...]
     steps: list[Step]
+    layout: Layout
     reads: tuple[int, ...]
     by_shapes: Bounded[Any, Traced] = field(default_factory=lambda: Bounded(MOST_SHAPES))
     by_pattern: dict[Any, Traced] = field(default_factory=dict)
@@ -195,7 +200,7 @@ class Tracer:
                 for entry, name, d in zip(inputs, names, dims, strict=True)
             ]
             graph = build(leaf.steps, declared, leaf.outputs)
-            found = leaf.by_pattern[dims] = Traced(graph, tuple(names), leaf.structure)
+            found = leaf.by_pattern[dims] = Traced(graph, tuple(names), leaf.structure, leaf.layout)
         return found
 
 
@@ -208,7 +213,8 @@ def _leaf(node: Node, structure: Any, outputs: tuple[Ref, ...], inputs: Sequence
     names = [f"out_{i}" for i in range(len(outputs))] if len(outputs) > 1 else ["out"]
     steps, wanted = needed(node.path(), outputs)
     reads = tuple(i for i, entry in enumerate(inputs) if entry.ref in wanted)
-    return Leaf(structure, tuple(zip(outputs, names)), steps, reads)
+    layout = Layout(node.calls(), [inputs[i].ref for i in reads], outputs)
+    return Leaf(structure, tuple(zip(outputs, names)), steps, layout, reads)
 
 
 def _unique(names: Sequence[str], taken: set[str]) -> list[str]:

@@ -273,14 +273,6 @@ TABLE: tuple[Refusal, ...] = (
     ),
     # Harmless differences.
     Refusal(
-        "strides of result",
-        "where operands lie in several orders, a function that is several ops of opgraph lies in memory as the results "
-        "of these ops would, one after the other; torch looks at all operands at once",
-        "addcdiv addcmul clamp copysign div_floor_rounding floor_divide",
-        ways=("function", *CAPTURED),
-        kind="wrong",
-    ),
-    Refusal(
         "value of second derivative .: .*: -?0.0, in torch nan",
         "an element that is masked out has the gradient 0 whatever the cotangent is; eager multiplies that 0 by NaN",
         "masked_logaddexp",

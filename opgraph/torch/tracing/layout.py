@@ -1,0 +1,108 @@
+"""How torch would lay the results of a traced function in memory: its own calls, made again on small tensors.
+
+torch orders the axes of a result by all operands of a call at once. A call is often several ops of a graph, which one
+after the other would say something else: the condition of a Select comes first, where torch's call has none. The calls
+are made on the CPU: on the meta device many are made of smaller ones, too (torch._refs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opgraph.torch.tracing.proxy import Proxy, Ref
+from opgraph.torch.tracing.session import Session, TorchCall
+
+
+class Layout:
+    """The calls of one way through a function that its results depend on.
+
+    Args:
+        calls: in order.
+        inputs, outputs: the values that are given and wanted.
+    """
+
+    __slots__ = ("_calls", "_inputs", "_outputs")
+
+    def __init__(self, calls: Sequence[TorchCall], inputs: Sequence[Ref], outputs: Sequence[Ref]) -> None:
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        wanted, kept = set(outputs), []
+        for call in reversed(calls):
+            if call.result in wanted:
+                kept.append(call)
+                wanted.update(_refs((call.args, call.kwargs)))
+        self._calls = tuple(reversed(kept))
+
+    def orders(self, tensors: Sequence[torch.Tensor]) -> list[Sequence[int]] | None:
+        """The axes of each result, the outermost in memory first.
+
+        Args:
+            tensors: one for each input; their data are not read.
+
+        Returns: None where a call cannot be made so.
+        """
+        values: dict[Any, torch.Tensor] = dict(zip(self._inputs, map(_small, tensors), strict=True))
+        try:
+            with torch.no_grad():
+                for call in self._calls:
+                    made = call.func(*_filled(call.args, values), **_filled(call.kwargs, values))
+                    # What torch spreads out without a copy has memory of its own here.
+                    values[call.result] = torch.empty_like(made)
+        except Exception:  # a call for another device, or of what is no torch function
+            return None
+        return [_order(values[ref]) for ref in self._outputs]
+
+
+def _small(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of ones, two along each axis that has more, with axes in the same order."""
+    sizes = [1 if size == 1 else 2 for size in tensor.shape]
+    strides, step = [0] * len(sizes), 1
+    for axis in sorted(range(len(sizes)), key=lambda i: (tensor.stride(i), sizes[i])):
+        if tensor.stride(axis):
+            strides[axis] = step
+            step *= sizes[axis]
+    return torch.ones(step, dtype=tensor.dtype, device="cpu").as_strided(sizes, strides)
+
+
+def _order(tensor: torch.Tensor) -> tuple[int, ...]:
+    strides: Sequence[int] = tensor.stride()
+    return tuple(sorted(range(tensor.dim()), key=lambda axis: -strides[axis]))
+
+
+def torch_call(
+    session: Session, result: Ref, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TorchCall:
+    """A call as the tree keeps it."""
+    return TorchCall(result, func, _named(session, args), _named(session, kwargs))
+
+
+def _named(session: Session, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.ref if type(value) is Proxy else session.capture(value)
+    return _mapped(lambda v: _named(session, v), value)
+
+
+def _filled(value: Any, tensors: dict[Any, torch.Tensor]) -> Any:
+    return tensors[value] if isinstance(value, Ref) else _mapped(lambda v: _filled(v, tensors), value)
+
+
+def _refs(value: Any) -> list[Ref]:
+    found: list[Ref] = []
+    stack = [value]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Ref):
+            found.append(part)
+        elif isinstance(part, dict):
+            stack += part.values()
+        elif type(part) in (list, tuple):
+            stack += part
+    return found
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: change(v) for name, v in value.items()}
+    return type(value)(change(v) for v in value) if type(value) in (list, tuple) else value
