@@ -14,16 +14,19 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import opgraph as og
-from opgraph.codegen.functor import Form
+from opgraph.codegen import kernel
 from opgraph.codegen.kernel import KernelSource
+from opgraph.codegen.needed import needed
 from opgraph.codegen.sources import spliced
 from opgraph.runtime import assembly, host
+from opgraph.runtime.at_once import at_once
 
 
 class Together:
@@ -71,12 +74,12 @@ class Together:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        usual = assembly.at_once
-        host.load, assembly.at_once = self._load, self._at_once  # type: ignore[assignment]
+        host.load, assembly.at_once = self._load, self._at_once
+        kernel.needed = lambda skeleton, own: ""  # what a kernel needs of its skeleton is asked for no kernel by itself
         try:
             yield
         finally:
-            host.load, assembly.at_once = self._usual, usual
+            host.load, assembly.at_once, kernel.needed = self._usual, at_once, needed
 
     def _entered(self, call: Callable[[], None]) -> Callable[[_Task], None]:
         def run(task: _Task) -> None:
@@ -90,12 +93,15 @@ class Together:
         task = getattr(self._own, "task", None)
         if source.entry not in self._loaded and task is not None and source.own:
             task.wait_for(source)
-        return self._loaded.get(source.entry) or self._usual(source, labels, flat=flat)
+        found = self._loaded.get(source.entry)
+        if found is None and source.own:
+            source = replace(source, code=f"{needed(source.skeleton, source.own)}\n\n{source.own}")
+        return found or self._usual(source, labels, flat=flat)
 
     def _at_once(self, calls: Sequence[Callable[[], object]]) -> None:
         """As `at_once`, but in this thread, which is the task's."""
         if getattr(self._own, "task", None) is None:
-            _at_once(calls)
+            at_once(calls)
         else:
             for call in calls:
                 call()
@@ -105,7 +111,7 @@ class Together:
         compiler = host.find_compiler()
         assert compiler is not None
         self.kernels, self.runs = self.kernels + len(wanted), self.runs + 1
-        flags = compiler.flags(flat=False, branches=any(s.form is Form.BRANCHES for s in wanted.values()))
+        flags = compiler.flags(flat=False, branches=False)
         with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
             text, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
             text.write_text(together(wanted.values()))
@@ -186,6 +192,3 @@ def _set(settings: tuple[int, int]) -> None:
         torch.set_num_threads(threads)
     if og.onednn.get_compiled_partition_cache_capacity() != capacity:
         og.onednn.set_compiled_partition_cache_capacity(capacity)
-
-
-_at_once = assembly.at_once
