@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from opgraph.loops.beside import LANES, beside
 from opgraph.loops.boxes import ENOUGH, ONE_BOX, boxes_beside
-from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Layout, Variant
+from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Layout, Variant, memory_order
 from opgraph.loops.loop import Axes, Loop, Store
 
 
@@ -57,8 +57,7 @@ def _only_adds(loop: Loop) -> bool:
 def _in_order(loop: Loop, layout: Layout) -> Layout:
     """The layout with its axes in the order of memory, and sums where rows were reduced."""
     rank, loads = len(layout.dims), len(loop.loads)
-    large = max(layout.strides[:loads], key=lambda own: sum(s != 0 for s in own))
-    order = sorted(range(rank), key=lambda axis: -abs(large[axis]))
+    order = memory_order(range(rank), layout.strides[:loads])
     strides = [tuple(own[axis] for axis in order) for own in layout.strides]
     kinds = []
     for place, own in enumerate(strides):

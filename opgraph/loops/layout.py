@@ -165,13 +165,18 @@ def _check_row_values(loop: Loop, shape: Shape, row_axes: Sequence[int], aligned
             )
 
 
-def _memory_order(shape: Shape, strides: Sequence[Strides], loads: int) -> list[int]:
+def memory_order(axes: Sequence[int], strides: Sequence[Strides]) -> list[int]:
+    """Axes, outermost first, as that operand lies in memory which moves along the most of them."""
+    leading = max(strides, key=lambda own: sum(own[axis] != 0 for axis in axes))
+    return sorted(axes, key=lambda axis: -abs(leading[axis]))
+
+
+def _order_of_results(shape: Shape, strides: Sequence[Strides], loads: int) -> list[int]:
     """The axes of more than one element, outermost first, as the first result lies that is no sum along any of them;
     where all are sums, as the operand of the most axes lies."""
     axes = [axis for axis, extent in enumerate(shape) if extent != 1]
     whole = [own for own in strides[loads:] if all(own[axis] for axis in axes)]
-    leading = whole[0] if whole else max(strides, key=lambda own: sum(own[axis] != 0 for axis in axes))
-    return sorted(axes, key=lambda axis: -abs(leading[axis]))
+    return memory_order(axes, whole[:1] or strides)
 
 
 def _collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shape, tuple[Strides, ...]]:
@@ -200,7 +205,7 @@ def _collapsed_rows(
     """Collapsed extents and strides, the axes of a row moved to the end, and how many of these are left; without rows,
     in the order of memory."""
     if not row_axes:
-        order = _memory_order(shape, strides, loads)
+        order = _order_of_results(shape, strides, loads)
         return *_collapse([shape[a] for a in order], [[own[a] for a in order] for own in strides]), 0
     groups = [[a for a in range(len(shape)) if a not in row_axes], list(row_axes)]
     parts = [_collapse([shape[a] for a in axes], [[s[a] for a in axes] for s in strides]) for axes in groups]

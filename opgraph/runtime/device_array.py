@@ -97,8 +97,9 @@ class DeviceArray:
         return a < d and c < b
 
     def is_same(self, other: DeviceArray) -> bool:
-        """Whether both are the same elements in the same order."""
-        return (self.pointer, self.shape, self.strides) == (other.pointer, other.shape, other.strides)
+        """Whether both are the same elements in the same order, of one dtype."""
+        looks = [(a.pointer, a.dtype, a.shape, a.strides) for a in (self, other)]
+        return looks[0] == looks[1]
 
     def _span(self) -> tuple[int, int]:
         if 0 in self.shape:

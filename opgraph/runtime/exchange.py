@@ -128,7 +128,7 @@ def check_out(
     Args:
         inputs: what is read.
         outs: what else is written to.
-        over: positions of the inputs whose memory it may be exactly.
+        over: positions of the inputs whose memory it may be exactly, in the same dtype.
     """
     where = f'output "{name}"'
     if not array.flags.writeable:
@@ -140,17 +140,23 @@ def check_out(
     for place, other in enumerate(inputs):
         if not np.may_share_memory(array, other) or not share_memory(array, other):
             continue
-        same = array.__array_interface__["data"] == other.__array_interface__["data"]
-        if not (place in over and same and array.strides == other.strides and array.shape == other.shape):
+        if not (place in over and _is_same(array, other)):
             raise overlap_refused(where, over)
     for other in outs:
         if share_memory(array, other):
             raise outputs_refused(where)
 
 
+def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
+    """Whether both are the same elements in the same order. As another dtype they are not: C++ lets a compiler write
+    the one before it reads the other."""
+    looks = [(a.__array_interface__["data"], a.dtype, a.shape, a.strides) for a in (array, other)]
+    return looks[0] == looks[1]
+
+
 def overlap_refused(where: str, over: Collection[int]) -> InvalidArguments:
     """The error for an output that lies over an input, though it may be exactly some."""
-    other = ", or exactly that of an input that is read element by element" if over else ""
+    other = ", or exactly that of an input of its dtype that is read element by element" if over else ""
     return InvalidArguments(
         "the output array overlaps an input that is still read", where=where, fix=f"give a buffer of its own{other}"
     )

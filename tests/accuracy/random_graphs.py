@@ -8,6 +8,7 @@ seed and, with --shrink, with the smallest part of the graph that shows it. `tes
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import re
 import resource
@@ -15,8 +16,11 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +32,11 @@ from random_again import again
 from random_calls import calls
 from random_files import files
 from random_gradients import gradients
+from random_known import found_once
 from random_scenario import Scenario, scenario
 from random_shrink import shrunk
 from random_sizes import sizes
+from random_together import Together
 from random_torch import torch_calls
 from random_written import written
 
@@ -50,8 +56,10 @@ CHECKS: dict[str, Check] = {
 _MOST = 5
 #: Seconds between two lines that say how far a run is.
 _EVERY = 60.0
-#: Seconds of one core in Python, and bytes, beyond which a seed is named: none of these graphs should need so much.
-_LONG, _LARGE = 60.0, 1 << 30
+#: Seconds of one core in Python beyond which a seed is named, and bytes beyond which a process is.
+_LONG, _LARGE = 60.0, 4 << 30
+#: How many seeds are under way at a time, so that their kernels are compiled together, and how many one process runs.
+_BESIDE, _OF_A_PROCESS = 150, 300
 
 
 def problems(found: Scenario, check: Check, seed: int) -> list[str]:
@@ -71,46 +79,110 @@ def problems(found: Scenario, check: Check, seed: int) -> list[str]:
     return told
 
 
-def run(
-    seeds: range, names: list[str], *, until: float = float("inf"), shrink: bool = False, optimized: int = 1
-) -> tuple[int, int]:
-    """Runs checks on the scenarios of seeds and prints what they find.
-
-    Every minute it tells the next seed, from which `--seeds` goes on where a run was ended. Seeds that take long, or
-    much memory, are named too.
+@dataclass
+class Run:
+    """Checks of many seeds, and what they have found so far.
 
     Args:
-        optimized: seeds that it divides have kernels compiled with the flags of all kernels, the others with -O0.
+        names: of the checks.
+        shrink: whether the smallest part that shows a problem is looked for.
+        optimized: seeds that it divides have each kernel compiled by itself with the flags of all kernels; of the
+            others kernels are compiled with -O0, those of many seeds at once.
 
-    Returns: how many seeds ran, and how many of them showed problems.
+    Attributes:
+        ran, wrong: how many seeds ran, and how many of them showed problems.
     """
-    ran = wrong = 0
-    start = told_at = time.monotonic()
-    for seed in seeds:
-        now = time.monotonic()
-        if now > until:
-            break
-        if now > told_at + _EVERY:
-            told_at = now
-            print(f"{ran} seeds in {now - start:.0f} s, {wrong} with problems; next: --seeds {seed}:", flush=True)
-        used, largest = time.process_time(), _peak()
-        with _flags("-O0" if seed % optimized else "-O2"):
-            told = {name: problems(scenario(seed), CHECKS[name], seed) for name in names}
-        used = time.process_time() - used
-        if used > _LONG or _peak() > largest + _LARGE:
-            print(
-                f"seed {seed} took {used:.0f} s, and {(_peak() - largest) / 2**20:.0f} MiB more than others", flush=True
-            )
-        ran += 1
-        wrong += any(told.values())
+
+    names: list[str]
+    shrink: bool = False
+    optimized: int = 1
+    ran: int = 0
+    wrong: int = 0
+
+    def of(self, seeds: Sequence[int]) -> None:
+        """Runs all checks on the scenarios of seeds and prints what they find."""
+        alone = [seed for seed in seeds if host.find_compiler() is None or seed % self.optimized == 0]
+        others = [seed for seed in seeds if seed not in alone]
+        with found_once():
+            for seed in alone:
+                self._one(seed, self.names)
+            if others:
+                with _flags("-O0"):
+                    # Dynamo holds a lock while it compiles a function: nobody else could go on.
+                    beside = [name for name in self.names if name != "torch"]
+                    Together(_BESIDE).run(partial(self._one, seed, beside) for seed in others)
+                    for seed in others if "torch" in self.names else ():
+                        self._one(seed, ["torch"], counts=False)
+
+    def _one(self, seed: int, names: Sequence[str], *, counts: bool = True) -> None:
+        used = time.thread_time()
+        drawn = scenario(seed)
+        told = {name: problems(_copied(drawn), CHECKS[name], seed) for name in names}
+        used = time.thread_time() - used
+        if used > _LONG:
+            print(f"seed {seed} took {used:.0f} s", flush=True)
+        self.ran += counts
+        self.wrong += any(told.values())
         for name, lines in told.items():
             for line in lines:
                 print(f"seed {seed}, {name}: {line}", flush=True)
-            if lines and shrink:
+            if lines and self.shrink:
                 small = shrunk(scenario(seed), _shows(name, seed, lines[0]))
                 print(small.graph)
                 print({n: f"{a.dtype}{list(a.shape)}" for n, a in small.feeds[0].items()}, flush=True)
-    return ran, wrong
+
+
+def _copied(found: Scenario) -> Scenario:
+    """The same with arrays of its own."""
+    return replace(found, feeds=[{n: a.copy() for n, a in feeds.items()} for feeds in found.feeds])
+
+
+def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tuple[int, int, int]:
+    """Runs checks on the scenarios of seeds in processes, each of which begins with everything imported.
+
+    Every minute it tells the next seed, from which `--seeds` goes on where a run was ended. A process that takes much
+    memory is named, and one that a signal ends counts as a seed with problems.
+
+    Args:
+        jobs: how many processes work at a time.
+        until: when no further one begins, by `time.monotonic`.
+
+    Returns: how many seeds ran, how many of them showed problems, and the first one that did not run.
+    """
+    ran = wrong = 0
+    coming, start = iter(seeds), time.monotonic()
+    told_at, next_seed = start, -1
+    going: dict[int, tuple[list[int], int]] = {}
+    while True:
+        while len(going) < jobs and time.monotonic() < until and (own := list(islice(coming, _OF_A_PROCESS))):
+            next_seed = own[-1] + 1
+            out, into = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(out)
+                run.of(own)
+                os.write(into, f"{run.ran} {run.wrong} {_peak()}".encode())
+                sys.stdout.flush()
+                os._exit(0)
+            os.close(into)
+            going[pid] = own, out
+        if not going:
+            return ran, wrong, next_seed
+        pid, status = os.wait()
+        own, out = going.pop(pid)
+        answer = os.read(out, 100).split()
+        os.close(out)
+        if status or not answer:
+            print(f"seeds {own[0]}:{own[-1] + 1}: their process ended with status {status}", flush=True)
+            answer = [b"0", b"1", b"0"]
+        ran, wrong = ran + int(answer[0]), wrong + int(answer[1])
+        if int(answer[2]) > _LARGE:
+            print(f"seeds {own[0]}:{own[-1] + 1} took {int(answer[2]) / 2**20:.0f} MiB", flush=True)
+        now = time.monotonic()
+        if now > told_at + _EVERY:
+            told_at = now
+            first = min((seeds[0] for seeds, _ in going.values()), default=next_seed)
+            print(f"{ran} seeds in {now - start:.0f} s, {wrong} with problems; next: --seeds {first}:", flush=True)
 
 
 def _peak() -> int:
@@ -148,6 +220,7 @@ def main() -> int:
     parser.add_argument(
         "--optimized", type=int, default=1, metavar="N", help="of N seeds one has kernels of -O2, the others of -O0"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     given = parser.parse_args()
     if given.no_compiler:
         host.find_compiler = lambda: None  # type: ignore[assignment]
@@ -155,11 +228,9 @@ def main() -> int:
     begin, _, end = given.seeds.partition(":")
     first, last = int(begin), int(end or sys.maxsize)
     start = time.monotonic()
-    until = start + 60 * given.minutes
-    ran, wrong = run(
-        range(first, last), given.checks.split(","), until=until, shrink=given.shrink, optimized=given.optimized
-    )
-    print(f"{ran} seeds from {first} in {time.monotonic() - start:.0f} s: {wrong} with problems")
+    run = Run(given.checks.split(","), given.shrink, given.optimized)
+    ran, wrong, after = in_processes(run, range(first, last), given.jobs, start + 60 * given.minutes)
+    print(f"{ran} seeds from {first} to {after} in {time.monotonic() - start:.0f} s: {wrong} with problems")
     return 1 if wrong else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,15 @@ pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
 from random_graphs import CHECKS, problems
+from random_known import found_once
 from random_scenario import Scenario, scenario
 from random_shrink import shrunk
+from random_together import Together
 from random_truth import problem, truths
 
 import opgraph as og
 from opgraph.ir.opdef import all_ops
+from opgraph.runtime import executable, host
 from opgraph.runtime.training import Pullback
 
 #: Few, as kernels have to be compiled; files need none.
@@ -177,3 +181,81 @@ def test_a_function_of_torchs_may_be_0_where_it_is_tiny(monkeypatch: pytest.Monk
     assert problem(torchs, one_truth(text, x=x)) == ""
     assert "1 of 3" in problem(np.array([0, 1, 0], np.float32), one_truth(text, x=x))
     assert "1 of 3" in problem(np.array([0, 0, -1], np.float32), one_truth(text, x=x))
+
+
+def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in host.FLAGS))
+    x = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
+    texts = [
+        "graph(x: f32[4,6]) -> (y)\n  y = Tanh(x)",
+        "graph(x: f32[4,6]) -> (y)\n  y = SoftMax(x, axis=1)",
+        "graph(x: f32[4,6]) -> (y, z)\n  y = Exp(x)\n  z = ReduceSum(y, axes=[0], keep_dims=false)",
+        "graph(x: f32[4,6]) -> (z)\n  y = MatMul(x, x, transpose_b=true)\n  a = Exp(y)\n  z = Neg(a)",
+    ]
+    made: dict[str, list[np.ndarray]] = {}
+
+    def call(text: str) -> None:
+        f = og.compile(og.parse(text))
+        first = f(x=x)
+        f.bind(
+            x=x[:, ::-1], out={n: np.empty_like(a) for n, a in first.items()} if isinstance(first, dict) else first
+        )()
+        made[text] = list(first.values()) if isinstance(first, dict) else [first]
+
+    together = Together(len(texts))
+    together.run(lambda text=text: call(text) for text in texts)
+    assert together.kernels >= 2 * together.runs > 0
+    found = {text: [array.copy() for array in arrays] for text, arrays in made.items()}
+    for text in texts:
+        call(text)
+        for one, other in zip(found[text], made[text], strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
+
+
+def test_a_wrong_kernel_is_told_of_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of several seeds are one text: each seed has its own, and what is set for all is as the seed set it."""
+    monkeypatch.setattr(host, "FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in host.FLAGS))
+    kinds, told = ("Tanh", "Sinh", "Cosh"), {}
+    usual = Together._compile
+
+    def with_wrong_sinh(self: Together, wanted: dict[str, Any]) -> None:
+        changed = {n: replace(s, own=s.own.replace("og::sinh(", "og::cosh(")) for n, s in wanted.items()}
+        usual(self, changed)
+
+    monkeypatch.setattr(Together, "_compile", with_wrong_sinh)
+
+    def check(kind: str) -> None:
+        graph = og.parse(f"graph(x: f64[5]) -> (y)\n  y = {kind}(x)").finalize()
+        found = Scenario(graph, [{"x": np.linspace(-1, 1, 5)}], True)
+        before = og.onednn.get_compiled_partition_cache_capacity()
+        og.onednn.set_compiled_partition_cache_capacity(kinds.index(kind))
+        told[kind] = problems(found, lambda s, rng: iter([p for p in map(problem, *_results(s)) if p]), 0)
+        assert og.onednn.get_compiled_partition_cache_capacity() == kinds.index(kind)
+        og.onednn.set_compiled_partition_cache_capacity(before)
+
+    Together(len(kinds)).run(lambda kind=kind: check(kind) for kind in kinds)
+    assert {kind: bool(lines) for kind, lines in told.items()} == {"Tanh": False, "Sinh": True, "Cosh": False}
+
+
+def _results(found: Scenario) -> tuple[list[np.ndarray], list[Any]]:
+    (feeds,) = found.feeds
+    return [og.compile(found.graph)(feeds)], truths(found.graph, feeds)
+
+
+def test_what_a_task_raises_ends_the_run() -> None:
+    def fails() -> None:
+        raise ValueError("this one")
+
+    with pytest.raises(ValueError, match="this one"):
+        Together(2).run([fails, fails])
+
+
+def test_a_graph_is_partitioned_once_and_judged_by_its_own_values() -> None:
+    graph = og.parse("graph(x: f32[2]) -> (y)\n  y = Sin(x)").finalize()
+    with found_once():
+        one, other = (og.compile(graph, wrt=("x",)) for _ in range(2))
+        assert one._partitioning is other._partitioning and one._plan is other._plan
+        assert one._plan is not og.compile(graph, wrt=("x",), rounding="each")._plan
+    assert executable.partition(graph) is not one._partitioning
+    (zero,), (one_,) = (truths(graph, {"x": np.full(2, number, np.float32)}) for number in (0, 1))
+    assert zero.value[0] == 0 and abs(one_.value[0] - np.sin(1)) < 1e-15

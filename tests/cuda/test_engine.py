@@ -307,6 +307,16 @@ class TestRefused:
         ):
             self.call(memory[:4], out=memory[2:])
 
+    def test_an_output_of_a_wider_dtype_over_an_input(self, cupy: FakeCupy) -> None:
+        """Strides count elements: the same numbers are other places."""
+        f = og.compile(og.parse("graph(x: f32[64]) -> (y)\n  y: f64[64] = TypeCast(x)"), device="cuda")
+        memory = moved(cupy, random((64,), "f64"))
+        x = memory.view(np.float32)[:64]
+        with pytest.raises(
+            InvalidArguments, match='overlaps an input that is still read\n  where: output "y"\n  fix: '
+        ):
+            f(x=x, out=memory)
+
     def test_an_output_over_itself(self, cupy: FakeCupy) -> None:
         out = FakeArray(np.broadcast_to(np.zeros((), np.float32), (4,)))
         with pytest.raises(InvalidArguments, match='overlaps itself\n  where: output "y"\n  fix: '):

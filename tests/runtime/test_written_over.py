@@ -95,6 +95,28 @@ def test_an_input_that_is_an_output_too_is_not_written_over_by_another() -> None
     np.testing.assert_array_equal(made["y"], np.tanh(made["x"]), strict=True)
 
 
+def test_a_result_of_another_dtype_over_an_input_is_refused() -> None:
+    """C++ takes memory of two types for two memories, and may write the one before it reads the other."""
+    graph = og.parse(
+        "graph(x: f32[64], w: f32[64]) -> (y, z)\n  y: s32[64] = TypeCast(w)\n  t = Tanh(x)\n  z = Add(t, w)"
+    )
+    f, x, w = og.compile(graph), np.linspace(-2, 2, 64, dtype=np.float32), np.ones(64, np.float32)
+    (part,) = graph.get_partitions()
+    compiled = part.compile(graph.inputs, graph.outputs, og.Engine("cpu"))
+    ids = {str(t.name): t.id for t in (*graph.inputs, *graph.outputs)}
+    for over in x, w:
+        before = over.copy()
+        outs = {"y": over.view(np.int32), "z": np.zeros(64, np.float32)}
+        with pytest.raises(InvalidArguments, match="overlaps an input that is still read"):
+            f(x=x, w=w, out=outs)
+        with pytest.raises(InvalidArguments, match="overlaps an input that is still read"):
+            f.bind(x=x, w=w, out=outs)
+        with pytest.raises(InvalidArguments, match="overlaps an input that is still read"):
+            given = {ids["x"]: x, ids["w"]: w}
+            compiled.execute(og.Stream(og.Engine("cpu")), given, {ids[n]: a for n, a in outs.items()})
+        np.testing.assert_array_equal(over, before)
+
+
 @pytest.mark.parametrize("out", [np.float32(5), 5.0, True], ids=repr)
 def test_a_number_is_no_place_for_a_result(out: object) -> None:
     f = og.compile(og.parse("graph(x: f32[3,4]) -> (y)\n  y = ReduceSum(x, axes=[0, 1])"))

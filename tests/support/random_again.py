@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ def again(found: Scenario, rng: random.Random) -> Iterator[str]:
     if free is None:
         return
     graph = free.graph
-    sets = list(_fitting(graph, [*free.feeds, *(resized(free.feeds[0], rng) for _ in range(3 * _SETS))]))[:_SETS]
+    drawn = [*free.feeds, *(resized(free.feeds[0], rng) for _ in range(3 * _SETS))]
+    sets = list(islice(_fitting(graph, drawn), _SETS))
     if not sets:
         return
     alone = [[np.array(r) for r in listed(og.compile(graph)(feeds))] for feeds in sets]

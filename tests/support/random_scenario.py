@@ -284,13 +284,13 @@ def _of_rows(seed: int, rng: random.Random) -> Scenario:
 
 
 def _sizes(rng: random.Random, rank: int) -> tuple[int, ...]:
-    if rank and rng.random() < 0.1:  # beyond one thread, or one tile
+    if rank and rng.random() < 0.03:  # beyond one thread, or one tile
         large = rng.choice((4097, 8191, 8192, 8193, 70_001))
         return tuple(large if axis == rank - 1 else rng.choice((1, 1, 2)) for axis in range(rank))
     common = (1, 1, 2, 3, 3, 4, 5, 7, 8, 13, 16, 17, 31, 33, 64, 97)
     while True:
         found = tuple(0 if rng.random() < 0.04 else rng.choice(common) for _ in range(rank))
-        if np.prod(found, dtype=np.int64) <= 20_000:
+        if np.prod(found, dtype=np.int64) <= 8_000:
             return found
 
 

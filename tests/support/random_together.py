@@ -1,0 +1,194 @@
+"""Kernels of many random graphs, compiled by one run of the compiler.
+
+A check needs its kernels one after the other, and a run of the compiler for each takes most of a seed's time. Here many
+seeds are under way, each in a thread, of which one runs at a time. One that needs a kernel waits, and another goes on.
+When all wait, one text with the kernels of all is compiled. What a seed does does not depend on the others: its random
+numbers are its own, and what is set for the whole process is put back when it goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import opgraph as og
+from opgraph.codegen import kernel
+from opgraph.codegen.kernel import KernelSource
+from opgraph.codegen.needed import needed
+from opgraph.codegen.sources import spliced
+from opgraph.runtime import assembly, host
+from opgraph.runtime.at_once import at_once
+
+
+class Together:
+    """Runs tasks in turns, and compiles what they wait for at once, with the flags of `host.FLAGS`.
+
+    Args:
+        most: how many tasks are under way at a time.
+
+    Attributes:
+        kernels, runs: how many kernels were compiled, in how many runs of the compiler.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._own = threading.local()
+        self._loaded: dict[str, Any] = {}
+        self._usual = host.load
+        self.kernels = self.runs = 0
+
+    def run(self, tasks: Iterable[Callable[[], None]]) -> None:
+        """Runs all tasks; one begins when another one ends.
+
+        Raises:
+            BaseException: what a task raises, when the others have come to where they wait.
+        """
+        coming = iter(tasks)
+        going: list[_Task] = []
+        with self._in_place():
+            while True:
+                while len(going) < self._most and (call := next(coming, None)) is not None:
+                    going += [task for task in [_Task(self._entered(call))] if task.goes_on()]
+                if not going:
+                    return
+                self._compile({task.wanted.entry: task.wanted for task in going if task.wanted is not None})
+                going = [task for task in going if task.goes_on()]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While this lasts, the task that this is called in waits for nobody: it holds a lock, or measures."""
+        task, self._own.task = getattr(self._own, "task", None), None
+        try:
+            yield
+        finally:
+            self._own.task = task
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        host.load, assembly.at_once = self._load, self._at_once
+        kernel.needed = lambda skeleton, own: ""  # what a kernel needs of its skeleton is asked for no kernel by itself
+        try:
+            yield
+        finally:
+            host.load, assembly.at_once, kernel.needed = self._usual, at_once, needed
+
+    def _entered(self, call: Callable[[], None]) -> Callable[[_Task], None]:
+        def run(task: _Task) -> None:
+            self._own.task = task
+            call()
+
+        return run
+
+    def _load(self, source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
+        """As `host.load`."""
+        task = getattr(self._own, "task", None)
+        if source.entry not in self._loaded and task is not None and source.own:
+            task.wait_for(source)
+        found = self._loaded.get(source.entry)
+        if found is None and source.own:
+            source = replace(source, code=f"{needed(source.skeleton, source.own)}\n\n{source.own}")
+        return found or self._usual(source, labels, flat=flat)
+
+    def _at_once(self, calls: Sequence[Callable[[], object]]) -> None:
+        """As `at_once`, but in this thread, which is the task's."""
+        if getattr(self._own, "task", None) is None:
+            at_once(calls)
+        else:
+            for call in calls:
+                call()
+
+    def _compile(self, wanted: dict[str, KernelSource]) -> None:
+        """Compiles and loads kernels; those that are not, because the compiler refuses them all, are compiled alone."""
+        compiler = host.find_compiler()
+        assert compiler is not None
+        self.kernels, self.runs = self.kernels + len(wanted), self.runs + 1
+        flags = compiler.flags(flat=False, branches=False)
+        with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
+            text, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+            text.write_text(together(wanted.values()))
+            command = [*compiler.command, *flags, "-o", str(library), str(text), *compiler.libraries]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                return
+            found = ctypes.CDLL(str(library))
+        pointer, i64 = ctypes.c_void_p, ctypes.c_int64
+        for name in wanted:
+            entry = getattr(found, name)
+            entry.argtypes, entry.restype = [pointer, pointer, i64, i64, i64, pointer], None
+            self._loaded[name] = entry
+
+
+def together(sources: Iterable[KernelSource]) -> str:
+    """One text with several kernels: what their skeletons include once, then each in a namespace of its own."""
+    kernels = list(sources)
+    head = spliced(*sorted({source.skeleton for source in kernels}))
+    own = [f"namespace k{i} {{\n{source.own}}}" for i, source in enumerate(kernels)]
+    return "\n".join((head, *own, ""))
+
+
+class _Task:
+    """A thread that runs only while `goes_on` waits for it.
+
+    Attributes:
+        wanted: the kernel that it waits for.
+    """
+
+    def __init__(self, call: Callable[[_Task], None]) -> None:
+        self.wanted: KernelSource | None = None
+        self._call = call
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._ended = False
+        self._raised: BaseException | None = None
+        self._settings = _settings()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def goes_on(self) -> bool:
+        """Runs the task until it waits for a kernel; False where it has ended."""
+        before = _settings()
+        _set(self._settings)
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._go.release()
+        self._back.acquire()
+        self._settings = _settings()
+        _set(before)
+        if self._raised is not None:
+            raise self._raised
+        return not self._ended
+
+    def wait_for(self, source: KernelSource) -> None:
+        """Lets others go on until the kernel has been compiled; called in the task's thread."""
+        self.wanted = source
+        self._back.release()
+        self._go.acquire()
+        self.wanted = None
+
+    def _run(self) -> None:
+        try:
+            self._call(self)
+        except BaseException as error:
+            self._raised = error
+        self._ended = True
+        self._back.release()
+
+
+def _settings() -> tuple[int, int]:
+    """What checks set for the whole process, and put back later."""
+    return torch.get_num_threads(), og.onednn.get_compiled_partition_cache_capacity()
+
+
+def _set(settings: tuple[int, int]) -> None:
+    threads, capacity = settings
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if og.onednn.get_compiled_partition_cache_capacity() != capacity:
+        og.onednn.set_compiled_partition_cache_capacity(capacity)
