@@ -77,7 +77,7 @@ def test_reused_memory_changes_no_bit_and_recomputed_values_agree(seed: int, mon
     for own, other in zip([*results, *gradients], [*plain[0], *plain[1]], strict=True):
         assert torch.equal(own, other)
     torch._dynamo.reset()
-    monkeypatch.setattr(program, "recompute_over_peak", lambda *_: False)
+    monkeypatch.setattr(recompute, "recompute_over_peak", lambda *_: False)
     torch.manual_seed(seed)
     plain = run(seed)  # other kernels add up in another order
     for own, other in zip([*results, *gradients], [*plain[0], *plain[1]], strict=True):
@@ -103,7 +103,7 @@ def test_collectives_keep_the_memory_that_they_read() -> None:
     assert own == {c.name: place_of(c)}
 
 
-@pytest.mark.parametrize(("activation", "mib"), [(nn.SiLU, 365), (nn.ReLU, 365)], ids=("silu", "relu"))
+@pytest.mark.parametrize(("activation", "mib"), [(nn.SiLU, 365), (nn.ReLU, 345)], ids=("silu", "relu"))
 @pytest.mark.sweep
 def test_the_peak_of_a_resnet(activation: type[nn.Module], mib: int) -> None:
     model = ogt.fuse(copy.deepcopy(zoo.resnet18(activation)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.fx import Graph, Node
 
@@ -15,9 +17,12 @@ _LONGEST_CHAIN = 8
 def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
     """Gives readers on later levels a copy of a node of their own, where that costs no more memory traffic.
 
-    A value that is stored for a later level is written once and read once; a copy reads what the value is made of.
+    A value that is stored for a later level is written once and read once; a copy reads what the value is made of. It
+    stands before its first reader: groups run in the order of the graph, and one whose first node stands far from the
+    rest would run early and hold what it makes.
     """
     sources = Sources(computed)
+    order = _Order(graph)
     for node in reversed(graph.nodes):
         if node not in computed or is_reduction(node):
             continue
@@ -40,8 +45,7 @@ def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
             new = [s for s in sources.of(node) if s not in there and 2 * bytes_of(s) >= bytes_of(node)]
             if len(new) > (0 if stored else 1):
                 continue
-            with graph.inserting_after(node):
-                copy = graph.node_copy(node)
+            copy = order.copy_before(node, [user for _, user in found])
             computed.add(copy)
             levels[copy] = level
             for read, user in found:
@@ -50,6 +54,25 @@ def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
         if (node in computed or is_view(node)) and not node.users:
             computed.discard(node)
             graph.erase_node(node)
+
+
+class _Order:
+    """The order of a graph's nodes, to which copies are added; a node is copied after those that read it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._place = {node: place for place, node in enumerate(graph.nodes)}
+        #: Of a node, the first of the copies that stand before it.
+        self._first: dict[int, Node] = {}
+
+    def copy_before(self, node: Node, readers: Sequence[Node]) -> Node:
+        """A copy of a node that stands before the first of its readers."""
+        reader = min(readers, key=self._place.__getitem__)
+        place = self._place[reader]
+        with self._graph.inserting_before(self._first.get(place, reader)):
+            copy = self._graph.node_copy(node)
+        self._place[copy], self._first[place] = place, copy
+        return copy
 
 
 def _with_base(graph: Graph, view: Node, base: Node, other: Node) -> Node:

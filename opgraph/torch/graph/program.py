@@ -30,7 +30,7 @@ from opgraph.torch.graph.axis_splits import split_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, columns_of, schedule
 from opgraph.torch.graph.places import Beginnings, Place, place_of
-from opgraph.torch.graph.recompute import SMALLEST, recompute_over_peak, size_of
+from opgraph.torch.graph.recompute import SMALLEST, size_of, with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
 from opgraph.torch.graph.targets import Target, target_of
@@ -140,8 +140,8 @@ class Program:
         gathers = _stored_bytes(graph) <= _GATHERED
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
             planned = schedule(graph, refused=refused, gather_kernels=gathers)
-            if not gathers and not refused and recompute_over_peak(graph, planned):
-                planned = schedule(graph)
+            if not gathers and not refused:
+                planned = with_lower_peak(graph, planned)
             kernels: dict[int, list[Launch]] = {}
             try:
                 for unit in planned.steps:

@@ -8,6 +8,7 @@ is left to its kernel, and its later readers get a copy of the nodes that comput
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection, Sequence
 
@@ -15,7 +16,8 @@ import torch
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import is_elementwise, is_fill, value_of
-from opgraph.torch.graph.groups import Group, Schedule
+from opgraph.torch.graph.groups import Group, Schedule, schedule
+from opgraph.torch.graph.saved import PARAMETER
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 
 #: Values smaller than this are held.
@@ -24,15 +26,17 @@ SMALLEST = 2**20
 _MOST_SOURCES = 2
 #: Steps that may be the peak one after the other.
 _MOST_PEAKS = 64
-#: Nodes that are computed again for one value at most.
-_LONGEST = 24
+#: Schedules that are made of one graph, each with fewer values held.
+_MOST_ROUNDS = 4
+#: Nodes of its size that are computed again for one value at most: an activation as long as NAF1, and a norm before it.
+_LONGEST = 32
 
 
 class Lives:
     """When the values of a graph are alive under a schedule.
 
     Attributes:
-        bytes: at each step, with what the step makes and reads.
+        bytes: at each step, with what the step makes and reads; without parameters, which are always there.
         born, last: of each value that has memory, the step that makes it (-1: an input) and the last one that reads it.
         step_of: the step in which a node runs.
     """
@@ -54,7 +58,8 @@ class Lives:
         self.last.update((base_of(n), end) for n in output.all_input_nodes)
         self.bytes = [0] * end
         for node, born in self.born.items():
-            self._add(size_of(node), max(born, 0), self.last.get(node, born))
+            if not node.meta.get(PARAMETER) and node.op != "get_attr":
+                self._add(size_of(node), max(born, 0), self.last.get(node, born))
         for number, step in enumerate(schedule.steps):
             if isinstance(step, Group):
                 self.bytes[number] -= self._overlap(step, number)
@@ -99,6 +104,23 @@ def size_of(node: Node) -> int:
     """Bytes of a value; 0 of a tuple, whose elements are values of their own."""
     value = value_of(node)
     return int(value.numel()) * value.dtype.itemsize if isinstance(value, torch.Tensor) else 0
+
+
+def with_lower_peak(graph: Graph, planned: Schedule) -> Schedule:
+    """The schedule of a graph in which values that would be held over the peak are computed again, as long as the peak
+    falls: a schedule of the copies may have its peak elsewhere.
+
+    Args:
+        planned: the schedule of the graph, which is changed.
+    """
+    peak = math.inf
+    for _ in range(_MOST_ROUNDS):
+        found = max(Lives(graph, planned).bytes, default=0)
+        if found >= peak or not recompute_over_peak(graph, planned):
+            break
+        peak = found
+        planned = schedule(graph)
+    return planned
 
 
 def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
@@ -153,6 +175,7 @@ def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> 
     chain: set[Node] = set()
     sources: set[Node] = set()
     waiting = [node]
+    length = 0
     while waiting:
         link = waiting.pop()
         if link in chain:
@@ -160,7 +183,8 @@ def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> 
         chain.add(link)
         if not is_elementwise(link) and not is_fill(link):
             return None
-        if len(chain) > _LONGEST:
+        length += 2 * size_of(link) >= size_of(node)  # values of few elements, as those of parameters, cost nothing
+        if length > _LONGEST:
             return None
         for read in link.all_input_nodes:
             base = base_of(read)
