@@ -295,6 +295,27 @@ def test_a_mistake_is_found_at_its_line(mistake: tuple[Callable[[Any], Any], str
     assert found[0].fix and found[0].value and found[0].what
 
 
+class Float32Alone(SavesAndDirties):
+    """Beside an argument of its own dtype, and one that is no float."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any, places: Any) -> Any:
+        if x.dtype is not torch.float32 or places.dtype is not torch.int64:
+            raise TypeError(x.dtype)
+        return SavesAndDirties.forward(ctx, x)
+
+    @staticmethod
+    def backward(ctx: Any, d: Any) -> Any:
+        return SavesAndDirties.backward(ctx, d), None, None
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_function_of_float32_alone_is_checked_in_float32() -> None:
+    scale, places = torch.ones(4), torch.arange(4)
+    (found,) = ogt.check_inplace(lambda x: Float32Alone.apply(x * 1, scale, places), values())
+    assert found.kind == "function" and found.line == planted_line(SavesAndDirties)
+
+
 def test_a_mistake_is_found_in_a_non_contiguous_tensor() -> None:
     assert {f.kind for f in ogt.check_inplace(fresh_sigmoid_squared, values().t()[1:])} == {"operand"}
 
