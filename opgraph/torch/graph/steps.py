@@ -154,9 +154,9 @@ class Function:
         if names:
             lines.append(f"    {', '.join(names)}{',' if len(names) == 1 else ''} = args")
         lines.append("    args.clear()")
+        readers = {} if nodes is None else _first_readers(self.inputs)
         for node in self.inputs:
-            reader = _first_reader(node)
-            lines += told(f"reading({node.name}, ", reader) if reader is not None else []
+            lines += told(f"reading({node.name}, ", readers[node]) if node in readers else []
         unread = [n for n in names if n not in last and n not in self.lasting]
         if unread:
             lines.append(f"    del {', '.join(unread)}")
@@ -215,13 +215,14 @@ def _reinterpret(base: torch.Tensor, size: Any, stride: Any, offset: int = 0) ->
     return base.as_strided(size, stride, base.storage_offset() + offset)
 
 
-def _first_reader(node: Node) -> Node | None:
-    """The first node that reads an input, perhaps through views; None where it is returned at most."""
-    for other in node.graph.nodes:
-        if other.op == "call_function" and not is_view(other) and node in map(base_of, other.all_input_nodes):
-            found: Node = other
-            return found
-    return None
+def _first_readers(inputs: Sequence[Node]) -> dict[Node, Node]:
+    """For each input, the first node that reads it, perhaps through views; none of what is returned at most."""
+    found: dict[Node, Node] = {}
+    for node in inputs[0].graph.nodes if inputs else ():
+        if node.op == "call_function" and not is_view(node):
+            for source in map(base_of, node.all_input_nodes):
+                found.setdefault(source, node)
+    return found
 
 
 class Checked:
