@@ -151,9 +151,10 @@ class Function:
         if names:
             lines.append(f"    {', '.join(names)}{',' if len(names) == 1 else ''} = args")
         lines.append("    args.clear()")
-        for node in self.inputs:
-            reader = _first_reader(node)
-            lines += told(f"reading({node.name}, ", reader) if reader is not None else []
+        if nodes is not None:
+            readers = _first_readers(self.inputs)
+            for node in self.inputs:
+                lines += told(f"reading({node.name}, ", readers[node]) if node in readers else []
         unread = [n for n in names if n not in last and n not in self.lasting]
         if unread:
             lines.append(f"    del {', '.join(unread)}")
@@ -210,13 +211,15 @@ def _reinterpret(base: torch.Tensor, size: Any, stride: Any, offset: int = 0) ->
     return base.as_strided(size, stride, base.storage_offset() + offset)
 
 
-def _first_reader(node: Node) -> Node | None:
-    """The first node that reads an input, perhaps through views; None where it is returned at most."""
-    for other in node.graph.nodes:
-        if other.op == "call_function" and not is_view(other) and node in map(base_of, other.all_input_nodes):
-            found: Node = other
-            return found
-    return None
+def _first_readers(inputs: Sequence[Node]) -> dict[Node, Node]:
+    """For each input that a node reads, perhaps through views, the first one; without those that are returned at
+    most."""
+    found: dict[Node, Node] = {}
+    for node in inputs[0].graph.nodes if inputs else ():
+        if node.op == "call_function" and not is_view(node):
+            for base in map(base_of, node.all_input_nodes):
+                found.setdefault(base, node)
+    return found
 
 
 class Checked:
