@@ -16,8 +16,9 @@ from opgraph.torch.fuse_module import FusedForward, forward_of, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import Captured, new_compiler, observed
 from opgraph.torch.graph.dynamo_entry import compiled
+from opgraph.torch.graph.launches import Launch
 from opgraph.torch.graph.origin import origin_of
-from opgraph.torch.graph.program import Launch, Program
+from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import PARAMETER, Memory
 from opgraph.torch.graph.sizes import SizedPrograms
 from opgraph.torch.graph.steps import watched_by

@@ -64,6 +64,52 @@ def test_a_program_that_nobody_looks_at_is_not_searched_for_readers(gated, monke
     gated(torch.randn(4, 8)).backward()
 
 
+class Layers(nn.Module):
+    """Equal layers, but for the last one."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()) for _ in range(count))
+        self.last = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.SiLU())
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.last(x)
+
+
+def test_equal_layers_are_lowered_and_planned_once(monkeypatch):
+    from opgraph.runtime.fused import HostKernel
+    from opgraph.torch.graph import launches
+
+    lowered, planned, counts = [], [], []
+    lower, plan = launches._launches, HostKernel.plan
+    monkeypatch.setattr(launches, "_launches", lambda *args: lowered.append(args) or lower(*args))
+    monkeypatch.setattr(HostKernel, "plan", lambda *args: planned.append(args) or plan(*args))
+    for count in (3, 6):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        plain, fused = Layers(count), ogt.fuse(Layers(count))
+        fused.load_state_dict(plain.state_dict())
+        x = torch.randn(4, 8)
+        captured = []
+        with observed(captured.append):
+            results = []
+            for model in (plain, fused):
+                y = model(x)
+                results.append([y, *torch.autograd.grad(y, list(model.parameters()), torch.ones_like(y))])
+        torch.testing.assert_close(*results)
+        (graph,) = captured
+        calls = [*graph.forward.launches, *graph.backward.launches]
+        assert all(n in launch.nodes[0].graph.nodes for launch in calls for n in launch.nodes)
+        counts.append((len(lowered), len(planned), len(calls)))
+        lowered.clear()
+        planned.clear()
+    few, many = counts
+    assert few[:2] == many[:2]
+    assert many[2] - few[2] >= 2 * 3  # each layer has its kernels, one each way at least
+
+
 def traced(function, *inputs):
     return make_fx(function, tracing_mode="fake")(*inputs)
 

@@ -6,6 +6,7 @@ a helper from there, and with it a tenth of what a first step takes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,22 +33,27 @@ def share_common_subexpressions(graph: Graph) -> None:
         if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             known.clear()
         elif _memory(node) not in returned:
-            first = known.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+            first = known.setdefault((node.target, key_of(node.args), key_of(node.kwargs)), node)
             if first is not node:
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
 
 
-def _key(value: Any) -> Any:
-    """What is equal for arguments that mean the same: 1 is not 1.0, nor 0.0 the same as -0.0."""
+def key_of(value: Any, of: Callable[[Node], Any] = lambda node: node) -> Any:
+    """What is equal for arguments that mean the same: 1 is not 1.0, nor 0.0 the same as -0.0.
+
+    Args:
+        value: an argument of a call, or several in a tuple, list or dict.
+        of: what stands for a node.
+    """
     if isinstance(value, Node):
-        return value
+        return of(value)
     if isinstance(value, (tuple, list)):
-        return (list if isinstance(value, list) else tuple, *map(_key, value))
+        return (list if isinstance(value, list) else tuple, *(key_of(v, of) for v in value))
     if isinstance(value, dict):
-        return (dict, *((name, _key(v)) for name, v in value.items()))
+        return (dict, *((name, key_of(v, of)) for name, v in value.items()))
     if isinstance(value, slice):
-        return slice, _key(value.start), _key(value.stop), _key(value.step)
+        return slice, key_of(value.start, of), key_of(value.stop, of), key_of(value.step, of)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value.node
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
