@@ -110,6 +110,38 @@ def test_equal_layers_are_lowered_and_planned_once(monkeypatch):
     assert many[2] - few[2] >= 2 * 3  # each layer has its kernels, one each way at least
 
 
+def test_values_of_equal_views_are_made_once(monkeypatch):
+    """A view, and arithmetic in another order of axes, of layers of one size: torch computes one value without data."""
+    from opgraph.torch.graph import axis_order
+
+    made = []
+    empty = axis_order._Views._value
+    monkeypatch.setattr(
+        axis_order._Views, "_value", lambda self, key, make: empty(self, key, lambda: made.append(key) or make())
+    )
+
+    counts = []
+    for count in (2, 5):
+        torch._dynamo.reset()
+        plain, fused = Turned(count), ogt.fuse(Turned(count))
+        x = torch.randn(3, 4, 5)
+        torch.testing.assert_close(fused(x), plain(x))
+        counts.append(len(made))
+        made.clear()
+    assert counts[0] == counts[1] > 0
+
+
+class Turned(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, x):
+        for _ in range(self.count):
+            x = torch.exp(torch.exp(x).permute(1, 2, 0)).permute(2, 0, 1) @ torch.ones(5, 5)
+        return x
+
+
 def traced(function, *inputs):
     return make_fx(function, tracing_mode="fake")(*inputs)
 

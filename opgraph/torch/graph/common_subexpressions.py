@@ -65,6 +65,7 @@ def _memory(node: Node) -> int | None:
     if not isinstance(value, torch.Tensor):
         return None
     try:
-        return value.untyped_storage()._cdata
+        found: int = value.untyped_storage()._cdata
     except NotImplementedError:  # of sparse tensors
         return None
+    return found

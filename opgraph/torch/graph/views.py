@@ -13,7 +13,11 @@ aten = torch.ops.aten
 
 
 #: By identity: an overload's own hash is a Python function, and graphs are walked again and again.
-_VIEWS = frozenset(id(getattr(op, name)) for op in VIEWS for name in op.overloads()) - {id(aten.view.dtype)}
+_VIEWS = frozenset(
+    id(getattr(op, name))
+    for op in VIEWS
+    for name in op.overloads()  # type: ignore[no-untyped-call]
+) - {id(aten.view.dtype)}
 
 
 def is_view(node: Node) -> bool:
