@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
+from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import fold_branches, written_arguments
@@ -114,6 +115,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
     check_rounding(rounding)
     follow_branches()
 
+    @no_collector()
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if has_streams(graph.graph):  # kernels of a program are all on one stream
             warnings.warn(
@@ -138,6 +140,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             observer(captured)
 
         def part(name: str) -> Callable[..., Any]:
+            @no_collector()  # backward is compiled by its first call
             def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 def make(sized: GraphModule, most_constants: int | None = None) -> Program:
                     with without_modes():

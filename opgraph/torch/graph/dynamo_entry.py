@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from opgraph.ir.collector import no_collector
+
 _functorch: Any = torch._C._functorch
 _eval_frame: Any = torch._dynamo.eval_frame
 #: Sets what Python calls for the frames of this thread; None where this torch has other parts than `compiled` uses.
@@ -94,7 +96,7 @@ def _with_all_guards(callback: Callable[..., Any], failed: Callable[[BaseExcepti
     @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
     def compile(*args: Any, **kwargs: Any) -> Any:
         try:
-            with torch._dynamo.config.patch({**_GUARDS, **_whole_in_small_buckets()}):
+            with no_collector(), torch._dynamo.config.patch({**_GUARDS, **_whole_in_small_buckets()}):
                 return callback(*args, **kwargs)
         except CAPTURE_ERRORS as error:
             if not _RUNS_FRAMES or isinstance(error, _NOT_RUN) or not failed(error):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,18 +17,13 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from opgraph.errors import OpGraphError
-from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import row_major
-from opgraph.partition.partitioner import partition
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.kernel_sequence import KernelLaunch
-from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
-from opgraph.torch.graph.aten import NodeEmitter, is_reduction, keeps_axes, reduced_axes, value_of
-from opgraph.torch.graph.axis_splits import split_of
+from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
-from opgraph.torch.graph.groups import Group, columns_of, schedule
-from opgraph.torch.graph.places import Beginnings, Place, place_of
+from opgraph.torch.graph.groups import Group, schedule
+from opgraph.torch.graph.launches import Launch, Lowering, RefusedError
+from opgraph.torch.graph.places import Beginnings, place_of
 from opgraph.torch.graph.recompute import SMALLEST, size_of, with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
@@ -50,35 +44,6 @@ _FAST: dict[Any, Callable[..., Any]] = {
 
 #: Bytes of a graph's values up to which kernels are gathered: host time counts there, and memory hardly.
 _GATHERED = 2**25
-
-
-@dataclass(slots=True)
-class Launch:
-    """One kernel call of a program.
-
-    Attributes:
-        target: where it runs.
-        kernel: the compiled loop.
-        graph: what it computes, with the other partitions of its group.
-        nodes: the nodes of its group.
-        units: the named units found in it.
-        reads, writes: where the tensors of the partition's ports lie, in order.
-        plan: the prepared call.
-    """
-
-    target: Target
-    kernel: Any
-    graph: Graph
-    nodes: tuple[Node, ...]
-    units: tuple[str, ...]
-    reads: tuple[Place, ...]
-    writes: tuple[Place, ...]
-    plan: Any = None
-
-    @property
-    def operands(self) -> list[Place]:
-        """What the kernel reads, as often as it does, then what it writes."""
-        return [*(self.reads[i] for i in self.kernel.reads), *self.writes]
 
 
 class Program:
@@ -137,6 +102,7 @@ class Program:
     def _steps(self) -> list[Step]:
         graph = self.module.graph
         refused: set[Node] = set()
+        lowering = Lowering(self._rounding)
         gathers = _stored_bytes(graph) <= _GATHERED
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
             planned = schedule(graph, refused=refused, gather_kernels=gathers)
@@ -146,13 +112,13 @@ class Program:
             try:
                 for unit in planned.steps:
                     if isinstance(unit, Group):
-                        kernels[id(unit)] = _launches(unit, f"k{len(kernels)}", self._target(unit), self._rounding)
-            except _RefusedError as found:
+                        kernels[id(unit)] = lowering.launches(unit, f"k{len(kernels)}", self._target(unit))
+            except RefusedError as found:
                 refused |= set(found.nodes)
                 continue
             break
         self.launches = [launch for unit in planned.steps for launch in kernels.get(id(unit), ())]
-        at_once([partial(self._plan, launch) for launch in self.launches])
+        self._plan()
         steps: list[Step] = []
         waiting: list[Launch] = []
         for unit in planned.steps:
@@ -175,18 +141,32 @@ class Program:
         """Where a group runs.
 
         Raises:
-            _RefusedError: on another GPU than the first that the program uses.
+            RefusedError: on another GPU than the first that the program uses.
         """
         device = value_of(group.nodes[0]).device
         if device not in self._targets:
             if device.type == "cuda" and any(d.type == "cuda" for d in self._targets):
-                raise _RefusedError(group.nodes)
+                raise RefusedError(group.nodes)
             self._targets[device] = target_of(device)
             self._env.update(self._targets[device].values)
         return self._targets[device]
 
-    def _plan(self, launch: Launch) -> None:
-        launch.plan = launch.target.plan(launch.kernel, launch.reads, launch.writes, self._begin)
+    def _plan(self) -> None:
+        """Prepares all calls; calls of one kernel on tensors that lie alike are prepared once."""
+        alike: dict[Any, list[Launch]] = {}
+        for launch in self.launches:
+            looks = tuple(
+                (p.size, p.stride, p.split, p.dtype, self._begin.of(p)) for p in (*launch.reads, *launch.writes)
+            )
+            alike.setdefault((id(launch.kernel), looks), []).append(launch)
+
+        def plan(launches: Sequence[Launch]) -> None:
+            first = launches[0]
+            made = first.target.plan(first.kernel, first.reads, first.writes, self._begin)
+            for launch in launches:
+                launch.plan = made
+
+        at_once([partial(plan, launches) for launches in alike.values()])
 
     def _kernel_step(self, name: str, launches: Sequence[Launch]) -> Step:
         """Kernels that follow each other on one device: one native call."""
@@ -351,70 +331,7 @@ def _calls(node: Node) -> Sequence[tuple[str, Sequence[Any], Collection[int] | N
     return ((node.name, node.args, None),)
 
 
-class _RefusedError(Exception):
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self.nodes = tuple(nodes)
-
-
 def _flat_outputs(module: GraphModule) -> list[Any]:
     (output,) = [n for n in module.graph.nodes if n.op == "output"]
     returned = output.args[0]
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
-
-
-def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[Launch]:
-    """The kernels of a group.
-
-    Raises:
-        _RefusedError: opgraph has no kernel for a part of it.
-    """
-    graph, members = Graph(engine=target.engine.kind), set(group.nodes)
-    reduced = [n for n in group.nodes if is_reduction(n)]
-    reductions = [(value_of(n.all_input_nodes[0]).dim(), reduced_axes(n), keeps_axes(n)) for n in reduced]
-    split, unfit = split_of(group.nodes, reductions)
-    if unfit:
-        raise _RefusedError(unfit)
-    values: dict[Node, Any] = {}
-    emitter = NodeEmitter(graph, values, as_eager=rounding == "each", split=split, columns=columns_of(group))
-    places: dict[int, Place] = {}
-    try:
-        for node in group.nodes:
-            for source in node.all_input_nodes:
-                if source in values:
-                    continue
-                if base_of(source) in members:  # a view that broadcasts at most, as its readers do
-                    values[source] = values[base_of(source)]
-                else:
-                    place = place_of(source, split)
-                    made = values[source] = graph.input(f"in{len(places)}", NAMES[place.dtype], place.kernel_size)
-                    places[made.id] = place
-            emitter.add(node)
-        for node in group.outputs:
-            made = emitter.result(node)
-            if made.id in places:  # a second name of one value
-                made = graph.add_op("Identity", made)
-            places[made.id] = place_of(node, split)
-            values[node] = made
-    except OpGraphError as error:
-        raise _RefusedError(group.nodes) from error
-    graph.set_outputs([values[n] for n in group.outputs])
-    graph.finalize()
-    for like in emitter.shapes:
-        size = tuple(int(d) for d in like.dims or ())  # type: ignore[arg-type]
-        places[like.id] = Place("", 0, size, (0,) * len(size), torch.bool)
-    launches = []
-    for part in partition(graph, side_by_side=True).partitions:
-        if part.kind != "fused":
-            raise _RefusedError(group.nodes)
-        kernel = target.kernel(part, rounding, emitter.arguments)
-        if kernel is None:
-            raise _RefusedError(group.nodes)
-        for port in part.output_ports:
-            if port.id not in places:
-                size = tuple(int(d) for d in port.dims or ())  # type: ignore[arg-type]
-                name = f"{prefix}_{port.id}"
-                places[port.id] = Place(name, 0, size, row_major(size), TORCH_DTYPES[port.dtype])
-        reads = tuple(places[t.id] for t in part.input_ports)
-        writes = tuple(places[t.id] for t in part.output_ports)
-        launches.append(Launch(target, kernel, graph, group.nodes, part.units, reads, writes))
-    return launches

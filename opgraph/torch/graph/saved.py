@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
 from opgraph.torch.graph.aten import packet, value_of
+from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.constants import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.torch_internals import hint, without_modes
@@ -64,7 +65,14 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
 
     def split(joint: GraphModule, inputs: Any, **arguments: Any) -> Any:
         from torch._functorch import config
-        from torch._functorch.partitioners import min_cut_rematerialization_partition as cut
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        def cut(**settings: Any) -> Any:
+            if config.cse:
+                joint.graph.eliminate_dead_code()
+                share_common_subexpressions(joint.graph)
+            with config.patch(cse=False, **settings):
+                return min_cut_rematerialization_partition(joint, inputs, **arguments)
 
         places = [n for n in joint.graph.nodes if n.op == "placeholder"]
         free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
@@ -76,25 +84,24 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         for node in reading_what_is_written(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
         if memory == "fast":
-            return cut(joint, inputs, **arguments)
+            return cut()
         if memory != "least":
             for node in joint.graph.nodes:
                 if is_random(node):
                     node.meta.setdefault("recompute", _KEPT)
             # At a budget of 0 torch keeps inputs alone and replays random ops; at the next number above it obeys tags.
-            with config.patch(activation_memory_budget=max(float(memory), math.ulp(0.0))):
-                return cut(joint, inputs, **arguments)
+            return cut(activation_memory_budget=max(float(memory), math.ulp(0.0)))
         keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
         constants = constants_of(joint.graph)
         for node in joint.graph.nodes:
             if "recompute" not in node.meta and (node in keep or not (node in constants or _may_be_recomputed(node))):
                 node.meta["recompute"] = _KEPT
-        obeying: dict[str, Any] = {
-            "aggressive_recomputation": True, "recompute_views": True, "ban_recompute_reductions": False,
-            "activation_memory_budget": 1.0,
-        }  # fmt: skip
-        with config.patch(**obeying):
-            return cut(joint, inputs, **arguments)
+        return cut(
+            aggressive_recomputation=True,
+            recompute_views=True,
+            ban_recompute_reductions=False,
+            activation_memory_budget=1.0,
+        )
 
     return split
 

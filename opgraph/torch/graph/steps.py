@@ -154,9 +154,10 @@ class Function:
         if names:
             lines.append(f"    {', '.join(names)}{',' if len(names) == 1 else ''} = args")
         lines.append("    args.clear()")
-        readers = {} if nodes is None else _first_readers(self.inputs)
-        for node in self.inputs:
-            lines += told(f"reading({node.name}, ", readers[node]) if node in readers else []
+        if nodes is not None:
+            readers = _first_readers(self.inputs)
+            for node in self.inputs:
+                lines += told(f"reading({node.name}, ", readers[node]) if node in readers else []
         unread = [n for n in names if n not in last and n not in self.lasting]
         if unread:
             lines.append(f"    del {', '.join(unread)}")
@@ -216,12 +217,13 @@ def _reinterpret(base: torch.Tensor, size: Any, stride: Any, offset: int = 0) ->
 
 
 def _first_readers(inputs: Sequence[Node]) -> dict[Node, Node]:
-    """For each input, the first node that reads it, perhaps through views; none of what is returned at most."""
+    """For each input that a node reads, perhaps through views, the first one; without those that are returned at
+    most."""
     found: dict[Node, Node] = {}
     for node in inputs[0].graph.nodes if inputs else ():
         if node.op == "call_function" and not is_view(node):
-            for source in map(base_of, node.all_input_nodes):
-                found.setdefault(source, node)
+            for base in map(base_of, node.all_input_nodes):
+                found.setdefault(base, node)
     return found
 
 

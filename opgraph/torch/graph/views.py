@@ -12,24 +12,31 @@ from opgraph.torch.graph.aten import VIEWS, packet, value_of
 aten = torch.ops.aten
 
 
+#: By identity: an overload's own hash is a Python function, and graphs are walked again and again.
+_VIEWS = frozenset(
+    id(getattr(op, name))
+    for op in VIEWS
+    for name in op.overloads()  # type: ignore[no-untyped-call]
+) - {id(aten.view.dtype)}
+
+
 def is_view(node: Node) -> bool:
     """Whether the node is the memory of the node that it reads."""
     if node.op != "call_function":
         return False
-    if node.target is operator.getitem:
+    target = node.target
+    if target is operator.getitem:
         source = node.args[0]
         return isinstance(source, Node) and is_view(source)
+    if id(target) not in _VIEWS:
+        return False
     value = value_of(node)
-    if (
-        value is None
-        or node.target is aten.view.dtype
-        or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj()))
-    ):
+    if value is None or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())):
         return False  # more than a place in memory: torch makes such a view
     if packet(node) is aten.as_strided:
         # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
         return base_of(node.all_input_nodes[0]).op != "placeholder"
-    return packet(node) in VIEWS
+    return True
 
 
 def base_of(node: Node) -> Node:

@@ -1,0 +1,71 @@
+"""Calls of a graph that compute the same are one call.
+
+It is the pass that torch's partitioner has (`torch._functorch.config.cse`), without loading Inductor: torch's own takes
+a helper from there, and with it a tenth of what a first step takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from opgraph.torch.graph.aten import packet, value_of
+from opgraph.torch.graph.groups import is_random
+
+
+def share_common_subexpressions(graph: Graph) -> None:
+    """Lets readers of a call read an earlier one of the same op and arguments.
+
+    A result that the graph returns, and what shares its memory, stays a tensor of its own. Calls on both sides of a
+    write stay apart, and so do random ones.
+
+    Args:
+        graph: of ATen ops with `val` in each node's meta; it is changed.
+    """
+    returned = {_memory(n) for n in graph.output_node().all_input_nodes} - {None}
+    known: dict[Any, Node] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or is_random(node) or packet(node) is torch.ops.aten.empty:
+            continue
+        if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            known.clear()
+        elif _memory(node) not in returned:
+            first = known.setdefault((node.target, key_of(node.args), key_of(node.kwargs)), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
+
+
+def key_of(value: Any, of: Callable[[Node], Any] = lambda node: node) -> Any:
+    """What is equal for arguments that mean the same: 1 is not 1.0, nor 0.0 the same as -0.0.
+
+    Args:
+        value: an argument of a call, or several in a tuple, list or dict.
+        of: what stands for a node.
+    """
+    if isinstance(value, Node):
+        return of(value)
+    if isinstance(value, (tuple, list)):
+        return (list if isinstance(value, list) else tuple, *(key_of(v, of) for v in value))
+    if isinstance(value, dict):
+        return (dict, *((name, key_of(v, of)) for name, v in value.items()))
+    if isinstance(value, slice):
+        return slice, key_of(value.start, of), key_of(value.stop, of), key_of(value.step, of)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value
+
+
+def _memory(node: Node) -> int | None:
+    """What is equal for values in one storage; None for what has none."""
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor):
+        return None
+    try:
+        found: int = value.untyped_storage()._cdata
+    except NotImplementedError:  # of sparse tensors
+        return None
+    return found

@@ -1,0 +1,198 @@
+"""The kernel calls of a group. Equal groups, as those of equal layers, are lowered once.
+
+Nothing but names differs between the kernel calls of groups that compute the same on values that lie alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from opgraph.errors import OpGraphError
+from opgraph.ir.graph import Graph
+from opgraph.ir.logical_tensor import row_major
+from opgraph.partition.partitioner import partition
+from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
+from opgraph.torch.graph.aten import FROM_SIZES, NodeEmitter, is_reduction, keeps_axes, reduced_axes, value_of
+from opgraph.torch.graph.axis_splits import split_of
+from opgraph.torch.graph.common_subexpressions import key_of
+from opgraph.torch.graph.groups import Group, columns_of
+from opgraph.torch.graph.places import Place, place_of
+from opgraph.torch.graph.targets import Target
+from opgraph.torch.graph.views import base_of
+
+
+@dataclass(slots=True)
+class Launch:
+    """One kernel call of a program.
+
+    Attributes:
+        target: where it runs.
+        kernel: the compiled loop.
+        graph: what it computes, with the other partitions of its group.
+        nodes: the nodes of its group.
+        units: the named units found in it.
+        reads, writes: where the tensors of the partition's ports lie, in order.
+        plan: the prepared call.
+    """
+
+    target: Target
+    kernel: Any
+    graph: Graph
+    nodes: tuple[Node, ...]
+    units: tuple[str, ...]
+    reads: tuple[Place, ...]
+    writes: tuple[Place, ...]
+    plan: Any = None
+
+    @property
+    def operands(self) -> list[Place]:
+        """What the kernel reads, as often as it does, then what it writes."""
+        return [*(self.reads[i] for i in self.kernel.reads), *self.writes]
+
+
+class RefusedError(Exception):
+    """opgraph has no kernel for a part of a group; these nodes are left to torch."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self.nodes = tuple(nodes)
+
+
+class Lowering:
+    """The groups of a program that have been lowered.
+
+    Args:
+        rounding: as `ogt.fuse` takes it.
+    """
+
+    def __init__(self, rounding: str) -> None:
+        self._rounding = rounding
+        #: By device and structure: the first group's structure, prefix and kernel calls.
+        self._known: dict[Any, tuple[Structure, str, list[Launch]]] = {}
+
+    def launches(self, group: Group, prefix: str, target: Target) -> list[Launch]:
+        """The kernel calls of a group, not yet planned.
+
+        Args:
+            prefix: of variables between two of its kernels.
+
+        Raises:
+            RefusedError: opgraph has no kernel for a part of it.
+        """
+        structure = structure_of(group)
+        key = target.engine, structure.key
+        if key not in self._known:
+            self._known[key] = structure, prefix, _launches(group, prefix, target, self._rounding)
+        first, its_prefix, launches = self._known[key]
+        if first is structure:
+            return launches
+        names = first.renamed(structure)
+
+        def renamed(places: Iterable[Place]) -> tuple[Place, ...]:
+            return tuple(
+                replace(p, name=names.get(p.name, prefix + p.name.removeprefix(its_prefix))) if p.name else p
+                for p in places
+            )
+
+        return [
+            replace(one, nodes=group.nodes, reads=renamed(one.reads), writes=renamed(one.writes), plan=None)
+            for one in launches
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a group computes, whatever its nodes are called.
+
+    Attributes:
+        key: equal for groups that compute the same.
+        names: the variables that it reads and makes; in groups of one key those at one place mean the same.
+    """
+
+    key: Any
+    names: tuple[str, ...]
+
+    def renamed(self, other: Structure) -> Mapping[str, str]:
+        """For each name the one that another group of this key has in its place."""
+        return dict(zip(self.names, other.names, strict=True))
+
+
+def structure_of(group: Group) -> Structure:
+    """The structure of a group whose sizes are known."""
+    own = {node: number for number, node in enumerate(group.nodes)}
+    read: dict[Node, int] = {}
+
+    def looks(node: Node) -> Any:
+        """Which value a node is, or a view of, and how it lies there."""
+        base, place = base_of(node), place_of(node)
+        where = own[base] if base in own else -1 - read.setdefault(base, len(read))
+        return where, place.offset, place.size, place.stride, place.dtype, value_of(node).device
+
+    ops = [
+        (n.target, key_of(n.args, looks), key_of(n.kwargs, looks), key_of(n.meta.get(FROM_SIZES, ()), looks), looks(n))
+        for n in group.nodes
+    ]
+    outputs = [own[n] for n in group.outputs]
+    return Structure((*ops, tuple(outputs)), tuple(n.name for n in (*group.nodes, *read)))
+
+
+def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[Launch]:
+    """The kernels of a group.
+
+    Raises:
+        RefusedError: opgraph has no kernel for a part of it.
+    """
+    graph, members = Graph(engine=target.engine.kind), set(group.nodes)
+    reduced = [n for n in group.nodes if is_reduction(n)]
+    reductions = [(value_of(n.all_input_nodes[0]).dim(), reduced_axes(n), keeps_axes(n)) for n in reduced]
+    split, unfit = split_of(group.nodes, reductions)
+    if unfit:
+        raise RefusedError(unfit)
+    values: dict[Node, Any] = {}
+    emitter = NodeEmitter(graph, values, as_eager=rounding == "each", split=split, columns=columns_of(group))
+    places: dict[int, Place] = {}
+    try:
+        for node in group.nodes:
+            for source in node.all_input_nodes:
+                if source in values:
+                    continue
+                if base_of(source) in members:  # a view that broadcasts at most, as its readers do
+                    values[source] = values[base_of(source)]
+                else:
+                    place = place_of(source, split)
+                    made = values[source] = graph.input(f"in{len(places)}", NAMES[place.dtype], place.kernel_size)
+                    places[made.id] = place
+            emitter.add(node)
+        for node in group.outputs:
+            made = emitter.result(node)
+            if made.id in places:  # a second name of one value
+                made = graph.add_op("Identity", made)
+            places[made.id] = place_of(node, split)
+            values[node] = made
+    except OpGraphError as error:
+        raise RefusedError(group.nodes) from error
+    graph.set_outputs([values[n] for n in group.outputs])
+    graph.finalize()
+    for like in emitter.shapes:
+        size = tuple(int(d) for d in like.dims or ())  # type: ignore[arg-type]
+        places[like.id] = Place("", 0, size, (0,) * len(size), torch.bool)
+    launches = []
+    for part in partition(graph, side_by_side=True).partitions:
+        if part.kind != "fused":
+            raise RefusedError(group.nodes)
+        kernel = target.kernel(part, rounding, emitter.arguments)
+        if kernel is None:
+            raise RefusedError(group.nodes)
+        for port in part.output_ports:
+            if port.id not in places:
+                size = tuple(int(d) for d in port.dims or ())  # type: ignore[arg-type]
+                name = f"{prefix}_{port.id}"
+                places[port.id] = Place(name, 0, size, row_major(size), TORCH_DTYPES[port.dtype])
+        reads = tuple(places[t.id] for t in part.input_ports)
+        writes = tuple(places[t.id] for t in part.output_ports)
+        launches.append(Launch(target, kernel, graph, group.nodes, part.units, reads, writes))
+    return launches
