@@ -2,7 +2,8 @@
 
 The gradient of a norm sums dy (x - mean) r, where r waits for the variance. Without r the sum is made in the pass of
 the variance, and the row is walked once less. Where products overflow that a tiny r would have kept in bounds, so does
-the sum; the squares of the variance overflow first.
+the sum; the squares of the variance overflow first. A largest or smallest element stays inside: that of a row of no
+elements is infinite, and its product with their sum no number.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class _Products:
         self.made: dict[str, Statement] = {}
         self.of_row = {load.name for load in loop.loads if load.align == "rows"}
         for s in loop.statements:
+            if s.reduces and not s.row.is_sum:
+                continue
             if s.reduces or all(a in self.of_row or a in numbers for a in s.args if isinstance(a, str)):
                 self.of_row.add(s.result)
             elif self._is_product(s):

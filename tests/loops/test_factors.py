@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import opgraph as og
 from opgraph.loops.factors import without_row_factors
 from opgraph.loops.text import parse_loop
 
@@ -99,3 +101,14 @@ def test_what_would_be_another_number_or_saves_nothing_stays(name: str) -> None:
     lines = LEFT[name]
     last = lines[-1].partition(":")[0]
     assert changed(*lines, f"store f32 {last} per row") == [*BEFORE[: 2 if "t1" in "".join(lines) else 0], *lines]
+
+
+@pytest.mark.parametrize(("x", "value"), [([], 0.0), ([np.inf, -1.0], np.nan)], ids=("no elements", "infinite"))
+def test_a_largest_element_stays_in_the_sum(x: list[float], value: float) -> None:
+    g = og.Graph()
+    given = g.input("x", "f32", (len(x),))
+    largest = g.add_op("ReduceMax", given, axes=[0], keep_dims=True)
+    g.set_outputs([g.add_op("ReduceSum", g.add_op("Multiply", given, largest), axes=[0])])
+    g.finalize()
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_equal(og.compile(g)(x=np.array(x, np.float32)), np.float32(value))
