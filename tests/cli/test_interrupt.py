@@ -14,6 +14,7 @@ import opgraph as og
 #: The process interrupts itself when a module is about to be loaded: the time of that is the same on every machine.
 INTERRUPTED = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
@@ -53,7 +54,8 @@ def test_an_error_that_an_interrupt_was_made_into_is_one(capsys: pytest.CaptureF
 
 #: The process ends itself when onnxruntime is about to time the model that it wrote under a temporary name.
 ENDED = """
-import os, sys
+import os, signal, sys
+signal.signal(int(sys.argv[1]), signal.SIG_DFL)  # `nohup` ignores one of them
 import opgraph.cli.onnx_file as onnx_file
 onnx_file.timed = lambda *args: os.kill(os.getpid(), int(sys.argv[1]))
 from opgraph.cli import main

@@ -191,7 +191,7 @@ NETWORKS = ["ResNet-18, ReLU", "Llama", "GPT-2", "ConvNeXt"]
 def test_other_sizes_of_networks_compile_no_kernel(kernels, name):
     model = ogt.fuse(_network(name))
     counts = []
-    for batch, length in [(2, 32), (3, 32), (5, 32), (3, 40), (5, 48)]:  # rows of few elements have kernels of their own
+    for batch, length in [(2, 32), (3, 32), (5, 32), (3, 40), (5, 48)]:  # short rows have kernels of their own
         if name in ("Llama", "GPT-2"):
             ids = torch.randint(0, 60, (batch, length))
             logits = model(ids).logits[:, :-1].flatten(0, 1)
