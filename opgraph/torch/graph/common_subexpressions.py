@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.groups import is_random
+from opgraph.torch.graph.torch_internals import storage_key
 
 
 def share_common_subexpressions(graph: Graph) -> None:
@@ -25,14 +26,14 @@ def share_common_subexpressions(graph: Graph) -> None:
     Args:
         graph: of ATen ops with `val` in each node's meta; it is changed.
     """
-    returned = {_memory(n) for n in graph.output_node().all_input_nodes} - {None}
+    returned = {storage_key(value_of(n)) for n in graph.output_node().all_input_nodes} - {None}
     known: dict[Any, Node] = {}
     for node in graph.nodes:
         if node.op != "call_function" or is_random(node) or packet(node) is torch.ops.aten.empty:
             continue
         if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
             known.clear()
-        elif _memory(node) not in returned:
+        elif storage_key(value_of(node)) not in returned:
             first = known.setdefault((node.target, key_of(node.args), key_of(node.kwargs)), node)
             if first is not node:
                 node.replace_all_uses_with(first)
@@ -57,15 +58,3 @@ def key_of(value: Any, of: Callable[[Node], Any] = lambda node: node) -> Any:
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value.node
     return type(value), repr(value) if isinstance(value, (float, complex)) else value
-
-
-def _memory(node: Node) -> int | None:
-    """What is equal for values in one storage; None for what has none."""
-    value = value_of(node)
-    if not isinstance(value, torch.Tensor):
-        return None
-    try:
-        found: int = value.untyped_storage()._cdata
-    except NotImplementedError:  # of sparse tensors
-        return None
-    return found

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from opgraph.errors import OpGraphError
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import row_major
+from opgraph.ir.logical_tensor import LogicalTensor, row_major
 from opgraph.partition.partitioner import partition
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.graph.aten import FROM_SIZES, NodeEmitter, is_reduction, keeps_axes, reduced_axes, value_of
@@ -178,7 +178,7 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
     graph.set_outputs([values[n] for n in group.outputs])
     graph.finalize()
     for like in emitter.shapes:
-        size = tuple(int(d) for d in like.dims or ())  # type: ignore[arg-type]
+        size = _sizes(like)
         places[like.id] = Place("", 0, size, (0,) * len(size), torch.bool)
     launches = []
     for part in partition(graph, side_by_side=True).partitions:
@@ -189,10 +189,15 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
             raise RefusedError(group.nodes)
         for port in part.output_ports:
             if port.id not in places:
-                size = tuple(int(d) for d in port.dims or ())  # type: ignore[arg-type]
+                size = _sizes(port)
                 name = f"{prefix}_{port.id}"
                 places[port.id] = Place(name, 0, size, row_major(size), TORCH_DTYPES[port.dtype])
         reads = tuple(places[t.id] for t in part.input_ports)
         writes = tuple(places[t.id] for t in part.output_ports)
         launches.append(Launch(target, kernel, graph, group.nodes, part.units, reads, writes))
     return launches
+
+
+def _sizes(tensor: LogicalTensor) -> tuple[int, ...]:
+    """The sizes of a tensor of a group, all of which are known."""
+    return tuple(int(d) for d in tensor.dims or ())  # type: ignore[arg-type]

@@ -318,7 +318,11 @@ def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
 
 def memory_of(node: torch.fx.Node) -> int | None:
     """What is equal for values of Dynamo's graph that share memory; None for what is no tensor."""
-    value = node.meta.get("example_value")
+    return storage_key(node.meta.get("example_value"))
+
+
+def storage_key(value: Any) -> int | None:
+    """What is equal for tensors that share memory; None for what has no storage of its own, or is no tensor."""
     if not isinstance(value, torch.Tensor) or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return None
     return value.untyped_storage()._cdata if value.layout is torch.strided else None
