@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
 from opgraph.torch import zoo
+from opgraph.torch.graph.torch_internals import functorch_settings
 from opgraph.torch.naf1 import NAF1
 
 Feed = dict[str, torch.Tensor]
@@ -132,10 +133,7 @@ def _compiled(model: nn.Module, network: Network) -> nn.Module:
 
 
 def _budget(part: float) -> AbstractContextManager[Any]:
-    from torch._functorch import config
-
-    patched: AbstractContextManager[Any] = config.patch(activation_memory_budget=part)
-    return patched
+    return functorch_settings(activation_memory_budget=part)
 
 
 WAYS: Mapping[str, Way] = {

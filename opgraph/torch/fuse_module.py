@@ -15,27 +15,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from opgraph.errors import InvalidArguments, OpGraphError
+from opgraph.runtime.providers.torch_internals import MODULE_CALLERS, has_saved_tensors_hooks, is_transformed
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, new_compiler, observed, on_run
-from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS
 from opgraph.torch.graph.dynamo_entry import compiled as isolated
+from opgraph.torch.graph.dynamo_entry import graph_breaks
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
-from opgraph.torch.graph.torch_internals import graph_breaks, has_saved_tensors_hooks, is_transformed, is_wrapped
+from opgraph.torch.graph.torch_internals import CAPTURE_ERRORS, is_wrapped
 from opgraph.torch.tracing.reads import Wrapper
-
-#: The code in nn.Module that calls `forward`.
-_CALLERS = {
-    nn.Module._slow_forward.__code__,
-    nn.Module._call_impl.__code__,
-    *(c for c in nn.Module._call_impl.__code__.co_consts if isinstance(c, CodeType)),
-}
 
 
 class FusedForward(Wrapper):
@@ -143,7 +137,7 @@ class FusedForward(Wrapper):
     def _called(self, caller: FrameType) -> nn.Module:
         """The module that is called: a shallow copy (`copy.copy`, a replica of DataParallel) has this same object in
         its __dict__, and parameters of its own, and only the frame of Module.__call__ has it."""
-        found = caller.f_locals.get("self") if caller.f_code in _CALLERS else None
+        found = caller.f_locals.get("self") if caller.f_code in MODULE_CALLERS else None
         is_copy = isinstance(found, nn.Module) and found.__dict__.get("forward") is self
         return found if is_copy and found is not None else self.module
 

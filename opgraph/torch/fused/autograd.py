@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 
+from opgraph.runtime.providers.torch_internals import SingleLevelFunction, dispatch_modes, forward_ad
 from opgraph.runtime.providers.torch_prepared import (
     MAX_READY,
     Check,
@@ -48,7 +47,7 @@ class Trained:
         return (results,) if self.single else results[: self.count]
 
 
-class Fused(_SingleLevelFunction):
+class Fused(SingleLevelFunction):
     """A node that holds what `save_for_backward` got, shapes, and nothing else of the call's.
 
     torch.func has its own way (library.py), so the class is what torch calls one level's.
@@ -110,7 +109,7 @@ def recorder(training: Training, statements: Statements, names: Sequence[str], t
     forward = defined("forward", ("ctx", *names), lines, statements.values)
     backward = _backward(training, [tensors[i].shape for i in training.shapes])
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
-    made: Run = type("Fused", (_SingleLevelFunction,), members).apply  # type: ignore[attr-defined]
+    made: Run = type("Fused", (SingleLevelFunction,), members).apply  # type: ignore[attr-defined]
     return made
 
 
@@ -129,7 +128,7 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
         else:
             wanted, raised = training.wanted(ctx)
             asks = not (raised and wanted == may)
-        if wanted == may and not _records() and forward_ad._current_level < 0 and not _modes():
+        if wanted == may and not _records() and forward_ad._current_level < 0 and not dispatch_modes():
             # None of these is a nested tensor: the results of the forward call are not, and torch compares.
             given = (*saved, *grads)
             for check, run in ready:
@@ -147,4 +146,4 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
     return backward
 
 
-_records, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
+_records = torch.is_grad_enabled

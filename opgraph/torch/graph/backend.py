@@ -15,17 +15,18 @@ from functools import cache, lru_cache, partial
 from itertools import count
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
+from opgraph.runtime.providers.torch_internals import without_modes
 from opgraph.torch.graph.boundaries import compile_parts
-from opgraph.torch.graph.branches import fold_branches, written_arguments
+from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
-from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written
 from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.norms import shows_statistics
@@ -34,13 +35,12 @@ from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
+    CAPTURE_ERRORS,
     aot_backend,
-    draws_random_numbers,
-    has_streams,
     keep_saved_tensors,
     memory_of,
-    with_second_derivatives_refused,
-    without_modes,
+    refuse_second_derivatives,
+    run_as_written,
 )
 from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
 
@@ -117,7 +117,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
 
     @no_collector()
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if has_streams(graph.graph):  # kernels of a program are all on one stream
+        if _has_streams(graph):  # kernels of a program are all on one stream
             warnings.warn(
                 "a function that enters streams of a device runs as it was written; what it calls is fused",
                 stacklevel=2,
@@ -178,7 +178,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             said = str(error).splitlines() or [type(error).__name__]
             warnings.warn(f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=2)
             return graph.forward
-        call = with_second_derivatives_refused(made, _no_second_derivative, on_run)
+        call = _with_first_derivatives_alone(made)
         return with_undefined_gradients(call, depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
@@ -190,12 +190,42 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
 compiler = lru_cache(maxsize=None, typed=True)(new_compiler)
 
 
+def _with_first_derivatives_alone(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph whose second derivatives raise an error that says what to do; `on_run` is called each time."""
+    seen = False
+
+    def run(*args: Any) -> Any:
+        nonlocal seen
+        for observer in on_run:
+            observer()
+        outputs = call(*args)
+        seen = seen or refuse_second_derivatives(outputs, _no_second_derivative)
+        return outputs
+
+    return run
+
+
 def _no_second_derivative() -> Unimplemented:
     return Unimplemented(
         "a fused model has first derivatives alone",
         where="the gradient of a gradient that backward made with create_graph=True",
         fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
     )
+
+
+def _has_streams(graph: GraphModule) -> bool:
+    """Whether a graph of Dynamo's enters streams of a device, or waits for them: they are marks on its nodes."""
+
+    def is_marked(node: Node) -> bool:
+        marks = node.meta.get("custom") or {}
+        value = node.meta.get("example_value")
+        return (
+            "stream" in marks
+            or isinstance(value, (torch.Stream, torch.Event))
+            or getattr(node.target, "namespace", "") == "streams"
+        )
+
+    return any(map(is_marked, graph.graph.nodes))
 
 
 def _with_unread_draws(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from opgraph.runtime.providers.torch_internals import HigherOrderOperator, without_modes
 from opgraph.torch.graph import torch_internals as internals
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.steps import unwatched
@@ -36,7 +37,7 @@ def fold_branches(is_ours: Callable[[Any], bool]) -> None:
     """
 
     def outcome(translator: Any, node: Node) -> bool | None:
-        output = internals.output_graph(translator)
+        output = translator.output
         if not is_ours(internals.backend_of(output)):
             return None
         branches: Branches | None = getattr(output, "opgraph_branches", None)
@@ -72,10 +73,7 @@ class Branches:
         needed = _ancestors(condition)
         if not self._are_parameters([n for n in needed if n.op == "placeholder"]):
             return None
-        if any(
-            n.op not in ("placeholder", "call_function", "call_method") or internals.draws_random_numbers(n)
-            for n in needed
-        ):
+        if any(n.op not in ("placeholder", "call_function", "call_method") or draws_random_numbers(n) for n in needed):
             return None
         if self._writes.reach(needed):
             return None
@@ -106,7 +104,7 @@ class Branches:
             assert found is not None
             return found[0]
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
-        with internals.without_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -182,11 +180,20 @@ def _until(last: Node, graph: Graph) -> Iterator[Node]:
             return
 
 
+def draws_random_numbers(node: torch.fx.Node) -> bool:
+    """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return any(
+        word in name
+        for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel")
+    )
+
+
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a torch call as Dynamo captures it may write to."""
     if node.op in ("placeholder", "get_attr", "output"):
         return []
-    if isinstance(node.target, torch._ops.HigherOrderOperator) or node.op == "call_module":
+    if isinstance(node.target, HigherOrderOperator) or node.op == "call_module":
         return node.all_input_nodes
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
@@ -228,7 +235,7 @@ class _Check:
         state = _state(parameters)
         seen, answer = self._last
         if self._on_host or state != seen:
-            with torch.no_grad(), internals.without_modes(), unwatched():
+            with torch.no_grad(), without_modes(), unwatched():
                 answer = self._compare(parameters)
             self._last = state, answer
         return answer
@@ -238,7 +245,7 @@ class _Check:
 
         plain = [p.detach() for p in parameters]
         if self._program is None:
-            with internals.without_modes():
+            with without_modes():
                 traced = make_fx(self._conditions, tracing_mode="fake")(*plain)
                 self._program = Program(traced)
         return bool(self._program.run(plain)[0])

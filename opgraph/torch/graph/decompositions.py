@@ -13,10 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
 
 from opgraph.torch.graph.norms import decompositions_of_norms
-from opgraph.torch.graph.torch_internals import hint
+from opgraph.torch.graph.torch_internals import get_decompositions, hint
 
 aten = torch.ops.aten
 

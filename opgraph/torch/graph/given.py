@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.fx import Interpreter
 
+from opgraph.runtime.providers.torch_internals import has_saved_tensors_hooks, is_batched
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.sizes import SizedPrograms
 from opgraph.torch.graph.steps import restrided, same_strides
-from opgraph.torch.graph.torch_internals import has_saved_tensors_hooks, is_batched
 
 
 class Hooks:

@@ -20,8 +20,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.fx.node import Argument
 
+from opgraph.runtime.providers.torch_internals import fake_mode_of, without_modes
 from opgraph.torch.graph.aten import is_computed, is_elementwise, packet, value_of
-from opgraph.torch.graph.torch_internals import fake_mode_of, hint, without_modes
+from opgraph.torch.graph.torch_internals import hint
 from opgraph.torch.graph.views import is_view
 
 aten = torch.ops.aten

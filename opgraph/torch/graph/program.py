@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.kernel_sequence import KernelLaunch
+from opgraph.runtime.providers.torch_internals import foreach_add_, foreach_copy_, reinterpret_tensor, tree_leaves
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, schedule
@@ -28,7 +28,7 @@ from opgraph.torch.graph.recompute import SMALLEST, size_of, with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
 from opgraph.torch.graph.targets import Target, target_of
-from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_outputs
+from opgraph.torch.graph.torch_internals import saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
 from opgraph.torch.graph.writes import join_writes
 
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
     aten.baddbmm.default: torch.baddbmm, aten.convolution.default: torch.convolution, aten.cat.default: torch.cat,
-    aten._foreach_copy_.default: torch._foreach_copy_, aten._foreach_add_.Scalar: torch._foreach_add_,
+    aten._foreach_copy_.default: foreach_copy_, aten._foreach_add_.Scalar: foreach_add_,
 }  # fmt: skip
 
 

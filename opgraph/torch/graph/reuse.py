@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.places import Place, place_of
 from opgraph.torch.graph.steps import Step, last_steps
@@ -79,7 +80,7 @@ def _has_twin(node: Node) -> bool:
 
 
 def _is_torchs(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
+    return isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "prims")
 
 
 def reuse_memory(steps: Sequence[Step], own: Mapping[str, Place], lasting: Collection[str]) -> set[str]:

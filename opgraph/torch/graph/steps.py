@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
+from opgraph.runtime.providers.torch_internals import tree_flatten, tree_iter, tree_unflatten
 from opgraph.torch.graph.places import Place
 from opgraph.torch.graph.views import base_of, is_view
 
