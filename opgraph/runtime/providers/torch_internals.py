@@ -38,6 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 _C: Any = torch._C
+_jit: Any = torch.jit  # untyped
 _guards: Any = getattr(getattr(_C, "_dynamo", None), "guards", None)
 
 # -- Memory. Inductor's programs allocate with these, which parse no arguments.
@@ -75,11 +76,11 @@ foreach_copy_: Any = getattr(torch, "_foreach_copy_", torch.ops.aten._foreach_co
 
 # -- The current GPU. `None` where torch is built without CUDA.
 
-#: The address of torch's current stream of a device.
-current_stream: Callable[[int], int] | None = getattr(_C, "_cuda_getCurrentRawStream", None)
-#: The GPU on which torch allocates. The runtime, and so CuPy, may name another one: torch leaves a device that it has
-#: not used yet for later when `torch.cuda.device(...)` ends.
-current_gpu: Callable[[], int] | None = getattr(_C, "_cuda_getDevice", None)
+#: `current_stream(device)`: the address of torch's current stream.
+current_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
+#: `current_gpu()`: the GPU on which torch allocates. The runtime, and so CuPy, may name another one: torch leaves a
+#: device that it has not used yet for later when `torch.cuda.device(...)` ends.
+current_gpu: Any = getattr(_C, "_cuda_getDevice", None)
 if torch.version.cuda is not None:
     current_stream = current_stream or (lambda device: torch.cuda.current_stream(device).cuda_stream)
     current_gpu = current_gpu or torch.cuda.current_device
@@ -96,7 +97,7 @@ transforms_active: Callable[[], bool] = getattr(
     _C, "_are_functorch_transforms_active", lambda: _C._functorch.maybe_current_level() is not None
 )
 #: None where `torch.jit.trace` is not going on.
-tracing_state: Callable[[], Any] = getattr(_C, "_get_tracing_state", lambda: torch.jit.is_tracing() or None)
+tracing_state: Callable[[], Any] = getattr(_C, "_get_tracing_state", lambda: _jit.is_tracing() or None)
 is_fx_tracing: Callable[[], bool] = torch.fx._symbolic_trace.is_fx_symbolic_tracing
 
 

@@ -43,11 +43,11 @@ class Trained:
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The caller's results, connected to the inputs."""
-        results = Fused.apply(self, *tensors)  # type: ignore[attr-defined]  # of C
+        results = Fused.apply(self, *tensors)
         return (results,) if self.single else results[: self.count]
 
 
-class Fused(SingleLevelFunction):
+class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch tells no type
     """A node that holds what `save_for_backward` got, shapes, and nothing else of the call's.
 
     torch.func has its own way (library.py), so the class is what torch calls one level's.
