@@ -104,7 +104,7 @@ class Recorder:
             sources = {origin_of(n).source for n in program.module.graph.nodes} - {""}
             found = {"": self._innermost(), **self._modules.places(sources)}
             if program.phase == "forward":  # in the forward of the autograd function whose node was made last
-                self._places[next_number() - 1] = found  # type: ignore[attr-defined]
+                self._places[next_number() - 1] = found
         return found
 
     def _innermost(self) -> Place:
@@ -163,7 +163,7 @@ class Recorder:
             self._mark()
 
     def _mark(self) -> None:
-        self._marks.append((next_number(), self.place))  # type: ignore[attr-defined]
+        self._marks.append((next_number(), self.place))
 
     def name_ops(self, outputs: Any) -> list[torch.Tensor]:
         """Finds the op and the name of every kept tensor, by walking the graph of the outputs.
