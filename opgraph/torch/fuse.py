@@ -17,11 +17,10 @@ from opgraph.torch.fuse_module import fuse_module
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.graph.backend import check_rounding
 from opgraph.torch.graph.saved import Memory
-from opgraph.torch.tracing.plan import Plan
+from opgraph.torch.tracing.plan import Miss, Plan
 from opgraph.torch.tracing.planning import make_plan
 from opgraph.torch.tracing.proxy import proxies
 from opgraph.torch.tracing.reads import NotKnown, OddArgument, Wrapper
-from opgraph.torch.tracing.results import Output
 from opgraph.torch.tracing.trace import Run, Tracer
 from opgraph.torch.tracing.watch import Watch
 
@@ -147,16 +146,13 @@ class FusedFunction(Wrapper):
         if _dynamo():
             return self.__wrapped__(*args, **kwargs)  # torch.compile sees the function as it was written
         for plan in self.plans:
-            found = plan.check(args, kwargs)
-            if found is not None and found[0] is not None:
-                traced, tensors, kept, run = found
-                if type(run) is tuple:
-                    run = plan.run_of(traced, tensors, run)
-                results = run(*tensors)
-                outputs = traced.outputs
-                if type(outputs) is Output:
-                    return results[outputs.index] if type(results) is tuple else results
-                return traced.result(results if type(results) is tuple else (results,), kept)
+            found = plan.call(args, kwargs)
+            if found is None:
+                continue
+            if type(found) is not Miss:
+                return found
+            if found.traced is not None:
+                return plan.run(found.traced, found)
         return self._slow(args, kwargs)
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -176,6 +178,48 @@ def test_several_results_of_which_some_get_no_gradient() -> None:
                 assert not y[1].requires_grad
                 into += [*y, *torch.autograd.grad(pick(y), (x, a))]
             assert same(found, wanted)
+
+
+def python_functions(call) -> list[str]:
+    """The Python functions that a call enters, without its own."""
+    found: list[str] = []
+    sys.setprofile(lambda frame, event, _: found.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return [name for name in found[1:] if name not in ("grad", "is_dynamo_compiling")]
+
+
+def test_a_call_enters_few_python_functions() -> None:
+    f = fuse(lambda x: x * torch.sigmoid(x))
+    x, d_y = X.clone().requires_grad_(), torch.ones_like(X)
+    for _ in range(3):
+        f(X)
+        torch.autograd.grad(f(x), x, d_y)
+    assert python_functions(lambda: f(X)) == ["__call__", "plan", "prepared"]
+    assert python_functions(lambda: f(x)) == ["__call__", "plan", "forward"]
+    y = f(x)
+    # What torch.autograd.grad does by itself is not counted: it is the same for torch's own functions.
+    of_torch = python_functions(lambda: torch.autograd.grad(torch.nn.functional.silu(x), x, d_y))
+    of_torch.remove("silu")
+    found = python_functions(lambda: torch.autograd.grad(y, x, d_y))
+    for name in of_torch:
+        found.remove(name)
+    assert found == ["backward", "prepared"]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_anomaly_mode_names_the_forward_call_of_a_wrong_gradient() -> None:
+    f = fuse(lambda x: torch.sqrt(x) * 2)
+    for _ in range(3):
+        x = torch.zeros(4).requires_grad_()
+        with (
+            pytest.warns(UserWarning, match="Error detected in FusedBackward"),
+            pytest.raises(RuntimeError, match="returned nan"),
+            torch.autograd.detect_anomaly(check_nan=True),
+        ):
+            f(x).backward(torch.zeros(4))
 
 
 # -- compiled graphs ---------------------------------------------------------------------------------------------------

@@ -100,7 +100,8 @@ def recorder(training: Training, statements: Statements, names: Sequence[str], t
     """
     results = statements.results
     everything = (*names, *results)
-    lines = [*statements.lines, f"ctx.save_for_backward({', '.join([everything[i] for i in training.kept])})"]
+    # What save_for_backward sets, without a call of it.
+    lines = [*statements.lines, f"ctx.to_save = ({''.join([f'{everything[i]}, ' for i in training.kept])})"]
     if training.fixed:
         lines.append(f"ctx.mark_non_differentiable({', '.join([results[i] for i in training.fixed])})")
     if len(results) > 1:
@@ -110,7 +111,9 @@ def recorder(training: Training, statements: Statements, names: Sequence[str], t
     forward = defined("forward", ("ctx", *names), lines, statements.values)
     backward = _backward(training, [tensors[i].shape for i in training.shapes])
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
-    made: Run = type("Fused", (_SingleLevelFunction,), members).apply  # type: ignore[attr-defined]
+    function: Any = type("Fused", (_SingleLevelFunction,), members)
+    function._backward_cls.apply = backward  # in place of torch's own, which finds `backward` by two Python functions
+    made: Run = function.apply
     return made
 
 

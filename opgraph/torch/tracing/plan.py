@@ -1,9 +1,9 @@
-"""Plans: what a function did in one run, as a check of what it read and the tensors to give to the graph.
+"""Plans: a function that does what a fused function did in one run, where what that run read is what it was.
 
 A plan is a Python function, generated once: it compares numbers, globals, cells and attributes with those of the run
 that it was made from and repeats what the run did on real tensors (views, arithmetic of parameters). What tensors are
 like is then compared by torch (a signature, see opgraph/runtime/providers/torch_prepared.py); for a signature that was
-seen before the prepared call is at hand. For another one, dtypes are compared and the graph is looked up by the shapes.
+seen before it makes the prepared call. For another one, dtypes are compared and the graph is looked up by the shapes.
 Where anything differs the function is run again; where that was only a shape, the plan learns it.
 """
 
@@ -21,11 +21,24 @@ from opgraph.torch.tracing.trace import Leaf, Traced
 from opgraph.torch.tracing.trace import Run as TracedRun
 
 #: A signature, and what is run on tensors of it.
-Ready: TypeAlias = tuple[Check, Traced, Run]
-#: What `plan(args, kwargs)` returns: the Traced, its tensors, what the function returns as it was, and what runs the
-#: Traced; in place of that a tuple of the tensors whose signature is new. Where only the shapes are new: None, the
-#: tensors, the shapes and None. Or None.
-Answer: TypeAlias = tuple[Any, tuple[torch.Tensor, ...], tuple[Any, ...], Any] | None
+Ready: TypeAlias = tuple[Check, Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A call that the plan applies to, without a prepared call at hand.
+
+    Attributes:
+        traced: the graph; None where its shapes are new.
+        tensors: the tensors that the graph reads.
+        kept: what the function returns as it was.
+        compared: the tensors whose signature is new.
+    """
+
+    traced: Traced | None
+    tensors: tuple[torch.Tensor, ...]
+    kept: tuple[Any, ...]
+    compared: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +46,36 @@ class Plan:
     """A plan.
 
     Attributes:
-        check: the generated function.
+        call: the generated function, of the arguments and keyword arguments of a call: what the fused function
+            returns, or a Miss, or None where the plan does not apply.
         graphs: shapes -> Traced, of runs that did what this plan says.
         ready: the signatures for which there are prepared calls, outside and inside of what records gradients: torch's
             guards do not tell these apart.
         leaf: the way through the function that it stands for.
     """
 
-    check: Callable[[tuple[Any, ...], dict[str, Any]], Answer]
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     graphs: Bounded[Any, Traced]
     ready: tuple[list[Ready], list[Ready]]
     leaf: Leaf
 
-    def run_of(self, traced: Traced, tensors: tuple[torch.Tensor, ...], compared: tuple[torch.Tensor, ...]) -> Run:
-        """What runs a graph on tensors of a new signature, from now on at hand for it where it is a prepared call."""
+    def run(self, traced: Traced, miss: Miss) -> Any:
+        """The function's result of a new signature, which from now on has a prepared call where torch allows one."""
         prepared = getattr(traced.op, "prepared", None)  # of a FusedOp
-        found: Run | None = None if prepared is None else prepared(tensors)
-        if found is None:
-            run: Run = traced.op
-            return run
-        ready = self.ready[torch.is_grad_enabled()]
-        if len(ready) < MAX_READY and is_plain() and (check := check_of(compared)) is not None:
-            ready.append((check, traced, found))
-        return found
+        found: Run | None = None if prepared is None else prepared(miss.tensors)
+        if found is not None:
+            ready = self.ready[torch.is_grad_enabled()]
+            if len(ready) < MAX_READY and is_plain() and (check := check_of(miss.compared)) is not None:
+                ready.append((check, found))
+        results = (traced.op if found is None else found)(*miss.tensors)
+        return traced.result(results if type(results) is tuple else (results,), miss.kept)
 
     def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: TracedRun) -> bool:
         """Whether a run was one of this plan's but for its shapes, which the plan knows from now on."""
-        answer = self.check(args, kwargs)
-        if answer is None or answer[0] is not None or run.leaf is not self.leaf or run.traced is None:
+        if run.leaf is not self.leaf or run.traced is None:
             return False
-        self.graphs[answer[2]] = run.traced
+        miss = self.call(args, kwargs)
+        if type(miss) is not Miss or miss.traced is not None:
+            return False
+        self.graphs[tuple([t.shape for t in miss.tensors])] = run.traced
         return True

@@ -10,9 +10,10 @@ import torch
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
 from opgraph.torch.tracing.conditions import Conditions, can_repeat, is_condition, waits
-from opgraph.torch.tracing.plan import Plan, Ready
+from opgraph.torch.tracing.plan import Miss, Plan, Ready
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.reads import NotKnown, OddArgument, Place, reads_of
+from opgraph.torch.tracing.results import Output, filled
 from opgraph.torch.tracing.trace import MOST_SHAPES, Run, Traced
 from opgraph.torch.tracing.watch import EagerCall, Watch
 
@@ -322,22 +323,30 @@ class _Writer:
         graphs: Bounded[Any, Traced] = Bounded(MOST_SHAPES)
         graphs[tuple(t.shape for t in run.tensors)] = run.traced
         ready: tuple[list[Ready], list[Ready]] = ([], [])
-        self.names |= {"graphs": graphs, "ready": ready, "records": torch.is_grad_enabled, **IS_PLAIN_VALUES}
+        structure = run.leaf.structure
+        self.names |= {"graphs": graphs, "ready": ready, "records": torch.is_grad_enabled, "Miss": Miss}
+        self.names |= {"filled": filled, "structure": structure, **IS_PLAIN_VALUES}
         compared = dict.fromkeys((*self._compared, *tensors))  # what a signature is of
-        shapes, given = "".join(f"{t}.shape, " for t in tensors), "".join(f"{t}, " for t in tensors)
-        kept_text = "".join(f"{k}, " for k in kept)
+        shapes, given = (f"({''.join(f'{t}{part}, ' for t in tensors)})" for part in (".shape", ""))
+        kept_text, compared_text = (f"({''.join(f'{name}, ' for name in names)})" for names in (kept, compared))
         self.line(f"if {' or '.join(f'{name}.is_nested' for name in compared)}: return None")
+        self.line("run = None")
         self.line(f"if {IS_PLAIN}:")
-        self.line("    for check, traced, run in ready[records()]:")
-        self.line(f"        if check({', '.join(compared)}): return traced, ({given}), ({kept_text}), run")
-        self.lines += self.signature
-        self.line(f"shapes = ({shapes})")
-        self.line("traced = graphs.get(shapes)")
-        self.line(f"if traced is None: return None, ({given}), shapes, None")
-        self.line(f"return traced, ({given}), ({kept_text}), ({''.join(f'{name}, ' for name in compared)})")
+        self.line("    for check, run in ready[records()]:")
+        self.line(f"        if check({', '.join(compared)}): break")
+        self.line("    else: run = None")
+        self.line("if run is None:")
+        new = [*self.signature, f"return Miss(graphs.get({shapes}), {given}, {kept_text}, {compared_text})"]
+        self.lines += [f"    {line}" for line in new]
         # Whatever goes wrong on the way goes wrong again when the function runs, with the user's line in the message.
         body = "".join(f"        {line}\n" for line in self.lines)
         text = f"def plan(args, kwargs):\n    try:\n{body}    except Exception: return None\n"
+        results = "results if type(results) is tuple else (results,)"
+        if type(structure) is Output:
+            text += f"    results = run({', '.join(tensors)})\n"
+            text += f"    return results[{structure.index}] if type(results) is tuple else results\n"
+        else:
+            text += f"    results = run({', '.join(tensors)})\n    return filled(structure, {results}, {kept_text})\n"
         exec(compile(text, "<plan>", "exec"), self.names)
         return Plan(self.names["plan"], graphs, ready, run.leaf)
 

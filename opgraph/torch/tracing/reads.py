@@ -130,7 +130,11 @@ class _Walk:
         if not all(is_constant(default) for default in (*(fn.__defaults__ or ()), *named.values())):
             raise NotKnown(f"{fn.__qualname__} has a default that may change")
         self.reads.values.append((own.then(".__defaults__"), fn.__defaults__))
-        self.reads.copies.append((own.then(".__kwdefaults__"), fn.__kwdefaults__ and dict(named)))
+        by_name = own.then(".__kwdefaults__")
+        if fn.__kwdefaults__ is None:
+            self.reads.values.append((by_name, None))
+        else:
+            self.reads.copies.append((by_name, dict(named)))
         module_globals = self._root(fn.__globals__)
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         for code in _codes_in(fn.__code__):
