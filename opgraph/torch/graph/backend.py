@@ -37,6 +37,7 @@ from opgraph.torch.graph.torch_internals import (
     aot_backend,
     draws_random_numbers,
     has_streams,
+    is_forward_mode,
     keep_saved_tensors,
     memory_of,
     with_second_derivatives_refused,
@@ -127,8 +128,9 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
             return _with_unread_draws(
                 graph,
-                lambda: compile_parts(
-                    graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))
+                lambda: _as_written_with_tangents(
+                    graph,
+                    compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))),
                 ),
             )
 
@@ -196,6 +198,15 @@ def _no_second_derivative() -> Unimplemented:
         where="the gradient of a gradient that backward made with create_graph=True",
         fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
     )
+
+
+def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What was compiled of a graph of Dynamo; in forward-mode differentiation, which programs lose, the graph runs."""
+
+    def run(*args: Any) -> Any:
+        return graph.forward(*args) if is_forward_mode() else compiled(*args)
+
+    return run
 
 
 def _with_unread_draws(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

@@ -202,8 +202,13 @@ def is_transformed() -> bool:
         or (_modes() and (_mode(_PROXY) is not None or _mode(_FUNCTIONAL) is not None))
         or _is_fx_tracing()
         or any(_hooks_on_all)
-        or _forward_ad._current_level >= 0
+        or is_forward_mode()
     )
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode differentiation is going on: tensors may have tangents, which kernels do not read."""
+    return bool(_forward_ad._current_level >= 0)
 
 
 def is_batched() -> bool:
