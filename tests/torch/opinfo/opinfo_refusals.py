@@ -224,6 +224,14 @@ TABLE: tuple[Refusal, ...] = (
         kind="torch.compile",
     ),
     Refusal(
+        "^value of (result|argument 0 afterwards)",
+        "AOTAutograd draws into contiguous memory: of elements that lie otherwise, the numbers are others",
+        "normal_in_place",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
         "Found a custom .non-ATen. operator whose output has alias annotations: aten::polygamma_",
         "AOTAutograd has no functional form of polygamma_",
         "polygamma_* special_polygamma_*",
