@@ -85,6 +85,30 @@ def test_statistics_of_16_bits_are_not_rounded_for_backward(parameters, dtype):
         assert off <= 2 * allowed
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_norm_sees_its_input_as_backward_does(dtype):
+    """Backward subtracts the mean from the input as it was stored. Rows of one number tell: their weight has no gradient,
+    and what the input's rounding to 16 bits is worth is multiplied by 1 / sqrt(eps)."""
+
+    def function(x, weight, bias):
+        return F.layer_norm(x * 1.3, (32,), weight, bias) * 2
+
+    rows = torch.tensor([0.7, 3.1, 40.3, -7.7]).to(dtype)[:, None].repeat(1, 32)
+    given = [rows, torch.linspace(0.5, 1.5, 32).to(dtype), torch.linspace(-1, 1, 32).to(dtype)]
+    arriving = torch.randn(4, 32).to(dtype)
+
+    def gradients(function, given):
+        given = [t.detach().requires_grad_() for t in given]
+        made = function(*given)
+        return torch.autograd.grad(made, given, arriving.to(made.dtype))
+
+    found = gradients(torch.compile(function, backend=backend, fullgraph=True), given)
+    exact = gradients(function, [t.double() for t in given])
+    for mine, eager, truth in zip(found, gradients(function, given), exact, strict=True):
+        allowed = torch.finfo(dtype).eps * truth.abs().max() + 1e-6  # what eager torch is off is 0 for the weight
+        assert (mine - truth).abs().max() <= 2 * (eager - truth).abs().max() + allowed
+
+
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_statistics_that_are_results_have_the_dtype_of_eager_ones(weight_dtype):
     x, weight = torch.randn(8, 6, dtype=torch.bfloat16), torch.ones(6, dtype=weight_dtype)
