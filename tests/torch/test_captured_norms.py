@@ -87,8 +87,8 @@ def test_statistics_of_16_bits_are_not_rounded_for_backward(parameters, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_norm_sees_its_input_as_backward_does(dtype):
-    """Backward subtracts the mean from the input as it was stored. Rows of one number tell: their weight has no gradient,
-    and what the input's rounding to 16 bits is worth is multiplied by 1 / sqrt(eps)."""
+    """Backward subtracts the mean from the input as it was stored. Rows of one number tell: their weight has no
+    gradient, and what the input's rounding to 16 bits is worth is multiplied by 1 / sqrt(eps)."""
 
     def function(x, weight, bias):
         return F.layer_norm(x * 1.3, (32,), weight, bias) * 2

@@ -268,6 +268,23 @@ def test_numbers_that_16_bits_lack_are_rounded_neither_in_results_nor_in_gradien
     torch.testing.assert_close(got.double(), want, rtol=0.52 * torch.finfo(dtype).eps, atol=1e-4)
 
 
+ENDLESS = {
+    "threshold inf": lambda x: F.threshold(x, math.inf, 1.0),
+    "threshold -inf": lambda x: F.threshold(x, -math.inf, 1.0),
+    "threshold -inf, value 0": lambda x: F.threshold(x, -math.inf, 0.0),
+    "hardshrink inf": lambda x: F.hardshrink(x, math.inf),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ENDLESS)
+def test_an_infinite_value_is_at_an_infinite_threshold(name, dtype) -> None:
+    function = ENDLESS[name]
+    x = torch.tensor([-math.inf, -1.0, 0.0, math.inf], dtype=dtype)
+    assert_same(fuse(function)(x), function(x))
+    assert_same(gradients(fuse(function), x), gradients(function, x))
+
+
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_threshold_compares_with_a_number_that_16_bits_lack(dtype) -> None:
     x = torch.tensor([0.3, 0.298, 0.302, INF, NAN, -INF], dtype=torch.float64).to(dtype)
