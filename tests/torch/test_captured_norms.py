@@ -141,3 +141,19 @@ def test_the_gradient_of_a_certain_log_softmax_keeps_its_digits(dtype):
     torch.testing.assert_close(
         torch.compile(function, backend=backend)(infinite, y), function(infinite, y), equal_nan=True
     )
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_batch_norm_lays_its_result_out_as_eager_torch_does(training):
+    def function(x):
+        x = x * 1.5
+        return F.batch_norm(x, x.new_zeros(6), x.new_ones(6), training=training)
+
+    turned = torch.randn(4, 5, 6).transpose(1, 2)
+    for x in (torch.randn(6, 4).t(), turned, torch.randn(4, 6, 5, 3).to(memory_format=torch.channels_last)):
+        if training:
+            x = x.requires_grad_()
+        torch._dynamo.reset()
+        found, expected = torch.compile(function, backend=backend, fullgraph=True)(x), function(x)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected)

@@ -268,6 +268,13 @@ def test_numbers_that_16_bits_lack_are_rounded_neither_in_results_nor_in_gradien
     torch.testing.assert_close(got.double(), want, rtol=0.52 * torch.finfo(dtype).eps, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_floor_division_takes_a_number_that_16_bits_lack_as_it_is(dtype) -> None:
+    x = torch.linspace(-25, 25, 401).to(dtype)
+    for function in (lambda x: x // 0.3, lambda x: torch.div(x, 0.3, rounding_mode="floor") * 2):
+        assert_same(fuse(function)(x), function(x))
+
+
 ENDLESS = {
     "threshold inf": lambda x: F.threshold(x, math.inf, 1.0),
     "threshold -inf": lambda x: F.threshold(x, -math.inf, 1.0),
@@ -305,6 +312,18 @@ def test_hardtanh_compares_with_numbers_that_16_bits_lack(dtype) -> None:
             gradients(fuse(lambda x, low=low, high=high: F.hardtanh(x, low, high)), x),
             gradients(lambda x, low=low, high=high: F.hardtanh(x, low, high), x),
         )
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_captured_loss_has_no_gradient_of_zero_at_nan(reduction) -> None:
+    """The sign of NaN is 0 in torch: by it the gradient would hide that the loss is lost."""
+
+    def function(x):
+        return F.smooth_l1_loss(x, torch.zeros_like(x), reduction=reduction, beta=0.3) * 2
+
+    x = torch.tensor([NAN, INF, -INF, 0.3, -0.3, 0.1, 0.0, 2.0])
+    got = gradients(torch.compile(function, backend="opgraph", fullgraph=True), x)
+    torch.testing.assert_close(got, gradients(function, x), equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
