@@ -270,7 +270,7 @@ def test_numbers_that_16_bits_lack_are_rounded_neither_in_results_nor_in_gradien
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_floor_division_takes_a_number_that_16_bits_lack_as_it_is(dtype) -> None:
-    x = torch.linspace(-25, 25, 401).to(dtype)
+    x = torch.linspace(-25, 25, 4001).to(dtype)
     for function in (lambda x: x // 0.3, lambda x: torch.div(x, 0.3, rounding_mode="floor") * 2):
         assert_same(fuse(function)(x), function(x))
 

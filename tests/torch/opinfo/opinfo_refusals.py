@@ -232,6 +232,14 @@ TABLE: tuple[Refusal, ...] = (
         kind="torch.compile",
     ),
     Refusal(
+        "^value of result",
+        "torch's decompositions, which AOTAutograd takes, compute positions in 16 bits, and weigh neighbours of uint8 "
+        "in other steps than eager's kernels",
+        "nn_functional_grid_sample nn_functional_interpolate_bilinear",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
         "Found a custom .non-ATen. operator whose output has alias annotations: aten::polygamma_",
         "AOTAutograd has no functional form of polygamma_",
         "polygamma_* special_polygamma_*",
