@@ -235,7 +235,7 @@ TABLE: tuple[Refusal, ...] = (
         "^value of result",
         "torch's decompositions, which AOTAutograd takes, compute positions in 16 bits, and weigh neighbours of uint8 "
         "in other steps than eager's kernels",
-        "nn_functional_grid_sample nn_functional_interpolate_bilinear",
+        "nn_functional_grid_sample nn_functional_interpolate_bi* nn_functional_upsample_bilinear",
         ways=CAPTURED,
         kind="torch.compile",
     ),
