@@ -25,6 +25,8 @@ Feed = dict[str, torch.Tensor]
 STEP, INFERENCE, MEMORY, FIRST = "training step", "inference", "memory", "first step"
 STEP_BUDGETS, MEMORY_BUDGETS = "training step, budgets", "memory, budgets"
 STEP_ALONE = "forward and backward"
+#: What it takes in a training step to check that Python branches on parameters go as they went.
+BRANCHES = "branches on parameters"
 
 OURS, EAGER, COMPILED, CHECKPOINTED = "opgraph", "torch eager", "torch.compile", "torch.utils.checkpoint"
 #: `ogt.fuse` of a module's forward, which is a function; `OURS` fuses the module.
@@ -68,6 +70,7 @@ class Network:
             INFERENCE: (OURS, EAGER, COMPILED),
             MEMORY: (OURS, EAGER, COMPILED, CHECKPOINTED),
             FIRST: (OURS, COMPILED),
+            BRANCHES: (OURS,),
             STEP_BUDGETS: (OURS, EAGER, *budgets),
             MEMORY_BUDGETS: budgets,
         }[question]
@@ -215,7 +218,7 @@ NETWORKS: tuple[Network, ...] = (
     _on_images("ResNet-18, SiLU", lambda: zoo.resnet18(nn.SiLU), "BasicBlock", questions=_ALL),
     _on_images("ResNet-18, Mish", lambda: zoo.resnet18(Mish), "BasicBlock", questions=(STEP, MEMORY)),
     _on_images("ResNet-18, x*sigmoid(a*x)", lambda: zoo.resnet18(TrainedSwish), "BasicBlock", questions=(STEP, MEMORY)),
-    _on_images("ResNet-18, NAF1", lambda: zoo.resnet18(NAF1), "BasicBlock", questions=(STEP, MEMORY)),
+    _on_images("ResNet-18, NAF1", lambda: zoo.resnet18(NAF1), "BasicBlock", questions=(STEP, MEMORY, BRANCHES)),
     Network(
         name="ResNet-18, SiLU, batch 1", make=lambda: zoo.resnet18(nn.SiLU), feed=_images, blocks=("BasicBlock",),
         questions=(STEP, INFERENCE),

@@ -22,8 +22,9 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
+from opgraph.bench.suites.host import python_calls  # noqa: E402
 from opgraph.errors import OpGraphError  # noqa: E402
-from opgraph.torch.graph import backend, constants  # noqa: E402
+from opgraph.torch.graph import backend, branches, constants  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
@@ -364,6 +365,26 @@ def test_no_branch_is_stale_however_its_parameter_changes(turning, name):
     for value in (1.0, 0.2, -1.0, 0.3, 0.9):
         SETTERS[name](turning, value)
         assert torch.equal(turning(x), x * value if value > 0.5 else x + abs(value))
+
+
+def test_a_check_of_branches_in_host_memory_runs_few_python_functions(turning, monkeypatch):
+    counted = []
+    check = branches.BranchCheck.__call__
+
+    def counting(self, parameters):
+        answer = []
+        counted.append(python_calls(lambda: answer.append(check(self, parameters))))
+        return answer[0]
+
+    monkeypatch.setattr(branches.BranchCheck, "__call__", counting)
+    x = torch.randn(5)
+    for _ in range(2):
+        counted.clear()  # the first round compiles each way
+        for value in (1.0, 0.2, 0.9):
+            _filled(turning, value)
+            turning(x)
+    # The check itself, its comparison, the question whether a mode is active, the program, the read of its result.
+    assert counted and max(counted) <= 5
 
 
 def test_the_first_thing_that_a_process_compiles_may_branch_on_parameters():

@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from opgraph.torch.graph import torch_internals as internals
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.steps import unwatched
+from opgraph.torch.graph.steps import unwatched, watchers
 
 #: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
 MOST_ELEMENTS = 4096
@@ -115,7 +115,7 @@ class Branches:
         """The parameters as Python expressions, and whether all branches go the same way for their values."""
         places = list(dict.fromkeys(n for c in self.nodes for n in _ancestors(c) if n.op == "placeholder"))
         known = [found for p in places if (found := self._parameters[p]) is not None]
-        check = _Check(self._conditions(places), [tensor for tensor, _ in known])
+        check = BranchCheck(self._conditions(places), [tensor for tensor, _ in known])
         self._values.clear()
         return [source for _, source in known], check
 
@@ -212,7 +212,7 @@ _OPERATORS_IN_PLACE = frozenset(
 _IN_PLACE = frozenset(f"__{f.__name__}__" for f in _OPERATORS_IN_PLACE)
 
 
-class _Check:
+class BranchCheck:
     """Whether the branches of a graph go the ways that they went when it was captured."""
 
     def __init__(self, conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> None:
@@ -223,25 +223,33 @@ class _Check:
         self._on_host = all(p.device.type == "cpu" for p in parameters)
 
     def __call__(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """For these parameters. To read those of a GPU means to wait for it: branches are computed only where one of
+        """For these parameters. In host memory they are compared at each call, for not every write counts up a version
+        (`p.data.mul_`, NumPy). To read those of a GPU means to wait for it: branches are computed only where one of
         them has changed since the last call; torch counts no changes through `p.data`."""
+        if self._on_host:
+            return self._compare(parameters)
         state = _state(parameters)
         seen, answer = self._last
-        if self._on_host or state != seen:
-            with torch.no_grad(), internals.without_modes(), unwatched():
-                answer = self._compare(parameters)
+        if state != seen:
+            answer = self._compare(parameters)
             self._last = state, answer
         return answer
 
     def _compare(self, parameters: Sequence[torch.Tensor]) -> bool:
+        program = self._program
+        if program is not None and not program.library_calls and not watchers and not internals.has_modes():
+            (agree,) = program.run(list(parameters))  # kernels, which neither autograd nor a mode sees
+            return string_at(agree.data_ptr(), 1) != b"\0" if self._on_host else bool(agree)
+        with torch.no_grad(), internals.without_modes(), unwatched():
+            program = self._program or self._compile(parameters)
+            return bool(program.run(list(parameters))[0])
+
+    def _compile(self, parameters: Sequence[torch.Tensor]) -> Program:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        plain = [p.detach() for p in parameters]
-        if self._program is None:
-            with internals.without_modes():
-                traced = make_fx(self._conditions, tracing_mode="fake")(*plain)
-                self._program = Program(traced)
-        return bool(self._program.run(plain)[0])
+        traced = make_fx(self._conditions, tracing_mode="fake")(*(p.detach() for p in parameters))
+        made = self._program = Program(traced)
+        return made
 
 
 def _state(parameters: Sequence[torch.Tensor]) -> list[Any]:

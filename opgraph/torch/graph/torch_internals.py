@@ -24,6 +24,11 @@ def without_modes() -> Any:
     return _disable_current_modes()
 
 
+def has_modes() -> bool:
+    """Whether a dispatch mode sees the torch calls of this thread."""
+    return bool(_modes())
+
+
 def is_tracing() -> bool:
     """Whether Dynamo or AOTAutograd is compiling now, rather than something compiled running."""
     from torch._guards import TracingContext
