@@ -16,7 +16,6 @@ from opgraph.torch.explain_report import FusedCalls, FusionReport, GraphBreak, G
 from opgraph.torch.fuse_module import FusedForward, fused_apart, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import new_compiler
-from opgraph.torch.graph.dynamo_entry import compiled
 from opgraph.torch.graph.launches import Launch
 from opgraph.torch.graph.torch_internals import graph_breaks
 from opgraph.torch.memory.measure import measured, saved_tensors
@@ -51,6 +50,8 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
     if isinstance(model_or_fn, nn.Module):
         apart = fused_apart(model_or_fn)
     else:
+        from opgraph.torch.graph.dynamo_entry import compiled  # imports Dynamo, which takes a second
+
         subject = functools.wraps(subject)(compiled(subject, new_compiler()))
     with apart, graph_breaks() as breaks:
         memory, runs = measured(subject, inputs, kwargs, differentiates=False)

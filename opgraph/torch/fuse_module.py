@@ -23,8 +23,6 @@ from torch import nn
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, new_compiler, observed, on_run
-from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS
-from opgraph.torch.graph.dynamo_entry import compiled as isolated
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
 from opgraph.torch.graph.torch_internals import graph_breaks, has_saved_tensors_hooks, is_transformed, is_wrapped
@@ -83,7 +81,11 @@ class FusedForward(Wrapper):
                 result = self._first(compiled, module, args, kwargs)
             else:
                 result = compiled(module, self.instead, *args, **kwargs)
-        except CAPTURE_ERRORS as error:
+        except RuntimeError as error:  # that of torch.compile is one
+            from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS
+
+            if not isinstance(error, CAPTURE_ERRORS):
+                raise
             if not self._failed(error):
                 raise error.inner_exception from None  # type: ignore[attr-defined]
             result = forward_of(module, self.instead, *args, **kwargs)
@@ -137,7 +139,9 @@ class FusedForward(Wrapper):
         return self._compiled_by(compiler)
 
     def _compiled_by(self, make: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-        made = self._compiled = isolated(forward_of, make(self.memory, self.rounding), self._failed)
+        from opgraph.torch.graph.dynamo_entry import compiled  # imports Dynamo, which takes a second
+
+        made = self._compiled = compiled(forward_of, make(self.memory, self.rounding), self._failed)
         return made
 
     def _called(self, caller: FrameType) -> nn.Module:

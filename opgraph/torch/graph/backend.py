@@ -25,7 +25,6 @@ from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import fold_branches, written_arguments
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
-from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written
 from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.norms import shows_statistics
@@ -112,6 +111,8 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         InvalidArguments: there is no such choice.
     """
     check_memory(memory)
+    from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written  # imports Dynamo, which takes a second
+
     check_rounding(rounding)
     follow_branches()
 
