@@ -10,6 +10,7 @@ guards and AOTAutograd's wrappers take 30 us, in which its kernels would run sev
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -66,8 +67,11 @@ class FusedForward(Wrapper):
         """What the module's own forward returns."""
         if is_transformed():
             return called_for_onnx(self.original, args, kwargs)  # part of what goes on around it
+        return self._run(self._called(sys._getframe(1)), args, kwargs)
+
+    def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """What the forward of a module returns that has this wrapper: `self.module`, or a copy of it."""
         compiled = self._compiled or self._compile()
-        module = self._called(sys._getframe(1))
         single = self._single
         # Activation checkpointing compares what is kept in two calls of a module, which therefore run alike.
         if single is not None and module is self.module and not has_saved_tensors_hooks():
@@ -150,6 +154,20 @@ class FusedForward(Wrapper):
         found = caller.f_locals.get("self") if caller.f_code in _CALLERS else None
         is_copy = isinstance(found, nn.Module) and found.__dict__.get("forward") is self
         return found if is_copy and found is not None else self.module
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """The call with the module as its first argument, as bound methods have it. `accelerate` wraps that function
+        and binds it to the module again; a deep copy of what is bound belongs to the copied module."""
+
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_transformed():
+                return called_for_onnx(partial(forward_of, module, self.instead), args, kwargs)
+            return self._run(module, args, kwargs)
+
+        if self.instead is None:
+            forward.__signature__ = inspect.signature(type(self.module).forward)  # type: ignore[attr-defined]
+        return forward
 
     @property
     def __wrapped__(self) -> Any:

@@ -1,4 +1,4 @@
-"""What the import of opgraph.torch and the first call of a fused function cost: no module that it does not need, no kernel that nobody asked for."""
+"""What the import of opgraph.torch and a first call cost: no module that they do not need, no kernel without a reader."""
 
 from __future__ import annotations
 

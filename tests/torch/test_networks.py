@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import types
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -811,3 +813,35 @@ def _forward_with_a_break(number):
     text = "def forward(self, x):\n" + "".join(f"    {line}\n" for line in lines)
     exec(compile(text, f"<forward {number}>", "exec"), names)
     return names["forward"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Libraries around it
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_accelerate_binds_the_forward_of_a_fused_model_again_and_takes_it_off(dtype):
+    """As `Accelerator.prepare_model` and `unwrap_model(keep_fp32_wrapper=False)` do."""
+    operations = pytest.importorskip("accelerate.utils.operations")
+    from accelerate.utils.other import extract_model_from_parallel
+
+    fused = ogt.fuse(nn.Sequential(nn.Linear(4, 6), nn.SiLU(), nn.Linear(6, 2)))
+    x = torch.randn(3, 4)
+    expected = ogt.unfuse(copy.deepcopy(fused))(x)
+    fused._original_forward = fused.forward
+    casting = torch.autocast("cpu", dtype=torch.bfloat16 if dtype == "bf16" else torch.float16)
+    if hasattr(fused.forward, "__func__"):
+        inner = types.MethodType(casting(fused.forward.__func__), fused)
+        fused.forward = types.MethodType(operations.convert_outputs_to_fp32(inner.__func__), fused)
+    else:
+        fused.forward = operations.convert_outputs_to_fp32(casting(fused.forward))
+    assert list(inspect.signature(fused.forward).parameters) == ["input"]
+    assert fused(x).dtype == torch.float32
+    torch.testing.assert_close(fused(x), expected, atol=0.02, rtol=0.02)
+    copied = copy.deepcopy(fused)
+    with torch.no_grad():
+        copied[2].weight.zero_()
+    own = copied[2].bias.expand(3, 2)  # a copy computes with its own parameters
+    torch.testing.assert_close(copied(x), own, atol=0.02, rtol=0.02)
+    plain = extract_model_from_parallel(fused, keep_fp32_wrapper=False)
+    torch.testing.assert_close(plain(x), expected)
