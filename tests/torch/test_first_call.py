@@ -1,4 +1,4 @@
-"""What the import of opgraph.torch and a first call cost: no module that they do not need, no kernel without a reader."""
+"""What import and first call of a function cost: no module that they do not need, no kernel that nobody asked for."""
 
 from __future__ import annotations
 
