@@ -93,4 +93,4 @@ class _Overwriting(torch.autograd.Function):
         """The gradients of the inputs."""
         training = ctx.training
         wanted, _ = training.wanted(ctx)
-        return None, None, None, *training.gradients(wanted, ctx.saved_tensors, ctx.shapes, (), grads)
+        return None, None, None, *training.gradients(wanted, ctx.saved_tensors, ctx.shapes, grads)

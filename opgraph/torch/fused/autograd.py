@@ -80,7 +80,7 @@ class Fused(_SingleLevelFunction):
         """The gradients of the inputs; with `create_graph`, connected to what is kept and to the given ones."""
         training = ctx.training
         wanted, _ = training.wanted(ctx)
-        return None, *training.gradients(wanted, ctx.saved_tensors, ctx.shapes, ctx.result_shapes, grads)
+        return None, *training.gradients(wanted, ctx.saved_tensors, ctx.shapes, grads)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> Any:
@@ -106,7 +106,6 @@ def recorder(training: Training, statements: Statements, names: Sequence[str], t
         lines.append(f"ctx.mark_non_differentiable({', '.join([results[i] for i in training.fixed])})")
     if len(results) > 1:
         lines.append("ctx.set_materialize_grads(False)")
-        lines.append(f"ctx.result_shapes = ({', '.join(f'{r}.shape' for r in results)})")
     lines.append(f"return {', '.join(results)}")
     forward = defined("forward", ("ctx", *names), lines, statements.values)
     backward = _backward(training, [tensors[i].shape for i in training.shapes])
@@ -144,8 +143,7 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
                 if (check_given := check_of(given)) is not None:
                     ready.append((check_given, made))
                 return made(*given)
-        result_shapes = getattr(ctx, "result_shapes", ())
-        return tuple(training.gradients(wanted, saved, shapes, result_shapes, grads))
+        return tuple(training.gradients(wanted, saved, shapes, grads))
 
     return backward
 

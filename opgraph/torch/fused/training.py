@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 Flags = tuple[bool, ...]
 
-#: Kernels made for one call's backward pass, for inputs that are wanted and gradients that are given. Where there would
-#: be more of them, all gradients are computed, and those that are not given are zeros.
-MAX_BACKWARDS = 8
-
 
 @dataclass(frozen=True, slots=True)
 class Backward:
@@ -36,13 +32,11 @@ class Backward:
         op: from what is kept and gradients of results to gradients of inputs.
         order: where its inputs are among what is kept, then shapes, then gradients of all results.
         places: for each input of the forward call, which result of `op` is its gradient; None: none of them.
-        fills: whether gradients that are None are read as zeros.
     """
 
     op: FusedOp
     order: tuple[int, ...]
     places: tuple[int | None, ...]
-    fills: bool = False
 
 
 class Training:
@@ -69,7 +63,6 @@ class Training:
         self._make = make
         self._lock = threading.Lock()
         self._backwards: dict[tuple[Flags, Flags], Backward | None] = {}
-        self._fulls: dict[tuple[Flags, Flags], Backward | None] = {}
         self._tangents: dict[Flags, tuple[Tangents, FusedOp] | None] = {}
         asked = {t.id for t, need in zip(graph.inputs, needs, strict=True) if need}
         floats = {t.id for t in graph.outputs if t.dtype in dtypes.FLOATS}
@@ -116,23 +109,8 @@ class Training:
         except KeyError:
             with self._lock:
                 if key not in self._backwards:
-                    self._backwards[key] = self._backward(*key) if self._room else self._full(key[1])
+                    self._backwards[key] = self._backward(*key)
                 return self._backwards[key]
-
-    @property
-    def _room(self) -> bool:
-        return len({id(b) for b in self._backwards.values() if b is not None}) < MAX_BACKWARDS
-
-    def _full(self, given: Flags) -> Backward | None:
-        """The backward pass for all inputs; only what is kept may be without a gradient."""
-        if not any(given):
-            return None
-        own = len(self._outputs) - sum(s.role == "value" for s in self.saved)
-        key = (self.may, tuple([i < own or g for i, g in enumerate(given)]))
-        if self._fulls.get(key) is None:
-            made = self._backward(*key)
-            self._fulls[key] = None if made is None else replace(made, fills=True)
-        return self._fulls[key]
 
     def _backward(self, wanted: Flags, given: Flags) -> Backward | None:
         outputs = [n for i, (n, g) in enumerate(zip(self._outputs, given, strict=True)) if g and i not in self.fixed]
@@ -153,7 +131,6 @@ class Training:
         wanted: Flags,
         saved: Sequence[torch.Tensor],
         shapes: Sequence[Any],
-        result_shapes: Sequence[Any],
         grads: Sequence[Any],
     ) -> list[torch.Tensor | None]:
         """The gradients of the forward call's inputs: one fused call, itself differentiable.
@@ -162,14 +139,11 @@ class Training:
             wanted: for each input, whether its gradient is.
             saved: what was kept.
             shapes: of the inputs of which only the shape was kept.
-            result_shapes: of all results of `forward`, if there are several.
             grads: of all results of `forward`, None where there is none.
         """
         backward = self.backward(wanted, grads)
         if backward is None:
             return [None] * len(self._wrt)
-        if backward.fills:
-            grads = self._filled(result_shapes, grads)
         pool = [*saved, *self._stand_ins(backward.order, shapes, grads), *grads]
         run: Callable[..., tuple[torch.Tensor, ...]] = backward.op
         given = [pool[i] for i in backward.order]
@@ -184,7 +158,7 @@ class Training:
         None where torch's dispatcher is needed. Its results are not differentiable.
         """
         backward = self.backward(self.may, grads)
-        if backward is None or backward.fills:
+        if backward is None:
             return None
         stand_ins = self._stand_ins(backward.order, shapes, grads)
         kept, given = [f"k{i}" for i in range(len(saved))], [f"g{i}" for i in range(len(grads))]
@@ -224,15 +198,6 @@ class Training:
             values = made[1](*[pool[i] for i in made[0].order])
             results = [None if place is None else values[place] for place in made[0].places]
         return results[0] if len(results) == 1 else tuple(results)
-
-    def _filled(self, shapes: Sequence[Any], grads: Sequence[Any]) -> list[torch.Tensor]:
-        """Gradients, with zeros that take no memory in place of None."""
-        like = next(g for g in grads if g is not None)
-        types = [TORCH_DTYPES[t.dtype] for t in self.forward.outputs]
-        return [
-            like.new_zeros((), dtype=t).expand(s) if g is None else g
-            for g, s, t in zip(grads, shapes, types, strict=True)
-        ]
 
     def _stand_ins(self, order: tuple[int, ...], shapes: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
         """Tensors of these shapes whose data nobody reads, one element each; None for those not asked for."""
