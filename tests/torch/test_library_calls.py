@@ -11,6 +11,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import opgraph.torch as ogt
+from opgraph.torch import zoo
 from opgraph.torch.graph import program
 
 
@@ -89,3 +90,19 @@ def test_gradient_by_the_input_of_a_strided_convolution_is_held_twice(monkeypatc
     torch.autograd.grad(y, x, gradient, retain_graph=True)
     took = allocated(lambda: torch.autograd.grad(y, x, gradient))
     assert took <= 2.25 * x.nbytes  # asked for in the plain way, torch holds it three times
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("activation", "most"), [(nn.ReLU, 365), (nn.SiLU, 430)], ids=["ReLU", "SiLU"])
+def test_a_training_step_of_resnet18_allocates_no_more_than_is_promised(activation: type[nn.Module], most: int) -> None:
+    """MiB above the weights and the images, at batch 128, with all that torch and oneDNN allocate."""
+    model = ogt.fuse(zoo.resnet18(activation))
+    x = torch.randn(128, 3, 32, 32)
+
+    def step() -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    step()
+    model.zero_grad()
+    assert allocated(step) <= most * 2**20
