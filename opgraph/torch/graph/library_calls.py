@@ -74,7 +74,7 @@ def _leaps(node: Node) -> bool:
     """
     _, image, weights, _, stride, _, dilation, is_transposed, _, groups, _ = node.args
     tensor = value_of(image)  # type: ignore[arg-type]
-    return (
+    return bool(
         tensor.dim() == 4
         and tensor.dtype == torch.float32
         and any(step > 1 for step in stride)  # type: ignore[union-attr, operator]
