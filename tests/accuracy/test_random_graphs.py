@@ -263,6 +263,18 @@ def test_what_the_reference_refuses_of_an_op_that_no_output_needs_is_no_problem(
     assert problems(found, CHECKS["written"], 0) == []
 
 
+@pytest.mark.filterwarnings("ignore:there is no C")
+def test_the_gradient_of_the_largest_of_values_that_are_made_again_is_no_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pass back compares Mish(x) with the largest, which is kept in f32; in f64 the two are equal nowhere."""
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    x = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    graph = og.parse("graph(x: f32[n,4]) -> (y)\n  m = Mish(x)\n  y = ReduceMax(m, axes=[0])").finalize()
+    found = Scenario(graph, [{"x": x}], False)
+    assert problems(found, CHECKS["gradients"], 0) == []
+
+
 def test_what_a_task_raises_ends_the_run() -> None:
     def fails() -> None:
         raise ValueError("this one")
