@@ -24,6 +24,7 @@ from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, schedule
 from opgraph.torch.graph.launches import Launch, Lowering, RefusedError
 from opgraph.torch.graph.places import Beginnings, place_of
+from opgraph.torch.graph.pointwise_convolutions import as_products
 from opgraph.torch.graph.recompute import SMALLEST, size_of, with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
@@ -79,6 +80,7 @@ class Program:
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
         }  # fmt: skip
         fold_constants(module, most_constants)
+        as_products(module.graph)
         move_fills(module.graph)
         join_writes(module.graph)
         self._begin = Beginnings(module)
