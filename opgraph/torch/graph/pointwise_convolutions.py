@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node, map_arg
+from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import value_of
 
 aten = torch.ops.aten
 
 #: Pixels of all images up to which the gradient of the weights is one product: its sums are as long, and few threads
-#: share them.
-_MOST_PIXELS = 4096
+#: share them. Of one channel it would be a product by a vector, which MKL sums up with larger roundings.
+_MOST_PIXELS, _LEAST_CHANNELS = 4096, 2
 
 
 def as_products(graph: Graph) -> None:
@@ -41,9 +41,8 @@ def _forward(graph: Graph, node: Node) -> None:
     if not _is_product(window, weight, image, node):
         return
     new = _New(graph, node)
-    operands = new.rows(image), new.call(aten.t.default, new.matrix(weight))
-    made = new.call(aten.mm.default, *operands) if bias is None else new.call(aten.addmm.default, bias, *operands)
-    new.replace(node, new.images(made, value_of(node)))
+    operands = new.rows(image), new.of(aten.t.default, new.matrix(weight))
+    new.replace(node, new.images(new.product(*operands, bias=bias), value_of(node)))
 
 
 def _backward(graph: Graph, node: Node) -> None:
@@ -51,16 +50,18 @@ def _backward(graph: Graph, node: Node) -> None:
     parts: dict[Any, Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     by_image, by_weight, by_bias = map(parts.get, range(3))
     made = [part for part in (by_image,) if part is not None]
-    if len(parts) != len(node.users) or by_bias is not None or not _is_product(window, weight, gradient, image, *made):
+    if len(parts) != len(node.users) or not _is_product(window, weight, gradient, image, *made):
         return
     new = _New(graph, node)
     rows = new.rows(gradient)
     if by_image is not None:
-        images = new.images(new.call(aten.mm.default, rows, new.matrix(weight)), value_of(by_image))
-        new.replace(by_image, images)
-    if by_weight is not None and value_of(rows).shape[0] <= _MOST_PIXELS:
-        product = new.call(aten.mm.default, new.call(aten.t.default, rows), new.rows(image))
-        new.replace(by_weight, new.call(aten.view.default, product, list(value_of(by_weight).shape)))
+        new.replace(by_image, new.images(new.product(rows, new.matrix(weight)), value_of(by_image)))
+    is_small = value_of(rows).shape[0] <= _MOST_PIXELS and min(value_of(weight).shape[:2]) >= _LEAST_CHANNELS
+    if by_weight is not None and is_small:
+        product = new.product(new.of(aten.t.default, rows), new.rows(image))
+        new.replace(by_weight, new.of(aten.view.default, product, list(value_of(by_weight).shape)))
+    if by_bias is not None:
+        new.replace(by_bias, new.of(aten.sum.dim_IntList, gradient, [0, 2, 3]))
     if node.users:
         node.args = (*node.args[:-1], [False, True, False])
     else:
@@ -89,28 +90,37 @@ class _New:
         self._graph = graph
         self._before = before
 
-    def call(self, target: Any, *args: Any) -> Node:
-        """A call, with the value that torch computes for it."""
+    def of(self, target: Any, source: Any, *others: Any) -> Node:
+        """A call that reads one tensor."""
+        return self._call(target, (source, *others), target(value_of(source), *others))
+
+    def product(self, left: Node, right: Node, bias: Any = None) -> Node:
+        """(M, K), (K, N), (N) -> (M, N)."""
+        # Values of known sizes may belong to several modes of fake tensors, which torch does not mix.
+        value = value_of(left).new_empty(value_of(left).shape[0], value_of(right).shape[1])
+        operands = (left, right) if bias is None else (bias, left, right)
+        return self._call(aten.mm.default if bias is None else aten.addmm.default, operands, value)
+
+    def _call(self, target: Any, args: tuple[Any, ...], value: torch.Tensor) -> Node:
         with self._graph.inserting_before(self._before):
             made = self._graph.call_function(target, args)
-        values = map_arg(args, value_of)
-        made.meta = {**self._before.meta, "val": target(*values)}
+        made.meta = {**self._before.meta, "val": value}
         return made
 
     def rows(self, image: Any) -> Node:
         """Images as a matrix of a row for each pixel."""
-        pixels = self.call(aten.permute.default, image, [0, 2, 3, 1])
-        return self.call(aten.view.default, pixels, [-1, value_of(image).shape[1]])
+        pixels = self.of(aten.permute.default, image, [0, 2, 3, 1])
+        return self.of(aten.view.default, pixels, [-1, value_of(image).shape[1]])
 
     def matrix(self, weight: Any) -> Node:
         """(O, I, 1, 1) -> (O, I)."""
-        return self.call(aten.view.default, weight, list(value_of(weight).shape[:2]))
+        return self.of(aten.view.default, weight, list(value_of(weight).shape[:2]))
 
     def images(self, rows: Node, like: torch.Tensor) -> Node:
         """A matrix of a row for each pixel as images like those."""
         count, channels, height, width = like.shape
-        pixels = self.call(aten.view.default, rows, [count, height, width, channels])
-        made = self.call(aten.permute.default, pixels, [0, 3, 1, 2])
+        pixels = self.of(aten.view.default, rows, [count, height, width, channels])
+        made = self.of(aten.permute.default, pixels, [0, 3, 1, 2])
         made.meta["val"] = made.meta["val"].as_strided(like.shape, like.stride())
         return made
 

@@ -22,6 +22,7 @@ from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.constants import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.groups import is_random
+from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.torch_internals import hint, without_modes
 from opgraph.torch.graph.views import is_view
 
@@ -80,6 +81,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             node.meta[PARAMETER] = True
         with without_modes():
             fold_constants(joint)
+            channels_last(joint, has_gradients=True)
         share_constants(joint)
         for node in reading_what_is_written(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
