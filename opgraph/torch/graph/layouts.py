@@ -54,7 +54,7 @@ def channels_last(module: GraphModule, *, has_gradients: bool = False) -> None:
         return
     with without_modes(), fakes:
         layouts = _Layouts(graph)
-        moved = {n for n in convolutions if not (has_gradients and _has_large_weights(n))}
+        moved = {n for n in convolutions if not (has_gradients and _stays(n))}
         pairs = {n.args[:2] for n in moved}
         for node in list(graph.nodes):
             if node in moved:
@@ -110,9 +110,13 @@ def _is_wide(convolution: Node) -> bool:
 _LARGE_WEIGHTS = 4
 
 
-def _has_large_weights(convolution: Node) -> bool:
-    weight: Any = convolution.args[1]
-    return _is_wide(convolution) and _elements(value_of(weight)) >= _LARGE_WEIGHTS * _elements(value_of(convolution))
+def _stays(convolution: Node) -> bool:
+    """Whether a convolution with gradients has the images that it had: where its weights are large, or where one side
+    has one channel, as oneDNN sums up the gradient of such weights with larger roundings channels last."""
+    arguments: Any = convolution.args
+    weight, groups = value_of(arguments[1]), arguments[8]
+    is_large = _is_wide(convolution) and _elements(weight) >= _LARGE_WEIGHTS * _elements(value_of(convolution))
+    return is_large or (groups == 1 and min(weight.shape[:2]) == 1)
 
 
 def _elements(value: torch.Tensor) -> int:
@@ -205,6 +209,9 @@ def _has_its_elements(operand: Node, node: Node) -> bool:
 
 
 def _strides(value: Any) -> Any:
+    """The strides of a value, or of those of a tuple, where they count."""
     if isinstance(value, (list, tuple)):
         return [_strides(v) for v in value]
-    return value.stride() if isinstance(value, torch.Tensor) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return [stride for size, stride in zip(value.shape, value.stride()) if size != 1]
