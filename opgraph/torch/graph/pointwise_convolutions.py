@@ -37,7 +37,8 @@ def as_products(graph: Graph) -> None:
 
 
 def _forward(graph: Graph, node: Node) -> None:
-    image, weight, bias, *window = node.args
+    arguments: Any = node.args
+    image, weight, bias, *window = arguments
     if not _is_product(window, weight, image, node):
         return
     new = _New(graph, node)
@@ -46,7 +47,8 @@ def _forward(graph: Graph, node: Node) -> None:
 
 
 def _backward(graph: Graph, node: Node) -> None:
-    gradient, image, weight, _, *window, _ = node.args
+    arguments: Any = node.args
+    gradient, image, weight, _, *window, _ = arguments
     parts: dict[Any, Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
     by_image, by_weight, by_bias = map(parts.get, range(3))
     made = [part for part in (by_image,) if part is not None]
