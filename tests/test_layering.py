@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,43 @@ def test_import_needs_numpy_and_ml_dtypes_alone() -> None:
     code = f"import sys, opgraph; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+#: Where private parts of torch stand: of calls, and of its compilers.
+TORCH_INTERNALS = {"runtime/providers/torch_internals.py", "torch/graph/torch_internals.py"}
+
+
+def torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) for whatever a file imports from torch or reads of it."""
+    bound = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield node.lineno, f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        parts = []
+        value: ast.AST = node
+        while isinstance(value, ast.Attribute):
+            parts.append(value.attr)
+            value = value.value
+        if parts and isinstance(value, ast.Name) and value.id in bound:
+            yield node.lineno, ".".join([bound[value.id], *reversed(parts)])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_private_parts_of_torch_stand_in_one_file_of_each_side(path: Path) -> None:
+    """Names of ATen ops may begin with an underscore, and jiterator has no other entry."""
+    if str(path.relative_to(PACKAGE)) in TORCH_INTERNALS:
+        return
+    for line, name in torch_names(ast.parse(path.read_text())):
+        parts = name.split(".")
+        if parts[0] == "torch" and parts[1:3] != ["ops", "aten"] and parts[-2:] != ["jiterator", "_create_jit_fn"]:
+            private = [p for p in parts if p.startswith("_") and not p.startswith("__")]
+            assert not private, f"line {line}: {name}"

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
 from opgraph.torch import zoo
+from opgraph.torch.graph.torch_internals import functorch_settings
 from opgraph.torch.naf1 import NAF1
 
 Feed = dict[str, torch.Tensor]
@@ -25,6 +26,8 @@ Feed = dict[str, torch.Tensor]
 STEP, INFERENCE, MEMORY, FIRST = "training step", "inference", "memory", "first step"
 STEP_BUDGETS, MEMORY_BUDGETS = "training step, budgets", "memory, budgets"
 STEP_ALONE = "forward and backward"
+#: What it takes in a training step to check that Python branches on parameters go as they went.
+BRANCHES = "branches on parameters"
 
 OURS, EAGER, COMPILED, CHECKPOINTED = "opgraph", "torch eager", "torch.compile", "torch.utils.checkpoint"
 #: `ogt.fuse` of a module's forward, which is a function; `OURS` fuses the module.
@@ -68,6 +71,7 @@ class Network:
             INFERENCE: (OURS, EAGER, COMPILED),
             MEMORY: (OURS, EAGER, COMPILED, CHECKPOINTED),
             FIRST: (OURS, COMPILED),
+            BRANCHES: (OURS,),
             STEP_BUDGETS: (OURS, EAGER, *budgets),
             MEMORY_BUDGETS: budgets,
         }[question]
@@ -132,10 +136,7 @@ def _compiled(model: nn.Module, network: Network) -> nn.Module:
 
 
 def _budget(part: float) -> AbstractContextManager[Any]:
-    from torch._functorch import config
-
-    patched: AbstractContextManager[Any] = config.patch(activation_memory_budget=part)
-    return patched
+    return functorch_settings(activation_memory_budget=part)
 
 
 WAYS: Mapping[str, Way] = {
@@ -215,7 +216,7 @@ NETWORKS: tuple[Network, ...] = (
     _on_images("ResNet-18, SiLU", lambda: zoo.resnet18(nn.SiLU), "BasicBlock", questions=_ALL),
     _on_images("ResNet-18, Mish", lambda: zoo.resnet18(Mish), "BasicBlock", questions=(STEP, MEMORY)),
     _on_images("ResNet-18, x*sigmoid(a*x)", lambda: zoo.resnet18(TrainedSwish), "BasicBlock", questions=(STEP, MEMORY)),
-    _on_images("ResNet-18, NAF1", lambda: zoo.resnet18(NAF1), "BasicBlock", questions=(STEP, MEMORY)),
+    _on_images("ResNet-18, NAF1", lambda: zoo.resnet18(NAF1), "BasicBlock", questions=(STEP, MEMORY, BRANCHES)),
     Network(
         name="ResNet-18, SiLU, batch 1", make=lambda: zoo.resnet18(nn.SiLU), feed=_images, blocks=("BasicBlock",),
         questions=(STEP, INFERENCE),

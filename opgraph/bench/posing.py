@@ -64,7 +64,7 @@ def posing(driver: str) -> Iterator[None]:
 
     from opgraph.runtime import cuda, cuda_arrays, cuda_sequence
     from opgraph.runtime.device_array import RawStream
-    from opgraph.runtime.providers import torch_cuda, torch_cuda_prepared, torch_prepared
+    from opgraph.runtime.providers import torch_cuda, torch_cuda_prepared, torch_internals
     from opgraph.torch.fused import op
     from opgraph.torch.graph import program, targets
 
@@ -84,10 +84,10 @@ def posing(driver: str) -> Iterator[None]:
     replaced = [
         (op, "device_of", lambda tensors: torch.device("cuda", 0)),
         (program, "target_of", lambda device: targets.CudaTarget(0)),
-        (torch_prepared, "empty_cuda", torch_prepared.empty_cpu),
+        (torch_internals, "empty_cuda", torch_internals.empty_cpu),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
-        (torch_cuda_prepared, "current_stream", lambda device: 0),
-        (torch_cuda_prepared, "current_gpu", cuda.current_device()[0]),
+        (torch_internals, "current_stream", lambda device: 0),
+        (torch_internals, "current_gpu", cuda.current_device()[0]),
         (torch_cuda_prepared, "on_gpu", cuda.OnDevice),
         (torch_cuda, "TORCH", Library()),
         (cuda_sequence, "LIBCUDA", driver),

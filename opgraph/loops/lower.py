@@ -116,7 +116,9 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
             differ in these numbers alone are one kernel. A named unit still takes them as attributes.
 
     What asks about an f16 or bf16 value, and answers with no float (a comparison, IsInf, a cast to integers), is given
-    it rounded in either case: the answer is that about the value which a store would write.
+    it rounded in either case: the answer is that about the value which a store would write. So is a cast to wider
+    floats of a value that the loop stores: the mean of such values is that of the stored ones, from which whoever reads
+    them (the backward pass of a norm) subtracts it.
 
     Each named unit becomes one statement of the op that means the same (x*sigmoid(x) a Swish): that is what makes it
     accurate where its parts are not. What nothing uses afterwards is left out.
@@ -131,6 +133,7 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
     values: dict[int, str] = {}  # tensor -> load or statement that holds its value
     sums: dict[int, tuple[str, tuple[str, ...]]] = {}
     statements = _Statements()
+    stored = {t.id for t in outputs}
     stored_only = used_by_stores_only(live, outputs)
 
     def is_literal(tensor: LogicalTensor) -> bool:
@@ -138,7 +141,7 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
 
     for step in live:
         record = step.record
-        asks = not dtypes.BY_NAME[step.output.dtype].is_float
+        asks = not dtypes.BY_NAME[step.output.dtype].is_float or (record.is_cast and step.inputs[0].id in stored)
         args: list[Arg] = []
         for index, (port, tensor) in enumerate(zip(step.ports, step.inputs, strict=True)):
             if step.reduces and index:

@@ -132,8 +132,9 @@ DIVIDE = pointwise(
             lambda p: {None: "Divide(input, other)", "floor": floor_divide(p), "trunc": _truncated(p)}[
                 p["rounding_mode"]
             ],
+            widens=lambda p: p["rounding_mode"] == "floor",  # Mod would round a number to 16 bits
         ),
-        TorchCall("floor_divide(input, other)", lambda p: floor_divide(p)),
+        TorchCall("floor_divide(input, other)", lambda p: floor_divide(p), widens=lambda p: True),
     ),
     source="oneDNN Graph Divide",
     check=meets_in_f32,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,10 +51,18 @@ HARD_SWISH = pointwise(
 )
 
 
+def _at_most(x: str, end: str, value: float) -> str:
+    """x <= end, by the sign of the difference: neither the end nor the difference need be a number of the dtype.
+
+    An infinite end is one, and its difference from itself is none.
+    """
+    return f"LessOrEqual({x}, {end})" if math.isinf(value) else f"LessOrEqual(Sign(Subtract({x}, {end})), 0)"
+
+
 def _threshold(p: Mapping[str, Any]) -> str:
-    """torch.threshold: 16-bit values by the sign of the difference, since the threshold need not be one of them."""
+    """torch.threshold: the threshold need not be a value of 16 bits."""
     narrow = p["dtype"] in ("bf16", "f16")
-    below = "LessOrEqual(Sign(Subtract(input, $threshold)), 0)" if narrow else "LessOrEqual(input, $threshold)"
+    below = _at_most("input", "$threshold", p["threshold"]) if narrow else "LessOrEqual(input, $threshold)"
     return f"Select({below}, $value, input)"
 
 
@@ -74,8 +83,7 @@ THRESHOLDED_RELU = pointwise(
         ),
     ),
     source="ONNX ThresholdedRelu",
-    # By the sign of the difference: neither alpha nor the difference need be a number of the dtype.
-    gradient={"src": "Select(LessOrEqual(Sign(Subtract(src, $alpha)), 0), 0, d)"},
+    gradient={"src": lambda attrs, given: f"Select({_at_most('src', '$alpha', attrs['alpha'])}, 0, d)"},
 )
 
 SHRINK = pointwise(
@@ -105,6 +113,5 @@ SHRINK = pointwise(
         ),
     ),
     source="ONNX Shrink",
-    # By the sign of the difference: neither lambd nor the difference need be a number of the dtype.
-    gradient={"src": "Select(LessOrEqual(Sign(Subtract(Abs(src), $lambd)), 0), 0, d)"},
+    gradient={"src": lambda attrs, given: f"Select({_at_most('Abs(src)', '$lambd', attrs['lambd'])}, 0, d)"},
 )

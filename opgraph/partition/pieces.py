@@ -23,8 +23,9 @@ def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces]
         while left[0].rest and left[1].rest and _match(left[0], left[1], from_end=from_end):
             pass
     for one, other in (left, left[::-1]):
-        if other.rest and len(one.rest) == 1 and (len(other.rest) > 1 or isinstance(one.rest[0][1], str)):
-            # All that is left: whatever its size is, it is theirs.
+        if other.rest and len(one.rest) == 1 and isinstance(one.rest[0][1], str):
+            # All that is left: whatever its size is, it is theirs. This does not hold for a number: [0,3,h,w] of no
+            # elements becomes [0,6], whatever h and w are.
             (place, _), sizes = one.rest[0], [size for _, size in other.rest]
             one.middle[place] += sizes
             for own, size in other.rest:

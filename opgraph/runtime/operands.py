@@ -10,6 +10,7 @@ import numpy as np
 from opgraph.errors import InvalidShape
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
+from opgraph.loops.cuts import has_cuts
 from opgraph.loops.layout import Layout, bind
 from opgraph.loops.lower import Lowered
 from opgraph.loops.space import Shape, Strides, lies_over, space_of
@@ -81,6 +82,8 @@ class Operands:
         if self._rules is not None:
             self._rules.check(shapes)
         layout = self.layout(shapes, strides, out_strides or None)
+        if self._rules is not None and not layout.size and has_cuts(self.loop):
+            self._rules.check_results(shapes, layout.results)
         for shape, result in zip(out_shapes, layout.results):
             if shape is not None:
                 check_out_shape(shape, result)

@@ -34,7 +34,8 @@ class ShapeRules:
             if _asks_more(op) and not all(t.has_known_shape for t in op.inputs)
         ]
         self._ops = tuple(ops[: open_[-1]]) if open_ else ()
-        self._ports = partition.input_ports
+        self._needed = tuple(ops)
+        self._ports, self._results = partition.input_ports, partition.output_ports
         self._accepted: Sequence[tuple[int, ...]] | None = None
 
     def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -42,6 +43,21 @@ class ShapeRules:
         if self._ops and shapes != self._accepted:
             inferred(self._ops, _of_shapes(self._ports, shapes))
             self._accepted = shapes
+
+    def check_results(self, shapes: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> None:
+        """Raises InvalidShape where the ops make other shapes of inputs of these than a kernel that cuts axes.
+
+        Reshapes of no elements may do so: [0,3,5] becomes [0,3], while a kernel that takes the 5 for a 1 makes [0,15].
+        """
+        known = inferred(self._needed, _of_shapes(self._ports, shapes))
+        for tensor, made in zip(self._results, results, strict=True):
+            dims = known[tensor.id].dims or made
+            if any(isinstance(d, int) and d != own for d, own in zip(dims, made, strict=True)):
+                raise InvalidShape(
+                    f"a reshape of no elements makes {list(dims)} where other sizes make {list(made)}",
+                    where=f"{tensor.label} of one fused kernel",
+                    fix="give arrays whose sizes other than 0 fit together",
+                )
 
 
 def _asks_more(op: Op) -> bool:

@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.autograd.function import FunctionMeta, _SingleLevelFunction
+from torch.autograd import Function
+from torch.autograd.function import FunctionMeta
 
 _lock = threading.Lock()
 #: How many times each thread, by its number, is inside `functions_on_stack`.
 _threads: Counter[int] = Counter()
-_NO_CONTEXT = _SingleLevelFunction.setup_context
+_NO_CONTEXT = Function.setup_context
 
 
 @contextlib.contextmanager

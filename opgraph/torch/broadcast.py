@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from opgraph.runtime.providers.torch_internals import broadcast_of_two
+
 _of_symbols: Callable[..., torch.Size] = torch.broadcast_shapes
-_of_two: Callable[[torch.Size, torch.Size], torch.Size] = torch._C._infer_size
 
 
 def broadcast_shapes(shapes: Iterable[Iterable[Any]]) -> torch.Size:
@@ -25,5 +26,5 @@ def broadcast_shapes(shapes: Iterable[Iterable[Any]]) -> torch.Size:
     if not all(type(extent) is int for shape in given for extent in shape):
         return _of_symbols(*given)
     for shape in given:
-        result = _of_two(result, torch.Size(shape))
+        result = broadcast_of_two(result, torch.Size(shape))
     return result

@@ -16,9 +16,8 @@ from opgraph.torch.explain_report import FusedCalls, FusionReport, GraphBreak, G
 from opgraph.torch.fuse_module import FusedForward, fused_apart, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import new_compiler
-from opgraph.torch.graph.dynamo_entry import compiled
+from opgraph.torch.graph.dynamo_entry import compiled, graph_breaks
 from opgraph.torch.graph.launches import Launch
-from opgraph.torch.graph.torch_internals import graph_breaks
 from opgraph.torch.memory.measure import measured, saved_tensors
 from opgraph.torch.memory.recomputed import Run
 from opgraph.torch.memory.report import MemoryReport

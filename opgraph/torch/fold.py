@@ -11,10 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from opgraph.runtime.providers.torch_internals import (
+    FakeTensor,
+    tree_flatten,
+    tree_unflatten,
+    without_modes,
+    without_torch_function,
+)
 
 
 def is_in_onnx_export() -> bool:
@@ -52,7 +57,7 @@ class _Folding(TorchFunctionMode):
         if makes_number or (tensors and all(value is not None for value in tensors)):
             args, kwargs = tree_unflatten(known, structure)
             # Told of no_grad, torch.export notes a region for each call, and takes a second to undo it.
-            with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            with without_modes(), without_torch_function(), torch.no_grad():
                 result = func(*args, **kwargs)
             if not makes_number or not result.dim():
                 if type(result) is torch.Tensor and not result.dim():

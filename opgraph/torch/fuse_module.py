@@ -10,32 +10,27 @@ guards and AOTAutograd's wrappers take 30 us, in which its kernels would run sev
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from opgraph.errors import InvalidArguments, OpGraphError
+from opgraph.runtime.providers.torch_internals import MODULE_CALLERS, has_saved_tensors_hooks, is_transformed
 from opgraph.torch.fold import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, new_compiler, observed, on_run
-from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS
 from opgraph.torch.graph.dynamo_entry import compiled as isolated
+from opgraph.torch.graph.dynamo_entry import graph_breaks
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
-from opgraph.torch.graph.torch_internals import graph_breaks, has_saved_tensors_hooks, is_transformed, is_wrapped
+from opgraph.torch.graph.torch_internals import capture_errors, is_wrapped
 from opgraph.torch.tracing.reads import Wrapper
-
-#: The code in nn.Module that calls `forward`.
-_CALLERS = {
-    nn.Module._slow_forward.__code__,
-    nn.Module._call_impl.__code__,
-    *(c for c in nn.Module._call_impl.__code__.co_consts if isinstance(c, CodeType)),
-}
 
 
 class FusedForward(Wrapper):
@@ -68,8 +63,11 @@ class FusedForward(Wrapper):
         """What the module's own forward returns."""
         if is_transformed():
             return called_for_onnx(self.original, args, kwargs)  # part of what goes on around it
+        return self._run(self._called(sys._getframe(1)), args, kwargs)
+
+    def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """What the forward of a module returns that has this wrapper: `self.module`, or a copy of it."""
         compiled = self._compiled or self._compile()
-        module = self._called(sys._getframe(1))
         single = self._single
         # Activation checkpointing compares what is kept in two calls of a module, which therefore run alike.
         if single is not None and module is self.module and not has_saved_tensors_hooks():
@@ -83,7 +81,7 @@ class FusedForward(Wrapper):
                 result = self._first(compiled, module, args, kwargs)
             else:
                 result = compiled(module, self.instead, *args, **kwargs)
-        except CAPTURE_ERRORS as error:
+        except capture_errors() as error:
             if not self._failed(error):
                 raise error.inner_exception from None  # type: ignore[attr-defined]
             result = forward_of(module, self.instead, *args, **kwargs)
@@ -143,9 +141,23 @@ class FusedForward(Wrapper):
     def _called(self, caller: FrameType) -> nn.Module:
         """The module that is called: a shallow copy (`copy.copy`, a replica of DataParallel) has this same object in
         its __dict__, and parameters of its own, and only the frame of Module.__call__ has it."""
-        found = caller.f_locals.get("self") if caller.f_code in _CALLERS else None
+        found = caller.f_locals.get("self") if caller.f_code in MODULE_CALLERS else None
         is_copy = isinstance(found, nn.Module) and found.__dict__.get("forward") is self
         return found if is_copy and found is not None else self.module
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        """The call with the module as its first argument, as bound methods have it. `accelerate` wraps that function
+        and binds it to the module again; a deep copy of what is bound belongs to the copied module."""
+
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_transformed():
+                return called_for_onnx(partial(forward_of, module, self.instead), args, kwargs)
+            return self._run(module, args, kwargs)
+
+        if self.instead is None:
+            forward.__signature__ = inspect.signature(type(self.module).forward)  # type: ignore[attr-defined]
+        return forward
 
     @property
     def __wrapped__(self) -> Any:

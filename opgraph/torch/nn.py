@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from opgraph.errors import InvalidArguments
+from opgraph.runtime.providers.torch_internals import is_transformed
 from opgraph.torch.fuse import fuse
-from opgraph.torch.graph.torch_internals import is_transformed
 from opgraph.torch.overwrite import overwrite
 from opgraph.torch.tracing.reads import written
 

@@ -183,6 +183,17 @@ def test_a_function_of_torchs_may_be_0_where_it_is_tiny(monkeypatch: pytest.Monk
     assert "1 of 3" in problem(np.array([0, 0, -1], np.float32), one_truth(text, x=x))
 
 
+def test_a_function_of_torchs_may_make_nan_of_an_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HardSwish(-inf) is -0; torch's is -inf times 0."""
+    x = np.array([-np.inf, 1.0], np.float32)
+    text = "graph(x: f32[2]) -> (y)\n  y = HardSwish(x)"
+    torchs, wrong = (np.array(a, np.float32) for a in ([np.nan, 2 / 3], [-np.inf, np.nan]))
+    assert "1 of 2" in problem(torchs, one_truth(text, x=x))
+    monkeypatch.setattr("random_truth.COARSE", 64.0)
+    assert problem(torchs, one_truth(text, x=x)) == ""
+    assert "1 of 2" in problem(wrong, one_truth(text, x=x))
+
+
 def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in host.FLAGS))
     x = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
@@ -240,6 +251,28 @@ def test_a_wrong_kernel_is_told_of_its_own_seed(monkeypatch: pytest.MonkeyPatch)
 def _results(found: Scenario) -> tuple[list[np.ndarray], list[Any]]:
     (feeds,) = found.feeds
     return [og.compile(found.graph)(feeds)], truths(found.graph, feeds)
+
+
+def test_what_the_reference_refuses_of_an_op_that_no_output_needs_is_no_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "graph(x: f32[n], z: f32[m]) -> (y)\n  s = ReduceSum(x, axes=[0])\n  y = Add(x, s)\n  d = Add(x, z)"
+    graph = og.parse(text).finalize()
+    found = Scenario(graph, [{"x": np.ones(3, np.float32), "z": np.ones(5, np.float32)}], True)
+    monkeypatch.setattr("random_calls._differs", lambda *args: iter(["other bits"]))  # so that the truth is asked for
+    assert problems(found, CHECKS["written"], 0) == []
+
+
+@pytest.mark.filterwarnings("ignore:there is no C")
+def test_the_gradient_of_the_largest_of_values_that_are_made_again_is_no_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pass back compares Mish(x) with the largest, which is kept in f32; in f64 the two are equal nowhere."""
+    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    x = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    graph = og.parse("graph(x: f32[n,4]) -> (y)\n  m = Mish(x)\n  y = ReduceMax(m, axes=[0])").finalize()
+    found = Scenario(graph, [{"x": x}], False)
+    assert problems(found, CHECKS["gradients"], 0) == []
 
 
 def test_what_a_task_raises_ends_the_run() -> None:

@@ -154,10 +154,10 @@ def test_large_sums_bring_a_workspace(driver: FakeDriver, captured: list[backend
 def test_kernels_go_to_the_stream_of_the_moment_and_another_current_gpu_is_given_back(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opgraph.runtime.providers import torch_cuda_prepared
+    from opgraph.runtime.providers import torch_internals
 
     stream = [5]
-    monkeypatch.setattr(torch_cuda_prepared, "current_stream", lambda device: stream[0])
+    monkeypatch.setattr(torch_internals, "current_stream", lambda device: stream[0])
     model, x = ogt.fuse(Both()), torch.randn(3, 40)
     used = []
     make_current = cupy.cuda.runtime.setDevice

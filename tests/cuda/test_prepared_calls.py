@@ -62,10 +62,10 @@ def test_one_function_serves_aligned_and_misaligned_tensors_of_one_shape(driver:
 def test_calls_go_to_the_driver_on_the_stream_of_the_moment(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from opgraph.runtime.providers import torch_cuda_prepared
+    from opgraph.runtime.providers import torch_internals
 
     stream = [5]
-    monkeypatch.setattr(torch_cuda_prepared, "current_stream", lambda device: stream[0])
+    monkeypatch.setattr(torch_internals, "current_stream", lambda device: stream[0])
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     for stream[0] in (5, 0, 7):
         f(x, a)
@@ -86,11 +86,11 @@ def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
 ) -> None:
     """After `with torch.cuda.device(1):` in a process that used GPU 1 alone, torch allocates on GPU 0 again, and the
     runtime stays on GPU 1 until torch uses GPU 0."""
-    from opgraph.runtime.providers import torch_cuda_prepared, torch_prepared
+    from opgraph.runtime.providers import torch_internals
 
     allocated = []
-    monkeypatch.setattr(torch_cuda_prepared, "current_gpu", lambda: 1)  # the runtime names 0, the kernel's
-    monkeypatch.setattr(torch_prepared, "empty_cuda", lambda *look: allocated.append(look))
+    monkeypatch.setattr(torch_internals, "current_gpu", lambda: 1)  # the runtime names 0, the kernel's
+    monkeypatch.setattr(torch_internals, "empty_cuda", lambda *look: allocated.append(look))
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     for _ in range(2):
         assert same([f(x, a)], [x * torch.sigmoid(a * x)])
@@ -102,13 +102,13 @@ def test_a_forked_process_is_refused_before_cuda_is_asked(
 ) -> None:
     """CUDA answers whatever it is asked there with cudaErrorInitializationError."""
     from opgraph.runtime import cuda
-    from opgraph.runtime.providers import torch_cuda_prepared
+    from opgraph.runtime.providers import torch_internals
 
     def asked() -> int:
         assert not cuda.forked
         return 0
 
-    monkeypatch.setattr(torch_cuda_prepared, "current_gpu", asked)
+    monkeypatch.setattr(torch_internals, "current_gpu", asked)
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     f(x, a)
     monkeypatch.setattr(cuda, "forked", True)

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from opgraph.runtime.device_array import RawStream  # noqa: E402
+from opgraph.runtime.providers import torch_internals  # noqa: E402
 from opgraph.runtime.providers.torch_cuda import TORCH  # noqa: E402
 
 SIDE = 77
@@ -32,7 +33,7 @@ def test_an_address_becomes_that_stream_of_torch(address: int, monkeypatch: pyte
         return SimpleNamespace(address=address)
 
     side = SimpleNamespace(address=SIDE, wait_stream=lambda other: None)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: current[-1], raising=False)
+    monkeypatch.setattr(torch_internals, "current_stream", lambda index: current[-1])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: side)
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "get_stream_from_external", stream_of)

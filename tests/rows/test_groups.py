@@ -10,10 +10,12 @@ from row_graphs import SPELLED, WHOLE
 from row_truth import assert_near
 
 import opgraph as og
+from opgraph.errors import InvalidShape
 from opgraph.loops.interpret import interpret
 from opgraph.loops.lower import lower
 from opgraph.loops.text import parse_loop
 from opgraph.partition.pieces import common_pieces, flat
+from opgraph.runtime import host
 
 torch = pytest.importorskip("torch")
 
@@ -278,6 +280,7 @@ def test_groups_of_images_of_one_element_and_of_one_channel_are_one_kernel_with_
         ((2, 5, 12), (2, 5, 12, 1), (2, 5, 12, 1)),
         ((1, 1), (), None),
         (("?",), (), None),
+        ((0, 3, "?", 3), (0, 6), None),
         ((3, "?"), (3,), (3, 1)),
         (("?", 3), (3,), (1, 3)),
     ],
@@ -287,6 +290,34 @@ def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, 
     assert (found and (flat(found[0]), flat(found[1]))) == (pieces and (pieces, pieces))
     turned = common_pieces(b, a)
     assert (turned and flat(turned[0])) == (found and flat(found[1]))
+
+
+@pytest.mark.parametrize("batch", [0, "n"])
+def test_a_reshape_of_no_elements_makes_the_shape_that_it_states(batch: int | str) -> None:
+    graph = og.parse(
+        f"graph(x: f64[{batch},3,?,3]) -> (y, z)\n  a = Add(x, x)\n"
+        f"  y = StaticReshape(a, shape=[0, 6], special_zero={str(bool(batch)).lower()})\n  z = ReduceSum(y, axes=[1])"
+    )
+    got = og.compile(graph)(x=np.zeros((0, 3, 2, 3)))
+    assert (got["y"].shape, got["z"].shape) == ((0, 6), (0,))
+
+
+@pytest.mark.filterwarnings("ignore:there is no C")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_reshape_of_no_elements_to_a_size_that_a_kernel_takes_for_another_is_refused(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(host, "find_compiler", lambda: None)
+    f = og.compile(
+        og.parse(
+            "graph(x: f64[n,3,?]) -> (y, z)\n  a = Add(x, x)\n"
+            "  y = StaticReshape(a, shape=[0, 3], special_zero=true)\n  z = ReduceSum(y, axes=[1])"
+        )
+    )
+    assert f(x=np.ones((2, 3, 1)))["y"].shape == (2, 3)
+    with pytest.raises(InvalidShape, match=r"no elements makes \[0, 3\] where other sizes make \[0, 15\]"):
+        f(x=np.zeros((0, 3, 5)))
 
 
 @pytest.mark.parametrize(("src", "like"), [("?", ""), ("", "?"), ("3,?", "3"), ("?,3", "3")])

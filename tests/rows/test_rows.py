@@ -319,6 +319,19 @@ def test_an_operand_may_change_with_the_runs_of_a_row() -> None:
     np.testing.assert_allclose(og.compile(og.parse(text))(x=x, w=w), p - p.max((1, 2), keepdims=True))
 
 
+def test_a_row_of_one_element_may_add_up_f64_beside_results_of_f32() -> None:
+    text = """graph(x: f32[1], w: f32[1]) -> (y, z)
+      y = Maximum(x, w)
+      d: f64[1] = TypeCast(y)
+      s = ReduceSum(d, axes=[0], keep_dims=true)
+      t = Subtract(s, 0.1)
+      z: f32[1] = TypeCast(t)
+    """
+    x, w = np.array([0.1], np.float32), np.array([-1.0], np.float32)
+    got = og.compile(og.parse(text))(x=x, w=w)
+    assert got["y"] == x and got["z"] == np.float32(np.float64(x[0]) - 0.1) != 0
+
+
 def test_a_division_by_a_row_value_is_right_for_any_two_floats() -> None:
     """It is done by two products; extremes, zeros, infinities and NaN come out as of a division."""
     text = "graph(x: f32[n,c]) -> (y)\n s = ReduceMax(x, axes=[-1], keep_dims=true)\n y = Divide(x, s)"

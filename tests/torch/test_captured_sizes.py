@@ -88,7 +88,10 @@ def graphs_of(captured):
 
 @pytest.mark.parametrize(
     ("kind", "feed", "sizes"),
-    [(Images, images, [(2, 9), (3, 9), (5, 9), (3, 11)]), (Tokens, tokens, [(2, 9), (3, 9), (5, 9), (3, 11), (5, 12)])],
+    [
+        (Images, images, [(2, 17), (3, 17), (5, 17), (3, 19)]),  # images of 169 elements and more: see at_once.py
+        (Tokens, tokens, [(2, 9), (3, 9), (5, 9), (3, 11), (5, 12)]),
+    ],
     ids=["images", "tokens"],
 )
 def test_other_sizes_compile_no_kernel(kernels, kind, feed, sizes):
@@ -191,13 +194,19 @@ NETWORKS = ["ResNet-18, ReLU", "Llama", "GPT-2", "ConvNeXt"]
 def test_other_sizes_of_networks_compile_no_kernel(kernels, name):
     model = ogt.fuse(_network(name))
     counts = []
-    for batch, length in [(2, 32), (3, 32), (5, 32), (3, 40), (5, 48)]:  # short rows have kernels of their own
+    for batch, length in [
+        (3, 136),
+        (4, 136),
+        (6, 136),
+        (4, 144),
+        (6, 160),
+    ]:  # short rows and sums of two have kernels of their own
         if name in ("Llama", "GPT-2"):
             ids = torch.randint(0, 60, (batch, length))
             logits = model(ids).logits[:, :-1].flatten(0, 1)
             loss = F.cross_entropy(logits, ids[:, 1:].flatten())
         else:
-            made = model(torch.randn(batch, 3, 32, 32))
+            made = model(torch.randn(batch + 6, 3, 32, 32))  # a channel has 16 elements of each
             loss = getattr(made, "logits", made).square().mean()
         loss.backward()
         counts.append(len(kernels))
@@ -215,7 +224,7 @@ def _network(name):
         "Llama": lambda: t.LlamaForCausalLM(
             t.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, **words)
         ),
-        "GPT-2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **words)),
+        "GPT-2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=160, **words)),
         "ConvNeXt": lambda: t.ConvNextForImageClassification(
             t.ConvNextConfig(depths=[1, 1, 1], hidden_sizes=[16, 32, 48], num_stages=3, image_size=32)
         ),

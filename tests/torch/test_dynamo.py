@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
+import opgraph.torch as ogt  # noqa: E402
 from opgraph.torch.dynamo import backend  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 
@@ -54,6 +56,35 @@ def test_training_and_inference_agree_with_eager():
     # The whole of the arithmetic between two linears is one kernel.
     training, inference = captured
     assert (len(training.forward.launches), len(inference.inference.launches)) == (1, 1)
+
+
+def tangents(function):
+    """The tangent of a function's result, and that of its gradient where the cotangent has one."""
+    x = torch.linspace(-1, 2, 7)
+    leaf = x.clone().requires_grad_()
+    before = function(leaf)
+    with forward_ad.dual_level():
+        dual = function(forward_ad.make_dual(x, torch.linspace(1, 3, 7)))
+        (gradient,) = torch.autograd.grad(before, leaf, forward_ad.make_dual(torch.ones(7), torch.linspace(3, 1, 7)))
+        found = [forward_ad.unpack_dual(t).tangent for t in (dual, gradient)]
+    rows = torch.autograd.functional.jacobian(function, x, vectorize=True, strategy="forward-mode")
+    return [*found, rows]
+
+
+@pytest.mark.parametrize("is_module", [False, True], ids=["compile", "fuse"])
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_forward_mode_derivatives_are_not_lost(is_module):
+    """Programs read no tangents: in forward mode a graph runs as Dynamo captured it, and its backward op by op."""
+
+    def f(x):
+        return torch.softmax(torch.sin(x) * x, 0) + 1
+
+    class Own(nn.Module):
+        def forward(self, x):
+            return f(x)
+
+    fused = ogt.fuse(Own()) if is_module else torch.compile(f, backend="opgraph")
+    torch.testing.assert_close(tangents(fused), tangents(f))
 
 
 def test_functions_that_enter_streams_run_as_they_were_written():

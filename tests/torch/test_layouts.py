@@ -67,7 +67,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "drawn like it": lambda: convolved(lambda y: y + torch.rand_like(y)),
     "joined": lambda: convolved(lambda y: torch.cat([y, y.sin()], 1)),
     "upsampled": lambda: convolved(lambda y: functional.interpolate(y, scale_factor=2)),
-    "one channel": lambda: nn.Sequential(nn.Conv2d(16, 1, 1), nn.SiLU(), nn.Conv2d(1, 16, 1)),
+    "one channel": lambda: nn.Sequential(nn.Conv2d(16, 1, 3, padding=1), nn.SiLU(), nn.Conv2d(1, 16, 3, padding=1)),
 }  # fmt: skip
 
 

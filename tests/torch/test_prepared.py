@@ -74,7 +74,7 @@ def test_more_signatures_than_are_compared_are_looked_up() -> None:
 
 
 def test_without_torchs_guards_calls_are_looked_up(monkeypatch) -> None:
-    monkeypatch.setattr(torch_prepared, "_TensorGuards", None)
+    monkeypatch.setattr(torch_prepared, "TensorGuards", None)
     f = fuse(formula)
     for _ in range(3):
         assert same(both(f, X), both(formula, X))

@@ -110,3 +110,17 @@ def test_the_peak_of_a_resnet(activation: type[nn.Module], mib: int) -> None:
     report = ogt.saved_tensors(model, torch.empty(128, 3, 32, 32), dry_run=True)
     assert report.totals.kept <= 302 * MIB
     assert report.peak.bytes <= mib * MIB
+
+
+def test_results_lie_in_memory_that_was_read_in_other_axes() -> None:
+    """A product of tokens is a matrix, and the activation of it has the axes of the tokens."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)).eval()
+    fused, x = ogt.fuse(copy.deepcopy(model)), torch.randn(4, 5, 8)
+    found: list[Captured] = []
+    with torch.no_grad(), observed(found.append):
+        results = [fused(x) for _ in range(3)]
+        torch.testing.assert_close(results[0], model(x))
+    assert all(torch.equal(results[0], other) for other in results)
+    inference = found[0].inference
+    assert isinstance(inference, program.Program)
+    assert "gelu = reinterpret(addmm, (4, 5, 32), (160, 32, 1), 0)" in inference.source

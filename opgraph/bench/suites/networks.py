@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from opgraph.bench.networks import (
+    BRANCHES,
     COMPILED,
     FIRST,
     MEMORY,
     MEMORY_BUDGETS,
     NETWORKS,
+    OURS,
     Network,
 )
 from opgraph.bench.results import Cell, Figure, Results, Row, cell_of
@@ -98,6 +100,8 @@ def measured(
                 _memory(net, name, ways, asked, env, results, say)
             elif question == FIRST:
                 _first(name, ways, asked, results, say)
+            elif question == BRANCHES:
+                _branches(net, name, asked, env, results, say)
             else:
                 say(f"{name}: {', '.join(ways)}, in turns")
                 asked |= {"question": question, "ways": ways, "seconds": TIMING if rest is None else min(TIMING, rest)}
@@ -149,6 +153,20 @@ def _first(name: str, ways: Sequence[str], asked: Mapping[str, Any], results: Re
                 results.figures.append(
                     Figure(suite=SUITE, subject=f"{name}: {way}", column=column, value=found["seconds"], unit="s")
                 )
+
+
+def _branches(
+    net: Network, name: str, asked: Mapping[str, Any], env: Mapping[str, str], results: Results, say: Say
+) -> None:
+    """Microseconds in which a training step checks its branches on parameters."""
+    say(f"{name}: {OURS}")
+    try:
+        found = _answer({**asked, "ask": "branches", "way": OURS}, env)
+    except RuntimeError as error:
+        results.absent[name] = str(error)
+        return
+    subject = f"{net.name}, batch {net.batch}: {OURS}"
+    results.figures.append(Figure(suite=SUITE, subject=subject, column="branches", value=found["us"], unit="us"))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 
 from opgraph.ir import dtypes
 from opgraph.runtime.device_array import Adopted, DeviceArray, RawStream
+from opgraph.runtime.providers import torch_internals
 from opgraph.runtime.providers.torch import from_numpy, to_numpy
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 
@@ -66,11 +67,11 @@ class TorchLibrary:
 
     def stream(self, device: int) -> RawStream:
         """Torch's current stream of this thread; a captured one during CUDA graph capture."""
-        return RawStream(ptr=torch._C._cuda_getCurrentRawStream(device))
+        return RawStream(ptr=torch_internals.current_stream(device))
 
     def using(self, stream: Any, device: int) -> Any:
         """A block in which a stream is torch's current one of this thread."""
-        if stream.ptr == torch._C._cuda_getCurrentRawStream(device):
+        if stream.ptr == torch_internals.current_stream(device):
             return torch.cuda.stream(None)
         return torch.cuda.stream(torch.cuda.get_stream_from_external(stream.ptr, device))  # 0: the default stream
 

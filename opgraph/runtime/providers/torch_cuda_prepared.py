@@ -12,14 +12,9 @@ from opgraph.runtime import cuda
 from opgraph.runtime.cuda_kernel import CudaKernel
 from opgraph.runtime.cuda_sequence import CudaSequence
 from opgraph.runtime.kernel_sequence import KernelLaunch
-from opgraph.runtime.providers import torch_prepared
+from opgraph.runtime.providers import torch_internals
 from opgraph.runtime.providers.torch_prepared import Statements, Tensors
 
-#: `current_stream(device)`: the address of torch's current stream; torch built without CUDA has none.
-current_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-#: `current_gpu()`: the GPU on which torch allocates. The runtime, and so CuPy, may name another one: torch leaves a
-#: device that it has not used yet for later when `torch.cuda.device(...)` ends.
-current_gpu: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
 #: `with on_gpu(device):` torch allocates there, and kernels are launched there.
 on_gpu: Callable[[int], AbstractContextManager[Any]] = torch.cuda.device
 
@@ -50,8 +45,8 @@ def on_device(
     launch = KernelLaunch(plan, tuple((place, 0) for place in range(len(plan.moving))))
     sequence = CudaSequence([launch], len(plan.moving), kernel.device)
     values: dict[str, Any] = {
-        "cuda": cuda, "current": current_gpu, "stream": current_stream, "empty": torch_prepared.empty_cuda,
-        "otherwise": otherwise, "launch": sequence,
+        "cuda": cuda, "current": torch_internals.current_gpu, "stream": torch_internals.current_stream,
+        "empty": torch_internals.empty_cuda, "otherwise": otherwise, "launch": sequence,
     }  # fmt: skip
     addresses = {name: f"a{i}" for i, name in enumerate(dict.fromkeys(read))}
     lines = [f"{address} = {name}.data_ptr()" for name, address in addresses.items()]

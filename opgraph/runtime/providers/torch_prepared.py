@@ -16,12 +16,12 @@ from types import CodeType, MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
-from torch.autograd import forward_ad
 
 from opgraph.runtime import pages, spare
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
 from opgraph.runtime.providers.torch import to_numpy
+from opgraph.runtime.providers.torch_internals import TensorGuards, dispatch_modes, empty_cpu, forward_ad
 from opgraph.runtime.runner import Runner
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
@@ -33,28 +33,15 @@ Check: TypeAlias = Callable[..., bool]
 #: Signatures that are compared one after the other before a call is looked up by a key of Python.
 MAX_READY = 8
 
-# torch's own guards, and what Inductor's programs allocate with, which parses no arguments.
-_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_TensorGuards: Any = getattr(_guards, "TensorGuards", None)
-#: `empty_cpu(shape, strides, dtype)`: a new tensor on the CPU.
-empty_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", None) or (
-    lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
-)
-#: The same on the current GPU.
-empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", None) or (
-    lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
-)
-_modes = torch._C._len_torch_dispatch_stack
-
 
 def is_plain() -> bool:
     """Whether nothing is going on that a signature does not tell of: a level of forward-mode gradients, a mode."""
-    return forward_ad._current_level < 0 and not _modes()
+    return forward_ad._current_level < 0 and not dispatch_modes()
 
 
 #: The same as text, for generated functions, and the values that it names.
 IS_PLAIN = "forward_ad._current_level < 0 and not modes()"
-IS_PLAIN_VALUES: Mapping[str, Any] = MappingProxyType({"forward_ad": forward_ad, "modes": _modes})
+IS_PLAIN_VALUES: Mapping[str, Any] = MappingProxyType({"forward_ad": forward_ad, "modes": dispatch_modes})
 
 
 def check_of(tensors: Tensors) -> Check | None:
@@ -63,9 +50,9 @@ def check_of(tensors: Tensors) -> Check | None:
     It takes whatever may stand in place of a tensor, but for nested tensors, of which torch's guards end the process
     (they ask for strides where nothing may be raised). Of one tensor given twice it says no.
     """
-    if _TensorGuards is None or len({id(t) for t in tensors}) < len(tensors):
+    if TensorGuards is None or len({id(t) for t in tensors}) < len(tensors):
         return None
-    check: Check = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    check: Check = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 
 

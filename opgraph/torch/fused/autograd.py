@@ -10,9 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 
+from opgraph.runtime.providers.torch_internals import (
+    SingleLevelFunction,
+    dispatch_modes,
+    enter_directly,
+    forward_ad,
+    keep,
+)
 from opgraph.runtime.providers.torch_prepared import (
     MAX_READY,
     Check,
@@ -44,11 +49,11 @@ class Trained:
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The caller's results, connected to the inputs."""
-        results = Fused.apply(self, *tensors)  # type: ignore[attr-defined]  # of C
+        results = Fused.apply(self, *tensors)
         return (results,) if self.single else results[: self.count]
 
 
-class Fused(_SingleLevelFunction):
+class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch tells no type
     """A node that holds what `save_for_backward` got, shapes, and nothing else of the call's.
 
     torch.func has its own way (library.py), so the class is what torch calls one level's.
@@ -100,8 +105,7 @@ def recorder(training: Training, statements: Statements, names: Sequence[str], t
     """
     results = statements.results
     everything = (*names, *results)
-    # What save_for_backward sets, without a call of it.
-    lines = [*statements.lines, f"ctx.to_save = ({''.join([f'{everything[i]}, ' for i in training.kept])})"]
+    lines = [*statements.lines, keep("ctx", [everything[i] for i in training.kept])]
     if training.fixed:
         lines.append(f"ctx.mark_non_differentiable({', '.join([results[i] for i in training.fixed])})")
     if len(results) > 1:
@@ -110,8 +114,8 @@ def recorder(training: Training, statements: Statements, names: Sequence[str], t
     forward = defined("forward", ("ctx", *names), lines, statements.values)
     backward = _backward(training, [tensors[i].shape for i in training.shapes])
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": __name__}
-    function: Any = type("Fused", (_SingleLevelFunction,), members)
-    function._backward_cls.apply = backward  # in place of torch's own, which finds `backward` by two Python functions
+    function: Any = type("Fused", (SingleLevelFunction,), members)
+    enter_directly(function, backward)
     made: Run = function.apply
     return made
 
@@ -131,7 +135,7 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
         else:
             wanted, raised = training.wanted(ctx)
             asks = not (raised and wanted == may)
-        if wanted == may and not _records() and forward_ad._current_level < 0 and not _modes():
+        if wanted == may and not _records() and forward_ad._current_level < 0 and not dispatch_modes():
             # None of these is a nested tensor: the results of the forward call are not, and torch compares.
             given = (*saved, *grads)
             for check, run in ready:
@@ -148,4 +152,4 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
     return backward
 
 
-_records, _modes = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack
+_records = torch.is_grad_enabled

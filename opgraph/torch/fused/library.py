@@ -14,12 +14,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
 
 from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
 from opgraph.runtime.providers.torch import from_numpy
+from opgraph.runtime.providers.torch_internals import (
+    after_autograd,
+    below_autograd,
+    dispatch_modes,
+    enable_single_level_autograd_function,
+    forward_ad,
+    tangents_enabled,
+    transforms_active,
+)
 from opgraph.torch.fused.autograd import Trained
 from opgraph.torch.fused.composite import composite
 from opgraph.torch.fused.graph import without_data
@@ -37,8 +44,6 @@ _LIBRARY: Any = _open(_NAMESPACE, "FRAGMENT")
 #: Tensors in and out of the ops that exist from the start; of more, an op is defined when it is first called.
 _USUAL = ((i, o) for o in (1, 2) for i in range(1, 9))
 
-_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._are_functorch_transforms_active
 _dynamo = torch.compiler.is_dynamo_compiling
 
 _lock = threading.Lock()
@@ -97,7 +102,7 @@ class Spelling:
         found = self.placed.get(device)
         if found is None:
             found = tuple([c.to(device) for c in self.constants])
-            if _dynamo() or not (_modes() or _transforms()):  # which give wrappers that end with them
+            if _dynamo() or not (dispatch_modes() or transforms_active()):  # which give wrappers that end with them
                 self.placed[device] = found
         return found
 
@@ -163,21 +168,21 @@ def _differentiable(keyset: Any, *args: Any) -> Any:
     op, tensors = _given(args)
     needs = tuple([t.requires_grad for t in tensors]) if torch.is_grad_enabled() else (False,) * len(tensors)
     if not any(needs) and forward_ad._current_level < 0:
-        with torch._C._AutoDispatchBelowAutograd():
-            return op.spelling.overload.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+        with below_autograd():
+            return op.spelling.overload.redispatch(keyset & after_autograd, *args)
     training = op.training(needs)
     forward = op if training.forward is op.graph else op.derived(training.forward)
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return call(forward.spelling, tensors)
 
     def run_lower(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # A node's forward runs without recording, but the levels below this one have gradients of their own to record.
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        with torch.enable_grad(), tangents_enabled(True):
             return run(*tensors)
 
-    if not torch._C._are_functorch_transforms_active():
+    if not transforms_active():
         return _unpacked(Trained(training, run, len(op.graph.outputs))(*tensors))
     # Here torch.func runs one level of its transforms, in which plain autograd is what records.
     with enable_single_level_autograd_function():

@@ -13,6 +13,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
 from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.providers.torch_internals import has_storage, tracing_state, transforms_active
 from opgraph.runtime.providers.torch_prepared import Run, Statements, is_plain, tensor_names
 from opgraph.torch.fold import is_in_onnx_export
 from opgraph.torch.fused.autograd import recorder
@@ -30,10 +31,7 @@ MAX_CALLS = 1024
 DEVICES = ("cpu", "cuda")
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
-_transforms = torch._C._are_functorch_transforms_active
-_tracing = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
-_has_storage = torch._C._has_storage
 _dynamo = torch.compiler.is_dynamo_compiling
 
 
@@ -100,7 +98,7 @@ class FusedOp:
                 parts += (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_cpu or tensor.device, needs_one)
             except RuntimeError as error:  # a nested tensor
                 raise _not_strided(error) from None
-        if not is_plain() or _transforms() or _tracing() is not None:
+        if not is_plain() or transforms_active() or tracing_state() is not None:
             return None
         records = needs and _grad_enabled()
         parts.append(records)
@@ -120,7 +118,7 @@ class FusedOp:
         for tensor in tensors:
             if type(tensor) not in (_Tensor, _Parameter) or tensor.is_neg() or tensor.device.type not in DEVICES:
                 return None
-            if not _has_storage(tensor):  # many at once: autograd.grad's is_grads_batched
+            if not has_storage(tensor):  # many at once: autograd.grad's is_grads_batched
                 return None
         return self._program(self.graph, tensors).statements(tensors, names)
 
@@ -204,7 +202,7 @@ class FusedOp:
                     fix="pass torch tensors",
                 )
         check_count(self.graph, tensors)
-        if is_in_onnx_export() or _tracing() is not None:
+        if is_in_onnx_export() or tracing_state() is not None:
             return tuple(composite(self.graph, tensors, self.rounding))
         return call(self.spelling, tensors)
 

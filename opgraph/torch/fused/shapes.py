@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from opgraph.errors import InvalidShape
 from opgraph.ir import opdef
@@ -15,6 +14,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.providers.torch import torch_dtype
+from opgraph.runtime.providers.torch_internals import FakeTensor
 from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.fused.composite import composite
 

@@ -13,6 +13,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
+from opgraph.runtime.providers.torch_internals import has_storage, will_execute
 from opgraph.runtime.providers.torch_prepared import Run
 from opgraph.torch.fused.graph import reached
 from opgraph.torch.fused.tangents import Tangents, tangents
@@ -147,7 +148,7 @@ class Training:
         pool = [*saved, *self._stand_ins(backward.order, shapes, grads), *grads]
         run: Callable[..., tuple[torch.Tensor, ...]] = backward.op
         given = [pool[i] for i in backward.order]
-        if not all(map(_has_storage, given)):  # many at once (is_grads_batched), or of a transform that has ended
+        if not all(map(has_storage, given)):  # many at once (is_grads_batched), or of a transform that has ended
             run = backward.op.dispatched
         results = run(*given)
         return [None if place is None else results[place] for place in backward.places]
@@ -211,7 +212,7 @@ class Training:
 
 def runs_everything() -> bool:
     """Whether the running backward pass is one that runs every node: `backward()` without `inputs=`."""
-    return bool(_will_execute(_NO_ONES))
+    return bool(will_execute(_NO_ONES))
 
 
 def _wanted(ctx: Any, may: Flags) -> tuple[Flags, bool]:
@@ -235,14 +236,12 @@ def _wanted(ctx: Any, may: Flags) -> tuple[Flags, bool]:
         if raised and not node.next_functions:
             continue
         try:
-            wanted[i] = _will_execute(node)
+            wanted[i] = will_execute(node)
         except RuntimeError:
             raised = True
         found = found or wanted[i]
     return tuple(wanted), raised
 
 
-_has_storage = torch._C._has_storage
-_will_execute = torch._C._will_engine_execute_node
 #: The node of a leaf that no graph has.
 _NO_ONES: Any = torch.empty(0, requires_grad=True).view(0).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

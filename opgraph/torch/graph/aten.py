@@ -17,6 +17,7 @@ from torch.fx import Node
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.providers.torch_dtypes import NAMES
+from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.axis_splits import AxisSplit, Join, join_of
 from opgraph.torch.tracing import calls
 from opgraph.torch.tracing.emit import Emitter, Value, compute_dtype
@@ -93,7 +94,7 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
 
 def is_computed(node: Node) -> bool:
     """Whether opgraph computes the node in a kernel."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     made, op = value_of(node), packet(node)
     if not _is_data(made) or made.dtype in _INTEGERS:

@@ -15,17 +15,18 @@ from functools import cache, lru_cache, partial
 from itertools import count
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
+from opgraph.runtime.providers.torch_internals import is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts
-from opgraph.torch.graph.branches import fold_branches, written_arguments
+from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
-from opgraph.torch.graph.dynamo_entry import CAPTURE_ERRORS, run_as_written
 from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.norms import shows_statistics
@@ -35,12 +36,11 @@ from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
     aot_backend,
-    draws_random_numbers,
-    has_streams,
+    capture_errors,
     keep_saved_tensors,
     memory_of,
-    with_second_derivatives_refused,
-    without_modes,
+    refuse_second_derivatives,
+    run_as_written,
 )
 from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
 
@@ -117,7 +117,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
 
     @no_collector()
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if has_streams(graph.graph):  # kernels of a program are all on one stream
+        if _has_streams(graph):  # kernels of a program are all on one stream
             warnings.warn(
                 "a function that enters streams of a device runs as it was written; what it calls is fused",
                 stacklevel=2,
@@ -127,8 +127,9 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
             return _with_unread_draws(
                 graph,
-                lambda: compile_parts(
-                    graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))
+                lambda: _as_written_with_tangents(
+                    graph,
+                    compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))),
                 ),
             )
 
@@ -173,12 +174,12 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 keep_inference_input_mutations=True,
             )(graph, example_inputs)
         except Exception as error:  # this graph alone, for those before it in the same call have run
-            if isinstance(error, (OpGraphError, *CAPTURE_ERRORS)):
+            if isinstance(error, (OpGraphError, *capture_errors())):
                 raise
             said = str(error).splitlines() or [type(error).__name__]
             warnings.warn(f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=2)
             return graph.forward
-        call = with_second_derivatives_refused(made, _no_second_derivative, on_run)
+        call = _with_first_derivatives_alone(made)
         return with_undefined_gradients(call, depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
@@ -190,12 +191,51 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
 compiler = lru_cache(maxsize=None, typed=True)(new_compiler)
 
 
+def _with_first_derivatives_alone(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph whose second derivatives raise an error that says what to do; `on_run` is called each time."""
+    seen = False
+
+    def run(*args: Any) -> Any:
+        nonlocal seen
+        for observer in on_run:
+            observer()
+        outputs = call(*args)
+        seen = seen or refuse_second_derivatives(outputs, _no_second_derivative)
+        return outputs
+
+    return run
+
+
 def _no_second_derivative() -> Unimplemented:
     return Unimplemented(
         "a fused model has first derivatives alone",
         where="the gradient of a gradient that backward made with create_graph=True",
         fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
     )
+
+
+def _has_streams(graph: GraphModule) -> bool:
+    """Whether a graph of Dynamo's enters streams of a device, or waits for them: they are marks on its nodes."""
+
+    def is_marked(node: Node) -> bool:
+        marks = node.meta.get("custom") or {}
+        value = node.meta.get("example_value")
+        return (
+            "stream" in marks
+            or isinstance(value, (torch.Stream, torch.Event))
+            or getattr(node.target, "namespace", "") == "streams"
+        )
+
+    return any(map(is_marked, graph.graph.nodes))
+
+
+def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What was compiled of a graph of Dynamo; in forward-mode differentiation, which programs lose, the graph runs."""
+
+    def run(*args: Any) -> Any:
+        return graph.forward(*args) if is_forward_mode() else compiled(*args)
+
+    return run
 
 
 def _with_unread_draws(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

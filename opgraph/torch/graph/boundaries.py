@@ -17,8 +17,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.split_module import split_module
 
+from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.branches import written_arguments
-from opgraph.torch.graph.torch_internals import compile_part, memory_of
+from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of
 
 #: The backend for one part: of its graph and its inputs without data.
 Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -113,9 +114,9 @@ class _Calls:
         self.writes: dict[Node, list[Node]] = {}
         enabled = True
         for node in self.nodes:
-            if node.target is torch._C._set_grad_enabled:
+            if node.target is SET_GRAD_ENABLED:
                 enabled = bool(node.args[0])
-            if not enabled or isinstance(node.target, torch._ops.HigherOrderOperator):
+            if not enabled or isinstance(node.target, HigherOrderOperator):
                 continue
             written = [n for n in written_arguments(node) if _has_gradient(n)]
             if written:

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from opgraph.runtime.providers.torch_internals import HigherOrderOperator, dispatch_modes, without_modes
 from opgraph.torch.graph import torch_internals as internals
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.steps import unwatched
+from opgraph.torch.graph.steps import unwatched, watchers
 
 #: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
 MOST_ELEMENTS = 4096
@@ -36,7 +37,7 @@ def fold_branches(is_ours: Callable[[Any], bool]) -> None:
     """
 
     def outcome(translator: Any, node: Node) -> bool | None:
-        output = internals.output_graph(translator)
+        output = translator.output
         if not is_ours(internals.backend_of(output)):
             return None
         branches: Branches | None = getattr(output, "opgraph_branches", None)
@@ -72,10 +73,7 @@ class Branches:
         needed = _ancestors(condition)
         if not self._are_parameters([n for n in needed if n.op == "placeholder"]):
             return None
-        if any(
-            n.op not in ("placeholder", "call_function", "call_method") or internals.draws_random_numbers(n)
-            for n in needed
-        ):
+        if any(n.op not in ("placeholder", "call_function", "call_method") or draws_random_numbers(n) for n in needed):
             return None
         if self._writes.reach(needed):
             return None
@@ -106,7 +104,7 @@ class Branches:
             assert found is not None
             return found[0]
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: self._values[n])
-        with internals.without_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -115,7 +113,7 @@ class Branches:
         """The parameters as Python expressions, and whether all branches go the same way for their values."""
         places = list(dict.fromkeys(n for c in self.nodes for n in _ancestors(c) if n.op == "placeholder"))
         known = [found for p in places if (found := self._parameters[p]) is not None]
-        check = _Check(self._conditions(places), [tensor for tensor, _ in known])
+        check = BranchCheck(self._conditions(places), [tensor for tensor, _ in known])
         self._values.clear()
         return [source for _, source in known], check
 
@@ -182,11 +180,20 @@ def _until(last: Node, graph: Graph) -> Iterator[Node]:
             return
 
 
+def draws_random_numbers(node: torch.fx.Node) -> bool:
+    """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return any(
+        word in name
+        for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel")
+    )
+
+
 def written_arguments(node: Node) -> list[Node]:
     """The arguments that a torch call as Dynamo captures it may write to."""
     if node.op in ("placeholder", "get_attr", "output"):
         return []
-    if isinstance(node.target, torch._ops.HigherOrderOperator) or node.op == "call_module":
+    if isinstance(node.target, HigherOrderOperator) or node.op == "call_module":
         return node.all_input_nodes
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
@@ -212,7 +219,7 @@ _OPERATORS_IN_PLACE = frozenset(
 _IN_PLACE = frozenset(f"__{f.__name__}__" for f in _OPERATORS_IN_PLACE)
 
 
-class _Check:
+class BranchCheck:
     """Whether the branches of a graph go the ways that they went when it was captured."""
 
     def __init__(self, conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> None:
@@ -223,25 +230,33 @@ class _Check:
         self._on_host = all(p.device.type == "cpu" for p in parameters)
 
     def __call__(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """For these parameters. To read those of a GPU means to wait for it: branches are computed only where one of
+        """For these parameters. In host memory they are compared at each call, for not every write counts up a version
+        (`p.data.mul_`, NumPy). To read those of a GPU means to wait for it: branches are computed only where one of
         them has changed since the last call; torch counts no changes through `p.data`."""
+        if self._on_host:
+            return self._compare(parameters)
         state = _state(parameters)
         seen, answer = self._last
-        if self._on_host or state != seen:
-            with torch.no_grad(), internals.without_modes(), unwatched():
-                answer = self._compare(parameters)
+        if state != seen:
+            answer = self._compare(parameters)
             self._last = state, answer
         return answer
 
     def _compare(self, parameters: Sequence[torch.Tensor]) -> bool:
+        program = self._program
+        if program is not None and not program.library_calls and not watchers and not dispatch_modes():
+            (agree,) = program.run(list(parameters))  # kernels, which neither autograd nor a mode sees
+            return string_at(agree.data_ptr(), 1) != b"\0" if self._on_host else bool(agree)
+        with torch.no_grad(), without_modes(), unwatched():
+            program = self._program or self._compile(parameters)
+            return bool(program.run(list(parameters))[0])
+
+    def _compile(self, parameters: Sequence[torch.Tensor]) -> Program:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        plain = [p.detach() for p in parameters]
-        if self._program is None:
-            with internals.without_modes():
-                traced = make_fx(self._conditions, tracing_mode="fake")(*plain)
-                self._program = Program(traced)
-        return bool(self._program.run(plain)[0])
+        traced = make_fx(self._conditions, tracing_mode="fake")(*(p.detach() for p in parameters))
+        made = self._program = Program(traced)
+        return made
 
 
 def _state(parameters: Sequence[torch.Tensor]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import is_computed, is_fill, value_of
 from opgraph.torch.graph.torch_internals import is_size
 from opgraph.torch.graph.views import base_of, is_view
@@ -117,7 +118,7 @@ def _is_constant(node: Node, constants: AbstractSet[Node]) -> bool:
 def _is_fixed(target: Any) -> bool:
     """Whether an op gives the same result for the same arguments, and does nothing else."""
     return (
-        isinstance(target, torch._ops.OpOverload)
+        isinstance(target, OpOverload)
         and torch.Tag.nondeterministic_seeded not in target.tags
         and not target._schema.is_mutable
         and target.namespace in ("aten", "prims")

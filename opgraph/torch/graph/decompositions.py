@@ -13,12 +13,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
 
 from opgraph.torch.graph.norms import decompositions_of_norms
-from opgraph.torch.graph.torch_internals import hint
+from opgraph.torch.graph.torch_internals import get_decompositions, hint
 
 aten = torch.ops.aten
+#: How losses are reduced, as ATen numbers it: by their mean.
+_MEAN = 1
 
 #: Decomposed as torch does it.
 _BY_TORCH = (
@@ -32,7 +33,7 @@ _BY_TORCH = (
     "native_dropout_backward", "native_group_norm", "native_group_norm_backward", "native_layer_norm",
     "native_layer_norm_backward", "new_full", "new_ones", "new_zeros", "nll_loss2d_backward", "nll_loss2d_forward",
     "nll_loss_backward", "nll_loss_forward", "ones_like", "rsub", "select_backward", "sigmoid_backward",
-    "slice_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "softplus_backward", "split_with_sizes_copy",
+    "slice_backward", "smooth_l1_loss", "softplus_backward", "split_with_sizes_copy",
     "square", "t", "tanh_backward", "unsafe_split", "zeros_like",
 )  # fmt: skip
 
@@ -57,6 +58,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table[aten.elu_backward.default] = _elu_backward
     table[aten.hardswish_backward.default] = _hardswish_backward
     table[aten.threshold_backward.default] = _threshold_backward
+    table[aten.smooth_l1_loss_backward.default] = _smooth_l1_loss_backward
     return table
 
 
@@ -149,6 +151,16 @@ def _hardswish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
     """As torch's kernels compute it: the threshold is not rounded to a value of the dtype."""
     return torch.where((_widened(x) if threshold else x) <= threshold, 0, grad)
+
+
+def _smooth_l1_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """As torch's kernels compute it: NaN at NaN, whose sign is 0."""
+    g, difference = _widened(grad), _widened(x) - _widened(target)
+    g = g / difference.numel() if reduction == _MEAN else g
+    made = torch.where(difference <= -beta, -g, torch.where(difference >= beta, g, g * difference / beta))
+    return made.to(torch.result_type(x, target))
 
 
 def _log_softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:

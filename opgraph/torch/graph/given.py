@@ -1,9 +1,10 @@
 """What the backward program of a captured graph may be given: batches of gradients, and kept tensors of other strides.
 
 A program takes addresses, and strides stand in it as numbers. Under a transform of torch.func, and in
-`autograd.grad(is_grads_batched=True)`, a tensor may stand for a batch and have no address: the graph is then run op by
-op. Saved-tensor hooks may give back a tensor with other strides than it was kept with (contiguous ones, for example):
-such a tensor is copied into the strides that the program was made for.
+`autograd.grad(is_grads_batched=True)`, a tensor may stand for a batch and have no address, and under
+`forward_ad.dual_level` it may have a tangent: the graph is then run op by op. Saved-tensor hooks may give back a
+tensor with other strides than it was kept with (contiguous ones, for example): such a tensor is copied into the
+strides that the program was made for.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 import torch
 from torch.fx import Interpreter
 
+from opgraph.runtime.providers.torch_internals import has_saved_tensors_hooks, is_batched, is_forward_mode
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.sizes import SizedPrograms
 from opgraph.torch.graph.steps import restrided, same_strides
-from opgraph.torch.graph.torch_internals import has_saved_tensors_hooks, is_batched
 
 
 class Hooks:
@@ -47,7 +48,7 @@ def backward_of(program: Program | SizedPrograms, hooks: Hooks) -> Callable[[lis
     """
 
     def backward(args: list[Any]) -> Any:
-        if is_batched():
+        if is_batched() or is_forward_mode():
             given = args[:]
             args.clear()
             return Interpreter(program.module).run(*given)

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.fx import Graph, Node
 
+from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.aten import is_computed, is_reduction, keeps_axes, packet, reduced_axes, value_of
 from opgraph.torch.graph.axis_order import move_views_down
 from opgraph.torch.graph.axis_splits import join_of

@@ -1,12 +1,13 @@
 """Images between convolutions lie channels last, where torch's convolutions are faster so: on the CPU, in float32.
 
-This is for inference. In training, oneDNN's gradients by wide weights are slower so (1.3 times for a ResNet-18's),
-which takes what the others save.
-
 oneDNN copies a contiguous image into a layout of its own and the result back, at each call; it reads and writes images
-channels last as they are. The graph is functional here, so a value may lie in any way that its readers expect: kernels
-write the strides that the graph says. Results of the graph, random numbers and whatever else depends on the order of
-elements in memory have the layout that they had.
+channels last as they are. A convolution of one element is a matrix product then (`pointwise_convolutions`), and one of
+single channels, with its gradients, takes a third of the time. In training that is what decides: convolutions of many
+channels and several elements gain little, and sums over images that lie channels last are slower.
+
+The graph is functional here, so a value may lie in any way that its readers expect: kernels write the strides that the
+graph says. Results of the graph, random numbers and whatever else depends on the order of elements in memory have the
+layout that they had.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.fx.node import Argument
 
+from opgraph.runtime.providers.torch_internals import fake_mode_of, without_modes
 from opgraph.torch.graph.aten import is_computed, is_elementwise, packet, value_of
-from opgraph.torch.graph.torch_internals import fake_mode_of, hint, without_modes
+from opgraph.torch.graph.torch_internals import hint
 from opgraph.torch.graph.views import is_view
 
 aten = torch.ops.aten
@@ -35,11 +37,12 @@ _FOLLOWING = frozenset(
 )  # fmt: skip
 
 
-def channels_last(module: GraphModule) -> None:
+def channels_last(module: GraphModule, *, has_gradients: bool = False) -> None:
     """Has the convolutions of a graph, and what stands between them, compute images channels last.
 
     Args:
         module: a functional graph of ATen ops with fake values in each node's meta; it is changed.
+        has_gradients: whether it is forward and backward in one.
     """
     graph = module.graph
     onednn: Any = torch.backends.mkldnn
@@ -47,14 +50,21 @@ def channels_last(module: GraphModule) -> None:
         return
     convolutions = {n for n in graph.nodes if _is_convolution(n)}
     fakes = fake_mode_of([value_of(n) for n in convolutions])
-    if fakes is None or not _are_faster(convolutions):
+    are_faster = _gradients_are_faster if has_gradients else _are_faster
+    if fakes is None or not are_faster(convolutions):
         return
     with without_modes(), fakes:
         layouts = _Layouts(graph)
+        moved = {n for n in convolutions if not (has_gradients and _stays(n))}
+        pairs = {n.args[:2] for n in moved}
         for node in list(graph.nodes):
-            if node in convolutions:
+            if node in moved:
                 image, *others = node.args
                 node.args = (layouts.last(image, node), *others)
+                layouts.compute(node)
+            elif node.target is aten.convolution_backward.default and node.args[1:3] in pairs:
+                gradient, image, *others = node.args
+                node.args = (layouts.last(gradient, node), layouts.last(image, node), *others)
                 layouts.compute(node)
             elif any(n in layouts.moved for n in node.all_input_nodes):
                 layouts.follow(node)
@@ -83,6 +93,33 @@ def _are_faster(convolutions: Collection[Node]) -> bool:
     return made >= _LEAST_PART * sum(_elements(w) for w in weights if any(size != 1 for size in w.shape[2:]))
 
 
+def _gradients_are_faster(convolutions: Collection[Node]) -> bool:
+    """Whether most of what convolutions make comes from those of one element or of single channels."""
+    made = {node: _elements(value_of(node)) for node in convolutions}
+    return 2 * sum(size for node, size in made.items() if _is_wide(node)) < sum(made.values())
+
+
+def _is_wide(convolution: Node) -> bool:
+    """Whether a convolution is one of several elements, and of many channels."""
+    arguments: Any = convolution.args
+    weight, groups = value_of(arguments[1]), arguments[8]
+    return groups == 1 and any(size != 1 for size in weight.shape[2:])
+
+
+#: How many times as many elements as a wide convolution makes its weights have where oneDNN takes less time to bring
+#: contiguous images into its own layout than to bring the weights into that for images that lie channels last.
+_LARGE_WEIGHTS = 4
+
+
+def _stays(convolution: Node) -> bool:
+    """Whether a convolution with gradients has the images that it had: where its weights are large, or where one side
+    has one channel, as oneDNN sums up the gradient of such weights with larger roundings channels last."""
+    arguments: Any = convolution.args
+    weight, groups = value_of(arguments[1]), arguments[8]
+    is_large = _is_wide(convolution) and _elements(weight) >= _LARGE_WEIGHTS * _elements(value_of(convolution))
+    return is_large or (groups == 1 and min(weight.shape[:2]) == 1)
+
+
 def _elements(value: torch.Tensor) -> int:
     return math.prod(hint(size) for size in value.shape)
 
@@ -104,7 +141,9 @@ class _Layouts:
         """A node, or a copy of it, that lies channels last."""
         if value_of(node).is_contiguous(memory_format=torch.channels_last):
             return node
-        return self._copy(node, reader, lambda: torch.empty_like(value_of(node), memory_format=torch.channels_last))
+        return self._copy(
+            node, reader, lambda: torch.empty_like(value_of(node), memory_format=torch.channels_last), is_last=True
+        )
 
     def follow(self, node: Node) -> None:
         """Computes the value of a node from operands that have moved, or from copies that lie as they did."""
@@ -142,12 +181,12 @@ class _Layouts:
             if operand not in self.moved:
                 return operand
             before = self._before[operand]
-            return self._copy(operand, node, lambda: before)
+            return self._copy(operand, node, lambda: before, is_last=False)
 
         node.args, node.kwargs = map_arg((node.args, node.kwargs), restored)
 
-    def _copy(self, node: Node, reader: Node, like: Callable[[], torch.Tensor]) -> Node:
-        key = node, node in self.moved
+    def _copy(self, node: Node, reader: Node, like: Callable[[], torch.Tensor], is_last: bool) -> Node:
+        key = node, is_last
         if key not in self._copies:
             with self._graph.inserting_before(reader):
                 made = self._graph.call_function(aten.clone.default, (node,))
@@ -171,6 +210,9 @@ def _has_its_elements(operand: Node, node: Node) -> bool:
 
 
 def _strides(value: Any) -> Any:
+    """The strides of a value, or of those of a tuple, where they count."""
     if isinstance(value, (list, tuple)):
         return [_strides(v) for v in value]
-    return value.stride() if isinstance(value, torch.Tensor) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return [stride for size, stride in zip(value.shape, value.stride()) if size != 1]

@@ -15,20 +15,22 @@ from typing import Any
 import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.kernel_sequence import KernelLaunch
+from opgraph.runtime.providers.torch_internals import foreach_add_, foreach_copy_, reinterpret_tensor, tree_leaves
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, schedule
 from opgraph.torch.graph.launches import Launch, Lowering, RefusedError
+from opgraph.torch.graph.library_calls import Call, ChannelsLast, library_calls
 from opgraph.torch.graph.places import Beginnings, place_of
-from opgraph.torch.graph.recompute import SMALLEST, size_of, with_lower_peak
+from opgraph.torch.graph.pointwise_convolutions import as_products
+from opgraph.torch.graph.recompute import with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
-from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers
+from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, lying_so, watched, watchers
 from opgraph.torch.graph.targets import Target, target_of
-from opgraph.torch.graph.torch_internals import reinterpret_tensor, saved_outputs
+from opgraph.torch.graph.torch_internals import saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
 from opgraph.torch.graph.writes import join_writes
 
@@ -38,7 +40,7 @@ aten = torch.ops.aten
 _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
     aten.baddbmm.default: torch.baddbmm, aten.convolution.default: torch.convolution, aten.cat.default: torch.cat,
-    aten._foreach_copy_.default: torch._foreach_copy_, aten._foreach_add_.Scalar: torch._foreach_add_,
+    aten._foreach_copy_.default: foreach_copy_, aten._foreach_add_.Scalar: foreach_add_,
 }  # fmt: skip
 
 
@@ -77,8 +79,10 @@ class Program:
         self._checked: list[tuple[Node, Checked]] = []
         self._env: dict[str, Any] = {
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
+            "lying_so": lying_so,
         }  # fmt: skip
         fold_constants(module, most_constants)
+        as_products(module.graph)
         move_fills(module.graph)
         join_writes(module.graph)
         self._begin = Beginnings(module)
@@ -203,24 +207,31 @@ class Program:
         self.library_calls.append(node)
         reads = [base_of(n).name for n in node.all_input_nodes]
         found: list[Step] = []
-        for name, arguments, results in _calls(node) if apart else ((node.name, node.args, None),):
-            function = self._library_function(node, name)
-            given = [self._ref(a) for a in arguments] + [f"{k}={self._ref(v)}" for k, v in node.kwargs.items()]
-            found.append(Step(f"{name} = {function}({', '.join(given)})", node, reads=[*reads, name]))
+        for call in library_calls(node) if apart else (Call(node.name, node.args),):
+            function = self._library_function(node, call)
+            given = [self._ref(a) for a in call.arguments] + [f"{k}={self._ref(v)}" for k, v in node.kwargs.items()]
+            found.append(Step(f"{call.name} = {function}({', '.join(given)})", node, reads=[*reads, call.name]))
             for part in _elements(node):
-                if results is None or part.args[1] in results:
+                if call.results is None or part.args[1] in call.results:
                     whole = part.all_input_nodes[0]
-                    source = name if whole is node else whole.name
-                    found.append(Step(f"{part.name} = {source}[{part.args[1]}]", part, reads=[source]))
+                    source = call.name if whole is node else whole.name
+                    value = f"{source}[{part.args[1]}]"
+                    if call.is_restrided:
+                        value = f"lying_so({value}, {tuple(value_of(part).stride())})"
+                    found.append(Step(f"{part.name} = {value}", part, reads=[source]))
         return found
 
-    def _library_function(self, node: Node, variable: str) -> str:
+    def _library_function(self, node: Node, call: Call) -> str:
         name = f"call_{str(node.target).replace('.', '_').replace('::', '_')}"  # no node has such a name
         name = name if name.isidentifier() else f"call_{node.name}"
         called: Any = _FAST.get(node.target, node.target)
         values = tree_leaves(value_of(node))
-        if any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values) and called is not None:
-            name = f"{name}_{variable}"
+        if (
+            not call.is_restrided
+            and any(isinstance(v, torch.Tensor) and v.layout is torch.strided for v in values)
+            and called is not None
+        ):
+            name = f"{name}_{call.name}"
             checked = Checked(self._env, name, called, values, self._alignment(node, values))
             self._env[name] = checked
             self._checked.append((node, checked))
@@ -273,6 +284,11 @@ class Program:
 
     def _ref(self, value: Any) -> str:
         """The Python expression of an argument of a call."""
+        if isinstance(value, ChannelsLast):
+            place = place_of(value.node)
+            _, channels, height, width = place.size
+            stride = (channels * height * width, 1, width * channels, channels)
+            return f"reinterpret({place.name}, {place.size}, {stride}, {place.offset})"
         if isinstance(value, Node):
             base = base_of(value)
             if base is value:
@@ -313,22 +329,6 @@ def _elements(node: Node) -> list[Node]:
         if user.target is operator.getitem and user.args[0] is node and not is_view(user):
             found += [user, *_elements(user)]
     return found
-
-
-def _calls(node: Node) -> Sequence[tuple[str, Sequence[Any], Collection[int] | None]]:
-    """The calls that compute a library op, in order: (variable, arguments, which of its results; None: all).
-
-    The gradients of a convolution by its weights come before that by its input. oneDNN copies what it reads and makes
-    into layouts of its own, for each of the two alone: in one call, which begins with the input's, that gradient would
-    lie beside the copies for the other.
-    """
-    if node.target is aten.convolution_backward.default and value_of(node.args[1]).device.type == "cpu":  # type: ignore[arg-type]
-        *arguments, mask = node.args
-        by_input, *others = mask  # type: ignore[misc, str-unpack]
-        if by_input and any(others) and size_of(node.args[1]) >= SMALLEST:  # type: ignore[arg-type]
-            weights = (f"{node.name}_weights", (*arguments, [False, *others]), (1, 2))
-            return weights, (node.name, (*arguments, [True, False, False]), (0,))
-    return ((node.name, node.args, None),)
 
 
 def _flat_outputs(module: GraphModule) -> list[Any]:

@@ -7,6 +7,7 @@ run twice on what is kept, and the rest is somebody else's), never what is retur
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.places import Place, place_of
 from opgraph.torch.graph.steps import Step, last_steps
@@ -79,7 +81,7 @@ def _has_twin(node: Node) -> bool:
 
 
 def _is_torchs(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
+    return isinstance(node.target, OpOverload) and node.target.namespace in ("aten", "prims")
 
 
 def reuse_memory(steps: Sequence[Step], own: Mapping[str, Place], lasting: Collection[str]) -> set[str]:
@@ -98,8 +100,34 @@ def reuse_memory(steps: Sequence[Step], own: Mapping[str, Place], lasting: Colle
         for place, allocation in enumerate(step.allocations):
             for name in allocation.fits:
                 dies = last[name] == number and name not in lasting and name not in taken
-                if dies and name in own and own[name] == replace(allocation.place, name=name):
+                if dies and name in own and _are_alike(own[name], allocation.place):
                     taken.add(name)
-                    step.allocations[place] = replace(allocation, line=f"{allocation.name} = {name}", over=name)
+                    line = f"{allocation.name} = {_read_as(name, own[name], allocation.place)}"
+                    step.allocations[place] = replace(allocation, line=line, over=name)
                     break
     return taken
+
+
+def _are_alike(own: Place, wanted: Place) -> bool:
+    """Whether a tensor takes the memory of another one, all of it, perhaps in other axes."""
+    if replace(own, name=wanted.name) == wanted:
+        return True
+    are_whole = own.offset == wanted.offset == 0 and _is_dense(own) and _is_dense(wanted)
+    return are_whole and own.dtype == wanted.dtype and math.prod(own.size) == math.prod(wanted.size)
+
+
+def _is_dense(place: Place) -> bool:
+    """Whether the elements of a tensor lie together, each once, in whatever order of the axes."""
+    run = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(place.size, place.stride) if size != 1):
+        if stride != run:
+            return False
+        run *= size
+    return True
+
+
+def _read_as(name: str, own: Place, wanted: Place) -> str:
+    """The expression of a tensor in the memory of another one."""
+    if (own.size, own.stride) == (wanted.size, wanted.stride):
+        return name
+    return f"reinterpret({name}, {wanted.size}, {wanted.stride}, 0)"

@@ -18,11 +18,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
+from opgraph.runtime.providers.torch_internals import OpOverload, without_modes
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.constants import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.groups import is_random
-from opgraph.torch.graph.torch_internals import hint, without_modes
+from opgraph.torch.graph.layouts import channels_last
+from opgraph.torch.graph.torch_internals import hint, min_cut
 from opgraph.torch.graph.views import is_view
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -64,15 +66,8 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
     check_memory(memory)
 
     def split(joint: GraphModule, inputs: Any, **arguments: Any) -> Any:
-        from torch._functorch import config
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
-
         def cut(**settings: Any) -> Any:
-            if config.cse:
-                joint.graph.eliminate_dead_code()
-                share_common_subexpressions(joint.graph)
-            with config.patch(cse=False, **settings):
-                return min_cut_rematerialization_partition(joint, inputs, **arguments)
+            return min_cut(joint, inputs, arguments, _share, **settings)
 
         places = [n for n in joint.graph.nodes if n.op == "placeholder"]
         free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
@@ -80,6 +75,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             node.meta[PARAMETER] = True
         with without_modes():
             fold_constants(joint)
+            channels_last(joint, has_gradients=True)
         share_constants(joint)
         for node in reading_what_is_written(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
@@ -104,6 +100,11 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         )
 
     return split
+
+
+def _share(graph: Graph) -> None:
+    graph.eliminate_dead_code()
+    share_common_subexpressions(graph)
 
 
 def reading_what_is_written(joint: Graph) -> set[Node]:
@@ -191,7 +192,7 @@ def _may_be_recomputed(node: Node) -> bool:
         return tag in _RECOMPUTED
     if is_random(node):
         return False
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return node.op != "placeholder"  # arithmetic on sizes; an element of a tuple, which decides itself
     return torch.Tag.pointwise in node.target.tags or is_view(node) or packet(node) in _COPIES
 

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.providers.torch_internals import FakeTensorMode, tree_map, without_modes
 from opgraph.torch.graph.aten import FROM_SIZES, packet, value_of
 from opgraph.torch.graph.constants import SYMBOLIC
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.torch_internals import without_modes
 
 #: Sets of sizes whose programs are remembered for one graph.
 MAX_SETS = 64
@@ -136,7 +135,7 @@ class _Unknown(Exception):  # noqa: N818 - it ends one node, and is no error
 
 
 def _mapped(arguments: Any, argument: Callable[[Node], Any], number: Callable[[Any], Any]) -> Any:
-    return torch.utils._pytree.tree_map(number, map_arg(arguments, argument))
+    return tree_map(number, map_arg(arguments, argument))
 
 
 def _is_symbolic(value: Any) -> bool:

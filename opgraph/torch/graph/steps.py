@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
+from opgraph.runtime.providers.torch_internals import tree_flatten, tree_iter, tree_unflatten
 from opgraph.torch.graph.places import Place
 from opgraph.torch.graph.views import base_of, is_view
 
@@ -285,6 +285,11 @@ def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
 def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether a tensor has these strides, where they count."""
     return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
+
+
+def lying_so(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """The tensor; where it has other strides than these, a copy that has them."""
+    return tensor if same_strides(tensor, strides) else restrided(tensor, strides)
 
 
 def restrided(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:

@@ -15,7 +15,7 @@ from opgraph.runtime.compiled import runner
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
-from opgraph.runtime.providers import torch_prepared
+from opgraph.runtime.providers import torch_internals
 from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.torch.graph.places import PACK, Beginnings, Place
 
@@ -87,7 +87,7 @@ class HostTarget:
     engine = Engine("cpu")
     allocate = "allocate"
     alignment = 1
-    values: Mapping[str, Any] = {"allocate": torch_prepared.empty_cpu}
+    values: Mapping[str, Any] = {"allocate": torch_internals.empty_cpu}
 
     def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> HostKernel | None:
         """As Target."""
@@ -139,8 +139,8 @@ class CudaTarget:
         from opgraph.runtime.providers import torch_cuda_prepared
 
         self.values: Mapping[str, Any] = {
-            "allocate_cuda": torch_prepared.empty_cuda, "stream_of": torch_cuda_prepared.current_stream,
-            "current_gpu": torch_cuda_prepared.current_gpu, "on_gpu": torch_cuda_prepared.on_gpu,
+            "allocate_cuda": torch_internals.empty_cuda, "stream_of": torch_internals.current_stream,
+            "current_gpu": torch_internals.current_gpu, "on_gpu": torch_cuda_prepared.on_gpu,
             "bytes_dtype": torch.uint8,
             "is_capturing": torch.cuda.is_current_stream_capturing, "keep": cuda_memory.keep,
         }  # fmt: skip

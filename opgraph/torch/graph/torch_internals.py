@@ -1,41 +1,22 @@
-"""The private parts of torch that captured graphs use, each with what stands in for it where a torch lacks it."""
+"""The private parts of torch's compilers that captured graphs use, each with what stands in where a torch lacks it.
+
+What calls use of torch, compiled or not, is in `opgraph/runtime/providers/torch_internals.py`.
+"""
 
 from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-#: `reinterpret_tensor(base, size, stride, offset)`: the memory of a tensor read in another way, `offset` elements after
-#: its own beginning.
-reinterpret_tensor: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", None) or (
-    lambda base, size, stride, offset: base.as_strided(size, stride, base.storage_offset() + offset)
-)
+# Without a stand-in: how torch writes its ops in smaller ones, and in which order of memory.
+from torch._decomp import get_decompositions as get_decompositions
+from torch._prims_common import suggest_memory_format as suggest_memory_format
 
-
-def without_modes() -> Any:
-    """A context in which torch calls run for real: compilers are called under fake tensors."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
-
-
-def is_tracing() -> bool:
-    """Whether Dynamo or AOTAutograd is compiling now, rather than something compiled running."""
-    from torch._guards import TracingContext
-
-    return TracingContext.try_get() is not None
-
-
-def fake_mode_of(values: Sequence[Any]) -> Any:
-    """The mode of fake tensors, a context in which torch computes with them; None where none is among the values."""
-    from torch._guards import detect_fake_mode
-
-    return detect_fake_mode(values)
+from opgraph.runtime.providers.torch_internals import dispatch_modes, fake_mode_of
 
 
 def is_wrapped(module: torch.nn.Module) -> bool:
@@ -56,6 +37,37 @@ def aot_backend(**arguments: Any) -> Callable[..., Any]:
     return made
 
 
+def min_cut(
+    joint: torch.fx.GraphModule,
+    inputs: Any,
+    arguments: dict[str, Any],
+    share: Callable[[torch.fx.Graph], None],
+    **settings: Any,
+) -> Any:
+    """torch's own split of a joint graph into forward and backward.
+
+    Args:
+        arguments: as AOTAutograd calls a partitioner.
+        share: makes one node of equal ones, in place of torch's pass where that is on.
+        settings: as `functorch_settings` takes them.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    if config.cse:
+        share(joint.graph)
+    with functorch_settings(cse=False, **settings):
+        return min_cut_rematerialization_partition(joint, inputs, **arguments)
+
+
+def functorch_settings(**settings: Any) -> AbstractContextManager[Any]:
+    """A context in which AOTAutograd has these settings, of `torch._functorch.config`."""
+    from torch._functorch import config
+
+    patched: AbstractContextManager[Any] = config.patch(**settings)
+    return patched
+
+
 def keep_saved_tensors() -> None:
     """Of the graph whose backward is compiled now: no kept tensor is donated to it, so it may run again.
 
@@ -70,31 +82,13 @@ def keep_saved_tensors() -> None:
         metadata.bw_donated_idxs = []
 
 
-def with_second_derivatives_refused(
-    call: Callable[..., Any], error: Callable[[], Exception], on_run: Sequence[Callable[[], None]] = ()
-) -> Callable[..., Any]:
-    """A compiled graph, as AOTAutograd made it, whose gradients raise this error where they are differentiated.
+def refuse_second_derivatives(outputs: Any, error: Callable[[], Exception]) -> bool:
+    """Of a compiled graph, as AOTAutograd made it: gradients raise this error where they are differentiated.
 
     AOTAutograd's own RuntimeError stays where this torch does not have the class that is looked for here.
 
-    Args:
-        on_run: called before the graph runs, each time.
+    Returns: whether one of the outputs has the node of that graph.
     """
-    seen = False
-
-    def run(*args: Any) -> Any:
-        nonlocal seen
-        for observer in on_run:
-            observer()
-        outputs = call(*args)
-        seen = seen or _refuse_second_derivatives(outputs, error)
-        return outputs
-
-    return run
-
-
-def _refuse_second_derivatives(outputs: Any, error: Callable[[], Exception]) -> bool:
-    """Whether an output was made by the autograd function whose second derivatives are to be refused."""
     for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
         node = compiled_node(output)
         if node is not None:
@@ -131,14 +125,20 @@ def on_stand_ins(inputs: Sequence[Any]) -> Iterator[None]:
     Raises:
         ValueError: there is no fake tensor among them.
     """
-    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
-
     fakes = fake_mode_of(inputs)
     if fakes is None:
         raise ValueError("no fake tensors")
+    with _faking(fakes), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def _faking(fakes: Any) -> Iterator[None]:
+    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
+
     allowed, fakes.allow_non_fake_inputs = fakes.allow_non_fake_inputs, True
     try:
-        with _disable_saved_tensors_hooks_during_tracing(), fakes, torch.enable_grad():
+        with _disable_saved_tensors_hooks_during_tracing(), fakes:
             yield
     finally:
         fakes.allow_non_fake_inputs = allowed
@@ -156,7 +156,6 @@ def compile_part(
 
     Returns: the compiled part, and what it returns, as fake tensors with strides, aliases and gradients.
     """
-    from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
     from torch._guards import TracingContext
 
     sources = {n.name: getattr(n, "_dynamo_source", None) for n in whole.graph.find_nodes(op="placeholder")}
@@ -170,13 +169,8 @@ def compile_part(
         compiled = compile(part, inputs)
     finally:
         context.fakify_first_call = False
-    fakes = context.fake_mode
-    allowed, fakes.allow_non_fake_inputs = fakes.allow_non_fake_inputs, True
-    try:
-        with _disable_saved_tensors_hooks_during_tracing(), fakes:
-            return compiled, compiled(*inputs)
-    finally:
-        fakes.allow_non_fake_inputs = allowed
+    with _faking(context.fake_mode):
+        return compiled, compiled(*inputs)
 
 
 def hint(size: Any) -> int:
@@ -192,60 +186,106 @@ def is_size(size: torch.SymInt) -> bool:
     return size.node.hint is not None
 
 
-def is_transformed() -> bool:
-    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms,
-    forward-mode differentiation, hooks on all modules."""
-    return bool(
-        _is_compiling()
-        or _tracing_state() is not None
-        or _transforms_active()
-        or (_modes() and (_mode(_PROXY) is not None or _mode(_FUNCTIONAL) is not None))
-        or _is_fx_tracing()
-        or any(_hooks_on_all)
-        or _forward_ad._current_level >= 0
+#: What Dynamo writes into a graph where the grad mode changes.
+SET_GRAD_ENABLED: Any = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)
+
+
+# -- Dynamo's entry. torch imports Dynamo where it is first named, which takes a second: inside functions.
+
+
+def capture_errors() -> tuple[type[BaseException], ...]:
+    """What torch.compile raises where it cannot capture or compile a call."""
+    return (torch._dynamo.exc.TorchDynamoException,)
+
+
+def optimized(
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    changed: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """torch.compile of a function.
+
+    Args:
+        changed: of what Dynamo calls for a frame that it has no code for: what it calls instead.
+    """
+    context: Any = torch._dynamo.optimize(backend)
+    callback = getattr(context, "callback", None)
+    if callback is not None:
+        callback = context.callback = changed(callback)
+    made: Callable[..., Any] = context(function)
+    eval_frame: Any = torch._dynamo.eval_frame
+    functorch: Any = torch._C._functorch
+    #: Sets what Python calls for the frames of this thread.
+    enter: Any = getattr(eval_frame, "set_eval_frame", None)
+    is_known = hasattr(getattr(eval_frame, "_stance", None), "backend") and hasattr(
+        functorch, "pop_dynamic_layer_stack_and_undo_to_depth"
     )
+    if callback is None or enter is None or not is_known or torch._dynamo.config.compiled_autograd:
+        return made
+    has_run = False
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        """Enters Dynamo without torch.compile's wrapper, which takes 9 us, where that has nothing to decide."""
+        nonlocal has_run
+        stance = eval_frame._stance
+        if not has_run or stance.stance != "default" or stance.backend is not None or dispatch_modes():
+            result = made(*args, **kwargs)
+            has_run = True
+            return result
+        depth = functorch.get_dynamic_layer_stack_depth()
+        before = enter(callback)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            enter(before)
+            if functorch.get_dynamic_layer_stack_depth() != depth:  # an error inside a transform of torch.func
+                functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+
+    return run
 
 
-def is_batched() -> bool:
-    """Whether a transform of torch.func is going on, or `autograd.grad(is_grads_batched=True)`: tensors may be batches,
-    and have no memory of their own."""
-    return bool(_transforms_active() or _includes(_BATCHES))
+#: Guards that Dynamo leaves out unless they are asked for: on hooks of submodules; that parameters and buffers which
+#: were different tensors still are; and, in torch 2.11, whether a parameter requires a gradient.
+_GUARDS = (
+    "skip_nnmodule_hook_guards", "skip_no_tensor_aliasing_guards_on_parameters",
+    "skip_tensor_guards_with_matching_dict_tags",
+)  # fmt: skip
 
 
-def has_saved_tensors_hooks() -> bool:
-    """Whether hooks are called with what autograd keeps: of `saved_tensors_hooks`, of activation checkpointing."""
-    return _saved_tensors_hooks(True) is not None
+def with_all_guards() -> AbstractContextManager[Any]:
+    """A context in which Dynamo compiles with the guards that it would leave out.
+
+    It also leaves a graph whole where DistributedDataParallel has buckets smaller than its first one is by default:
+    torch's DDPOptimizer, which would cut the graph, refuses those.
+    """
+    active = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)()
+    first = getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 0)
+    whole = {"optimize_ddp": False} if active is not None and active.bucket_bytes_cap < first else {}
+    config = torch._dynamo.config
+    guards = {name: False for name in _GUARDS if hasattr(config, name)}
+    patched: AbstractContextManager[Any] = config.patch({**guards, **whole})
+    return patched
 
 
-def has_streams(graph: torch.fx.Graph) -> bool:
-    """Whether a graph of Dynamo's enters streams of a device, or waits for them: they are marks on its nodes."""
+def run_frame(error: BaseException) -> Any:
+    """What a callback of Dynamo returns so that Python runs a frame, and all that it calls, at this call.
 
-    def is_marked(node: torch.fx.Node) -> bool:
-        marks = node.meta.get("custom") or {}
-        value = node.meta.get("example_value")
-        return "stream" in marks or isinstance(value, (torch.Stream, torch.Event)) or _namespace(node) == "streams"
+    Args:
+        error: with which the capture of the frame ended. None is returned where the frame cannot run as it is.
+    """
+    types: Any = torch._dynamo.types
+    # Raised where a frame that goes on behind a graph break cannot run as it is.
+    behind_a_break: Any = getattr(torch._dynamo.exc, "ResumePrologueTracingError", ())
+    is_known = all(hasattr(types, name) for name in ("ConvertFrameReturn", "FrameAction", "FrameExecStrategy"))
+    if not is_known or isinstance(error, behind_a_break):
+        return None
+    skip = types.FrameAction.SKIP
+    return types.ConvertFrameReturn(types.FrameExecStrategy(skip, skip), apply_to_code=False)
 
-    return any(map(is_marked, graph.nodes))
 
-
-def _namespace(node: torch.fx.Node) -> str:
-    return getattr(node.target, "namespace", "")
-
-
-# Every call of a fused model asks these: names of this module are read sooner than attributes of attributes.
-_is_compiling = torch.compiler.is_compiling
-_tracing_state = torch._C._get_tracing_state
-_transforms_active = torch._C._are_functorch_transforms_active
-_is_fx_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
-_modes, _mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
-_hooks_on_all: list[Any] = [
-    getattr(torch.nn.modules.module, f"_global_{kind}_hooks", ())
-    for kind in ("forward_pre", "forward", "backward_pre", "backward")
-]
-_includes, _BATCHES = torch._C._dispatch_tls_is_dispatch_key_included, torch._C._dispatch_key_parse("VmapMode")
-_forward_ad: Any = torch.autograd.forward_ad
-_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
-_PROXY, _FUNCTIONAL = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL
+def run_as_written(reason: str) -> BaseException:
+    """What a backend raises so that Dynamo runs the Python function that it captured, and captures what that calls."""
+    return torch._dynamo.exc.SkipFrame(reason)
 
 
 # -- Dynamo: branches on parameters. Where a torch lacks one of these parts, such a branch ends the graph, as it does
@@ -288,11 +328,6 @@ def before_jumps(outcome: Callable[[Any, torch.fx.Node], bool | None]) -> None:
                     known.dispatch_table[code] = asking(handle)
 
 
-def output_graph(translator: Any) -> Any:
-    """The graph that a translator of Dynamo adds to."""
-    return translator.output
-
-
 def backend_of(output: Any) -> Any:
     """The backend function that a graph of Dynamo is for."""
     backend = output.compiler_fn
@@ -328,40 +363,25 @@ def storage_key(value: Any) -> int | None:
     return value.untyped_storage()._cdata if value.layout is torch.strided else None
 
 
-def draws_random_numbers(node: torch.fx.Node) -> bool:
-    """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(
-        word in name
-        for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel")
-    )
-
-
 def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any], bool]]]) -> None:
     """Adds a guard to what a translator of Dynamo compiles.
 
     Args:
         make: called when the graph is complete: Python expressions of values, and a check of these values.
     """
+    from torch._dynamo.guards import _get_closure_vars
     from torch._dynamo.source import GlobalStateSource
     from torch._guards import Guard
 
     def create(builder: Any, guard: Any) -> None:
         names, check = make()
         code = f"lambda L: ({''.join(name + ', ' for name in names)})"
-        values = eval(code, {"G": builder.scope["G"], **_closure_of_guards()})
+        values = eval(code, {"G": builder.scope["G"], **_get_closure_vars()})
         builder.guard_manager.root.add_epilogue_lambda_guard(
             lambda frame: check(values(frame)), ["branches on parameters go as they went"], None
         )
 
     translator.output.guards.add(Guard(GlobalStateSource(), create))
-
-
-def _closure_of_guards() -> dict[str, Any]:
-    from torch._dynamo.guards import _get_closure_vars
-
-    found: dict[str, Any] = _get_closure_vars()
-    return found
 
 
 def saved_outputs(output: torch.fx.Node) -> list[bool]:
@@ -370,18 +390,7 @@ def saved_outputs(output: torch.fx.Node) -> list[bool]:
     return ["SavedForBackwards" in type(d).__name__ for d in described]
 
 
-@contextmanager
-def graph_breaks() -> Iterator[list[tuple[str, str]]]:
-    """While this lasts, Dynamo notes its graph breaks: afterwards the list has each line once, with the reason."""
+def graph_break_reasons() -> list[Any]:
+    """Where Dynamo notes its graph breaks."""
     noted: list[Any] = getattr(torch._dynamo.utils, "graph_break_reasons", [])
-    before = len(noted)
-    found: list[tuple[str, str]] = []
-    try:
-        yield found
-    finally:
-        for reason in noted[before:]:
-            if reason.user_stack and getattr(reason, "graph_break", True):
-                frame = reason.user_stack[-1]
-                where = f"{frame.filename}:{frame.lineno}: {frame.line}"
-                if where not in (line for line, _ in found):  # Dynamo notes a branch twice, in other words
-                    found.append((where, str(reason.reason).splitlines()[0]))
+    return noted

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map_only
 
 from opgraph.errors import InvalidArguments
+from opgraph.runtime.providers.torch_internals import tree_iter, tree_map_only
 from opgraph.torch.autograd_function_hooks import functions_on_stack
 from opgraph.torch.inplace import wording
 from opgraph.torch.inplace.record import Overwrite, digest, memory_of, plain

@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter
 
+from opgraph.runtime.providers.torch_internals import tree_iter
 from opgraph.torch.inplace.record import FunctionCall
 
 #: Step of the central difference and the error allowed, by dtype: about eps**(1/3) and its square, with room.

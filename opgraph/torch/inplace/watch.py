@@ -12,9 +12,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
 
+from opgraph.runtime.providers.torch_internals import TorchDispatchMode, tree_iter, tree_map_only, without_modes
 from opgraph.torch.autograd_function_hooks import RUN
 from opgraph.torch.inplace.record import FunctionCall, Kept, Misread, Overwrite, Spoilt, digest, memory_of, plain
 from opgraph.torch.inplace.source_position import (
@@ -200,7 +199,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if not plain(tensor):
             return tensor
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             alias = tensor.detach()
             return Kept(alias, self.number, alias._version, digest(alias), user_stack(self.until))
 
@@ -208,7 +207,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         if not isinstance(kept, Kept):
             return kept
         self.unpacked += 1
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             if digest(kept.tensor) != kept.digest:
                 key = memory_of(kept.tensor)
                 later = [o for o in self.overwrites.get(key, ()) if o.number > kept.number and not _own(o, kept)]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter
 
 from opgraph.runtime.providers.torch_dtypes import NAMES
+from opgraph.runtime.providers.torch_internals import tree_iter
 from opgraph.torch.memory.record import Attribute, Packed, Recorder
 from opgraph.torch.memory.sums import COSTS, INPUT, MADE, OUTSIDE, WEIGHT, Kept
 from opgraph.torch.memory.watch import Watch, storage_of

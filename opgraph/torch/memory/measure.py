@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.runtime.providers.torch_internals import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    tree_leaves,
+    tree_map,
+)
 from opgraph.torch.fuse_module import compiled_apart
 from opgraph.torch.graph.steps import watched_by
 from opgraph.torch.memory.entries import Roles, kept_entries

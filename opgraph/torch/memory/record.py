@@ -11,14 +11,13 @@ import bisect
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import checkpoint
-from torch.utils._pytree import tree_iter
 
+from opgraph.runtime.providers.torch_internals import current_node, next_number, recomputing_once, tree_iter
 from opgraph.torch.fuse_module import is_compiled
 from opgraph.torch.graph.origin import origin_of
 from opgraph.torch.graph.program import Program
@@ -90,7 +89,7 @@ class Recorder:
 
     def place_now(self) -> Place:
         """The module whose forward is running, or whose ops are being differentiated."""
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if node is None:
             return self._innermost()
         # Gradients are accumulated by nodes of the largest possible number; they belong to no module.
@@ -99,13 +98,13 @@ class Recorder:
 
     def places_of(self, program: Program) -> Mapping[str, Place]:
         """Of a program that begins to run: the modules that its nodes come from, by the names that Dynamo gave them."""
-        node = torch._C._current_autograd_node()
+        node = current_node()
         found = None if node is None else self._places.get(node._sequence_nr())
         if found is None:
             sources = {origin_of(n).source for n in program.module.graph.nodes} - {""}
             found = {"": self._innermost(), **self._modules.places(sources)}
             if program.phase == "forward":  # in the forward of the autograd function whose node was made last
-                self._places[torch.autograd._get_sequence_nr() - 1] = found  # type: ignore[attr-defined]
+                self._places[next_number() - 1] = found
         return found
 
     def _innermost(self) -> Place:
@@ -164,7 +163,7 @@ class Recorder:
             self._mark()
 
     def _mark(self) -> None:
-        self._marks.append((torch.autograd._get_sequence_nr(), self.place))  # type: ignore[attr-defined]
+        self._marks.append((next_number(), self.place))
 
     def name_ops(self, outputs: Any) -> list[torch.Tensor]:
         """Finds the op and the name of every kept tensor, by walking the graph of the outputs.
@@ -175,7 +174,7 @@ class Recorder:
         todo = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         seen = set(todo)
         leaves = [tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad]
-        with _recomputing_once():
+        with recomputing_once():
             for node in todo:
                 if hasattr(node, "variable"):
                     leaves.append(node.variable)
@@ -223,12 +222,3 @@ def _run_by_python(module: torch.nn.Module, name: str) -> dict[torch.nn.Module, 
         inside = _run_by_python(child, f"{name}.{child_name}" if name else child_name)
         found = {**inside, **found}
     return found
-
-
-def _recomputing_once() -> AbstractContextManager[object]:
-    """What is read of a region under `torch.utils.checkpoint` recomputes it once, not for each tensor."""
-    group = getattr(checkpoint, "GraphExecGroup", None)  # not in old versions of torch
-    if group is None or group._get_current_group() is not None:
-        return nullcontext()
-    made: AbstractContextManager[object] = group()
-    return made

@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
+from opgraph.runtime.providers.torch_internals import FakeTensorMode
 from opgraph.torch import zoo
 from opgraph.torch.fuse import fuse
 from opgraph.torch.memory.measure import saved_tensors

@@ -16,14 +16,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import Node
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
+from opgraph.runtime.providers.torch_internals import (
+    FakeTensor,
+    TorchDispatchMode,
+    is_tracing,
+    tree_iter,
+    unset_fake_temporarily,
+)
 from opgraph.torch.graph.origin import Origin, origin_of
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.torch_internals import is_tracing
 from opgraph.torch.memory.frames import Place
 from opgraph.torch.memory.recomputed import Run
 from opgraph.torch.tracing.proxy import Proxy

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from opgraph.ir.opdef import OpDef, TorchCall, all_ops
+from opgraph.runtime.providers.torch_internals import nn_functions
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.compositions import COMPOSITIONS
 from opgraph.torch.tracing.proxy import OPERATORS
 
 _SIGNATURE = re.compile(r"(?P<space>Tensor\.)?(?P<names>[\w|]+)\((?P<parameters>.*)\)")
-_SPACES = (torch, torch.Tensor, torch.nn.functional, torch.special, torch._C._nn)
+_SPACES = (torch, torch.Tensor, torch.nn.functional, torch.special, nn_functions)
 #: The default of a parameter that has none.
 REQUIRED = object()
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])

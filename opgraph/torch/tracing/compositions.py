@@ -13,6 +13,7 @@ import torch
 
 from opgraph.ir import dtypes
 from opgraph.ir.signature import TorchCall
+from opgraph.ops.bounds import TIES_ARE_SHARED
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 
 #: Whether a value is negative, -0.0 included.
@@ -47,11 +48,17 @@ def _nan_to_num(p: Mapping[str, Any]) -> str:
     return f"Select(IsNaN(input), {nan}, {finite})"
 
 
-def _larger(p: Mapping[str, Any], sign: str) -> str:
-    """The first where it compares so with the other; of a number and NaN the number."""
-    if p["dtype"] in dtypes.FLOATS:
-        return f"Select(Or({sign}(input, other), IsNaN(other)), input, other)"
-    return f"Select({sign}(input, other), input, other)"
+def _larger(p: Mapping[str, Any], sign: str, kind: str) -> str:
+    """The first where it compares so with the other; of a number and NaN the number.
+
+    Of equal numbers the first had all of the gradient up to torch 2.13. Since then each has half, as of `kind`.
+    """
+    if p["dtype"] not in dtypes.FLOATS:
+        return f"Select({sign}(input, other), input, other)"
+    first = f"Select(Or({sign}(input, other), IsNaN(other)), input, other)"
+    if p["torch"] < TIES_ARE_SHARED:
+        return first
+    return f"Select(Or(IsNaN(input), IsNaN(other)), {first}, {kind}(input, other))"
 
 
 def _logit(p: Mapping[str, Any]) -> str:
@@ -102,8 +109,8 @@ COMPOSITIONS = (
     ),
     TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
     # At a tie all of the gradient is input's, as in torch.
-    TorchCall("fmax(input, other)", lambda p: _larger(p, "GreaterEqual")),
-    TorchCall("fmin(input, other)", lambda p: _larger(p, "LessOrEqual")),
+    TorchCall("fmax(input, other)", lambda p: _larger(p, "GreaterEqual", "Maximum")),
+    TorchCall("fmin(input, other)", lambda p: _larger(p, "LessOrEqual", "Minimum")),
     TorchCall("isfinite(input)", "Not(Or(IsNaN(input), IsInf(input)))"),
     TorchCall("deg2rad(input)", f"Multiply(input, {3.141592653589793 / 180!r})"),
     TorchCall("rad2deg(input)", f"Multiply(input, {180 / 3.141592653589793!r})"),

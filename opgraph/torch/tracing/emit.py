@@ -17,6 +17,7 @@ import torch
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num, Param, parse_expression
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
+from opgraph.runtime.providers.torch_internals import without_autocast
 from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.calls import Found
@@ -64,12 +65,12 @@ def outcome(
             tensors of one element first.
     """
     if on_host:
-        with torch._C._DisableAutocast():
+        with without_autocast():
             func(*_changed(args, _one), **_changed(kwargs, _one))
     shapes = [t.shape for t in _tensors((*args, *kwargs.values()))]
     try:
         shape = broadcast_shapes(shapes)
-        with torch._C._DisableAutocast():
+        with without_autocast():
             found = func(*_changed(args, _emptied), **_changed(kwargs, _emptied))
         if _extents(found.shape) == _extents(shape):
             return torch.empty(shape, dtype=found.dtype, device="meta")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from opgraph.runtime.providers.torch_internals import device_and_dtype
 from opgraph.torch.tracing import places
 from opgraph.torch.tracing.emit import outcome
 from opgraph.torch.tracing.proxy import Proxy
@@ -87,7 +88,7 @@ def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
     else:
         named = {k: v for k, v in kwargs.items() if k not in ("copy", "memory_format")}
         given = args[1:] if type(args[-1]) is not bool else args[1:3] if type(args[2]) is not bool else args[1:2]
-        device, dtype, *_ = torch._C._nn._parse_to(*given, **named)
+        device, dtype, *_ = device_and_dtype(*given, **named)
     if device is not None:
         _same_device(x, device)
     return dtype or x.dtype

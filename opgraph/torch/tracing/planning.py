@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.providers.torch_internals import has_xpu
 from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
 from opgraph.torch.tracing.conditions import Conditions, can_repeat, is_condition, waits
 from opgraph.torch.tracing.plan import Miss, Plan, Ready
@@ -19,7 +20,7 @@ from opgraph.torch.tracing.watch import EagerCall, Watch
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...))
 #: Whether this torch was built for anything but the CPU.
-_HAS_DEVICES = any((torch.version.cuda, torch.version.hip, torch.backends.mps.is_built(), torch.xpu._is_compiled()))
+_HAS_DEVICES = any((torch.version.cuda, torch.version.hip, torch.backends.mps.is_built(), has_xpu()))
 
 
 def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, watch: Watch) -> Plan:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from opgraph.runtime.providers.torch_internals import make_subclass
 from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.tracing import places
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 #: torch's argument parsers want a tensor under every Proxy; on the meta device nothing is computed by mistake.
 _NOTHING = torch.empty(0, device="meta")
-_make = torch.Tensor._make_subclass
 
 
 class Ref:
@@ -143,7 +143,7 @@ class Proxy(torch.Tensor):
 
 def proxy(session: Session, ref: Ref, dtype: torch.dtype, real: torch.Tensor | None, origin: tuple[Any, ...]) -> Proxy:
     """A new Proxy; `real` for arguments and their views, `origin` for the rest."""
-    made: Proxy = _make(Proxy, _NOTHING, False)
+    made: Proxy = make_subclass(Proxy, _NOTHING)
     made.session = session
     made.ref = ref
     made.torch_dtype = dtype

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from opgraph.runtime.providers.torch_internals import OpOverload, OpOverloadPacket
+
 #: Instructions that change something outside, or do what names do not show; in handlers of exceptions, what is missing
 #: counts as well.
 FORBIDDEN = frozenset(
@@ -104,5 +106,5 @@ def _is_torch_builtin(value: Any) -> bool:
 
 _OF_C = (
     type, BuiltinFunctionType, MethodDescriptorType, GetSetDescriptorType, WrapperDescriptorType,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    OpOverload, OpOverloadPacket,
 )  # fmt: skip

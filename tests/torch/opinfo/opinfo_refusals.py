@@ -224,6 +224,22 @@ TABLE: tuple[Refusal, ...] = (
         kind="torch.compile",
     ),
     Refusal(
+        "^value of (result|argument 0 afterwards)",
+        "AOTAutograd draws into contiguous memory: of elements that lie otherwise, the numbers are others",
+        "normal_in_place",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "^value of result",
+        "torch's decompositions, which AOTAutograd takes, compute positions in 16 bits, and weigh neighbours of uint8 "
+        "in other steps than eager's kernels",
+        "nn_functional_grid_sample nn_functional_interpolate_bi* nn_functional_upsample_bilinear",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
         "Found a custom .non-ATen. operator whose output has alias annotations: aten::polygamma_",
         "AOTAutograd has no functional form of polygamma_",
         "polygamma_* special_polygamma_*",

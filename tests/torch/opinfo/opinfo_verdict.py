@@ -14,7 +14,7 @@ import opgraph
 from opgraph.errors import OpGraphError
 
 #: Through these a fused module is called and enters Dynamo.
-ENTRANCES = ("fuse_module.py", "dynamo_entry.py")
+ENTRANCES = ("fuse_module.py", "dynamo_entry.py", "torch_internals.py")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,243 @@
+"""The private parts of torch that calls use, each with what stands in for it where a torch lacks it.
+
+The private parts of its compilers are in `opgraph/torch/graph/torch_internals.py`. Names are bound at import, most to
+torch's own objects, so a call costs no more than torch's. A stand-in may be slower, or refuse more; its results are the
+same. `tests/test_layering.py` holds that no other module reaches into torch. Private attributes of objects that torch
+gives (`storage._cdata`, `tensor._version`, `op._schema`, `module._modules`) are read where they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import CodeType
+from typing import Any
+
+import torch
+
+# Without a stand-in: the only classes with which torch computes without data, the only mode that sees every op, the
+# only register of containers that modules return, the only way for a custom op to say how it runs under torch.func.
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+__all__ = [
+    "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "TorchDispatchMode",
+    "enable_single_level_autograd_function", "tree_flatten", "tree_iter", "tree_leaves", "tree_map", "tree_map_only",
+    "tree_unflatten", "unset_fake_temporarily",
+]  # fmt: skip
+
+_C: Any = torch._C
+_jit: Any = torch.jit  # untyped
+_guards: Any = getattr(getattr(_C, "_dynamo", None), "guards", None)
+
+# -- Memory. Inductor's programs allocate with these, which parse no arguments.
+
+#: `empty_cpu(shape, strides, dtype)`: a new tensor on the CPU.
+empty_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", None) or (
+    lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+)
+#: The same on the current GPU.
+empty_cuda: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cuda", None) or (
+    lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
+)
+#: `reinterpret_tensor(base, size, stride, offset)`: the memory of a tensor read in another way, `offset` elements after
+#: its own beginning.
+reinterpret_tensor: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", None) or (
+    lambda base, size, stride, offset: base.as_strided(size, stride, base.storage_offset() + offset)
+)
+#: torch's own guards, which compare tensors in one call into C++; without them calls are looked up by a key of Python.
+TensorGuards: Any = getattr(_guards, "TensorGuards", None)
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
+has_storage: Callable[[torch.Tensor], bool] = getattr(_C, "_has_storage", _has_storage)
+#: The shape in which tensors of two shapes meet.
+broadcast_of_two: Callable[[torch.Size, torch.Size], torch.Size] = getattr(_C, "_infer_size", torch.broadcast_shapes)
+foreach_add_: Any = getattr(torch, "_foreach_add_", torch.ops.aten._foreach_add_)
+foreach_copy_: Any = getattr(torch, "_foreach_copy_", torch.ops.aten._foreach_copy_)
+
+# -- The current GPU. `None` where torch is built without CUDA.
+
+#: `current_stream(device)`: the address of torch's current stream.
+current_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
+#: `current_gpu()`: the GPU on which torch allocates. The runtime, and so CuPy, may name another one: torch leaves a
+#: device that it has not used yet for later when `torch.cuda.device(...)` ends.
+current_gpu: Any = getattr(_C, "_cuda_getDevice", None)
+if torch.version.cuda is not None:
+    current_stream = current_stream or (lambda device: torch.cuda.current_stream(device).cuda_stream)
+    current_gpu = current_gpu or torch.cuda.current_device
+#: Whether this torch was built for Intel's GPUs.
+has_xpu: Callable[[], bool] = getattr(torch.xpu, "_is_compiled", torch.xpu.is_available)
+
+# -- What goes on around a call.
+
+#: How many modes see every op.
+dispatch_modes: Callable[[], int] = getattr(
+    _C, "_len_torch_dispatch_stack", lambda: len(_get_current_dispatch_mode_stack())
+)
+transforms_active: Callable[[], bool] = getattr(
+    _C, "_are_functorch_transforms_active", lambda: _C._functorch.maybe_current_level() is not None
+)
+#: None where `torch.jit.trace` is not going on.
+tracing_state: Callable[[], Any] = getattr(_C, "_get_tracing_state", lambda: _jit.is_tracing() or None)
+is_fx_tracing: Callable[[], bool] = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+
+
+class _AtSomeLevel:
+    """For a torch that does not tell the level of forward-mode differentiation: calls go by the dispatcher, slowly."""
+
+    _current_level = 0
+
+
+#: `forward_ad._current_level` is below 0 where there is no forward-mode differentiation.
+forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad, "_current_level") else _AtSomeLevel
+
+
+#: A context in which neither modes nor classes of tensors see calls of torch functions. torch's manual names it.
+without_torch_function: Callable[[], AbstractContextManager[object]] = _C.DisableTorchFunction
+
+
+def without_modes() -> Any:
+    """A context in which torch calls run for real: compilers are called under fake tensors."""
+    return _disable_current_modes()
+
+
+def fake_mode_of(values: Sequence[Any]) -> Any:
+    """The mode of fake tensors, a context in which torch computes with them; None where none is among the values."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values)
+
+
+def is_tracing() -> bool:
+    """Whether Dynamo or AOTAutograd is compiling now, rather than something compiled running."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get() is not None
+
+
+def is_transformed() -> bool:
+    """Whether something looks on that must see a module's own forward: compilers, exporters, tracers, transforms,
+    forward-mode differentiation, hooks on all modules."""
+    return bool(
+        _is_compiling()
+        or tracing_state() is not None
+        or transforms_active()
+        or (dispatch_modes() and (_mode(_PROXY) is not None or _mode(_FUNCTIONAL) is not None))
+        or is_fx_tracing()
+        or any(_hooks_on_all)
+        or is_forward_mode()
+    )
+
+
+def is_forward_mode() -> bool:
+    """Whether forward-mode differentiation is going on: tensors may have tangents, which kernels do not read."""
+    return bool(forward_ad._current_level >= 0)
+
+
+def is_batched() -> bool:
+    """Whether a transform of torch.func is going on, or `autograd.grad(is_grads_batched=True)`: tensors may be batches,
+    and have no memory of their own."""
+    return bool(transforms_active() or _includes(_BATCHES))
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Whether hooks are called with what autograd keeps: of `saved_tensors_hooks`, of activation checkpointing."""
+    return _saved_tensors_hooks(True) is not None
+
+
+_is_compiling = torch.compiler.is_compiling
+_hooks_on_all: list[Any] = [
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks", ())
+    for kind in ("forward_pre", "forward", "backward_pre", "backward")
+]
+_mode, _PROXY, _FUNCTIONAL = _C._get_dispatch_mode, _C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FUNCTIONAL
+_includes, _BATCHES = _C._dispatch_tls_is_dispatch_key_included, _C._dispatch_key_parse("VmapMode")
+_saved_tensors_hooks: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
+
+# -- Autograd.
+
+#: The class of nodes that one level of torch.func records, as plain autograd does; the public one adds torch.func.
+SingleLevelFunction: Any = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function.__base__)
+_saves: Any = getattr(torch.autograd.function.FunctionCtx.save_for_backward, "__code__", None)
+_KEEP = "{}.to_save = ({})" if _saves is not None and "to_save" in _saves.co_names else "{}.save_for_backward({})"
+
+
+def keep(ctx: str, names: Sequence[str]) -> str:
+    """The statement that keeps tensors in a node, all by name: what `save_for_backward` does, without a call of it."""
+    return _KEEP.format(ctx, "".join(f"{name}, " for name in names))
+
+
+def enter_directly(function: Any, backward: Callable[..., Any]) -> None:
+    """Has the engine enter the backward pass of a class of nodes without torch's lookup, of two Python functions."""
+    node: Any = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = backward
+
+
+#: Whether the running backward pass runs a node. Without it all gradients are computed, wanted or not.
+will_execute: Callable[[Any], bool] = getattr(_C, "_will_engine_execute_node", lambda node: True)
+#: The node that runs in a backward pass, and the number of the next node. Without them reports name fewer places.
+current_node: Callable[[], Any] = getattr(_C, "_current_autograd_node", lambda: None)
+next_number: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+# By which torch's own custom ops go on to kernels (`torch/_library/autograd.py`). They have no stand-in.
+below_autograd, after_autograd = _C._AutoDispatchBelowAutograd, _C._after_autograd_keyset
+#: A context in which tangents are recorded, or not: a level of torch.func runs without those below it. No stand-in.
+tangents_enabled: Any = torch.autograd.forward_ad._set_fwd_grad_enabled
+
+
+def recomputing_once() -> AbstractContextManager[object]:
+    """What is read of a region under `torch.utils.checkpoint` recomputes it once, not for each tensor."""
+    group = getattr(checkpoint, "GraphExecGroup", None)
+    if group is None or group._get_current_group() is not None:
+        return nullcontext()
+    made: AbstractContextManager[object] = group()
+    return made
+
+
+# -- What a trace of a function reads.
+
+
+def _without_autocast() -> AbstractContextManager[object]:
+    context = ExitStack()
+    for device in ("cpu", "cuda"):
+        context.enter_context(torch.autocast(device, enabled=False))
+    return context
+
+
+without_autocast: Callable[[], AbstractContextManager[object]] = getattr(_C, "_DisableAutocast", _without_autocast)
+
+
+def _device_and_dtype(*given: Any, **named: Any) -> tuple[torch.device | None, torch.dtype | None]:
+    values = [v for v in (*given, *named.values()) if type(v) is not bool]
+    dtype = next((v for v in values if isinstance(v, torch.dtype)), None)
+    return next((torch.device(v) for v in values if not isinstance(v, (torch.dtype, type(None)))), None), dtype
+
+
+#: Of the arguments of `tensor.to` its device and its dtype, either of which may be None; then more.
+device_and_dtype: Callable[..., Any] = getattr(getattr(_C, "_nn", None), "_parse_to", _device_and_dtype)
+#: Where torch keeps functions of its networks beside `torch.nn.functional`.
+nn_functions: Any = getattr(_C, "_nn", torch.nn.functional)
+#: `make_subclass(cls, tensor)`: a tensor of a class on the memory of another one.
+make_subclass: Callable[..., Any] = getattr(torch.Tensor, "_make_subclass", lambda cls, tensor: tensor.as_subclass(cls))
+_callers = [getattr(torch.nn.Module, name).__code__ for name in ("_slow_forward", "_call_impl")]
+#: The code in nn.Module that calls `forward`.
+MODULE_CALLERS = {*_callers, *(c for code in _callers for c in code.co_consts if isinstance(c, CodeType))}

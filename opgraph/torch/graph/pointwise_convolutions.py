@@ -1,0 +1,132 @@
+"""Convolutions by single elements, of images that lie channels last, as matrix products: on the CPU, in float32.
+
+Such an image is a matrix of one row for each pixel, and a kernel of one element a matrix too. The matrix product reads
+and writes them as they lie. oneDNN's convolution brings the weights into a layout of its own at each call first, which
+takes longer than the product where images are small.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from opgraph.torch.graph.aten import value_of
+
+aten = torch.ops.aten
+
+#: Pixels of all images up to which the gradient of the weights is one product: its sums are as long, and few threads
+#: share them. Of one channel it would be a product by a vector, which MKL sums up with larger roundings.
+_MOST_PIXELS, _LEAST_CHANNELS = 4096, 2
+
+
+def as_products(graph: Graph) -> None:
+    """Replaces such convolutions and their gradients.
+
+    Args:
+        graph: of ATen ops of known sizes with `val` in each node's meta; it is changed.
+    """
+    for node in list(graph.nodes):
+        if node.target is aten.convolution.default:
+            _forward(graph, node)
+        elif node.target is aten.convolution_backward.default:
+            _backward(graph, node)
+
+
+def _forward(graph: Graph, node: Node) -> None:
+    arguments: Any = node.args
+    image, weight, bias, *window = arguments
+    if not _is_product(window, weight, image, node):
+        return
+    new = _New(graph, node)
+    operands = new.rows(image), new.of(aten.t.default, new.matrix(weight))
+    new.replace(node, new.images(new.product(*operands, bias=bias), value_of(node)))
+
+
+def _backward(graph: Graph, node: Node) -> None:
+    arguments: Any = node.args
+    gradient, image, weight, _, *window, _ = arguments
+    parts: dict[Any, Node] = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+    by_image, by_weight, by_bias = map(parts.get, range(3))
+    made = [part for part in (by_image,) if part is not None]
+    if len(parts) != len(node.users) or not _is_product(window, weight, gradient, image, *made):
+        return
+    new = _New(graph, node)
+    rows = new.rows(gradient)
+    if by_image is not None:
+        new.replace(by_image, new.images(new.product(rows, new.matrix(weight)), value_of(by_image)))
+    is_small = value_of(rows).shape[0] <= _MOST_PIXELS and min(value_of(weight).shape[:2]) >= _LEAST_CHANNELS
+    if by_weight is not None and is_small:
+        product = new.product(new.of(aten.t.default, rows), new.rows(image))
+        new.replace(by_weight, new.of(aten.view.default, product, list(value_of(by_weight).shape)))
+    if by_bias is not None:
+        new.replace(by_bias, new.of(aten.sum.dim_IntList, gradient, [0, 2, 3]))
+    if node.users:
+        node.args = (*node.args[:-1], [False, True, False])
+    else:
+        graph.erase_node(node)
+
+
+def _is_product(window: Sequence[Any], weight: Any, *images: Any) -> bool:
+    """Whether a convolution goes from pixel to pixel, and all its images lie channels last."""
+    if list(window) != [[1, 1], [0, 0], [1, 1], False, [0, 0], 1] or value_of(weight).shape[2:] != (1, 1):
+        return False
+    values = [value_of(image) for image in images]
+    return value_of(weight).is_contiguous() and all(
+        v.dim() == 4
+        and v.numel() > 0
+        and v.device.type == "cpu"
+        and v.dtype is torch.float32
+        and v.is_contiguous(memory_format=torch.channels_last)
+        for v in values
+    )
+
+
+class _New:
+    """Nodes that stand in the place of another one."""
+
+    def __init__(self, graph: Graph, before: Node) -> None:
+        self._graph = graph
+        self._before = before
+
+    def of(self, target: Any, source: Any, *others: Any) -> Node:
+        """A call that reads one tensor."""
+        return self._call(target, (source, *others), target(value_of(source), *others))
+
+    def product(self, left: Node, right: Node, bias: Any = None) -> Node:
+        """(M, K), (K, N), (N) -> (M, N)."""
+        # Values of known sizes may belong to several modes of fake tensors, which torch does not mix.
+        value = value_of(left).new_empty(value_of(left).shape[0], value_of(right).shape[1])
+        operands = (left, right) if bias is None else (bias, left, right)
+        return self._call(aten.mm.default if bias is None else aten.addmm.default, operands, value)
+
+    def _call(self, target: Any, args: tuple[Any, ...], value: torch.Tensor) -> Node:
+        with self._graph.inserting_before(self._before):
+            made = self._graph.call_function(target, args)
+        made.meta = {**self._before.meta, "val": value}
+        return made
+
+    def rows(self, image: Any) -> Node:
+        """Images as a matrix of a row for each pixel."""
+        pixels = self.of(aten.permute.default, image, [0, 2, 3, 1])
+        return self.of(aten.view.default, pixels, [-1, value_of(image).shape[1]])
+
+    def matrix(self, weight: Any) -> Node:
+        """(O, I, 1, 1) -> (O, I)."""
+        return self.of(aten.view.default, weight, list(value_of(weight).shape[:2]))
+
+    def images(self, rows: Node, like: torch.Tensor) -> Node:
+        """A matrix of a row for each pixel as images like those."""
+        count, channels, height, width = like.shape
+        pixels = self.of(aten.view.default, rows, [count, height, width, channels])
+        made = self.of(aten.permute.default, pixels, [0, 3, 1, 2])
+        made.meta["val"] = made.meta["val"].as_strided(like.shape, like.stride())
+        return made
+
+    def replace(self, node: Node, made: Node) -> None:
+        """Lets what reads a node read another one."""
+        node.replace_all_uses_with(made)
+        self._graph.erase_node(node)
