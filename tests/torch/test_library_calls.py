@@ -17,7 +17,7 @@ from opgraph.torch.graph import program
 
 def allocated(call: Callable[[], object]) -> int:
     """Bytes that torch's allocator holds at most while a call runs, those inside of library ops included."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         call()
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = most = 0
