@@ -11,10 +11,17 @@ from torch import nn
 from torch.nn import functional
 
 import opgraph.torch as ogt
+from opgraph.torch.graph import layouts
 from opgraph.torch.graph.backend import Captured, observed
 from opgraph.torch.graph.program import Program
 
 LAST = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def no_fast_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of processors without AVX-512, on every machine."""
+    monkeypatch.setattr(layouts, "HAS_FAST_BLOCKS", False)
 
 
 class Block(nn.Module):
@@ -118,3 +125,21 @@ def test_images_smaller_than_the_weights_stay_as_they_are() -> None:
     with torch.no_grad(), observed(captured.append):
         model(torch.randn(1, 64, 5, 5))
     assert not any(image.is_contiguous(memory_format=LAST) for image in operands(captured))
+
+
+@pytest.mark.parametrize(("groups", "size", "moves"), [(1, 3, False), (16, 3, True), (1, 1, True)])
+def test_where_blocks_are_fast_wide_convolutions_stay_as_they_are(
+    groups: int, size: int, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "HAS_FAST_BLOCKS", True)
+    first, second = (nn.Conv2d(16, 16, size, padding=size // 2, groups=groups) for _ in range(2))
+    model = nn.Sequential(first, nn.SiLU(), nn.MaxPool2d(2), second).eval()
+    x = torch.randn(4, 16, 16, 16)
+    captured: list[Captured] = []
+    with torch.no_grad(), observed(captured.append):
+        torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(x), model(x), rtol=1e-5, atol=1e-5)
+    (graph,) = captured
+    program = graph.inference
+    assert isinstance(program, Program)
+    pooled = [n for n in program.module.graph.nodes if "max_pool" in str(n.target)]
+    assert pooled and all(n.args[0].meta["val"].is_contiguous(memory_format=LAST) is moves for n in pooled)
