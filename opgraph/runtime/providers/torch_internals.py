@@ -2,7 +2,8 @@
 
 The private parts of its compilers are in `opgraph/torch/graph/torch_internals.py`. Names are bound at import, most to
 torch's own objects, so a call costs no more than torch's. A stand-in may be slower, or refuse more; its results are the
-same. `tests/test_layering.py` holds that no other module reaches into torch. Private attributes of objects that torch
+same, but that hooks on all modules and saved-tensor hooks go unseen where a torch does not list them.
+`tests/test_layering.py` holds that no other module reaches into torch. Private attributes of objects that torch
 gives (`storage._cdata`, `tensor._version`, `op._schema`, `module._modules`) are read where they are needed.
 """
 

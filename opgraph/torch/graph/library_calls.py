@@ -50,38 +50,40 @@ def library_calls(node: Node) -> Sequence[Call]:
     into layouts of its own, for each of the two alone: in one call, which begins with the input's, that gradient would
     lie beside the copies for the other.
     """
-    if node.target is aten.convolution_backward.default and value_of(node.args[1]).device.type == "cpu":  # type: ignore[arg-type]
-        *arguments, mask = node.args
-        by_input, *others = mask  # type: ignore[misc, str-unpack]
-        if by_input and size_of(node.args[1]) >= SMALLEST:  # type: ignore[arg-type]
+    given: Any = node.args
+    if node.target is aten.convolution_backward.default and value_of(given[1]).device.type == "cpu":
+        *arguments, mask = given
+        by_input, *others = mask
+        if by_input and size_of(given[1]) >= SMALLEST:
             calls = []
             if any(others):
                 calls.append(Call(f"{node.name}_weights", (*arguments, [False, *others]), (1, 2)))
-            if _leaps(node):
+            if _is_computed_channels_last(node):
                 gradient, image, *more = arguments
-                given = (gradient, ChannelsLast(image), *more, [True, False, False])  # type: ignore[arg-type]
-                return (*calls, Call(node.name, given, (0,), is_restrided=True))
+                last = (gradient, ChannelsLast(image), *more, [True, False, False])
+                return (*calls, Call(node.name, last, (0,), is_restrided=True))
             return (*calls, Call(node.name, (*arguments, [True, False, False]), (0,)))
     return (Call(node.name, node.args),)
 
 
-def _leaps(node: Node) -> bool:
+def _is_computed_channels_last(node: Node) -> bool:
     """Whether oneDNN computes the gradient of a convolution by its input channels last, whatever it is asked for.
 
     It does with strides. Torch then holds the result, a copy of it and a contiguous copy of that at once. Where the
     input is channels last, it holds the result alone, and the same bits are copied once. (Of depthwise convolutions
     it holds two either way; those with dilation get other bits.)
     """
-    _, image, weights, _, stride, _, dilation, is_transposed, _, groups, _ = node.args
-    tensor = value_of(image)  # type: ignore[arg-type]
+    given: Any = node.args
+    _, image, weights, _, stride, _, dilation, is_transposed, _, groups, _ = given
+    tensor = value_of(image)
     return bool(
         tensor.dim() == 4
         and tensor.dtype == torch.float32
-        and any(step > 1 for step in stride)  # type: ignore[union-attr, operator]
-        and all(step == 1 for step in dilation)  # type: ignore[union-attr]
+        and any(step > 1 for step in stride)
+        and all(step == 1 for step in dilation)
         and not is_transposed
         and groups == 1
         and tensor.is_contiguous()
         and not tensor.is_contiguous(memory_format=torch.channels_last)
-        and value_of(weights).is_contiguous()  # type: ignore[arg-type]
+        and value_of(weights).is_contiguous()
     )

@@ -28,7 +28,7 @@ from opgraph.torch.graph.places import Beginnings, place_of
 from opgraph.torch.graph.pointwise_convolutions import as_products
 from opgraph.torch.graph.recompute import with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
-from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, lying_so, watched, watchers
+from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers, with_strides
 from opgraph.torch.graph.targets import Target, target_of
 from opgraph.torch.graph.torch_internals import saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
@@ -79,7 +79,7 @@ class Program:
         self._checked: list[tuple[Node, Checked]] = []
         self._env: dict[str, Any] = {
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
-            "lying_so": lying_so,
+            "with_strides": with_strides,
         }  # fmt: skip
         fold_constants(module, most_constants)
         as_products(module.graph)
@@ -217,7 +217,7 @@ class Program:
                     source = call.name if whole is node else whole.name
                     value = f"{source}[{part.args[1]}]"
                     if call.is_restrided:
-                        value = f"lying_so({value}, {tuple(value_of(part).stride())})"
+                        value = f"with_strides({value}, {tuple(value_of(part).stride())})"
                     found.append(Step(f"{part.name} = {value}", part, reads=[source]))
         return found
 

@@ -287,7 +287,7 @@ def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
 
 
-def lying_so(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """The tensor; where it has other strides than these, a copy that has them."""
     return tensor if same_strides(tensor, strides) else restrided(tensor, strides)
 

@@ -108,7 +108,6 @@ COMPOSITIONS = (
         f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Select({_NEGATIVE.format('other')}, other, Abs(input)))",
     ),
     TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
-    # At a tie all of the gradient is input's, as in torch.
     TorchCall("fmax(input, other)", lambda p: _larger(p, "GreaterEqual", "Maximum")),
     TorchCall("fmin(input, other)", lambda p: _larger(p, "LessOrEqual", "Minimum")),
     TorchCall("isfinite(input)", "Not(Or(IsNaN(input), IsInf(input)))"),
