@@ -9,15 +9,20 @@ from typing import Any
 from random_truth import kept_with
 
 import opgraph as og
+from opgraph.codegen.kernel import KernelSource
+from opgraph.loops.layout import Variant
+from opgraph.loops.loop import Loop
 from opgraph.partition.partition import Partition
-from opgraph.runtime import compiled, executable, training
+from opgraph.runtime import compiled, executable, fused, training
 
 
 @contextmanager
 def found_once() -> Iterator[None]:
-    """While this lasts, a finalized graph is partitioned once, has one training plan for the same inputs, and each of
-    its partitions one loop."""
+    """While this lasts, a finalized graph is partitioned once, has one training plan for the same inputs, each of its
+    partitions one loop, and a loop one text for each way to call it."""
     partition, training_plan, lower = executable.partition, training.training_plan, compiled.lower
+    source = fused.host_source
+    texts: dict[tuple[int, Variant, bool, bool], tuple[Loop, KernelSource]] = {}
     loops: dict[tuple[int, str, frozenset[int]], tuple[Partition, Any]] = {}
 
     def partitioned(graph: og.Graph) -> Any:
@@ -34,9 +39,17 @@ def found_once() -> Iterator[None]:
             loops[key] = part, lower(part, rounding=rounding, arguments=arguments)  # kept, so that its id stays its own
         return loops[key][1]
 
+    def written(loop: Loop, variant: Variant, *, boxed: bool, several: bool) -> KernelSource:
+        key = id(loop), variant, boxed, several
+        if key not in texts:
+            texts[key] = loop, source(loop, variant, boxed=boxed, several=several)
+        return texts[key][1]
+
+    fused.host_source = written  # type: ignore[assignment]
     executable.partition, training.training_plan = partitioned, planned  # type: ignore[assignment]
     compiled.lower = lowered  # type: ignore[assignment]
     try:
         yield
     finally:
         executable.partition, training.training_plan, compiled.lower = partition, training_plan, lower
+        fused.host_source = source
