@@ -74,6 +74,28 @@ def test_nothing_is_asked_where_rounding_decides() -> None:
     assert problem(np.array([2, 2], np.float32), truth)
 
 
+def test_errors_of_f64_that_cancel_in_a_few_runs_are_drawn_again() -> None:
+    x = np.random.default_rng(0).uniform(-4, 4, (17, 64, 16))
+    truth = one_truth("graph(x: f64[17,64,16]) -> (y)\n  a = LogSoftmax(x, axis=1)\n  y = Trigamma(a)", x=x)
+    first = og.evaluate(og.parse("graph(x: f64[17,64,16]) -> (a)\n  a = LogSoftmax(x, axis=1)").finalize(), {"x": x})
+    second = og.parse("graph(a: f64[17,64,16]) -> (y)\n  y = Trigamma(a)").finalize()
+    moved = og.evaluate(second, {"a": np.nextafter(np.nextafter(first, 0), 0)})
+    assert problem(moved, truth) == ""
+    assert problem(np.where(moved > 41, moved * (1 + 1e-9), moved), truth)
+
+
+def test_the_gradient_of_a_largest_element_has_a_bound() -> None:
+    x = np.random.default_rng(0).uniform(-4, 4, (5, 7)).astype(np.float32)
+    graph = og.parse("graph(x: f32[5,7]) -> (y)\n  a = Mish(x)\n  y = ReduceMax(a, axes=[1])").finalize()
+    slope = og.gradient(graph, ["x"])
+    given = {"x": x, "d_y": np.ones(5, np.float32)}
+    truth = truths(slope, {str(t.name): given[str(t.name)] for t in slope.inputs})[0]
+    right = truth.value.astype(np.float32)
+    assert problem(right, truth) == ""
+    assert problem(right[:, ::-1], truth)
+    assert problem(right * np.float32(1.001), truth)
+
+
 def test_a_scenario_shrinks_to_the_op_that_is_meant() -> None:
     text = "graph(x: f32[3]) -> (y, z)\n  a = Exp(x)\n  b = Tan(a)\n  c = Abs(b)\n  y = Neg(c)\n  z = Sin(a)"
     found = Scenario(og.parse(text).finalize(), [{"x": np.ones(3, np.float32)}], True)
