@@ -122,3 +122,17 @@ def test_without_a_compiler_softplus_does_not_overflow(dtype: str, monkeypatch: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         np.testing.assert_array_equal(og.compile(graph)(x=x), x)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_a_remainder_of_a_quotient_that_overflows_is_exact(dtype: str) -> None:
+    torch = pytest.importorskip("opgraph.runtime.providers.torch")
+    numpy = dtypes.get(dtype).numpy
+    most, least = np.finfo(numpy).max, np.finfo(numpy).tiny
+    a = np.array([most, -most, most, most, np.inf, np.nan, 5, 7] * 4, numpy)
+    b = np.array([0.7, 0.7, -3 * least, 0.75 * least, 3, 3, 0, -3] * 4, numpy)
+    for fmod in (0, 1):
+        graph = og.parse(f"graph(a: {dtype}[32], b: {dtype}[32]) -> (y)\n  y = Mod(a, b, fmod={fmod})").finalize()
+        with np.errstate(invalid="ignore"):
+            (got,) = interpret(lower(graph.get_partitions()[0]).loop, [a, b], torch.TORCH)
+            np.testing.assert_array_equal(got, og.evaluate(graph, {"a": a, "b": b}, dtype=None))

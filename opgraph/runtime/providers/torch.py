@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from opgraph.ir import dtypes
+from opgraph.ir.opdef import OpDef
 from opgraph.loops.interpret import Library
 from opgraph.ops.conversion import cast
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
@@ -73,6 +76,29 @@ def _cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return tensor.to(TORCH_DTYPES[dtype])
 
 
+def _meaning(record: OpDef) -> Callable[..., torch.Tensor] | None:
+    if record.kind == "Mod":
+        return partial(_remainder, record)
+    return record.torch and partial(record.torch, torch)
+
+
+def _remainder(record: OpDef, a: torch.Tensor, b: torch.Tensor, **attrs: Any) -> torch.Tensor:
+    """As torch has it; where its vectors make NaN of a quotient a / b that overflows, exact, as C's fmod is."""
+    assert record.torch is not None
+    rest: torch.Tensor = record.torch(torch, a, b, **attrs)
+    if not rest.is_floating_point():
+        return rest
+    a, b = torch.broadcast_tensors(a, b)
+    lost = rest.isnan() & a.isfinite() & b.isfinite() & (b != 0)
+    if not bool(lost.any()):
+        return rest
+    a, b = a[lost], b[lost]
+    exact = torch.from_numpy(np.fmod(a.double().numpy(), b.double().numpy())).to(rest.dtype)
+    if not attrs["fmod"]:
+        exact = torch.where((exact != 0) & ((exact < 0) != (b < 0)), exact + b, exact)
+    return rest.masked_scatter(lost, exact)
+
+
 #: A loop's steps as torch's ops.
 TORCH = Library(
     taken=lambda array: from_numpy(_writable(array)),
@@ -82,5 +108,5 @@ TORCH = Library(
     convert=lambda tensor, dtype: tensor.to(TORCH_DTYPES[dtype]),
     cast=_cast,
     broadcast=torch.Tensor.expand,
-    meaning=lambda record: record.torch and partial(record.torch, torch),
+    meaning=_meaning,
 )
