@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +181,7 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
         axes=_axes(rows.axes),
         loads=tuple(operands.loads),
         statements=tuple(statements.made.values()),
-        stores=tuple(_store(t, values, sums, rows, operands.loads) for t in outputs),
+        stores=tuple(_store(t, values, sums, rows, operands) for t in outputs),
     )
     numbers = {x.name for x, t in zip(loop.loads, operands.tensors) if t is not None and t.id in arguments}
     return Lowered(
@@ -202,12 +202,15 @@ def _store(
     values: Mapping[int, str],
     sums: Mapping[int, tuple[str, tuple[str, ...]]],
     rows: RowForms,
-    loads: Iterable[Load],
+    operands: _Operands,
 ) -> Store:
     cut = rows.cuts.get(tensor.id, ())
     if tensor.id in sums:
         value, to = sums[tensor.id]
-        # An operand whose sizes are all 1 fits any number of axes, so it is never cut, nor is a sum of its shape.
-        cut = cut if any(load.cut for load in loads if load.name in to) else ()
+        # An operand whose sizes are all 1 fits any number of axes, so it is never cut, nor is a sum of its shape:
+        # unless the operand has the loop's axes, and a reshape behind it takes these together.
+        named = [(x, t) for x, t in zip(operands.loads, operands.tensors, strict=True) if x.name in to]
+        rank = max((len(t.dims or ()) for _, t in named if t is not None), default=0)
+        cut = cut if any(x.cut for x, _ in named) or rank == sum(max(len(part), 1) for part in cut) else ()
         return Store(value=value, dtype=tensor.dtype, to=to, cut=cut)
     return Store(value=values[tensor.id], dtype=tensor.dtype, per_row=rows.forms.get(tensor.id, ""), cut=cut)

@@ -8,6 +8,7 @@ import numpy as np
 
 import opgraph as og
 from opgraph.loops.layout import bind
+from opgraph.loops.lower import lower
 from opgraph.loops.text import parse_loop
 
 SCALED = """
@@ -47,3 +48,12 @@ def test_what_depends_on_positions_is_the_same_in_any_order() -> None:
         run(x=given, out=out)
         for name, value in wanted.items():
             np.testing.assert_array_equal(out[name], value)
+
+
+def test_a_sum_to_a_reshaped_operand_of_ones_has_the_shape_behind_the_reshape() -> None:
+    graph = og.parse(
+        "graph(a: f32[1,1,1,2], b: f32[1,1,1], v: f32[1]) -> (y, z)\n"
+        "  z = GreaterEqual(b, a)\n  r = StaticReshape(b, shape=[1], special_zero=false)\n  y = SumTo(v, r)"
+    ).finalize()
+    loop = next(lower(p).loop for p in graph.get_partitions() if p.ops[-1].kind == "SumTo")
+    assert bind(loop, [(1,), (1, 1, 1)], [(1,), (1, 1, 1)]).results == ((1,),)
