@@ -64,13 +64,21 @@ def form_of(op: Any, form: str) -> Callable[..., Any] | None:
     return found if callable(found) else None
 
 
-def forward_calls(op: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Call]:
+#: Where inputs without gradients come from, and those with gradients: "strided" ones have gaps in memory.
+FORWARD, GRADIENTS = ("sample", "reference", "strided"), ("sample", "strided")
+#: Inputs without gaps whose axes lie the other way around in memory.
+TURNED = ("turned",)
+
+
+def forward_calls(
+    op: Any, dtype: torch.dtype, most: int | None = None, sources: tuple[str, ...] = FORWARD
+) -> Iterator[Call]:
     """Calls without gradients: in all forms, on sample and reference inputs, with contiguous inputs and others.
 
     Args:
         most: how many inputs are taken of each source; None for all.
     """
-    for sample, source in _samples(op, dtype, most, ("sample", "reference", "strided")):
+    for sample, source in _samples(op, dtype, most, sources):
         yield _call("call", source, sample)
         if source.startswith("reference"):
             continue
@@ -83,11 +91,13 @@ def forward_calls(op: Any, dtype: torch.dtype, most: int | None = None) -> Itera
                 yield dataclasses.replace(_call("out", source, sample), kwargs=given)
 
 
-def gradient_calls(op: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Call]:
+def gradient_calls(
+    op: Any, dtype: torch.dtype, most: int | None = None, sources: tuple[str, ...] = GRADIENTS
+) -> Iterator[Call]:
     """Calls whose results are differentiated."""
     if not op.supports_autograd or dtype not in op.supported_backward_dtypes("cpu"):
         return
-    for sample, source in _samples(op, dtype, most, ("sample", "strided"), requires_grad=True):
+    for sample, source in _samples(op, dtype, most, sources, requires_grad=True):
         yield _call("call", source, sample)
         if op.inplace_variant is not None and op.supports_inplace_autograd and not sample.broadcasts_input:
             yield _call("in place", source, sample)
@@ -177,24 +187,43 @@ def _samples(
         make = op.reference_inputs if source == "reference" else op.sample_inputs
         seed()
         try:
-            for index, sample in enumerate(itertools.islice(make("cpu", dtype, requires_grad=requires_grad), most)):
-                strided = all(t.layout is torch.strided for t in tensors_in((sample.input, sample.args, sample.kwargs)))
+            made = make("cpu", dtype, requires_grad=requires_grad)
+            if source == "turned":
+                made = (sample for sample in made if any(map(_turns, _tensors_of(sample))))
+            for index, sample in enumerate(itertools.islice(made, most)):
+                strided = all(t.layout is torch.strided for t in _tensors_of(sample))
                 if source == "strided" and strided:
-                    sample = _strided(sample, requires_grad)
-                if strided or source != "strided":
+                    sample = _as(sample, sample.noncontiguous(), requires_grad)
+                elif source == "turned":
+                    sample = _as(sample, sample.transform(_turned), requires_grad)
+                if strided or source not in ("strided", "turned"):
                     yield sample, f"{source} {index}"
         except (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError):
             return  # the database has no inputs of this dtype
 
 
-def _strided(sample: Any, requires_grad: bool) -> Any:
-    found = sample.noncontiguous()
+def _tensors_of(sample: Any) -> list[torch.Tensor]:
+    return tensors_in((sample.input, sample.args, sample.kwargs))
+
+
+def _as(sample: Any, found: Any, requires_grad: bool) -> Any:
+    """Another form of a sample, whose tensors require gradients as those of the sample do."""
     if requires_grad:
-        before = tensors_in((sample.input, sample.args, sample.kwargs))
-        after = tensors_in((found.input, found.args, found.kwargs))
-        for old, new in zip(before, after, strict=True):
+        for old, new in zip(_tensors_of(sample), _tensors_of(found), strict=True):
             new.requires_grad_(old.requires_grad)
     return found
+
+
+def _turns(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and sum(size > 1 for size in tensor.shape) > 1
+
+
+def _turned(value: Any) -> Any:
+    """A tensor whose first axis is the last one in memory; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not _turns(value):
+        return value
+    first = next(axis for axis, size in enumerate(value.shape) if size > 1)
+    return value.detach().movedim(first, -1).contiguous().movedim(-1, first)
 
 
 def _call(form: str, source: str, sample: Any) -> Call:

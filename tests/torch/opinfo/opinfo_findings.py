@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from opinfo_calls import Call, distinct, form_of, forward_calls, gradient_calls, second_calls, wrong_calls
+from opinfo_calls import TURNED, Call, distinct, form_of, forward_calls, gradient_calls, second_calls, wrong_calls
 from opinfo_exact import DRAWN, UNDEFINED, exact
 from opinfo_judge import Judge
 from opinfo_refusals import Refusal, listed
@@ -66,7 +66,7 @@ class Sweep:
         """What is found of an op.
 
         Args:
-            checks: letters: forward, gradients, second derivatives, errors.
+            checks: letters: forward, gradients, second derivatives, errors; turned inputs, forward and gradients.
         """
         functions: dict[Any, Any] = {}
         for dtype in dtypes:
@@ -75,6 +75,9 @@ class Sweep:
                 calls.append((0, forward_calls(op, dtype, self.most)))
             if "g" in checks:
                 calls.append((1, gradient_calls(op, dtype, self.most)))
+            if "t" in checks:
+                calls.append((0, forward_calls(op, dtype, self.most, TURNED)))
+                calls.append((1, gradient_calls(op, dtype, self.most, TURNED)))
             if "s" in checks and dtype == torch.float64:
                 calls.append((2, second_calls(op, self.most)))
             if "e" in checks and dtype == torch.float32:
