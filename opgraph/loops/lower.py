@@ -12,6 +12,7 @@ from opgraph.loops.factors import without_row_factors
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
 from opgraph.loops.steps import Shapes, live_steps, steps_of, used_by_stores_only
 from opgraph.loops.verify import verify_loop
+from opgraph.ops.conversion import cast
 from opgraph.partition.partition import Partition, RowForms
 
 ROUNDINGS = ("store", "each")
@@ -152,7 +153,9 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
             elif tensor.id in values:
                 args.append(statements.rounded(values[tensor.id], step.tag) if asks else values[tensor.id])
             elif is_literal(tensor) and not step.is_relay:
-                args.append(opdef.array_of(tensor).item())
+                number = opdef.array_of(tensor)
+                # A literal has the dtype of the result: C++ would convert it by rules of its own.
+                args.append((cast(number, step.output.dtype) if record.is_cast else number).item())
             else:
                 args.append(operands.load(tensor, step.alignment(index)))
         if step.is_sum:

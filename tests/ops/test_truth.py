@@ -9,10 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import opgraph as og
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.opdef import OpDef, all_ops
 from opgraph.ops import samples
 from opgraph.ops.conversion import cast
+from opgraph.runtime import host
 
 POINTWISE = [r for r in all_ops() if r.is_pointwise]
 INF, NAN = float("inf"), float("nan")
@@ -342,6 +344,20 @@ def test_a_cast(value: Any, source: str, target: str, expected: Any) -> None:
     assert result.dtype == dtypes.get(target).numpy
     assert result[0] == expected
     assert cast(array.reshape(()), target) == expected
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.filterwarnings("ignore:there is no C")
+def test_a_kernel_casts_numbers_alike(compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiles:
+        monkeypatch.setattr(host, "find_compiler", lambda: None)
+    graph = og.Graph()
+    for i, (value, source, target, _) in enumerate(CASTS):
+        number = graph.constant(f"k{i}", np.array(value, dtypes.get(source).numpy))
+        graph.output(graph.add_op("TypeCast", number, dtype=target))
+    results = og.compile(graph.finalize())().values()
+    for (value, source, target, expected), result in zip(CASTS, results, strict=True):
+        assert result.dtype == dtypes.get(target).numpy and result == expected, (value, source, target)
 
 
 def test_double_to_bf16_rounds_once() -> None:
