@@ -68,8 +68,8 @@ class Judge:
         """What is wrong with an outcome, in a line; empty where nothing is.
 
         Args:
-            gradient_strides: whether gradients lie in memory as eager's do; AOTAutograd lays them out by itself. Those of
-                turned inputs never have to: they lie as the inputs, eager's as the cotangents, until `.grad` turns them.
+            gradient_strides: whether gradients lie in memory as eager's do; AOTAutograd lays them out by itself. Those
+                of turned inputs never have to: they lie as the inputs, and eager's as the cotangents.
         """
         gradient_strides &= not self._call.source.startswith("turned")
         if type(got.result) is not type(self.eager.result):
