@@ -88,7 +88,7 @@ def _remainder(record: OpDef, a: torch.Tensor, b: torch.Tensor, **attrs: Any) ->
     rest: torch.Tensor = record.torch(torch, a, b, **attrs)
     if not rest.is_floating_point():
         return rest
-    a, b = torch.broadcast_tensors(a, b)
+    a, b = a.expand_as(rest), b.expand_as(rest)
     lost = rest.isnan() & a.isfinite() & b.isfinite() & (b != 0)
     if not bool(lost.any()):
         return rest
