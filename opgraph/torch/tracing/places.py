@@ -29,6 +29,14 @@ def place() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
+def users_level() -> int:
+    """The `stacklevel` with which a warning of the caller names the innermost line outside torch and opgraph."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def label() -> str:
     """The same, short, as the name of an op: "file.py:12"."""
     return os.path.basename(place().split(" in ")[0])
