@@ -34,7 +34,8 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
 
     Returns: per module what was fused, the named units found, and for each call left to torch the reason; what is
         kept for backward, what is computed again there, and the peak, as `saved_tensors` measures them; graph breaks
-        with line and reason; where calls of a fused model reached Dynamo's recompile limit. Buffers, gradients and the state of random number generators are what they were.
+        with line and reason; where calls of a fused model reached Dynamo's recompile limit. Buffers, gradients and the
+        state of random number generators are what they were.
 
     Raises:
         InvalidArguments: neither a module nor a function.

@@ -51,6 +51,15 @@ def branch_on_data(what: str) -> InvalidArguments:
     )
 
 
+def sequence(kind: str) -> InvalidArguments:
+    """Data and a sequence of Python are operands of one operator."""
+    return InvalidArguments(
+        f"data of a fused function meet a {kind}",
+        where=place(),
+        fix="pass tensors or numbers: torch.tensor(values) outside of the function",
+    )
+
+
 def writes(what: str, target: str) -> InvalidArguments:
     """In-place arithmetic on something that is not the function's own."""
     return InvalidArguments(
