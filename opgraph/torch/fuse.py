@@ -77,7 +77,8 @@ def fuse(
         Unimplemented, InvalidDataType: something that is not pointwise arithmetic; likewise.
     """
     if fn is None:
-        return lambda target: fuse(target, rounding=rounding, memory=memory, dry_run=dry_run, inputs=inputs)
+        again: Any = fuse
+        return lambda target: again(target, rounding=rounding, memory=memory, dry_run=dry_run, inputs=inputs)
     check_rounding(rounding)
     if isinstance(fn, nn.Module):
         if dry_run:
