@@ -62,6 +62,7 @@ class FusedForward(Wrapper):
         self._looks = True
         self._failure: str | None = None
         self._told = False
+        self._limit: str | None = None
         self.limits: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,6 +93,8 @@ class FusedForward(Wrapper):
             result = forward_of(module, self.instead, *args, **kwargs)
         if self._failure is not None:
             self._tell(self._failure)
+        if self._limit is not None:
+            self._tell_limit(self._limit)
         return result
 
     def _first(self, compiled: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -132,15 +135,19 @@ class FusedForward(Wrapper):
             )
 
     def _limited(self, what: str) -> None:
-        """Notes, and warns once, that Dynamo compiles a function no more."""
-        if not self.limits:
-            warnings.warn(
-                f"{type(self.module).__name__} runs unfused where it would have to be compiled again: {what}. "
-                "Calls that were compiled before stay fused. Where each difference is needed, raise "
-                "torch._dynamo.config.recompile_limit.",
-                stacklevel=users_level(),
-            )
+        """Notes that Dynamo compiles a function no more; the call that it does so in goes on."""
+        self._limit = None if self.limits else what
         self.limits = (*self.limits, what)
+
+    def _tell_limit(self, what: str) -> None:
+        """Warns once of that."""
+        self._limit = None
+        warnings.warn(
+            f"{type(self.module).__name__} runs unfused where it would have to be compiled again: {what}. "
+            "Calls that were compiled before stay fused. Where each difference is needed, raise "
+            "torch._dynamo.config.recompile_limit.",
+            stacklevel=users_level(),
+        )
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""
@@ -188,7 +195,15 @@ class FusedForward(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what was compiled, which a copy compiles for itself."""
-        return {**self.__dict__, "_compiled": None, "_single": None, "_looks": True, "_failure": None, "limits": ()}
+        return {
+            **self.__dict__,
+            "_compiled": None,
+            "_single": None,
+            "_looks": True,
+            "_failure": None,
+            "_limit": None,
+            "limits": (),
+        }
 
     def __repr__(self) -> str:
         return f"<fused forward of {type(self.module).__name__}>"
