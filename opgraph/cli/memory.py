@@ -133,8 +133,8 @@ def _require_torch() -> None:
         import opgraph.torch  # noqa: F401
     except ImportError as error:
         raise DeviceError(
-            f"what is kept for backward is measured with PyTorch, which cannot be imported ({error})",
-            where="opgraph memory",
+            "what is kept for backward is measured with PyTorch, which cannot be imported",
+            where=f"opgraph memory ({getattr(error, 'what', error)})",
             fix="pip install 'opgraph[torch]'",
         ) from None
 

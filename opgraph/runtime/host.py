@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib.util
 import os
 import shutil
@@ -211,7 +212,13 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
     return entry
 
 
+#: Bytes that the files of one compilation may take.
+_ROOM = 1 << 20
+
+
 def _compiled(source: KernelSource, compiler: Compiler, flags: tuple[str, ...], labels: tuple[str, ...]) -> bytes:
+    import tempfile
+
     from opgraph.runtime.building import FILE, built  # most processes find their kernels on disk and never come here
 
     for form in (), (NO_LANES,):
@@ -221,6 +228,8 @@ def _compiled(source: KernelSource, compiler: Compiler, flags: tuple[str, ...], 
             if form:
                 without_lanes.append(source.entry)
             return made.library
+    if shutil.disk_usage(tempfile.gettempdir()).free < _ROOM:  # the compiler could not even write what it had to say
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     refuser = compiler.version.partition("\n")[0] or compiler.command[0]
     raise DeviceError(
         f"{refuser} refused kernel {source.entry}:\n{told(made.log, source, labels, FILE)}",

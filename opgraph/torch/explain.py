@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.torch.explain_report import FusedCalls, FusionReport, GraphBreak, Guess, LeftCall, merged
-from opgraph.torch.fuse_module import FusedForward, fused_apart, unfused
+from opgraph.torch.fuse_module import FusedForward, fused_apart, reached_limits, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import new_compiler
 from opgraph.torch.graph.dynamo_entry import compiled, graph_breaks
@@ -34,7 +34,8 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
 
     Returns: per module what was fused, the named units found, and for each call left to torch the reason; what is
         kept for backward, what is computed again there, and the peak, as `saved_tensors` measures them; graph breaks
-        with line and reason. Buffers, gradients and the state of random number generators are what they were.
+        with line and reason; where calls of a fused model reached Dynamo's recompile limit. Buffers, gradients and the
+        state of random number generators are what they were.
 
     Raises:
         InvalidArguments: neither a module nor a function.
@@ -62,7 +63,7 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
     return FusionReport(
         memory.subject, fused=merged(fused), left=merged(left), memory=memory if has_gradients else None,
         eager=_eager(model_or_fn, inputs, kwargs) if has_gradients else None,
-        breaks=tuple(GraphBreak(line, reason) for line, reason in breaks),
+        breaks=tuple(GraphBreak(line, reason) for line, reason in breaks), limits=reached_limits(model_or_fn),
     )  # fmt: skip
 
 

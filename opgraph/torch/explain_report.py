@@ -13,6 +13,10 @@ from opgraph.torch.memory.sums import Kept
 from opgraph.torch.memory.text import recomputed_rows, size
 
 Shape: TypeAlias = tuple[int, ...]
+#: What is said where there are graph breaks and no kernel.
+_NOTHING = """\
+  torch.compile captures nothing of a function with a graph break inside of a loop. What that function calls is
+  captured by itself: make the body of the loop a method, or fuse the modules that it calls: ogt.fuse(model.part)."""
 #: Rows of the tables of kept tensors and of what is computed again; the largest are shown.
 _MOST_ROWS = 20
 
@@ -101,6 +105,7 @@ class FusionReport:
         memory: what is kept for backward, what is computed again there, and the peak; None of a run without gradients.
         eager: the same of the model as it is written; None where a dry run of it needs values.
         breaks: where the captured graph ends before the forward does.
+        limits: functions of which a fused model's calls reached Dynamo's recompile limit before this report.
         guesses: in a report without a run, what is known of the modules.
     """
 
@@ -111,6 +116,7 @@ class FusionReport:
     eager: MemoryReport | None = None
     breaks: tuple[GraphBreak, ...] = ()
     guesses: tuple[Guess, ...] = ()
+    limits: tuple[str, ...] = ()
 
     @property
     def units(self) -> dict[str, int]:
@@ -160,7 +166,8 @@ class FusionReport:
         }
         memory = {name: None if report is None else report.to_dict()
                   for name, report in (("memory", self.memory), ("eager", self.eager))}  # fmt: skip
-        return {"subject": self.subject, **found, **memory, "units": self.units, "kept": self.kept, "peak": self.peak}
+        rest = {"units": self.units, "kept": self.kept, "peak": self.peak, "limits": list(self.limits)}
+        return {"subject": self.subject, **found, **memory, **rest}
 
     def __str__(self) -> str:
         lines = [self._headline(), *self._memory()]
@@ -178,7 +185,10 @@ class FusionReport:
             left = [(name, why, str(n), _some(paths)) for (name, why), (n, paths) in self._left_by_call().items()]
             lines += ["", "left to torch", *_table(("op", "why", "times", "modules"), left)]
         if self.breaks:
-            lines += ["", "graph breaks", *_table(("line", "reason"), [(b.line, b.reason) for b in self.breaks])]
+            lines += ["", "graph breaks", *(f"  {b.line}\n    {b.reason}" for b in self.breaks)]
+            lines += [] if self.fused else [_NOTHING]
+        if self.limits:
+            lines += ["", "recompile limits", *(f"  {limit}" for limit in self.limits)]
         if self.guesses:
             seen = [(g.path or ".", g.kind, " ".join(g.calls), ", ".join(g.units) or g.why) for g in self.guesses]
             lines += ["", "modules", *_table(("module", "class", "calls", "units, or what decides"), seen)]
@@ -196,7 +206,7 @@ class FusionReport:
             known = sum(bool(g.calls) for g in self.guesses)
             return f"{self.subject}: {known} of {len(self.guesses)} modules are known to be pointwise before they run"
         calls = sum(len(e.calls) * e.times for e in self.fused)
-        text = f"{self.subject}: {calls} ops in {sum(e.times for e in self.fused)} kernels"
+        text = f"{self.subject}: {_count(calls, 'op')} in {_count(sum(e.times for e in self.fused), 'kernel')}"
         if self.units:
             text += "; " + ", ".join(f"{name} x{count}" for name, count in self.units.items())
         return text
@@ -207,7 +217,7 @@ class FusionReport:
         eager = ("", "") if self.eager is None else (f", eager {size(self.eager.totals.kept)}",
                                                      f", eager {size(self.eager.peak.bytes)}")  # fmt: skip
         times, saved = sum(r.times for r in self.recomputed), sum(r.saves for r in self.recomputed)
-        again = f"; {times} ops computed again there instead of keeping {size(saved)}" if times else ""
+        again = f"; {_count(times, 'op')} computed again there instead of keeping {size(saved)}" if times else ""
         return [
             f"  kept for backward: {size(self.kept)}{eager[0]}{again}",
             f"  peak over both passes: {size(self.peak)}{eager[1]}; weights aside",
@@ -220,6 +230,10 @@ def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     for entry in entries:
         found[entry] = found.get(entry, 0) + 1
     return tuple(replace(entry, times=times) for entry, times in found.items())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _some(paths: Sequence[str]) -> str:

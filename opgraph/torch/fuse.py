@@ -70,14 +70,15 @@ def fuse(
         its graphs.
 
     Raises:
-        InvalidArguments: neither a function nor a module; an unknown rounding; dry_run of a function.
+        InvalidArguments: neither a function nor a module; an unknown rounding; dry_run or memory of a function.
 
     Raises (the result, when called):
         InvalidArguments: a branch on data, or arithmetic in place on an argument; the message names the line.
         Unimplemented, InvalidDataType: something that is not pointwise arithmetic; likewise.
     """
     if fn is None:
-        return lambda target: fuse(target, rounding=rounding)
+        again: Any = fuse
+        return lambda target: again(target, rounding=rounding, memory=memory, dry_run=dry_run, inputs=inputs)
     check_rounding(rounding)
     if isinstance(fn, nn.Module):
         if dry_run:
@@ -93,12 +94,19 @@ def fuse(
         )
     if not callable(fn):
         raise InvalidArguments(
-            f"an object of type {type(fn).__name__} cannot be fused", where="fuse", fix="pass a function of torch ops"
+            f"an object of type {type(fn).__name__} cannot be fused",
+            where="fuse",
+            fix="pass a module or a function of torch ops",
         )
     if dry_run:
         raise InvalidArguments(
             "dry_run tells of a module; nothing is known of a function before it is called", where="fuse",
             fix="use explain(fn, *inputs)",
+        )  # fmt: skip
+    if memory != "least":
+        raise InvalidArguments(
+            f"memory={memory!r} is a choice for modules; a fused function keeps the least", where="fuse",
+            fix="leave it out, or fuse the module that calls the function",
         )  # fmt: skip
     return fuse_function(
         fn, lambda traced: FusedOp(traced.graph, rounding=rounding, layout=traced.layout), as_eager=rounding == "each"

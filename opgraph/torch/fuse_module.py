@@ -30,6 +30,7 @@ from opgraph.torch.graph.dynamo_entry import graph_breaks
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
 from opgraph.torch.graph.torch_internals import capture_errors, is_wrapped
+from opgraph.torch.tracing.places import users_level
 from opgraph.torch.tracing.reads import Wrapper
 
 
@@ -40,6 +41,9 @@ class FusedForward(Wrapper):
         module: whose forward.
         instead: what stood in the instance's place before, if anything (a forward that another library put there).
         rounding, memory: as `fuse` takes them.
+
+    Attributes:
+        limits: the functions that Dynamo compiles no more, because it has done so as often as its limit allows.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class FusedForward(Wrapper):
         self._looks = True
         self._failure: str | None = None
         self._told = False
+        self._limit: str | None = None
+        self.limits: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward returns."""
@@ -87,6 +93,8 @@ class FusedForward(Wrapper):
             result = forward_of(module, self.instead, *args, **kwargs)
         if self._failure is not None:
             self._tell(self._failure)
+        if self._limit is not None:
+            self._tell_limit(self._limit)
         return result
 
     def _first(self, compiled: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -101,7 +109,8 @@ class FusedForward(Wrapper):
         finally:
             on_run.remove(note)
         if not captured and not has_run and breaks:
-            self._failure = self._failure or f"torch.compile captures nothing of it: {breaks[0][1]}"
+            line, reason = breaks[0]
+            self._failure = self._failure or f"torch.compile captures nothing of it: {reason}, in {line}"
         if captured or has_run:
             self._looks = False
             if self.instead is None and module is self.module and is_single(captured):
@@ -122,8 +131,23 @@ class FusedForward(Wrapper):
             self._told = True
             warnings.warn(
                 f"{type(self.module).__name__} runs unfused: {why}. `ogt.explain(model, *inputs)` says more.",
-                stacklevel=3,
+                stacklevel=users_level(),
             )
+
+    def _limited(self, what: str) -> None:
+        """Notes that Dynamo compiles a function no more; the call that it does so in goes on."""
+        self._limit = None if self.limits else what
+        self.limits = (*self.limits, what)
+
+    def _tell_limit(self, what: str) -> None:
+        """Warns once of that."""
+        self._limit = None
+        warnings.warn(
+            f"{type(self.module).__name__} runs unfused where it would have to be compiled again: {what}. "
+            "Calls that were compiled before stay fused. Where each difference is needed, raise "
+            "torch._dynamo.config.recompile_limit.",
+            stacklevel=users_level(),
+        )
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""
@@ -135,7 +159,7 @@ class FusedForward(Wrapper):
         return self._compiled_by(compiler)
 
     def _compiled_by(self, make: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-        made = self._compiled = isolated(forward_of, make(self.memory, self.rounding), self._failed)
+        made = self._compiled = isolated(forward_of, make(self.memory, self.rounding), self._failed, self._limited)
         return made
 
     def _called(self, caller: FrameType) -> nn.Module:
@@ -171,7 +195,15 @@ class FusedForward(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what was compiled, which a copy compiles for itself."""
-        return {**self.__dict__, "_compiled": None, "_single": None, "_looks": True, "_failure": None}
+        return {
+            **self.__dict__,
+            "_compiled": None,
+            "_single": None,
+            "_looks": True,
+            "_failure": None,
+            "_limit": None,
+            "limits": (),
+        }
 
     def __repr__(self) -> str:
         return f"<fused forward of {type(self.module).__name__}>"
@@ -267,6 +299,11 @@ def unfused(model: object) -> Iterator[None]:
     finally:
         for module, forward in forwards:
             module.__dict__["forward"] = forward
+
+
+def reached_limits(model: object) -> tuple[str, ...]:
+    """Where calls of fused modules in a model reached Dynamo's recompile limit."""
+    return tuple(limit for _, forward in _fused_forwards(model) for limit in forward.limits)
 
 
 def _fused_forwards(model: object) -> list[tuple[nn.Module, FusedForward]]:

@@ -250,8 +250,9 @@ def _check_names(fn: Callable[..., torch.Tensor], params: Iterable[str]) -> None
     except ValueError:  # of C: it does not say what it takes
         return
     except TypeError as error:
+        name = getattr(fn, "__name__", "fn")
         raise InvalidArguments(
-            f"fn cannot be called with x and {', '.join(params) or 'nothing else'}: {error}",
+            f"{name} cannot be called with x and {', '.join(params) or 'nothing else'}: {error}",
             where="Activation",
             fix="give each parameter of the function, but its first one, a first value by its name",
         ) from None
@@ -262,6 +263,5 @@ def _first_value(name: str, value: Any) -> torch.Tensor:
         return torch.tensor(float(value))
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.detach().clone()
-    raise InvalidArguments(
-        f"{name} is {type(value).__name__}", where="Activation", fix="give a number or a float tensor"
-    )
+    kind = f"a tensor of {value.dtype}" if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"
+    raise InvalidArguments(f"{name} is {kind}", where="Activation", fix="give a number or a float tensor")

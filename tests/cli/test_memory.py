@@ -168,7 +168,7 @@ def pills(svg: ElementTree.Element) -> list[tuple[ElementTree.Element, str]]:
         ("ACT:Nothing --input 2", 2, "there is no Nothing in it", "it defines Swish, Wants, gate"),
         ("ACT:Wants --input 2", 2, "takes arguments: width", "made = Wants"),
         ("ACT:Plain --input 2", 2, "a class, but not of modules", "torch.nn.Module"),
-        ("ACT:number --input 2", 2, "number is a int", "a function"),
+        ("ACT:number --input 2", 2, "number is of type int", "a function"),
         ("ACT:Swish --input 2,x", 2, "no dimensions", "whole numbers"),
         ("ACT:Swish --input 2 --batch 2", 2, "--batch goes with --model", "--input"),
         ("ACT:Swish --input 2 --model resnet18", 2, "brings its own input", "--batch N"),
@@ -250,3 +250,4 @@ def test_without_torch_the_error_names_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'opgraph[torch]'" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.count("fix:") == 1

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import cache, host
+from opgraph.runtime import building, cache, host
 
 PROGRAM = """
 import numpy as np, opgraph as og
@@ -110,6 +110,21 @@ def test_a_full_cache_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.M
         path = cache.store("entry", b"content")
     assert path.read_bytes().startswith(b"content")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_compiler_that_had_no_room_is_no_compiler_that_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a full folder it can write neither its files nor what it has to say."""
+    monkeypatch.setattr(host, "_loaded", {})
+    monkeypatch.setattr(cache, "find", lambda name: None)
+    monkeypatch.setattr(building, "built", lambda *_: building.Built(None, ""))
+    graph = og.parse("graph(x: f32[4]) -> (y)\n  y = Sinh(x)")
+    with pytest.raises(og.errors.DeviceError, match="refused kernel"):
+        og.compile(graph)
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=65536))
+    with pytest.raises(og.errors.DeviceError, match="cannot be kept or loaded: No space left") as caught:
+        og.compile(graph)
+    assert "make room" in caught.value.fix
 
 
 def test_where_nothing_can_be_written_the_error_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -223,3 +223,50 @@ def test_a_recurrent_layer_of_the_eager_model_is_counted_with_its_workspace() ->
     dry = ogt.saved_tensors(model, x, dry_run=True)
     assert dry.uncounted and "workspaces" in str(dry)
     assert ogt.explain(model, x).eager_kept == ogt.saved_tensors(model, x).totals.kept > dry.totals.kept
+
+
+class Moded(Block):
+    """Every mode is another graph."""
+
+    def forward(self, x: torch.Tensor, mode: str = "") -> torch.Tensor:
+        return functional.silu(self.first(x)) * len(mode)
+
+
+class Routed(Block):
+    """A graph break inside of a loop: torch.compile leaves the function whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(x)
+        for layer in (self.first, self.second):
+            rows = torch.where(x.sum(1) > 0)[0]
+            total = total.index_add(0, rows, functional.silu(layer(x[rows])))
+        return total
+
+
+def test_a_recompile_limit_is_a_warning_and_stands_in_the_report() -> None:
+    model, x = ogt.fuse(Moded()), torch.randn(3, 6)
+    limit = torch._dynamo.config.recompile_limit
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for length in range(1, limit + 3):
+            torch.testing.assert_close(model(x, mode="m" * length), Moded.forward(model, x, "m" * length))
+    (warning,) = [w for w in told if "runs unfused" in str(w.message)]
+    assert "mode" in str(warning.message) and "recompile_limit" in str(warning.message)
+    assert warning.filename == __file__
+    (said,) = ogt.explain(model, x, mode="m").limits
+    assert said.startswith(f"its forward was compiled {limit} times; the last difference: ") and "mode" in said
+    assert said in str(ogt.explain(model, x, mode="m"))
+    assert ogt.explain(Moded(), x, mode="m").limits == ()
+
+
+def test_a_break_inside_of_a_loop_is_told_with_its_whole_line_and_what_to_do() -> None:
+    model, x = Routed(), torch.randn(4, 6)
+    with pytest.warns(UserWarning, match="runs unfused: torch.compile captures nothing of it: ") as told:
+        ogt.fuse(model)(x)
+    (warning,) = [w for w in told if "runs unfused" in str(w.message)]
+    assert warning.filename == __file__ and "rows = torch.where(x.sum(1) > 0)[0]" in str(warning.message)
+    report = ogt.explain(model, x)
+    (found,) = report.breaks
+    lines = str(report).splitlines()
+    assert f"  {found.line}" in lines and f"    {found.reason}" in lines
+    assert "make the body of the loop a method" in str(report)

@@ -621,3 +621,20 @@ def test_measuring_a_model_that_is_captured_in_part_captures_nothing_of_the_meas
     ogt.saved_tensors(model, x)
     captured = {str(metrics.co_filename) for metrics in torch._dynamo.utils.get_compilation_metrics()}
     assert captured and not any("memory" in name for name in captured)
+
+
+@ogt.fuse
+def weighed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(y)
+
+
+def test_what_a_fused_function_keeps_stands_at_its_own_line() -> None:
+    inputs = [torch.randn(8, 4, requires_grad=True) for _ in range(2)]
+    weighed(*inputs)
+    report = ogt.saved_tensors(weighed, *inputs)
+    (line,) = report.lines
+    assert line.kept == report.totals.kept == sum(x.nbytes for x in inputs)
+    place, code = line.of
+    assert place.startswith(f"{__file__}:") and code.startswith("def weighed(")
+    eager = ogt.saved_tensors(weighed.__wrapped__, *inputs).compared(report)
+    assert sum(row.after or 0 for row in eager.lines) == report.totals.kept

@@ -152,8 +152,12 @@ def test_what_cannot_be_is_said():
         ogt.Activation(torch.relu, training=1.0)
     with pytest.raises(InvalidArguments, match="number or a float tensor"):
         ogt.Activation(torch.relu, a=torch.ones(3, dtype=torch.int64))
+    with pytest.raises(InvalidArguments, match=r"a is a tensor of torch\.int64"):
+        ogt.Activation(torch.relu, a=torch.ones(3, dtype=torch.int64))
+    with pytest.raises(InvalidArguments, match="a is of type list"):
+        ogt.Activation(torch.relu, a=[1.0])
     for params in ({}, {"b": 1.0}, {"a": 1.0, "b": 1.0}):
-        with pytest.raises(InvalidArguments, match="fn cannot be called with x and"):
+        with pytest.raises(InvalidArguments, match="<lambda> cannot be called with x and"):
             ogt.Activation(lambda x, a: x * a, **params)
     with pytest.raises(InvalidArguments, match="not a callable"):
         ogt.Activation("relu")

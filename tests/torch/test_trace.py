@@ -367,6 +367,9 @@ def test_branches_on_data_are_refused_naming_the_line(body) -> None:
         (lambda x: (x * 2).data, Unimplemented, "computed value"),  # BAD
         (lambda x: F.rrelu(x, training=True), Unimplemented, "random"),  # BAD
         (lambda x: x * np.ones(6), InvalidArguments, "NumPy array"),  # BAD
+        (lambda x: [1.0] * x, InvalidArguments, "meet a list"),  # BAD
+        (lambda x: x - (1.0, 2.0), InvalidArguments, "meet a tuple"),  # BAD
+        (lambda x: x * "a", InvalidArguments, "meet a str"),  # BAD
         (lambda x: x * len(f"{x.sin():.2f}"), InvalidArguments, "__format__ needs them"),  # BAD
         (lambda x: Squares.apply(x), Unimplemented, "in a torch.autograd.Function"),
     ],
@@ -430,6 +433,12 @@ def test_what_cannot_be_fused_at_all_is_refused_before_it_is_called() -> None:
         fuse(swish, rounding="up")
     with pytest.raises(InvalidArguments, match="dry_run tells of a module"):
         fuse(swish, dry_run=True)
+    with pytest.raises(InvalidArguments, match="memory='fast' is a choice for modules"):
+        fuse(swish, memory="fast")
+    with pytest.raises(InvalidArguments, match="memory='fast' is a choice for modules"):
+        fuse(memory="fast")(swish)
+    with pytest.raises(InvalidArguments, match="pass a module or a function"):
+        fuse([torch.nn.SiLU()])
     with pytest.raises(InvalidArguments, match="no module"):
         unfuse(fuse(swish))
 

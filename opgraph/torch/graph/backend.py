@@ -43,6 +43,7 @@ from opgraph.torch.graph.torch_internals import (
     run_as_written,
 )
 from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
+from opgraph.torch.tracing.places import users_level
 
 _WHERE = 'torch.compile(backend="opgraph")'
 
@@ -120,7 +121,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         if _has_streams(graph):  # kernels of a program are all on one stream
             warnings.warn(
                 "a function that enters streams of a device runs as it was written; what it calls is fused",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
             raise run_as_written("it enters streams")
         number = count()
@@ -177,7 +178,9 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             if isinstance(error, (OpGraphError, *capture_errors())):
                 raise
             said = str(error).splitlines() or [type(error).__name__]
-            warnings.warn(f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=2)
+            warnings.warn(
+                f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=users_level()
+            )
             return graph.forward
         call = _with_first_derivatives_alone(made)
         return with_undefined_gradients(call, depends)

@@ -283,6 +283,22 @@ def run_frame(error: BaseException) -> Any:
     return types.ConvertFrameReturn(types.FrameExecStrategy(skip, skip), apply_to_code=False)
 
 
+def reached_limit(found: Any) -> str:
+    """Of what Dynamo's callback returned for a frame: "" unless the frame had been compiled as often as Dynamo allows.
+
+    Returns: how often, and in what the last call differed from the one before it.
+    """
+    types: Any = torch._dynamo.types
+    action = getattr(getattr(found, "frame_exec_strategy", None), "cur_action", None)
+    if action is None or action != getattr(getattr(types, "FrameAction", None), "RUN_ONLY", None):
+        return ""
+    metrics: Any = getattr(torch._dynamo.utils, "get_compilation_metrics", list)()
+    reason = str(getattr(metrics[-1], "recompile_reason", "") or "") if metrics else ""
+    _, _, differs = reason.partition(": ")
+    first = " ".join(differs.splitlines()[0].split()) if differs else "Dynamo gave no reason"
+    return f"compiled {torch._dynamo.config.recompile_limit} times; the last difference: {first}"
+
+
 def run_as_written(reason: str) -> BaseException:
     """What a backend raises so that Dynamo runs the Python function that it captured, and captures what that calls."""
     return torch._dynamo.exc.SkipFrame(reason)

@@ -61,6 +61,17 @@ def user_stack(until: str) -> list[Position]:
     return result
 
 
+def head_of(function: object) -> tuple[str, str]:
+    """The line of a function's `def`, as `file:line` and its text; ("", "") of what has no code."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return "", ""
+    line = code.co_firstlineno
+    while linecache.getline(code.co_filename, line).lstrip().startswith("@"):  # decorators come first
+        line += 1
+    return f"{code.co_filename}:{line}", linecache.getline(code.co_filename, line).strip()
+
+
 def frames_of(code: CodeType) -> Iterator[FrameType]:
     """The frames on this thread's stack that run some code."""
     frame: FrameType | None = sys._getframe(1)

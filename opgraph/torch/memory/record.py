@@ -21,9 +21,10 @@ from opgraph.runtime.providers.torch_internals import current_node, next_number,
 from opgraph.torch.fuse_module import is_compiled
 from opgraph.torch.graph.origin import origin_of
 from opgraph.torch.graph.program import Program
-from opgraph.torch.inplace.source_position import user_stack
+from opgraph.torch.inplace.source_position import head_of, user_stack
 from opgraph.torch.memory.frames import Modules, Place
 from opgraph.torch.memory.watch import Watch, storage_of
+from opgraph.torch.tracing.reads import Wrapper, written
 
 
 class Packed:
@@ -73,6 +74,7 @@ class Recorder:
         self._stack = [Place("", type(model).__name__ if modules else label, 1)]
         self._marks: list[tuple[int, Place]] = [(-1, self._stack[0])]
         self._until = until
+        self._head = head_of(written(model)) if isinstance(model, Wrapper) else ("", "")
         self._packed: list[weakref.ref[Packed]] = []
         self._unpacked: list[Packed] | None = None
         self.attributes: list[Attribute] = []
@@ -83,9 +85,10 @@ class Recorder:
         return self._stack[-1]
 
     def _line(self) -> tuple[str, str]:
-        """The innermost line of the user's source that runs, as `file:line` and its text."""
+        """The innermost line of the user's source that runs, as `file:line` and its text: where only a kernel runs,
+        that of the fused function itself."""
         stack = user_stack(self._until)
-        return (stack[0].where, stack[0].code) if stack else ("", "")
+        return (stack[0].where, stack[0].code) if stack else self._head
 
     def place_now(self) -> Place:
         """The module whose forward is running, or whose ops are being differentiated."""

@@ -80,7 +80,9 @@ def instance(thing: object, name: str) -> Callable[..., Any]:
         if callable(thing):
             return thing
         raise InvalidArguments(
-            f"{name} is a {type(thing).__name__}", where=name, fix="name a module, a class of modules or a function"
+            f"{name} is of type {type(thing).__name__}",
+            where=name,
+            fix="name a module, a class of modules or a function",
         )
     if not issubclass(thing, torch.nn.Module):
         raise InvalidArguments(

@@ -29,6 +29,14 @@ def place() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
+def users_level() -> int:
+    """The `stacklevel` with which a warning of the caller names the innermost line outside torch and opgraph."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def label() -> str:
     """The same, short, as the name of an op: "file.py:12"."""
     return os.path.basename(place().split(" in ")[0])
@@ -40,6 +48,15 @@ def branch_on_data(what: str) -> InvalidArguments:
         f"a fused function cannot read the values of its data: {what} needs them",
         where=place(),
         fix="choose between values with torch.where(condition, a, b), or leave this function unfused",
+    )
+
+
+def sequence(kind: str) -> InvalidArguments:
+    """Data and a sequence of Python are operands of one operator."""
+    return InvalidArguments(
+        f"data of a fused function meet a {kind}",
+        where=place(),
+        fix="pass tensors or numbers: torch.tensor(values) outside of the function",
     )
 
 

@@ -230,18 +230,27 @@ _INPLACE = {
 
 
 _OPERANDS = (torch.Tensor, int, float, complex, np.generic, np.ndarray)
+#: Python would repeat these, and ask the data how often.
+_SEQUENCES = (list, tuple, str, bytes)
+
+
+def _no_operand(other: Any) -> Any:
+    """The answer to Python for an operand that tensors do not compute with."""
+    if isinstance(other, _SEQUENCES):
+        raise places.sequence(type(other).__name__)
+    return NotImplemented
 
 
 def _operator(func: Callable[..., Any]) -> Callable[[Proxy, Any], Any]:
     def operator(self: Proxy, other: Any) -> Any:
-        return self.session.call(func, (self, other), {}) if isinstance(other, _OPERANDS) else NotImplemented
+        return self.session.call(func, (self, other), {}) if isinstance(other, _OPERANDS) else _no_operand(other)
 
     return operator
 
 
 def _reflected(func: Callable[..., Any]) -> Callable[[Proxy, Any], Any]:
     def operator(self: Proxy, other: Any) -> Any:
-        return self.session.call(func, (other, self), {}) if isinstance(other, _OPERANDS) else NotImplemented
+        return self.session.call(func, (other, self), {}) if isinstance(other, _OPERANDS) else _no_operand(other)
 
     return operator
 
