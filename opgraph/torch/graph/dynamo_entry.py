@@ -17,6 +17,7 @@ from opgraph.torch.graph.torch_internals import (
     run_frame,
     with_all_guards,
 )
+from opgraph.torch.graph.unread_logs import without_unread_logs
 
 
 def compiled(
@@ -39,7 +40,8 @@ def compiled(
     written: Any = call if isinstance(call, FunctionType) else lambda *args, **kwargs: call(*args, **kwargs)
     code = written.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
     function = FunctionType(code, written.__globals__, "forward", written.__defaults__, written.__closure__)
-    return optimized(function, backend, lambda callback: _with_all_guards(callback, failed))
+    with no_collector(lasting=True):  # torch imports its compilers here, 400 modules
+        return optimized(function, backend, lambda callback: _with_all_guards(callback, failed))
 
 
 _numbers = itertools.count()
@@ -51,7 +53,7 @@ def _with_all_guards(callback: Callable[..., Any], failed: Callable[[BaseExcepti
     @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
     def compile(*args: Any, **kwargs: Any) -> Any:
         try:
-            with no_collector(), with_all_guards():
+            with no_collector(lasting=True), with_all_guards(), without_unread_logs():
                 return callback(*args, **kwargs)
         except capture_errors() as error:
             result = run_frame(error)
