@@ -194,7 +194,7 @@ def _draws(node: Node) -> bool:
             given = (
                 node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
             )
-            return is_random(node) and given != 0
+            return is_random(node) and bool(given != 0)
     return is_random(node)
 
 
