@@ -48,13 +48,12 @@ class Running:
     """
 
     def __init__(self, net: Network, model: nn.Module, way: str, batch: int, device: str, by: float = 1.0) -> None:
-        self._way = WAYS[way]
         self._feed = {name: _leaf_on(_times(t, by), device) for name, t in net.feed(batch).items()}
         model.to(device)
         self._parameters = list(model.parameters())
         self._states = [*self._parameters, *model.buffers()]
         self._leaves = [*self._parameters, *(t for t in self._feed.values() if t.requires_grad)]
-        self._model = self._way.apply(model, net)
+        self._model = WAYS[way].apply(model, net)
         self._direction: torch.Tensor | None = None
 
     def forward(self) -> torch.Tensor:
@@ -85,8 +84,7 @@ class Running:
     def first(self, call: Call) -> float:
         """Seconds of the first call, with all that is compiled for it."""
         start = time.perf_counter()
-        with self._way.compiling():
-            call()
+        call()
         _wait(self._feed)
         return time.perf_counter() - start
 

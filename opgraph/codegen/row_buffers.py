@@ -9,6 +9,9 @@ from opgraph.codegen.emitter import Emitter
 from opgraph.loops.layout import CONTIGUOUS
 from opgraph.loops.passes import kept_values, passes_of
 
+#: Instructions that it takes a CPU to round a value to 16 bits and widen it again.
+_ROUNDING = 8
+
 
 @final
 class Rows:
@@ -28,7 +31,7 @@ class Rows:
         self.at_once = emitter.variant.vectors > 0
         self.counter = "at" if emitter.variant.grouped else "i"
         is_element = {name: level == ELEMENT for name, level in emitter.levels.items()}
-        self.passes = passes_of(emitter.loop, is_element, keep=True)
+        self.passes = passes_of(emitter.loop, is_element, keep=True, rounding=_ROUNDING)
         self.again = passes_of(emitter.loop, is_element, keep=False)
         self.kept = kept_values(self.passes)
         self.place = self._result_to_wait_in()

@@ -57,12 +57,13 @@ def _last_pass(loop: Loop, depth: Mapping[str, int]) -> int:
     return max([most - 1, *(depth[s.value] for s in loop.stores if not s.per_row)])
 
 
-def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool) -> tuple[Pass, ...]:
+def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool, rounding: int = 0) -> tuple[Pass, ...]:
     """The passes of a loop over rows.
 
     Args:
         is_element: for each load and statement, whether it has a value for each element.
         keep: whether there is a buffer for a row.
+        rounding: instructions that it takes to round a value to 16 bits.
     """
     depth = loop.depths()
     reductions = [s for s in loop.statements if s.reduces]
@@ -74,7 +75,7 @@ def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool) -> tupl
     read: list[set[str]] = []
     by_name = {s.result: s for s in loop.statements if is_element[s.result]}
     for number in range(last + 1):
-        cost = _costs(by_name, kept)
+        cost = _costs(by_name, kept, rounding)
         own: set[str] = set()
         taken: set[str] = set()
         waiting = [a for s in reductions if depth[s.result] == number + 1 for a in s.args if isinstance(a, str)]
@@ -124,10 +125,11 @@ def _is_kept(name: str, cost: Mapping[str, int], kept: Mapping[str, int]) -> boo
     return name in kept or (cost[name] >= KEEP_COST and len(kept) < MAX_KEPT)
 
 
-def _costs(by_name: Mapping[str, Statement], kept: Mapping[str, int]) -> dict[str, int]:
+def _costs(by_name: Mapping[str, Statement], kept: Mapping[str, int], rounding: int) -> dict[str, int]:
     """Instructions for each value, made from the operands and from what is kept already."""
     found: dict[str, int] = {}
     for name, s in by_name.items():
         below = sum(found.get(a, 0) for a in s.args if isinstance(a, str))
-        found[name] = 0 if name in kept else min(s.record.cost + below, KEEP_COST)
+        own = s.record.cost + rounding * s.rounds
+        found[name] = 0 if name in kept else min(own + below, KEEP_COST)
     return found

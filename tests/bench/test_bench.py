@@ -554,3 +554,21 @@ def test_results_that_a_rounding_moves_far_are_right_as_far_as_the_truth_moves()
     assert "y is" in judged(wrong, true, moved)[1]
     assert "g is" in judged(farther, true, moved)[1]
     assert judged(jump, true, lambda: true)[1]
+
+
+def test_every_memory_budget_of_torch_compile_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of one model share what was compiled with one backend."""
+    torch = pytest.importorskip("torch")
+    from opgraph.bench.networks import WAYS, network
+
+    seen: list[float] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append(torch._functorch.config.activation_memory_budget)
+        return graph.forward
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: backend)
+    net = network("x*sigmoid(a*x), 1,024 elements")
+    for part in (0.5, 0.25):
+        WAYS[f"torch.compile, budget {part:g}"].apply(net.make(), net)(**net.feed(1))
+    assert seen == [0.5, 0.25]

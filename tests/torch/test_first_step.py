@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -11,10 +14,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.fx import Graph, GraphModule  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions  # noqa: E402
+from opgraph.torch.graph.constants import fold_constants  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -55,6 +60,110 @@ def test_the_collector_is_off_while_a_model_is_captured(gated):
         gated(torch.randn(4, 8)).backward()
     assert states == [False]
     assert gc.isenabled()
+
+
+def test_what_is_captured_joins_the_old_objects(gated):
+    """A full collection right after takes a twentieth of a first step."""
+    captured = []
+    with observed(captured.append):
+        gated(torch.randn(4, 8)).backward()
+    assert any(old is captured[0].backward for old in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == 0
+
+
+def test_frozen_objects_stay_frozen(gated):
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        gated(torch.randn(4, 8)).backward()
+        assert gc.get_freeze_count() >= 0.9 * frozen
+    finally:
+        gc.unfreeze()
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """What torch's compilers write for logs: printed graphs, and names of functions in tokenized files."""
+    written = []
+    print_readable = GraphModule.print_readable
+
+    def printed(*args, **kwargs):
+        written.append("graph")
+        return print_readable(*args, **kwargs)
+
+    monkeypatch.setattr(GraphModule, "print_readable", printed)
+    from torch._dynamo import funcname_cache
+
+    monkeypatch.setattr(funcname_cache, "cache", {})
+    monkeypatch.setattr(
+        funcname_cache, "_add_file", lambda name: funcname_cache.cache.update({name: {}, "written": {}})
+    )
+    return lambda: written + list(funcname_cache.cache)
+
+
+def test_texts_for_logs_that_are_off_are_not_written(gated, texts, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [])  # pytest reads all logs
+    gated(torch.randn(4, 8)).backward()
+    assert texts() == []
+
+
+def test_texts_for_logs_that_are_on_are_written(gated, texts, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [])
+    torch._logging.set_logs(aot_joint_graph=True, trace_call=True)
+    try:
+        gated(torch.randn(4, 8)).backward()
+    finally:
+        torch._logging.set_logs()
+    assert {"graph", "written"} <= set(texts())
+
+
+def test_other_backends_write_their_texts(texts):
+    torch._dynamo.reset()
+    torch.compile(Gated(), backend="aot_eager")(torch.randn(4, 8)).backward()
+    assert {"graph", "written"} <= set(texts())
+
+
+def test_a_first_step_loads_no_scheduler_of_inductor():
+    code = (
+        "import sys, torch, opgraph.torch as ogt\n"
+        "ogt.fuse(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SiLU()))(torch.randn(2, 4)).sum().backward()\n"
+        "print(*[name for name in ('torch._inductor.debug', 'torch._inductor.scheduler') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+def test_equal_constants_are_one_attribute_and_others_are_not_computed():
+    graph = Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(3, device="meta")
+    computed = []
+
+    def call(target, *args):
+        node = graph.call_function(target, args)
+        node.meta["val"] = torch.empty(3, device="meta")
+        return node
+
+    sums = [call(aten.mul.Tensor, x, call(aten.exp.default, call(aten.arange.start, 1, 4))) for _ in range(2)]
+    call(aten.sin.default, call(aten.arange.start, 1, 4))  # read by nobody
+    graph.output((call(aten.add.Tensor, *sums),))
+    module = GraphModule(nn.Module(), graph)
+    with Counting(computed):
+        fold_constants(module)
+    assert computed.count(aten.exp.default) == 1 and aten.sin.default not in computed
+    assert [n.name for n in module.graph.nodes if n.op == "get_attr"] == ["constant_exp_default"]
+    module.recompile()
+    given = torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(module(given)[0], 2 * given * torch.arange(1, 4).exp())
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self, computed):
+        super().__init__()
+        self.computed = computed
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.computed.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_program_that_nobody_looks_at_is_not_searched_for_readers(gated, monkeypatch):

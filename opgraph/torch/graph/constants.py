@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import is_computed, is_fill, value_of
+from opgraph.torch.graph.common_subexpressions import key_of
 from opgraph.torch.graph.torch_internals import is_size
 from opgraph.torch.graph.views import base_of, is_view
 
@@ -24,6 +26,8 @@ def fold_constants(module: GraphModule, most: int | None = None) -> None:
     A node that is returned stays: whoever receives its value might write into it. So do fills, which kernels read as
     numbers, and nodes of symbolic sizes. The graph is changed; torch calls must run for real (no fake mode).
 
+    Equal constants, as the masks of equal layers, are one attribute.
+
     Args:
         most: bytes that all of them may have; MOST_BYTES if None.
     """
@@ -31,33 +35,69 @@ def fold_constants(module: GraphModule, most: int | None = None) -> None:
     graph = module.graph
     (output,) = [n for n in graph.nodes if n.op == "output"]
     returned = {base_of(n) for n in output.all_input_nodes}
-    constants = constants_of(graph)
-    values: dict[Node, Any] = {n: _attribute(module, n) for n in graph.nodes if n.op == "get_attr" and n in constants}
-    for node in list(graph.nodes):
-        size = _size(value_of(node)) if node in constants and node not in values else None
-        if size is not None and size <= most and all(n in values for n in node.all_input_nodes):
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[n])
-            values[node] = node.target(*args, **kwargs)
+    first = _equal_constants(graph, most)
+    readers = {n: [u for u in n.users if u not in first] for n in first}
+    folded = [
+        n for n, read in readers.items()
+        if read and n.op != "get_attr" and isinstance(value_of(n), torch.Tensor) and not is_fill(n)
+        and base_of(n) not in returned
+    ]  # fmt: skip
+    values = _values(module, first, [first[n] for n in folded])
+    attributes: dict[Node, Node] = {}
     held = 0
-    for node, value in values.items():
-        readers = [u for u in node.users if u not in values]
-        is_tensor = isinstance(value, torch.Tensor)
-        if not readers or not is_tensor or node.op == "get_attr" or is_fill(node) or base_of(node) in returned:
-            continue
-        held += value.numel() * value.itemsize
-        if held > most:
-            break
-        kept = value.clone()
-        if kept.stride() != value_of(node).stride() and any(map(is_view, readers)):
+    for node in folded:
+        value = values[first[node]]
+        made = attributes.get(first[node])
+        if made is None:
+            held += value.numel() * value.itemsize
+            if held > most:
+                break
+        kept = value.clone() if made is None else _attribute(module, made)
+        if kept.stride() != value_of(node).stride() and any(map(is_view, readers[node])):
             continue  # views of it count on its strides
-        name = f"constant_{node.name}"
-        module.register_buffer(name, kept, persistent=False)
-        with graph.inserting_before(node):
-            made = graph.get_attr(name)
-        made.meta = {**node.meta, "val": node.meta["val"].new_empty_strided(kept.shape, kept.stride())}
-        for user in readers:
+        if made is None:
+            name = f"constant_{node.name}"
+            module.register_buffer(name, kept, persistent=False)
+            with graph.inserting_before(node):
+                made = attributes[first[node]] = graph.get_attr(name)
+            made.meta = {**node.meta, "val": node.meta["val"].new_empty_strided(kept.shape, kept.stride())}
+        for user in readers[node]:
             user.replace_input_with(node, made)
     graph.eliminate_dead_code()
+
+
+def _equal_constants(graph: Graph, most: int) -> dict[Node, Node]:
+    """For each constant of at most so many bytes, in order, the first that has the same value."""
+    constants = constants_of(graph)
+    first: dict[Node, Node] = {}
+    known: dict[Any, Node] = {}
+    for node in graph.nodes:
+        if node not in constants:
+            continue
+        if node.op == "get_attr":
+            first[node] = known.setdefault(node.target, node)
+            continue
+        size = _size(value_of(node))
+        if size is not None and size <= most and all(n in first for n in node.all_input_nodes):
+            key = node.target, key_of(node.args, first.__getitem__), key_of(node.kwargs, first.__getitem__)
+            first[node] = known.setdefault(key, node)
+    return first
+
+
+def _values(module: GraphModule, first: dict[Node, Node], nodes: Iterable[Node]) -> dict[Node, Any]:
+    """The values of constants, and of what these are computed from; of equal ones that of the first."""
+    needed = set(nodes)
+    for node in reversed(first):
+        if node in needed:
+            needed |= {first[n] for n in node.all_input_nodes}
+    values: dict[Node, Any] = {}
+    for node in first:
+        if node in needed and node.op == "get_attr":
+            values[node] = _attribute(module, node)
+        elif node in needed:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[first[n]])
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return values
 
 
 def move_fills(graph: Graph) -> None:

@@ -38,7 +38,7 @@ def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
             else:
                 stored = True
         for level, found in readers.items():
-            if level == levels[node] or sources.chain(node) > _LONGEST_CHAIN:
+            if level == levels[node] or sources.is_long(node):
                 continue
             there = {s for _, user in found for other in user.all_input_nodes if base_of(other) is not node
                      for s in sources.of(base_of(other))}  # fmt: skip
@@ -95,29 +95,32 @@ class Sources:
 
     def __init__(self, computed: set[Node]) -> None:
         self._computed = computed
-        self._found: dict[Node, tuple[frozenset[Node], int]] = {}
+        self._found: dict[Node, frozenset[Node]] = {}
 
     def of(self, node: Node) -> frozenset[Node]:
         """The stored values that a chain which ends at a node reads."""
-        return self._look(node)[0]
-
-    def chain(self, node: Node) -> int:
-        """How many nodes compute it from stored values, at most."""
-        return self._look(node)[1]
-
-    def _look(self, node: Node) -> tuple[frozenset[Node], int]:
         known = self._found.get(node)
         if known is not None:
             return known
-        if node not in self._computed or is_reduction(node):
-            return frozenset((node,)), 0
+        if not self._is_link(node):
+            return frozenset((node,))
         read: frozenset[Node] = frozenset()
-        length = 1
         for source in node.all_input_nodes:
             base = base_of(source)
-            fuses = source is base or keeps_elements(source)
-            found, steps = self._look(base) if fuses else (frozenset((base,)), 0)
-            read |= found
-            length += steps
-        self._found[node] = read, length
-        return read, length
+            read |= self.of(base) if source is base or keeps_elements(source) else frozenset((base,))
+        self._found[node] = read
+        return read
+
+    def is_long(self, node: Node) -> bool:
+        """Whether it takes many nodes, each counted once, to compute it from stored values."""
+        chain: set[Node] = set()
+        waiting = [node]
+        while waiting and len(chain) <= _LONGEST_CHAIN:
+            link = waiting.pop()
+            if self._is_link(link) and link not in chain:
+                chain.add(link)
+                waiting += [base_of(s) for s in link.all_input_nodes if base_of(s) is s or keeps_elements(s)]
+        return len(chain) > _LONGEST_CHAIN
+
+    def _is_link(self, node: Node) -> bool:
+        return node in self._computed and not is_reduction(node)

@@ -83,7 +83,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             return cut()
         if memory != "least":
             for node in joint.graph.nodes:
-                if is_random(node):
+                if _draws(node):
                     node.meta.setdefault("recompute", _KEPT)
             # At a budget of 0 torch keeps inputs alone and replays random ops; at the next number above it obeys tags.
             return cut(activation_memory_budget=max(float(memory), math.ulp(0.0)))
@@ -183,6 +183,19 @@ def _computed_forward(joint: Graph, forward_outputs: int) -> set[Node]:
             found.add(node)
             waiting += node.all_input_nodes
     return found
+
+
+def _draws(node: Node) -> bool:
+    """Whether a node takes numbers from a random generator, or might: attention does not where its dropout is 0."""
+    if not isinstance(node.target, OpOverload):
+        return is_random(node)
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = (
+                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            )
+            return is_random(node) and bool(given != 0)
+    return is_random(node)
 
 
 def _may_be_recomputed(node: Node) -> bool:

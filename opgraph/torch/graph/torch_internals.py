@@ -25,16 +25,24 @@ def is_wrapped(module: torch.nn.Module) -> bool:
 
 
 def aot_backend(**arguments: Any) -> Callable[..., Any]:
-    """AOTAutograd as a backend of torch.compile.
+    """AOTAutograd as a backend of torch.compile, without Inductor's modules, which torch's own loads for a log.
 
     Args:
         arguments: compilers of forward and backward graphs, the partitioner, decompositions; see
-            `torch._dynamo.backends.common.aot_autograd`.
+            `torch._dynamo.backends.common.aot_autograd`, which graphs with lists among their inputs are left to.
     """
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import aot_module_simplified
 
-    made: Callable[..., Any] = aot_autograd(**arguments)
-    return made
+    def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        if any(isinstance(given, (list, tuple, dict)) for given in inputs):
+            return aot_autograd(**arguments)(graph, inputs)
+        return disable(aot_module_simplified(graph, inputs, **{**arguments, "bw_compiler": backward}))
+
+    disable: Any = torch.compiler.disable
+    compiler = disable(arguments["bw_compiler"])  # called by backward, where Dynamo may be on
+    backward = lambda *given: disable(compiler(*given))  # noqa: E731
+    return compile
 
 
 def min_cut(

@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.fx import GraphModule, Node
 
+from opgraph.ir.collector import no_collector
 from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins
 
 #: For each result of a graph, the inputs that it depends on, as bits; of what has no gradient 0.
@@ -127,6 +128,7 @@ class _Backward:
         self._data = [
             i for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not isinstance(t, torch.nn.Parameter)
         ]
+        self._is_compiled = False
         function.backward = staticmethod(self)
 
     def follow(self, node: Any, args: Sequence[Any]) -> None:
@@ -136,6 +138,14 @@ class _Backward:
 
     def __call__(self, ctx: Any, *given: Any) -> Any:
         """As `backward` of an autograd function; newer torch gives all gradients in one list."""
+        if self._is_compiled:
+            return self._run(ctx, *given)
+        with no_collector(lasting=True):  # AOTAutograd copies the graph before it calls the backend
+            results = self._run(ctx, *given)
+        self._is_compiled = True
+        return results
+
+    def _run(self, ctx: Any, *given: Any) -> Any:
         gradients: Any = given[0] if len(given) == 1 and isinstance(given[0], list) else list(given)
         missing = [place for place, gradient in enumerate(gradients) if gradient is None]
         if not missing:

@@ -1,0 +1,23 @@
+"""Values of captured graphs that are computed more than once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx import Graph
+
+from opgraph.torch.graph.duplicates import Sources
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(("rounds", "is_long"), [(1, False), (4, False), (5, True)])
+def test_a_chain_is_as_long_as_it_has_nodes(rounds: int, is_long: bool) -> None:
+    graph = Graph()
+    value = graph.placeholder("x")
+    computed = set()
+    for _ in range(rounds):  # each reads the one before it three times
+        square = graph.call_function(aten.mul.Tensor, (value, value))
+        value = graph.call_function(aten.add.Tensor, (square, value))
+        computed |= {square, value}
+    assert Sources(computed).is_long(value) is is_long
