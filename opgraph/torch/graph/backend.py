@@ -22,7 +22,7 @@ from torch.utils.checkpoint import set_checkpoint_debug_enabled
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
-from opgraph.runtime.providers.torch_internals import is_forward_mode, without_modes
+from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
@@ -124,6 +124,12 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 stacklevel=users_level(),
             )
             raise run_as_written("it enters streams")
+        if _writes_numbers(graph):
+            warnings.warn(
+                "a graph that writes into an f64 tensor of no dimension runs unfused: torch.compile loses the write",
+                stacklevel=2,
+            )
+            return graph.forward
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
             return _with_unread_draws(
@@ -230,6 +236,23 @@ def _has_streams(graph: GraphModule) -> bool:
         )
 
     return any(map(is_marked, graph.graph.nodes))
+
+
+def _writes_numbers(graph: GraphModule) -> bool:
+    """Whether a graph of Dynamo writes into an input that is an f64 tensor of no dimension on the CPU.
+
+    Dynamo takes such a tensor for a Python number. AOTAutograd makes it trace the function again with the number's
+    present value, and the second graph has no longer the calls that write into it and whose results nobody reads
+    (torch 2.11 to 2.14, any backend; `OutputGraph.remove_tensorify_specialized_graphargs`).
+    """
+    numbers = {
+        memory_of(node)
+        for node in graph.graph.find_nodes(op="placeholder")
+        if isinstance(value := node.meta.get("example_value"), torch.Tensor)
+        and (value.dtype, value.dim(), value.device.type) == (torch.float64, 0, "cpu")
+    }
+    calls = (n for n in graph.graph.nodes if not isinstance(n.target, HigherOrderOperator)) if numbers else ()
+    return any(memory_of(written) in numbers for n in calls for written in written_arguments(n))
 
 
 def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 
 from opgraph.ir.collector import no_collector
-from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins
+from opgraph.torch.graph.branches import written_arguments
+from opgraph.torch.graph.torch_internals import compiled_node, memory_of, on_stand_ins
 
-#: For each result of a graph, the inputs that it depends on, as bits; of what has no gradient 0.
+#: For each result of a graph, and then for each input that the graph writes into, the inputs that it depends on, as
+#: bits; of what has no gradient, and of other inputs, 0.
 Dependencies = Sequence[int]
 #: Depends on every input.
 ALL = -1
@@ -38,19 +41,22 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
     (output,) = graph.graph.find_nodes(op="output")
     made = [n.meta.get("example_value") if isinstance(n, Node) else n for n in output.args[0]]
     same = [ALL if _is_tensor(v) else 0 for v in made]
-    if sum(_is_tensor(v) and v.requires_grad for v in made) < 2:
+    written = {memory_of(written) for n in graph.graph.nodes for written in written_arguments(n)} - {None}
+    is_written = [memory_of(n) in written for n in graph.graph.find_nodes(op="placeholder")]
+    if sum(_is_tensor(v) and v.requires_grad for v in made) + sum(is_written) < 2:
         return same
     try:
         with on_stand_ins(example_inputs):
             inputs = [t.detach().requires_grad_(t.requires_grad) if _is_tensor(t) else t for t in example_inputs]
-            results = graph(*inputs)
+            # Autograd lets nobody write into a leaf. `forward` alone: a call of a GraphModule prints where it failed.
+            given = [t.clone() if wrote else t for t, wrote in zip(inputs, is_written, strict=True)]
+            results = graph.forward(*given)
     except Exception:  # AOTAutograd raises it again where it is an error of the program's; no gradient is taken away
         return same
-    if any(_is_tensor(t) and t.grad_fn is not None for t in inputs):
-        return same  # an input that was written to: what is computed from it later depends on more than itself
     places = {id(t): place for place, t in enumerate(inputs)}
     known: dict[Any, int] = {}
-    return [_depends_on(t, places, known) for t in results]
+    after = [t if wrote else None for t, wrote in zip(given, is_written, strict=True)]
+    return [_depends_on(t, places, known) for t in (*results, *after)]
 
 
 def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
@@ -87,7 +93,7 @@ def with_undefined_gradients(call: Callable[..., Any], depends: Dependencies) ->
 
     Args:
         call: as AOTAutograd made it.
-        depends: of each result.
+        depends: what `dependencies` found.
     """
     if not depends:
         return call
@@ -96,13 +102,14 @@ def with_undefined_gradients(call: Callable[..., Any], depends: Dependencies) ->
 
     def run(*args: Any) -> Any:
         nonlocal backward
+        edges = _edges(args) if backward is None else {}  # a call that writes into an argument gives it another one
         results = call(*args)
         node = compiled_node(results[first]) if results else None
         if node is None:
             node = next(filter(None, map(_made_by, results)), None)
         if node is not None:
             if backward is None:
-                backward = _Backward(node, results, depends, args)
+                backward = _Backward(node, results, depends, args, edges)
             backward.follow(node, args)
         return results
 
@@ -114,16 +121,19 @@ class _Backward:
 
     Args:
         node: of the first call, as are the results and the arguments.
-        depends: of each result.
+        depends: what `dependencies` found.
+        edges: of the arguments, before the call.
     """
 
-    def __init__(self, node: Any, results: Sequence[Any], depends: Dependencies, args: Sequence[Any]) -> None:
+    def __init__(
+        self, node: Any, results: Sequence[Any], depends: Dependencies, args: Sequence[Any], edges: dict[Any, int]
+    ) -> None:
         function = node._forward_cls
         self._backward: Callable[..., Any] = function.backward
-        #: For each output of the node, the inputs that the results read from it depend on; 0 where none is.
-        self._outputs = _outputs(node, results, depends)
+        #: For each output of the node, the inputs that what is read from it depends on; 0 where that was not found out.
+        self._outputs = _outputs(node, (*results, *args), depends)
         #: For each input of the node that has gradients, its place among the arguments; -1 where it is none of them.
-        self._inputs = _inputs(node, args)
+        self._inputs = [edges.get(edge, -1) for edge in node.next_functions if edge[0] is not None]
         #: The arguments that need not be leaves.
         self._data = [
             i for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not isinstance(t, torch.nn.Parameter)
@@ -178,36 +188,31 @@ MOST_VIEWS = 16
 
 
 def _read(result: Any) -> Iterator[tuple[Any, int]]:
-    """The autograd node of a result with the output that it is; of a view, those of its bases, too."""
+    """The autograd node of a value with the output that it is; of a view or a copy, those that it comes from, too."""
     if not _is_tensor(result) or result.grad_fn is None:
         return
     edge: tuple[Any, int] = result.grad_fn, result.output_nr
     for _ in range(MOST_VIEWS):
         yield edge
-        if compiled_node(edge[0]) is not None or len(edge[0].next_functions) != 1:
+        sources = [] if compiled_node(edge[0]) is not None else [e for e in edge[0].next_functions if e[0] is not None]
+        sources = [e for e in sources if compiled_node(e[0]) is not None] or sources
+        if len(sources) != 1:
             return
-        edge = edge[0].next_functions[0]
-        if edge[0] is None:
-            return
+        (edge,) = sources
 
 
-def _outputs(node: Any, results: Sequence[Any], depends: Dependencies) -> list[int]:
+def _outputs(node: Any, values: Sequence[Any], depends: Dependencies) -> list[int]:
     found = [0] * len(node._input_metadata)
-    for result, bits in zip(results, depends, strict=True):
-        for source, place in _read(result):
+    for value, bits in zip(values, depends, strict=False):
+        for source, place in _read(value):
             if source is node:
                 found[place] |= bits
     return found
 
 
-def _inputs(node: Any, args: Sequence[Any]) -> list[int]:
-    leaves = {id(t): i for i, t in enumerate(args) if _is_tensor(t) and t.is_leaf}
-    others = {(t.grad_fn, t.output_nr): i for i, t in enumerate(args) if _is_tensor(t) and not t.is_leaf}
-    return [
-        leaves.get(id(source.variable), -1) if hasattr(source, "variable") else others.get((source, place), -1)
-        for source, place in node.next_functions
-        if source is not None
-    ]
+def _edges(args: Sequence[Any]) -> dict[Any, int]:
+    """The place of each argument that has a gradient, by the autograd node that takes it, and which of its outputs."""
+    return {(get_gradient_edge(t)[:2]): i for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad}
 
 
 def _is_hooked(source: Any, data: Any) -> bool:
