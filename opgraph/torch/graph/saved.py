@@ -10,7 +10,7 @@ left are obeyed. With a budget torch's own rules decide, which may run library o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -54,11 +54,12 @@ def check_memory(memory: object) -> None:
         )
 
 
-def partitioner(memory: Memory) -> Callable[..., Any]:
+def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[..., Any]:
     """What splits a joint graph into forward and backward, as AOTAutograd calls it.
 
     Args:
         memory: "least", "fast", or torch's activation memory budget.
+        is_written: of each input, whether the graph writes into it.
 
     Raises:
         InvalidArguments: none of these.
@@ -73,6 +74,9 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
         for node in free:
             node.meta[PARAMETER] = True
+        for node, wrote in zip(places, is_written, strict=False):
+            if wrote and node not in free and node.users:
+                _read_a_copy(joint.graph, node)
         with without_modes():
             fold_constants(joint)
             channels_last(joint, has_gradients=True)
@@ -100,6 +104,15 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         )
 
     return split
+
+
+def _read_a_copy(joint: Graph, given: Node) -> None:
+    """Lets all calls read a copy of an input that is written to after the forward: backward has no other one to keep."""
+    first = next(n for n in joint.nodes if n.op != "placeholder")
+    with joint.inserting_before(first):
+        copy = joint.call_function(aten.clone.default, (given,))
+    copy.meta = {"val": given.meta["val"], "recompute": _KEPT}
+    given.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy and user.op != "output")
 
 
 def _share(graph: Graph) -> None:

@@ -20,8 +20,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 
 from opgraph.ir.collector import no_collector
-from opgraph.torch.graph.branches import written_arguments
-from opgraph.torch.graph.torch_internals import compiled_node, memory_of, on_stand_ins
+from opgraph.torch.graph.branches import written_inputs
+from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins
 
 #: For each result of a graph, and then for each input that the graph writes into, the inputs that it depends on, as
 #: bits; of what has no gradient, and of other inputs, 0.
@@ -41,8 +41,7 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
     (output,) = graph.graph.find_nodes(op="output")
     made = [n.meta.get("example_value") if isinstance(n, Node) else n for n in output.args[0]]
     same = [ALL if _is_tensor(v) else 0 for v in made]
-    written = {memory_of(written) for n in graph.graph.nodes for written in written_arguments(n)} - {None}
-    is_written = [memory_of(n) in written for n in graph.graph.find_nodes(op="placeholder")]
+    is_written = written_inputs(graph.graph)
     if sum(_is_tensor(v) and v.requires_grad for v in made) + sum(is_written) < 2:
         return same
     try:
