@@ -1104,3 +1104,61 @@ def test_a_fused_method_may_take_its_own_place():
     for _ in range(2):
         torch.testing.assert_close(module(x), eager)
     assert module.forward.why_rerun == ""
+
+
+# Writes to inputs
+
+
+class Writer(nn.Module):
+    """A parameter, and a buffer that holds one number."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(1, 2, 4, dtype=dtype))
+        self.register_buffer("number", torch.tensor(0.5, dtype=dtype))
+
+
+def activated_in_place(self, x):
+    torch.nn.functional.silu(x, inplace=True)
+    return x * self.w
+
+
+def scaled_in_place(self, x):
+    x.mul_(self.w)
+    return x.sin() + 1
+
+
+def a_part_in_place(self, x):
+    x[:, 0].mul_(self.w[1])
+    return x.sin() * self.w
+
+
+@pytest.mark.parametrize("forward", [activated_in_place, scaled_in_place, a_part_in_place])
+@pytest.mark.parametrize("memory", ["least", "fast", 0.5])
+def test_backward_has_what_an_input_held_before_it_was_written_to(forward, memory) -> None:
+    """AOTAutograd saves the input itself; autograd then says that it was modified by an inplace operation."""
+    found = []
+    for wrap in (lambda model: model, functools.partial(ogt.fuse, memory=memory)):
+        model = wrap(type("Model", (Writer,), {"forward": forward})())
+        x = X.clone().requires_grad_()
+        given = x * 1
+        result = model(given)
+        (result.square().sum() + given.sum()).backward()
+        found.append([result.detach(), given.detach(), x.grad, model.w.grad])
+    torch.testing.assert_close(*found)
+
+
+def a_mean_in_a_number(self, x):
+    self.number.add_(x.detach().mean())
+    return torch.sigmoid(x) * self.w
+
+
+def test_a_number_of_64_bits_is_written_to() -> None:
+    """Dynamo takes it for a Python number, traces the function again, and leaves the write out."""
+    model = type("Model", (Writer,), {"forward": a_mean_in_a_number})(torch.float64)
+    fused = ogt.fuse(copy.deepcopy(model))
+    x = torch.linspace(0, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+    with pytest.warns(UserWarning, match="writes into an f64 tensor of no dimension"):
+        got = fused(x * 1)
+    torch.testing.assert_close(got, model(x * 1))
+    torch.testing.assert_close(fused.number, model.number)

@@ -209,9 +209,12 @@ def written_arguments(node: Node) -> list[Node]:
 
 
 def written_inputs(graph: Graph) -> list[bool]:
-    """Of each input of Dynamo's graph, whether the graph may write into its memory."""
+    """Of each input of Dynamo's graph, whether it has a gradient and the graph may write into its memory."""
     written = {internals.memory_of(argument) for node in graph.nodes for argument in written_arguments(node)} - {None}
-    return [internals.memory_of(node) in written for node in graph.find_nodes(op="placeholder")]
+    return [
+        internals.memory_of(node) in written and node.meta["example_value"].requires_grad
+        for node in graph.find_nodes(op="placeholder")
+    ]
 
 
 #: Python's in-place operators, as functions and as methods of a tensor.

@@ -59,7 +59,7 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
 
     Args:
         memory: "least", "fast", or torch's activation memory budget.
-        is_written: of each input, whether the graph writes into it.
+        is_written: of each input, whether it has a gradient and the graph writes into it.
 
     Raises:
         InvalidArguments: none of these.
@@ -107,7 +107,7 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
 
 
 def _read_a_copy(joint: Graph, given: Node) -> None:
-    """Lets all calls read a copy of an input that is written to after the forward: backward has no other one to keep."""
+    """Lets all calls read a copy of an input, which backward may keep: AOTAutograd writes to the input afterwards."""
     first = next(n for n in joint.nodes if n.op != "placeholder")
     with joint.inserting_before(first):
         copy = joint.call_function(aten.clone.default, (given,))
