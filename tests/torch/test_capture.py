@@ -1162,3 +1162,17 @@ def test_a_number_of_64_bits_is_written_to() -> None:
         got = fused(x * 1)
     torch.testing.assert_close(got, model(x * 1))
     torch.testing.assert_close(fused.number, model.number)
+
+
+def an_expanded_value(self, x):
+    value = torch.sin(x)
+    value.expand(2, *x.shape).flatten(1).select(-1, 0).fill_(-0.3)
+    return value * self.w
+
+
+def test_an_expanded_tensor_is_written_to() -> None:
+    """Functionalization may take another of the elements that share memory for the one that was written."""
+    model = type("Model", (Writer,), {"forward": an_expanded_value})()
+    fused = ogt.fuse(copy.deepcopy(model))
+    with torch.no_grad(), pytest.warns(UserWarning, match="writes into an expanded tensor"):
+        torch.testing.assert_close(fused(X), model(X))

@@ -124,11 +124,9 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 stacklevel=users_level(),
             )
             raise run_as_written("it enters streams")
-        if _writes_numbers(graph):
-            warnings.warn(
-                "a graph that writes into an f64 tensor of no dimension runs unfused: torch.compile loses the write",
-                stacklevel=2,
-            )
+        lost = _lost_write(graph)
+        if lost:
+            warnings.warn(f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=2)
             return graph.forward
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
@@ -238,21 +236,37 @@ def _has_streams(graph: GraphModule) -> bool:
     return any(map(is_marked, graph.graph.nodes))
 
 
-def _writes_numbers(graph: GraphModule) -> bool:
-    """Whether a graph of Dynamo writes into an input that is an f64 tensor of no dimension on the CPU.
+def _lost_write(graph: GraphModule) -> str:
+    """What a graph of Dynamo writes into, where torch.compile would lose the write, whatever the backend; or "".
 
-    Dynamo takes such a tensor for a Python number. AOTAutograd makes it trace the function again with the number's
-    present value, and the second graph has no longer the calls that write into it and whose results nobody reads
-    (torch 2.11 to 2.14, any backend; `OutputGraph.remove_tensorify_specialized_graphargs`).
+    - Dynamo takes an f64 tensor of no dimension on the CPU for a Python number. AOTAutograd makes it trace the function
+      again with the number's present value, and the second graph lacks the calls that write into the tensor and whose
+      results nobody reads (`OutputGraph.remove_tensorify_specialized_graphargs`, torch 2.11 to 2.14).
+    - Functionalization takes back a write into an expanded tensor from one of the elements that share memory, which
+      need not be the one that was written.
     """
-    numbers = {
-        memory_of(node)
-        for node in graph.graph.find_nodes(op="placeholder")
-        if isinstance(value := node.meta.get("example_value"), torch.Tensor)
-        and (value.dtype, value.dim(), value.device.type) == (torch.float64, 0, "cpu")
-    }
-    calls = (n for n in graph.graph.nodes if not isinstance(n.target, HigherOrderOperator)) if numbers else ()
-    return any(memory_of(written) in numbers for n in calls for written in written_arguments(n))
+    inputs = [n for n in graph.graph.find_nodes(op="placeholder") if _is_number(n.meta.get("example_value"))]
+    numbers = {memory_of(n) for n in inputs}
+    for node in graph.graph.nodes:
+        if isinstance(node.target, HigherOrderOperator):
+            continue
+        for written in written_arguments(node):
+            if memory_of(written) in numbers:
+                return "an f64 tensor of no dimension"
+            if _is_expanded(written.meta.get("example_value")):
+                return "an expanded tensor"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dim() and value.dtype is torch.float64 and value.is_cpu
+
+
+def _is_expanded(value: object) -> bool:
+    """Whether several elements of a tensor are one element of memory."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return any(stride == 0 and size != 1 for stride, size in zip(value.stride(), value.shape, strict=True))
 
 
 def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
