@@ -1176,3 +1176,32 @@ def test_an_expanded_tensor_is_written_to() -> None:
     fused = ogt.fuse(copy.deepcopy(model))
     with torch.no_grad(), pytest.warns(UserWarning, match="writes into an expanded tensor"):
         torch.testing.assert_close(fused(X), model(X))
+
+
+def unsqueezed_in_place(self, x):
+    value = torch.sin(x)
+    value.unsqueeze_(0)
+    return value.reshape(value.shape[0], -1) * 2
+
+
+def transposed_in_place(self, x):
+    value = torch.sin(x)
+    value.t_()
+    return value * value.size(0)
+
+
+@pytest.mark.parametrize("forward", [unsqueezed_in_place, transposed_in_place])
+def test_a_shape_that_changes_in_place_is_seen(forward) -> None:
+    """Dynamo shows Python code the shape that the tensor had before."""
+    model = type("Model", (Writer,), {"forward": forward})()
+    fused = ogt.fuse(copy.deepcopy(model))
+    with pytest.warns(UserWarning, match="changes the shape of a tensor in place"):
+        torch.testing.assert_close(fused(X), model(X))
+
+
+def test_a_result_of_a_change_of_shape_in_place_is_fused() -> None:
+    forward = lambda self, x: torch.sin(x).unsqueeze_(0) * self.w  # noqa: E731
+    model = type("Model", (Writer,), {"forward": forward})()
+    with observed((graphs := []).append):
+        torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(X), model(X))
+    assert len(graphs) == 1

@@ -124,6 +124,13 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 stacklevel=users_level(),
             )
             raise run_as_written("it enters streams")
+        if _turns_in_place(graph):
+            warnings.warn(
+                "a function that changes the shape of a tensor in place, and goes on with it, runs as it was written: "
+                "torch.compile would show it the old shape. Write `x = x.unsqueeze(0)` for `x.unsqueeze_(0)`.",
+                stacklevel=2,
+            )
+            raise run_as_written("it changes the shape of a tensor in place")
         lost = _lost_write(graph)
         if lost:
             warnings.warn(f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=2)
@@ -234,6 +241,37 @@ def _has_streams(graph: GraphModule) -> bool:
         )
 
     return any(map(is_marked, graph.graph.nodes))
+
+
+#: Methods that give a tensor another shape in place.
+_TURNS = frozenset(
+    (
+        "as_strided_",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "squeeze_",
+        "swapaxes_",
+        "swapdims_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    )
+)
+
+
+def _turns_in_place(graph: GraphModule) -> bool:
+    """Whether a graph of Dynamo reads a tensor after a call that gave it another shape in place.
+
+    Python code that asks such a tensor for its shape is shown the old one (torch 2.13, any backend).
+    """
+    seen: set[Node] = set()
+    for node in graph.graph.nodes:
+        if not seen.isdisjoint(node.all_input_nodes):
+            return True
+        if node.op == "call_method" and node.target in _TURNS and isinstance(node.args[0], Node):
+            seen.add(node.args[0])
+    return False
 
 
 def _lost_write(graph: GraphModule) -> str:

@@ -1,0 +1,47 @@
+"""Random networks: a few that nobody chose, and a planted fault that they find."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import random_networks  # noqa: E402
+from random_networks import drawn, problems, shrunk  # noqa: E402
+
+import opgraph.torch.graph.saved as saved  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def without_a_compiler(monkeypatch):
+    """What is captured and planned counts here; `python tests/accuracy/random_networks.py` compiles kernels."""
+    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_random_network_does_what_it_does_in_eager_torch(seed) -> None:
+    assert list(problems(drawn(seed), seed)) == []
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", range(100, 140, 10))
+def test_random_networks_do_what_they_do_in_eager_torch(first) -> None:
+    assert {seed: list(problems(drawn(seed), seed)) for seed in range(first, first + 10)} == {
+        seed: [] for seed in range(first, first + 10)
+    }
+
+
+def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
+    text = random_networks.Text(
+        image=False,
+        lines=["v0 = torch.tanh(x)", "v1 = v0 * y", "x.mul_(self.weight)", "v2 = y.abs()"],
+        outputs=["v1", "v2"],
+    )
+    assert list(problems(text, 0)) == []
+    monkeypatch.setattr(saved, "_read_a_copy", lambda joint, given: None)
+    assert any("inplace operation" in problem for problem in problems(text, 0))
+    small = shrunk(text, 0)
+    assert small.lines == ["v0 = torch.tanh(x)", "v1 = v0 * y", "x.mul_(self.weight)"]
+    assert small.outputs == ["v1"]
