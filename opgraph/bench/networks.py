@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
 from opgraph.torch import zoo
-from opgraph.torch.graph.torch_internals import functorch_settings
+from opgraph.torch.graph.torch_internals import backend_named, functorch_settings
 from opgraph.torch.naf1 import NAF1
 
 Feed = dict[str, torch.Tensor]
@@ -135,7 +135,7 @@ def _compiled_within(part: float) -> Callable[[nn.Module, Network], nn.Module]:
     """
 
     def apply(model: nn.Module, network: Network) -> nn.Module:
-        inductor = torch._dynamo.lookup_backend("inductor")
+        inductor = backend_named("inductor")
 
         def backend(graph: Any, inputs: Any) -> Any:
             with functorch_settings(activation_memory_budget=part):

@@ -329,7 +329,7 @@ def problems(text: Text, seed: int) -> Iterator[str]:
         except Exception as error:
             yield f"{case}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return
-        wrong = [f"{case}: {name}: {text}" for name in expected if (text := _differs(got.get(name), expected[name]))]
+        wrong = [f"{case}: {name}: {why}" for name in expected if (why := _differs(got.get(name), expected[name]))]
         yield from wrong
         if wrong:
             return

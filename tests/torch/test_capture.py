@@ -1205,3 +1205,29 @@ def test_a_result_of_a_change_of_shape_in_place_is_fused() -> None:
     with observed((graphs := []).append):
         torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(X), model(X))
     assert len(graphs) == 1
+
+
+def dropout_that_drops_nothing(self, x):
+    value = torch.sin(x)
+    kept = torch.nn.functional.dropout(value, 0.3, self.training)
+    kept[:, :1].mul_(2)
+    return value * self.w
+
+
+def a_counter_beside_a_write(self, x):
+    x.clamp_(-1, 1)
+    self.number += 1
+    return torch.sin(x) * self.w
+
+
+@pytest.mark.parametrize("forward", [dropout_that_drops_nothing, a_counter_beside_a_write])
+def test_tensors_that_are_one_in_eager_torch_are_one(forward) -> None:
+    """AOTAutograd copies what F.dropout gives back, and returns the counter in place of the result."""
+    found = []
+    for wrap in (lambda model: model, ogt.fuse):
+        model = wrap(type("Model", (Writer,), {"forward": forward})().eval())
+        x = X.clone().requires_grad_()
+        results = [model(x * 1), model(x * 1)]
+        sum(r.square().sum() for r in results).backward()
+        found.append([*(r.detach() for r in results), x.grad, model.w.grad, model.number])
+    torch.testing.assert_close(*found)

@@ -22,12 +22,18 @@ from torch.utils.checkpoint import set_checkpoint_debug_enabled
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
-from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
+from opgraph.runtime.providers.torch_internals import is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments, written_inputs
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.given import Hooks, backward_of
+from opgraph.torch.graph.known_faults import (
+    fault_of_frame,
+    lost_write,
+    remove_idle_dropout,
+    with_written_inputs_returned,
+)
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.norms import shows_statistics
 from opgraph.torch.graph.origin import mark_recomputed
@@ -124,24 +130,25 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 stacklevel=users_level(),
             )
             raise run_as_written("it enters streams")
-        if _turns_in_place(graph):
-            warnings.warn(
-                "a function that changes the shape of a tensor in place, and goes on with it, runs as it was written: "
-                "torch.compile would show it the old shape. Write `x = x.unsqueeze(0)` for `x.unsqueeze_(0)`.",
-                stacklevel=2,
-            )
-            raise run_as_written("it changes the shape of a tensor in place")
-        lost = _lost_write(graph)
+        fault = fault_of_frame(graph)
+        if fault:
+            warnings.warn(f"a function that {fault}", stacklevel=2)
+            raise run_as_written(fault)
+        lost = lost_write(graph)
         if lost:
             warnings.warn(f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=2)
             return graph.forward
+        remove_idle_dropout(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
-            return _with_unread_draws(
+            return with_written_inputs_returned(
                 graph,
-                lambda: _as_written_with_tangents(
+                lambda: _with_unread_draws(
                     graph,
-                    compile_parts(graph, example_inputs, lambda part, inputs: compile_one(part, inputs, next(number))),
+                    lambda: _as_written_with_tangents(
+                        graph,
+                        compile_parts(graph, example_inputs, lambda part, args: compile_one(part, args, next(number))),
+                    ),
                 ),
             )
 
@@ -241,70 +248,6 @@ def _has_streams(graph: GraphModule) -> bool:
         )
 
     return any(map(is_marked, graph.graph.nodes))
-
-
-#: Methods that give a tensor another shape in place.
-_TURNS = frozenset(
-    (
-        "as_strided_",
-        "resize_",
-        "resize_as_",
-        "set_",
-        "squeeze_",
-        "swapaxes_",
-        "swapdims_",
-        "t_",
-        "transpose_",
-        "unsqueeze_",
-    )
-)
-
-
-def _turns_in_place(graph: GraphModule) -> bool:
-    """Whether a graph of Dynamo reads a tensor after a call that gave it another shape in place.
-
-    Python code that asks such a tensor for its shape is shown the old one (torch 2.13, any backend).
-    """
-    seen: set[Node] = set()
-    for node in graph.graph.nodes:
-        if not seen.isdisjoint(node.all_input_nodes):
-            return True
-        if node.op == "call_method" and node.target in _TURNS and isinstance(node.args[0], Node):
-            seen.add(node.args[0])
-    return False
-
-
-def _lost_write(graph: GraphModule) -> str:
-    """What a graph of Dynamo writes into, where torch.compile would lose the write, whatever the backend; or "".
-
-    - Dynamo takes an f64 tensor of no dimension on the CPU for a Python number. AOTAutograd makes it trace the function
-      again with the number's present value, and the second graph lacks the calls that write into the tensor and whose
-      results nobody reads (`OutputGraph.remove_tensorify_specialized_graphargs`, torch 2.11 to 2.14).
-    - Functionalization takes back a write into an expanded tensor from one of the elements that share memory, which
-      need not be the one that was written.
-    """
-    inputs = [n for n in graph.graph.find_nodes(op="placeholder") if _is_number(n.meta.get("example_value"))]
-    numbers = {memory_of(n) for n in inputs}
-    for node in graph.graph.nodes:
-        if isinstance(node.target, HigherOrderOperator):
-            continue
-        for written in written_arguments(node):
-            if memory_of(written) in numbers:
-                return "an f64 tensor of no dimension"
-            if _is_expanded(written.meta.get("example_value")):
-                return "an expanded tensor"
-    return ""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and not value.dim() and value.dtype is torch.float64 and value.is_cpu
-
-
-def _is_expanded(value: object) -> bool:
-    """Whether several elements of a tensor are one element of memory."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return False
-    return any(stride == 0 and size != 1 for stride, size in zip(value.stride(), value.shape, strict=True))
 
 
 def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -418,3 +418,11 @@ def graph_break_reasons() -> list[Any]:
     """Where Dynamo notes its graph breaks."""
     noted: list[Any] = getattr(torch._dynamo.utils, "graph_break_reasons", [])
     return noted
+
+
+def backend_named(name: str) -> Callable[..., Any]:
+    """A backend of torch.compile."""
+    from torch._dynamo import lookup_backend
+
+    found: Callable[..., Any] = lookup_backend(name)
+    return found

@@ -234,23 +234,23 @@ _OPERANDS = (torch.Tensor, int, float, complex, np.generic, np.ndarray)
 _SEQUENCES = (list, tuple, str, bytes)
 
 
-def _no_operand(other: Any) -> Any:
-    """The answer to Python for an operand that tensors do not compute with."""
-    if isinstance(other, _SEQUENCES):
+def _no_operand(func: Callable[..., Any], other: Any) -> Any:
+    """The answer to Python for an operand that tensors do not compute with; `==` and `!=` are then of objects."""
+    if isinstance(other, _SEQUENCES) and func not in (torch.Tensor.__eq__, torch.Tensor.__ne__, torch.eq, torch.ne):
         raise places.sequence(type(other).__name__)
     return NotImplemented
 
 
 def _operator(func: Callable[..., Any]) -> Callable[[Proxy, Any], Any]:
     def operator(self: Proxy, other: Any) -> Any:
-        return self.session.call(func, (self, other), {}) if isinstance(other, _OPERANDS) else _no_operand(other)
+        return self.session.call(func, (self, other), {}) if isinstance(other, _OPERANDS) else _no_operand(func, other)
 
     return operator
 
 
 def _reflected(func: Callable[..., Any]) -> Callable[[Proxy, Any], Any]:
     def operator(self: Proxy, other: Any) -> Any:
-        return self.session.call(func, (other, self), {}) if isinstance(other, _OPERANDS) else _no_operand(other)
+        return self.session.call(func, (other, self), {}) if isinstance(other, _OPERANDS) else _no_operand(func, other)
 
     return operator
 

@@ -1,0 +1,135 @@
+"""Faults of torch.compile, with any backend, that a graph of Dynamo shows: avoided before AOTAutograd sees the graph.
+
+All were found by `tests/accuracy/random_networks.py` with torch 2.13, where `backend="aot_eager"` has them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.nn import functional
+
+from opgraph.runtime.providers.torch_internals import HigherOrderOperator
+from opgraph.torch.graph.branches import written_arguments
+from opgraph.torch.graph.torch_internals import memory_of
+
+#: Methods that give a tensor another shape in place.
+_TURNS = frozenset(
+    (
+        "as_strided_",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "squeeze_",
+        "swapaxes_",
+        "swapdims_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    )
+)
+
+
+def fault_of_frame(graph: GraphModule) -> str:
+    """Why the function that a graph was captured of has to run as it was written, or "".
+
+    Python code that asks a tensor for its shape, after a call that gave it another one in place, is shown the old one.
+    """
+    seen: set[Node] = set()
+    for node in graph.graph.nodes:
+        if not seen.isdisjoint(node.all_input_nodes):
+            return (
+                "changes the shape of a tensor in place, and goes on with it, runs as it was written: torch.compile "
+                "would show it the old shape. Write `x = x.unsqueeze(0)` for `x.unsqueeze_(0)`."
+            )
+        if node.op == "call_method" and node.target in _TURNS and isinstance(node.args[0], Node):
+            seen.add(node.args[0])
+    return ""
+
+
+def lost_write(graph: GraphModule) -> str:
+    """What a graph writes into, where torch.compile would lose the write; or "".
+
+    - Dynamo takes an f64 tensor of no dimension on the CPU for a Python number. AOTAutograd makes it trace the function
+      again with the number's present value, and the second graph lacks the calls that write into the tensor and whose
+      results nobody reads (`OutputGraph.remove_tensorify_specialized_graphargs`, torch 2.13).
+    - Functionalization takes back a write into an expanded tensor from one of the elements that share memory, which
+      need not be the one that was written.
+    """
+    inputs = [n for n in graph.graph.find_nodes(op="placeholder") if _is_number(n.meta.get("example_value"))]
+    numbers = {memory_of(n) for n in inputs}
+    for node in graph.graph.nodes:
+        if isinstance(node.target, HigherOrderOperator):
+            continue
+        for written in written_arguments(node):
+            if memory_of(written) in numbers:
+                return "an f64 tensor of no dimension"
+            if _is_expanded(written.meta.get("example_value")):
+                return "an expanded tensor"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dim() and value.dtype is torch.float64 and value.is_cpu
+
+
+def _is_expanded(value: object) -> bool:
+    """Whether several elements of a tensor are one element of memory."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return any(stride == 0 and size != 1 for stride, size in zip(value.stride(), value.shape, strict=True))
+
+
+#: Functions of (input, p, training, inplace), which give back their input where nothing is dropped.
+_DROPOUTS = frozenset(
+    (
+        functional.alpha_dropout, functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
+        functional.feature_alpha_dropout,
+    )
+)  # fmt: skip
+
+
+def remove_idle_dropout(graph: GraphModule) -> None:
+    """Takes dropout that drops nothing out of a graph: its result is its argument, and AOTAutograd makes a copy.
+
+    A write into the result, which in eager torch is one into the argument, would be lost.
+    """
+    for node in list(graph.graph.nodes):
+        if node.target in _DROPOUTS:
+            given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+            if given.get("training", True) is False or given.get("p", 0.5) == 0:
+                node.replace_all_uses_with(given["input"])
+                graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def with_written_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What `compile` makes of a graph, without the results that are inputs of the graph, written to or not.
+
+    Of `self.steps += 1` Dynamo returns the buffer. Where an input with a gradient is written to in the same graph,
+    AOTAutograd returns the buffer in place of the first result.
+
+    Args:
+        graph: loses such results, which what is returned here puts back.
+        compile: called afterwards.
+    """
+    (output,) = graph.graph.find_nodes(op="output")
+    inputs = {
+        id(n.meta["example_value"]): place for place, n in enumerate(graph.graph.find_nodes(op="placeholder"))
+    }  # fmt: skip
+    results = output.args[0]
+    places = [inputs.get(id(n.meta.get("example_value"))) if isinstance(n, Node) else None for n in results]
+    if all(place is None for place in places):
+        return compile()
+    output.args = (tuple(n for n, place in zip(results, places, strict=True) if place is None),)
+    graph.recompile()
+    call = compile()
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        made = iter(call(*args))
+        return tuple(next(made) if place is None else args[place] for place in places)
+
+    return run
