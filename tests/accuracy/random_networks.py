@@ -110,6 +110,8 @@ _OTHERS = (
 )  # fmt: skip
 #: Of a value; larger ones are left out.
 _MOST_ELEMENTS = 6000
+#: Seconds between two lines that say how far a run is.
+_EVERY = 60.0
 
 
 @dataclass
@@ -378,28 +380,33 @@ def shrunk(text: Text, seed: int) -> Text:
 def main() -> int:
     """The command; its exit status is 1 where a seed showed a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but not, B")
+    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but not, B; A: without an end")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stops after so long")
     parser.add_argument("--no-compiler", action="store_true", help="kernels run op by op")
     given = parser.parse_args()
     if given.no_compiler:
         host.find_compiler = lambda: None  # type: ignore[assignment]
     torch.set_num_threads(1)
-    first, last = map(int, given.seeds.split(":"))
-    start, ran, wrong = time.monotonic(), 0, 0
+    begin, _, end = given.seeds.partition(":")
+    first, last = int(begin), int(end or sys.maxsize)
     warnings.simplefilter("ignore")
+    start, ran, wrong = time.monotonic(), 0, 0
+    told_at = start
     for seed in range(first, last):
-        if time.monotonic() > start + 60 * given.minutes:
+        now = time.monotonic()
+        if now > start + 60 * given.minutes:
             break
+        if now > told_at + _EVERY:
+            told_at = now
+            print(f"{ran} networks in {now - start:.0f} s, {wrong} with problems; next: --seeds {seed}:", flush=True)
         ran += 1
         text = drawn(seed)
         if next(problems(text, seed), None) is not None:
             wrong += 1
             text = shrunk(text, seed)
             print(f"seed {seed}:", *problems(text, seed), sep="\n  ")
-            print(
-                text, {name: layer for name, layer in text.layers.items() if f"self.{name}(" in str(text)}, flush=True
-            )
+            layers = {name: layer for name, layer in text.layers.items() if f"self.{name}(" in str(text)}
+            print(text, layers, flush=True)
     print(f"{ran} networks from seed {first} in {time.monotonic() - start:.0f} s: {wrong} with problems")
     return 1 if wrong else 0
 
