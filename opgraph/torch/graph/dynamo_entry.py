@@ -44,7 +44,7 @@ def compiled(
     written: Any = call if isinstance(call, FunctionType) else lambda *args, **kwargs: call(*args, **kwargs)
     code = written.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
     function = FunctionType(code, written.__globals__, "forward", written.__defaults__, written.__closure__)
-    with no_collector(lasting=True):  # torch imports its compilers here, 400 modules
+    with no_collector():  # torch imports its compilers here, 400 modules
         return optimized(function, backend, lambda callback: _with_all_guards(callback, failed, limited))
 
 
@@ -59,7 +59,7 @@ def _with_all_guards(
     @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
     def compile(*args: Any, **kwargs: Any) -> Any:
         try:
-            with no_collector(lasting=True), with_all_guards(), without_unread_logs():
+            with no_collector(), with_all_guards(), without_unread_logs():
                 found = callback(*args, **kwargs)
         except capture_errors() as error:
             result = run_frame(error)

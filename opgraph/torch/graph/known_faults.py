@@ -65,7 +65,7 @@ def lost_write(graph: GraphModule) -> str:
         if isinstance(node.target, HigherOrderOperator):
             continue
         for written in written_arguments(node):
-            if memory_of(written) in numbers:
+            if memory_of(written) in numbers and all(user.target == "item" for user in node.users):
                 return "an f64 tensor of no dimension"
             if _is_expanded(written.meta.get("example_value")):
                 return "an expanded tensor"

@@ -149,7 +149,7 @@ class _Backward:
         """As `backward` of an autograd function; newer torch gives all gradients in one list."""
         if self._is_compiled:
             return self._run(ctx, *given)
-        with no_collector(lasting=True):  # AOTAutograd copies the graph before it calls the backend
+        with no_collector():  # AOTAutograd copies the graph before it calls the backend
             results = self._run(ctx, *given)
         self._is_compiled = True
         return results
@@ -211,7 +211,8 @@ def _outputs(node: Any, values: Sequence[Any], depends: Dependencies) -> list[in
 
 def _edges(args: Sequence[Any]) -> dict[Any, int]:
     """The place of each argument that has a gradient, by the autograd node that takes it, and which of its outputs."""
-    return {(get_gradient_edge(t)[:2]): i for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad}
+    differentiable = ((i, t) for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not t.is_inference())
+    return {get_gradient_edge(t)[:2]: i for i, t in differentiable}
 
 
 def _is_hooked(source: Any, data: Any) -> bool:
