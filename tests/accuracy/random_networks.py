@@ -74,11 +74,11 @@ _WHOLE = (
     "a[..., None] * a[..., None, :]", "a[a.dim() * [0]]", "F.scaled_dot_product_attention(a, a, a)",
     "a.clone(memory_format=torch.preserve_format)", "a.new_zeros(a.shape) + a",
 )  # fmt: skip
-#: For images (B, C, H, W); c channels.
+#: For images (B, C, H, W). Backward of group_norm ends the process in torch 2.13 where H and W are turned.
 _IMAGE = (
     "F.max_pool2d(a, 2)", "F.avg_pool2d(a, 2)", "F.adaptive_avg_pool2d(a, 1)", "F.interpolate(a, scale_factor=2)",
     "F.interpolate(a, scale_factor=2, mode='bilinear')", "a.mean((2, 3))", "a.sum((0, 2, 3))",
-    "a.amax((2, 3), keepdim=True)", "a.contiguous(memory_format=torch.channels_last)", "F.group_norm(a, 1)",
+    "a.amax((2, 3), keepdim=True)", "a.contiguous(memory_format=torch.channels_last)", "F.group_norm(a.contiguous(), 1)",
     "F.instance_norm(a)", "a.permute(0, 2, 3, 1)", "a * a.mean((2, 3), keepdim=True).sigmoid()",
     "F.pixel_unshuffle(a, 2)", "a.var((0, 2, 3), keepdim=True) + a", "F.pad(a, (1, 0, 0, 1))",
     "a.flatten(2).transpose(1, 2)", "F.max_pool2d(a, 3, 1, 1)",
@@ -87,7 +87,7 @@ _IMAGE = (
 _LAYERS_IMAGE = (
     "nn.Conv2d({c}, 4, 3, padding=1)", "nn.Conv2d({c}, 6, 1)", "nn.Conv2d({c}, 4, 3, 2, 1, bias=False)",
     "nn.Conv2d({c}, {c}, 3, padding=1, groups={c})", "nn.ConvTranspose2d({c}, 4, 2, 2)", "nn.BatchNorm2d({c})",
-    "nn.BatchNorm2d({c}, affine=False)", "nn.GroupNorm(1, {c})", "nn.BatchNorm2d({c}, track_running_stats=False)",
+    "nn.BatchNorm2d({c}, affine=False)", "nn.BatchNorm2d({c}, track_running_stats=False)",
     "nn.PReLU({c})", "nn.Sequential(nn.Conv2d({c}, 8, 1), nn.BatchNorm2d(8), nn.SiLU(inplace=True))",
     "nn.Conv2d({c}, {c}, 3, padding=2, dilation=2)", "nn.Dropout2d(0.2)", "nn.Conv2d({c}, {c}, 1, 2)",
 )  # fmt: skip
