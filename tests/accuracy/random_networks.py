@@ -74,11 +74,12 @@ _WHOLE = (
     "a[..., None] * a[..., None, :]", "a[a.dim() * [0]]", "F.scaled_dot_product_attention(a, a, a)",
     "a.clone(memory_format=torch.preserve_format)", "a.new_zeros(a.shape) + a",
 )  # fmt: skip
-#: For images (B, C, H, W). Backward of group_norm ends the process in torch 2.13 where H and W are turned.
+#: For images (B, C, H, W). In torch 2.13 backward of group_norm crashes where H and W are turned.
 _IMAGE = (
     "F.max_pool2d(a, 2)", "F.avg_pool2d(a, 2)", "F.adaptive_avg_pool2d(a, 1)", "F.interpolate(a, scale_factor=2)",
     "F.interpolate(a, scale_factor=2, mode='bilinear')", "a.mean((2, 3))", "a.sum((0, 2, 3))",
-    "a.amax((2, 3), keepdim=True)", "a.contiguous(memory_format=torch.channels_last)", "F.group_norm(a.contiguous(), 1)",
+    "a.amax((2, 3), keepdim=True)", "a.contiguous(memory_format=torch.channels_last)",
+    "F.group_norm(a.contiguous(), 1)",
     "F.instance_norm(a)", "a.permute(0, 2, 3, 1)", "a * a.mean((2, 3), keepdim=True).sigmoid()",
     "F.pixel_unshuffle(a, 2)", "a.var((0, 2, 3), keepdim=True) + a", "F.pad(a, (1, 0, 0, 1))",
     "a.flatten(2).transpose(1, 2)", "F.max_pool2d(a, 3, 1, 1)",

@@ -143,3 +143,25 @@ def test_where_blocks_are_fast_wide_convolutions_stay_as_they_are(
     assert isinstance(program, Program)
     pooled = [n for n in program.module.graph.nodes if "max_pool" in str(n.target)]
     assert pooled and all(n.args[0].meta["val"].is_contiguous(memory_format=LAST) is moves for n in pooled)
+
+
+class CopiedLast(nn.Module):
+    """A value of three axes, copied channels last as an image of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = (functional.hardswish((x < 0.5).to(x.dtype)).unsqueeze(0) > 0).to(x.dtype)
+        result: torch.Tensor = self.norm(mask.contiguous(memory_format=torch.channels_last) + x)
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:there is no C")
+def test_a_copy_channels_last_is_one_in_any_order_of_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arithmetic in the order of three axes takes the copy along, whose memory format names four."""
+    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    model = CopiedLast()
+    x = torch.linspace(-1, 1, 144).reshape(3, 6, 8)
+    torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(x), model(x))

@@ -241,6 +241,7 @@ def _turned(views: _Views, node: Node, sizes: Sequence[int], order: Order, compu
     operands = {n: operand_of(n) for n in node.all_input_nodes}
     with views.graph.inserting_before(node):
         made = views.graph.node_copy(node, lambda n: operands[n])
+    made.kwargs = {name: given for name, given in made.kwargs.items() if name != "memory_format"}  # of other axes
     strides = [value.stride(back[axis]) if axis in back else 1 for axis in range(len(sizes))]
     made.meta = {**node.meta, "val": views.empty(value, sizes, strides)}
     return made, _as(views, made, order, node)
