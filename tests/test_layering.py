@@ -75,11 +75,7 @@ def test_import_needs_numpy_and_ml_dtypes_alone() -> None:
 
 
 #: Where private parts of torch stand: of calls, and of its compilers.
-TORCH_INTERNALS = {
-    "runtime/providers/torch_internals.py",
-    "torch/graph/torch_internals.py",
-    "torch/graph/unread_logs.py",  # wraps functions of torch, which calls nothing of them
-}
+TORCH_INTERNALS = {"runtime/providers/torch_internals.py", "torch/graph/torch_internals.py"}
 
 
 def torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -123,8 +123,8 @@ def _checkpointed(model: nn.Module, network: Network) -> nn.Module:
     return model
 
 
-def _compiled(model: nn.Module, network: Network) -> nn.Module:
-    compiled: Any = torch.compile(model)
+def _compiled(model: nn.Module, network: Network, backend: Any = "inductor") -> nn.Module:
+    compiled: Any = torch.compile(model, backend=backend)
     return compiled  # type: ignore[no-any-return]
 
 
@@ -141,8 +141,7 @@ def _compiled_within(part: float) -> Callable[[nn.Module, Network], nn.Module]:
             with functorch_settings(activation_memory_budget=part):
                 return inductor(graph, inputs)
 
-        compiled: Any = torch.compile(model, backend=backend)
-        return compiled  # type: ignore[no-any-return]
+        return _compiled(model, network, backend)
 
     return apply
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
@@ -163,7 +163,7 @@ class Network(nn.Module):
         return self._forward(self, x, y)
 
 
-_NAMES = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint}
+_NAMES = {"torch": torch, "F": functional, "nn": nn, "checkpoint": checkpoint}
 
 
 def inputs(seed: int, batch: int, image: bool) -> list[torch.Tensor]:

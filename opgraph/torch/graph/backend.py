@@ -32,7 +32,7 @@ from opgraph.torch.graph.known_faults import (
     fault_of_frame,
     lost_write,
     remove_idle_dropout,
-    with_written_inputs_returned,
+    with_inputs_returned,
 )
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.norms import shows_statistics
@@ -132,16 +132,18 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             raise run_as_written("it enters streams")
         fault = fault_of_frame(graph)
         if fault:
-            warnings.warn(f"a function that {fault}", stacklevel=2)
+            warnings.warn(f"a function that {fault}", stacklevel=users_level())
             raise run_as_written(fault)
         lost = lost_write(graph)
         if lost:
-            warnings.warn(f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=2)
+            warnings.warn(
+                f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=users_level()
+            )
             return graph.forward
         remove_idle_dropout(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
-            return with_written_inputs_returned(
+            return with_inputs_returned(
                 graph,
                 lambda: _with_unread_draws(
                     graph,

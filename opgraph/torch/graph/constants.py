@@ -96,7 +96,8 @@ def _values(module: GraphModule, first: dict[Node, Node], nodes: Iterable[Node])
             values[node] = _attribute(module, node)
         elif node in needed:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[first[n]])
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+            call: Any = node.target
+            values[node] = call(*args, **kwargs)
     return values
 
 

@@ -38,9 +38,21 @@ aten = torch.ops.aten
 
 
 def is_random(node: Node) -> bool:
-    """Whether the node takes numbers from a random generator, or might."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or isinstance(node.target, HigherOrderOperator)
+    """Whether the node takes numbers from a random generator, or might: attention does not where its dropout is 0."""
+    if isinstance(node.target, HigherOrderOperator):
+        return True
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropout_of(node) != 0
+
+
+def _dropout_of(node: Node) -> Any:
+    """The share that an op drops; None where it has no such argument."""
+    schema: Any = getattr(node.target, "_schema", None)
+    for place, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == "dropout_p":
+            return (
+                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            )
+    return None
 
 
 @dataclass(frozen=True, slots=True)

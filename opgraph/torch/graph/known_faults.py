@@ -19,18 +19,10 @@ from opgraph.torch.graph.torch_internals import memory_of
 #: Methods that give a tensor another shape in place.
 _TURNS = frozenset(
     (
-        "as_strided_",
-        "resize_",
-        "resize_as_",
-        "set_",
-        "squeeze_",
-        "swapaxes_",
-        "swapdims_",
-        "t_",
-        "transpose_",
+        "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
         "unsqueeze_",
     )
-)
+)  # fmt: skip
 
 
 def fault_of_frame(graph: GraphModule) -> str:
@@ -97,16 +89,15 @@ def remove_idle_dropout(graph: GraphModule) -> None:
 
     A write into the result, which in eager torch is one into the argument, would be lost.
     """
-    for node in list(graph.graph.nodes):
-        if node.target in _DROPOUTS:
-            given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
-            if given.get("training", True) is False or given.get("p", 0.5) == 0:
-                node.replace_all_uses_with(given["input"])
-                graph.graph.erase_node(node)
-    graph.recompile()
+    for node in [n for n in graph.graph.nodes if n.target in _DROPOUTS]:
+        given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+        if given.get("training", True) is False or given.get("p", 0.5) == 0:
+            node.replace_all_uses_with(given["input"])
+            graph.graph.erase_node(node)
+            graph.recompile()
 
 
-def with_written_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def with_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """What `compile` makes of a graph, without the results that are inputs of the graph, written to or not.
 
     Of `self.steps += 1` Dynamo returns the buffer. Where an input with a gradient is written to in the same graph,
@@ -118,8 +109,10 @@ def with_written_inputs_returned(graph: GraphModule, compile: Callable[[], Calla
     """
     (output,) = graph.graph.find_nodes(op="output")
     inputs = {
-        id(n.meta["example_value"]): place for place, n in enumerate(graph.graph.find_nodes(op="placeholder"))
-    }  # fmt: skip
+        id(value): place
+        for place, n in enumerate(graph.graph.find_nodes(op="placeholder"))
+        if isinstance(value := n.meta.get("example_value"), torch.Tensor)
+    }
     results = output.args[0]
     places = [inputs.get(id(n.meta.get("example_value"))) if isinstance(n, Node) else None for n in results]
     if all(place is None for place in places):

@@ -87,7 +87,7 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
             return cut()
         if memory != "least":
             for node in joint.graph.nodes:
-                if _draws(node):
+                if is_random(node):
                     node.meta.setdefault("recompute", _KEPT)
             # At a budget of 0 torch keeps inputs alone and replays random ops; at the next number above it obeys tags.
             return cut(activation_memory_budget=max(float(memory), math.ulp(0.0)))
@@ -111,7 +111,7 @@ def _read_a_copy(joint: Graph, given: Node) -> None:
     first = next(n for n in joint.nodes if n.op != "placeholder")
     with joint.inserting_before(first):
         copy = joint.call_function(aten.clone.default, (given,))
-    copy.meta = {"val": given.meta["val"], "recompute": _KEPT}
+    copy.meta = {"val": torch.empty_like(given.meta["val"]), "recompute": _KEPT}
     given.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy and user.op != "output")
 
 
@@ -196,19 +196,6 @@ def _computed_forward(joint: Graph, forward_outputs: int) -> set[Node]:
             found.add(node)
             waiting += node.all_input_nodes
     return found
-
-
-def _draws(node: Node) -> bool:
-    """Whether a node takes numbers from a random generator, or might: attention does not where its dropout is 0."""
-    if not isinstance(node.target, OpOverload):
-        return is_random(node)
-    for place, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = (
-                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            )
-            return is_random(node) and bool(given != 0)
-    return is_random(node)
 
 
 def _may_be_recomputed(node: Node) -> bool:

@@ -41,7 +41,10 @@ def aot_backend(**arguments: Any) -> Callable[..., Any]:
 
     disable: Any = torch.compiler.disable
     compiler = disable(arguments["bw_compiler"])  # called by backward, where Dynamo may be on
-    backward = lambda *given: disable(compiler(*given))  # noqa: E731
+
+    def backward(*given: Any) -> Any:
+        return disable(compiler(*given))
+
     return compile
 
 
@@ -418,6 +421,27 @@ def graph_break_reasons() -> list[Any]:
     """Where Dynamo notes its graph breaks."""
     noted: list[Any] = getattr(torch._dynamo.utils, "graph_break_reasons", [])
     return noted
+
+
+def log_writers() -> list[tuple[Any, str, Any, list[Any]]]:
+    """Functions of torch that write texts for logs, without those that this torch does not have.
+
+    Returns: of each its module, its name, what it returns where there is nothing to write, and the logs.
+    """
+    from torch._dynamo import output_graph, symbolic_convert
+    from torch._functorch._aot_autograd import graph_compile
+
+    calls = [(output_graph, "trace_call_log"), (symbolic_convert, "trace_call_log")]
+    writers: list[tuple[Any, str, Any, list[tuple[Any, str]]]] = [
+        (symbolic_convert, "get_funcname", None, [*calls, (symbolic_convert, "trace_source_log")]),
+        (graph_compile, "_log_joint_graph", None, [(graph_compile, "aot_joint_log")]),
+        (graph_compile, "_log_fw_bw_graphs", (None, None), [(graph_compile, "aot_graphs_log")]),
+    ]
+    return [
+        (module, name, instead, [getattr(owner, log) for owner, log in logs])
+        for module, name, instead, logs in writers
+        if hasattr(module, name) and all(hasattr(owner, log) for owner, log in logs)
+    ]
 
 
 def backend_named(name: str) -> Callable[..., Any]:
