@@ -98,6 +98,7 @@ def test_data_parallel_models_follow_branches_and_have_buckets_of_any_size(bucke
             with observed(captured.append):
                 parallel(torch.linspace(-2, 2, 12).view(2, 6)).square().sum().backward()
             found.append([p.grad for p in model.parameters()])
+            del parallel  # gloo's threads end with the group's last owner, which must not be freed below, under the GIL
     finally:
         dist.destroy_process_group()
     assert len(captured) == 1
