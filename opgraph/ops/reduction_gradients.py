@@ -46,11 +46,22 @@ def of_extreme(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     if grad is None or _is_identity(op):
         return _first(op, grad)
     kept = _kept(build, op, grad)
-    is_one = build("Equal", src, _kept(build, op, op.outputs[0]))
+    is_one = is_extreme(build, op)
     ones = build("Select", is_one, _filled(build, 1.0, src), 0.0)
     # Divided last, so that NaN, which equals nothing, leaves 0 / 0 behind.
     share = build("Divide", build("Select", is_one, widened(build, kept), 0.0), build("SumTo", ones, kept))
     return _first(op, in_dtype(build, share, grad.dtype))
+
+
+def is_extreme(build: Builder, op: Op) -> LogicalTensor:
+    """Which elements of an op's input are the largest (smallest) ones that the op found."""
+    found: LogicalTensor = build("Equal", op.inputs[0], _kept(build, op, op.outputs[0]))
+    return found
+
+
+def has_places(op: Op) -> bool:
+    """Whether it is known before running where a reduction's results belong among the elements of its input."""
+    return bool(op.attrs["keep_dims"]) or static_axes(op.inputs, op.attrs) is not None
 
 
 def of_product(build: Builder, op: Op, d: _Gradients) -> _Gradients:

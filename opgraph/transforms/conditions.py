@@ -1,6 +1,6 @@
 """Conditions that gradient rules ask for, as forward values: a byte for each element may be kept instead of a float.
 
-The derivative of ReLU, Clamp or Maximum reads its operands for a comparison alone. In the forward graph that comparison
+The derivative of ReLU, Clamp, Maximum or ReduceMax reads its operands for a comparison alone. In the forward graph that comparison
 is a value like any other, which a minimum cut (`opgraph.transforms.cut`) chooses where nothing else needs the operands.
 """
 
@@ -16,6 +16,8 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.rebuilt import rebuilt
+from opgraph.ops.reduction_gradients import has_places, is_extreme
+from opgraph.transforms.selections import selects
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Conditioned:
 def with_conditions(graph: Graph) -> Conditioned:
     """Enters the conditions of the rules that read an operand for nothing else."""
     asked = [(op, found) for op in graph.ops if (found := list(_rules(op)))]
-    if not asked:
+    selections = [op for op in graph.ops if selects(op) and has_places(op)]
+    if not asked and not selections:
         return Conditioned(graph)
     draft = Draft(graph)
     for tensor in (*graph.inputs, *graph.constants):
@@ -49,6 +52,8 @@ def with_conditions(graph: Graph) -> Conditioned:
             ids = frozenset(c.id for c in entered if isinstance(c, LogicalTensor))
             if is_spelled:
                 chosen[op.id] = chosen.get(op.id, frozenset()) | ids
+    for op in selections:
+        is_extreme(draft, op)
     result = rebuilt(graph, draft.ops)
     result.set_outputs(graph.outputs)
     return Conditioned(result.finalize(), chosen)

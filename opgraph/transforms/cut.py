@@ -37,9 +37,15 @@ def read_inputs(op: Op) -> list[LogicalTensor]:
 
 
 class Cut:
-    """The problem: which forward values separate the inputs of the forward graph from the backward ops."""
+    """The problem: which forward values separate the inputs of the forward graph from the backward ops.
 
-    def __init__(self, graph: Graph, joint: Graph, told: Collection[int]) -> None:
+    Args:
+        graph, joint: the forward graph, and the gradient graph that computes its values again.
+        told: ids of conditions that an output tells.
+        once: ids of forward values that, like those of libraries, are not computed again.
+    """
+
+    def __init__(self, graph: Graph, joint: Graph, told: Collection[int], once: Collection[int] = ()) -> None:
         self.inputs = {t.id for t in graph.inputs}
         #: Outputs, and what an output tells: they cost no memory that is not taken anyway.
         self.outputs = {t.id for t in graph.outputs} | set(told)
@@ -47,7 +53,7 @@ class Cut:
         backward = {t.id for t in joint.inputs} - self.inputs
         self.needed: set[int] = set()
         self.made_from: dict[int, list[int]] = {}
-        self.fixed: set[int] = set()
+        self.fixed: set[int] = set(once)
         for op in joint.ops:
             read = [t.id for t in read_inputs(op) if not t.is_constant]
             outs = [t.id for t in op.outputs]
@@ -64,6 +70,10 @@ class Cut:
         self.fixed &= known  # what only backward makes cannot be kept from forward, whatever makes it
         self.slice = self._slice()
         self.weights = {i: self._weight(joint.tensor(i)) for i in self.slice if i in known}
+
+    def is_recomputed(self, id: int, kept: Collection[int]) -> bool:
+        """Whether backward computes a forward value again where these are kept."""
+        return id in self.made_from and id not in self.fixed and id not in kept
 
     def _slice(self) -> set[int]:
         """Forward values that the needed ones are made of, themselves included."""

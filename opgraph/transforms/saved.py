@@ -20,6 +20,7 @@ from opgraph.transforms.conditions import Conditioned, with_conditions
 from opgraph.transforms.cut import Cut, kept_name, read_inputs
 from opgraph.transforms.gradient import differentiated, prepared
 from opgraph.transforms.masks import Told, masks_of_outputs
+from opgraph.transforms.selections import compared_values
 from opgraph.transforms.units import needed
 
 
@@ -161,7 +162,11 @@ def _cheapest(
 ) -> tuple[int, set[int], Collection[int]]:
     """The cheapest values to keep: their weight, their ids, and `from_outputs`."""
     joint = differentiated(asked.graph, wrt, from_outputs=from_outputs, by_choice=asked.chosen)
-    weight, ids = Cut(asked.graph, joint, told).solved()
+    cut = Cut(asked.graph, joint, told)
+    weight, ids = cut.solved()
+    once = {c for c, value in compared_values(asked.graph).items() if c in cut.slice and cut.is_recomputed(value, ids)}
+    if once:
+        weight, ids = Cut(asked.graph, joint, told, once).solved()
     return weight, ids, from_outputs
 
 

@@ -92,9 +92,24 @@ KEPT = {
         [("", "value", 4096), ("", "value", 4096)],
     ),
     "an output that a library op's gradient reads": (
-        "graph(x: f32[64,64]) -> (y)\n  y = ReduceMax(x, axes=[1])",
+        "graph(x: f32[64,64]) -> (y)\n  y = ReduceL2(x, axes=[1])",
         ("x",),
         [("x", "input", 16384), ("y", "output", 256)],
+    ),
+    "the largest of each row: a mask": (
+        "graph(x: f32[64,64]) -> (y)\n  y = ReduceMax(x, axes=[1])",
+        ("x",),
+        [("", "value", 4096)],
+    ),
+    "the largest of what is kept anyway: no mask": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = ReduceMax(x, axes=[1], keep_dims=true)\n  %1 = Sin(x)\n  y = Multiply(%0, %1)",
+        ("x",),
+        [("x", "input", 16384), ("", "value", 256)],
+    ),
+    "the largest of what is computed again: a mask": (
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Sin(x)\n  %1 = ReduceMax(%0, axes=[1], keep_dims=true)\n  y = Multiply(%0, %1)",
+        ("x",),
+        [("x", "input", 16384), ("", "value", 256), ("", "value", 4096)],
     ),
     "a clamp: a mask, since at a bound the output does not tell": (
         "graph(x: f32[64,64]) -> (y)\n  y = Clamp(x, min=-1.0, max=1.0)",

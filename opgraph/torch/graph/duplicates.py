@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import is_reduction, value_of
+from opgraph.torch.graph.selections import compared_values
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 
 #: Nodes of a chain that is computed again on another level.
@@ -21,10 +23,10 @@ def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
     stands before its first reader: groups run in the order of the graph, and one whose first node stands far from the
     rest would run early and hold what it makes.
     """
-    sources = Sources(computed)
+    sources = Sources(computed, compared_values(graph))
     order = _Order(graph)
     for node in reversed(graph.nodes):
-        if node not in computed or is_reduction(node):
+        if not sources.is_link(node):
             continue
         readers: dict[int, list[tuple[Node, Node]]] = {}  # by level: (what it reads: the node or a view of it, reader)
         stored = False
@@ -91,10 +93,15 @@ def bytes_of(node: Node) -> int:
 
 
 class Sources:
-    """What computed nodes read from memory, were nothing between them stored."""
+    """What computed nodes read from memory, were nothing between them stored.
 
-    def __init__(self, computed: set[Node]) -> None:
-        self._computed = computed
+    Args:
+        computed: the nodes of kernels.
+        once: those of them that are stored for all that read them.
+    """
+
+    def __init__(self, computed: set[Node], once: AbstractSet[Node] = frozenset()) -> None:
+        self._computed, self._once = computed, once
         self._found: dict[Node, frozenset[Node]] = {}
 
     def of(self, node: Node) -> frozenset[Node]:
@@ -102,7 +109,7 @@ class Sources:
         known = self._found.get(node)
         if known is not None:
             return known
-        if not self._is_link(node):
+        if not self.is_link(node):
             return frozenset((node,))
         read: frozenset[Node] = frozenset()
         for source in node.all_input_nodes:
@@ -117,10 +124,11 @@ class Sources:
         waiting = [node]
         while waiting and len(chain) <= _LONGEST_CHAIN:
             link = waiting.pop()
-            if self._is_link(link) and link not in chain:
+            if self.is_link(link) and link not in chain:
                 chain.add(link)
                 waiting += [base_of(s) for s in link.all_input_nodes if base_of(s) is s or keeps_elements(s)]
         return len(chain) > _LONGEST_CHAIN
 
-    def _is_link(self, node: Node) -> bool:
-        return node in self._computed and not is_reduction(node)
+    def is_link(self, node: Node) -> bool:
+        """Whether a node may be computed a second time."""
+        return node in self._computed and node not in self._once and not is_reduction(node)

@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 from opgraph.torch.graph.aten import is_elementwise, is_fill, value_of
 from opgraph.torch.graph.groups import Group, Schedule, schedule
 from opgraph.torch.graph.saved import PARAMETER
+from opgraph.torch.graph.selections import compared_values
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 
 #: Values smaller than this are held.
@@ -134,6 +135,7 @@ def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
     """
     lives = Lives(graph, schedule)
     computed = {n for step in schedule.steps if isinstance(step, Group) for n in step.nodes}
+    computed.difference_update(compared_values(graph))
     changed = False
     for _ in range(_MOST_PEAKS):
         peak = max(range(len(lives.bytes)), key=lives.bytes.__getitem__, default=0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ from opgraph.torch.graph.common_subexpressions import share_common_subexpression
 from opgraph.torch.graph.constants import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.layouts import channels_last
+from opgraph.torch.graph.selections import comparisons_with_selections
 from opgraph.torch.graph.torch_internals import hint, min_cut
 from opgraph.torch.graph.views import is_view
 
@@ -42,6 +44,8 @@ _COPIES = frozenset(
 )  # fmt: skip
 #: In the meta of an input that is a parameter or a buffer, which stays alive whatever is kept.
 PARAMETER = "opgraph_parameter"
+#: In the meta of the copies that `hold_compared` makes.
+_HELD = "opgraph_held"
 _KEPT, _RECOMPUTED = CheckpointPolicy.MUST_SAVE, (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
@@ -68,7 +72,10 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
 
     def split(joint: GraphModule, inputs: Any, **arguments: Any) -> Any:
         def cut(**settings: Any) -> Any:
-            return min_cut(joint, inputs, arguments, _share, **settings)
+            parts = min_cut(joint, inputs, arguments, _share, **settings)
+            for part in parts:
+                _remove_held(part.graph)
+            return parts
 
         places = [n for n in joint.graph.nodes if n.op == "placeholder"]
         free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
@@ -83,6 +90,9 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
         share_constants(joint)
         for node in reading_what_is_written(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
+        _share(joint.graph)
+        if memory != "least":
+            hold_compared(joint.graph)
         if memory == "fast":
             return cut()
         if memory != "least":
@@ -92,6 +102,8 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
             # At a budget of 0 torch keeps inputs alone and replays random ops; at the next number above it obeys tags.
             return cut(activation_memory_budget=max(float(memory), math.ulp(0.0)))
         keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
+        if hold_compared(joint.graph, keep):
+            keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
         constants = constants_of(joint.graph)
         for node in joint.graph.nodes:
             if "recompute" not in node.meta and (node in keep or not (node in constants or _may_be_recomputed(node))):
@@ -131,6 +143,38 @@ def reading_what_is_written(joint: Graph) -> set[Node]:
             elif user.op == "call_function":
                 found.add(user)
     return found
+
+
+def hold_compared(joint: Graph, keep: AbstractSet[Node] = frozenset()) -> bool:
+    """Lets comparisons of values with elements that were selected from them read what is computed once.
+
+    They and their selections read a copy, which backward does not compute again: it, or the comparison, is kept.
+
+    Args:
+        joint: gets the copies.
+        keep: values that backward does not compute again in any case.
+
+    Returns: whether there is such a comparison.
+    """
+    copies: dict[Node, Node] = {}
+    for value, readers in [(c.value, c.readers) for c in comparisons_with_selections(joint)]:
+        if value in keep or not _may_be_recomputed(value):
+            continue
+        if value not in copies:
+            with joint.inserting_after(value):
+                copies[value] = joint.call_function(aten.clone.default, (value,))
+            copies[value].meta = {"val": value.meta["val"], "recompute": _KEPT, _HELD: True}
+        for reader in readers:
+            reader.replace_input_with(value, copies[value])
+    return bool(copies)
+
+
+def _remove_held(graph: Graph) -> None:
+    """Takes the copies of `hold_compared` out of a part of the graph that it was called for."""
+    for node in graph.find_nodes(op="call_function", target=aten.clone.default):
+        if _HELD in node.meta:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -> set[Node]:
