@@ -1,7 +1,8 @@
 """Conditions that gradient rules ask for, as forward values: a byte for each element may be kept instead of a float.
 
-The derivative of ReLU, Clamp, Maximum or ReduceMax reads its operands for a comparison alone. In the forward graph that comparison
-is a value like any other, which a minimum cut (`opgraph.transforms.cut`) chooses where nothing else needs the operands.
+The derivative of ReLU, Clamp, Maximum or ReduceMax reads its operands for a comparison alone. In the forward graph that
+comparison is a value like any other, which a minimum cut (`opgraph.transforms.cut`) chooses where nothing else needs
+the operands.
 """
 
 from __future__ import annotations

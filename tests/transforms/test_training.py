@@ -102,12 +102,14 @@ KEPT = {
         [("", "value", 4096)],
     ),
     "the largest of what is kept anyway: no mask": (
-        "graph(x: f32[64,64]) -> (y)\n  %0 = ReduceMax(x, axes=[1], keep_dims=true)\n  %1 = Sin(x)\n  y = Multiply(%0, %1)",
+        "graph(x: f32[64,64]) -> (y)\n  %0 = ReduceMax(x, axes=[1], keep_dims=true)\n  %1 = Sin(x)\n"
+        "  y = Multiply(%0, %1)",
         ("x",),
         [("x", "input", 16384), ("", "value", 256)],
     ),
     "the largest of what is computed again: a mask": (
-        "graph(x: f32[64,64]) -> (y)\n  %0 = Sin(x)\n  %1 = ReduceMax(%0, axes=[1], keep_dims=true)\n  y = Multiply(%0, %1)",
+        "graph(x: f32[64,64]) -> (y)\n  %0 = Sin(x)\n  %1 = ReduceMax(%0, axes=[1], keep_dims=true)\n"
+        "  y = Multiply(%0, %1)",
         ("x",),
         [("x", "input", 16384), ("", "value", 256), ("", "value", 4096)],
     ),

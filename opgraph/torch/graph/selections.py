@@ -1,9 +1,9 @@
-"""Comparisons of a value with elements that were selected from it, as `v == v.amax(0)`: they need the bits of one value.
+"""Comparisons of a value with elements that were selected from it, as `v == v.amax(0)`: both are of one computation.
 
-Kernels round as they please within an op's bounds: what a row is divided by may become a factor, and a norm in small ops
-is one unit. So a value that is computed a second time, in another kernel, may differ in its last bit. Then no element of
-it equals its own maximum, and the gradient of `amax`, in equal parts to all that are largest, is 0 / 0. Such a value is
-computed once.
+Kernels round as they please within an op's bounds: what a row is divided by may become a factor, and a norm in small
+ops is one unit. So a value that is computed a second time, in another kernel, may differ in its last bit. Then no
+element of it equals its own maximum, and the gradient of `amax`, in equal parts to all that are largest, is 0 / 0. Such
+a value is computed once.
 """
 
 from __future__ import annotations
