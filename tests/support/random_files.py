@@ -62,6 +62,10 @@ def files(found: Scenario, rng: random.Random) -> Iterator[str]:
     found_there = [] if results is None or _casts_to_integers(graph) else list(_problems(results, coarse))
     if found_there:  # what casts and bounds make of NaN and of large numbers differs between runtimes
         other = by_evaluator(model, given)
+        if other is not None and any(np.isinf(a).any() for a in given.values() if a.dtype.kind == "f"):
+            # The ops that a unit is written in, as those of SwishBackward, may make NaN of an infinity: inf times 0.
+            coarse = [replace(t, bound=np.where(np.isnan(o), np.nan, t.bound)) for t, o in zip(coarse, other)]
+            found_there = list(_problems(results, coarse))
         if other is not None and any(_problems(other, coarse)):
             yield from (f"{form}, onnxruntime: {p}" for p in found_there)
 
