@@ -4,8 +4,8 @@ Only the instance's `forward` is wrapped: class, parameters, buffers and state_d
 wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before. Where somebody else traces
 or transforms the model (an exporter, torch.compile around it, torch.func), its own forward runs.
 
-A module that turns out to be one activation (`graph.single`) runs as a fused function from its second call on: Dynamo's
-guards and AOTAutograd's wrappers take 30 us, in which its kernels would run several times.
+A module that turns out to be one activation (`graph.single`) runs as a fused function: Dynamo's guards and
+AOTAutograd's wrappers take 30 us, in which its kernels would run several times.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -29,9 +30,13 @@ from opgraph.torch.graph.dynamo_entry import compiled as isolated
 from opgraph.torch.graph.dynamo_entry import graph_breaks
 from opgraph.torch.graph.saved import Memory, check_memory
 from opgraph.torch.graph.single import NotAlone, Single, is_single
-from opgraph.torch.graph.torch_internals import capture_errors, is_wrapped
+from opgraph.torch.graph.torch_internals import capture_errors, graph_break_reasons, is_wrapped
 from opgraph.torch.tracing.places import users_level
 from opgraph.torch.tracing.reads import Wrapper
+
+
+class _IsSingle(Exception):  # noqa: N818 - it ends a call before its first graph runs, and is no error
+    """The module that is called is one activation."""
 
 
 class FusedForward(Wrapper):
@@ -75,8 +80,7 @@ class FusedForward(Wrapper):
         """What the forward of a module returns that has this wrapper: `self.module`, or a copy of it."""
         compiled = self._compiled or self._compile()
         single = self._single
-        # Activation checkpointing compares what is kept in two calls of a module, which therefore run alike.
-        if single is not None and module is self.module and not has_saved_tensors_hooks():
+        if single is not None and self._may_be_single(module):
             try:
                 return single(*args, **kwargs)
             except (OpGraphError, NotAlone):
@@ -101,11 +105,25 @@ class FusedForward(Wrapper):
         """A call that may capture the model for the first time."""
         captured: list[Captured] = []
         has_run: set[bool] = set()
-        note = partial(has_run.add, True)
+        thread, before = get_ident(), len(graph_break_reasons())
+
+        def note() -> None:
+            """Called when a graph begins to run; in the first one nothing else of the call has run."""
+            if get_ident() != thread:
+                return
+            is_first = not has_run and on_run[-1] is note and len(graph_break_reasons()) == before
+            if is_first and self._failure is None and self._may_be_single(module) and is_single(module, captured):
+                raise _IsSingle
+            has_run.add(True)
+
         on_run.append(note)
         try:
             with observed(captured.append), graph_breaks() as breaks:
                 result = compiled(module, self.instead, *args, **kwargs)
+        except _IsSingle:
+            self._looks = False
+            self._single = Single(self.module, self.rounding)
+            return self._run(module, args, kwargs)
         finally:
             on_run.remove(note)
         if not captured and not has_run and breaks:
@@ -113,9 +131,12 @@ class FusedForward(Wrapper):
             self._failure = self._failure or f"torch.compile captures nothing of it: {reason}, in {line}"
         if captured or has_run:
             self._looks = False
-            if self.instead is None and module is self.module and is_single(captured):
-                self._single = Single(module, self.rounding)
         return result
+
+    def _may_be_single(self, module: nn.Module) -> bool:
+        """Whether a call may run the module as a function. Activation checkpointing compares what is kept in two calls,
+        which therefore run alike."""
+        return self.instead is None and module is self.module and not has_saved_tensors_hooks()
 
     def _failed(self, error: BaseException) -> bool:
         """Notes that torch could not capture a part of a call, which therefore runs as it was written: whether it may.

@@ -29,7 +29,7 @@ def without_a_compiler(monkeypatch):
 
 
 def test_a_checkpointed_activation_keeps_the_same_when_it_runs_again():
-    """Its second call runs as a fused function; activation checkpointing compares what is kept, in order."""
+    """Other calls of it run as a fused function; activation checkpointing compares what is kept, in order."""
     found = []
     for model in plain_and_fused(Swish()):
         x = torch.linspace(-2, 2, 12).view(3, 4).requires_grad_()

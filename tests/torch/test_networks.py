@@ -183,7 +183,7 @@ def test_training_gives_what_it_gives_without_fusing(way):
     assert_as_exact(trained(way, "fused"), eager, trained(way, "exact"), least=torch.finfo(torch.float32).eps)
 
 
-# A module that is one activation runs as a fused function from its second call on
+# A module that is one activation runs as a fused function
 
 
 def test_a_module_that_is_one_activation_runs_as_a_function():
@@ -199,6 +199,55 @@ def test_a_module_that_is_one_activation_runs_as_a_function():
     torch.testing.assert_close(
         torch.autograd.grad(fused(x).sin().sum(), (x, fused.a)), tuple(map(torch.detach, expected))
     )
+
+
+class Selu(nn.Module):
+    def forward(self, x):
+        return F.selu(x) * torch.sigmoid(x)
+
+
+class CountedSelu(Selu):
+    """The same, and an attribute that counts its calls."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("activation", [Selu, CountedSelu, nn.Softsign, nn.Softplus])
+def test_its_first_call_has_the_bits_of_later_ones(activation):
+    x = torch.cat([torch.linspace(-9, 9, 4001), torch.tensor([float("inf"), -float("inf")])]).requires_grad_()
+    fused = ogt.fuse(activation())
+    found = []
+    for _ in range(3):
+        y = fused(x)
+        found.append((y, torch.autograd.grad(y.sum(), x)[0]))
+    for call in found[1:]:
+        torch.testing.assert_close(call, found[0], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(found[0][0][:-2], activation()(x)[:-2])
+    assert getattr(fused, "calls", 3) == 3
+
+
+class Interrupted(nn.Module):
+    """An activation behind a line that Dynamo does not capture, and which runs at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append(str(x.shape))
+        torch._dynamo.graph_break()
+        return x * torch.sigmoid(x)
+
+
+def test_what_runs_before_an_activation_runs_once():
+    fused, x = ogt.fuse(Interrupted()), torch.linspace(-3, 3, 12)
+    for number in range(1, 4):
+        torch.testing.assert_close(fused(x), x * torch.sigmoid(x))
+        assert len(fused.seen) == number
 
 
 def test_a_module_that_was_one_activation_follows_what_becomes_of_it():

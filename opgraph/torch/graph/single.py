@@ -15,17 +15,23 @@ from torch.fx import Node
 
 from opgraph.torch.graph.aten import is_reduction
 from opgraph.torch.graph.program import Program
+from opgraph.torch.tracing.reads import NotKnown, reads_of
 
 if TYPE_CHECKING:
     from opgraph.torch.graph.backend import Captured
 
 
-def is_single(captured: Sequence[Captured]) -> bool:
-    """Whether what a call captured is one pointwise kernel for one result, without arithmetic on parameters alone.
+def is_single(module: nn.Module, captured: Sequence[Captured]) -> bool:
+    """Whether what a call captured is one pointwise kernel for one result, without arithmetic on parameters alone, and
+    a fused function need not run the module's Python at each call.
 
     Such arithmetic (NAF1's gamma functions) is part of a captured graph's kernel; a fused function leaves it to torch.
     """
     if len(captured) != 1:
+        return False
+    try:
+        reads_of(MethodType(type(module).forward, module), {})
+    except NotKnown:
         return False
     program = captured[0].forward or captured[0].inference
     if not isinstance(program, Program) or program.library_calls or len(program.launches) != 1:
