@@ -215,13 +215,11 @@ compiler = lru_cache(maxsize=None, typed=True)(new_compiler)
 
 
 def _with_first_derivatives_alone(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph whose second derivatives raise an error that says what to do; `on_run` is called each time."""
+    """A compiled graph whose second derivatives raise an error that says what to do."""
     seen = False
 
     def run(*args: Any) -> Any:
         nonlocal seen
-        for observer in on_run:
-            observer()
         outputs = call(*args)
         seen = seen or refuse_second_derivatives(outputs, _no_second_derivative)
         return outputs
@@ -253,9 +251,12 @@ def _has_streams(graph: GraphModule) -> bool:
 
 
 def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """What was compiled of a graph of Dynamo; in forward-mode differentiation, which programs lose, the graph runs."""
+    """What was compiled of a graph of Dynamo, after a call of `on_run`; in forward-mode differentiation, which programs
+    lose, the graph runs."""
 
     def run(*args: Any) -> Any:
+        for observer in on_run:
+            observer()
         return graph.forward(*args) if is_forward_mode() else compiled(*args)
 
     return run
