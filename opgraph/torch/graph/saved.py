@@ -27,7 +27,7 @@ from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.selections import comparisons_with_selections
 from opgraph.torch.graph.torch_internals import hint, min_cut
-from opgraph.torch.graph.views import is_view
+from opgraph.torch.graph.views import base_of, is_view
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -99,8 +99,7 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
             for node in joint.graph.nodes:
                 if is_random(node):
                     node.meta.setdefault("recompute", _KEPT)
-            # At a budget of 0 torch keeps inputs alone and replays random ops; at the next number above it obeys tags.
-            return cut(activation_memory_budget=max(float(memory), math.ulp(0.0)))
+            return _within_budget(cut, float(memory), arguments["num_fwd_outputs"])
         keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
         if hold_compared(joint.graph, keep):
             keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
@@ -116,6 +115,48 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
         )
 
     return split
+
+
+#: Splits of one graph with ever smaller budgets, until what is kept is within the one that was asked for.
+_MOST_SPLITS = 6
+
+
+def _within_budget(cut: Callable[..., Any], budget: float, results: int) -> Any:
+    """A split by torch's rules, with no more bytes than the budget says: torch estimates, and some of its values are
+    large.
+
+    Args:
+        cut: splits a joint graph.
+        budget: the share of what is kept without one; but inputs and random numbers, which no budget spares.
+        results: how many the forward graph has; what it returns after them is kept.
+    """
+    whole, inputs, drawn = _kept_bytes(cut()[0].graph, results)
+    limit = inputs + budget * (whole - inputs - drawn)
+    share = budget
+    found: list[tuple[float, Any]] = []
+    for _ in range(_MOST_SPLITS):
+        # At a budget of 0 torch keeps inputs alone and replays random ops; at the next number above it obeys tags.
+        parts = cut(activation_memory_budget=max(share, math.ulp(0.0)))
+        kept, _, _ = _kept_bytes(parts[0].graph, results)
+        found.append((kept, parts))
+        if kept <= limit or share == 0:
+            break
+        share *= min(limit / kept, 0.95)
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _kept_bytes(forward: Graph, results: int) -> tuple[float, float, float]:
+    """Bytes that a forward graph keeps: all but parameters; inputs; what depends on random numbers alone."""
+    returned: Any = forward.output_node().args[0]
+    kept = {base_of(n) for n in returned[results:] if isinstance(n, Node)}
+    sizes = {n: _weight(n, frozenset()) for n in kept if not n.meta.get(PARAMETER)}
+    inputs = sum(size for node, size in sizes.items() if node.op == "placeholder")
+    return sum(sizes.values()), inputs, sum(size for node, size in sizes.items() if _is_drawn(node))
+
+
+def _is_drawn(node: Node) -> bool:
+    """Whether a value depends on random numbers alone, as a mask of dropout."""
+    return is_random(node) or (bool(node.all_input_nodes) and all(map(_is_drawn, node.all_input_nodes)))
 
 
 def _read_a_copy(joint: Graph, given: Node) -> None:
