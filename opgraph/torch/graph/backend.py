@@ -29,6 +29,7 @@ from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.known_faults import (
+    copy_overlapping_results,
     fault_of_frame,
     lost_write,
     remove_idle_dropout,
@@ -155,6 +156,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             )
 
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
+        copy_overlapping_results(graph)
         captured = Captured(graph, number)
         hooks = Hooks()
         computed: set[str] = set()
