@@ -6,7 +6,7 @@ All were found by `tests/accuracy/random_networks.py` with torch 2.13, where `ba
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import GraphModule, Node
@@ -119,7 +119,7 @@ def copy_overlapping_results(graph: GraphModule) -> None:
         graph.recompile()
 
 
-def _overlaps(value: object) -> bool:
+def _overlaps(value: object) -> TypeGuard[torch.Tensor]:
     """Whether several elements of a tensor of known sizes, with no expanded axis, are one element of memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or _is_expanded(value):
         return False
