@@ -1,11 +1,9 @@
 """Random networks, fused and in eager torch: `python tests/accuracy/random_networks.py --seeds 0:200`.
 
-A seed is a module: parameters, buffers, and a forward of random lines, each of which ran in eager torch when it was
-drawn. Library calls, views, casts, writes in place, random numbers, branches on `training` and checkpoints stand among
-pointwise ops, reductions and norms. Results, gradients, buffers, written inputs, strides, shared memory and random
-numbers of the fused module are compared with those of the same module in eager torch, in f64: for two batch sizes, in
-training and without gradients, and with two forwards before the backwards. Lines that a problem does not need are left
-out of what is printed.
+A seed is a module: parameters, buffers, and a forward of random lines (`network_lines.py`), each of which ran in eager
+torch when it was drawn. Results, gradients, parameters, buffers, written inputs, strides, shared memory and random
+numbers of the fused module are compared with those of the same module in eager torch, in f64, for several kinds of
+calls (`CASES`). Lines that a problem does not need are left out of what is printed.
 """
 
 from __future__ import annotations
@@ -21,94 +19,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import network_lines
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
 from opgraph.runtime import host
 
-#: Lines for values of any shape; "a" and "b" are values, "s" a number.
-_POINTWISE = (
-    "torch.sigmoid(a)", "torch.tanh(a)", "F.relu(a)", "F.silu(a)", "F.gelu(a)", "F.gelu(a, approximate='tanh')",
-    "torch.exp(-a.abs())", "F.softplus(a)", "a.abs()", "-a", "torch.sin(a)", "a.cos()", "(a.abs() + 1).sqrt()",
-    "(a * a + 1).rsqrt()", "torch.log1p(a.abs())", "torch.erf(a)", "F.hardswish(a)", "F.leaky_relu(a, 0.1)",
-    "F.elu(a)", "a.clamp(-1, 1.5)", "a.square()", "1 / (1 + a.abs())", "F.mish(a)", "a * s", "a + s", "s - a",
-    "a ** 2", "a.sign() * a", "a.detach() * a", "torch.where(a > s, a, s * a)", "a.masked_fill(a > 1, 0.5)",
-    "(a > 0).to(a.dtype)", "(a > 0) * a", "a.clone()", "a.contiguous()", "a.detach()", "a.nan_to_num()",
-    "a.floor() + a", "torch.logaddexp(a, torch.zeros_like(a))", "a.float().to(a.dtype)", "a % 0.7",
-    "F.dropout(a, 0.3, self.training)", "a * torch.rand_like(a)", "a + a.new_ones(a.shape[-1:])",
-    "torch.ones_like(a) * a", "F.hardtanh(a)", "a.tanh() if self.training else a * 2", "torch.lerp(a, a * s, 0.3)",
-)  # fmt: skip
-_BINARY = (
-    "a + b", "a - b", "a * b", "a / (b.abs() + 1)", "torch.maximum(a, b)", "torch.minimum(a, b)",
-    "torch.where(a > b, a, b)", "torch.addcmul(a, a, b, value=s)", "torch.lerp(a, b, 0.25)", "torch.hypot(a, b)",
-    "torch.atan2(a, b)", "a * torch.sigmoid(b)", "F.silu(a) * b", "torch.add(a, b, alpha=s)", "(a < b).to(a.dtype)",
-    "a.addcdiv(a, b.abs() + 1)",
-)  # fmt: skip
-#: Lines for an axis d of a; n is its length.
-_AXIS = (
-    "a.sum(d)", "a.mean(d)", "a.sum(d, keepdim=True)", "a.mean(d, keepdim=True)", "a.amax(d, keepdim=True)",
-    "a.amin(d)", "a.var(d, keepdim=True)", "a.std(d, unbiased=False)", "a.logsumexp(d)", "torch.softmax(a, d)",
-    "F.log_softmax(a, d)", "a.cumsum(d)", "F.normalize(a, dim=d)", "a - a.mean(d, keepdim=True)",
-    "a / (a.abs().amax(d, keepdim=True) + 1)", "a.norm(dim=d, keepdim=True)", "a.prod(d)", "a.max(d)[0]",
-    "a.topk(1, d)[0]", "a.sort(d)[0]", "a.flip(d)", "a.roll(1, d)", "a.unbind(d)[0]", "a.unbind(d)[-1]",
-    "a.select(d, 0)", "a.narrow(d, 0, n // 2)", "a.narrow(d, n // 2, n - n // 2)", "a.unsqueeze(d)", "a.squeeze(d)",
-    "torch.cat((a, a * s), d)", "torch.cat((a.narrow(d, n // 2, n - n // 2), a.narrow(d, 0, n // 2)), d)",
-    "torch.stack((a, -a), d)", "a.chunk(2, d)[0]", "a.chunk(2, d)[-1]", "a.repeat_interleave(2, d)",
-    "torch.cat((a, a.detach()), d)", "a.transpose(d, 0)", "a.transpose(d, -1)", "a.movedim(d, 0)",
-    "a.index_select(d, torch.arange(n - 1, -1, -1))", "a.unfold(d, 2, 1)", "a.unflatten(d, (n // 2, 2))",
-    "torch.stack(a.unbind(d), d)", "a.split((1, n - 1), d)[1]", "a.gather(d, a.argsort(d))",
-    "a.std(d, keepdim=True) * a", "F.glu(a, d)", "a.argmax(d).to(a.dtype)", "a.diff(dim=d)",
-)  # fmt: skip
-_WHOLE = (
-    "a.sum()", "a.mean()", "a * a.mean()", "a / (1 + a.abs().max())", "a.flatten()", "a.flatten(1)",
-    "a.reshape(a.shape[0], -1)", "a.t() if a.dim() == 2 else a.transpose(-1, -2)",
-    "a.permute(*reversed(range(a.dim())))", "a[..., ::2]", "a[:, 1:]", "a[1:]", "a[..., :-1]", "a[None]",
-    "a.expand(2, *a.shape)", "a.tril()", "a.triu(1)", "F.pad(a, (1, 1))", "F.pad(a, (0, 1), value=s)",
-    "a.view(a.shape)", "a.repeat(*(1,) * (a.dim() - 1), 2)", "a.diagonal(0, -2, -1)", "F.layer_norm(a, a.shape[-1:])",
-    "F.rms_norm(a, a.shape[-1:])", "a @ a.transpose(-1, -2)", "a.std() * a",
-    "torch.einsum('...ij,...kj->...ik', a, a)", "a.softmax(-1) @ a.transpose(-1, -2)",
-    "a.as_strided(a.shape, a.stride())", "a.reshape(-1, a.shape[-1])", "a.view(-1)", "a.mT.contiguous()",
-    "a[..., None] * a[..., None, :]", "a[a.dim() * [0]]", "F.scaled_dot_product_attention(a, a, a)",
-    "a.clone(memory_format=torch.preserve_format)", "a.new_zeros(a.shape) + a",
-)  # fmt: skip
-#: For images (B, C, H, W). In torch 2.13 backward of group_norm crashes where H and W are turned.
-_IMAGE = (
-    "F.max_pool2d(a, 2)", "F.avg_pool2d(a, 2)", "F.adaptive_avg_pool2d(a, 1)", "F.interpolate(a, scale_factor=2)",
-    "F.interpolate(a, scale_factor=2, mode='bilinear')", "a.mean((2, 3))", "a.sum((0, 2, 3))",
-    "a.amax((2, 3), keepdim=True)", "a.contiguous(memory_format=torch.channels_last)",
-    "F.group_norm(a.contiguous(), 1)",
-    "F.instance_norm(a)", "a.permute(0, 2, 3, 1)", "a * a.mean((2, 3), keepdim=True).sigmoid()",
-    "F.pixel_unshuffle(a, 2)", "a.var((0, 2, 3), keepdim=True) + a", "F.pad(a, (1, 0, 0, 1))",
-    "a.flatten(2).transpose(1, 2)", "F.max_pool2d(a, 3, 1, 1)",
-)  # fmt: skip
-#: Modules, by what they are made of for a value with c at axis 1 or n at the end.
-_LAYERS_IMAGE = (
-    "nn.Conv2d({c}, 4, 3, padding=1)", "nn.Conv2d({c}, 6, 1)", "nn.Conv2d({c}, 4, 3, 2, 1, bias=False)",
-    "nn.Conv2d({c}, {c}, 3, padding=1, groups={c})", "nn.ConvTranspose2d({c}, 4, 2, 2)", "nn.BatchNorm2d({c})",
-    "nn.BatchNorm2d({c}, affine=False)", "nn.BatchNorm2d({c}, track_running_stats=False)",
-    "nn.PReLU({c})", "nn.Sequential(nn.Conv2d({c}, 8, 1), nn.BatchNorm2d(8), nn.SiLU(inplace=True))",
-    "nn.Conv2d({c}, {c}, 3, padding=2, dilation=2)", "nn.Dropout2d(0.2)", "nn.Conv2d({c}, {c}, 1, 2)",
-)  # fmt: skip
-_LAYERS = (
-    "nn.Linear({n}, 5)", "nn.Linear({n}, {n}, bias=False)", "nn.LayerNorm({n})", "nn.RMSNorm({n})", "nn.PReLU()",
-    "nn.Sequential(nn.Linear({n}, 8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, {n}))", "nn.Dropout(0.4)",
-)  # fmt: skip
-#: Statements that write; "a" is a value, its writes may be refused by eager torch's backward.
-_WRITES = (
-    "a.mul_(s)", "a.add_(1)", "a[..., 0] = s", "a[:, :1].mul_(2)", "a.relu_()", "a.masked_fill_(a > s, 0.25)",
-    "a.zero_()", "a[0].add_(a[-1].detach())", "a.copy_(a.flip(0))", "a.clamp_(-1, 1)", "a += 1", "a *= s",
-    "a.sigmoid_()", "F.silu(a, inplace=True)", "self.scale.add_(a.detach().mean())", "self.steps += 1",
-    "self.scale = self.scale * 0.5 + a.detach().mean()", "self.scale.copy_(a.detach().amax())", "a.t_()",
-    "a.unsqueeze_(0)", "a.transpose_(0, -1)", "a.sub_(a.detach().mean())", "a.index_fill_(0, torch.tensor([0]), s)",
-    "a.select(-1, 0).fill_(s)", "a.view(-1)[:2].mul_(3)", "a[a > 1] = 0.5",
-)  # fmt: skip
-_OTHERS = (
-    "a * self.weight", "a * self.scale", "a + self.steps",
-    "checkpoint(lambda t: torch.sigmoid(t) * t, a, use_reentrant=False)",
-)  # fmt: skip
 #: Of a value; larger ones are left out.
 _MOST_ELEMENTS = 6000
 #: Seconds between two lines that say how far a run is.
@@ -124,16 +44,57 @@ class Text:
         lines: of its forward.
         layers: name -> a module, as text.
         outputs: names of what it returns.
+        form: of what it returns, with outputs in place of "{}".
+        memory: the choice of `ogt.fuse`.
+        grads: which of `x` and `y` have gradients.
+        same: whether `y` is `x`.
     """
 
     image: bool
     lines: list[str] = field(default_factory=list)
     layers: dict[str, str] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=lambda: ["x"])
+    form: str = "({},)"
+    memory: str | float = "least"
+    grads: tuple[bool, bool] = (True, False)
+    same: bool = False
 
     def __str__(self) -> str:
-        lines = "".join(f"    {line}\n" for line in [*self.lines, f"return ({', '.join(self.outputs)},)"])
-        return f"def forward(self, x, y):\n{lines}"
+        returned = self.form.replace("{}", ", ".join(self.outputs))
+        lines = "".join(f"    {line}\n" for line in [*self.lines, f"return {returned}"])
+        return f"def forward(self, x, y, ids):\n{lines}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of call.
+
+    Attributes:
+        batch: the size of axis 0.
+        training, grads, inference: the modes that it is called in.
+        twice: a second call before the backward passes; their gradients add up.
+        apart: a backward pass for each result.
+    """
+
+    batch: int
+    training: bool = False
+    grads: bool = False
+    inference: bool = False
+    twice: bool = False
+    apart: bool = False
+
+    def __str__(self) -> str:
+        names = ("training", "grads", "inference", "twice", "apart")
+        return ", ".join([f"batch {self.batch}", *(name for name in names if getattr(self, name))])
+
+
+CASES = (
+    Case(3, training=True, grads=True),
+    Case(3),
+    Case(5, training=True, grads=True, twice=True),
+    Case(2, grads=True, apart=True),
+    Case(3, inference=True),
+)
 
 
 class Network(nn.Module):
@@ -152,6 +113,7 @@ class Network(nn.Module):
         self.register_buffer("scale", torch.tensor([0.7]))
         self.register_buffer("steps", torch.tensor(0))
         self.weight = nn.Parameter(torch.tensor(0.8))
+        self.table = nn.Parameter(torch.randn(7, 8))
         for name, layer in text.layers.items():
             setattr(self, name, eval(layer))
         self.double()
@@ -159,15 +121,29 @@ class Network(nn.Module):
         exec(compile(str(text), f"<network {seed}>", "exec"), names)
         self._forward = names["forward"]
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        return self._forward(self, x, y)
+    def forward(self, x: torch.Tensor, y: torch.Tensor, ids: torch.Tensor) -> Any:
+        return self._forward(self, x, y, ids)
 
 
-_NAMES = {"torch": torch, "F": functional, "nn": nn, "checkpoint": checkpoint}
+class Doubled(torch.autograd.Function):
+    """A function with a backward of its own, which is not its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a)
+        return a * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (a,) = ctx.saved_tensors
+        return grad * a.sigmoid()
+
+
+_NAMES = {"torch": torch, "F": functional, "nn": nn, "checkpoint": checkpoint, "Doubled": Doubled}
 
 
 def inputs(seed: int, batch: int, image: bool) -> list[torch.Tensor]:
-    """Two inputs; of images the first may lie channels last."""
+    """Two inputs, and integers below 7; of images the first may lie channels last."""
     source = torch.Generator().manual_seed(seed + batch)
     shape = (batch, 4, 6, 6) if image else (batch, 6, 8)
     made = [torch.randn(shape, generator=source, dtype=torch.float64) for _ in range(2)]
@@ -175,17 +151,21 @@ def inputs(seed: int, batch: int, image: bool) -> list[torch.Tensor]:
         made[0] = made[0].contiguous(memory_format=torch.channels_last)
     elif seed % 5 == 1:
         made[0] = made[0].transpose(-1, -2).contiguous().transpose(-1, -2)
-    return made
+    return [*made, torch.randint(7, (batch, 5), generator=source)]
 
 
 def drawn(seed: int, longest: int = 24) -> Text:
     """The network of a seed."""
     rng = random.Random(seed)
-    text = Text(image=rng.random() < 0.5)
+    text = Text(image=rng.random() < 0.5, same=rng.random() < 0.04)
+    text.memory = rng.choice(("least", "least", "fast", 0.5))
+    text.grads = rng.choice(((True, False), (True, False), (True, True), (False, False)))
+    text.form = rng.choice(("({},)", "({},)", "[{}]", "{'made': ({},), 'more': (None, 2)}"))
     model = Network(text, seed)
-    values: dict[str, Any] = dict(zip("xy", inputs(seed, 3, text.image), strict=True))
+    x, y, ids = inputs(seed, 3, text.image)
+    values: dict[str, Any] = {"x": x, "y": x if text.same else y}
     for _ in range(rng.randint(3, longest)):
-        line = _line(rng, values, model, text)
+        line = _line(rng, values, ids, model, text)
         if line is not None:
             text.lines.append(line)
     names = [n for n in values if n not in "xy"] or ["x"]
@@ -197,38 +177,31 @@ def drawn(seed: int, longest: int = 24) -> Text:
     return text
 
 
-def _line(rng: random.Random, values: dict[str, Any], model: Network, network: Text) -> str | None:
+def _line(rng: random.Random, values: dict[str, Any], ids: torch.Tensor, model: Network, network: Text) -> str | None:
     """One more line, which has run on the values; None where it did not."""
     names, number = list(values), len(network.lines)
     a = names[-1] if rng.random() < 0.5 else rng.choice(names[-4:]) if rng.random() < 0.7 else rng.choice(names)
     value = values[a]
     kind = rng.random()
     target = f"v{number}"
-    if kind < 0.25:
-        text = rng.choice(_POINTWISE)
-    elif kind < 0.42:
-        text = rng.choice(_BINARY)
-    elif kind < 0.60:
-        text = rng.choice(_AXIS)
-    elif kind < 0.72:
-        text = rng.choice(_WHOLE if value.dim() != 4 or rng.random() < 0.5 else _IMAGE)
-    elif kind < 0.86:
-        choices = _LAYERS_IMAGE if value.dim() == 4 and rng.random() < 0.8 else _LAYERS
-        layer = rng.choice(choices).format(
-            c=value.shape[1] if value.dim() > 1 else 1, n=value.shape[-1] if value.dim() else 1
-        )
-        name = f"layer{number}"
-        try:
-            torch.manual_seed(number)
-            setattr(model, name, eval(layer).double())
-        except (ValueError, RuntimeError):
-            return None
-        network.layers[name] = layer
-        text = f"self.{name}(a)"
-    elif kind < 0.95:
-        text, target = rng.choice(_WRITES), ""
+    if kind < 0.22:
+        text = rng.choice(network_lines.POINTWISE)
+    elif kind < 0.36:
+        text = rng.choice(network_lines.BINARY)
+    elif kind < 0.51:
+        text = rng.choice(network_lines.AXIS)
+    elif kind < 0.61:
+        text = rng.choice(network_lines.WHOLE if value.dim() != 4 or rng.random() < 0.5 else network_lines.IMAGE)
+    elif kind < 0.73:
+        text = _layer(rng, value, model, network)
+    elif kind < 0.82:
+        text, target = rng.choice(network_lines.WRITES), ""
+    elif kind < 0.87:
+        text, target = rng.choice(network_lines.PARTS), f"{target}, w{number}"
+    elif kind < 0.94:
+        text = rng.choice(network_lines.INDEXED)
     else:
-        text = rng.choice(_OTHERS)
+        text = _with_layer(rng, rng.choice(network_lines.OTHERS), model, network)
     axis = rng.randrange(value.dim()) if value.dim() else 0
     near = [n for n in names if values[n].shape == value.shape]
     b = rng.choice(near if rng.random() < 0.7 else names)
@@ -242,20 +215,50 @@ def _line(rng: random.Random, values: dict[str, Any], model: Network, network: T
     }
     text = _with_words(text, words)
     line = f"{target} = {text}" if target else text
+    if target and rng.random() < 0.03:
+        line = f"with torch.no_grad(): {line}"
     copies = {n: v.clone() for n, v in values.items()}  # after a write that raised, or made NaN
-    local = {**_NAMES, "self": model, **values}
+    local = {**_NAMES, "self": model, "ids": ids, **values}
     try:
         with torch.no_grad():
             exec(line, local)
-        found = local[target or a]
-        if not 0 < found.numel() <= _MOST_ELEMENTS or not bool((found.abs() < 1e4).all()):
-            raise ValueError("no value for further lines")
+        made = {name: local[name] for name in (target or a).split(", ")}
+        for found in made.values():
+            if not 0 < found.numel() <= _MOST_ELEMENTS or not bool((found.abs() < 1e4).all()):
+                raise ValueError("no value for further lines")
     except Exception:
         values.update(copies)
         return None
-    if target:
-        values[target] = found
+    values.update(made)
     return line
+
+
+def _layer(rng: random.Random, value: torch.Tensor, model: Network, network: Text) -> str:
+    """A call of a new module; "" where there is none for the value."""
+    lines = network_lines
+    choices = lines.LAYERS_IMAGE if value.dim() == 4 and rng.random() < 0.8 else lines.LAYERS
+    c, n = value.shape[1] if value.dim() > 1 else 1, value.shape[-1] if value.dim() else 1
+    layer = rng.choice(choices).format(c=c, n=n)
+    name = f"layer{len(network.lines)}"
+    try:
+        torch.manual_seed(len(network.lines))
+        setattr(model, name, eval(layer).double())
+    except (ValueError, RuntimeError, AssertionError):
+        return ""
+    network.layers[name] = layer
+    if "Multihead" in layer:
+        return f"self.{name}(a, a, a)[0]"
+    return f"self.{name}(a)[0]" if "GRU" in layer else f"self.{name}(a)"
+
+
+def _with_layer(rng: random.Random, text: str, model: Network, network: Text) -> str:
+    """A template with a module of the network in place of LAYER; in a checkpoint eager torch moves buffers twice."""
+    if "LAYER" not in text:
+        return text
+    names = [
+        n for n in network.layers if "checkpoint" not in text or not any(True for _ in getattr(model, n).buffers())
+    ]
+    return text.replace("LAYER", rng.choice(names)) if names else ""
 
 
 def _with_words(text: str, words: dict[str, str]) -> str:
@@ -263,37 +266,39 @@ def _with_words(text: str, words: dict[str, str]) -> str:
     return re.sub(r"(?<![\w.'])([absdn])(?![\w'(])(?!=)", lambda found: words[found[1]], text)
 
 
-def run(model: Any, given: list[torch.Tensor], seed: int, *, grads: bool, twice: bool = False) -> dict[str, Any]:
-    """What a call does: results, gradients, buffers, written inputs, random numbers."""
+def run(model: Any, text: Text, given: list[torch.Tensor], seed: int, case: Case) -> dict[str, Any]:
+    """What a call does: results, gradients, parameters, buffers, written inputs, random numbers."""
     torch.manual_seed(seed)
-    tensors = [
-        t.clone(memory_format=torch.preserve_format).requires_grad_(grads and i == 0) for i, t in enumerate(given)
-    ]
+    model.zero_grad()
+    needed = [case.grads and needs for needs in (*text.grads, False)]
+    tensors = [t.clone().requires_grad_(needs) for t, needs in zip(given, needed, strict=True)]
     called = [t * 1 if t.requires_grad else t for t in tensors]  # what is written is no leaf
-    with torch.set_grad_enabled(grads):
-        results = model(*called)
-        more = model(*[t.detach().clone() for t in given]) if twice else ()
+    if text.same:
+        called[1] = called[0]
+    with torch.inference_mode() if case.inference else torch.set_grad_enabled(case.grads):
+        results = tree_leaves(model(*called))
+        more = tree_leaves(model(*[t.detach().clone() for t in given])) if case.twice else []
     found: dict[str, Any] = {}
     for i, result in enumerate(results):
+        if not isinstance(result, torch.Tensor):
+            found[f"result {i}"] = result
+            continue
         found[f"result {i}"] = result.detach().clone()
         found[f"strides {i}"] = _strides(result)
         found[f"requires_grad {i}"] = result.requires_grad
         found[f"shares {i}"] = [_shares(result, t) for t in called]
     for i, t in enumerate(called):
         found[f"input {i}"] = t.detach().clone()
-    if grads:
-        for kind, outputs in (("", results), ("second ", more)):
-            model.zero_grad()
-            differentiable = [r for r in outputs if r.requires_grad]
-            if differentiable:
-                cotangents = [torch.linspace(-1, 1, r.numel(), dtype=r.dtype).view(r.shape) for r in differentiable]
-                torch.autograd.backward(differentiable, cotangents)
-                for name, p in model.named_parameters():
-                    found[f"{kind}gradient of {name}"] = None if p.grad is None else p.grad.clone()
-                if not kind:
-                    found["gradient of x"] = None if tensors[0].grad is None else tensors[0].grad.clone()
-    for name, value in model.named_buffers():
-        found[f"buffer {name}"] = value.clone()
+    for kind, outputs in (("", results), ("both calls' ", more)):
+        differentiable = [r for r in outputs if isinstance(r, torch.Tensor) and r.requires_grad]
+        for passed in [[r] for r in differentiable] if case.apart else [differentiable] if differentiable else []:
+            cotangents = [torch.linspace(-1, 1, r.numel(), dtype=r.dtype).view(r.shape) for r in passed]
+            torch.autograd.backward(passed, cotangents, retain_graph=case.apart)
+            named = [*model.named_parameters(), *zip(("x", "y"), tensors[:2], strict=True)]
+            for name, p in named:
+                found[f"{kind}gradient of {name} {len(found)}"] = None if p.grad is None else p.grad.clone()
+    for name, value in [*model.named_buffers(), *model.named_parameters()]:
+        found[name] = value.detach().clone()
     found["random numbers"] = torch.rand(2)
     return found
 
@@ -313,22 +318,16 @@ def problems(text: Text, seed: int) -> Iterator[str]:
     """What is not as in eager torch; nothing where eager torch itself raises an error."""
     torch._dynamo.reset()
     eager = Network(text, seed)
-    fused = ogt.fuse(copy.deepcopy(eager))
-    for batch, training, grads, twice in (
-        (3, True, True, False),
-        (3, False, False, False),
-        (5, True, True, True),
-        (2, False, True, False),
-    ):
-        given = inputs(seed, batch, text.image)
-        case = f"batch {batch}, {'training' if training else 'eval'}, {'gradients' if grads else 'none'}"
+    fused = ogt.fuse(copy.deepcopy(eager), memory=text.memory)
+    for case in CASES:
+        given = inputs(seed, case.batch, text.image)
         try:
-            expected = run(eager.train(training), given, seed, grads=grads, twice=twice)
+            expected = run(eager.train(case.training), text, given, seed, case)
         except Exception:
             fused.load_state_dict(eager.state_dict())
             continue
         try:
-            got = run(fused.train(training), given, seed, grads=grads, twice=twice)
+            got = run(fused.train(case.training), text, given, seed, case)
         except Exception as error:
             yield f"{case}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return
@@ -407,7 +406,7 @@ def main() -> int:
             text = shrunk(text, seed)
             print(f"seed {seed}:", *problems(text, seed), sep="\n  ")
             layers = {name: layer for name, layer in text.layers.items() if f"self.{name}(" in str(text)}
-            print(text, layers, flush=True)
+            print(text, layers, text.memory, text.grads, "y is x" if text.same else "", flush=True)
     print(f"{ran} networks from seed {first} in {time.monotonic() - start:.0f} s: {wrong} with problems")
     return 1 if wrong else 0
 

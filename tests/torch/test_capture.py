@@ -1178,6 +1178,24 @@ def test_an_expanded_tensor_is_written_to() -> None:
         torch.testing.assert_close(fused(X), model(X))
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["alone", "with what it is a view of"])
+def test_gradients_of_a_result_whose_elements_share_memory(kept) -> None:
+    """AOTAutograd would write several gradients of an unfolded result into one element."""
+
+    def forward(self, x):
+        value = torch.sin(x) * self.w
+        windows = value.unfold(0, 2, 1)
+        return (windows, value) if kept else (windows,)
+
+    model = type("Model", (Writer,), {"forward": forward})()
+    fused = ogt.fuse(copy.deepcopy(model))
+    for m in (model, fused):
+        results = m(X)
+        torch.autograd.backward(results, [torch.linspace(-1, 2, r.numel()).view(r.shape) for r in results])
+    torch.testing.assert_close(fused(X), model(X))
+    torch.testing.assert_close(fused.w.grad, model.w.grad)
+
+
 def unsqueezed_in_place(self, x):
     value = torch.sin(x)
     value.unsqueeze_(0)

@@ -364,6 +364,7 @@ def test_random_numbers_that_nobody_reads_are_drawn():
             torch.empty(3).normal_()
             torch.rand(2).mul_(2)
             torch.randn_like(h) * h
+            torch.utils.checkpoint.checkpoint(lambda t: (t * 2, F.dropout(t, 0.5)), h, use_reentrant=False)
             return F.dropout(h, 0.5), h, torch.rand(4)
 
     found = []

@@ -165,3 +165,18 @@ def test_a_copy_channels_last_is_one_in_any_order_of_axes(monkeypatch: pytest.Mo
     model = CopiedLast()
     x = torch.linspace(-1, 1, 144).reshape(3, 6, 8)
     torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(x), model(x))
+
+
+@pytest.mark.parametrize("where", [((1,), (1,)), ((-2, 3), (2, 3)), ((0,), (0,)), ((5,), ())])
+def test_a_rolled_image_stays_channels_last(where: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return functional.silu(x).roll(*where) * 2
+
+    x, y = (torch.randn(3, 4, 6, 5).contiguous(memory_format=LAST).requires_grad_() for _ in range(2))
+    y.data.copy_(x)
+    expected, got = forward(x), ogt.fuse(type("Model", (nn.Module,), {"forward": lambda self, x: forward(x)})())(y)
+    assert got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected)
+    expected.square().sum().backward()
+    got.square().sum().backward()
+    torch.testing.assert_close(y.grad, x.grad)

@@ -122,6 +122,22 @@ def test_gradients_are_undefined_behind_a_model_whose_input_no_result_depends_on
     assert first[0].weight.grad is None and second.a.weight.grad is None and second.b.weight.grad is not None
 
 
+def test_gradients_are_undefined_where_the_first_result_is_a_view_of_what_another_graph_made() -> None:
+    def forward(self, x):
+        h = self.a(x)
+        torch._dynamo.graph_break()
+        return h.flatten(), self.b(x), F.silu(self.c(x))
+
+    model = ogt.fuse(type("Model", (Parts,), {"forward": forward})())
+    for _ in range(2):
+        model.zero_grad()
+        flat, b, c = model(X)
+        b.sum().backward(retain_graph=True)
+        assert model.a.weight.grad is None and model.b.weight.grad is not None and model.c.weight.grad is None
+        (flat.sum() + c.sum()).backward()
+        assert model.a.weight.grad is not None and model.c.weight.grad is not None
+
+
 def test_a_hook_is_never_called_without_a_gradient() -> None:
     """Autograd calls the hook of a tensor with None where a node gives it no gradient."""
     model, seen = ogt.fuse(type("Model", (Parts,), {"forward": two_heads})()), []

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -22,13 +23,14 @@ from torch.utils.checkpoint import set_checkpoint_debug_enabled
 from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
 from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
-from opgraph.runtime.providers.torch_internals import is_forward_mode, without_modes
+from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments, written_inputs
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.known_faults import (
+    copy_overlapping_results,
     fault_of_frame,
     lost_write,
     remove_idle_dropout,
@@ -43,6 +45,7 @@ from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
     aot_backend,
     capture_errors,
+    checkpoints_that_draw,
     keep_saved_tensors,
     memory_of,
     refuse_second_derivatives,
@@ -155,6 +158,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             )
 
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
+        copy_overlapping_results(graph)
         captured = Captured(graph, number)
         hooks = Hooks()
         computed: set[str] = set()
@@ -185,15 +189,17 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             return build
 
         depends = dependencies(graph, example_inputs)
+        draws = any(isinstance(n.target, HigherOrderOperator) and _draws(n) for n in graph.graph.nodes)
         try:
-            made: Callable[..., Any] = aot_backend(
-                fw_compiler=part("forward"),
-                bw_compiler=part("backward"),
-                inference_compiler=part("inference"),
-                partition_fn=partitioner(memory, written_inputs(graph.graph)),
-                decompositions=decompositions(shows_statistics=shows_statistics(graph)),
-                keep_inference_input_mutations=True,
-            )(graph, example_inputs)
+            with checkpoints_that_draw() if draws else nullcontext():
+                made: Callable[..., Any] = aot_backend(
+                    fw_compiler=part("forward"),
+                    bw_compiler=part("backward"),
+                    inference_compiler=part("inference"),
+                    partition_fn=partitioner(memory, written_inputs(graph.graph)),
+                    decompositions=decompositions(shows_statistics=shows_statistics(graph)),
+                    keep_inference_input_mutations=True,
+                )(graph, example_inputs)
         except Exception as error:  # this graph alone, for those before it in the same call have run
             if isinstance(error, (OpGraphError, *capture_errors())):
                 raise
@@ -274,23 +280,45 @@ def _with_unread_draws(graph: GraphModule, compile: Callable[[], Callable[..., A
     """
     nodes = list(graph.graph.nodes)
     (output,) = graph.graph.find_nodes(op="output")
-    draws = [n for n in nodes if n.op in ("call_function", "call_method") and draws_random_numbers(n)]
+    draws = [n for n in nodes if _draws(n)]
     read = _read(nodes, output) if draws else set()
     unread = [n for n in draws if n not in read]
     if not unread:
         return compile()
     number = len(output.args[0])
     with graph.graph.inserting_before(output):
-        output.args = ((*output.args[0], *(graph.graph.call_method("detach", (n,)) for n in unread)),)
+        made = [part for n in unread for part in _tensors(n)]
+        output.args = ((*output.args[0], *(graph.graph.call_method("detach", (n,)) for n in made)),)
     graph.recompile()
     call = compile()
     return lambda *args: tuple(call(*args)[:number])
 
 
+def _draws(node: Node) -> bool:
+    """Whether a node is a call that draws random numbers, itself or in a function that it runs, as checkpoints do."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    arguments = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    bodies = [getattr(node.graph.owning_module, str(n.target), None) for n in arguments]
+    return draws_random_numbers(node) or any(
+        _draws(n) for body in bodies if isinstance(body, GraphModule) for n in body.graph.nodes
+    )
+
+
+def _tensors(node: Node) -> list[Node]:
+    """The tensors that a call gives back, alone or in a tuple."""
+    values = node.meta.get("example_value")
+    if not isinstance(values, tuple):
+        return [node]
+    places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    return [node.graph.call_function(operator.getitem, (node, place)) for place in places]
+
+
 def _read(nodes: Sequence[Node], output: Node) -> set[Node]:
-    """The nodes that a graph's results, or the memory of its inputs, are computed from."""
+    """The nodes that a graph's results, or the memory of its inputs, are computed from; checkpoints may write, too."""
     memory = {memory_of(n) for n in nodes if n.op in ("placeholder", "get_attr")}
-    writes = [(n, found) for n in nodes if (found := {memory_of(w) for w in written_arguments(n)})]
+    calls = [n for n in nodes if not isinstance(n.target, HigherOrderOperator)]
+    writes = [(n, found) for n in calls if (found := {memory_of(w) for w in written_arguments(n)})]
     read: set[Node] = set()
     waiting: Iterable[Node] = [output]
     while waiting:

@@ -8,7 +8,7 @@ ops (convolutions, products, attention, embeddings) stay whole too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -49,6 +49,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table = dict(get_decompositions(packets))
     table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
     table[aten.native_dropout.default] = _dropout
+    table[aten.roll.default] = _roll
     table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
     table[aten._softmax_backward_data.default] = _softmax_backward
@@ -83,6 +84,17 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     mask = drawn.to(torch.bool)
     dropped: torch.Tensor = x * mask * (1 / (1 - p))
     return dropped, mask
+
+
+def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """As torch computes it in host memory, where channels stay last. On fake tensors torch makes it contiguous."""
+    if x.is_contiguous() or not x.is_cpu or len(shifts) != len(dims):
+        return NotImplemented
+    for shift, axis in zip(shifts, dims, strict=True):
+        size = x.shape[axis]
+        start = -shift % size
+        x = torch.cat((x.narrow(axis, start, size - start), x.narrow(axis, 0, start)), axis)
+    return x
 
 
 def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -6,7 +6,7 @@ All were found by `tests/accuracy/random_networks.py` with torch 2.13, where `ba
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import GraphModule, Node
@@ -95,6 +95,43 @@ def remove_idle_dropout(graph: GraphModule) -> None:
             node.replace_all_uses_with(given["input"])
             graph.graph.erase_node(node)
             graph.recompile()
+
+
+def copy_overlapping_results(graph: GraphModule) -> None:
+    """Copies results of which several elements are one element of memory, such as those of `unfold`.
+
+    AOTAutograd gives gradients the strides of results, so that several of them would lie in one element; it does
+    otherwise for expanded axes alone. Results that share memory with an input or another result are views of it, which
+    have no such gradients.
+    """
+    (output,) = graph.graph.find_nodes(op="output")
+    results = [n for n in output.args[0] if isinstance(n, Node)]
+    memory = [memory_of(n) for n in (*graph.graph.find_nodes(op="placeholder"), *dict.fromkeys(results))]
+    copies: dict[Node, Node] = {}
+    for node in dict.fromkeys(results):
+        value = node.meta.get("example_value")
+        if _overlaps(value) and value.requires_grad and memory.count(memory_of(node)) == 1:
+            with graph.graph.inserting_before(output):
+                copies[node] = graph.graph.call_method("contiguous", (node,))
+            copies[node].meta["example_value"] = value.detach().contiguous().requires_grad_()
+    if copies:
+        output.args = (torch.fx.map_arg(output.args[0], lambda n: copies.get(n, n)),)
+        graph.recompile()
+
+
+def _overlaps(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether several elements of a tensor of known sizes, with no expanded axis, are one element of memory."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or _is_expanded(value):
+        return False
+    axes = [(stride, size) for stride, size in zip(value.stride(), value.shape, strict=True)]
+    if not all(isinstance(number, int) for axis in axes for number in axis):
+        return False
+    reached = 0
+    for stride, size in sorted(axis for axis in axes if axis[1] > 1):
+        if stride <= reached:
+            return True
+        reached += stride * (size - 1)
+    return False
 
 
 def with_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -77,6 +77,17 @@ def functorch_settings(**settings: Any) -> AbstractContextManager[Any]:
 
     patched: AbstractContextManager[Any] = config.patch(**settings)
     return patched
+
+
+def checkpoints_that_draw() -> AbstractContextManager[Any]:
+    """A context in which AOTAutograd takes checkpoints that draw random numbers in graphs without gradients.
+
+    It refuses them (torch 2.13), for it would compute them again in the backward pass that such a graph may hold.
+    """
+    from torch._functorch import config
+
+    name = "remat_using_tags_for_fwd_loss_bwd_graph"
+    return functorch_settings(**{name: False}) if hasattr(config, name) else nullcontext()
 
 
 def keep_saved_tensors() -> None:

@@ -97,19 +97,25 @@ def with_undefined_gradients(call: Callable[..., Any], depends: Dependencies) ->
     if not depends:
         return call
     backward: _Backward | None = None
-    first = next((place for place, bits in enumerate(depends) if bits), 0)
+    shown = 0  # the place of a result, or of an argument after the results, that shows the node of this graph
 
     def run(*args: Any) -> Any:
-        nonlocal backward
-        edges = _edges(args) if backward is None else {}  # a call that writes into an argument gives it another one
+        nonlocal backward, shown
+        if backward is not None:
+            results = call(*args)
+            node = _made_by(results[shown] if shown < len(results) else args[shown - len(results)])
+            if node is not None:
+                backward.follow(node, args)
+            return results
+        edges = _edges(args)  # a call that writes into an argument gives it another one
+        before = {_made_by(t) for t in args} | {None}
         results = call(*args)
-        node = compiled_node(results[first]) if results else None
-        if node is None:
-            node = next(filter(None, map(_made_by, results)), None)
-        if node is not None:
-            if backward is None:
-                backward = _Backward(node, results, depends, args, edges)
-            backward.follow(node, args)
+        # A result that is a view of an argument shows the node that made the argument.
+        nodes = [_made_by(t) for t in (*results, *args)]
+        shown = next((place for place, node in enumerate(nodes) if node not in before), -1)
+        if shown >= 0:
+            backward = _Backward(nodes[shown], results, depends, args, edges)
+            backward.follow(nodes[shown], args)
         return results
 
     return run
