@@ -30,7 +30,7 @@ _BY_TORCH = (
     "glu", "glu_backward", "hardsigmoid_backward", "hardtanh_backward", "huber_loss",
     "huber_loss_backward", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward", "logit",
     "logit_backward", "masked_fill", "mse_loss", "mse_loss_backward", "native_batch_norm", "native_batch_norm_backward",
-    "native_dropout_backward", "native_group_norm", "native_group_norm_backward", "native_layer_norm",
+    "native_group_norm", "native_group_norm_backward", "native_layer_norm",
     "native_layer_norm_backward", "new_full", "new_ones", "new_zeros", "nll_loss2d_backward", "nll_loss2d_forward",
     "nll_loss_backward", "nll_loss_forward", "ones_like", "rsub", "select_backward", "sigmoid_backward",
     "slice_backward", "smooth_l1_loss", "softplus_backward", "split_with_sizes_copy",
@@ -49,6 +49,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table = dict(get_decompositions(packets))
     table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
     table[aten.native_dropout.default] = _dropout
+    table[aten.native_dropout_backward.default] = _dropout_backward
     table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
     table[aten._softmax_backward_data.default] = _softmax_backward
@@ -85,6 +86,12 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     return dropped, mask
 
 
+def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """As torch's kernel computes it: the scale is rounded to no value of the dtype, and the result lies as `grad`."""
+    made: torch.Tensor = grad * mask * scale
+    return made
+
+
 def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Softmax that is 0 in rows of -inf alone, as attention takes it where a mask hides everything."""
     made = dtype or x.dtype
@@ -95,7 +102,7 @@ def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
     largest = x.amax(dim, keepdim=True)
     is_hidden = largest == -math.inf
     raised = torch.exp(x - torch.where(is_hidden, 0.0, largest))
-    return torch.where(is_hidden, 0.0, raised / raised.sum(dim, keepdim=True)).to(made)
+    return torch.where(is_hidden, 0.0, raised / raised.sum(dim, keepdim=True)).to(made).contiguous()
 
 
 def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:
