@@ -287,7 +287,53 @@ TABLE: tuple[Refusal, ...] = (
         ways=CAPTURED,
         kind="torch.compile",
     ),
+    Refusal(
+        "^strides of result",
+        "AOTAutograd writes these as functions of new tensors, and their results lie as new ones do: in C order",
+        "*addbmm addmm* baddbmm cumprod cumsum index_* masked_fill masked_scatter mvlgamma_* renorm scatter* tril triu",
+        forms=("in place",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "^strides of result",
+        "torch's decomposition, which AOTAutograd takes, gives the axes another order in memory than eager's kernel",
+        "nn_functional_interpolate_nearest* nn_functional_upsample_nearest",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "self.is_contiguous.. INTERNAL ASSERT",
+        "eager torch fails where the gradient of as_strided_scatter has axes in another order",
+        "as_strided_scatter",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "^value of result 0",
+        "where axes have another order, native_batch_norm(out=) of eager torch gives other results than without out=",
+        "native_batch_norm",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "cannot capture it: RuntimeError when making fake tensor call",
+        "torch's rule for tensors without data refuses an out= that is not contiguous",
+        "view_copy",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
     # Harmless differences.
+    Refusal(
+        "strides of result",
+        "torch's rules for tensors without data, by which results are laid out (Inductor's, too), order the axes "
+        "otherwise than torch's kernels do",
+        "copysign div_floor_rounding floor_divide nn_functional_channel_shuffle nn_functional_max_unpool?d*",
+        ways=CAPTURED,
+        kind="wrong",
+    ),
     Refusal(
         "value of second derivative .: .*: -?0.0, in torch nan",
         "an element that is masked out has the gradient 0 whatever the cotangent is; eager multiplies that 0 by NaN",
