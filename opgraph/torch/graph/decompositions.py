@@ -54,6 +54,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table[aten.var_mean.correction] = _var_mean
     table[aten._softmax_backward_data.default] = _softmax_backward
     table[aten._log_softmax_backward_data.default] = _log_softmax_backward
+    table[aten.as_strided_scatter.default] = _as_strided_scatter
     table[aten.constant_pad_nd.default] = _constant_pad_nd
     table[aten.full_like.default] = _full_like
     table[aten.elu_backward.default] = _elu_backward
@@ -103,6 +104,13 @@ def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
     is_hidden = largest == -math.inf
     raised = torch.exp(x - torch.where(is_hidden, 0.0, largest))
     return torch.where(is_hidden, 0.0, raised / raised.sum(dim, keepdim=True)).to(made).contiguous()
+
+
+def _as_strided_scatter(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of an expanded tensor, which torch copies first; its rule without data says that the result is expanded, too."""
+    if all(stride or size == 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+        return NotImplemented
+    return aten.as_strided_scatter.default(x.clone(memory_format=torch.contiguous_format), *args, **kwargs)
 
 
 def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:

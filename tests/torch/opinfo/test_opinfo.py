@@ -64,14 +64,18 @@ def test_what_was_found_of_functions(name: str, dtype: torch.dtype, checks: str,
         assert not findings(name, dtype, ops, 1, checks, ["function"])
 
 
-#: What the sweep found of turned inputs of modules.
-TURNED = ("native_dropout_backward", "torch.ops.aten._safe_softmax.default")
+#: What the sweep found of modules with inputs that are turned or spread: op, checks.
+FOUND_IN_MODULES = (
+    ("native_dropout_backward", "t"),
+    ("torch.ops.aten._safe_softmax.default", "t"),
+    ("as_strided_scatter", "l"),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TURNED)
-def test_what_was_found_of_modules_with_turned_inputs(name: str, ops: list) -> None:
+@pytest.mark.parametrize("name,checks", FOUND_IN_MODULES)
+def test_what_was_found_of_modules(name: str, checks: str, ops: list) -> None:
     with interpreted():
-        assert not findings(name, torch.float32, ops, 1, "t", ["module"])
+        assert not findings(name, torch.float32, ops, 1, checks, ["module"])
 
 
 #: What is one kernel, and a norm with running statistics; which checks.
