@@ -317,6 +317,14 @@ TABLE: tuple[Refusal, ...] = (
         kind="torch.compile",
     ),
     Refusal(
+        "Attempted to call op with non-contiguous .out=. list of tensors",
+        "Dynamo leaves such a call to torch",
+        "_native_batch_norm_legit",
+        forms=("out",),
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
         "Attempted to wrap sparse Tensor",
         "Dynamo takes no sparse tensors that have gradients",
         "sparse_sampled_addmm",
@@ -346,6 +354,13 @@ TABLE: tuple[Refusal, ...] = (
         forms=("out", "in place"),
         ways=CAPTURED,
         kind="torch.compile",
+    ),
+    Refusal(
+        "no graph was captured",
+        "Dynamo takes no sparse tensors",
+        "sparse_sampled_addmm",
+        ways=("compile",),
+        kind="not compiled",
     ),
     # Harmless differences.
     Refusal(
