@@ -133,6 +133,17 @@ def test_graph_breaks_are_no_obstacle():
     torch.testing.assert_close(torch.compile(broken, backend=backend)(x), broken(x))
 
 
+def test_methods_of_tensors_that_are_values_are_guarded_on():
+    """Dynamo itself takes one for the other."""
+
+    def calling(method):
+        return lambda x: method(x) * 2
+
+    x = torch.tensor([-1.5, 1.5])
+    for method in (torch.Tensor.ceil, torch.Tensor.floor):
+        torch.testing.assert_close(torch.compile(calling(method), backend=backend)(x), calling(method)(x))
+
+
 def test_an_unknown_option_is_refused():
     with pytest.raises(Exception, match="no option 'fast'"):
         torch.compile(lambda x: x * 2 + 1, backend=backend, options={"fast": True})(torch.randn(3))
@@ -158,3 +169,17 @@ def test_the_entry_point_is_found_without_an_import(tmp_path):
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == "CompiledFunctionBackward"
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_the_first_import_may_be_where_no_gradients_are_recorded(mode):
+    code = f"""
+import torch
+with torch.{mode}():
+    import opgraph.torch as ogt
+x = torch.ones(3, requires_grad=True)
+ogt.fuse(lambda x: x.exp() * 2)(x).sum().backward()
+torch.testing.assert_close(x.grad, 2 * x.detach().exp())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -267,7 +267,7 @@ def test_questions_about_a_traced_tensor_have_the_answers_of_the_real_one() -> N
             (
                 x.shape, x.size(-1), len(x), x.dim(), x.ndim, x.dtype, x.device, x.numel(), x.is_floating_point(),
                 torch.is_tensor(x), isinstance(x, torch.Tensor), x.requires_grad, x.is_cuda, x.element_size(),
-                x.T.shape,
+                x.T.shape, x.nbytes, x.is_signed(), x.is_mps, x.is_xpu, x.is_sparse_csr,
             )
         )  # fmt: skip
         y = x * 2 + torch.ones(3, 1, 1)

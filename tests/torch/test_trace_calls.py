@@ -448,6 +448,17 @@ def test_results_and_what_is_kept_lie_as_torch_lays_the_results() -> None:
         torch.testing.assert_close(*(torch.autograd.grad(t.sum(), given, retain_graph=True) for t in (got, eager)))
 
 
+@pytest.mark.parametrize("func", [torch.remainder, torch.fmod, torch.floor_divide])
+def test_a_quotient_of_computed_integers_lies_as_torch_lays_it(func, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory may hold zeros, by which torch divides no integers."""
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    x, y = (placed(torch.empty(0).long(), *place) for place in (((5, 10, 5), (1, 2, 0)), ((10, 5), (1, 0))))
+    run = Tracer(lambda x, y: -func(x * 2, -y))((x, y), {})
+    assert run.traced is not None
+    results = Results(run.traced.graph, run.traced.layout).empty(run.tensors)
+    assert results[0].stride() == func(x, y).stride()
+
+
 def numbers_of_16_bits(dtype: torch.dtype) -> torch.Tensor:
     """All that are positive and finite."""
     values = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)

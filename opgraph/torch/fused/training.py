@@ -243,5 +243,7 @@ def _wanted(ctx: Any, may: Flags) -> tuple[Flags, bool]:
     return tuple(wanted), raised
 
 
-#: The node of a leaf that no graph has.
-_NO_ONES: Any = torch.empty(0, requires_grad=True).view(0).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+# torch.compile may import this module where no gradients are recorded.
+with torch.inference_mode(False), torch.enable_grad():
+    #: The node of a leaf that no graph has.
+    _NO_ONES: Any = torch.empty(0, requires_grad=True).view(0).grad_fn.next_functions[0][0]  # type: ignore[union-attr]

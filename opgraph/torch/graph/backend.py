@@ -46,6 +46,7 @@ from opgraph.torch.graph.torch_internals import (
     aot_backend,
     capture_errors,
     checkpoints_that_draw,
+    guard_methods,
     keep_saved_tensors,
     memory_of,
     refuse_second_derivatives,
@@ -123,7 +124,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
     """
     check_memory(memory)
     check_rounding(rounding)
-    follow_branches()
+    prepare_dynamo()
 
     @no_collector()
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -335,9 +336,17 @@ def _read(nodes: Sequence[Node], output: Node) -> set[Node]:
 
 
 @cache
-def follow_branches() -> None:
-    """From now on, Dynamo follows branches on parameters for this backend; it must be said before Dynamo traces."""
-    fold_branches(lambda backend: getattr(backend, "is_opgraph", False))
+def prepare_dynamo() -> None:
+    """From now on, Dynamo follows branches on parameters and guards on methods for this backend.
+
+    It must be called before Dynamo traces.
+    """
+    fold_branches(_is_ours)
+    guard_methods(_is_ours)
+
+
+def _is_ours(backend: Any) -> bool:
+    return getattr(backend, "is_opgraph", False)
 
 
 backend.is_opgraph = True  # type: ignore[attr-defined]

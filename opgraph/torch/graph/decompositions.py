@@ -30,7 +30,7 @@ _BY_TORCH = (
     "glu", "glu_backward", "hardsigmoid_backward", "hardtanh_backward", "huber_loss",
     "huber_loss_backward", "leaky_relu_backward", "log_sigmoid_backward", "log_sigmoid_forward", "logit",
     "logit_backward", "masked_fill", "mse_loss", "mse_loss_backward", "native_batch_norm", "native_batch_norm_backward",
-    "native_dropout_backward", "native_group_norm", "native_group_norm_backward", "native_layer_norm",
+    "native_group_norm", "native_group_norm_backward", "native_layer_norm",
     "native_layer_norm_backward", "new_full", "new_ones", "new_zeros", "nll_loss2d_backward", "nll_loss2d_forward",
     "nll_loss_backward", "nll_loss_forward", "ones_like", "rsub", "select_backward", "sigmoid_backward",
     "slice_backward", "smooth_l1_loss", "softplus_backward", "split_with_sizes_copy",
@@ -50,10 +50,12 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
     table[aten.native_dropout.default] = _dropout
     table[aten.roll.default] = _roll
+    table[aten.native_dropout_backward.default] = _dropout_backward
     table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
     table[aten._softmax_backward_data.default] = _softmax_backward
     table[aten._log_softmax_backward_data.default] = _log_softmax_backward
+    table[aten.as_strided_scatter.default] = _as_strided_scatter
     table[aten.constant_pad_nd.default] = _constant_pad_nd
     table[aten.full_like.default] = _full_like
     table[aten.elu_backward.default] = _elu_backward
@@ -97,6 +99,12 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> A
     return x
 
 
+def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """As torch's kernel computes it: the scale is rounded to no value of the dtype, and the result lies as `grad`."""
+    made: torch.Tensor = grad * mask * scale
+    return made
+
+
 def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Softmax that is 0 in rows of -inf alone, as attention takes it where a mask hides everything."""
     made = dtype or x.dtype
@@ -107,7 +115,14 @@ def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
     largest = x.amax(dim, keepdim=True)
     is_hidden = largest == -math.inf
     raised = torch.exp(x - torch.where(is_hidden, 0.0, largest))
-    return torch.where(is_hidden, 0.0, raised / raised.sum(dim, keepdim=True)).to(made)
+    return torch.where(is_hidden, 0.0, raised / raised.sum(dim, keepdim=True)).to(made).contiguous()
+
+
+def _as_strided_scatter(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of an expanded tensor, which torch copies first; its rule without data says that the result is expanded, too."""
+    if all(stride or size == 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
+        return NotImplemented
+    return aten.as_strided_scatter.default(x.clone(memory_format=torch.contiguous_format), *args, **kwargs)
 
 
 def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:

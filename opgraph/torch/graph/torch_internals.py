@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -364,6 +365,31 @@ def before_jumps(outcome: Callable[[Any, torch.fx.Node], bool | None]) -> None:
                 handle = known.dispatch_table[code]
                 if handle is not None:
                     known.dispatch_table[code] = asking(handle)
+
+
+def guard_methods(is_ours: Callable[[Any], bool]) -> None:
+    """Adds the guard on a method of tensors that is a value, as in `self.act = torch.Tensor.relu`; called once.
+
+    Dynamo leaves it out (torch 2.13): what it compiled with one method then runs where the value is another one.
+
+    Args:
+        is_ours: whether a backend is opgraph's; others compile as before.
+    """
+    try:
+        from torch._dynamo.guards import GuardBuilder, install_guard
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+        from torch._dynamo.variables.torch import BaseTorchVariable
+
+        create = BaseTorchVariable.create_with_source.__func__  # type: ignore[attr-defined]
+    except (ImportError, AttributeError):
+        return
+
+    def create_with_source(cls: Any, value: Any, source: Any) -> Any:
+        if isinstance(value, MethodDescriptorType) and is_ours(backend_of(InstructionTranslator.current_tx().output)):
+            install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+        return create(cls, value, source)
+
+    BaseTorchVariable.create_with_source = classmethod(create_with_source)  # type: ignore[assignment, method-assign]
 
 
 def backend_of(output: Any) -> Any:

@@ -48,8 +48,8 @@ class Layout:
             with torch.no_grad():
                 for call in self._calls:
                     made = call.func(*_filled(call.args, values), **_filled(call.kwargs, values))
-                    # What torch spreads out without a copy has memory of its own here.
-                    values[call.result] = torch.empty_like(made)
+                    # What torch spreads out without a copy has memory of its own here. Integers are divided by no 0.
+                    values[call.result] = torch.ones_like(made)
         except Exception:  # a call for another device, or of what is no torch function
             return None
         return [_order(values[ref]) for ref in self._outputs]

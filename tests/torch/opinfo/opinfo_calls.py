@@ -68,6 +68,10 @@ def form_of(op: Any, form: str) -> Callable[..., Any] | None:
 FORWARD, GRADIENTS = ("sample", "reference", "strided"), ("sample", "strided")
 #: Inputs without gaps whose axes lie the other way around in memory.
 TURNED = ("turned",)
+#: Inputs of which an axis is spread out from one element, and images and volumes whose channels come last in memory.
+SPREAD = ("spread", "channels last")
+#: Inputs of which one requires a gradient, where several could: the first one, the last one.
+PARTLY = ("first alone", "last alone")
 
 
 def forward_calls(
@@ -188,15 +192,20 @@ def _samples(
         seed()
         try:
             made = make("cpu", dtype, requires_grad=requires_grad)
-            if source == "turned":
-                made = (sample for sample in made if any(map(_turns, _tensors_of(sample))))
+            if source in _LAYOUTS:
+                takes = _LAYOUTS[source][0]
+                made = (sample for sample in made if any(map(takes, _tensors_of(sample))))
+            if source in PARTLY:
+                made = (sample for sample in made if sum(t.requires_grad for t in _tensors_of(sample)) > 1)
             for index, sample in enumerate(itertools.islice(made, most)):
                 strided = all(t.layout is torch.strided for t in _tensors_of(sample))
                 if source == "strided" and strided:
                     sample = _as(sample, sample.noncontiguous(), requires_grad)
-                elif source == "turned":
-                    sample = _as(sample, sample.transform(_turned), requires_grad)
-                if strided or source not in ("strided", "turned"):
+                elif source in _LAYOUTS:
+                    sample = _as(sample, sample.transform(_LAYOUTS[source][1]), requires_grad)
+                elif source in PARTLY:
+                    sample = _alone(sample, -PARTLY.index(source))
+                if strided or source not in ("strided", *_LAYOUTS):
                     yield sample, f"{source} {index}"
         except (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError):
             return  # the database has no inputs of this dtype
@@ -214,6 +223,16 @@ def _as(sample: Any, found: Any, requires_grad: bool) -> Any:
     return found
 
 
+def _alone(sample: Any, index: int) -> Any:
+    """A sample of whose tensors with gradients one has a gradient.
+
+    Args:
+        index: which of these.
+    """
+    kept = [t for t in _tensors_of(sample) if t.requires_grad][index]
+    return sample.transform(lambda x: x.detach() if isinstance(x, torch.Tensor) and x is not kept else x)
+
+
 def _turns(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and sum(size > 1 for size in tensor.shape) > 1
 
@@ -224,6 +243,36 @@ def _turned(value: Any) -> Any:
         return value
     first = next(axis for axis, size in enumerate(value.shape) if size > 1)
     return value.detach().movedim(first, -1).contiguous().movedim(-1, first)
+
+
+def _spread(value: Any) -> Any:
+    """A tensor whose first axis is its first element along it, over and over; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not _turns(value):
+        return value
+    first = next(axis for axis, size in enumerate(value.shape) if size > 1)
+    return value.detach().narrow(first, 0, 1).clone().expand(value.shape)
+
+
+def _has_channels(tensor: torch.Tensor) -> bool:
+    return _turns(tensor) and tensor.dim() in _CHANNELS_LAST
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _with_channels_last(value: Any) -> Any:
+    """A tensor of images or volumes whose channels come last in memory; anything else as it is."""
+    if not isinstance(value, torch.Tensor) or not _has_channels(value):
+        return value
+    return value.detach().clone(memory_format=_CHANNELS_LAST[value.dim()])
+
+
+#: By source: which tensors lie otherwise there, and what makes them.
+_LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], bool], Callable[[Any], Any]]] = {
+    "turned": (_turns, _turned),
+    "spread": (_turns, _spread),
+    "channels last": (_has_channels, _with_channels_last),
+}
 
 
 def _call(form: str, source: str, sample: Any) -> Call:

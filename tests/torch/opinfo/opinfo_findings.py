@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from opinfo_calls import TURNED, Call, distinct, form_of, forward_calls, gradient_calls, second_calls, wrong_calls
+from opinfo_calls import (
+    PARTLY,
+    SPREAD,
+    TURNED,
+    Call,
+    distinct,
+    form_of,
+    forward_calls,
+    gradient_calls,
+    second_calls,
+    wrong_calls,
+)
 from opinfo_exact import DRAWN, UNDEFINED, exact
 from opinfo_judge import Judge
 from opinfo_refusals import Refusal, listed
@@ -66,7 +77,8 @@ class Sweep:
         """What is found of an op.
 
         Args:
-            checks: letters: forward, gradients, second derivatives, errors; turned inputs, forward and gradients.
+            checks: letters: forward, gradients, second derivatives, errors; turned inputs and those that lie in further
+                ways ("l"), forward and gradients; inputs of which one has a gradient ("p").
         """
         functions: dict[Any, Any] = {}
         for dtype in dtypes:
@@ -75,9 +87,12 @@ class Sweep:
                 calls.append((0, forward_calls(op, dtype, self.most)))
             if "g" in checks:
                 calls.append((1, gradient_calls(op, dtype, self.most)))
-            if "t" in checks:
-                calls.append((0, forward_calls(op, dtype, self.most, TURNED)))
-                calls.append((1, gradient_calls(op, dtype, self.most, TURNED)))
+            for letter, sources in (("t", TURNED), ("l", SPREAD)):
+                if letter in checks:
+                    calls.append((0, forward_calls(op, dtype, self.most, sources)))
+                    calls.append((1, gradient_calls(op, dtype, self.most, sources)))
+            if "p" in checks:
+                calls.append((1, gradient_calls(op, dtype, self.most, PARTLY)))
             if "s" in checks and dtype == torch.float64:
                 calls.append((2, second_calls(op, self.most)))
             if "e" in checks and dtype == torch.float32:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from opinfo_calls import Call
+from opinfo_calls import SPREAD, TURNED, Call
 from opinfo_run import Outcome, run
 
 #: The bound of a single op, in ulp.
@@ -69,9 +69,9 @@ class Judge:
 
         Args:
             gradient_strides: whether gradients lie in memory as eager's do; AOTAutograd lays them out by itself. Those
-                of turned inputs never have to: they lie as the inputs, and eager's as the cotangents.
+                of inputs that are turned or spread never have to: they lie as the inputs, eager's as the cotangents.
         """
-        gradient_strides &= not self._call.source.startswith("turned")
+        gradient_strides &= not self._call.source.startswith((*TURNED, *SPREAD))
         if type(got.result) is not type(self.eager.result):
             return f"type: the result is a {type(got.result).__name__}, in torch a {type(self.eager.result).__name__}"
         mine, eager = _first(got.values), _first(self.eager.values)

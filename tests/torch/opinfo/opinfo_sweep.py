@@ -117,7 +117,9 @@ def main() -> int:
     parser.add_argument("--dtypes", default="", help="all where there are none")
     parser.add_argument("--ways", default="", help="which, of " + ", ".join(WAYS))
     parser.add_argument(
-        "--checks", default="fgse", help="letters: forward, gradients, second derivatives, errors, turned inputs"
+        "--checks",
+        default="fgse",
+        help="letters: forward, gradients, second derivatives, errors, turned inputs, other layouts, gradients partly",
     )
     parser.add_argument("--shard", default="0/1", metavar="K/N", help="every N-th op from the K-th")
     parser.add_argument("--most", type=int, default=None, help="inputs of each source; all where this is left out")

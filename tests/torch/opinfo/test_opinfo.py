@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,21 @@ FOUND = (
 @pytest.mark.parametrize("name,dtype,checks", FOUND, ids=str)
 def test_what_was_found_of_functions(name: str, dtype: torch.dtype, checks: str, ops: list) -> None:
     with interpreted():
-        sweep = Sweep(["function"], most=1)
-        found = [f for op in ops if op.name == name for f in sweep.findings(op, [dtype], checks)]
-    assert not found, "\n".join(map(str, found))
+        assert not findings(name, dtype, ops, 1, checks, ["function"])
+
+
+#: What the sweep found of modules with inputs that are turned or spread: op, checks.
+FOUND_IN_MODULES = (
+    ("native_dropout_backward", "t"),
+    ("torch.ops.aten._safe_softmax.default", "t"),
+    ("as_strided_scatter", "l"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name,checks", FOUND_IN_MODULES)
+def test_what_was_found_of_modules(name: str, checks: str, ops: list) -> None:
+    with interpreted():
+        assert not findings(name, torch.float32, ops, 1, checks, ["module"])
 
 
 #: What is one kernel, and a norm with running statistics; which checks.
@@ -92,9 +105,16 @@ def test_a_sample_of_kernels(name: str, dtype: torch.dtype, ops: list) -> None:
     assert not findings(name, dtype, ops, most=1)
 
 
-def findings(name: str, dtype: torch.dtype, ops: list, most: int) -> str:
-    sweep = Sweep(["function", "module"], most)
-    return "\n".join(str(f) for op in ops if op.name == name for f in sweep.findings(op, [dtype], "fge"))
+def findings(
+    name: str,
+    dtype: torch.dtype,
+    ops: list,
+    most: int,
+    checks: str = "fge",
+    ways: Sequence[str] = ("function", "module"),
+) -> str:
+    sweep = Sweep(list(ways), most)
+    return "\n".join(str(f) for op in ops if op.name == name for f in sweep.findings(op, [dtype], checks))
 
 
 #: A shard is a test of the sweep.
