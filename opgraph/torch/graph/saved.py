@@ -295,7 +295,7 @@ def _may_be_recomputed(node: Node) -> bool:
     return torch.Tag.pointwise in node.target.tags or is_view(node) or packet(node) in _COPIES
 
 
-def _weight(node: Node, free: set[Node]) -> float:
+def _weight(node: Node, free: AbstractSet[Node]) -> float:
     """What it costs to keep a value: its bytes."""
     value = value_of(node)
     if node in free or node.op == "get_attr":
