@@ -234,6 +234,33 @@ def test_in_place_arithmetic_keeps_the_dtype() -> None:
         traced(lambda x: (x + 1).mul_(1.5), torch.arange(4))
 
 
+CONVERSIONS = {
+    "as_tensor": lambda x: torch.as_tensor(x * 2) * x,
+    "as_tensor of another dtype": lambda x: torch.as_tensor(x * 2, dtype=torch.float64) * x,
+    "as_tensor there": lambda x: torch.as_tensor((x > 0).long(), dtype=torch.int64, device=x.device) * x,
+    "asarray": lambda x: torch.asarray(x * 2, dtype=torch.float16, copy=True) * x,
+    "tensor": lambda x: torch.tensor(x * 2) * x,
+    "new_tensor": lambda x: x.new_tensor((x * 2).double()) * x,
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("rerun", [False, True])
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_conversions_of_traced_tensors_are_part_of_the_kernel(name: str, rerun: bool) -> None:
+    found = []
+    fused = fuse(CONVERSIONS[name])
+    if rerun:
+        fused.why_rerun = "a test"  # type: ignore[attr-defined]
+    for fn in (CONVERSIONS[name], fused):
+        for _ in range(2):
+            x = torch.linspace(-2, 2, 12).view(3, 4).requires_grad_()
+            y = fn(x)
+            found.append((y, torch.autograd.grad(y.sum(), x)[0]))
+    for call in found[1:]:
+        torch.testing.assert_close(call, found[0])
+
+
 def test_fills_take_the_shape_of_their_tensor() -> None:
     row = torch.rand(6)
     for function in (

@@ -12,7 +12,6 @@ inputs of the graph, in the order in which they are first used.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,7 +139,7 @@ class Tracer:
         session.device = session.inputs[0].tensor.device
         key = (torch.get_default_dtype(), *[i.tensor.dtype for i in session.inputs])
         session.node = self._roots.setdefault(key, Node(None, session.count))
-        with functions_on_stack(), watch or contextlib.nullcontext():
+        with functions_on_stack(), watch or Watch():
             result = self.fn(*given, **named)
         return self._ended(session, result)
 

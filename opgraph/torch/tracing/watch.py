@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
-from opgraph.torch.tracing.proxy import proxies
+from opgraph.torch.tracing.proxy import Proxy, proxies
 from opgraph.torch.tracing.questions import QUESTIONS
 
 #: Without an underscore, and yet they write into arguments: running statistics, observers, attributes.
@@ -79,6 +80,29 @@ class EagerCall:
         return writes(self.func) or told_to_write(self.kwargs)
 
 
+#: They take any data: of a traced tensor, which they ask for nothing, they would make one without data.
+_CONVERSIONS = (torch.as_tensor, torch.asarray, torch.tensor)
+
+
+def _converted(
+    func: Callable[..., Any],
+    data: Proxy,
+    /,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    *,
+    copy: bool | None = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """What a conversion makes of a traced tensor."""
+    if requires_grad or pin_memory:
+        given = {"requires_grad": requires_grad} if requires_grad else {"pin_memory": pin_memory}
+        return data.session.call(func, (data,), given)  # which refuses it
+    made: torch.Tensor = data.detach().clone() if func is torch.tensor else data.clone() if copy else data
+    return made if dtype is None and device is None else made.to(device=device, dtype=dtype or data.dtype)
+
+
 class Watch(TorchFunctionMode):
     """Notes the calls on real tensors while it is entered."""
 
@@ -92,6 +116,10 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         """One call of torch."""
         given = kwargs or {}
+        if func in _CONVERSIONS and args and isinstance(args[0], Proxy):
+            return _converted(func, *args, **given)
+        if func is torch.Tensor.new_tensor and len(args) == 2 and isinstance(args[1], Proxy):
+            return _converted(torch.tensor, args[1], **{"dtype": args[0].dtype, "device": args[0].device, **given})
         result = func(*args, **given)
         if not self.paused and next(proxies((*args, *given.values())), None) is None:
             self.calls.append(EagerCall(func, args, given, result))
