@@ -239,12 +239,13 @@ CONVERSIONS = {
     "as_tensor of another dtype": lambda x: torch.as_tensor(x * 2, dtype=torch.float64) * x,
     "as_tensor there": lambda x: torch.as_tensor((x > 0).long(), dtype=torch.int64, device=x.device) * x,
     "asarray": lambda x: torch.asarray(x * 2, dtype=torch.float16, copy=True) * x,
+    "asarray without a gradient": lambda x: torch.asarray(x * 2, requires_grad=False) * x,
     "tensor": lambda x: torch.tensor(x * 2) * x,
     "new_tensor": lambda x: x.new_tensor((x * 2).double()) * x,
 }
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.filterwarnings("ignore:To copy construct", "ignore:torch.asarray")
 @pytest.mark.parametrize("rerun", [False, True])
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_conversions_of_traced_tensors_are_part_of_the_kernel(name: str, rerun: bool) -> None:

@@ -92,14 +92,18 @@ def _converted(
     device: Any = None,
     *,
     copy: bool | None = None,
-    requires_grad: bool = False,
+    requires_grad: bool | None = None,
     pin_memory: bool = False,
 ) -> Any:
     """What a conversion makes of a traced tensor."""
     if requires_grad or pin_memory:
         given = {"requires_grad": requires_grad} if requires_grad else {"pin_memory": pin_memory}
         return data.session.call(func, (data,), given)  # which refuses it
-    made: torch.Tensor = data.detach().clone() if func is torch.tensor else data.clone() if copy else data
+    made: torch.Tensor = data
+    if func is torch.tensor or requires_grad is False:
+        made = made.detach()
+    if func is torch.tensor or copy:
+        made = made.clone()
     return made if dtype is None and device is None else made.to(device=device, dtype=dtype or data.dtype)
 
 
