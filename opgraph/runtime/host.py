@@ -8,6 +8,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -97,16 +98,17 @@ _unusable: list[str] = []
 
 @cache
 def find_compiler() -> Compiler | None:
-    """The compiler to use: the first on the PATH that runs, else the ziglang wheel, else None."""
+    """The compiler to use: what CXX names, the first on the PATH that runs, else the ziglang wheel, else None."""
     _unusable.clear()
-    for name in _COMPILERS:
-        path = shutil.which(name)
-        if path is not None:
-            identity = _file_identity(path)
+    for words in (os.environ.get("CXX", "").split(), *([name] for name in _COMPILERS)):
+        found = [shutil.which(word) for word in words]  # "ccache g++" are two programs
+        if found and found[0] is not None:
+            command = (found[0], *words[1:])
+            identity = " ".join((*map(_file_identity, filter(None, found)), *words[1:]))
             try:
-                return Compiler((path,), identity, _version(path, identity))
+                return Compiler(command, identity, _version(command, identity))
             except OSError as error:
-                _unusable.append(f"{path}: {error}")
+                _unusable.append(f"{' '.join(command)}: {error}")
     spec = importlib.util.find_spec("ziglang")
     if spec is not None and spec.submodule_search_locations:
         zig = os.path.join(spec.submodule_search_locations[0], "zig")
@@ -121,20 +123,20 @@ def no_compiler() -> str:
     return "; ".join(("there is no C++ compiler", *_unusable))
 
 
-def _version(path: str, identity: str) -> str:
+def _version(command: Sequence[str], identity: str) -> str:
     """What a compiler says of itself, kept on disk: asking starts a process.
 
     Raises:
         OSError: it does not run, with the reason.
     """
-    name = disk.key("what a compiler says of itself", path, identity) + ".version"
+    name = disk.key("what a compiler says of itself", *command, identity) + ".version"
     entry = disk.find(name)
     if entry is not None:
         return disk.content(entry).decode()
     import subprocess
 
     done = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, errors="replace", check=False,
+        [*command, "--version"], capture_output=True, text=True, errors="replace", check=False,
         env={**os.environ, "LC_ALL": "C"},
     )  # fmt: skip
     if done.returncode:

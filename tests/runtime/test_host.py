@@ -25,7 +25,7 @@ print(float(og.compile(g)(x=np.zeros(3, np.float32))[0]))
 
 def run(code: str = PROGRAM, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, **env}
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env={**os.environ, "CXX": "", **env}
     )
 
 
@@ -188,6 +188,18 @@ print(c.command[0], c.is_gcc, host.has_lanes(), any("vect-cost-model" in f for f
     for _ in range(2):
         assert run(told, **env).stdout.split() == [str(tmp_path / "g++"), "False", "False", "False"]
     assert (tmp_path / "log").read_text() == "asked\n"  # once: its answer is kept with its identity
+
+
+def test_the_compiler_that_cxx_names_comes_first(tmp_path: Path) -> None:
+    own, wrapper = tmp_path / "own", tmp_path / "wrapper"
+    program(own, 'exec c++ "$@"')
+    program(wrapper, 'exec "$@"')
+    told = "from opgraph.runtime import host; print(*host.find_compiler().command)"
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
+    for given, command in ((str(own), [str(own)]), ("wrapper own", [str(wrapper), "own"])):
+        assert run(told, CXX=given, **env).stdout.split() == command
+        assert run(PROGRAM, CXX=given, **env).stdout.strip() == "0.5"
+    assert run(told, CXX="missing -x", **env).stdout == run(told, CXX="", **env).stdout
 
 
 def test_a_compiler_that_does_not_run_is_passed_by_and_named_where_there_is_no_other(tmp_path: Path) -> None:
