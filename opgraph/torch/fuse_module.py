@@ -143,7 +143,10 @@ class FusedForward(Wrapper):
         (Errors of the user's program are raised there, by the line that makes them.)"""
         if isinstance(getattr(error, "inner_exception", None), OpGraphError):
             return False
-        self._failure = f"torch.compile cannot capture it: {str(error).splitlines()[0]}"
+        lines = str(error).splitlines()  # "backend='compile' raised:", and what it raised
+        self._failure = (
+            f"torch.compile cannot capture it: {' '.join(lines[:2] if lines[0].endswith(':') else lines[:1])}"
+        )
         return True
 
     def _tell(self, why: str) -> None:
