@@ -72,7 +72,7 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
 
     def split(joint: GraphModule, inputs: Any, **arguments: Any) -> Any:
         def cut(**settings: Any) -> Any:
-            parts = min_cut(joint, inputs, arguments, _share, **settings)
+            parts = min_cut(joint, inputs, arguments, **settings)
             for part in parts:
                 _remove_held(part.graph)
             return parts
@@ -90,7 +90,8 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
         share_constants(joint)
         for node in reading_what_is_written(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
-        _share(joint.graph)
+        joint.graph.eliminate_dead_code()
+        share_common_subexpressions(joint.graph)
         if memory != "least":
             hold_compared(joint.graph)
         if memory == "fast":
@@ -166,11 +167,6 @@ def _read_a_copy(joint: Graph, given: Node) -> None:
         copy = joint.call_function(aten.clone.default, (given,))
     copy.meta = {"val": torch.empty_like(given.meta["val"]), "recompute": _KEPT}
     given.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy and user.op != "output")
-
-
-def _share(graph: Graph) -> None:
-    graph.eliminate_dead_code()
-    share_common_subexpressions(graph)
 
 
 def reading_what_is_written(joint: Graph) -> set[Node]:

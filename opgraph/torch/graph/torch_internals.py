@@ -53,21 +53,16 @@ def min_cut(
     joint: torch.fx.GraphModule,
     inputs: Any,
     arguments: dict[str, Any],
-    share: Callable[[torch.fx.Graph], None],
     **settings: Any,
 ) -> Any:
-    """torch's own split of a joint graph into forward and backward.
+    """torch's own split of a joint graph, in which equal calls are one, into forward and backward.
 
     Args:
         arguments: as AOTAutograd calls a partitioner.
-        share: makes one node of equal ones, in place of torch's pass where that is on.
         settings: as `functorch_settings` takes them.
     """
-    from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    if config.cse:
-        share(joint.graph)
     with functorch_settings(cse=False, **settings):
         return min_cut_rematerialization_partition(joint, inputs, **arguments)
 
