@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ class EagerCall:
 
 #: They take any data: of a traced tensor, which they ask for nothing, they would make one without data.
 _CONVERSIONS = (torch.as_tensor, torch.asarray, torch.tensor)
+with warnings.catch_warnings():  # torch says that this was another one
+    warnings.simplefilter("ignore")
+    #: Whether `asarray` takes the gradient along where it is not told.
+    _ASARRAY_HAS_GRADIENT = torch.asarray(torch.empty(0, requires_grad=True)).requires_grad
 
 
 def _converted(
@@ -100,7 +105,8 @@ def _converted(
         given = {"requires_grad": requires_grad} if requires_grad else {"pin_memory": pin_memory}
         return data.session.call(func, (data,), given)  # which refuses it
     made: torch.Tensor = data
-    if func is torch.tensor or requires_grad is False:
+    is_detached = requires_grad is False or (requires_grad is None and not _ASARRAY_HAS_GRADIENT)
+    if func is torch.tensor or (func is torch.asarray and is_detached):
         made = made.detach()
     if func is torch.tensor or copy:
         made = made.clone()
