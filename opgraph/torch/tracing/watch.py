@@ -83,7 +83,7 @@ class EagerCall:
 
 #: They take any data: of a traced tensor, which they ask for nothing, they would make one without data.
 _CONVERSIONS = (torch.as_tensor, torch.asarray, torch.tensor)
-with warnings.catch_warnings():  # torch says that this was another one
+with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():  # torch says that it has changed
     warnings.simplefilter("ignore")
     #: Whether `asarray` takes the gradient along where it is not told.
     _ASARRAY_HAS_GRADIENT = torch.asarray(torch.empty(0, requires_grad=True)).requires_grad
