@@ -59,6 +59,15 @@ def results_of_a_view_without_a_gradient(self, x):
     return F.mse_loss(view, view), F.silu(self.b(h)), view.exp() * self.c.bias.sum()
 
 
+def a_write_into_what_dropout_gives_back(self, x):
+    """Dropout that drops nothing gives back its argument, which AOTAutograd copies."""
+    h = self.a(x)
+    p = h.softmax(-1)
+    kept = F.dropout(F.dropout(h, 0.3, training=False)[:3], 0.3, training=False)
+    kept[0].add_(1)
+    return kept, p, F.silu(self.b(x)), h
+
+
 def a_result_beside_a_write_to_the_input(self, x):
     x.mul_(2)
     return F.silu(self.a.weight), F.silu(self.b(x))
@@ -75,6 +84,7 @@ FORWARDS = (
     one_that_reads_no_data,
     views_of_one_value,
     results_of_a_view_without_a_gradient,
+    a_write_into_what_dropout_gives_back,
 )
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
 
