@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,8 @@ from opgraph.runtime import host
 _MOST_ELEMENTS = 6000
 #: Seconds between two lines that say how far a run is.
 _EVERY = 60.0
+#: Sets of inputs, equal but for a few roundings, that a result must be the same for.
+_ROUNDINGS = 8
 
 
 @dataclass
@@ -319,7 +322,7 @@ def problems(text: Text, seed: int) -> Iterator[str]:
     torch._dynamo.reset()
     eager = Network(text, seed)
     fused = ogt.fuse(copy.deepcopy(eager), memory=text.memory)
-    for case in CASES:
+    for number, case in enumerate(CASES):
         given = inputs(seed, case.batch, text.image)
         try:
             expected = run(eager.train(case.training), text, given, seed, case)
@@ -331,10 +334,31 @@ def problems(text: Text, seed: int) -> Iterator[str]:
         except Exception as error:
             yield f"{case}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return
-        wrong = [f"{case}: {name}: {why}" for name in expected if (why := _differs(got.get(name), expected[name]))]
-        yield from wrong
+        wrong = {name: why for name in expected if (why := _differs(got.get(name), expected[name]))}
+        for name in _unsteady(text, seed, number) if wrong else ():
+            wrong.pop(name, None)
+        yield from (f"{case}: {name}: {why}" for name, why in wrong.items())
         if wrong:
             return
+
+
+def _unsteady(text: Text, seed: int, number: int) -> set[str]:
+    """What changes in eager torch where inputs change by a few roundings, such as the sign of a sum that is 0.
+
+    Args:
+        number: of the case, before which the network is called as in those before it.
+    """
+    found: list[dict[str, Any]] = []
+    for step in range(_ROUNDINGS):
+        model = Network(text, seed)
+        for case in CASES[: number + 1]:
+            given = inputs(seed, case.batch, text.image)
+            if case is CASES[number]:
+                given[:2] = [t * (1 + step * torch.finfo(t.dtype).eps) for t in given[:2]]
+            with suppress(Exception):
+                last = run(model.train(case.training), text, given, seed, case)
+        found.append(last)
+    return {name for name, value in found[0].items() if any(_differs(other.get(name), value) for other in found[1:])}
 
 
 def _differs(got: Any, expected: Any) -> str:
