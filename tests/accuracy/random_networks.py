@@ -288,22 +288,44 @@ def run(model: Any, text: Text, given: list[torch.Tensor], seed: int, case: Case
             continue
         found[f"result {i}"] = result.detach().clone()
         found[f"strides {i}"] = _strides(result)
-        found[f"requires_grad {i}"] = result.requires_grad
+        if not result.requires_grad or _has_gradient(result):
+            found[f"requires_grad {i}"] = result.requires_grad
         found[f"shares {i}"] = [_shares(result, t) for t in called]
     for i, t in enumerate(called):
         found[f"input {i}"] = t.detach().clone()
     for kind, outputs in (("", results), ("both calls' ", more)):
-        differentiable = [r for r in outputs if isinstance(r, torch.Tensor) and r.requires_grad]
-        for passed in [[r] for r in differentiable] if case.apart else [differentiable] if differentiable else []:
+        differentiable = [i for i, r in enumerate(outputs) if isinstance(r, torch.Tensor) and r.requires_grad]
+        for places in [[i] for i in differentiable] if case.apart else [differentiable] if differentiable else []:
+            passed = [outputs[i] for i in places]
             cotangents = [torch.linspace(-1, 1, r.numel(), dtype=r.dtype).view(r.shape) for r in passed]
             torch.autograd.backward(passed, cotangents, retain_graph=case.apart)
-            named = [*model.named_parameters(), *zip(("x", "y"), tensors[:2], strict=True)]
-            for name, p in named:
-                found[f"{kind}gradient of {name} {len(found)}"] = None if p.grad is None else p.grad.clone()
+            if any(map(_has_gradient, passed)):
+                start = f"result {places[0]}" if case.apart else "results"
+                found.update({f"{kind}gradient of {name} from {start}": g for name, g in _gradients(model, tensors)})
+    found.update({f"gradient of {name}": g for name, g in _gradients(model, tensors)})
     for name, value in [*model.named_buffers(), *model.named_parameters()]:
         found[name] = value.detach().clone()
     found["random numbers"] = torch.rand(2)
     return found
+
+
+def _gradients(model: nn.Module, tensors: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Copies of the gradients of the parameters, of `x` and of `y`, by name."""
+    for name, p in [*model.named_parameters(), *zip(("x", "y"), tensors[:2], strict=True)]:
+        yield name, None if p.grad is None else p.grad.clone()
+
+
+def _has_gradient(result: torch.Tensor) -> bool:
+    """Whether a backward pass from a result reaches a leaf; from what a view made under `no_grad` gives, none does."""
+    waiting, seen = [result.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            if hasattr(node, "variable"):
+                return True
+            seen.add(node)
+            waiting += [source for source, _ in node.next_functions]
+    return False
 
 
 def _strides(result: torch.Tensor) -> tuple[int, ...] | None:
