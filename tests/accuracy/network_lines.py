@@ -6,7 +6,7 @@ network. `ids` is an input of integers, `self.table` a parameter with a row for 
 
 from __future__ import annotations
 
-#: Lines for values of any shape.
+#: Lines for values of any shape. torch.compile draws other numbers for `alpha_dropout` of a turned value.
 POINTWISE = (
     "torch.sigmoid(a)", "torch.tanh(a)", "F.relu(a)", "F.silu(a)", "F.gelu(a)", "F.gelu(a, approximate='tanh')",
     "torch.exp(-a.abs())", "F.softplus(a)", "a.abs()", "-a", "torch.sin(a)", "a.cos()", "(a.abs() + 1).sqrt()",
@@ -21,7 +21,7 @@ POINTWISE = (
     "F.hardshrink(a)", "F.hardsigmoid(a)", "F.relu6(a)", "F.threshold(a, 0.1, s)", "a.frac()", "torch.fmod(a, 0.7)",
     "a.round() * a", "torch.sinc(a)", "torch.asinh(a)", "torch.erfinv(a.tanh() * 0.9)", "torch.lgamma(a.abs() + 1)",
     "torch.digamma(a.abs() + 1)", "torch.i0(a)", "torch.special.log_ndtr(a)", "F.rrelu(a, training=self.training)",
-    "F.alpha_dropout(a, 0.2, self.training)", "a.sigmoid().logit(1e-3)", "torch.complex(a, a * s).abs()",
+    "F.alpha_dropout(a.contiguous(), 0.2, self.training)", "a.sigmoid().logit(1e-3)", "torch.complex(a, a * s).abs()",
     "torch.view_as_real(torch.complex(a, -a)).sum(-1)", "torch.randn_like(a) + a",
     "torch.bernoulli(a.sigmoid().detach()) * a", "torch.vmap(lambda t: t.sigmoid() * t)(a)", "Doubled.apply(a)",
     "torch.func.grad(lambda t: t.pow(3).sum())(a)",

@@ -41,3 +41,10 @@ def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
     assert any("inplace operation" in problem for problem in problems(text, 0))
     small = shrunk(text, 0)
     assert small.lines == lines[1:3] and small.outputs == ["v1"]
+
+
+def test_a_result_that_is_a_jump_at_a_rounding_error_shows_no_fault() -> None:
+    """The divergence of a distribution from itself is 0, or has the sign of a rounding error."""
+    divergence = "F.kl_div(F.log_softmax(y, -1), F.softmax(y, -1), reduction='batchmean')"
+    text = random_networks.Text(image=False, lines=[f"v0 = {divergence}", "v1 = torch.atan2(v0, v0)"], outputs=["v1"])
+    assert list(problems(text, 10282)) == []

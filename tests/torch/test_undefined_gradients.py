@@ -51,6 +51,23 @@ def views_of_one_value(self, x):
     return h.view(-1), h[0], h.t(), g[1:], F.silu(self.c(x)).expand(2, *x.shape)
 
 
+def results_of_a_view_without_a_gradient(self, x):
+    """Under `no_grad` eager torch makes a view that requires a gradient and passes none on."""
+    h = F.silu(self.a(x))
+    with torch.no_grad():
+        view = h.t()
+    return F.mse_loss(view, view), F.silu(self.b(h)), view.exp() * self.c.bias.sum()
+
+
+def a_write_into_what_dropout_gives_back(self, x):
+    """Dropout that drops nothing gives back its argument, which AOTAutograd copies."""
+    h = self.a(x)
+    p = h.softmax(-1)
+    kept = F.dropout(F.dropout(h, 0.3, training=False)[:3], 0.3, training=False)
+    kept[0].add_(1)
+    return kept, p, F.silu(self.b(x)), h
+
+
 def a_result_beside_a_write_to_the_input(self, x):
     x.mul_(2)
     return F.silu(self.a.weight), F.silu(self.b(x))
@@ -61,7 +78,14 @@ def one_result_beside_a_write_to_the_input(self, x):
     return (F.silu(self.a.weight),)
 
 
-FORWARDS = (two_heads, a_result_of_results, one_that_reads_no_data, views_of_one_value)
+FORWARDS = (
+    two_heads,
+    a_result_of_results,
+    one_that_reads_no_data,
+    views_of_one_value,
+    results_of_a_view_without_a_gradient,
+    a_write_into_what_dropout_gives_back,
+)
 X = torch.linspace(-2, 2, 24).reshape(4, 6)
 
 

@@ -138,13 +138,13 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         if fault:
             warnings.warn(f"a function that {fault}", stacklevel=users_level())
             raise run_as_written(fault)
+        remove_idle_dropout(graph)
         lost = lost_write(graph)
         if lost:
             warnings.warn(
                 f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=users_level()
             )
             return graph.forward
-        remove_idle_dropout(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
             return with_inputs_returned(

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.branches import written_arguments
-from opgraph.torch.graph.torch_internals import memory_of
+from opgraph.torch.graph.torch_internals import MEMORY, memory_of
 
 #: Methods that give a tensor another shape in place.
 _TURNS = frozenset(
@@ -87,14 +87,22 @@ _DROPOUTS = frozenset(
 def remove_idle_dropout(graph: GraphModule) -> None:
     """Takes dropout that drops nothing out of a graph: its result is its argument, and AOTAutograd makes a copy.
 
-    A write into the result, which in eager torch is one into the argument, would be lost.
+    A write into the result, which in eager torch is one into the argument, would be lost. Views of the copy become
+    views of the argument.
     """
+    moved: dict[int | None, Any] = {}  # the memory of a copy -> the value that holds the argument's memory
     for node in [n for n in graph.graph.nodes if n.target in _DROPOUTS]:
         given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
         if given.get("training", True) is False or given.get("p", 0.5) == 0:
-            node.replace_all_uses_with(given["input"])
+            source = given["input"]
+            moved[memory_of(node)] = moved.get(memory_of(source), source.meta.get("example_value"))
+            node.replace_all_uses_with(source)
             graph.graph.erase_node(node)
             graph.recompile()
+    moved.pop(None, None)
+    for node in graph.graph.nodes if moved else ():
+        if memory_of(node) in moved:
+            node.meta[MEMORY] = moved[memory_of(node)]
 
 
 def copy_overlapping_results(graph: GraphModule) -> None:

@@ -410,9 +410,13 @@ def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
     return (tensor, name) if is_parameter and type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
 
 
+#: In a node's `meta`: a tensor that has the memory of the node's value, where its example has another one.
+MEMORY = "opgraph_memory"
+
+
 def memory_of(node: torch.fx.Node) -> int | None:
     """What is equal for values of Dynamo's graph that share memory; None for what is no tensor."""
-    return storage_key(node.meta.get("example_value"))
+    return storage_key(node.meta.get(MEMORY, node.meta.get("example_value")))
 
 
 def storage_key(value: Any) -> int | None:

@@ -23,9 +23,9 @@ from opgraph.ir.collector import no_collector
 from opgraph.torch.graph.branches import written_inputs
 from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins
 
-#: For each result of a graph, and then for each input that the graph writes into, the inputs that it depends on, as
-#: bits; of what has no gradient, and of other inputs, 0.
-Dependencies = Sequence[int]
+#: For each result of a graph, and then for each of its inputs as the graph leaves it, the inputs that it depends on, as
+#: bits; None for a result without a gradient and for an input that the graph does not write into.
+Dependencies = Sequence[int | None]
 #: Depends on every input.
 ALL = -1
 
@@ -40,7 +40,7 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
         return ()
     (output,) = graph.graph.find_nodes(op="output")
     made = [n.meta.get("example_value") if isinstance(n, Node) else n for n in output.args[0]]
-    same = [ALL if _is_tensor(v) else 0 for v in made]
+    same = [ALL] * len(made)
     is_written = written_inputs(graph.graph)
     if sum(_is_tensor(v) and v.requires_grad for v in made) + sum(is_written) < 2:
         return same
@@ -62,10 +62,13 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
 
 
-def _depends_on(result: Any, places: dict[int, int], known: dict[Any, int]) -> int:
-    """The inputs that a result depends on; `known` has what was found out about autograd nodes."""
+def _depends_on(result: Any, places: dict[int, int], known: dict[Any, int]) -> int | None:
+    """The inputs that a result depends on; `known` has what was found out about autograd nodes.
+
+    A view made under `no_grad` requires a gradient as its base does, and depends on no input: 0, not None.
+    """
     if not _is_tensor(result) or not result.requires_grad:
-        return 0
+        return None
     if result.grad_fn is None:
         return _bit(result, places)
     waiting = [(result.grad_fn, False)]
@@ -135,7 +138,7 @@ class _Backward:
     ) -> None:
         function = node._forward_cls
         self._backward: Callable[..., Any] = function.backward
-        #: For each output of the node, the inputs that what is read from it depends on; 0 where that was not found out.
+        #: For each output of the node, the inputs that what is read from it depends on.
         self._outputs = _outputs(node, (*results, *args), depends)
         #: For each input of the node that has gradients, its place among the arguments; -1 where it is none of them.
         self._inputs = [edges.get(edge, -1) for edge in node.next_functions if edge[0] is not None]
@@ -167,7 +170,7 @@ class _Backward:
             return self._backward(ctx, *given)
         reached = 0
         for bits, gradient in zip(self._outputs, gradients, strict=True):
-            reached |= 0 if gradient is None else bits or ALL
+            reached |= 0 if gradient is None else bits
         edges = [source for source, _ in ctx.next_functions if source is not None]
         kept = iter(
             reached == ALL or place < 0 or reached >> place & 1 or _is_hooked(source, ctx.opgraph_data.get(place))
@@ -207,12 +210,13 @@ def _read(result: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _outputs(node: Any, values: Sequence[Any], depends: Dependencies) -> list[int]:
-    found = [0] * len(node._input_metadata)
+    """The inputs that each output of the node depends on, as bits; ALL where no result shows it."""
+    found: dict[int, int] = {}
     for value, bits in zip(values, depends, strict=False):
         for source, place in _read(value):
-            if source is node:
-                found[place] |= bits
-    return found
+            if source is node and bits is not None:
+                found[place] = found.get(place, 0) | bits
+    return [found.get(place, ALL) for place in range(len(node._input_metadata))]
 
 
 def _edges(args: Sequence[Any]) -> dict[Any, int]:

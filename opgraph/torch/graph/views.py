@@ -33,6 +33,8 @@ def is_view(node: Node) -> bool:
     value = value_of(node)
     if value is None or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())):
         return False  # more than a place in memory: torch makes such a view
+    if value_of(node.all_input_nodes[0]) is None:
+        return False  # AOTAutograd does not say what random numbers drawn again in backward look like
     if packet(node) is aten.as_strided:
         # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
         return base_of(node.all_input_nodes[0]).op != "placeholder"
