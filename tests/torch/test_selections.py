@@ -123,3 +123,16 @@ def test_a_value_and_what_is_selected_from_it_are_of_one_computation(how: str) -
         y.backward(torch.linspace(-1, 1, y.numel()).reshape(y.shape))
         results.append((y.detach(), given.grad, m.weight.grad))
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
+class Maxout(nn.Module):
+    """The larger one of two halves."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = functional.gelu(x).chunk(2, -1)
+        return torch.maximum(first, second)
+
+
+def test_a_comparison_of_two_parts_of_a_value_keeps_the_input_alone() -> None:
+    x = torch.randn(32, 48, requires_grad=True)
+    assert ogt.saved_tensors(ogt.fuse(Maxout()), x).to_dict()["totals"]["kept"] == 4 * x.numel()

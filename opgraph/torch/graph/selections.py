@@ -137,7 +137,9 @@ class _Origins:
         if op in _EDGED:
             compared = made.met
         if op in _COMPARISONS:
-            compared |= _meeting(given, [g.selected | g.moved for g in given])
+            compared |= _meeting([g.direct for g in given], [g.selected for g in given])
+            # Two parts of a value have no element in common: an element meets itself where one operand has it in place.
+            compared |= _meeting([g.direct & ~g.moved for g in given], [g.moved for g in given])
             made = _Origin()
         elif op in _SELECTIONS:
             data = self._of.get(node.all_input_nodes[0], _Origin())
@@ -145,7 +147,7 @@ class _Origins:
         elif op in _MOVES or _is_pointwise(node):
             made.met = made.met if op in _KEEPS_SIDES else 0
             if op in _MEETINGS:
-                made.met |= _meeting(given, [g.selected for g in given])
+                made.met |= _meeting([g.direct for g in given], [g.selected for g in given])
             if op in _MOVES:
                 made.moved |= made.direct
         else:
@@ -191,12 +193,12 @@ def _joined(origins: Sequence[_Origin]) -> _Origin:
     return made
 
 
-def _meeting(origins: Sequence[_Origin], selected: Sequence[int]) -> int:
-    """What one operand is made of directly, and another one by selection."""
+def _meeting(values: Sequence[int], others: Sequence[int]) -> int:
+    """What is among the values of one operand, and among the others of another one."""
     met = 0
-    for place, origin in enumerate(origins):
-        for other in (*selected[:place], *selected[place + 1 :]):
-            met |= origin.direct & other
+    for place, found in enumerate(values):
+        for other in (*others[:place], *others[place + 1 :]):
+            met |= found & other
     return met
 
 
