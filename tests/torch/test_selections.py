@@ -136,3 +136,20 @@ class Maxout(nn.Module):
 def test_a_comparison_of_two_parts_of_a_value_keeps_the_input_alone() -> None:
     x = torch.randn(32, 48, requires_grad=True)
     assert ogt.saved_tensors(ogt.fuse(Maxout()), x).to_dict()["totals"]["kept"] == 4 * x.numel()
+
+
+class SpelledTwice(nn.Module):
+    """A comparison of squares with the largest one in their column, in which they are written twice."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        v = x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+        found = v * v == (v * v).amax(0, keepdim=True)
+        return torch.where(found, x.sin(), v), found
+
+
+def test_a_value_that_is_written_twice_is_one_without_gradients_too() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(33, 48, dtype=torch.bfloat16)
+    with torch.no_grad():
+        _, found = ogt.fuse(SpelledTwice())(x)
+    assert found.any(0).all()
