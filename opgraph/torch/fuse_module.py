@@ -105,6 +105,7 @@ class FusedForward(Wrapper):
         """A call that may capture the model for the first time."""
         captured: list[Captured] = []
         has_run: set[bool] = set()
+        is_alone = False
         thread, before = get_ident(), len(graph_break_reasons())
 
         def note() -> None:
@@ -121,11 +122,13 @@ class FusedForward(Wrapper):
             with observed(captured.append), graph_breaks() as breaks:
                 result = compiled(module, self.instead, *args, **kwargs)
         except _IsSingle:
+            is_alone = True
+        finally:
+            on_run.remove(note)
+        if is_alone:  # where the function cannot run, the compiled graph does: nothing may end that
             self._looks = False
             self._single = Single(self.module, self.rounding)
             return self._run(module, args, kwargs)
-        finally:
-            on_run.remove(note)
         if not captured and not has_run and breaks:
             line, reason = breaks[0]
             self._failure = self._failure or f"torch.compile captures nothing of it: {reason}, in {line}"

@@ -848,3 +848,16 @@ def test_a_module_of_which_nothing_is_captured_says_so_once(module: nn.Module) -
 def test_a_module_that_computes_nothing_has_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     ogt.fuse(nn.Identity())(torch.randn(3))
     assert not [w for w in recwarn if "runs unfused" in str(w.message)]
+
+
+class Windows(nn.Module):
+    """One kernel, in a function that no fused function runs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).unfold(1, 3, 1)
+
+
+@torch.no_grad()
+def test_the_compiled_graph_runs_where_a_single_kernel_is_no_fused_function() -> None:
+    x = torch.randn(6, 8)
+    torch.testing.assert_close(ogt.fuse(Windows())(x), Windows()(x))

@@ -26,6 +26,7 @@ from opgraph.loops.lower import ROUNDINGS
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments, written_inputs
+from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.given import Hooks, backward_of
@@ -178,6 +179,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 elif name == "backward":
                     mark_recomputed(module.graph, computed)
                 if name == "inference":
+                    share_common_subexpressions(module.graph)
                     channels_last(module)
                 sized = partial(make, most_constants=MOST_BYTES_OF_SIZES)
                 program = SizedPrograms(module, sized) if has_symbols(module) else make(module)

@@ -25,7 +25,7 @@ from opgraph.torch.graph.common_subexpressions import share_common_subexpression
 from opgraph.torch.graph.constants import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.layouts import channels_last
-from opgraph.torch.graph.selections import comparisons_with_selections
+from opgraph.torch.graph.selections import COMPUTED_ONCE, comparisons_with_selections
 from opgraph.torch.graph.torch_internals import hint, min_cut
 from opgraph.torch.graph.views import base_of, is_view
 
@@ -195,6 +195,7 @@ def hold_compared(joint: Graph, keep: AbstractSet[Node] = frozenset()) -> bool:
     """
     copies: dict[Node, Node] = {}
     for value, readers in [(c.value, c.readers) for c in comparisons_with_selections(joint)]:
+        value.meta[COMPUTED_ONCE] = True
         if value in keep or not _may_be_recomputed(value):
             continue
         if value not in copies:
