@@ -319,6 +319,28 @@ class DropsInACheckpoint(nn.Module):
         return checkpoint(lambda t: F.dropout(t.sigmoid(), 0.3) * t, x, use_reentrant=False).square()
 
 
+@pytest.mark.parametrize("draw", [torch.rand_like, lambda x: torch.rand(6, 8), lambda x: torch.bernoulli(x.sigmoid())])
+def test_numbers_that_a_checkpoint_draws_are_drawn_again(draw):
+    linear, found = nn.Linear(8, 8), []
+    for fuse in (False, True):
+        model = nn.Sequential(linear, CheckpointedDraw(draw))
+        model = ogt.fuse(model) if fuse else model
+        x = torch.linspace(-2, 2, 48).view(6, 8).requires_grad_()
+        torch.manual_seed(5)
+        y = model(x)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, linear.weight]), torch.rand(3)])
+    torch.testing.assert_close(*found)
+
+
+class CheckpointedDraw(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        return checkpoint(lambda x: x.sin() * self.draw(x), x, use_reentrant=False) * 2
+
+
 def test_dropout_of_channels_last_images_is_recomputed_in_a_checkpoint():
     """AOTAutograd does not say what the numbers drawn again look like, and a view of these follows."""
     found = []

@@ -150,10 +150,11 @@ def _waits(graph: Graph) -> dict[Node, list[Node]]:
 
 def writes(node: Node) -> bool:
     """Whether a call may change memory that it is given; not every schema says so."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    # What a checkpoint draws again is a call that is given the op to run.
+    schemas = [s for target in (node.target, *node.args) if (s := getattr(target, "_schema", None)) is not None]
+    if not schemas:
         return node.target is not operator.getitem
-    return schema.is_mutable or not schema.returns or str(schema.name).endswith("_")
+    return any(s.is_mutable or not s.returns or str(s.name).endswith("_") for s in schemas)
 
 
 def _levels(
@@ -395,4 +396,6 @@ def _gathered(order: list[Group | Node], needs: Mapping[int, list[Group | Node]]
                 left[id(user)].discard(id(unit))
                 if not left[id(user)]:
                     heapq.heappush(queues[isinstance(user, Group)], place[id(user)])
+    if len(result) != len(order):
+        raise RuntimeError("steps of a graph wait for each other")
     return result
