@@ -20,7 +20,7 @@ import torch
 from torch.fx import Graph, Node
 
 from opgraph.runtime.providers.torch_internals import OpOverload
-from opgraph.torch.graph.aten import packet
+from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.views import is_view, keeps_elements
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -166,7 +166,9 @@ class _Origins:
                 if node.all_input_nodes[0] not in self._of:
                     break
                 node = node.all_input_nodes[0]
-            found[node] = None
+            value = value_of(node)
+            if not isinstance(value, torch.Tensor) or value.is_floating_point():  # integers are exact, as positions are
+                found[node] = None
         return list(found)
 
     def readers(self, value: Node, comparison: Node) -> Iterator[Node]:
