@@ -128,7 +128,7 @@ def _kept(build: Builder, op: Op, reduced: LogicalTensor) -> LogicalTensor:
     axes = static_axes(op.inputs, op.attrs)
     if op.attrs["keep_dims"]:
         return reduced
-    if axes is None:
+    if not has_places(op):
         raise Unimplemented(
             f"{op.kind} has no gradient where its axes are known at run time only",
             where=op.where,

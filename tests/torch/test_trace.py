@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,9 +251,9 @@ CONVERSIONS = {
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_conversions_of_traced_tensors_are_part_of_the_kernel(name: str, rerun: bool) -> None:
     found = []
-    fused = fuse(CONVERSIONS[name])
+    fused: Any = fuse(CONVERSIONS[name])
     if rerun:
-        fused.why_rerun = "a test"  # type: ignore[attr-defined]
+        fused.why_rerun = "a test"
     for fn in (CONVERSIONS[name], fused):
         for _ in range(2):
             x = torch.linspace(-2, 2, 12).view(3, 4).requires_grad_()
