@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -58,6 +59,12 @@ class CudaKernel:
         self._constants: dict[int, cuda_memory.Uploaded] = {}
         self._is_capturing = cuda.capture_query()
         self.sources: dict[str, KernelSource] = {}
+
+    def with_scalars(self, scalars: Mapping[int, float]) -> CudaKernel:
+        """The same kernel with other values for constants, by their loads."""
+        made = copy.copy(self)
+        made.operands, made._plans, made._constants = self.operands.with_scalars(scalars), Bounded(MAX_PLANS), {}
+        return made
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the kernels that dense arrays of these dimensions will need, as far as they are known."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,6 +52,12 @@ class HostKernel:
         self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
         self.sources: dict[str, KernelSource] = {}
         self._entries: dict[tuple[Variant, bool, bool], tuple[Loop, Any]] = {}
+
+    def with_scalars(self, scalars: Mapping[int, float]) -> HostKernel:
+        """The same kernel with other values for constants, by their loads; what is compiled belongs to both."""
+        made = copy.copy(self)
+        made.operands, made._plans = self.operands.with_scalars(scalars), Bounded(MAX_PLANS)
+        return made
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,15 @@ class Operands:
             for i, t in enumerate(lowered.loads)
             if t is not None and t.data is not None and t.id not in order
         }
+
+    def with_scalars(self, scalars: Mapping[int, float]) -> Operands:
+        """The same operands with other values for constants, by their loads, rounded to the constants' dtypes."""
+        made = copy.copy(self)
+        made._constants = dict(self._constants)
+        for load, value in scalars.items():
+            old = self._constants[load]
+            made._constants[load] = np.broadcast_to(np.asarray(value).astype(old.dtype), old.shape).copy()
+        return made
 
     def layout(
         self, shapes: Sequence[Shape], strides: Sequence[Strides], out_strides: Sequence[Strides | None] | None = None

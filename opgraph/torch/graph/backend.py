@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import count
 from typing import Any
 
@@ -27,7 +27,6 @@ from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_fo
 from opgraph.torch.graph.boundaries import compile_parts
 from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments, written_inputs
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
-from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.given import Hooks, backward_of
 from opgraph.torch.graph.known_faults import (
@@ -170,9 +169,9 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         def part(name: str) -> Callable[..., Any]:
             @no_collector()  # backward is compiled by its first call
             def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                def make(sized: GraphModule, most_constants: int | None = None) -> Program:
+                def make(sized: GraphModule, **how: Any) -> Program:
                     with without_modes():
-                        return Program(sized, rounding, most_constants, phase=name)
+                        return Program(sized, rounding, phase=name, **how)
 
                 if name == "forward":
                     computed.update(n.name for n in module.graph.nodes if n.op == "call_function")
@@ -181,8 +180,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 if name == "inference":
                     share_common_subexpressions(module.graph)
                     channels_last(module)
-                sized = partial(make, most_constants=MOST_BYTES_OF_SIZES)
-                program = SizedPrograms(module, sized) if has_symbols(module) else make(module)
+                program = SizedPrograms(module, make) if has_symbols(module) else make(module)
                 setattr(captured, name, program)
                 if name == "inference":
                     return program.run

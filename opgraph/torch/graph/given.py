@@ -16,10 +16,10 @@ import torch
 from torch.fx import Interpreter
 
 from opgraph.runtime.providers.torch_internals import has_saved_tensors_hooks, is_batched, is_forward_mode
-from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.sizes import SizedPrograms
 from opgraph.torch.graph.steps import restrided, same_strides
+from opgraph.torch.graph.symbolic_program import SizedProgram
 
 
 class Hooks:
@@ -60,10 +60,9 @@ def backward_of(program: Program | SizedPrograms, hooks: Hooks) -> Callable[[lis
     return backward
 
 
-def _restride(program: Program, args: list[Any]) -> None:
+def _restride(program: Program | SizedProgram, args: list[Any]) -> None:
     """Copies the arguments whose strides are others than those that the program was made for."""
-    for place, node in enumerate(program.module.graph.find_nodes(op="placeholder")):
-        given, promised = args[place], value_of(node)
-        are_tensors = isinstance(given, torch.Tensor) and isinstance(promised, torch.Tensor)
-        if are_tensors and not same_strides(given, promised.stride()):
-            args[place] = restrided(given, promised.stride())
+    for place, strides in enumerate(program.input_strides):
+        given = args[place]
+        if strides is not None and isinstance(given, torch.Tensor) and not same_strides(given, strides):
+            args[place] = restrided(given, strides)

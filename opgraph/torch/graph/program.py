@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ from opgraph.torch.graph.pointwise_convolutions import as_products
 from opgraph.torch.graph.recompute import with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers, with_strides
-from opgraph.torch.graph.targets import Target, target_of
+from opgraph.torch.graph.targets import Lines, Target, target_of
 from opgraph.torch.graph.torch_internals import saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
 from opgraph.torch.graph.writes import join_writes
@@ -56,11 +57,16 @@ class Program:
         rounding: as `ogt.fuse` takes it.
         most_constants: see `fold_constants`.
         phase: "forward", "backward", or "inference" of a call without gradients.
+        direct: whether kernels of few elements are called without a Python function, where other sizes' may not be.
 
     Attributes:
         source: the text of the function.
+        env: what stands under the names of the text.
         launches: the kernels, in order.
+        kernel_steps: the calls that launch them.
         library_calls: the nodes that torch computes, in order.
+        checked: their calls whose results are looked at once.
+        beginnings: how tensors are aligned.
     """
 
     def __init__(
@@ -69,15 +75,18 @@ class Program:
         rounding: str = "store",
         most_constants: int | None = None,
         phase: str = "inference",
+        direct: bool = True,
     ) -> None:
         self.module = module
         self.phase = phase
         self._rounding = rounding
+        self._direct = direct
         self.launches: list[Launch] = []
+        self.kernel_steps: list[KernelStep] = []
         self.library_calls: list[Node] = []
         self._targets: dict[torch.device, Target] = {}
-        self._checked: list[tuple[Node, Checked]] = []
-        self._env: dict[str, Any] = {
+        self.checked: list[tuple[Node, Checked]] = []
+        self.env: dict[str, Any] = {
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
             "with_strides": with_strides,
         }  # fmt: skip
@@ -85,14 +94,14 @@ class Program:
         as_products(module.graph)
         move_fills(module.graph)
         join_writes(module.graph)
-        self._begin = Beginnings(module)
+        self.beginnings = Beginnings(module)
         steps = self._steps()
         self._returned = _flat_outputs(module)
         function = self._function(steps)
         self.source = function.text()
-        self._env["watched"] = partial(watched, self, function, self._env)
-        exec(compile(self.source, "<opgraph>", "exec"), self._env)
-        self.run: Callable[[list[Any]], Any] = self._env["run"]
+        self.env["watched"] = partial(watched, self, function, self.env)
+        exec(compile(self.source, "<opgraph>", "exec"), self.env)
+        self.run: Callable[[list[Any]], Any] = self.env["run"]
         self.run._boxed_call = True
 
     @property
@@ -100,6 +109,12 @@ class Program:
         """Of a forward graph, what it returns for backward."""
         (output,) = [n for n in self.module.graph.nodes if n.op == "output"]
         return [n for n, is_saved in zip(self._returned, saved_outputs(output)) if is_saved and isinstance(n, Node)]
+
+    @property
+    def input_strides(self) -> list[tuple[int, ...] | None]:
+        """Of each argument of `run` the strides that it must have; None of what is no tensor."""
+        values = map(value_of, self.module.graph.find_nodes(op="placeholder"))
+        return [tuple(v.stride()) if isinstance(v, torch.Tensor) else None for v in values]
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -152,7 +167,7 @@ class Program:
             if device.type == "cuda" and any(d.type == "cuda" for d in self._targets):
                 raise RefusedError(group.nodes)
             self._targets[device] = target_of(device)
-            self._env.update(self._targets[device].values)
+            self.env.update(self._targets[device].values)
         return self._targets[device]
 
     def _plan(self) -> None:
@@ -160,13 +175,13 @@ class Program:
         alike: dict[Any, list[Launch]] = {}
         for launch in self.launches:
             looks = tuple(
-                (p.size, p.stride, p.split, p.dtype, self._begin.of(p)) for p in (*launch.reads, *launch.writes)
+                (p.size, p.stride, p.split, p.dtype, self.beginnings.of(p)) for p in (*launch.reads, *launch.writes)
             )
             alike.setdefault((id(launch.kernel), looks), []).append(launch)
 
         def plan(launches: Sequence[Launch]) -> None:
             first = launches[0]
-            made = first.target.plan(first.kernel, first.reads, first.writes, self._begin)
+            made = first.target.plan(first.kernel, first.reads, first.writes, self.beginnings)
             for launch in launches:
                 launch.plan = made
 
@@ -176,9 +191,6 @@ class Program:
         """Kernels that follow each other on one device: one native call."""
         target = launches[0].target
         made: list[Allocation] = []
-        reads: list[str] = []
-        names: dict[str, int] = {}
-        prepared = []
         by_name = {n.name: n for launch in launches for n in launch.nodes}
         for launch in launches:
             # Of several kernels in one call, later ones read what an earlier one would write over.
@@ -188,14 +200,10 @@ class Program:
                 line = f"{place.name} = {target.allocate}({place.size}, {place.stride}, {dtype})"
                 node = by_name.get(place.name, launch.nodes[-1])
                 made.append(Allocation(place.name, line, node, place, over.get(place.name, ())))
-            operands = launch.operands
-            reads += [p.name for p in operands if p.name]
-            # Of an operand without a name only the shape counts: any address does.
-            given = [(names.setdefault(p.name, len(names)), p.skipped) for p in operands if p.name]
-            places = iter(given)
-            prepared.append(KernelLaunch(launch.plan, tuple(next(places) if p.name else (0, 0) for p in operands)))
-        call = target.sequence(name, prepared, [f"{n}.data_ptr()" for n in names])
-        self._env.update(call.values)
+        call = sequence_of(name, launches, direct=self._direct)
+        self.env.update(call.values)
+        self.kernel_steps.append(KernelStep(name, tuple(launches), tuple(call.lines)))
+        reads = [p.name for launch in launches for p in launch.operands if p.name]
         return Step("\n".join(call.lines), None, made, [*reads, *call.makes])
 
     def _library_steps(self, node: Node, apart: bool) -> list[Step]:
@@ -232,18 +240,18 @@ class Program:
             and called is not None
         ):
             name = f"{name}_{call.name}"
-            checked = Checked(self._env, name, called, values, self._alignment(node, values))
-            self._env[name] = checked
-            self._checked.append((node, checked))
+            strides = [v.stride() if isinstance(v, torch.Tensor) else None for v in values]
+            checked = self.env[name] = Checked(self.env, name, called, strides, self._alignment(node, values))
+            self.checked.append((node, checked))
         else:
-            self._env[name] = called
+            self.env[name] = called
         return name
 
     def _alignment(self, node: Node, values: Sequence[Any]) -> int:
         """The bytes at whose multiples kernels expect what a library call gives."""
         devices = {v.device for v in values if isinstance(v, torch.Tensor)}
         found = [self._targets[d].alignment for d in devices if d in self._targets]
-        return max(found, default=1) if self._begin.is_known(node.name) else 1
+        return max(found, default=1) if self.beginnings.is_known(node.name) else 1
 
     # -- text -------------------------------------------------------------------------------------------------------
 
@@ -251,7 +259,7 @@ class Program:
         places = [n for n in self.module.graph.nodes if n.op == "placeholder"]
         fixed = [n for n in self.module.graph.nodes if n.op == "get_attr"]
         for node in fixed:
-            self._env[node.name] = operator.attrgetter(str(node.target))(self.module)
+            self.env[node.name] = operator.attrgetter(str(node.target))(self.module)
         returned = [base_of(n) for n in self._returned if isinstance(n, Node)]
         result = f"({''.join(self._ref(n) + ', ' for n in self._returned)})"
         lasting = frozenset(n.name for n in (*fixed, *returned))
@@ -263,15 +271,15 @@ class Program:
             first += target.first(has_constants)
             packed = self._packed(target)
             found = target.aligned([n.name for n in places if n.name in packed])
-            self._env.update(found.values)
+            self.env.update(found.values)
             aligned += found.lines
         return Function(places, steps, lasting, result, first, aligned)
 
     def _reuse(self, steps: Sequence[Step], lasting: Collection[str]) -> None:
         """Results take the memory of values that die where they are made."""
         made = {a.name: a.place for step in steps for a in step.allocations}
-        taken = reuse_memory(steps, own_values(self.module.graph, made, self._begin.is_known), lasting)
-        for node, call in self._checked:
+        taken = reuse_memory(steps, own_values(self.module.graph, made, self.beginnings.is_known), lasting)
+        for node, call in self.checked:
             call.overwritten = not taken.isdisjoint((node.name, *(part.name for part in _elements(node))))
 
     def _packed(self, target: Target) -> set[str]:
@@ -280,7 +288,7 @@ class Program:
         for launch in self.launches:
             if launch.target is target:
                 found |= {p.name for p, packs in zip(launch.operands, target.packed(launch.plan)) if packs}
-        return found & self._begin.copied
+        return found & self.beginnings.copied
 
     def _ref(self, value: Any) -> str:
         """The Python expression of an argument of a call."""
@@ -311,9 +319,38 @@ class Program:
     def _constant(self, value: Any) -> str:
         """A name for a dtype, device or other object."""
         name = "c_" + "".join(c if c.isalnum() else "_" for c in str(value))
-        while self._env.setdefault(name, value) is not value and self._env[name] != value:
+        while self.env.setdefault(name, value) is not value and self.env[name] != value:
             name += "_"
         return name
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStep:
+    """The lines that launch kernels which follow each other.
+
+    Attributes:
+        name: of the call.
+    """
+
+    name: str
+    launches: tuple[Launch, ...]
+    lines: tuple[str, ...]
+
+
+def sequence_of(name: str, launches: Sequence[Launch], *, direct: bool) -> Lines:
+    """The lines that launch kernels which follow each other on one device, and what stands under their names.
+
+    Args:
+        direct: see `Program`.
+    """
+    names: dict[str, int] = {}
+    prepared = []
+    for launch in launches:
+        operands = launch.operands
+        # Of an operand without a name only the shape counts: any address does.
+        given = [(names.setdefault(p.name, len(names)), p.skipped) if p.name else (0, 0) for p in operands]
+        prepared.append(KernelLaunch(launch.plan, tuple(given)))
+    return launches[0].target.sequence(name, prepared, [f"{n}.data_ptr()" for n in names], direct=direct)
 
 
 def _stored_bytes(graph: FxGraph) -> int:

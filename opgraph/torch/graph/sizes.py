@@ -1,24 +1,30 @@
-"""Graphs whose sizes are symbols: one program for each set of sizes, made when a call first has them.
+"""Graphs whose sizes are symbols: a program with names for sizes, or one program for each set of sizes.
 
-Dynamo traces a graph again with symbols in place of the sizes that differ from call to call. Programs hold sizes as
-numbers, so a graph with symbols is filled in with those of a call; kernels have no sizes and are not compiled again.
+Dynamo traces a graph again with symbols in place of the sizes that differ from call to call. Such a graph is filled in
+with numbers, and programs are made of it: two for all calls, which `symbolic_program` puts names into; or, where these
+differ in more than numbers, one for each set of sizes. Kernels have no sizes and are not compiled again.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from opgraph.errors import OpGraphError
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.providers.torch_internals import FakeTensorMode, tree_map, without_modes
 from opgraph.torch.graph.aten import FROM_SIZES, packet, value_of
-from opgraph.torch.graph.constants import SYMBOLIC
+from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, SYMBOLIC, fold_constants
+from opgraph.torch.graph.expressions import Expressions, NotSymbolicError, sample_sizes
 from opgraph.torch.graph.program import Program
+from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
+from opgraph.torch.graph.torch_internals import hint
 
 #: Sets of sizes whose programs are remembered for one graph.
 MAX_SETS = 64
@@ -34,42 +40,73 @@ class SizedPrograms:
 
     Args:
         module: as `Program` takes it, but for symbols among the sizes.
-        make: makes the program of a graph without symbols.
+        make: makes the program of a graph without symbols; its keywords are those of `Program`.
 
     Attributes:
-        programs: those made so far, by the sizes that a call gave.
+        programs: those used so far, by the sizes that a call gave.
     """
 
-    def __init__(self, module: GraphModule, make: Callable[[GraphModule], Program]) -> None:
+    def __init__(self, module: GraphModule, make: Callable[..., Program]) -> None:
         self.module = module
         self._make = make
-        self.programs: Bounded[tuple[int, ...], Program] = Bounded(MAX_SETS)
+        self.programs: Bounded[tuple[int, ...], Program | SizedProgram] = Bounded(MAX_SETS)
         #: Symbol -> (position of an argument, axis of it; None where the argument is the size).
         self._found: dict[Any, tuple[int, int | None]] = {}
-        places = [n for n in module.graph.nodes if n.op == "placeholder"]
-        for position, node in enumerate(places):
-            value = value_of(node)
+        #: The values that the graph was traced with.
+        self._traced: list[int] = []
+        places = [value_of(n) for n in module.graph.nodes if n.op == "placeholder"]
+        for position, value in enumerate(places):
             if isinstance(value, torch.SymInt):
-                self._found.setdefault(value.node.expr, (position, None))
-        for position, node in enumerate(places):
-            value = value_of(node)
+                self._add(value, position, None)
+        for position, value in enumerate(places):
             if isinstance(value, torch.Tensor):
                 for axis, size in enumerate(value.shape):
                     if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                        self._found.setdefault(size.node.expr, (position, axis))
+                        self._add(size, position, axis)
+
+    def _add(self, size: torch.SymInt, position: int, axis: int | None) -> None:
+        if size.node.expr not in self._found:
+            self._found[size.node.expr] = position, axis
+            self._traced.append(hint(size))
 
     def run(self, args: list[Any]) -> Any:
         """Runs the program for the sizes of these arguments; takes the arguments out of the list."""
         return self.sized(args).run(args)
 
-    def sized(self, args: list[Any]) -> Program:
+    def sized(self, args: list[Any]) -> Program | SizedProgram:
         """The program for the sizes of these arguments."""
         key = tuple([int(args[p] if axis is None else args[p].shape[axis]) for p, axis in self._found.values()])
         program = self.programs.get(key)
         if program is None:
             with without_modes():  # whoever looks on sees the program run, not its making
-                program = self.programs[key] = self._make(self._filled(key))
+                program = self.programs[key] = self._sized(key)
         return program
+
+    def _sized(self, sizes: tuple[int, ...]) -> Program | SizedProgram:
+        def watched(args: list[Any]) -> Any:
+            return self._own(sizes).run(args)
+
+        if self._symbolic is not None:
+            try:
+                return self._symbolic.sized(sizes, watched)
+            except (OpGraphError, NotSymbolicError):
+                pass  # a kernel over no elements, for example
+        return self._own(sizes)
+
+    def _own(self, sizes: tuple[int, ...]) -> Program:
+        return self._make(self._filled(sizes), most_constants=MOST_BYTES_OF_SIZES)
+
+    @cached_property
+    def _symbolic(self) -> SymbolicProgram | None:
+        """The program for all sizes; None where they change more of it than numbers."""
+        symbols = list(self._found)
+        fold_constants(self.module)
+        try:
+            samples = sample_sizes(self.module, symbols, self._traced, 3)
+            first, second = (self._make(self._filled(s), most_constants=0, direct=False) for s in samples[:2])
+            return SymbolicProgram(first, second, Expressions(self.module, symbols, samples))
+        except NotSymbolicError:
+            return None
 
     run._boxed_call = True  # type: ignore[attr-defined]
 

@@ -234,7 +234,7 @@ class Checked:
     Args:
         env, name: where the call itself takes the place of this once its results fit.
         call: the function of torch.
-        promised: the values without data that the graph has for its results, those in tuples, too.
+        strides: those that its results have by the graph, those in tuples, too; None of what is no tensor.
         alignment: bytes at whose multiples kernels expect them.
 
     Attributes:
@@ -242,13 +242,17 @@ class Checked:
     """
 
     def __init__(
-        self, env: dict[str, Any], name: str, call: Callable[..., Any], promised: Sequence[Any], alignment: int
+        self,
+        env: dict[str, Any],
+        name: str,
+        call: Callable[..., Any],
+        strides: Sequence[Sequence[int] | None],
+        alignment: int,
+        overwritten: bool = False,
     ) -> None:
-        self.call = call
-        self.overwritten = False
-        self._alignment = alignment
-        self._env, self._name = env, name
-        self._strides = [v.stride() if isinstance(v, torch.Tensor) else None for v in promised]
+        self.name, self.call, self.strides, self.alignment = name, call, strides, alignment
+        self.overwritten = overwritten
+        self._env = env
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, copied where they lie in another way than promised."""
@@ -259,13 +263,13 @@ class Checked:
             s is None
             or not isinstance(r, torch.Tensor)
             or r.numel() == 0
-            or (same_strides(r, s) and r.data_ptr() % self._alignment == 0 and i not in shared)
-            for i, (r, s) in enumerate(zip(results, self._strides))
+            or (same_strides(r, s) and r.data_ptr() % self.alignment == 0 and i not in shared)
+            for i, (r, s) in enumerate(zip(results, self.strides))
         ]
         if all(fits):
-            self._env[self._name] = self.call
+            self._env[self.name] = self.call
             return result
-        moved = [r if ok else restrided(r, s) for r, s, ok in zip(results, self._strides, fits)]
+        moved = [r if ok else restrided(r, s) for r, s, ok in zip(results, self.strides, fits)]
         return tree_unflatten(moved, structure)
 
 

@@ -62,12 +62,15 @@ class Target(Protocol):
     def packed(self, plan: Any) -> Sequence[bool]:
         """For each tensor that a kernel reads and then writes, whether it must begin where the plan says."""
 
-    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+    def sequence(
+        self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str], *, direct: bool = True
+    ) -> Lines:
         """One native call for kernels that follow each other.
 
         Args:
             name: of the call, in the function.
             addresses: the expressions of the addresses that the launches have places in.
+            direct: whether the lines may depend on the kernels' sizes, which saves a Python function.
         """
 
     def first(self, has_constants: bool) -> Sequence[str]:
@@ -102,11 +105,13 @@ class HostTarget:
         """As Target."""
         return ()
 
-    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+    def sequence(
+        self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str], *, direct: bool = True
+    ) -> Lines:
         """As Target."""
         made = KernelSequence(launches, len(addresses))
         given, own = ", ".join(addresses), {f"own_{name}": made}  # the function's calls hold addresses only
-        if made.direct is None:
+        if made.direct is None or not direct:
             return Lines([f"{name}({given})"], {name: made})
         entry, pack = made.direct
         return Lines([f"{name}(pack_{name}({given}))"], {**own, name: entry, f"pack_{name}": pack})
@@ -158,7 +163,9 @@ class CudaTarget:
         packs: Sequence[bool] = plan.packs
         return packs
 
-    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+    def sequence(
+        self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str], *, direct: bool = True
+    ) -> Lines:
         """As Target. A workspace is freed after the launch: the allocator gives it away on the same stream."""
         from opgraph.runtime.cuda_sequence import CudaSequence
 
@@ -167,17 +174,18 @@ class CudaTarget:
         given = [f"stream_of({self.engine.index})", *addresses]
         if made.workspace:
             makes.append(f"work_{name}")
-            lines.append(f"work_{name} = {self.allocate}(({made.workspace},), (1,), bytes_dtype)")
+            lines.append(f"work_{name} = {self.allocate}((bytes_{name},), (1,), bytes_dtype)")
             given.append(f"work_{name}.data_ptr()")
         arguments = ", ".join(given)
-        if made.direct is None:
-            return Lines([*lines, f"{name}({arguments})"], {name: made}, makes)
+        size = {f"bytes_{name}": made.workspace}
+        if made.direct is None or not direct:
+            return Lines([*lines, f"{name}({arguments})"], {name: made, **size}, makes)
         entry, pack = made.direct
         lines += [
             f"given = {arguments}",
             f"if refused := {name}(pack_{name}(*given)): recover_{name}(refused, *given)",
         ]
-        return Lines(lines, {name: entry, f"pack_{name}": pack, f"recover_{name}": made.recover}, makes)
+        return Lines(lines, {name: entry, f"pack_{name}": pack, f"recover_{name}": made.recover, **size}, makes)
 
     def first(self, has_constants: bool) -> Sequence[str]:
         """As Target: allocation and launches are for the current GPU. A captured CUDA graph may outlive the program."""

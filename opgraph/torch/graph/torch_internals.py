@@ -6,7 +6,7 @@ What calls use of torch, compiled or not, is in `opgraph/runtime/providers/torch
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodDescriptorType
 from typing import Any
@@ -197,6 +197,30 @@ def hint(size: Any) -> int:
         known = size.node.hint
         return 4096 if known is None else int(known)
     return int(size)
+
+
+def python_text(expression: Any) -> str | None:
+    """An expression of symbolic sizes as one of Python, which may read `math`; None where torch has no words for it."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    try:
+        return str(PythonPrinter().doprint(expression))
+    except (AssertionError, NotImplementedError, TypeError):
+        return None
+
+
+def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
+    """Whether what is known of symbols, by guards and ranges, allows them to have these values.
+
+    Args:
+        size: any size of the graph; what was found out about its symbols belongs to all of the graph.
+        sizes: symbol -> value.
+    """
+    known = size.node.shape_env
+    ranges = [(known.var_to_range.get(symbol), value) for symbol, value in sizes.items()]
+    if any(found is not None and not found.lower <= value <= found.upper for found, value in ranges):
+        return False
+    return all(guard.expr.xreplace(sizes) != False for guard in known.guards)  # noqa: E712 - one of SymPy's
 
 
 def is_size(size: torch.SymInt) -> bool:

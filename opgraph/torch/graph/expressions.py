@@ -1,0 +1,155 @@
+"""The expressions of symbolic sizes that stand in a graph, found by their values for two sets of sizes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import GraphModule
+
+from opgraph.runtime.providers.torch_internals import tree_leaves
+from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.torch_internals import allows, python_text
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+_NAME = "size_expression_"
+#: Sets of sizes that are drawn until so many fit a graph as are needed.
+_MOST_DRAWS = 300
+
+
+class NotSymbolicError(Exception):
+    """A graph, or what is made of it, has a number that no expression of its symbols gives."""
+
+
+class Expressions:
+    """The expressions of a graph's symbols.
+
+    Args:
+        module: the graph.
+        symbols: those whose values a call gives, in order.
+        samples: three sets of their values; the third tells apart what is equal for the first two.
+
+    Raises:
+        NotSymbolicError: the samples do not tell two expressions apart.
+    """
+
+    def __init__(self, module: GraphModule, symbols: Sequence[Any], samples: Sequence[Sequence[int]]) -> None:
+        self._symbols = symbols
+        self._names: dict[str, str] = {}  # text -> name
+        self._found: dict[tuple[Any, Any], str] = {}
+        texts = list(dict.fromkeys(self._texts(module)))
+        function = self._function(texts)
+        thirds: dict[str, Any] = {}
+        try:
+            rows = zip(texts, *(function(*sizes) for sizes in samples), strict=True)
+        except ArithmeticError as error:
+            raise NotSymbolicError from error
+        for text, first, second, third in rows:
+            if first == second == third:
+                continue
+            known = self._found.setdefault((first, second), text)
+            if first == second or thirds.setdefault(known, third) != third:
+                raise NotSymbolicError
+
+    def name(self, first: Any, second: Any) -> Any:
+        """What stands for the two values of one number: the number where they are equal, else an expression's name.
+
+        Raises:
+            NotSymbolicError: no expression has these values.
+        """
+        if first == second:
+            return first
+        if (first, second) not in self._found:
+            raise NotSymbolicError
+        return self._named(self._found[first, second])
+
+    def scalar(self, first: np.ndarray, second: np.ndarray) -> str:
+        """The name of the expression that these two values of a number are, or its reciprocal, rounded to their dtype.
+
+        Raises:
+            NotSymbolicError: there is none.
+        """
+
+        def rounds(value: float, number: np.ndarray) -> bool:
+            return bool(np.all(np.asarray(value).astype(number.dtype) == number))
+
+        for (a, b), text in self._found.items():
+            if rounds(a, first) and rounds(b, second):
+                return self._named(text)
+            if a and b and rounds(1 / a, first) and rounds(1 / b, second):
+                return self._named(f"1 / ({text})")
+        raise NotSymbolicError
+
+    def values(self) -> Callable[..., dict[str, Any]]:
+        """The values of the names that were given so far, as a function of the symbols."""
+        function, names = self._function(list(self._names)), list(self._names.values())
+        return lambda *sizes: dict(zip(names, function(*sizes), strict=True))
+
+    def _named(self, text: str) -> str:
+        return self._names.setdefault(text, f"{_NAME}{len(self._names)}")
+
+    def _function(self, texts: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
+        """The values of texts, as a function of the symbols."""
+        source = f"lambda {', '.join(map(str, self._symbols))}: ({''.join(f'{text}, ' for text in texts)})"
+        made: Callable[..., tuple[Any, ...]] = eval(source, {"math": math})
+        return made
+
+    def _texts(self, module: GraphModule) -> Iterator[str]:
+        """Sizes, strides, arguments, and the sizes of axes that lie beside each other, multiplied."""
+        symbols, known = set(self._symbols), dict[Any, str | None]()
+
+        def text(number: Any) -> str | None:
+            if not isinstance(number, _SYMBOLIC):
+                return str(number)
+            expression = number.node.expr
+            if expression not in known:
+                known[expression] = python_text(expression) if expression.free_symbols <= symbols else None
+            return known[expression]
+
+        for node in module.graph.nodes:
+            numbers = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, _SYMBOLIC)]
+            for value in tree_leaves(value_of(node)):
+                if isinstance(value, _SYMBOLIC):
+                    numbers.append(value)
+                elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                    numbers += [*value.shape, *value.stride(), value.storage_offset()]
+                    sizes = list(map(text, value.shape))
+                    for begin, end in ((b, e) for b in range(len(sizes)) for e in range(b + 2, len(sizes) + 1)):
+                        if None not in sizes[begin:end]:
+                            yield " * ".join(f"({size})" for size in sizes[begin:end])
+            yield from (found for number in numbers if (found := text(number)) is not None)
+
+
+def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[int], count: int) -> list[list[int]]:
+    """Sets of values that a graph's symbols may have, for which no two numbers in it are equal by chance.
+
+    Args:
+        traced: the values that the graph was traced with; what is drawn is a little larger.
+
+    Raises:
+        NotSymbolicError: none were found.
+    """
+    values = [v for n in module.graph.nodes for v in tree_leaves(value_of(n)) if isinstance(v, torch.Tensor)]
+    numbers = [n for v in values if v.layout is torch.strided for n in (*v.shape, *v.stride())]
+    sizes = {n.node.expr: n for n in numbers if isinstance(n, torch.SymInt)}
+    taken = {n for n in numbers if isinstance(n, int)}
+    found: list[list[int]] = []
+    draw = random.Random(0)
+    for attempt in range(_MOST_DRAWS if sizes else 0):
+        step = draw.choice((1, 1, 1, 2, 4, 8, 16))
+        drawn = [old + step * draw.randint(1, 8 + attempt) for old in traced]
+        known = dict(zip(symbols, drawn, strict=True))
+        if not all(allows(size, known) for size in sizes.values()):
+            continue
+        filled = [expression.xreplace(known) for expression in sizes]
+        own = [int(e) for e in filled if not getattr(e, "free_symbols", ())]
+        if min(own) > 1 and len({*own, *taken}) == len(own) + len(taken):
+            taken.update(own)
+            found.append(drawn)
+            if len(found) == count:
+                return found
+    raise NotSymbolicError
