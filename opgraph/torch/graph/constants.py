@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -20,7 +20,7 @@ from opgraph.torch.graph.views import base_of, is_view
 MOST_BYTES, MOST_BYTES_OF_SIZES = 2**26, 2**20
 
 
-def fold_constants(module: GraphModule, most: int | None = None) -> None:
+def fold_constants(module: GraphModule, most: int | None = None) -> dict[str, str]:
     """Puts the values of nodes that need no input in their place, as attributes of the module.
 
     A node that is returned stays: whoever receives its value might write into it. So do fills, which kernels read as
@@ -30,6 +30,8 @@ def fold_constants(module: GraphModule, most: int | None = None) -> None:
 
     Args:
         most: bytes that all of them may have; MOST_BYTES if None.
+
+    Returns: for each attribute's node the node whose value it has, both by name.
     """
     most = MOST_BYTES if most is None else most
     graph = module.graph
@@ -64,6 +66,42 @@ def fold_constants(module: GraphModule, most: int | None = None) -> None:
         for user in readers[node]:
             user.replace_input_with(node, made)
     graph.eliminate_dead_code()
+    return {made.name: node.name for node, made in attributes.items()}
+
+
+class SizedConstants:
+    """Constants of a graph with symbols, which follow from the sizes of a call.
+
+    Args:
+        names: of the nodes whose values are asked for.
+    """
+
+    def __init__(self, module: GraphModule, names: Iterable[str]) -> None:
+        self._module = module
+        self._wanted = set(names)
+        needed = {n for n in module.graph.nodes if n.name in self._wanted}
+        for node in reversed(module.graph.nodes):
+            if node in needed:
+                needed.update(node.all_input_nodes)
+        self._nodes = [n for n in module.graph.nodes if n in needed]
+
+    def values(self, sizes: Mapping[Any, int]) -> dict[str, torch.Tensor]:
+        """Their values, by name.
+
+        Args:
+            sizes: symbol -> value.
+        """
+        values: dict[Node, Any] = {}
+        for node in self._nodes:
+            if node.op == "placeholder":
+                values[node] = int(value_of(node).node.expr.xreplace(sizes))
+            elif node.op == "get_attr":
+                values[node] = _attribute(self._module, node)
+            else:
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                call: Any = node.target
+                values[node] = call(*args, **kwargs)
+        return {n.name: values[n].clone() for n in self._nodes if n.name in self._wanted}
 
 
 def _equal_constants(graph: Graph, most: int) -> dict[Node, Node]:

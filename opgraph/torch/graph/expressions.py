@@ -140,8 +140,8 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     found: list[list[int]] = []
     draw = random.Random(0)
     for attempt in range(_MOST_DRAWS if sizes else 0):
-        step = draw.choice((1, 1, 1, 2, 4, 8, 16))
-        drawn = [old + step * draw.randint(1, 8 + attempt) for old in traced]
+        step = 1 if attempt < _MOST_DRAWS // 3 else draw.choice((2, 4, 8, 16))  # sizes may have to be multiples
+        drawn = [old + step * draw.randint(1, 4 + attempt // 4) for old in traced]
         known = dict(zip(symbols, drawn, strict=True))
         if not all(allows(size, known) for size in sizes.values()):
             continue

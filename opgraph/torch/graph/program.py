@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from opgraph.torch.graph.recompute import with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers, with_strides
 from opgraph.torch.graph.targets import Lines, Target, target_of
-from opgraph.torch.graph.torch_internals import saved_outputs
+from opgraph.torch.graph.torch_internals import hint, saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
 from opgraph.torch.graph.writes import join_writes
 
@@ -57,16 +57,18 @@ class Program:
         rounding: as `ogt.fuse` takes it.
         most_constants: see `fold_constants`.
         phase: "forward", "backward", or "inference" of a call without gradients.
-        direct: whether kernels of few elements are called without a Python function, where other sizes' may not be.
+        stored_bytes: of the graph's values; counted if None.
+        symbolic: whether it is made for a `SymbolicProgram`: kernels are not planned, and no line depends on a plan.
 
     Attributes:
         source: the text of the function.
         env: what stands under the names of the text.
         launches: the kernels, in order.
-        kernel_steps: the calls that launch them.
+        kernel_steps: those that one call launches, by its name.
         library_calls: the nodes that torch computes, in order.
         checked: their calls whose results are looked at once.
         beginnings: how tensors are aligned.
+        folded: see `fold_constants`.
     """
 
     def __init__(
@@ -75,14 +77,15 @@ class Program:
         rounding: str = "store",
         most_constants: int | None = None,
         phase: str = "inference",
-        direct: bool = True,
+        stored_bytes: int | None = None,
+        symbolic: bool = False,
     ) -> None:
         self.module = module
         self.phase = phase
         self._rounding = rounding
-        self._direct = direct
+        self._symbolic = symbolic
         self.launches: list[Launch] = []
-        self.kernel_steps: list[KernelStep] = []
+        self.kernel_steps: dict[str, Sequence[Launch]] = {}
         self.library_calls: list[Node] = []
         self._targets: dict[torch.device, Target] = {}
         self.checked: list[tuple[Node, Checked]] = []
@@ -90,8 +93,9 @@ class Program:
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
             "with_strides": with_strides,
         }  # fmt: skip
-        fold_constants(module, most_constants)
+        self.folded = fold_constants(module, most_constants)
         as_products(module.graph)
+        self._gathers = (bytes_of(module.graph) if stored_bytes is None else stored_bytes) <= _GATHERED
         move_fills(module.graph)
         join_writes(module.graph)
         self.beginnings = Beginnings(module)
@@ -122,7 +126,7 @@ class Program:
         graph = self.module.graph
         refused: set[Node] = set()
         lowering = Lowering(self._rounding)
-        gathers = _stored_bytes(graph) <= _GATHERED
+        gathers = self._gathers
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
             planned = schedule(graph, refused=refused, gather_kernels=gathers)
             if not gathers and not refused:
@@ -137,7 +141,8 @@ class Program:
                 continue
             break
         self.launches = [launch for unit in planned.steps for launch in kernels.get(id(unit), ())]
-        self._plan()
+        if not self._symbolic:
+            plan_launches(self.launches, self.beginnings)
         steps: list[Step] = []
         waiting: list[Launch] = []
         for unit in planned.steps:
@@ -170,23 +175,6 @@ class Program:
             self.env.update(self._targets[device].values)
         return self._targets[device]
 
-    def _plan(self) -> None:
-        """Prepares all calls; calls of one kernel on tensors that lie alike are prepared once."""
-        alike: dict[Any, list[Launch]] = {}
-        for launch in self.launches:
-            looks = tuple(
-                (p.size, p.stride, p.split, p.dtype, self.beginnings.of(p)) for p in (*launch.reads, *launch.writes)
-            )
-            alike.setdefault((id(launch.kernel), looks), []).append(launch)
-
-        def plan(launches: Sequence[Launch]) -> None:
-            first = launches[0]
-            made = first.target.plan(first.kernel, first.reads, first.writes, self.beginnings)
-            for launch in launches:
-                launch.plan = made
-
-        at_once([partial(plan, launches) for launches in alike.values()])
-
     def _kernel_step(self, name: str, launches: Sequence[Launch]) -> Step:
         """Kernels that follow each other on one device: one native call."""
         target = launches[0].target
@@ -200,9 +188,9 @@ class Program:
                 line = f"{place.name} = {target.allocate}({place.size}, {place.stride}, {dtype})"
                 node = by_name.get(place.name, launch.nodes[-1])
                 made.append(Allocation(place.name, line, node, place, over.get(place.name, ())))
-        call = sequence_of(name, launches, direct=self._direct)
+        call = sequence_of(name, launches, symbolic=self._symbolic)
         self.env.update(call.values)
-        self.kernel_steps.append(KernelStep(name, tuple(launches), tuple(call.lines)))
+        self.kernel_steps[name] = launches
         reads = [p.name for launch in launches for p in launch.operands if p.name]
         return Step("\n".join(call.lines), None, made, [*reads, *call.makes])
 
@@ -264,7 +252,8 @@ class Program:
         result = f"({''.join(self._ref(n) + ', ' for n in self._returned)})"
         lasting = frozenset(n.name for n in (*fixed, *returned))
         self._reuse(steps, lasting)
-        has_constants = bool(fixed) or any(getattr(launch.plan, "keep", ()) for launch in self.launches)
+        keeps = self._symbolic or any(getattr(launch.plan, "keep", ()) for launch in self.launches)
+        has_constants = bool(fixed) or keeps
         first: list[str] = []
         aligned: list[str] = []
         for target in self._targets.values():
@@ -287,7 +276,8 @@ class Program:
         found = set()
         for launch in self.launches:
             if launch.target is target:
-                found |= {p.name for p, packs in zip(launch.operands, target.packed(launch.plan)) if packs}
+                packed = repeat(target.packs) if self._symbolic else target.packed(launch.plan)
+                found |= {p.name for p, packs in zip(launch.operands, packed) if packs}
         return found & self.beginnings.copied
 
     def _ref(self, value: Any) -> str:
@@ -324,24 +314,29 @@ class Program:
         return name
 
 
-@dataclass(frozen=True, slots=True)
-class KernelStep:
-    """The lines that launch kernels which follow each other.
+def plan_launches(launches: Iterable[Launch], beginnings: Beginnings) -> None:
+    """Prepares calls; calls of one kernel on tensors that lie alike are prepared once. Kernels that have to be compiled
+    for that are compiled side by side."""
+    alike: dict[Any, list[Launch]] = {}
+    for launch in launches:
+        places = (*launch.reads, *launch.writes)
+        looks = tuple((p.size, p.stride, p.split, p.dtype, beginnings.of(p)) for p in places)
+        alike.setdefault((id(launch.kernel), looks), []).append(launch)
 
-    Attributes:
-        name: of the call.
-    """
+    def plan(equal: Sequence[Launch]) -> None:
+        first = equal[0]
+        made = first.target.plan(first.kernel, first.reads, first.writes, beginnings)
+        for launch in equal:
+            launch.plan = made
 
-    name: str
-    launches: tuple[Launch, ...]
-    lines: tuple[str, ...]
+    at_once([partial(plan, equal) for equal in alike.values()])
 
 
-def sequence_of(name: str, launches: Sequence[Launch], *, direct: bool) -> Lines:
+def sequence_of(name: str, launches: Sequence[Launch], *, symbolic: bool = False) -> Lines:
     """The lines that launch kernels which follow each other on one device, and what stands under their names.
 
     Args:
-        direct: see `Program`.
+        symbolic: whether the lines serve all sizes; launches without plans have lines alone.
     """
     names: dict[str, int] = {}
     prepared = []
@@ -350,13 +345,16 @@ def sequence_of(name: str, launches: Sequence[Launch], *, direct: bool) -> Lines
         # Of an operand without a name only the shape counts: any address does.
         given = [(names.setdefault(p.name, len(names)), p.skipped) if p.name else (0, 0) for p in operands]
         prepared.append(KernelLaunch(launch.plan, tuple(given)))
-    return launches[0].target.sequence(name, prepared, [f"{n}.data_ptr()" for n in names], direct=direct)
+    addresses = [f"{n}.data_ptr()" for n in names]
+    if symbolic:
+        return launches[0].target.symbolic_sequence(name, prepared, addresses)
+    return launches[0].target.sequence(name, prepared, addresses)
 
 
-def _stored_bytes(graph: FxGraph) -> int:
-    """Bytes of all values of a graph, stored or not."""
+def bytes_of(graph: FxGraph) -> int:
+    """Bytes of all values of a graph, stored or not; with the sizes that symbols were traced with."""
     values = [value_of(n) for n in graph.nodes if n.op == "call_function"]
-    return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
+    return sum(hint(v.numel()) * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
 
 
 def _elements(node: Node) -> list[Node]:

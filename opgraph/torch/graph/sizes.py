@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from opgraph.runtime.providers.torch_internals import FakeTensorMode, tree_map, 
 from opgraph.torch.graph.aten import FROM_SIZES, packet, value_of
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, SYMBOLIC, fold_constants
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError, sample_sizes
-from opgraph.torch.graph.program import Program
+from opgraph.torch.graph.program import Program, bytes_of
 from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
 from opgraph.torch.graph.torch_internals import hint
 
@@ -50,24 +50,26 @@ class SizedPrograms:
         self.module = module
         self._make = make
         self.programs: Bounded[tuple[int, ...], Program | SizedProgram] = Bounded(MAX_SETS)
+        #: By the bytes of constants that they hold.
+        self._symbolic: dict[int, SymbolicProgram | None] = {}
         #: Symbol -> (position of an argument, axis of it; None where the argument is the size).
         self._found: dict[Any, tuple[int, int | None]] = {}
+        places = [value_of(n) for n in module.graph.nodes if n.op == "placeholder"]
+        given = [(v, position, None) for position, v in enumerate(places) if isinstance(v, torch.SymInt)]
+        given += [
+            (size, position, axis)
+            for position, value in enumerate(places) if isinstance(value, torch.Tensor)
+            for axis, size in enumerate(value.shape) if isinstance(size, torch.SymInt)
+        ]  # fmt: skip
+        given.sort(key=lambda found: not found[0].node.expr.is_Symbol)
         #: The values that the graph was traced with.
         self._traced: list[int] = []
-        places = [value_of(n) for n in module.graph.nodes if n.op == "placeholder"]
-        for position, value in enumerate(places):
-            if isinstance(value, torch.SymInt):
-                self._add(value, position, None)
-        for position, value in enumerate(places):
-            if isinstance(value, torch.Tensor):
-                for axis, size in enumerate(value.shape):
-                    if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                        self._add(size, position, axis)
-
-    def _add(self, size: torch.SymInt, position: int, axis: int | None) -> None:
-        if size.node.expr not in self._found:
-            self._found[size.node.expr] = position, axis
-            self._traced.append(hint(size))
+        for size, position, axis in given:
+            expression = size.node.expr
+            if expression.is_Symbol and expression not in self._found:
+                self._traced.append(hint(size))
+            if expression.is_Symbol or (axis is None and not expression.free_symbols <= self._found.keys()):
+                self._found.setdefault(expression, (position, axis))
 
     def run(self, args: list[Any]) -> Any:
         """Runs the program for the sizes of these arguments; takes the arguments out of the list."""
@@ -86,25 +88,30 @@ class SizedPrograms:
         def watched(args: list[Any]) -> Any:
             return self._own(sizes).run(args)
 
-        if self._symbolic is not None:
-            try:
-                return self._symbolic.sized(sizes, watched)
-            except (OpGraphError, NotSymbolicError):
-                pass  # a kernel over no elements, for example
+        for most_constants in (MOST_BYTES_OF_SIZES, 0):
+            if most_constants not in self._symbolic:
+                self._symbolic[most_constants] = self._symbolic_program(most_constants)
+            program = self._symbolic[most_constants]
+            with suppress(OpGraphError, NotSymbolicError):  # a kernel over no elements; constants of many bytes
+                if program is not None:
+                    return program.sized(sizes, watched)
         return self._own(sizes)
 
     def _own(self, sizes: tuple[int, ...]) -> Program:
         return self._make(self._filled(sizes), most_constants=MOST_BYTES_OF_SIZES)
 
-    @cached_property
-    def _symbolic(self) -> SymbolicProgram | None:
-        """The program for all sizes; None where they change more of it than numbers."""
+    def _symbolic_program(self, most_constants: int) -> SymbolicProgram | None:
+        """The program for all sizes; None where these change more of it than numbers."""
         symbols = list(self._found)
+        if not all(symbol.is_Symbol for symbol in symbols):
+            return None
         fold_constants(self.module)
         try:
             samples = sample_sizes(self.module, symbols, self._traced, 3)
-            first, second = (self._make(self._filled(s), most_constants=0, direct=False) for s in samples[:2])
-            return SymbolicProgram(first, second, Expressions(self.module, symbols, samples))
+            how = {"most_constants": most_constants, "stored_bytes": bytes_of(self.module.graph), "symbolic": True}
+            first, second = (self._make(self._filled(sizes), **how) for sizes in samples[:2])
+            expressions = Expressions(self.module, symbols, samples)
+            return SymbolicProgram(self.module, symbols, first, second, expressions)
         except NotSymbolicError:
             return None
 

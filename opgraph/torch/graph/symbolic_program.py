@@ -1,7 +1,7 @@
 """One program for all sizes of a graph with symbols: numbers that follow from sizes stand in it under names.
 
 Programs hold sizes as numbers. Two are made of one graph, for two sets of sizes in which no two numbers are equal by
-chance: both compute what the graph means for all sizes. Their texts, and the layouts of their kernels' operands, differ in
+chance: both compute what the graph means for all sizes. Their texts, and how their kernels' operands lie, differ in
 numbers alone, and each pair of numbers has to be the two values of one expression of the symbols, whose name takes
 their place. For the sizes of a call the expressions are evaluated, and kernels whose operands they lay out are planned.
 """
@@ -9,17 +9,20 @@ their place. For the sizes of a call the expressions are evaluated, and kernels 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
 import numpy as np
+import torch
+from torch.fx import GraphModule
 
+from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, SizedConstants
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError
 from opgraph.torch.graph.launches import Launch
 from opgraph.torch.graph.places import Place
-from opgraph.torch.graph.program import KernelStep, Program, sequence_of
+from opgraph.torch.graph.program import Program, plan_launches, sequence_of
 from opgraph.torch.graph.steps import Checked
 
 #: A number of a program's text.
@@ -43,27 +46,37 @@ class SymbolicProgram:
     """What two programs of a graph have in common.
 
     Args:
+        module: the graph.
+        symbols: those whose values a call gives, in order.
         first, second: the programs, of the first two of the sets of sizes that `expressions` was made with.
 
     Raises:
         NotSymbolicError: they differ in more than sizes.
     """
 
-    def __init__(self, first: Program, second: Program, expressions: Expressions) -> None:
+    def __init__(
+        self, module: GraphModule, symbols: Sequence[Any], first: Program, second: Program, expressions: Expressions
+    ) -> None:
+        if first.folded != second.folded:
+            raise NotSymbolicError
         self._program = first
+        self._symbols = symbols
         self._expressions = expressions
+        self._constants = SizedConstants(module, first.folded.values())
         self._code = self._text(first.source, second.source)
-        self._steps = [
-            _SymbolicStep(a, [self._launch(x, y) for x, y in zip(a.launches, b.launches, strict=True)])
-            for a, b in zip(first.kernel_steps, second.kernel_steps, strict=True)
-        ]
+        self._launches = {
+            name: [self._launch(a, b) for a, b in _pairs(launches, second.kernel_steps[name])]
+            for name, launches in first.kernel_steps.items()
+        }
         self._checked = [
-            (a, [None if s is None else self._numbers(s, t) for s, t in zip(a.strides, b.strides, strict=True)])
-            for (_, a), (_, b) in zip(first.checked, second.checked, strict=True)
+            (a, [None if s is None else self._numbers(s, t) for s, t in _pairs(a.strides, b.strides)])
+            for (_, a), (_, b) in _pairs(first.checked, second.checked)
         ]
+        self._constant_strides = {
+            name: self._numbers(first.env[name].stride(), second.env[name].stride()) for name in first.folded
+        }
         self._input_strides = [
-            self._numbers(s, t) if s is not None else None
-            for s, t in zip(first.input_strides, second.input_strides, strict=True)
+            self._numbers(s, t) if s is not None else None for s, t in _pairs(first.input_strides, second.input_strides)
         ]
         self._values = expressions.values()
 
@@ -75,11 +88,14 @@ class SymbolicProgram:
 
         Raises:
             OpGraphError: a kernel does not run on these sizes; one over no elements, for example.
+            NotSymbolicError: for these sizes the program differs in more than numbers.
         """
         values = self._values(*sizes)
-        env = {**self._program.env, **values, "watched": watched}
-        for step in self._steps:
-            env.update(step.sized(values, self._program))
+        env = {**self._program.env, **values, **self._constants_for(sizes, values), "watched": watched}
+        launches = {name: [launch.sized(values) for launch in found] for name, found in self._launches.items()}
+        plan_launches((one for step in launches.values() for one in step if one.plan is None), self._program.beginnings)
+        for name, step in launches.items():
+            env.update(sequence_of(name, step, symbolic=True).values)
         for call, strides in self._checked:
             own = [None if s is None else _filled(s, values) for s in strides]
             env[call.name] = Checked(env, call.name, call.call, own, call.alignment, call.overwritten)
@@ -87,6 +103,17 @@ class SymbolicProgram:
         run = env["run"]
         run._boxed_call = True
         return SizedProgram(run, [None if s is None else _filled(s, values) for s in self._input_strides])
+
+    def _constants_for(self, sizes: Sequence[int], values: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        if not self._program.folded:
+            return {}
+        found = self._constants.values(dict(_pairs(self._symbols, sizes)))
+        if sum(value.nbytes for value in found.values()) > MOST_BYTES_OF_SIZES:
+            raise NotSymbolicError
+        made = {name: found[source] for name, source in self._program.folded.items()}
+        if any(made[name].stride() != _filled(strides, values) for name, strides in self._constant_strides.items()):
+            raise NotSymbolicError
+        return made
 
     def _text(self, first: str, second: str) -> CodeType:
         if _NUMBER.sub("#", first) != _NUMBER.sub("#", second):
@@ -100,7 +127,7 @@ class SymbolicProgram:
         return compile(_NUMBER.sub(named, first), "<opgraph>", "exec")
 
     def _numbers(self, first: Sequence[int], second: Sequence[int]) -> tuple[Any, ...]:
-        return tuple(self._expressions.name(a, b) for a, b in zip(first, second, strict=True))
+        return tuple(self._expressions.name(a, b) for a, b in _pairs(first, second))
 
     def _place(self, first: Place, second: Place) -> Place:
         """The place, with names for numbers that follow from sizes."""
@@ -130,7 +157,7 @@ class SymbolicProgram:
             if not np.array_equal(constants[place], other_constants[place], equal_nan=True)
         }
         pairs = [
-            [self._place(a, b) for a, b in zip(x, y, strict=True)]
+            [self._place(a, b) for a, b in _pairs(x, y)]
             for x, y in ((first.reads, second.reads), (first.writes, second.writes))
         ]
         return _SymbolicLaunch(first, tuple(pairs[0]), tuple(pairs[1]), scalars)
@@ -150,31 +177,21 @@ class _SymbolicLaunch:
         """Whether it is the same for all sizes."""
         return not self.scalars and (self.reads, self.writes) == (self.launch.reads, self.launch.writes)
 
-    def sized(self, values: Mapping[str, Any], program: Program) -> Launch:
-        """The call for these sizes."""
+    def sized(self, values: Mapping[str, Any]) -> Launch:
+        """The call for these sizes; it has a plan where it is fixed and has been planned before."""
         if self.is_fixed:
             return self.launch
         kernel = self.launch.kernel
         if self.scalars:
             kernel = kernel.with_scalars({place: values[name] for place, name in self.scalars.items()})
         reads, writes = ([_sized_place(p, values) for p in places] for places in (self.reads, self.writes))
-        plan = self.launch.target.plan(kernel, reads, writes, program.beginnings)
-        return replace(self.launch, kernel=kernel, reads=tuple(reads), writes=tuple(writes), plan=plan)
+        return replace(self.launch, kernel=kernel, reads=tuple(reads), writes=tuple(writes))
 
 
-@dataclass(frozen=True, slots=True)
-class _SymbolicStep:
-    step: KernelStep
-    launches: Sequence[_SymbolicLaunch]
-
-    def sized(self, values: Mapping[str, Any], program: Program) -> Mapping[str, Any]:
-        """What stands under the names of the step's lines."""
-        if all(launch.is_fixed for launch in self.launches):
-            return {}
-        made = sequence_of(self.step.name, [launch.sized(values, program) for launch in self.launches], direct=False)
-        if made.lines != self.step.lines:  # it needs other memory
-            raise NotSymbolicError
-        return made.values
+def _pairs(first: Sequence[Any], second: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    if len(first) != len(second):
+        raise NotSymbolicError
+    return zip(first, second)
 
 
 def _filled(numbers: Sequence[Any], values: Mapping[str, Any]) -> tuple[int, ...]:

@@ -41,12 +41,14 @@ class Target(Protocol):
         engine: the device.
         allocate: what the function calls its allocation by size, strides and dtype; no op of torch has the name.
         alignment: bytes at whose multiples kernels expect the results of library calls.
+        packs: whether kernels may read and write several elements at once, which must be aligned.
         values: what stands under the names that lines use.
     """
 
     engine: Engine
     allocate: str
     alignment: int
+    packs: bool
     values: Mapping[str, Any]
 
     def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
@@ -62,16 +64,17 @@ class Target(Protocol):
     def packed(self, plan: Any) -> Sequence[bool]:
         """For each tensor that a kernel reads and then writes, whether it must begin where the plan says."""
 
-    def sequence(
-        self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str], *, direct: bool = True
-    ) -> Lines:
+    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
         """One native call for kernels that follow each other.
 
         Args:
             name: of the call, in the function.
             addresses: the expressions of the addresses that the launches have places in.
-            direct: whether the lines may depend on the kernels' sizes, which saves a Python function.
         """
+
+    def symbolic_sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+        """The same, of lines that do not depend on plans. Where launches have no plans yet, nothing stands under the
+        names of the lines."""
 
     def first(self, has_constants: bool) -> Sequence[str]:
         """Lines with which the function begins.
@@ -90,6 +93,7 @@ class HostTarget:
     engine = Engine("cpu")
     allocate = "allocate"
     alignment = 1
+    packs = False
     values: Mapping[str, Any] = {"allocate": torch_internals.empty_cpu}
 
     def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> HostKernel | None:
@@ -105,16 +109,19 @@ class HostTarget:
         """As Target."""
         return ()
 
-    def sequence(
-        self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str], *, direct: bool = True
-    ) -> Lines:
+    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
         """As Target."""
         made = KernelSequence(launches, len(addresses))
         given, own = ", ".join(addresses), {f"own_{name}": made}  # the function's calls hold addresses only
-        if made.direct is None or not direct:
+        if made.direct is None:
             return Lines([f"{name}({given})"], {name: made})
         entry, pack = made.direct
         return Lines([f"{name}(pack_{name}({given}))"], {**own, name: entry, f"pack_{name}": pack})
+
+    def symbolic_sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+        """As Target."""
+        made = KernelSequence(launches, len(addresses)) if launches[0].plan is not None else None
+        return Lines([f"{name}({', '.join(addresses)})"], {} if made is None else {name: made})
 
     def first(self, has_constants: bool) -> Sequence[str]:
         """As Target."""
@@ -137,6 +144,7 @@ class CudaTarget:
 
     allocate = "allocate_cuda"
     alignment = PACK
+    packs = True
 
     def __init__(self, index: int) -> None:
         self.engine = engine_of(f"cuda:{index}")
@@ -163,9 +171,7 @@ class CudaTarget:
         packs: Sequence[bool] = plan.packs
         return packs
 
-    def sequence(
-        self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str], *, direct: bool = True
-    ) -> Lines:
+    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
         """As Target. A workspace is freed after the launch: the allocator gives it away on the same stream."""
         from opgraph.runtime.cuda_sequence import CudaSequence
 
@@ -174,18 +180,30 @@ class CudaTarget:
         given = [f"stream_of({self.engine.index})", *addresses]
         if made.workspace:
             makes.append(f"work_{name}")
-            lines.append(f"work_{name} = {self.allocate}((bytes_{name},), (1,), bytes_dtype)")
+            lines.append(f"work_{name} = {self.allocate}(({made.workspace},), (1,), bytes_dtype)")
             given.append(f"work_{name}.data_ptr()")
         arguments = ", ".join(given)
-        size = {f"bytes_{name}": made.workspace}
-        if made.direct is None or not direct:
-            return Lines([*lines, f"{name}({arguments})"], {name: made, **size}, makes)
+        if made.direct is None:
+            return Lines([*lines, f"{name}({arguments})"], {name: made}, makes)
         entry, pack = made.direct
         lines += [
             f"given = {arguments}",
             f"if refused := {name}(pack_{name}(*given)): recover_{name}(refused, *given)",
         ]
-        return Lines(lines, {name: entry, f"pack_{name}": pack, f"recover_{name}": made.recover, **size}, makes)
+        return Lines(lines, {name: entry, f"pack_{name}": pack, f"recover_{name}": made.recover}, makes)
+
+    def symbolic_sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
+        """As Target. A workspace, perhaps of no bytes, comes with each call."""
+        from opgraph.runtime.cuda_sequence import CudaSequence
+
+        work = f"work_{name}"
+        given = ", ".join([f"stream_of({self.engine.index})", *addresses, f"{work}.data_ptr()"])
+        lines = [f"{work} = {self.allocate}((bytes_{name},), (1,), bytes_dtype)", f"{name}({given})"]
+        if launches[0].plan is None:
+            return Lines(lines, makes=[work])
+        made = CudaSequence(launches, len(addresses), self.engine.index)
+        call = made if made.workspace else lambda *given: made(*given[:-1])
+        return Lines(lines, {name: call, f"bytes_{name}": made.workspace}, [work])
 
     def first(self, has_constants: bool) -> Sequence[str]:
         """As Target: allocation and launches are for the current GPU. A captured CUDA graph may outlive the program."""
