@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Expressions:
     Args:
         module: the graph.
         symbols: those whose values a call gives, in order.
-        samples: three sets of their values; the third tells apart what is equal for the first two.
+        samples: three sets of their values; the third tells apart what is equal for the first two by chance.
 
     Raises:
         NotSymbolicError: the samples do not tell two expressions apart.
@@ -40,20 +40,23 @@ class Expressions:
     def __init__(self, module: GraphModule, symbols: Sequence[Any], samples: Sequence[Sequence[int]]) -> None:
         self._symbols = symbols
         self._names: dict[str, str] = {}  # text -> name
-        self._found: dict[tuple[Any, Any], str] = {}
+        self._found: dict[tuple[Any, Any, Any], str] = {}
+        #: Texts of equal values for all samples, which have to be equal for the sizes of a call.
+        equal: list[str] = []
         texts = list(dict.fromkeys(self._texts(module)))
         function = self._function(texts)
-        thirds: dict[str, Any] = {}
         try:
             rows = zip(texts, *(function(*sizes) for sizes in samples), strict=True)
         except ArithmeticError as error:
             raise NotSymbolicError from error
-        for text, first, second, third in rows:
-            if first == second == third:
-                continue
-            known = self._found.setdefault((first, second), text)
-            if first == second or thirds.setdefault(known, third) != third:
+        pairs: dict[Any, Any] = {}
+        for text, *values in rows:
+            known = str(values[0]) if values[0] == values[1] else self._found.setdefault(tuple(values), text)
+            if pairs.setdefault(tuple(values[:2]), values[2]) != values[2]:
                 raise NotSymbolicError
+            if known != text and any(str(symbol) in text for symbol in symbols):
+                equal.append(f"({known}) == ({text})")
+        self._holds = self._function([" and ".join(equal) or "True"])
 
     def name(self, first: Any, second: Any) -> Any:
         """What stands for the two values of one number: the number where they are equal, else an expression's name.
@@ -63,31 +66,40 @@ class Expressions:
         """
         if first == second:
             return first
-        if (first, second) not in self._found:
-            raise NotSymbolicError
-        return self._named(self._found[first, second])
+        return self._named(self._one_of(text for (a, b, _), text in self._found.items() if (a, b) == (first, second)))
 
     def scalar(self, first: np.ndarray, second: np.ndarray) -> str:
         """The name of the expression that these two values of a number are, or its reciprocal, rounded to their dtype.
 
         Raises:
-            NotSymbolicError: there is none.
+            NotSymbolicError: there is none, or more than one.
         """
 
-        def rounds(value: float, number: np.ndarray) -> bool:
-            return bool(np.all(np.asarray(value).astype(number.dtype) == number))
+        def are(a: float, b: float) -> bool:
+            pairs = ((a, first), (b, second))
+            return all(bool(np.all(np.asarray(value).astype(own.dtype) == own)) for value, own in pairs)
 
-        for (a, b), text in self._found.items():
-            if rounds(a, first) and rounds(b, second):
-                return self._named(text)
-            if a and b and rounds(1 / a, first) and rounds(1 / b, second):
-                return self._named(f"1 / ({text})")
-        raise NotSymbolicError
+        found = [text for (a, b, _), text in self._found.items() if are(a, b)]
+        found += [f"1 / ({text})" for (a, b, _), text in self._found.items() if a and b and are(1 / a, 1 / b)]
+        return self._named(self._one_of(found))
+
+    def _one_of(self, texts: Iterable[str]) -> str:
+        found = list(texts)
+        if len(found) != 1:
+            raise NotSymbolicError
+        return found[0]
 
     def values(self) -> Callable[..., dict[str, Any]]:
-        """The values of the names that were given so far, as a function of the symbols."""
+        """The values of the names that were given so far, as a function of the symbols. It raises NotSymbolicError for
+        sizes where expressions differ that no sample told apart, such as `s` and `min(s, 64)`."""
         function, names = self._function(list(self._names)), list(self._names.values())
-        return lambda *sizes: dict(zip(names, function(*sizes), strict=True))
+
+        def values(*sizes: int) -> dict[str, Any]:
+            if not all(self._holds(*sizes)):
+                raise NotSymbolicError
+            return dict(zip(names, function(*sizes), strict=True))
+
+        return values
 
     def _named(self, text: str) -> str:
         return self._names.setdefault(text, f"{_NAME}{len(self._names)}")
@@ -111,7 +123,7 @@ class Expressions:
             return known[expression]
 
         for node in module.graph.nodes:
-            numbers = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, _SYMBOLIC)]
+            numbers: list[Any] = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, _SYMBOLIC)]
             for value in tree_leaves(value_of(node)):
                 if isinstance(value, _SYMBOLIC):
                     numbers.append(value)

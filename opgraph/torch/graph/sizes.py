@@ -8,7 +8,7 @@ differ in more than numbers, one for each set of sizes. Kernels have no sizes an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,17 +54,9 @@ class SizedPrograms:
         self._symbolic: dict[int, SymbolicProgram | None] = {}
         #: Symbol -> (position of an argument, axis of it; None where the argument is the size).
         self._found: dict[Any, tuple[int, int | None]] = {}
-        places = [value_of(n) for n in module.graph.nodes if n.op == "placeholder"]
-        given = [(v, position, None) for position, v in enumerate(places) if isinstance(v, torch.SymInt)]
-        given += [
-            (size, position, axis)
-            for position, value in enumerate(places) if isinstance(value, torch.Tensor)
-            for axis, size in enumerate(value.shape) if isinstance(size, torch.SymInt)
-        ]  # fmt: skip
-        given.sort(key=lambda found: not found[0].node.expr.is_Symbol)
         #: The values that the graph was traced with.
         self._traced: list[int] = []
-        for size, position, axis in given:
+        for size, position, axis in sorted(_given_sizes(module), key=lambda found: not found[0].node.expr.is_Symbol):
             expression = size.node.expr
             if expression.is_Symbol and expression not in self._found:
                 self._traced.append(hint(size))
@@ -161,6 +153,18 @@ class SizedPrograms:
             made.meta = {**node.meta, "val": value, FROM_SIZES: symbols}
             renamed[node] = made
         return GraphModule(module, graph)
+
+
+def _given_sizes(module: GraphModule) -> Iterator[tuple[torch.SymInt, int, int | None]]:
+    """The symbolic sizes among the arguments of a graph: the position, and the axis; numbers before tensors."""
+    places = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
+    for position, value in enumerate(places):
+        if isinstance(value, torch.SymInt):
+            yield value, position, None
+    for position, value in enumerate(places):
+        for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if isinstance(size, torch.SymInt):
+                yield size, position, axis
 
 
 #: Slices, and which argument they give back where they take or write all of it; of known sizes AOTAutograd leaves such

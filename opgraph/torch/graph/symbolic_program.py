@@ -131,10 +131,10 @@ class SymbolicProgram:
 
     def _place(self, first: Place, second: Place) -> Place:
         """The place, with names for numbers that follow from sizes."""
-        split = first.split
-        if split is not None and second.split is not None:
-            split = replace(split, size=self._expressions.name(split.size, second.split.size))
-            second = replace(second, split=replace(second.split, size=first.split.size))
+        split, other = first.split, second.split
+        if split is not None and other is not None:
+            second = replace(second, split=replace(other, size=split.size))
+            split = replace(split, size=self._expressions.name(split.size, other.size))
         made = replace(
             first,
             offset=self._expressions.name(first.offset, second.offset),
