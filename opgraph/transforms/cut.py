@@ -46,9 +46,7 @@ class Cut:
         compared: comparisons whose values are not computed again for them, but are for other readers.
     """
 
-    def __init__(
-        self, graph: Graph, joint: Graph, told: Collection[int], compared: Iterable[Comparison] = ()
-    ) -> None:
+    def __init__(self, graph: Graph, joint: Graph, told: Collection[int], compared: Iterable[Comparison] = ()) -> None:
         copied = {(c.value, made) for c in compared for made in c.between}
         #: The values that comparisons do not compute again, by the ids of the copies that these read.
         self.copied = {-1 - value: value for value, _ in copied}

@@ -75,7 +75,7 @@ _ROLES: dict[str, Role] = {
         (
             "AbsBackward", "Acos", "Acosh", "Asin", "Atanh", "Ceil", "ClampBackward", "EluBackward", "Erfinv", "Floor",
             "HardSigmoidBackward", "HardSwishBackward", "Log", "Log1p", "Ndtri", "Pow", "PowBackward", "ReLUBackward",
-            "Reciprocal", "Round", "Rsqrt", "Shrink", "Sign", "Sqrt", "SqrtBackward", "Trunc",
+            "Reciprocal", "Rsqrt", "Shrink", "Sign", "Sqrt", "SqrtBackward", "Trunc",
         ),
         _EDGED,
     ),
@@ -224,11 +224,16 @@ def selects(op: Op) -> bool:
     return row is not None and row.how in ("largest", "smallest")
 
 
-def _role(op: Op) -> Role:
-    record = opdef.of(op)
-    if selects(op) or record.foreign:
+def role_of(kind: str) -> Role:
+    """What ops of a kind do, whatever their attributes and operands."""
+    record = opdef.get(kind, where="a selection")
+    if record.foreign or (record.row is not None and record.row.how in ("largest", "smallest")):
         return Role.SELECTS
-    role = _ROLES.get(op.kind, Role.POINTWISE if record.is_pointwise else Role.OPAQUE)
+    return _ROLES.get(kind, Role.POINTWISE if record.is_pointwise else Role.OPAQUE)
+
+
+def _role(op: Op) -> Role:
+    role = role_of(op.kind)
     if op.kind == "TypeCast" and op.outputs[0].dtype not in dtypes.FLOATS:
         return _EDGED
     if op.kind in ("Add", "Subtract") and any(_is_zero_or_one(t.data) for t in op.inputs):
