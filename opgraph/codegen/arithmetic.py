@@ -199,7 +199,7 @@ def _exact_quotients(loop: Loop, levels: Mapping[str, int]) -> set[str]:
             selected.add(s.result)
     edged: set[Arg] = set()
     for s in reversed(loop.statements if selected else ()):
-        role = role_of(s.kind)
+        role = role_of(s.kind, s.dtype)
         keeps_sides = Role.KEEPS_SIDES in role or s.kind in ("Add", "Subtract")
         if Role.EDGED in role or (keeps_sides and s.result in edged):
             edged.update(s.args)

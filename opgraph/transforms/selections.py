@@ -224,18 +224,18 @@ def selects(op: Op) -> bool:
     return row is not None and row.how in ("largest", "smallest")
 
 
-def role_of(kind: str) -> Role:
-    """What ops of a kind do, whatever their attributes and operands."""
+def role_of(kind: str, dtype: str) -> Role:
+    """What ops of a kind do that make values of a dtype, whatever their attributes and operands."""
     record = opdef.get(kind, where="a selection")
     if record.foreign or (record.row is not None and record.row.how in ("largest", "smallest")):
         return Role.SELECTS
+    if record.is_cast and dtype not in dtypes.FLOATS:
+        return _EDGED
     return _ROLES.get(kind, Role.POINTWISE if record.is_pointwise else Role.OPAQUE)
 
 
 def _role(op: Op) -> Role:
-    role = role_of(op.kind)
-    if op.kind == "TypeCast" and op.outputs[0].dtype not in dtypes.FLOATS:
-        return _EDGED
+    role = role_of(op.kind, op.outputs[0].dtype if op.outputs else dtypes.UNDEF)
     if op.kind in ("Add", "Subtract") and any(_is_zero_or_one(t.data) for t in op.inputs):
         return role | Role.KEEPS_SIDES
     return role

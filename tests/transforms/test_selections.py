@@ -40,7 +40,7 @@ WAYS = {
     "  h = Multiply(g, s)\n  y = Add(h, v)",
     "angle": MAX + "d = Divide(v, m)\n  r = Acos(d)\n  g = StopGradient(r)\n  s = Sin(x)\n  h = Multiply(g, s)\n"
     "  y = Add(h, v)",
-    "whole number": MAX + "d = Divide(v, m)\n  r: s32 = TypeCast(d)\n  g: f32 = TypeCast(r)\n"
+    "whole number": MAX + "d = Divide(v, m)\n  r: s32[40,33] = TypeCast(d)\n  g: f32[40,33] = TypeCast(r)\n"
     "  s = Sin(x)\n  h = Multiply(g, s)\n  y = Add(h, v)",
     "remainder": MAX + "d = Mod(v, m, fmod=1)\n  s = Sin(x)\n  y = Multiply(d, s)",
     "both scaled": MAX + "p = Multiply(v, 2.0)\n  q = Multiply(m, 2.0)\n  c = Equal(p, q)" + CHOICE,
