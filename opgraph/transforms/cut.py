@@ -11,7 +11,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.ops.shape import VIEWS
-from opgraph.transforms.selections import Comparison
+from opgraph.transforms.selections import Comparison, has_same_bits
 
 #: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
 UNKNOWN_EXTENT = 4096
@@ -57,6 +57,8 @@ class Cut:
         backward = {t.id for t in joint.inputs} - self.inputs
         self.needed: set[int] = set()
         self.made_from: dict[int, list[int]] = {}
+        #: Forward values that may have another last bit when they are computed again.
+        self.inexact: set[int] = set()
         self.fixed: set[int] = set()
         for op in joint.ops:
             outs = [t.id for t in op.outputs]
@@ -67,6 +69,7 @@ class Cut:
                 self.needed.update(i for i in read if i not in backward)
             else:
                 self.made_from.update((o, read) for o in outs)
+                self.inexact.update(() if has_same_bits(op) else outs)
                 if not opdef.get(op.kind, where=op.label).is_pointwise and op.kind not in VIEWS:
                     self.fixed.update(outs)
         # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
@@ -80,9 +83,18 @@ class Cut:
 
     def is_computed_twice(self, comparison: Comparison, kept: Collection[int]) -> bool:
         """Whether backward makes a comparison of a value that it computes again, and of what forward made of it."""
-        value = comparison.value
-        is_recomputed = value in self.made_from and value not in self.fixed and value not in kept
-        return is_recomputed and comparison.result not in kept and not comparison.between.isdisjoint(kept)
+        if comparison.result in kept or comparison.between.isdisjoint(kept):
+            return False
+        seen: set[int] = set()
+        waiting = [comparison.value]
+        while waiting:
+            id = waiting.pop()
+            if id in self.made_from and id not in seen and id not in self.fixed and id not in kept:
+                if id in self.inexact:
+                    return True
+                seen.add(id)
+                waiting += self.made_from[id]
+        return False
 
     def _slice(self) -> set[int]:
         """Forward values that the needed ones are made of, themselves included."""

@@ -81,6 +81,15 @@ _ROLES: dict[str, Role] = {
     ),
 }  # fmt: skip
 
+#: Kinds that every kernel computes to the last bit, where no operand or result has 16 bits: kernels round these when
+#: they store them. Named units, as HardSwish, are ops of their own by the time that this is asked.
+_SAME_BITS = frozenset(
+    (
+        "Add", "Subtract", "Multiply", "Square", "Select", "ReLU", "Clamp", "Maximum", "Minimum", "And", "Or", "Not",
+        *(kind for kind, role in _ROLES.items() if Role.EXACT in role or role == COMPARISON),
+    )
+)  # fmt: skip
+
 
 @dataclass(slots=True)
 class _Origin:
@@ -216,6 +225,11 @@ def comparisons(graph: Graph) -> list[Comparison]:
                 if graph.tensor(value).dtype in dtypes.FLOATS:  # integers are exact, as positions are
                     found.append(Comparison(value, tensor.id, frozenset(origins.between(value, tensor.id))))
     return found
+
+
+def has_same_bits(op: Op) -> bool:
+    """Whether an op has the same result in every kernel."""
+    return op.kind in _SAME_BITS and not any(t.dtype in ("f16", "bf16") for t in (*op.inputs, *op.outputs))
 
 
 def selects(op: Op) -> bool:
