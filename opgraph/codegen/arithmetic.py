@@ -200,8 +200,8 @@ def _exact_quotients(loop: Loop, levels: Mapping[str, int]) -> set[str]:
     edged: set[Arg] = set()
     for s in reversed(loop.statements if selected else ()):
         role = role_of(s.kind, s.dtype)
-        keeps_sides = Role.KEEPS_SIDES in role or s.kind in ("Add", "Subtract")
-        if Role.EDGED in role or (keeps_sides and s.result in edged):
+        keeps_sides = role & Role.KEEPS_SIDES or s.kind in ("Add", "Subtract")
+        if role & Role.EDGED or (keeps_sides and s.result in edged):
             edged.update(s.args)
     return {s.result for s in loop.statements if s.kind == "Divide" and s.result in edged and s.args[-1] in selected}
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from enum import Flag, auto
+from functools import cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -27,8 +27,8 @@ from opgraph.ops.shape import VIEWS
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Role(Flag):
-    """What an op does with the elements of its operands.
+class Role:
+    """What an op does with the elements of its operands: numbers of a bit each, which add up.
 
     Attributes:
         OPAQUE: none of what follows.
@@ -42,13 +42,13 @@ class Role(Flag):
     """
 
     OPAQUE = 0
-    POINTWISE = auto()
-    MOVES = auto()
-    SELECTS = auto()
-    EXACT = auto()
-    MEETS = auto()
-    KEEPS_SIDES = auto()
-    EDGED = auto()
+    POINTWISE = 1
+    MOVES = 2
+    SELECTS = 4
+    EXACT = 8
+    MEETS = 16
+    KEEPS_SIDES = 32
+    EDGED = 64
 
 
 COMPARISON = Role.MEETS | Role.EDGED
@@ -56,7 +56,7 @@ VIEW = Role.POINTWISE | Role.EXACT | Role.KEEPS_SIDES
 
 _CHOICE = Role.POINTWISE | Role.MOVES
 _EDGED = Role.POINTWISE | Role.EDGED
-_ROLES: dict[str, Role] = {
+_ROLES: dict[str, int] = {
     **dict.fromkeys(("Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessOrEqual"), COMPARISON),
     **dict.fromkeys((*VIEWS, "TypeCast", "StopGradient", "Identity", "Abs", "Neg"), VIEW),
     **dict.fromkeys(("StaticTranspose", "BroadcastTo"), Role.MOVES | Role.EXACT | Role.KEEPS_SIDES),
@@ -86,7 +86,7 @@ _ROLES: dict[str, Role] = {
 _SAME_BITS = frozenset(
     (
         "Add", "Subtract", "Multiply", "Square", "Select", "ReLU", "Clamp", "Maximum", "Minimum", "And", "Or", "Not",
-        *(kind for kind, role in _ROLES.items() if Role.EXACT in role or role == COMPARISON),
+        *(kind for kind, role in _ROLES.items() if role & Role.EXACT or role == COMPARISON),
     )
 )  # fmt: skip
 
@@ -119,7 +119,7 @@ class Origins(Generic[Key]):
         self._sources: dict[Key, Sequence[Key]] = {}
         self._exact: dict[Key, Key] = {}
 
-    def add(self, key: Key, role: Role, sources: Sequence[Key]) -> list[Key]:
+    def add(self, key: Key, role: int, sources: Sequence[Key]) -> list[Key]:
         """Notes the origin of a value.
 
         Args:
@@ -130,15 +130,15 @@ class Origins(Generic[Key]):
         known = [s for s in sources if s in self._of]
         given = [self._of[s] for s in known]
         made = _joined(given)
-        meeting = _meeting(given) if Role.MEETS in role else 0
-        compared = made.met | meeting if Role.EDGED in role else 0
-        if Role.SELECTS in role:
+        meeting = _meeting(given) if role & Role.MEETS and len(given) > 1 else 0
+        compared = made.met | meeting if role & Role.EDGED else 0
+        if role & Role.SELECTS:
             made = _Origin(selected=made.direct | made.selected)
         elif role & (Role.POINTWISE | Role.MOVES):
-            made.met = meeting | (made.met if Role.KEEPS_SIDES in role else 0)
-            if Role.MOVES in role:
+            made.met = meeting | (made.met if role & Role.KEEPS_SIDES else 0)
+            if role & Role.MOVES:
                 made.moved = made.direct
-            if Role.EXACT in role and known:
+            if role & Role.EXACT and known:
                 self._exact[key] = known[0]
         else:
             made = _Origin()
@@ -238,7 +238,8 @@ def selects(op: Op) -> bool:
     return row is not None and row.how in ("largest", "smallest")
 
 
-def role_of(kind: str, dtype: str) -> Role:
+@cache
+def role_of(kind: str, dtype: str) -> int:
     """What ops of a kind do that make values of a dtype, whatever their attributes and operands."""
     record = opdef.get(kind, where="a selection")
     if record.foreign or (record.row is not None and record.row.how in ("largest", "smallest")):
@@ -248,7 +249,7 @@ def role_of(kind: str, dtype: str) -> Role:
     return _ROLES.get(kind, Role.POINTWISE if record.is_pointwise else Role.OPAQUE)
 
 
-def _role(op: Op) -> Role:
+def _role(op: Op) -> int:
     role = role_of(op.kind, op.outputs[0].dtype if op.outputs else dtypes.UNDEF)
     if op.kind in ("Add", "Subtract") and any(_is_zero_or_one(t.data) for t in op.inputs):
         return role | Role.KEEPS_SIDES

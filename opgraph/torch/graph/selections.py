@@ -38,7 +38,7 @@ _EDGED = (
     aten.log1p, aten.log2, aten.logical_not, aten.pow, aten.reciprocal, aten.rsqrt, aten.sgn, aten.sign,
     aten.signbit, aten.sqrt, aten.trunc,
 )  # fmt: skip
-_ROLES: dict[Any, Role] = {
+_ROLES: dict[Any, int] = {
     **dict.fromkeys((aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge), COMPARISON),
     **dict.fromkeys(_SELECTIONS, Role.SELECTS),
     **dict.fromkeys(_MOVES, Role.MOVES),
@@ -78,7 +78,7 @@ def comparisons_with_selections(graph: Graph) -> list[Comparison]:
     origins: Origins[Node] = Origins()
     for node, role in roles:
         sources = node.all_input_nodes
-        for value in origins.add(node, role, sources[:1] if Role.SELECTS in role else sources):
+        for value in origins.add(node, role, sources[:1] if role & Role.SELECTS else sources):
             made = value_of(value)
             if isinstance(made, torch.Tensor) and not made.is_floating_point():
                 continue  # integers are exact, as positions are
@@ -93,7 +93,7 @@ def compared_values(graph: Graph) -> set[Node]:
     return marked | {comparison.value for comparison in comparisons_with_selections(graph)}
 
 
-def _role(node: Node) -> Role:
+def _role(node: Node) -> int:
     if node.target is operator.getitem:
         return VIEW
     if is_view(node):
