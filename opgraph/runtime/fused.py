@@ -184,7 +184,16 @@ class HostKernel:
             nothing = (ctypes.c_int64 * 0)()
             made = zip(self.operands.results([a.shape for a in arrays]), self._dtypes, strict=True)
             return Plan(
-                None, nothing, 0, ctypes.c_void_p * 0, size=0, boxes=0, work=0, results=tuple(made), fixed=(), keep=()
+                None,
+                nothing,
+                0,
+                ctypes.c_void_p * (len(self.lowered.loads) + len(self._dtypes)),
+                size=0,
+                boxes=0,
+                work=0,
+                results=tuple(made),
+                fixed=(),
+                keep=(),
             )
         own = self.operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)

@@ -321,8 +321,8 @@ NOTHING = {
         {"x": (0, 0), "like": (0, 2)},
     ),
     "of which the shape alone is read": (
-        "graph(x: f32[?,?,?], v: f32[0,1,8]) -> (z)\n  s = SumTo(x, x)\n  a = Slice(x, starts=[0], ends=[4], axes=[-1])\n"
-        "  b = Sigmoid(a)\n  r = ReshapeTo(b, s)\n  z = SumTo(v, r)",
+        "graph(x: f32[?,?,?], v: f32[0,1,8]) -> (z)\n  s = SumTo(x, x)\n"
+        "  a = Slice(x, starts=[0], ends=[4], axes=[-1])\n  b = Sigmoid(a)\n  r = ReshapeTo(b, s)\n  z = SumTo(v, r)",
         {"x": (0, 1, 8), "v": (0, 1, 8)},
     ),
 }
