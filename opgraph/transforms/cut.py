@@ -26,10 +26,19 @@ _SHARE = 1000
 
 
 def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
-    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own."""
-    inputs = {port_name(t) for t in graph.inputs}
-    is_output = any(t.id == tensor.id for t in graph.outputs)
-    return port_name(tensor) if is_output and port_name(tensor) not in inputs else f"kept_{tensor.id}"
+    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own.
+
+    The gradient has inputs with the names of the graph's own, and `d_<output>`: a value has none of these names.
+    """
+    outputs = {port_name(t): t.id for t in graph.outputs}
+    taken = {port_name(t) for t in graph.inputs} | {f"d_{name}" for name in outputs}
+    name = port_name(tensor)
+    if outputs.get(name) == tensor.id and name not in taken:
+        return name
+    name = f"kept_{tensor.id}"
+    while name in taken or outputs.get(name, tensor.id) != tensor.id:
+        name = f"_{name}"
+    return name
 
 
 def read_inputs(op: Op) -> list[LogicalTensor]:
