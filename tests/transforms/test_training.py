@@ -448,9 +448,9 @@ NAMES = {
         ("kept_2", "z"),
     ),
     "another output": (
-        "graph(x: f32[8], z: f32[8]) -> (kept_3, y)\n  a = Add(x, z)\n  b = Sin(a)\n  kept_3 = Multiply(b, a)\n"
+        "graph(x: f32[8], z: f32[8]) -> (kept_2, y)\n  a = Add(x, z)\n  b = Sin(a)\n  kept_2 = Multiply(b, a)\n"
         "  y = Cos(a)",
-        ("kept_3", "w"),
+        ("kept_2", "w"),
     ),
     "the gradient of an output": ("graph(x: f32[8]) -> (y, d_y)\n  d_y = Exp(x)\n  y = Sin(d_y)", ("d_y", "w")),
 }
