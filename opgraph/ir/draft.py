@@ -194,9 +194,12 @@ def _key(kind: str, inputs: Iterable[LogicalTensor | float], attrs: opdef.Attrs,
 
 
 def _operand_key(value: LogicalTensor | float) -> object:
+    """The id of a tensor, or a number as text: 2 and 2.0 are one, but no whole number is rounded to a float."""
     if isinstance(value, LogicalTensor):
-        return repr(float(value.data.item())) if value.data is not None and value.data.ndim == 0 else value.id
-    return repr(float(value))
+        if value.data is None or value.data.ndim:
+            return value.id
+        value = value.data.item()
+    return repr(float(value)) if float(value) == value else repr(value)
 
 
 def _may_mix(record: opdef.OpDef) -> bool:
