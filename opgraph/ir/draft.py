@@ -195,11 +195,14 @@ def _key(kind: str, inputs: Iterable[LogicalTensor | float], attrs: opdef.Attrs,
 
 def _operand_key(value: LogicalTensor | float) -> object:
     """The id of a tensor, or a number as text: 2 and 2.0 are one, but no whole number is rounded to a float."""
-    if isinstance(value, LogicalTensor):
-        if value.data is None or value.data.ndim:
-            return value.id
-        value = value.data.item()
-    return repr(float(value)) if float(value) == value else repr(value)
+    number: float
+    if not isinstance(value, LogicalTensor):
+        number = value
+    elif value.data is not None and value.data.ndim == 0:
+        number = value.data.item()
+    else:
+        return value.id
+    return repr(float(number)) if float(number) == number else repr(number)
 
 
 def _may_mix(record: opdef.OpDef) -> bool:
