@@ -83,16 +83,18 @@ class Cut:
                     self.fixed.update(outs)
         # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
         self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
-        known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
-        self.fixed &= known  # what only backward makes cannot be kept from forward, whatever makes it
+        #: Values of the forward graph; what only backward makes cannot be kept from forward, whatever makes it.
+        self.known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
+        self.fixed &= self.known
         self.fixed |= self.copied.keys()
         self.slice = self._slice()
         values = {i: self.copied.get(i, i) for i in self.slice}
-        self.weights = {i: self._weight(joint.tensor(v)) for i, v in values.items() if v in known}
+        self.weights = {i: self._weight(joint.tensor(v)) for i, v in values.items() if v in self.known}
 
     def is_computed_twice(self, comparison: Comparison, kept: Collection[int]) -> bool:
         """Whether backward makes a comparison of a value that it computes again, and of what forward made of it."""
-        if comparison.result in kept or comparison.between.isdisjoint(kept):
+        is_known = comparison.value in self.known
+        if not is_known or comparison.result in kept or comparison.between.isdisjoint(kept):
             return False
         seen: set[int] = set()
         waiting = [comparison.value]
