@@ -400,8 +400,17 @@ class Draws(nn.Module):
         return x * 2 if torch.rand(()) > self.a else x
 
 
+class DrawsForShapes(nn.Module):
+    """Draws random numbers of which only the shape is read, before others."""
+
+    def forward(self, x):
+        x = x + torch.zeros_like(torch.rand_like(x)) + torch.broadcast_tensors(torch.rand(4, 6), x.new_ones(6))[1]
+        x = x.expand_as(torch.rand_like(x)) + F.dropout(torch.rand_like(x), 1.0)
+        return x * torch.rand_like(torch.rand_like(x))
+
+
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("kind", [Written, Counts, Draws])
+@pytest.mark.parametrize("kind", [Written, Counts, Draws, DrawsForShapes])
 def test_what_a_forward_writes_and_draws_counts_at_once(kind, grad):
     plain, fused = kind(), ogt.fuse(kind())
     x = torch.linspace(0, 1, 24).view(4, 6).requires_grad_(grad)

@@ -331,10 +331,33 @@ def _read(nodes: Sequence[Node], output: Node) -> set[Node]:
             if node not in read:
                 read.add(node)
                 memory.add(memory_of(node))
-                new += node.all_input_nodes
+                new += _read_by(node)
         memory.discard(None)
         waiting = [n for n, found in writes if n not in read and found & memory]
     return read
+
+
+#: Calls that read of their first tensor, or of their second one, nothing but shape, dtype and device.
+_READ_NO_FIRST = frozenset(
+    (
+        "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "rand_like",
+        "randint_like", "randn_like", "zeros_like",
+    )
+)  # fmt: skip
+_READ_NO_SECOND = frozenset(("expand_as", "reshape_as", "to", "type_as", "view_as"))
+
+
+def _read_by(node: Node) -> list[Node]:
+    """The arguments of a call that its result depends on, where AOTAutograd leaves others out."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in _READ_NO_FIRST or name in _READ_NO_SECOND:
+        unread = node.args[:1] if name in _READ_NO_FIRST else node.args[1:2]
+        return [n for n in node.all_input_nodes if n not in unread or node.args.count(n) > 1]
+    if node.target is operator.getitem:
+        parts, place = node.args
+        if isinstance(parts, Node) and parts.target is torch.broadcast_tensors:
+            return [parts.args[place]]  # type: ignore[index, list-item]
+    return node.all_input_nodes
 
 
 @cache

@@ -84,7 +84,8 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
-        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+        dropped = x * 0 if x.is_cpu else torch.zeros_like(x)  # in host memory torch keeps NaN
+        return dropped, torch.zeros_like(x, dtype=torch.bool)
     like = torch.empty_like(x)
     axes = range(x.dim())
     order = list(axes) if like.is_contiguous() else sorted(axes, key=lambda axis: -hint(like.stride(axis)))
@@ -94,7 +95,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     if order != list(axes):
         drawn = drawn.permute(sorted(axes, key=order.__getitem__))
     mask = drawn.to(torch.bool)
-    dropped: torch.Tensor = x * mask * (1 / (1 - p))
+    dropped = x * mask * (1 / (1 - p))
     return dropped, mask
 
 
