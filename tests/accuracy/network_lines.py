@@ -151,7 +151,7 @@ MORE = (
 )  # fmt: skip
 OTHERS = (
     "a * self.weight", "a * self.scale", "a + self.steps", "a * self.calls",
-    "checkpoint(lambda t: torch.tanh(t * self.weight), a, use_reentrant=True)",
+    "checkpoint(lambda t: torch.tanh(t * self.weight), a, use_reentrant=True) if a.requires_grad else a",
     "checkpoint(lambda t: torch.sigmoid(t) * t, a, use_reentrant=False)", "self.LAYER(a)", "self.LAYER(self.LAYER(a))",
     "checkpoint(self.LAYER, a, use_reentrant=False)", "F.linear(a, self.LAYER.weight)",
     "F.linear(a, self.LAYER.weight.t())",

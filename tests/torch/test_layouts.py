@@ -205,7 +205,13 @@ class OfSeveralOrders(nn.Module):
             (a.sum(), turned),
         )
         made = [op(x + 1, y * 2) for op in binary for x, y in pairs]
-        return (*made, torch.logical_or(a > 0, turned > 1), 2**turned, functional.logsigmoid(turned))
+        return (
+            *made,
+            torch.logical_or(a > 0, turned > 1),
+            2**turned,
+            functional.logsigmoid(turned),
+            torch.isin(turned, a),
+        )
 
 
 @pytest.mark.filterwarnings("ignore:there is no C")

@@ -369,6 +369,28 @@ class Written(nn.Module):
         return x @ before + 1
 
 
+class WrittenWithGradient(nn.Module):
+    """Writes a value with a gradient into a buffer, from whose earlier value it was computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.linspace(-1, 1, 36).view(6, 6))
+        self.weight = nn.Parameter(torch.eye(6) * 0.5 + 0.1)
+
+    def forward(self, x):
+        before = torch.tanh(self.state) * 2
+        self.state.copy_(before @ self.weight)
+        return (x @ self.weight) @ before
+
+
+def test_a_buffer_may_get_a_gradient():
+    found = []
+    for model in (WrittenWithGradient(), ogt.fuse(WrittenWithGradient())):
+        model(torch.linspace(0, 1, 24).view(4, 6)).square().sum().backward()
+        found.append([model.weight.grad, model.state.detach()])
+    torch.testing.assert_close(*found)
+
+
 class Counts(nn.Module):
     """Branches on buffers that it writes to itself."""
 

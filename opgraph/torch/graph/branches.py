@@ -209,12 +209,26 @@ def written_arguments(node: Node) -> list[Node]:
 
 
 def written_inputs(graph: Graph) -> list[bool]:
-    """Of each input of Dynamo's graph, whether it has a gradient and the graph may write into its memory."""
-    written = {internals.memory_of(argument) for node in graph.nodes for argument in written_arguments(node)} - {None}
-    return [
-        internals.memory_of(node) in written and node.meta["example_value"].requires_grad
-        for node in graph.find_nodes(op="placeholder")
-    ]
+    """Of each input of Dynamo's graph, whether the graph may write into its memory and it has a gradient, before or
+    afterwards; not of parameters, into which nothing is written that has one."""
+    writes = [(node, argument) for node in graph.nodes for argument in written_arguments(node)]
+    written = {internals.memory_of(argument) for _, argument in writes} - {None}
+    connected = {internals.memory_of(argument) for node, argument in writes if _has_gradient(node, argument)}
+    found = []
+    for node in graph.find_nodes(op="placeholder"):
+        memory = internals.memory_of(node)
+        has_gradient = memory in connected or _has_gradient(node)
+        found.append(memory in written and has_gradient and not _is_parameter(node))
+    return found
+
+
+def _is_parameter(placeholder: Node) -> bool:
+    known = internals.parameter_of(placeholder)
+    return known is not None and isinstance(known[0], torch.nn.Parameter)
+
+
+def _has_gradient(*nodes: Node) -> bool:
+    return any(getattr(node.meta.get("example_value"), "requires_grad", False) for node in nodes)
 
 
 #: Python's in-place operators, as functions and as methods of a tensor.

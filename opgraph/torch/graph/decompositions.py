@@ -57,6 +57,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
     table |= {op: _in_one_order(op) for op in _IN_ONE_ORDER}
     table[aten.pow.Scalar] = _power_of_number
+    table[aten.isin.Tensor_Tensor] = _isin
     table[aten.log_sigmoid_forward.default] = _contiguous(table[aten.log_sigmoid_forward.default])
     table[aten.native_dropout.default] = _dropout
     table[aten.roll.default] = _roll
@@ -130,6 +131,13 @@ def _in_one_order(op: Callable[..., Any]) -> Callable[..., Any]:
 def _power_of_number(base: complex, exponent: torch.Tensor) -> Any:
     """As torch's kernel lays it out: contiguous, whatever the exponent is."""
     return NotImplemented if exponent.is_contiguous() else aten.pow.Scalar(base, exponent.contiguous())
+
+
+def _isin(elements: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """As torch lays it out: contiguous."""
+    return (
+        NotImplemented if elements.is_contiguous() else aten.isin.Tensor_Tensor(elements.contiguous(), *args, **kwargs)
+    )
 
 
 def _contiguous(decomposed: Callable[..., Any]) -> Callable[..., Any]:

@@ -63,7 +63,7 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
 
     Args:
         memory: "least", "fast", or torch's activation memory budget.
-        is_written: of each input, whether it has a gradient and the graph writes into it.
+        is_written: of each input, whether the graph writes into it and it has a gradient (`written_inputs`).
 
     Raises:
         InvalidArguments: none of these.
@@ -82,7 +82,7 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
         for node in free:
             node.meta[PARAMETER] = True
         for node, wrote in zip(places, is_written, strict=False):
-            if wrote and node not in free and node.users:
+            if wrote and node.users:
                 _read_a_copy(joint.graph, node)
         with without_modes():
             fold_constants(joint)
