@@ -211,9 +211,14 @@ def written_arguments(node: Node) -> list[Node]:
 def written_inputs(graph: Graph) -> list[bool]:
     """Of each input of Dynamo's graph, whether the graph may write into its memory and it has a gradient, before or
     afterwards; not of parameters, into which nothing is written that has one."""
-    writes = [(node, argument) for node in graph.nodes for argument in written_arguments(node)]
-    written = {internals.memory_of(argument) for _, argument in writes} - {None}
-    connected = {internals.memory_of(argument) for node, argument in writes if _has_gradient(node, argument)}
+    written: set[Any] = set()
+    connected: set[Any] = set()
+    for node in graph.nodes:
+        arguments = written_arguments(node)
+        memory = {internals.memory_of(argument) for argument in arguments} - {None}
+        written |= memory
+        if _has_gradient(node) or any(map(_has_gradient, arguments)):
+            connected |= memory & {internals.memory_of(node)}  # statistics of a norm are none of what it returns
     found = []
     for node in graph.find_nodes(op="placeholder"):
         memory = internals.memory_of(node)
@@ -227,8 +232,8 @@ def _is_parameter(placeholder: Node) -> bool:
     return known is not None and isinstance(known[0], torch.nn.Parameter)
 
 
-def _has_gradient(*nodes: Node) -> bool:
-    return any(getattr(node.meta.get("example_value"), "requires_grad", False) for node in nodes)
+def _has_gradient(node: Node) -> bool:
+    return getattr(node.meta.get("example_value"), "requires_grad", False)
 
 
 #: Python's in-place operators, as functions and as methods of a tensor.

@@ -166,7 +166,11 @@ def _read_a_copy(joint: Graph, given: Node) -> None:
     with joint.inserting_before(first):
         copy = joint.call_function(aten.clone.default, (given,))
     copy.meta = {"val": torch.empty_like(given.meta["val"]), "recompute": _KEPT}
-    given.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy and user.op != "output")
+    given.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy and not _writes(user, given))
+
+
+def _writes(node: Node, given: Node) -> bool:
+    return node.op == "output" or (node.target is aten.copy_.default and node.args[0] is given)
 
 
 def reading_what_is_written(joint: Graph) -> set[Node]:
