@@ -26,7 +26,7 @@ from opgraph.torch.graph.constants import constants_of, fold_constants, share_co
 from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.selections import COMPUTED_ONCE, comparisons_with_selections
-from opgraph.torch.graph.torch_internals import hint, min_cut
+from opgraph.torch.graph.torch_internals import hint, inputs_written_afterwards, min_cut
 from opgraph.torch.graph.views import base_of, is_view
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -177,6 +177,7 @@ def reading_what_is_written(joint: Graph) -> set[Node]:
     """What is computed from the memory of inputs that the graph writes into, which in backward has other values."""
     found: set[Node] = set()
     waiting: list[Any] = [node.args[0] for node in joint.nodes if node.target is aten.copy_.default]
+    waiting += inputs_written_afterwards(joint)
     while waiting:
         for user in waiting.pop().users:
             if is_view(user):
