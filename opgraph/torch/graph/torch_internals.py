@@ -448,7 +448,7 @@ def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any
 
 
 def inputs_written_afterwards(joint: torch.fx.Graph) -> list[torch.fx.Node]:
-    """The inputs of a joint graph that AOTAutograd writes to when the forward has run, by what describes its results."""
+    """The inputs of a joint graph that AOTAutograd writes to when the forward has run, as its results are described."""
     described = joint.output_node().meta.get("desc") or []
     written = [getattr(d, "mutated_input", None) for d in described]
     return [n for n in joint.find_nodes(op="placeholder") if n.meta.get("desc") in written and "desc" in n.meta]
