@@ -711,6 +711,19 @@ def test_a_graph_that_cannot_be_compiled_runs_once_and_says_so(monkeypatch):
     assert fused.batch.num_batches_tracked == 1
 
 
+def test_a_model_whose_guards_cannot_be_written_runs_as_it_was(monkeypatch):
+    """Dynamo (torch 2.13) may not know where a size comes from: an AssertionError, whatever the backend."""
+
+    def failing(self, guard):
+        raise AssertionError
+
+    monkeypatch.setattr("torch._dynamo.guards.GuardBuilder.SHAPE_ENV", failing)
+    plain, fused, x = Net(), ogt.fuse(Net()), IDS
+    with pytest.warns(UserWarning, match="runs unfused: torch.compile cannot capture it: AssertionError"):
+        torch.testing.assert_close(fused(x), plain(x))
+    assert fused.batch.num_batches_tracked == 1
+
+
 class Breaks(nn.Module):
     """Ends its graph before, between and after calls."""
 
