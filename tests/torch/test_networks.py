@@ -332,6 +332,29 @@ def test_numbers_that_a_checkpoint_draws_are_drawn_again(draw):
     torch.testing.assert_close(*found)
 
 
+class DropsAndCounts(DropsInACheckpoint):
+    """A graph that runs unfused: torch.compile would lose its write."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return super().forward(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs unfused")
+def test_dropout_in_a_checkpoint_of_what_runs_unfused_is_recomputed_as_it_was():
+    found = []
+    for model in (DropsAndCounts(), ogt.fuse(DropsAndCounts())):
+        torch.manual_seed(3)
+        x = torch.linspace(-1, 1, 48).view(6, 8).requires_grad_()
+        model(x).square().sum().backward()
+        found.append([x.grad, model.count, torch.rand(1)])
+    torch.testing.assert_close(*found)
+
+
 class CheckpointedDraw(nn.Module):
     def __init__(self, draw):
         super().__init__()

@@ -145,7 +145,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             warnings.warn(
                 f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=users_level()
             )
-            return graph.forward
+            return _unfused(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
             return with_inputs_returned(
@@ -192,9 +192,8 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             return build
 
         depends = dependencies(graph, example_inputs)
-        draws = any(isinstance(n.target, HigherOrderOperator) and _draws(n) for n in graph.graph.nodes)
         try:
-            with checkpoints_that_draw() if draws else nullcontext():
+            with checkpoints_that_draw() if _has_checkpoint_that_draws(graph) else nullcontext():
                 made: Callable[..., Any] = aot_backend(
                     fw_compiler=part("forward"),
                     bw_compiler=part("backward"),
@@ -210,7 +209,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             warnings.warn(
                 f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=users_level()
             )
-            return graph.forward
+            return _unfused(graph)
         call = _with_first_derivatives_alone(made)
         return with_undefined_gradients(call, depends)
 
@@ -221,6 +220,22 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
 #: The same, one for each choice: instances of one class share what Dynamo compiled of their methods, and its limit of
 #: eight compilations of each.
 compiler = lru_cache(maxsize=None, typed=True)(new_compiler)
+
+
+def _unfused(graph: GraphModule) -> Callable[..., Any]:
+    """What runs a graph of Dynamo as it is.
+
+    Raises:
+        SkipFrame, for Dynamo: a checkpoint in the graph draws, and the graph does not bring the generator back when it
+            runs again in backward. The function runs as it was written.
+    """
+    if _has_checkpoint_that_draws(graph):
+        raise run_as_written("a checkpoint in it draws random numbers")
+    return graph.forward
+
+
+def _has_checkpoint_that_draws(graph: GraphModule) -> bool:
+    return any(isinstance(n.target, HigherOrderOperator) and _draws(n) for n in graph.graph.nodes)
 
 
 def _with_first_derivatives_alone(call: Callable[..., Any]) -> Callable[..., Any]:
