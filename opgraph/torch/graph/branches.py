@@ -215,10 +215,10 @@ def written_inputs(graph: Graph) -> list[bool]:
     connected: set[Any] = set()
     for node in graph.nodes:
         arguments = written_arguments(node)
-        memory = {internals.memory_of(argument) for argument in arguments} - {None}
-        written |= memory
+        into = {internals.memory_of(argument) for argument in arguments} - {None}
+        written |= into
         if _has_gradient(node) or any(map(_has_gradient, arguments)):
-            connected |= memory & {internals.memory_of(node)}  # statistics of a norm are none of what it returns
+            connected |= into & {internals.memory_of(node)}  # statistics of a norm are none of what it returns
     found = []
     for node in graph.find_nodes(op="placeholder"):
         memory = internals.memory_of(node)
