@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
 from opgraph.runtime import host
+from opgraph.torch.graph import recompute
 
 #: Of a value; larger ones are left out.
 _MOST_ELEMENTS = 6000
@@ -392,7 +393,10 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but not, B; A: without an end")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stops after so long")
     parser.add_argument("--no-compiler", action="store_true", help="kernels run op by op")
+    parser.add_argument("--recompute", action="store_true", help="over the peak values of any size are computed again")
     given = parser.parse_args()
+    if given.recompute:
+        recompute.SMALLEST = 1
     if given.no_compiler:
         host.find_compiler = lambda: None  # type: ignore[assignment]
     torch.set_num_threads(1)
