@@ -25,7 +25,7 @@ from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts
-from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments, written_inputs
+from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES
 from opgraph.torch.graph.decompositions import decompositions
@@ -198,7 +198,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                     fw_compiler=part("forward"),
                     bw_compiler=part("backward"),
                     inference_compiler=part("inference"),
-                    partition_fn=partitioner(memory, written_inputs(graph.graph)),
+                    partition_fn=partitioner(memory),
                     decompositions=decompositions(shows_statistics=shows_statistics(graph)),
                     keep_inference_input_mutations=True,
                 )(graph, example_inputs)

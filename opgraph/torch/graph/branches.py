@@ -209,31 +209,12 @@ def written_arguments(node: Node) -> list[Node]:
 
 
 def written_inputs(graph: Graph) -> list[bool]:
-    """Of each input of Dynamo's graph, whether the graph may write into its memory and it has a gradient, before or
-    afterwards; not of parameters, into which nothing is written that has one."""
-    written: set[Any] = set()
-    connected: set[Any] = set()
-    for node in graph.nodes:
-        arguments = written_arguments(node)
-        into = {internals.memory_of(argument) for argument in arguments} - {None}
-        written |= into
-        if _has_gradient(node) or any(map(_has_gradient, arguments)):
-            connected |= into & {internals.memory_of(node)}  # statistics of a norm are none of what it returns
-    found = []
-    for node in graph.find_nodes(op="placeholder"):
-        memory = internals.memory_of(node)
-        has_gradient = memory in connected or _has_gradient(node)
-        found.append(memory in written and has_gradient and not _is_parameter(node))
-    return found
-
-
-def _is_parameter(placeholder: Node) -> bool:
-    known = internals.parameter_of(placeholder)
-    return known is not None and isinstance(known[0], torch.nn.Parameter)
-
-
-def _has_gradient(node: Node) -> bool:
-    return getattr(node.meta.get("example_value"), "requires_grad", False)
+    """Of each input of Dynamo's graph, whether it has a gradient and the graph may write into its memory."""
+    written = {internals.memory_of(argument) for node in graph.nodes for argument in written_arguments(node)} - {None}
+    return [
+        internals.memory_of(node) in written and node.meta["example_value"].requires_grad
+        for node in graph.find_nodes(op="placeholder")
+    ]
 
 
 #: Python's in-place operators, as functions and as methods of a tensor.
