@@ -12,6 +12,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.cxx import CxxCall
 from opgraph.loops.layout import CONTIGUOUS, GROUP, ROW, RUN, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Arg, Loop, Statement
+from opgraph.transforms.selections import Role, role_of
 
 if TYPE_CHECKING:
     from opgraph.codegen.shifts import Shifted
@@ -40,6 +41,7 @@ class Arithmetic(ABC):
         beside: whether a value of a row is an array of one for each lane.
         told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
+        exact: quotients that are 1 where an element is divided by itself.
         divisors: values of rows that have an inverse, by which elements are multiplied instead of being divided.
         sloped: (kind, argument) of the derivatives which their functions may begin as: see `_SLOPES`.
         peaks: exponentials of the distance to the largest element of the row -> that element.
@@ -58,6 +60,7 @@ class Arithmetic(ABC):
         for s in loop.statements:
             level = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
             self.levels[s.result] = PER_ROW if s.reduces else level
+        self.exact = _exact_quotients(loop, self.levels)
         self.depth = loop.depths()
         self.by_lanes = self.beside = self.told_ends = False
         self.shifted: Mapping[str, Shifted] = {}
@@ -154,7 +157,8 @@ class Arithmetic(ABC):
             return ""
         divisor = s.args[-1]
         is_made = isinstance(divisor, str) and self.levels[divisor] == PER_ROW and self.depth[divisor] > 0
-        return str(divisor) if is_made and compute_type(self.dtypes[str(divisor)]) == "float" else ""
+        is_float = is_made and compute_type(self.dtypes[str(divisor)]) == "float"
+        return str(divisor) if is_float and s.result not in self.exact else ""
 
     def arg_dtype(self, arg: Arg, fallback: str) -> str:
         """The dtype of an argument; `fallback` for a literal."""
@@ -181,6 +185,25 @@ def storage_type(dtype: str) -> str:
 def compute_type(dtype: str) -> str:
     """The C++ type that values of a dtype are computed in."""
     return dtypes.BY_NAME[dtype].compute
+
+
+def _exact_quotients(loop: Loop, levels: Mapping[str, int]) -> set[str]:
+    """Quotients of elements and the largest of their row, or what is made of it, where a function that jumps or ends
+    at 0 or 1 reads them, as Acos does: where two products stood for the division, an element divided by itself might
+    be off 1.
+    """
+    selected: set[str] = set()
+    for s in loop.statements:
+        is_made_of_it = levels[s.result] == PER_ROW and not selected.isdisjoint(s.args)
+        if s.row.how in ("largest", "smallest") if s.reduces else is_made_of_it:
+            selected.add(s.result)
+    edged: set[Arg] = set()
+    for s in reversed(loop.statements if selected else ()):
+        role = role_of(s.kind, s.dtype)
+        keeps_sides = role & Role.KEEPS_SIDES or s.kind in ("Add", "Subtract")
+        if role & Role.EDGED or (keeps_sides and s.result in edged):
+            edged.update(s.args)
+    return {s.result for s in loop.statements if s.kind == "Divide" and s.result in edged and s.args[-1] in selected}
 
 
 def _powers_of_positives(loop: Loop) -> frozenset[str]:

@@ -194,9 +194,15 @@ def _key(kind: str, inputs: Iterable[LogicalTensor | float], attrs: opdef.Attrs,
 
 
 def _operand_key(value: LogicalTensor | float) -> object:
-    if isinstance(value, LogicalTensor):
-        return repr(float(value.data.item())) if value.data is not None and value.data.ndim == 0 else value.id
-    return repr(float(value))
+    """The id of a tensor, or a number as text: 2 and 2.0 are one, but no whole number is rounded to a float."""
+    number: float
+    if not isinstance(value, LogicalTensor):
+        number = value
+    elif value.data is not None and value.data.ndim == 0:
+        number = value.data.item()
+    else:
+        return value.id
+    return repr(float(number)) if float(number) == number else repr(number)
 
 
 def _may_mix(record: opdef.OpDef) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.codegen.kernel import KernelSource, cuda_layout
+from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import Dims
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout
 from opgraph.loops.lower import Lowered
@@ -221,6 +222,16 @@ class CudaKernel:
         )
         count = self._first_store + len(outs)
         brought = (*(position for position, _ in self._given), *range(self._first_store, count))
+        if layout is None:
+            results = self.operands.results([a.shape for a in ins])
+            if self.lowered.loop.row_axes and any(map(prod, results)):
+                raise InvalidShape(
+                    "a reshape of no elements makes another shape than one of other sizes would",
+                    where="arrays of one fused kernel",
+                    fix="give arrays whose sizes other than 0 fit together",
+                )
+            every = tuple(range(len(results)))
+            return Plan((), (0,) * count, brought, results, _NO_WORK, every)
         rows = prod(layout.dims[: len(layout.dims) - layout.row_rank]) if layout.row_rank else 0
         cleared: tuple[int, ...] = ()
         if layout.size == 0:  # a sum over nothing is 0; what is made of each row, even of nothing, is computed

@@ -12,7 +12,6 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import InvalidArguments
 from opgraph.ir.logical_tensor import Dims, row_major
-from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import TURNED, Layout, Variant
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
@@ -126,10 +125,7 @@ class HostKernel:
             for result in results:
                 result.fill(0)
             return
-        loads: list[Array | None] = [None if t is None else t.data for t in self.lowered.loads]
-        for position, source in self.given:
-            loads[position] = arrays[source]
-        for result, value in zip(results, interpret(self.lowered.loop, loads), strict=True):
+        for result, value in zip(results, self.operands.by_definition(arrays), strict=True):
             result[...] = value
 
     def bound(self, arrays: Sequence[Array], outs: Sequence[Array]) -> BoundKernel:
@@ -191,6 +187,21 @@ class HostKernel:
             [None if o is None else o.shape for o in outs or ()],
             [None if o is None else _element_strides(o) for o in outs or ()],
         )
+        if layout is None:
+            nothing = (ctypes.c_int64 * 0)()
+            made = zip(self.operands.results([a.shape for a in arrays]), self._dtypes, strict=True)
+            return Plan(
+                None,
+                nothing,
+                0,
+                ctypes.c_void_p * (len(self.lowered.loads) + len(self._dtypes)),
+                size=0,
+                boxes=0,
+                work=0,
+                results=tuple(made),
+                fixed=(),
+                keep=(),
+            )
         own = self.operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         fixed += tuple((position, 0) for position in self.operands.virtual)

@@ -11,7 +11,6 @@ import numpy as np
 from opgraph.errors import InvalidShape
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
-from opgraph.loops.cuts import has_cuts
 from opgraph.loops.layout import Layout, bind
 from opgraph.loops.lower import Lowered
 from opgraph.loops.space import Shape, Strides, lies_over, space_of
@@ -83,21 +82,38 @@ class Operands:
         strides: Sequence[Strides],
         out_shapes: Sequence[Shape | None],
         out_strides: Sequence[Strides | None],
-    ) -> Layout:
+    ) -> Layout | None:
         """The same for a call, with everything checked: `out_shapes` are those of the arrays that are given.
+
+        Returns: None where a reshape of no elements makes another shape than the loop; `by_definition` runs the ops.
 
         Raises:
             InvalidShape: the shapes do not broadcast, an op does not take them, or the result's is another.
         """
         if self._rules is not None:
             self._rules.check(shapes)
-        layout = self.layout(shapes, strides, out_strides or None)
-        if self._rules is not None and not layout.size and has_cuts(self.loop):
-            self._rules.check_results(shapes, layout.results)
-        for shape, result in zip(out_shapes, layout.results):
+        may_differ = self._rules is not None and self._rules.reshapes_nothing(shapes)
+        layout: Layout | None = None
+        try:
+            layout = self.layout(shapes, strides, out_strides or None)
+        except InvalidShape:
+            if not may_differ:
+                raise
+        results = self.results(shapes) if layout is None or may_differ else layout.results
+        for shape, result in zip(out_shapes, results):
             if shape is not None:
                 check_out_shape(shape, result)
-        return layout
+        return layout if layout is not None and tuple(layout.results) == tuple(results) else None
+
+    def results(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """The shapes of the results, by the rules of the ops. Raises InvalidShape where an op does not take these."""
+        assert self._rules is not None
+        return self._rules.results(shapes)
+
+    def by_definition(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The results for the inputs of a call, made by one op after the other."""
+        assert self._rules is not None
+        return self._rules.by_definition(arrays)
 
     def lies_over(self, source: int, result: int) -> bool:
         """Whether a result may be exactly the memory of an input of its dtype, shape and strides; both by position."""

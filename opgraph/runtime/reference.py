@@ -67,19 +67,40 @@ def evaluate(
     with np.errstate(all="ignore"):  # overflow and NaN are results like others
         values = {t.id: _in_working_dtype(a, dtype) for t, a in zip(graph.inputs, arrays, strict=True)}
         values.update((t.id, _in_working_dtype(opdef.array_of(t), dtype)) for t in graph.constants)
-        results = _run_all(graph, values, dtype, foreign, watch)
+        results = _run_all(graph.ops, graph.outputs, values, dtype, foreign, watch)
     if kind is not None:
         results = [exchange.exported(r, kind) for r in results]
     names = Ports(graph.outputs, "output").names
     return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
 
 
-def _run_all(
-    graph: Graph, values: dict[int, np.ndarray], dtype: str | None, foreign: Foreign | None, watch: Watch | None
+def results_of(
+    ops: Sequence[Op], outputs: Sequence[LogicalTensor], inputs: Mapping[int, np.ndarray]
 ) -> list[np.ndarray]:
-    kept = {t.id for t in graph.outputs}
-    last = {t.id: op.id for op in graph.ops for t in op.inputs}
-    for op in graph.ops:
+    """What ops without a foreign one make, each result rounded to its declared dtype.
+
+    Args:
+        inputs: by tensor id; of constants none is needed.
+
+    Raises:
+        InvalidShape: the inputs do not fit an op.
+    """
+    constants = {t.id: opdef.array_of(t) for op in ops for t in op.inputs if t.is_constant}
+    with np.errstate(all="ignore"):
+        return _run_all(ops, outputs, {**constants, **inputs}, None, None, None)
+
+
+def _run_all(
+    ops: Sequence[Op],
+    outputs: Sequence[LogicalTensor],
+    values: dict[int, np.ndarray],
+    dtype: str | None,
+    foreign: Foreign | None,
+    watch: Watch | None,
+) -> list[np.ndarray]:
+    kept = {t.id for t in outputs}
+    last = {t.id: op.id for op in ops for t in op.inputs}
+    for op in ops:
         made = list(zip(op.outputs, _run(op, values, dtype, foreign), strict=True))
         values.update((t.id, array) for t, array in made)
         if watch is not None:
@@ -88,7 +109,7 @@ def _run_all(
         for tensor in op.inputs:
             if last[tensor.id] == op.id and tensor.id not in kept:
                 values.pop(tensor.id, None)
-    return [values[t.id] for t in graph.outputs]
+    return [values[t.id] for t in outputs]
 
 
 def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: Foreign | None) -> Sequence[np.ndarray]:

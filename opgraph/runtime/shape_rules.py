@@ -15,7 +15,9 @@ from opgraph.ir.op import Op
 from opgraph.ir.rebuilt import needed_ops
 from opgraph.ir.schema import inferred_dims
 from opgraph.ops.families import broadcast_rule
+from opgraph.ops.shape import RESHAPES
 from opgraph.partition.partition import Partition
+from opgraph.runtime.reference import results_of
 
 
 class ShapeRules:
@@ -44,20 +46,21 @@ class ShapeRules:
             inferred(self._ops, _of_shapes(self._ports, shapes))
             self._accepted = shapes
 
-    def check_results(self, shapes: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> None:
-        """Raises InvalidShape where the ops make other shapes of inputs of these than a kernel that cuts axes.
+    def reshapes_nothing(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether a reshape may make of these shapes what a kernel does not: of no elements any shape that has none.
 
-        Reshapes of no elements may do so: [0,3,5] becomes [0,3], while a kernel that takes the 5 for a 1 makes [0,15].
+        [0,3,5] becomes [0,3], where a kernel that takes the 5 for a 1 makes [0,15].
         """
+        return any(0 in shape for shape in shapes) and any(op.kind in RESHAPES for op in self._needed)
+
+    def results(self, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """The shapes that the ops make of arrays of these. Raises InvalidShape where an op does not take them."""
         known = inferred(self._needed, _of_shapes(self._ports, shapes))
-        for tensor, made in zip(self._results, results, strict=True):
-            dims = known[tensor.id].dims or made
-            if any(isinstance(d, int) and d != own for d, own in zip(dims, made, strict=True)):
-                raise InvalidShape(
-                    f"a reshape of no elements makes {list(dims)} where other sizes make {list(made)}",
-                    where=f"{tensor.label} of one fused kernel",
-                    fix="give arrays whose sizes other than 0 fit together",
-                )
+        return tuple(known[t.id].shape for t in self._results)
+
+    def by_definition(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What the ops make of arrays, one op after the other."""
+        return results_of(self._needed, self._results, dict(zip((t.id for t in self._ports), arrays, strict=True)))
 
 
 def _asks_more(op: Op) -> bool:

@@ -18,6 +18,7 @@ from opgraph.runtime.engine import Engine
 from opgraph.runtime.exchange import Watched
 from opgraph.runtime.executable import Executable
 from opgraph.runtime.foreign import check_foreign
+from opgraph.transforms.cut import kept_name
 from opgraph.transforms.saved import Saved, training_plan
 from opgraph.transforms.units import freed
 
@@ -50,6 +51,8 @@ class TrainableExecutable(Executable):
         self._forward: Executable = (
             Executable(plan.forward, engine, donate=donate, rounding=rounding, regroup=False) if keeps_more else self
         )
+        #: What backward calls the results of the forward pass.
+        self._kept_names = [kept_name(plan.forward, t) for t in plan.forward.outputs]
         self._backward: Executable | None = None
 
     @property
@@ -82,12 +85,14 @@ class TrainableExecutable(Executable):
         given = self._ins.by_name(feeds, named)
         feeds, named, kind = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
-        results = dict(zip(self._forward._outs.names, self._forward._results(arrays)))
+        made = self._forward._results(arrays)
+        results = dict(zip(self._forward._outs.names, made))
         self._exchange.written(written)
         inputs = dict(zip(self._ins.names, arrays))
+        named = dict(zip(self._kept_names, made))
         kept = {}
         for entry in self._plan.saved:
-            array = inputs[entry.name] if entry.name in inputs else results[entry.name]
+            array = inputs[entry.name] if entry.name in inputs else named[entry.name]
             is_shape = entry.role == "shape"
             kept[entry.name] = self._exchange.zeros(array.shape, array.dtype, array) if is_shape else array
         outputs = {name: results[name] for name in self._outs.names}

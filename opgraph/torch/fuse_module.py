@@ -147,6 +147,8 @@ class FusedForward(Wrapper):
         if isinstance(getattr(error, "inner_exception", None), OpGraphError):
             return False
         lines = str(error).splitlines()  # "backend='compile' raised:", and what it raised
+        if not lines or not lines[0]:  # an assertion without words
+            lines = [type(error).__name__]
         self._failure = (
             f"torch.compile cannot capture it: {' '.join(lines[:2] if lines[0].endswith(':') else lines[:1])}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.extras import require
@@ -11,6 +11,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.ops.shape import VIEWS
+from opgraph.transforms.selections import Comparison, has_same_bits
 
 #: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
 UNKNOWN_EXTENT = 4096
@@ -25,10 +26,19 @@ _SHARE = 1000
 
 
 def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
-    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own."""
-    inputs = {port_name(t) for t in graph.inputs}
-    is_output = any(t.id == tensor.id for t in graph.outputs)
-    return port_name(tensor) if is_output and port_name(tensor) not in inputs else f"kept_{tensor.id}"
+    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own.
+
+    The gradient has inputs with the names of the graph's own, and `d_<output>`: a value has none of these names.
+    """
+    outputs = {port_name(t): t.id for t in graph.outputs}
+    taken = {port_name(t) for t in graph.inputs} | {f"d_{name}" for name in outputs}
+    name = port_name(tensor)
+    if outputs.get(name) == tensor.id and name not in taken:
+        return name
+    name = f"kept_{tensor.id}"
+    while name in taken or outputs.get(name, tensor.id) != tensor.id:
+        name = f"_{name}"
+    return name
 
 
 def read_inputs(op: Op) -> list[LogicalTensor]:
@@ -42,10 +52,13 @@ class Cut:
     Args:
         graph, joint: the forward graph, and the gradient graph that computes its values again.
         told: ids of conditions that an output tells.
-        once: ids of forward values that, like those of libraries, are not computed again.
+        compared: comparisons whose values are not computed again for them, but are for other readers.
     """
 
-    def __init__(self, graph: Graph, joint: Graph, told: Collection[int], once: Collection[int] = ()) -> None:
+    def __init__(self, graph: Graph, joint: Graph, told: Collection[int], compared: Iterable[Comparison] = ()) -> None:
+        copied = {(c.value, made) for c in compared for made in c.between}
+        #: The values that comparisons do not compute again, by the ids of the copies that these read.
+        self.copied = {-1 - value: value for value, _ in copied}
         self.inputs = {t.id for t in graph.inputs}
         #: Outputs, and what an output tells: they cost no memory that is not taken anyway.
         self.outputs = {t.id for t in graph.outputs} | set(told)
@@ -53,27 +66,46 @@ class Cut:
         backward = {t.id for t in joint.inputs} - self.inputs
         self.needed: set[int] = set()
         self.made_from: dict[int, list[int]] = {}
-        self.fixed: set[int] = set(once)
+        #: Forward values that may have another last bit when they are computed again.
+        self.inexact: set[int] = set()
+        self.fixed: set[int] = set()
         for op in joint.ops:
-            read = [t.id for t in read_inputs(op) if not t.is_constant]
             outs = [t.id for t in op.outputs]
+            read = [t.id for t in read_inputs(op) if not t.is_constant]
+            read = [-1 - i if any((i, o) in copied for o in outs) else i for i in read]
             if any(t.id in backward for t in op.inputs):
                 backward.update(outs)
                 self.needed.update(i for i in read if i not in backward)
             else:
                 self.made_from.update((o, read) for o in outs)
+                self.inexact.update(() if has_same_bits(op) else outs)
                 if not opdef.get(op.kind, where=op.label).is_pointwise and op.kind not in VIEWS:
                     self.fixed.update(outs)
         # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
         self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
-        known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
-        self.fixed &= known  # what only backward makes cannot be kept from forward, whatever makes it
+        #: Values of the forward graph; what only backward makes cannot be kept from forward, whatever makes it.
+        self.known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
+        self.fixed &= self.known
+        self.fixed |= self.copied.keys()
         self.slice = self._slice()
-        self.weights = {i: self._weight(joint.tensor(i)) for i in self.slice if i in known}
+        values = {i: self.copied.get(i, i) for i in self.slice}
+        self.weights = {i: self._weight(joint.tensor(v)) for i, v in values.items() if v in self.known}
 
-    def is_recomputed(self, id: int, kept: Collection[int]) -> bool:
-        """Whether backward computes a forward value again where these are kept."""
-        return id in self.made_from and id not in self.fixed and id not in kept
+    def is_computed_twice(self, comparison: Comparison, kept: Collection[int]) -> bool:
+        """Whether backward makes a comparison of a value that it computes again, and of what forward made of it."""
+        is_known = comparison.value in self.known
+        if not is_known or comparison.result in kept or comparison.between.isdisjoint(kept):
+            return False
+        seen: set[int] = set()
+        waiting = [comparison.value]
+        while waiting:
+            id = waiting.pop()
+            if id in self.made_from and id not in seen and id not in self.fixed and id not in kept:
+                if id in self.inexact:
+                    return True
+                seen.add(id)
+                waiting += self.made_from[id]
+        return False
 
     def _slice(self) -> set[int]:
         """Forward values that the needed ones are made of, themselves included."""
@@ -95,6 +127,11 @@ class Cut:
 
     def solved(self) -> tuple[int, set[int]]:
         """The weight of the cheapest cut, and what it keeps."""
+        weight, kept = self._solved()
+        return weight, {self.copied.get(i, i) for i in kept}
+
+    def _solved(self) -> tuple[int, set[int]]:
+        """The same, with copies of values by ids of their own."""
         sources = {i for i in self.slice if i in self.fixed or i not in self.made_from}
         total = sum(self.weights[i] for i in sources)
         others = [w for i, w in self.weights.items() if i not in sources]

@@ -20,7 +20,7 @@ from opgraph.transforms.conditions import Conditioned, with_conditions
 from opgraph.transforms.cut import Cut, kept_name, read_inputs
 from opgraph.transforms.gradient import differentiated, prepared
 from opgraph.transforms.masks import Told, masks_of_outputs
-from opgraph.transforms.selections import compared_values
+from opgraph.transforms.selections import Comparison, comparisons
 from opgraph.transforms.units import needed
 
 
@@ -162,12 +162,15 @@ def _cheapest(
 ) -> tuple[int, set[int], Collection[int]]:
     """The cheapest values to keep: their weight, their ids, and `from_outputs`."""
     joint = differentiated(asked.graph, wrt, from_outputs=from_outputs, by_choice=asked.chosen)
-    cut = Cut(asked.graph, joint, told)
-    weight, ids = cut.solved()
-    once = {c for c, value in compared_values(asked.graph).items() if c in cut.slice and cut.is_recomputed(value, ids)}
-    if once:
-        weight, ids = Cut(asked.graph, joint, told, once).solved()
-    return weight, ids, from_outputs
+    found = comparisons(joint)
+    held: list[Comparison] = []
+    while True:
+        cut = Cut(asked.graph, joint, told, held)
+        weight, ids = cut.solved()
+        wrong = [c for c in found if c not in held and cut.is_computed_twice(c, ids)]
+        if not wrong:
+            return weight, ids, from_outputs
+        held += wrong
 
 
 def _with_outputs(graph: Graph, extra: Sequence[LogicalTensor]) -> Graph:

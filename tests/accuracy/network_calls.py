@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
     from random_networks import Text
@@ -23,6 +27,13 @@ class Case:
         training, grads, inference: the modes that it is called in.
         twice: a second call before the backward passes; their gradients add up.
         apart: a backward pass for each result.
+        again: two backward passes through the same graph.
+        accumulates: gradients are added to those of earlier calls.
+        checkpointed: in a checkpoint, which calls it again in backward.
+        offloaded: with hooks that bring saved tensors elsewhere.
+        other: other numbers and words among the arguments.
+        layout: of `x` and `y` in memory (`LAYOUTS`).
+        change: of the model, before the call (`CHANGES`).
     """
 
     batch: int
@@ -31,24 +42,153 @@ class Case:
     inference: bool = False
     twice: bool = False
     apart: bool = False
+    again: bool = False
+    accumulates: bool = False
+    checkpointed: bool = False
+    offloaded: bool = False
+    other: bool = False
+    layout: str = "contiguous"
+    change: str = "unchanged"
 
     def __str__(self) -> str:
-        names = ("training", "grads", "inference", "twice", "apart")
-        return ", ".join([f"batch {self.batch}", *(name for name in names if getattr(self, name))])
+        set_ = [name for name, value in vars(self).items() if value is True]
+        named = [name for name in (self.layout, self.change) if name not in ("contiguous", "unchanged")]
+        return ", ".join([f"batch {self.batch}", *set_, *named])
 
 
-def run(model: Any, text: Text, given: list[torch.Tensor], seed: int, case: Case) -> dict[str, Any]:
+#: The first one is the first call of each network; others are drawn.
+CASES = (
+    Case(3, training=True, grads=True),
+    Case(3),
+    Case(3, inference=True),
+    Case(3, grads=True, again=True),
+    Case(3, training=True, grads=True, accumulates=True),
+    Case(3, training=True, grads=True, checkpointed=True),
+    Case(3, training=True, grads=True, offloaded=True),
+    Case(5, training=True, grads=True, twice=True),
+    Case(2, grads=True, apart=True),
+    Case(4, training=True, other=True),
+    Case(1, training=True, grads=True),
+    Case(1),
+    Case(0, training=True, grads=True),
+    Case(0),
+    Case(7, grads=True, other=True),
+)
+
+
+def _channels_last(t: torch.Tensor) -> torch.Tensor:
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+
+
+#: Layouts of inputs, each a function of a contiguous tensor.
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda t: t,
+    "channels last": _channels_last,
+    "turned": lambda t: t.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "axes reversed": lambda t: t.permute(*reversed(range(t.dim()))).contiguous().permute(*reversed(range(t.dim()))),
+    "every second element": lambda t: torch.stack((t, -t), -1).flatten(-2)[..., ::2],
+    "part of a larger one": lambda t: torch.cat((t, t, t), 1)[:, t.shape[1] : 2 * t.shape[1]],
+    "expanded": lambda t: t[:, :1].expand_as(t),
+}
+
+
+def _halved(module: nn.Module, args: Any, made: Any) -> Any:
+    return tree_map(lambda v: v * 0.5 if isinstance(v, torch.Tensor) and v.is_floating_point() else v, made)
+
+
+def _doubled_first(module: nn.Module, args: tuple[Any, ...]) -> Any:
+    return (args[0] * 2, *args[1:])
+
+
+def _with_hooks(model: Any) -> Any:
+    for child in model.children():
+        child.register_forward_hook(_halved)
+        child.register_forward_pre_hook(_doubled_first)
+    return model
+
+
+def _hooked(model: Any) -> Any:
+    model.register_forward_hook(_halved)
+    return model
+
+
+def _frozen(model: Any) -> Any:
+    for p in list(model.parameters())[::2]:
+        p.requires_grad_(not p.requires_grad)
+    return model
+
+
+def _another_weight(model: Any) -> Any:
+    model.weight = nn.Parameter(model.weight.detach() * 0.5)
+    model.scale = model.scale.detach() * 2
+    return model
+
+
+def _loaded(model: Any) -> Any:
+    state = {name: value * 0.5 if value.is_floating_point() else value for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    return model
+
+
+#: What happens to a model between two calls.
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "unchanged": lambda model: model,
+    "copied": copy.deepcopy,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+    "hooks on parts": _with_hooks,
+    "a hook": _hooked,
+    "frozen": _frozen,
+    "another weight": _another_weight,
+    "loaded": _loaded,
+}
+
+
+def inputs(seed: int, batch: int, image: bool, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """Two inputs, and integers below 7."""
+    source = torch.Generator().manual_seed(seed + batch)
+    shape = (batch, 4, 6, 6) if image else (batch, 6, 8)
+    made = [torch.randn(shape, generator=source, dtype=torch.float64).to(dtype) for _ in range(2)]
+    return [*made, torch.randint(7, (batch, 5), generator=source)]
+
+
+def more(other: bool, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """The last argument: numbers, words, None and tensors in a dict.
+
+    Args:
+        other: whether numbers and words are others.
+    """
+    kind = torch.complex128 if dtype is torch.float64 else torch.complex64
+    return {
+        "factor": 1.5 if other else 0.5,
+        "size": 3 if other else 2,
+        "flag": other,
+        "pair": (torch.tensor([0.75], dtype=dtype), None),
+        "complex": torch.tensor([0.5 + 1j], dtype=kind),
+    }
+
+
+def run(model: Any, text: Text, seed: int, case: Case) -> dict[str, Any]:
     """What a call does: results, gradients, parameters, buffers, written inputs, random numbers."""
     torch.manual_seed(seed)
-    model.zero_grad()
+    if not case.accumulates:
+        model.zero_grad()
+    given = inputs(seed, case.batch, text.image, text.dtype)
     needed = [case.grads and needs for needs in (*text.grads, False)]
-    tensors = [t.clone().requires_grad_(needs) for t, needs in zip(given, needed, strict=True)]
-    called = [t * 1 if t.requires_grad else t for t in tensors]  # what is written is no leaf
+    leaves = [t.clone().requires_grad_(needs) for t, needs in zip(given, needed, strict=True)]
+    called: list[Any] = [t * 1 if t.requires_grad else t for t in leaves]  # what is written is no leaf
+    called[:2] = map(LAYOUTS[case.layout], called[:2])
     if text.same:
-        called[1] = called[0]
-    with torch.inference_mode() if case.inference else torch.set_grad_enabled(case.grads):
-        results = tree_leaves(model(*called))
-        more = tree_leaves(model(*[t.detach().clone() for t in given])) if case.twice else []
+        called[1] = called[0] if text.same == "same" else called[0][:]
+    extra = more(case.other, text.dtype)
+    casts = torch.autocast("cpu", text.autocast) if text.autocast else nullcontext()
+    with torch.inference_mode() if case.inference else torch.set_grad_enabled(case.grads), casts:
+        saved = torch.autograd.graph.save_on_cpu() if case.offloaded else nullcontext()
+        with saved:
+            call = (
+                checkpoint(model, *called, extra, use_reentrant=False) if case.checkpointed else model(*called, extra)
+            )
+        results = tree_leaves(call)
+        more_results = tree_leaves(model(*[t.detach().clone() for t in given], extra)) if case.twice else []
     found: dict[str, Any] = {}
     for i, result in enumerate(results):
         if not isinstance(result, torch.Tensor):
@@ -59,20 +199,22 @@ def run(model: Any, text: Text, given: list[torch.Tensor], seed: int, case: Case
         if not result.requires_grad or _has_gradient(result):
             found[f"requires_grad {i}"] = result.requires_grad
         found[f"shares {i}"] = [_shares(result, t) for t in called]
-    for i, t in enumerate(called):
+    for i, t in enumerate([*called, extra["pair"][0]]):
         found[f"input {i}"] = t.detach().clone()
-    for kind, outputs in (("", results), ("both calls' ", more)):
+    for kind, outputs in (("", results), ("both calls' ", more_results)):
         differentiable = [i for i, r in enumerate(outputs) if isinstance(r, torch.Tensor) and r.requires_grad]
         for places in [[i] for i in differentiable] if case.apart else [differentiable] if differentiable else []:
             passed = [outputs[i] for i in places]
             cotangents = [torch.linspace(-1, 1, r.numel(), dtype=r.dtype).view(r.shape) for r in passed]
-            torch.autograd.backward(passed, cotangents, retain_graph=case.apart)
+            for _ in range(2 if case.again else 1):
+                torch.autograd.backward(passed, cotangents, retain_graph=case.apart or case.again)
             if any(map(_has_gradient, passed)):
                 start = f"result {places[0]}" if case.apart else "results"
-                found.update({f"{kind}gradient of {name} from {start}": g for name, g in _gradients(model, tensors)})
-    found.update({f"gradient of {name}": g for name, g in _gradients(model, tensors)})
+                found.update({f"{kind}gradient of {name} from {start}": g for name, g in _gradients(model, leaves)})
+    found.update({f"gradient of {name}": g for name, g in _gradients(model, leaves)})
     for name, value in [*model.named_buffers(), *model.named_parameters()]:
         found[name] = value.detach().clone()
+    found["calls"] = model.calls
     found["random numbers"] = torch.rand(2)
     return found
 
@@ -107,8 +249,13 @@ def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def differs(got: Any, expected: Any) -> str:
-    """Why one entry of what a call does is not another call's in eager torch; "" where it is."""
+def differs(got: Any, expected: Any, text: Text, allowed: float = 0) -> str:
+    """Why one entry of what a call does is not another call's in eager torch; "" where it is.
+
+    Args:
+        text: its dtypes say how far rounding may bring two results apart.
+        allowed: how far apart elements may be in any case.
+    """
     if expected is None and isinstance(got, tuple):
         return ""  # strides of what eager torch returns as a view
     if isinstance(expected, list):  # torch.compile returns a copy where F.dropout gives back its argument
@@ -120,9 +267,11 @@ def differs(got: Any, expected: Any) -> str:
         return " is not ".join("a tensor" if isinstance(v, torch.Tensor) else str(v) for v in (got, expected))
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return f"{got.dtype}{list(got.shape)} is not {expected.dtype}{list(expected.shape)}"
-    size = expected.abs().nan_to_num().max().item() if expected.numel() else 0
+    size = expected.abs().nan_to_num(posinf=0).max().item() if expected.numel() else 0
+    rounding = text.rounding if expected.is_floating_point() or expected.is_complex() else 0
+    bound = max(rounding * max(float(text.dtype is torch.float64), size), allowed)
     try:
-        torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7 * max(1.0, size), equal_nan=True)
+        torch.testing.assert_close(got, expected, rtol=rounding, atol=bound, equal_nan=True)
     except AssertionError as error:
         return str(error).replace("\n", " ")[:160]
     return ""

@@ -1,7 +1,8 @@
 """What the lines of random networks are drawn from (`random_networks.py`).
 
 In a template "a" and "b" are values, "s" is a number, "d" an axis of a, "n" its length, and LAYER a module of the
-network. `ids` is an input of integers, `self.table` a parameter with a row for each of them.
+network. `ids` is an input of integers, `self.table` a parameter with a row for each of them, `more` a dict of numbers,
+words and tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ POINTWISE = (
     "F.alpha_dropout(a.contiguous(), 0.2, self.training)", "a.sigmoid().logit(1e-3)", "torch.complex(a, a * s).abs()",
     "torch.view_as_real(torch.complex(a, -a)).sum(-1)", "torch.randn_like(a) + a",
     "torch.bernoulli(a.sigmoid().detach()) * a", "torch.vmap(lambda t: t.sigmoid() * t)(a)", "Doubled.apply(a)",
-    "torch.func.grad(lambda t: t.pow(3).sum())(a)",
+    "torch.func.grad(lambda t: t.pow(3).sum())(a)", "torch.fft.rfft(a).abs()", "torch.fft.ifft(torch.fft.fft(a)).real",
+    "2 ** a.tanh()",
 )  # fmt: skip
 BINARY = (
     "a + b", "a - b", "a * b", "a / (b.abs() + 1)", "torch.maximum(a, b)", "torch.minimum(a, b)",
@@ -37,6 +39,7 @@ BINARY = (
     "F.kl_div(F.log_softmax(a, -1), F.softmax(b, -1), reduction='batchmean')", "a @ b.transpose(-1, -2)",
     "torch.cat((a, b), -1)", "torch.stack((a, b), 1)", "torch.einsum('i...,j...->ij...', a, b)",
     "F.scaled_dot_product_attention(a, b, b, is_causal=True)", "torch.where((a > 0) & (b > 0), a, b)",
+    "torch.polar(a.abs(), b).real", "a.expand_as(torch.rand_like(b))",
     "torch.remainder(a, b.abs() + 1)", "torch.logaddexp2(a, b)", "a.clamp(max=b)",
 )  # fmt: skip
 #: Lines for an axis of a value.
@@ -133,10 +136,22 @@ WRITES = (
     "with torch.no_grad(): self.weight.mul_(0.9)", "with torch.no_grad(): a.mul_(s)",
     "self.table.data[0] = 0.5", "a.scatter_(0, torch.zeros_like(a[:1], dtype=torch.long), s)",
     "a.index_put_((torch.tensor([0]),), a[-1].detach())", "a.unbind(0)[0].mul_(s)",
-    "a.addcmul_(a.detach(), self.scale)",
+    "a.addcmul_(a.detach(), self.scale)", "more['pair'][0].add_(1)", "self.calls += 1",
+    "if a.requires_grad: a.register_hook(lambda g: g * 0.5)",
+)  # fmt: skip
+#: What a line may stand in.
+CONTEXTS = (
+    "torch.no_grad()", "torch.no_grad()", "torch.enable_grad()", "torch.autocast('cpu', dtype=torch.bfloat16)",
+    "torch.autocast('cpu', enabled=False)",
+)  # fmt: skip
+MORE = (
+    "a * more['factor']", "a + more['pair'][0]", "a * 2 if more['flag'] else -a", "(a * more['complex']).real",
+    "a if more['pair'][1] is None else a * 3", "a.narrow(d, 0, min(n, more['size']))", "more['complex'].abs() + a",
+    "torch.full_like(a, more['factor']) * a",
 )  # fmt: skip
 OTHERS = (
-    "a * self.weight", "a * self.scale", "a + self.steps",
+    "a * self.weight", "a * self.scale", "a + self.steps", "a * self.calls",
+    "checkpoint(lambda t: torch.tanh(t * self.weight), a, use_reentrant=True) if a.requires_grad else a",
     "checkpoint(lambda t: torch.sigmoid(t) * t, a, use_reentrant=False)", "self.LAYER(a)", "self.LAYER(self.LAYER(a))",
     "checkpoint(self.LAYER, a, use_reentrant=False)", "F.linear(a, self.LAYER.weight)",
     "F.linear(a, self.LAYER.weight.t())",

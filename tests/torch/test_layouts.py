@@ -180,3 +180,49 @@ def test_a_rolled_image_stays_channels_last(where: tuple[tuple[int, ...], tuple[
     expected.square().sum().backward()
     got.square().sum().backward()
     torch.testing.assert_close(y.grad, x.grad)
+
+
+class OfSeveralOrders(nn.Module):
+    """Ops of operands whose axes lie in other orders, one of them expanded."""
+
+    def forward(self, a: torch.Tensor, turned: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(N, C, L), the same turned, (C, L) -> results of the first shape."""
+        binary = (
+            torch.copysign,
+            torch.logaddexp,
+            torch.logaddexp2,
+            torch.xlogy,
+            torch.special.xlog1py,
+            torch.heaviside,
+            torch.logical_and,
+        )
+        pairs = (
+            (a, turned),
+            (turned, a),
+            (row.expand_as(a), turned),
+            (row[:, :1], turned),
+            (turned, a.sum()),
+            (a.sum(), turned),
+        )
+        made = [op(x + 1, y * 2) for op in binary for x, y in pairs]
+        return (
+            *made,
+            torch.logical_or(a > 0, turned > 1),
+            2**turned,
+            functional.logsigmoid(turned),
+            torch.isin(turned, a),
+        )
+
+
+@pytest.mark.filterwarnings("ignore:there is no C")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_operands_of_several_orders_give_the_strides_of_eager(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    a, row = torch.rand(3, 16, 25, dtype=dtype) - 0.2, torch.rand(16, 25, dtype=dtype)
+    turned = torch.rand(16, 3, 25, dtype=dtype).transpose(0, 1)
+    model = OfSeveralOrders()
+    expected, got = model(a, turned, row), ogt.fuse(copy.deepcopy(model))(a, turned, row)
+    assert [t.stride() for t in got] == [t.stride() for t in expected]
+    torch.testing.assert_close(got, expected, equal_nan=True)

@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import random_networks  # noqa: E402
-from random_networks import drawn, problems, shrunk  # noqa: E402
+import network_calls  # noqa: E402
+from network_calls import CASES  # noqa: E402
+from random_networks import Text, drawn, problems, shrunk  # noqa: E402
 
 import opgraph.torch.graph.saved as saved  # noqa: E402
 
@@ -35,16 +36,35 @@ def test_random_networks_do_what_they_do_in_eager_torch(first) -> None:
 
 def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
     lines = ["v0 = torch.tanh(y)", "F.silu(x, inplace=True)", "v1 = x * self.weight", "v2 = y.abs()"]
-    text = random_networks.Text(image=False, lines=lines, outputs=["v1", "v2"])
+    text = Text(image=False, lines=lines, outputs=["v1", "v2"], cases=CASES[:2])
     assert list(problems(text, 0)) == []
-    monkeypatch.setattr(saved, "_read_a_copy", lambda joint, given: None)
+    monkeypatch.setattr(saved, "inputs_written_afterwards", lambda joint: [])
     assert any("inplace operation" in problem for problem in problems(text, 0))
     small = shrunk(text, 0)
-    assert small.lines == lines[1:3] and small.outputs == ["v1"]
+    assert small.lines == lines[1:3] and small.outputs == ["v1"] and small.cases == CASES[:1]
 
 
 def test_a_result_that_is_a_jump_at_a_rounding_error_shows_no_fault() -> None:
     """The divergence of a distribution from itself is 0, or has the sign of a rounding error."""
     divergence = "F.kl_div(F.log_softmax(y, -1), F.softmax(y, -1), reduction='batchmean')"
-    text = random_networks.Text(image=False, lines=[f"v0 = {divergence}", "v1 = torch.atan2(v0, v0)"], outputs=["v1"])
+    lines = [f"v0 = {divergence}", "v1 = torch.atan2(v0, v0)"]
+    text = Text(image=False, lines=lines, outputs=["v1"], cases=CASES[:4])
     assert list(problems(text, 10282)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rounding_errors_hide_no_fault(monkeypatch, dtype) -> None:
+    """A gradient that is 1.5 times as large as it should be is found in any dtype."""
+    text = Text(image=False, lines=["v0 = torch.tanh(x) * self.weight"], outputs=["v0"], cases=CASES[:1], dtype=dtype)
+    assert list(problems(text, 0)) == []
+    plain = network_calls.torch.autograd.backward
+    monkeypatch.setattr(
+        network_calls.torch.autograd,
+        "backward",
+        lambda passed, cotangents, **how: plain(
+            passed,
+            [c * (1.5 if "Compiled" in str(p.grad_fn) else 1) for c, p in zip(cotangents, passed, strict=True)],
+            **how,
+        ),
+    )
+    assert any("gradient of x" in problem for problem in problems(text, 0))

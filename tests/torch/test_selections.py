@@ -88,6 +88,15 @@ _WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "neighbours": lambda v, x: torch.where(v == functional.max_pool1d(v, 3, 1, 1), x, v),
     "adaptive": lambda v, x: torch.where(v == functional.adaptive_max_pool1d(v, 1), x, v),
     "a row": lambda v, x: torch.where(v >= v[:1], x.sin(), v),
+    "a column of another shape": lambda v, x: torch.where(
+        v.view(33, 24, 2) >= v.view(33, 24, 2)[:, :, :1], x.sin().view(33, 24, 2), v.view(33, 24, 2)
+    ).view(33, 48),
+    "share": lambda v, x: (1 - v / _column_largest(v.abs())).sqrt().detach() + v,
+    "quotient of a row": lambda v, x: torch.where(v / _largest(v) == 1, x.sin(), v),
+    "floor of a row": lambda v, x: torch.floor(v / _largest(v)) * x + v,
+    "whole number": lambda v, x: (v / _column_largest(v)).long() * x + v,
+    "power": lambda v, x: ((_column_largest(v) - v) ** 0.5).detach() + v,
+    "remainder": lambda v, x: torch.fmod(v, _column_largest(v.abs())) * x,
     "scattered": lambda v, x: torch.where(
         v == torch.zeros(33, 48).scatter_reduce(1, torch.zeros(33, 48).long(), v, "amax", include_self=False)[:, :1],
         x.sin(),

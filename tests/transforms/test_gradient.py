@@ -375,3 +375,17 @@ def test_the_gradient_of_an_f32_operand_of_16_bit_data_is_summed_in_f32(kind: st
     feeds = {t.name: given[t.name] for t in rule.inputs}
     found = og.compile(rule, device="cpu")(feeds)
     np.testing.assert_allclose(found, og.evaluate(rule, feeds), rtol=1e-6)
+
+
+def test_whole_numbers_that_no_float_has_are_kept_apart() -> None:
+    graph = og.Graph()
+    x, i = graph.input("x", "f32", (3,)), graph.input("i", "s64", (3,))
+    chosen = x
+    for number, kind in ((2**53, "Sin"), (2**53 + 1, "Exp")):
+        is_it = graph.add_op("Equal", i, graph.constant("", number, dtype="s64"))
+        chosen = graph.add_op("Select", is_it, graph.add_op(kind, x), chosen)
+    graph.output(chosen)
+    feeds = {"x": np.array([0.5, 0.5, 0.5], np.float32), "i": np.array([2**53, 2**53 + 1, 0])}
+    _, pullback = og.compile(graph, wrt=("x",)).vjp(feeds)
+    want = [np.cos(0.5), np.exp(0.5), 1.0]
+    np.testing.assert_allclose(pullback(np.ones(3, np.float32))["x"], want, rtol=1e-6)

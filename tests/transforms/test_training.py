@@ -439,3 +439,30 @@ def test_a_constant_may_be_an_output_beside_values_that_are_kept() -> None:
     assert any(entry.role not in ("input", "output") for entry in f.saved_tensors())
     x = np.eye(64, dtype=np.float32)
     np.testing.assert_array_equal(f.vjp(x=x, w=x)[0]["k"], np.array([0.5, 4], np.float32))
+
+
+#: Graphs with names that kept values might have, each beside the same graph without.
+NAMES = {
+    "an input": (
+        "graph(x: f32[8], kept_2: f32[8]) -> (y)\n  a = Add(x, kept_2)\n  b = Sigmoid(a)\n  y = Multiply(a, b)",
+        ("kept_2", "z"),
+    ),
+    "another output": (
+        "graph(x: f32[8], z: f32[8]) -> (kept_2, y)\n  a = Add(x, z)\n  b = Sin(a)\n  kept_2 = Multiply(b, a)\n"
+        "  y = Cos(a)",
+        ("kept_2", "w"),
+    ),
+    "the gradient of an output": ("graph(x: f32[8]) -> (y, d_y)\n  d_y = Exp(x)\n  y = Sin(d_y)", ("d_y", "w")),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_names_of_kept_values_are_those_of_nothing_else(case: str) -> None:
+    text, renamed = NAMES[case]
+    found = []
+    for graph in (og.parse(text), og.parse(text.replace(*renamed))):
+        arrays = {str(t.name): np.linspace(-2 + i, 2, 8, dtype=np.float32) for i, t in enumerate(graph.inputs)}
+        _, pullback = og.compile(graph, wrt=arrays).vjp(arrays)
+        found.append(pullback({str(t.name): np.full(8, 1.5, np.float32) for t in graph.outputs}))
+    for got, want in zip(*(gradients.values() for gradients in found), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -25,7 +25,7 @@ from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts
-from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments, written_inputs
+from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.given import Hooks, backward_of
@@ -144,7 +144,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             warnings.warn(
                 f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=users_level()
             )
-            return graph.forward
+            return _unfused(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
             return with_inputs_returned(
@@ -190,14 +190,13 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             return build
 
         depends = dependencies(graph, example_inputs)
-        draws = any(isinstance(n.target, HigherOrderOperator) and _draws(n) for n in graph.graph.nodes)
         try:
-            with checkpoints_that_draw() if draws else nullcontext():
+            with checkpoints_that_draw() if _has_checkpoint_that_draws(graph) else nullcontext():
                 made: Callable[..., Any] = aot_backend(
                     fw_compiler=part("forward"),
                     bw_compiler=part("backward"),
                     inference_compiler=part("inference"),
-                    partition_fn=partitioner(memory, written_inputs(graph.graph)),
+                    partition_fn=partitioner(memory),
                     decompositions=decompositions(shows_statistics=shows_statistics(graph)),
                     keep_inference_input_mutations=True,
                 )(graph, example_inputs)
@@ -208,7 +207,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             warnings.warn(
                 f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=users_level()
             )
-            return graph.forward
+            return _unfused(graph)
         call = _with_first_derivatives_alone(made)
         return with_undefined_gradients(call, depends)
 
@@ -219,6 +218,22 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
 #: The same, one for each choice: instances of one class share what Dynamo compiled of their methods, and its limit of
 #: eight compilations of each.
 compiler = lru_cache(maxsize=None, typed=True)(new_compiler)
+
+
+def _unfused(graph: GraphModule) -> Callable[..., Any]:
+    """What runs a graph of Dynamo as it is.
+
+    Raises:
+        SkipFrame, for Dynamo: a checkpoint in the graph draws, and the graph does not bring the generator back when it
+            runs again in backward. The function runs as it was written.
+    """
+    if _has_checkpoint_that_draws(graph):
+        raise run_as_written("a checkpoint in it draws random numbers")
+    return graph.forward
+
+
+def _has_checkpoint_that_draws(graph: GraphModule) -> bool:
+    return any(isinstance(n.target, HigherOrderOperator) and _draws(n) for n in graph.graph.nodes)
 
 
 def _with_first_derivatives_alone(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -329,10 +344,33 @@ def _read(nodes: Sequence[Node], output: Node) -> set[Node]:
             if node not in read:
                 read.add(node)
                 memory.add(memory_of(node))
-                new += node.all_input_nodes
+                new += _read_by(node)
         memory.discard(None)
         waiting = [n for n, found in writes if n not in read and found & memory]
     return read
+
+
+#: Calls that read of their first tensor, or of their second one, nothing but shape, dtype and device.
+_READ_NO_FIRST = frozenset(
+    (
+        "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "rand_like",
+        "randint_like", "randn_like", "zeros_like",
+    )
+)  # fmt: skip
+_READ_NO_SECOND = frozenset(("expand_as", "reshape_as", "to", "type_as", "view_as"))
+
+
+def _read_by(node: Node) -> list[Node]:
+    """The arguments of a call that its result depends on, where AOTAutograd leaves others out."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in _READ_NO_FIRST or name in _READ_NO_SECOND:
+        unread = node.args[:1] if name in _READ_NO_FIRST else node.args[1:2]
+        return [n for n in node.all_input_nodes if n not in unread or node.args.count(n) > 1]
+    if node.target is operator.getitem:
+        parts, place = node.args
+        if isinstance(parts, Node) and parts.target is torch.broadcast_tensors:
+            return [parts.args[place]]  # type: ignore[index, list-item]
+    return node.all_input_nodes
 
 
 @cache

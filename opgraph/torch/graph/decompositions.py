@@ -18,6 +18,13 @@ from opgraph.torch.graph.norms import decompositions_of_norms
 from opgraph.torch.graph.torch_internals import get_decompositions, hint
 
 aten = torch.ops.aten
+#: Ops of two operands to which torch's rules for tensors without data give other strides than its kernels do, where the
+#: operands lie in several orders of their axes.
+_IN_ONE_ORDER = (
+    aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
+    aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.special_xlog1py.default,
+    aten.xlogy.Tensor,
+)  # fmt: skip
 #: How losses are reduced, as ATen numbers it: by their mean.
 _MEAN = 1
 
@@ -48,6 +55,10 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
     table = dict(get_decompositions(packets))
     table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
+    table |= {op: _in_one_order(op) for op in _IN_ONE_ORDER}
+    table[aten.pow.Scalar] = _power_of_number
+    table[aten.isin.Tensor_Tensor] = _isin
+    table[aten.log_sigmoid_forward.default] = _contiguous(table[aten.log_sigmoid_forward.default])
     table[aten.native_dropout.default] = _dropout
     table[aten.roll.default] = _roll
     table[aten.native_dropout_backward.default] = _dropout_backward
@@ -74,7 +85,8 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
-        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+        dropped = x * 0 if x.is_cpu else torch.zeros_like(x)  # in host memory torch keeps NaN
+        return dropped, torch.zeros_like(x, dtype=torch.bool)
     like = torch.empty_like(x)
     axes = range(x.dim())
     order = list(axes) if like.is_contiguous() else sorted(axes, key=lambda axis: -hint(like.stride(axis)))
@@ -84,7 +96,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     if order != list(axes):
         drawn = drawn.permute(sorted(axes, key=order.__getitem__))
     mask = drawn.to(torch.bool)
-    dropped: torch.Tensor = x * mask * (1 / (1 - p))
+    dropped = x * mask * (1 / (1 - p))
     return dropped, mask
 
 
@@ -97,6 +109,40 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> A
         start = -shift % size
         x = torch.cat((x.narrow(axis, start, size - start), x.narrow(axis, 0, start)), axis)
     return x
+
+
+def _in_one_order(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition of an op of two operands: the same op on operands in the order of axes that its kernel writes."""
+
+    def decomposed(x: torch.Tensor, y: torch.Tensor) -> Any:
+        is_alike = x.shape == y.shape and x.stride() == y.stride()
+        if is_alike or (x.is_contiguous() and y.is_contiguous()):
+            return NotImplemented
+        like = x + y  # of the order that all such kernels write; nothing reads its elements
+        axes = range(like.dim())
+        order = sorted(axes, key=lambda axis: -hint(like.stride(axis)))
+        # Operands of no dimension keep it, as they do not decide the dtype.
+        turned = [t.expand(like.shape).permute(order).contiguous() if t.dim() else t for t in (x, y)]
+        return op(*turned).permute(sorted(axes, key=order.__getitem__))
+
+    return decomposed
+
+
+def _power_of_number(base: complex, exponent: torch.Tensor) -> Any:
+    """As torch's kernel lays it out: contiguous, whatever the exponent is."""
+    return NotImplemented if exponent.is_contiguous() else aten.pow.Scalar(base, exponent.contiguous())
+
+
+def _isin(elements: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """As torch lays it out: contiguous."""
+    return (
+        NotImplemented if elements.is_contiguous() else aten.isin.Tensor_Tensor(elements.contiguous(), *args, **kwargs)
+    )
+
+
+def _contiguous(decomposed: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition of an op whose results in host memory are contiguous, whatever its operand is."""
+    return lambda x: decomposed(x.contiguous() if x.is_cpu else x)
 
 
 def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:

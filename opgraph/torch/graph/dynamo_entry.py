@@ -16,9 +16,9 @@ from contextvars import ContextVar
 from types import CodeType, FunctionType
 from typing import Any
 
+from opgraph.errors import OpGraphError
 from opgraph.ir.collector import no_collector
 from opgraph.torch.graph.torch_internals import (
-    capture_errors,
     graph_break_reasons,
     log_writers,
     optimized,
@@ -68,7 +68,9 @@ def _with_all_guards(
         try:
             with no_collector(), with_all_guards(), _without_unread_logs():
                 found = callback(*args, **kwargs)
-        except capture_errors() as error:
+        except Exception as error:  # guards that Dynamo cannot write end in an AssertionError, for example
+            if isinstance(error, OpGraphError):
+                raise
             result = run_frame(error)
             if result is None or not failed(error):
                 raise

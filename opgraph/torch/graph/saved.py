@@ -10,7 +10,7 @@ left are obeyed. With a budget torch's own rules decide, which may run library o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, TypeAlias
 
@@ -26,7 +26,7 @@ from opgraph.torch.graph.constants import constants_of, fold_constants, share_co
 from opgraph.torch.graph.groups import is_random
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.selections import COMPUTED_ONCE, comparisons_with_selections
-from opgraph.torch.graph.torch_internals import hint, min_cut
+from opgraph.torch.graph.torch_internals import hint, inputs_written_afterwards, min_cut
 from opgraph.torch.graph.views import base_of, is_view
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -58,12 +58,11 @@ def check_memory(memory: object) -> None:
         )
 
 
-def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[..., Any]:
+def partitioner(memory: Memory) -> Callable[..., Any]:
     """What splits a joint graph into forward and backward, as AOTAutograd calls it.
 
     Args:
         memory: "least", "fast", or torch's activation memory budget.
-        is_written: of each input, whether it has a gradient and the graph writes into it.
 
     Raises:
         InvalidArguments: none of these.
@@ -81,9 +80,6 @@ def partitioner(memory: Memory, is_written: Sequence[bool] = ()) -> Callable[...
         free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
         for node in free:
             node.meta[PARAMETER] = True
-        for node, wrote in zip(places, is_written, strict=False):
-            if wrote and node not in free and node.users:
-                _read_a_copy(joint.graph, node)
         with without_modes():
             fold_constants(joint)
             channels_last(joint, has_gradients=True)
@@ -160,19 +156,11 @@ def _is_drawn(node: Node) -> bool:
     return is_random(node) or (bool(node.all_input_nodes) and all(map(_is_drawn, node.all_input_nodes)))
 
 
-def _read_a_copy(joint: Graph, given: Node) -> None:
-    """Lets all calls read a copy of an input, which backward may keep: AOTAutograd writes to the input afterwards."""
-    first = next(n for n in joint.nodes if n.op != "placeholder")
-    with joint.inserting_before(first):
-        copy = joint.call_function(aten.clone.default, (given,))
-    copy.meta = {"val": torch.empty_like(given.meta["val"]), "recompute": _KEPT}
-    given.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy and user.op != "output")
-
-
 def reading_what_is_written(joint: Graph) -> set[Node]:
     """What is computed from the memory of inputs that the graph writes into, which in backward has other values."""
     found: set[Node] = set()
     waiting: list[Any] = [node.args[0] for node in joint.nodes if node.target is aten.copy_.default]
+    waiting += inputs_written_afterwards(joint)
     while waiting:
         for user in waiting.pop().users:
             if is_view(user):

@@ -471,6 +471,13 @@ def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any
     translator.output.guards.add(Guard(GlobalStateSource(), create))
 
 
+def inputs_written_afterwards(joint: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The inputs of a joint graph that AOTAutograd writes to when the forward has run, as its results are described."""
+    described = joint.output_node().meta.get("desc") or []
+    written = [getattr(d, "mutated_input", None) for d in described]
+    return [n for n in joint.find_nodes(op="placeholder") if n.meta.get("desc") in written and "desc" in n.meta]
+
+
 def saved_outputs(output: torch.fx.Node) -> list[bool]:
     """For each output of a forward graph, whether it is kept for backward."""
     described = output.meta.get("desc") or []
