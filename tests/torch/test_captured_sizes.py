@@ -16,6 +16,8 @@ import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
+from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
+from opgraph.torch.graph.program import Program  # noqa: E402
 
 
 @pytest.fixture
@@ -229,3 +231,121 @@ def _network(name):
         ),
     }
     return make[name]().train()
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The graphs of all programs that are made."""
+    made = []
+    init = Program.__init__
+
+    def noted(self, module, *args, **kwargs):
+        init(self, module, *args, **kwargs)
+        made.append(module)
+
+    monkeypatch.setattr(Program, "__init__", noted)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return made
+
+
+class Cached(nn.Module):
+    """Attention of one token to a growing cache, with positions that follow from its length."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.norm = nn.Linear(16, 48), nn.LayerNorm(16)
+
+    def forward(self, x, keys, values):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        keys, values = torch.cat([keys, k], 1), torch.cat([values, v], 1)
+        ages = torch.arange(keys.shape[1]) - keys.shape[1] + 1
+        weights = torch.softmax(q @ keys.mT / keys.shape[1] ** 0.5 + ages * 0.1, -1)
+        return x + weights @ values / keys.shape[1], keys, values
+
+
+def test_a_growing_cache_needs_no_further_programs(programs):
+    """Beyond the second length; each length made a program of its own, which took longer than the call in eager."""
+    plain, fused = Cached(), ogt.fuse(Cached())
+    fused.load_state_dict(plain.state_dict())
+    ours = theirs = [torch.randn(2, 3, 16), torch.randn(2, 3, 16)]
+    counts = []
+    with torch.no_grad():
+        for _ in range(12):
+            x = torch.randn(2, 1, 16)
+            a, *theirs = plain(x, *theirs)
+            b, *ours = fused(x, *ours)
+            torch.testing.assert_close([b, *ours], [a, *theirs])
+            counts.append(len(programs))
+    assert counts == [1, *[3] * 11]  # one of numbers, two for all sizes
+
+
+def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_again(programs):
+    plain, fused = Tokens(), ogt.fuse(Tokens())
+    fused.load_state_dict(plain.state_dict())
+    sizes = [(2, 9), (3, 10), (5, 12), (2, 31), (4, 17), (3, 10), (2, 64), (5, 12)]
+    inputs = {size: tokens(*size) for size in sizes}
+    counts, gradients = [], {}
+    for size in sizes:
+        results = []
+        for model in (plain, fused):
+            model.zero_grad()
+            torch.manual_seed(4)
+            loss = model(*inputs[size])
+            loss.backward()
+            results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+        torch.testing.assert_close(*results)
+        assert all(map(torch.equal, results[1], gradients.setdefault(size, results[1])))
+        counts.append(len(programs))
+    assert counts[0] == 2
+    assert counts[1:] == [6] * 7
+
+
+def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
+    class Masked(nn.Module):
+        def forward(self, x):
+            positions = torch.arange(x.shape[0])
+            return torch.where(positions[:, None] < positions, 0.0, x * torch.sigmoid(x))
+
+    fused = ogt.fuse(Masked())
+    counts = []
+    with torch.no_grad():
+        for length in (8, 12, 30, 1100, 1300, 25):  # a mask of 1100 positions has more bytes than a set of sizes holds
+            x = torch.randn(length, length)
+            torch.testing.assert_close(fused(x), Masked()(x))
+            counts.append(len(programs))
+    assert counts == [1, 3, 3, 5, 5, 5]
+
+
+def test_sizes_of_no_elements_have_a_program_of_their_own(programs):
+    class Tail(nn.Module):
+        def forward(self, x):
+            return F.silu(x[4:] * 2), x.shape[0]
+
+    fused = ogt.fuse(Tail())
+    with torch.no_grad():
+        for length in (9, 7, 12, 6, 5, 4, 3, 8):
+            x = torch.randn(length, 5)
+            torch.testing.assert_close(fused(x), Tail()(x))
+
+
+def test_a_number_is_the_expression_whose_values_it_has():
+    """For two sets of sizes. What no set tells apart is compared again for the sizes of a call."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    def graph(*sizes):
+        module = torch.fx.symbolic_trace(lambda x: x.relu())
+        for node in module.graph.nodes:
+            node.meta["val"] = torch.empty(()) if node.op == "output" else list(sizes)
+        return module
+
+    s = ShapeEnv().create_unbacked_symint()
+    symbol = s.node.expr
+    found = Expressions(graph(s, 3 * s + 1, torch.sym_min(s, 64)), [symbol], [[10], [12], [17]])
+    assert found.name(7, 7) == 7
+    name = found.name(31, 37)
+    assert found.values()(5) == {name: 16}
+    with pytest.raises(NotSymbolicError):
+        found.name(31, 38)
+    with pytest.raises(NotSymbolicError):
+        found.values()(100)  # min(s, 64) is s for all samples

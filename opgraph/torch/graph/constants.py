@@ -81,7 +81,7 @@ class SizedConstants:
         self._wanted = set(names)
         needed = {n for n in module.graph.nodes if n.name in self._wanted}
         for node in reversed(module.graph.nodes):
-            if node in needed:
+            if node in needed and not isinstance(value_of(node), SYMBOLIC):
                 needed.update(node.all_input_nodes)
         self._nodes = [n for n in module.graph.nodes if n in needed]
 
@@ -93,8 +93,10 @@ class SizedConstants:
         """
         values: dict[Node, Any] = {}
         for node in self._nodes:
-            if node.op == "placeholder":
-                values[node] = int(value_of(node).node.expr.xreplace(sizes))
+            value = value_of(node)
+            if isinstance(value, SYMBOLIC):
+                number = value.node.expr.xreplace(sizes)
+                values[node] = float(number) if isinstance(value, torch.SymFloat) else int(number)
             elif node.op == "get_attr":
                 values[node] = _attribute(self._module, node)
             else:

@@ -17,8 +17,8 @@ from opgraph.torch.graph.torch_internals import allows, python_text
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 _NAME = "size_expression_"
-#: Sets of sizes that are drawn until so many fit a graph as are needed.
-_MOST_DRAWS = 300
+#: Sets of sizes that are drawn: until enough are alike, and at most.
+_FEW_DRAWS, _DRAWS = 40, 240
 
 
 class NotSymbolicError(Exception):
@@ -107,7 +107,7 @@ class Expressions:
     def _function(self, texts: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
         """The values of texts, as a function of the symbols."""
         source = f"lambda {', '.join(map(str, self._symbols))}: ({''.join(f'{text}, ' for text in texts)})"
-        made: Callable[..., tuple[Any, ...]] = eval(source, {"math": math})
+        made: Callable[..., tuple[Any, ...]] = eval(source, {"math": math, "torch": torch})
         return made
 
     def _texts(self, module: GraphModule) -> Iterator[str]:
@@ -137,10 +137,10 @@ class Expressions:
 
 
 def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[int], count: int) -> list[list[int]]:
-    """Sets of values that a graph's symbols may have, for which no two numbers in it are equal by chance.
+    """Sets of values that a graph's symbols may have, for which the same numbers in it are equal, and few.
 
     Args:
-        traced: the values that the graph was traced with; what is drawn is a little larger.
+        traced: the values that the graph was traced with; what is drawn is near them.
 
     Raises:
         NotSymbolicError: none were found.
@@ -148,20 +148,30 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     values = [v for n in module.graph.nodes for v in tree_leaves(value_of(n)) if isinstance(v, torch.Tensor)]
     numbers = [n for v in values if v.layout is torch.strided for n in (*v.shape, *v.stride())]
     sizes = {n.node.expr: n for n in numbers if isinstance(n, torch.SymInt)}
-    taken = {n for n in numbers if isinstance(n, int)}
-    found: list[list[int]] = []
+    constants = {0, 1, *(n for n in numbers if isinstance(n, int))}
     draw = random.Random(0)
-    for attempt in range(_MOST_DRAWS if sizes else 0):
-        step = 1 if attempt < _MOST_DRAWS // 3 else draw.choice((2, 4, 8, 16))  # sizes may have to be multiples
-        drawn = [old + step * draw.randint(1, 4 + attempt // 4) for old in traced]
+    #: By which of the numbers are equal: the symbols' values and the numbers, in one list for each set.
+    alike: dict[tuple[int, ...], list[list[int]]] = {}
+    for attempt in range(_DRAWS if sizes else 0):
+        if attempt >= _FEW_DRAWS and any(len(found) >= count for found in alike.values()):
+            break
+        step = 1 if attempt < _DRAWS // 2 else draw.choice((2, 4, 8, 16))  # sizes may have to be multiples
+        reach = 3 + attempt // 4
+        drawn = [max(old + step * draw.randint(-reach, reach), 2) for old in traced]
         known = dict(zip(symbols, drawn, strict=True))
-        if not all(allows(size, known) for size in sizes.values()):
+        if not constants.isdisjoint(drawn) or not allows(next(iter(sizes.values())), known):
             continue
-        filled = [expression.xreplace(known) for expression in sizes]
-        own = [int(e) for e in filled if not getattr(e, "free_symbols", ())]
-        if min(own) > 1 and len({*own, *taken}) == len(own) + len(taken):
-            taken.update(own)
-            found.append(drawn)
-            if len(found) == count:
-                return found
-    raise NotSymbolicError
+        try:
+            filled = [expression.xreplace(known) for expression in sizes]
+        except ArithmeticError:  # a division by 0
+            continue
+        own = [*drawn, *(int(e) for e in filled if not getattr(e, "free_symbols", ()))]
+        first = {number: -1 - number for number in constants}
+        found = alike.setdefault(tuple(first.setdefault(n, at) for at, n in enumerate(own)), [])
+        if all(a != b or a in constants for other in found for a, b in zip(own, other, strict=True)):
+            found.append(own)
+    enough = [found[:count] for found in alike.values() if len(found) >= count]
+    if not enough:
+        raise NotSymbolicError
+    most = max(enough, key=lambda found: len({*found[0], *constants}))
+    return [own[: len(symbols)] for own in most]

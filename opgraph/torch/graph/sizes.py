@@ -78,7 +78,9 @@ class SizedPrograms:
 
     def _sized(self, sizes: tuple[int, ...]) -> Program | SizedProgram:
         def watched(args: list[Any]) -> Any:
-            return self._own(sizes).run(args)
+            with without_modes():
+                program = self._own(sizes)
+            return program.run(args)
 
         for most_constants in (MOST_BYTES_OF_SIZES, 0):
             if most_constants not in self._symbolic:

@@ -200,7 +200,8 @@ def hint(size: Any) -> int:
 
 
 def python_text(expression: Any) -> str | None:
-    """An expression of symbolic sizes as one of Python, which may read `math`; None where torch has no words for it."""
+    """An expression of symbolic sizes as one of Python, which reads `math` and `torch`; None where torch cannot print
+    it."""
     from torch.utils._sympy.printers import PythonPrinter
 
     try:
@@ -220,7 +221,10 @@ def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
     ranges = [(known.var_to_range.get(symbol), value) for symbol, value in sizes.items()]
     if any(found is not None and not found.lower <= value <= found.upper for found, value in ranges):
         return False
-    return all(guard.expr.xreplace(sizes) != False for guard in known.guards)  # noqa: E712 - one of SymPy's
+    try:
+        return all(guard.expr.xreplace(sizes) != False for guard in known.guards)  # noqa: E712 - one of SymPy's
+    except ArithmeticError:  # a remainder of a division by 0
+        return False
 
 
 def is_size(size: torch.SymInt) -> bool:
