@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -20,7 +21,9 @@ from opgraph.torch.graph.views import base_of, is_view
 MOST_BYTES, MOST_BYTES_OF_SIZES = 2**26, 2**20
 
 
-def fold_constants(module: GraphModule, most: int | None = None) -> dict[str, str]:
+def fold_constants(
+    module: GraphModule, most: int | None = None, names: Collection[str] | None = None
+) -> dict[str, str]:
     """Puts the values of nodes that need no input in their place, as attributes of the module.
 
     A node that is returned stays: whoever receives its value might write into it. So do fills, which kernels read as
@@ -30,6 +33,7 @@ def fold_constants(module: GraphModule, most: int | None = None) -> dict[str, st
 
     Args:
         most: bytes that all of them may have; MOST_BYTES if None.
+        names: of nodes; those alone are replaced, however many bytes they have.
 
     Returns: for each attribute's node the node whose value it has, both by name.
     """
@@ -37,12 +41,12 @@ def fold_constants(module: GraphModule, most: int | None = None) -> dict[str, st
     graph = module.graph
     (output,) = [n for n in graph.nodes if n.op == "output"]
     returned = {base_of(n) for n in output.all_input_nodes}
-    first = _equal_constants(graph, most)
+    first = _equal_constants(graph, most if names is None else sys.maxsize)
     readers = {n: [u for u in n.users if u not in first] for n in first}
     folded = [
         n for n, read in readers.items()
         if read and n.op != "get_attr" and isinstance(value_of(n), torch.Tensor) and not is_fill(n)
-        and base_of(n) not in returned
+        and base_of(n) not in returned and (names is None or first[n].name in names)
     ]  # fmt: skip
     values = _values(module, first, [first[n] for n in folded])
     attributes: dict[Node, Node] = {}
@@ -52,7 +56,7 @@ def fold_constants(module: GraphModule, most: int | None = None) -> dict[str, st
         made = attributes.get(first[node])
         if made is None:
             held += value.numel() * value.itemsize
-            if held > most:
+            if names is None and held > most:
                 break
         kept = value.clone() if made is None else _attribute(module, made)
         if kept.stride() != value_of(node).stride() and any(map(is_view, readers[node])):

@@ -149,15 +149,11 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     numbers = [n for v in values if v.layout is torch.strided for n in (*v.shape, *v.stride())]
     sizes = {n.node.expr: n for n in numbers if isinstance(n, torch.SymInt)}
     constants = {0, 1, *(n for n in numbers if isinstance(n, int))}
-    draw = random.Random(0)
     #: By which of the numbers are equal: the symbols' values and the numbers, in one list for each set.
     alike: dict[tuple[int, ...], list[list[int]]] = {}
-    for attempt in range(_DRAWS if sizes else 0):
+    for attempt, drawn in enumerate(_near(traced) if sizes else ()):
         if attempt >= _FEW_DRAWS and any(len(found) >= count for found in alike.values()):
             break
-        step = 1 if attempt < _DRAWS // 2 else draw.choice((2, 4, 8, 16))  # sizes may have to be multiples
-        reach = 3 + attempt // 4
-        drawn = [max(old + step * draw.randint(-reach, reach), 2) for old in traced]
         known = dict(zip(symbols, drawn, strict=True))
         if not constants.isdisjoint(drawn) or not allows(next(iter(sizes.values())), known):
             continue
@@ -175,3 +171,16 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
         raise NotSymbolicError
     most = max(enough, key=lambda found: len({*found[0], *constants}))
     return [own[: len(symbols)] for own in most]
+
+
+def _near(traced: Sequence[int]) -> list[list[int]]:
+    """Sets of sizes in the order of how near they are to one; multiples of larger numbers among them."""
+    draw = random.Random(0)
+    drawn = [
+        [max(old + step * draw.randint(-reach, reach), 2) for old in traced]
+        for reach in range(1, _DRAWS // 8)
+        for step in (1, 1, 1, 1, 2, 4, 8, 16)
+    ]
+    return sorted(
+        drawn, key=lambda sizes: sum(abs(new - old) / (old + 1) for new, old in zip(sizes, traced, strict=True))
+    )

@@ -31,7 +31,7 @@ from opgraph.torch.graph.recompute import with_lower_peak
 from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers, with_strides
 from opgraph.torch.graph.targets import Lines, Target, target_of
-from opgraph.torch.graph.torch_internals import hint, saved_outputs
+from opgraph.torch.graph.torch_internals import saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
 from opgraph.torch.graph.writes import join_writes
 
@@ -57,10 +57,11 @@ class Program:
         rounding: as `ogt.fuse` takes it.
         most_constants: see `fold_constants`.
         phase: "forward", "backward", or "inference" of a call without gradients.
-        stored_bytes: of the graph's values; counted if None.
+        like: the program of the same graph for other sizes, whose choices by bytes this one takes.
         symbolic: whether it is made for a `SymbolicProgram`: kernels are not planned, and no line depends on a plan.
 
     Attributes:
+        gathers: whether kernels that follow each other are one call.
         source: the text of the function.
         env: what stands under the names of the text.
         launches: the kernels, in order.
@@ -77,7 +78,7 @@ class Program:
         rounding: str = "store",
         most_constants: int | None = None,
         phase: str = "inference",
-        stored_bytes: int | None = None,
+        like: Program | None = None,
         symbolic: bool = False,
     ) -> None:
         self.module = module
@@ -93,9 +94,11 @@ class Program:
             "reinterpret": reinterpret_tensor, "inf": math.inf, "nan": math.nan, "watchers": watchers,
             "with_strides": with_strides,
         }  # fmt: skip
-        self.folded = fold_constants(module, most_constants)
+        self.folded: dict[str, str] = fold_constants(
+            module, most_constants, None if like is None else like.folded.values()
+        )
         as_products(module.graph)
-        self._gathers = (bytes_of(module.graph) if stored_bytes is None else stored_bytes) <= _GATHERED
+        self.gathers: bool = _stored_bytes(module.graph) <= _GATHERED if like is None else like.gathers
         move_fills(module.graph)
         join_writes(module.graph)
         self.beginnings = Beginnings(module)
@@ -126,7 +129,7 @@ class Program:
         graph = self.module.graph
         refused: set[Node] = set()
         lowering = Lowering(self._rounding)
-        gathers = self._gathers
+        gathers = self.gathers
         while True:  # a group that opgraph refuses is left to torch, which may let others grow
             planned = schedule(graph, refused=refused, gather_kernels=gathers)
             if not gathers and not refused:
@@ -351,10 +354,10 @@ def sequence_of(name: str, launches: Sequence[Launch], *, symbolic: bool = False
     return launches[0].target.sequence(name, prepared, addresses)
 
 
-def bytes_of(graph: FxGraph) -> int:
-    """Bytes of all values of a graph, stored or not; with the sizes that symbols were traced with."""
+def _stored_bytes(graph: FxGraph) -> int:
+    """Bytes of all values of a graph, stored or not."""
     values = [value_of(n) for n in graph.nodes if n.op == "call_function"]
-    return sum(hint(v.numel()) * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
+    return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
 
 
 def _elements(node: Node) -> list[Node]:

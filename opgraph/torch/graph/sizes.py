@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from opgraph.runtime.providers.torch_internals import FakeTensorMode, tree_map, 
 from opgraph.torch.graph.aten import FROM_SIZES, packet, value_of
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, SYMBOLIC, fold_constants
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError, sample_sizes
-from opgraph.torch.graph.program import Program, bytes_of
+from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
 from opgraph.torch.graph.torch_internals import hint
 
@@ -102,8 +103,9 @@ class SizedPrograms:
         fold_constants(self.module)
         try:
             samples = sample_sizes(self.module, symbols, self._traced, 3)
-            how = {"most_constants": most_constants, "stored_bytes": bytes_of(self.module.graph), "symbolic": True}
-            first, second = (self._make(self._filled(sizes), **how) for sizes in samples[:2])
+            make = partial(self._make, most_constants=most_constants, symbolic=True)
+            first = make(self._filled(samples[0]))
+            second = make(self._filled(samples[1]), like=first)
             expressions = Expressions(self.module, symbols, samples)
             return SymbolicProgram(self.module, symbols, first, second, expressions)
         except NotSymbolicError:
