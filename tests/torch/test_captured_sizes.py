@@ -196,7 +196,7 @@ def test_other_sizes_of_networks_compile_no_kernel(kernels, name):
     model = ogt.fuse(_network(name))
     counts = []
     # Short rows and sums of two have kernels of their own, and so have masks of more bytes than a set of sizes holds.
-    for batch, length in [(3, 136), (4, 136), (5, 136), (4, 144), (3, 160)]:
+    for batch, length in [(3, 136), (4, 136), (3, 144), (3, 152)]:
         if name in ("Llama", "GPT-2"):
             ids = torch.randint(0, 60, (batch, length))
             logits = model(ids).logits[:, :-1].flatten(0, 1)
