@@ -121,11 +121,14 @@ class Shapes:
             if maker is None or maker.output.id in self._of:
                 waiting.pop()
                 continue
-            unknown = [t.id for t in maker.inputs if t.id in self._makers and t.id not in self._of]
+            # A sum has the shape that it is added up to, whatever that of its operand is.
+            ports = (1,) if maker.record.family == "sum" else range(len(maker.inputs))
+            sources = [maker.inputs[at].id for at in ports]
+            unknown = [id for id in sources if id in self._makers and id not in self._of]
             if unknown:
                 waiting += unknown
                 continue
-            own = dict.fromkeys(self._known(maker, at) for at in range(len(maker.inputs)))
+            own = dict.fromkeys(self._known(maker, at) for at in ports)
             key = tuple(own)
             if key not in self._unions:
                 self._unions[key] = tuple({(t.id, a): (t, a) for leaves in key for t, a in leaves}.values())

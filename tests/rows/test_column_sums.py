@@ -10,6 +10,7 @@ from ulp import assert_as_accurate_as
 
 import opgraph as og
 from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime import threads
 
 torch = pytest.importorskip("torch")
@@ -117,3 +118,20 @@ def test_short_rows_have_as_many_sums_as_their_cells_suffice_for(shape: tuple[in
         peer = torch.from_numpy(terms).sum(axes, keepdim=len(shape) > 2).numpy().reshape(got[name].shape)
         exact = terms.astype(np.longdouble).sum(axes).astype(np.float64).reshape(peer.shape)
         assert_as_accurate_as(got[name], peer, exact, floor=0.5 if dtype == "f32" else 1.0, label=name)
+
+
+def test_a_sum_to_the_shape_of_a_sum_of_rows_has_that_shape():
+    """Second derivatives of a norm over axes of which one has one element. The shape of the inner sum was taken for that
+    of its operand, so nothing was added up."""
+    g = og.Graph()
+    x = g.input("x", "f64", (33, 1, 17))
+    centred = g.add_op("Subtract", x, g.add_op("ReduceMean", x, axes=[0, 1, 2], keep_dims=True))
+    variance = g.add_op("ReduceMean", g.add_op("Square", centred), axes=[0, 1, 2], keep_dims=True)
+    wide = g.add_op("Add", variance, g.constant("least", 0.01, dtype="f64"))
+    y = g.add_op("Multiply", centred, g.add_op("Rsqrt", wide))
+    like = g.input("like", "f64", (2, 1, 1))
+    g.set_outputs([y, g.add_op("Subtract", x, variance), g.add_op("BroadcastTo", wide, like)])
+    second = og.gradient(og.gradient(g, ("x",)), ("x",))
+    draw = np.random.default_rng(0)
+    feeds = {port_name(t): draw.normal(size=t.dims) for t in second.inputs}
+    np.testing.assert_allclose(og.compile(second)(feeds), og.evaluate(second, feeds), rtol=1e-12, atol=1e-14)
