@@ -121,8 +121,8 @@ def test_short_rows_have_as_many_sums_as_their_cells_suffice_for(shape: tuple[in
 
 
 def test_a_sum_to_the_shape_of_a_sum_of_rows_has_that_shape():
-    """Second derivatives of a norm over axes of which one has one element. The shape of the inner sum was taken for that
-    of its operand, so nothing was added up."""
+    """Second derivatives of a norm over axes of which one has one element. The shape of the inner sum was taken for
+    that of its operand, so nothing was added up."""
     g = og.Graph()
     x = g.input("x", "f64", (33, 1, 17))
     centred = g.add_op("Subtract", x, g.add_op("ReduceMean", x, axes=[0, 1, 2], keep_dims=True))

@@ -175,3 +175,19 @@ def test_a_hook_is_never_called_without_a_gradient() -> None:
         results[2].sum().backward()
     assert all(isinstance(g, torch.Tensor) for g in seen)
     assert model.a.weight.grad is not None
+
+
+class ReadsViewWithoutHistory(nn.Module):
+    def forward(self, x):
+        with torch.no_grad():
+            turned = x.transpose(-2, -1)
+        w = torch.exp(-turned.abs())
+        return w.clamp(max=turned), w
+
+
+def test_a_view_made_under_no_grad_has_no_history_in_the_next_part():
+    """The graph is cut after `w`; the view, given back by the first part, was made again with a gradient."""
+    x = torch.randn(3, 3, requires_grad=True)
+    results = ogt.fuse(ReadsViewWithoutHistory())(x)
+    torch.testing.assert_close(results, ReadsViewWithoutHistory()(x))
+    assert torch.autograd.grad(sum(r.sum() for r in results), x, allow_unused=True) == (None,)

@@ -33,6 +33,10 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
     whole = split_module(graph, graph, parts.__getitem__, keep_original_order=True)
     values: dict[Node, Any] = {}
     functions: dict[str, Callable[..., Any]] = {}
+    #: For each part, which of its results were made while no gradients were recorded, and such results by themselves:
+    #: AOTAutograd gives back a view as if it were made later.
+    without_gradients: dict[Node, set[int]] = {}
+    detached: set[Node] = set()
     lines = []
     for node in whole.graph.nodes:
         if node.op == "placeholder":
@@ -44,16 +48,33 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
             assert isinstance(part, GraphModule)
             single = _as_tuple(part)
             args = _each_once(part, node.args, values)
-            functions[f"call_{node}"], results = compile_part(compile, part, graph, [values[n] for n in args])
+            inputs = [values[n].detach() if n in detached else values[n] for n in args]
+            given = ", ".join(f"{n}.detach()" if n in detached else str(n) for n in args)
+            functions[f"call_{node}"], results = compile_part(compile, part, graph, inputs)
             values[node] = results[0] if single else results
-            lines.append(f"{node} = call_{node}({', '.join(map(str, args))}){'[0]' if single else ''}")
+            lines.append(f"{node} = call_{node}({given}){'[0]' if single else ''}")
+            without_gradients[node] = _made_without_gradients(part.graph)
+            detached |= {node} if single and 0 in without_gradients[node] else set()
         elif node.op == "call_function":
             source, place = node.args
             values[node] = values[source][place]
             lines.append(f"{node} = {source}[{place}]")
+            detached |= {node} if place in without_gradients[source] else set()
         dead = [str(n) for n in node.all_input_nodes if node.op != "output" and next(reversed(n.users)) is node]
         lines += [f"del {', '.join(dead)}"] if dead else []
     return _function(whole.graph, lines, functions)
+
+
+def _made_without_gradients(graph: Graph) -> set[int]:
+    """The places of the results of a part that are tensors made while no gradients were recorded."""
+    found, enabled = set[Node](), True
+    for node in graph.nodes:
+        if node.target is SET_GRAD_ENABLED:
+            enabled = bool(node.args[0])
+        elif not enabled and isinstance(node.meta.get("example_value"), torch.Tensor):
+            found.add(node)
+    (output,) = graph.find_nodes(op="output")
+    return {place for place, node in enumerate(output.args[0]) if node in found}
 
 
 def _function(graph: Graph, lines: Sequence[str], values: dict[str, Any]) -> Callable[..., Any]:
