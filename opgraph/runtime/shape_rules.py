@@ -17,7 +17,6 @@ from opgraph.ir.schema import inferred_dims
 from opgraph.ops.families import broadcast_rule
 from opgraph.ops.shape import RESHAPES
 from opgraph.partition.partition import Partition
-from opgraph.runtime.reference import results_of
 
 
 class ShapeRules:
@@ -60,6 +59,8 @@ class ShapeRules:
 
     def by_definition(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """What the ops make of arrays, one op after the other."""
+        from opgraph.runtime.reference import results_of  # rarely needed
+
         return results_of(self._needed, self._results, dict(zip((t.id for t in self._ports), arrays, strict=True)))
 
 

@@ -225,7 +225,7 @@ TABLE: tuple[Refusal, ...] = (
         "second call: value of |captures nothing of it",
         "the database sets the seed inside of the call; Dynamo breaks the graph there, and at a second call of many "
         "the numbers are others",
-        "cauchy exponential geometric log_normal normal_in_place uniform",
+        "cauchy exponential geometric log_normal nn_functional_dropout normal_in_place uniform",
         ways=CAPTURED,
         kind="torch.compile",
     ),
