@@ -137,7 +137,9 @@ class Expressions:
 
 
 def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[int], count: int) -> list[list[int]]:
-    """Sets of values that a graph's symbols may have, for which the same numbers in it are equal, and few.
+    """Sets of values that a graph's symbols may have.
+
+    In each the same numbers of the graph are equal, and of the sets that were drawn these have the fewest equal ones.
 
     Args:
         traced: the values that the graph was traced with; what is drawn is near them.

@@ -222,7 +222,7 @@ def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
     if any(found is not None and not found.lower <= value <= found.upper for found, value in ranges):
         return False
     try:
-        return all(guard.expr.xreplace(sizes) != False for guard in known.guards)  # noqa: E712 - one of SymPy's
+        return False not in (guard.expr.xreplace(sizes) for guard in known.guards)  # SymPy's equals Python's
     except ArithmeticError:  # a remainder of a division by 0
         return False
 
