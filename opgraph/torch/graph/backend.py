@@ -369,7 +369,8 @@ def _read_by(node: Node) -> list[Node]:
     if node.target is operator.getitem:
         parts, place = node.args
         if isinstance(parts, Node) and parts.target is torch.broadcast_tensors:
-            return [parts.args[place]]  # type: ignore[index, list-item]
+            given: Any = parts.args
+            return [given[place]]
     return node.all_input_nodes
 
 
