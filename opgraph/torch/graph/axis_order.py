@@ -10,7 +10,8 @@ A sum over a view is a sum over what the view reads, where its axes are whole ax
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -174,14 +175,17 @@ def _elementwise(views: _Views, node: Node, computed: set[Node]) -> tuple[Node, 
     if not is_elementwise(node):
         return None
     lead: tuple[Node, Order] | None = None
+    others = []
     for operand in _whole(node):
         base, order = views.order(operand)
         if base in computed and base is not operand:
             lead = lead or (base, order)
-        elif base in computed and not _may_turn(operand, computed):
-            return None  # it is in that order
+        elif base in computed:
+            others.append(operand)
     if lead is None or _is_plain(lead[1], value_of(lead[0]).shape):
         return None
+    if not all(_may_turn(operand, computed) for operand in others):
+        return None  # it is in the order of one that may not
     return _turned(views, node, value_of(lead[0]).shape, lead[1], computed)
 
 
@@ -211,23 +215,36 @@ def _whole(node: Node) -> list[Node]:
     return [n for n in node.all_input_nodes if value_of(n).shape == value.shape and value.numel() > 1]
 
 
+def _made_of(node: Node, computed: set[Node]) -> Iterator[Node]:
+    """The computed values that a value is made of, readers first; one of several readers comes as often."""
+    waiting = [node]
+    while waiting:
+        for operand in _whole(waiting.pop()):
+            if operand in computed:
+                yield operand
+                waiting.append(operand)
+
+
 def _may_turn(node: Node, computed: set[Node]) -> bool:
     """Whether a computed value, and all that it is made of, is made for one reader, who may have it in any order."""
-    if len(node.users) != 1 or not is_elementwise(node):
-        return False
-    return all(_may_turn(n, computed) for n in _whole(node) if n in computed)
+    return all(len(n.users) == 1 and is_elementwise(n) for n in chain((node,), _made_of(node, computed)))
 
 
 def _turned(views: _Views, node: Node, sizes: Sequence[int], order: Order, computed: set[Node]) -> tuple[Node, Node]:
-    """A node whose axes are those that `order` names, of these sizes; and its result in its own order."""
+    """A node whose axes are those that `order` names, of these sizes, and its result in its own order; what the node is
+    made of is replaced by nodes of that order."""
+    for operand in reversed(list(_made_of(node, computed))):
+        new, result = _turned_alone(views, operand, sizes, order)
+        computed.discard(operand)
+        computed.add(new)
+        operand.replace_all_uses_with(result)
+        views.erase(operand)
+    return _turned_alone(views, node, sizes, order)
+
+
+def _turned_alone(views: _Views, node: Node, sizes: Sequence[int], order: Order) -> tuple[Node, Node]:
+    """As `_turned`, of a node whose operands are left as they are."""
     value = value_of(node)
-    for operand in _whole(node):
-        if operand in computed:
-            new, result = _turned(views, operand, sizes, order, computed)
-            computed.discard(operand)
-            computed.add(new)
-            operand.replace_all_uses_with(result)
-            views.erase(operand)
     back = {axis: place for place, axis in enumerate(order) if axis is not None}  # axes of the base -> of the node
     rank = value.dim()
 

@@ -106,17 +106,18 @@ class Sources:
 
     def of(self, node: Node) -> frozenset[Node]:
         """The stored values that a chain which ends at a node reads."""
-        known = self._found.get(node)
-        if known is not None:
-            return known
-        if not self.is_link(node):
-            return frozenset((node,))
-        read: frozenset[Node] = frozenset()
-        for source in node.all_input_nodes:
-            base = base_of(source)
-            read |= self.of(base) if source is base or keeps_elements(source) else frozenset((base,))
-        self._found[node] = read
-        return read
+        waiting = [node] if self.is_link(node) and node not in self._found else []
+        while waiting:
+            link = waiting[-1]
+            reads = [(base_of(s), base_of(s) is s or keeps_elements(s)) for s in link.all_input_nodes]
+            unknown = [n for n, goes_on in reads if goes_on and n not in self._found and self.is_link(n)]
+            waiting += unknown
+            if not unknown:
+                waiting.pop()
+                self._found[link] = frozenset().union(
+                    *(self._found.get(base, (base,)) if goes_on else (base,) for base, goes_on in reads)
+                )
+        return self._found.get(node, frozenset((node,)))
 
     def is_long(self, node: Node) -> bool:
         """Whether it takes many nodes, each counted once, to compute it from stored values."""

@@ -143,17 +143,17 @@ def _within_budget(cut: Callable[..., Any], budget: float, results: int) -> Any:
 
 
 def _kept_bytes(forward: Graph, results: int) -> tuple[float, float, float]:
-    """Bytes that a forward graph keeps: all but parameters; inputs; what depends on random numbers alone."""
+    """Bytes that a forward graph keeps: all but parameters; inputs; what depends on random numbers alone, as a mask of
+    dropout."""
     returned: Any = forward.output_node().args[0]
     kept = {base_of(n) for n in returned[results:] if isinstance(n, Node)}
     sizes = {n: _weight(n, frozenset()) for n in kept if not n.meta.get(PARAMETER)}
     inputs = sum(size for node, size in sizes.items() if node.op == "placeholder")
-    return sum(sizes.values()), inputs, sum(size for node, size in sizes.items() if _is_drawn(node))
-
-
-def _is_drawn(node: Node) -> bool:
-    """Whether a value depends on random numbers alone, as a mask of dropout."""
-    return is_random(node) or (bool(node.all_input_nodes) and all(map(_is_drawn, node.all_input_nodes)))
+    drawn: set[Node] = set()
+    for node in forward.nodes:
+        if is_random(node) or (node.all_input_nodes and drawn.issuperset(node.all_input_nodes)):
+            drawn.add(node)
+    return sum(sizes.values()), inputs, sum(size for node, size in sizes.items() if node in drawn)
 
 
 def reading_what_is_written(joint: Graph) -> set[Node]:
