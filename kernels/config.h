@@ -53,11 +53,23 @@ static_assert(sizeof(i8) == 1 && sizeof(i16) == 2 && sizeof(i32) == 4 && sizeof(
 
 template <int v> struct Number { static constexpr int value = v; };
 
-/// f(0), f(1), ... f(n - 1), each with a constant.
+/// f(0), f(1), ... f(n - 1), each with a constant. By halves: compilers limit how deep templates are nested.
 template <int n, int k = 0, class F> OG_FN void each(F&& f) {
-  if constexpr (k < n) {
+  if constexpr (k + 1 == n) {
     f(Number<k>{});
-    each<n, k + 1>(f);
+  } else if constexpr (k < n) {
+    each<k + (n - k) / 2, k>(f);
+    each<n, k + (n - k) / 2>(f);
+  }
+}
+struct Index { int value; };
+/// f(0), f(1), ... f(n - 1), of the sums of a loop: each with a constant where these are few; a compiler takes 50 ms for
+/// each column that it adds up by itself, and many are in memory in any case.
+template <int n, class F> OG_FN void each_sum(F&& f) {
+  if constexpr (n <= 8) {
+    each<n>(f);
+  } else {
+    for (int k = 0; k < n; ++k) f(Index{k});
   }
 }
 /// `total` of a functor's sum that is known when the kernel runs.

@@ -16,18 +16,18 @@ template <class F> constexpr bool goes_at_once() {
 template <class F, int vectors> struct Columns {
   Vector<double> sum[F::sums + 1][2 * vectors];
   OG_FN void start() {
-    each<F::sums>([&](auto k) OG_LAMBDA {
+    each_sum<F::sums>([&](auto k) OG_LAMBDA {
       each<2 * vectors>([&](auto j) OG_LAMBDA { sum[k.value][j.value] = Vector<double>{}; });
     });
   }
   template <int j> OG_FN void add(const floats* x) {
-    each<F::sums>([&](auto k) OG_LAMBDA {
+    each_sum<F::sums>([&](auto k) OG_LAMBDA {
       sum[k.value][2 * j] += widened<8>(Half<16>::lower(x[k.value].v));
       sum[k.value][2 * j + 1] += widened<8>(Half<16>::upper(x[k.value].v));
     });
   }
   OG_FN void into(double* const* cell, i64 width) {
-    each<F::sums>([&](auto k) OG_LAMBDA {
+    each_sum<F::sums>([&](auto k) OG_LAMBDA {
       alignas(64) double total[lane_count * vectors];
       __builtin_memcpy(total, sum[k.value], sizeof total);
       for (i64 i = 0; i < width; ++i) cell[k.value][i] += total[i];

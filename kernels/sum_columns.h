@@ -46,10 +46,10 @@ template <int m> struct ColumnSums {
   static constexpr int per = per_vector<double>, vectors = columns_at_once / per;
   Vector<double> sum[m][vectors];
   OG_FN void start() {
-    each<m>([&](auto k) { each<vectors>([&](auto j) { sum[k.value][j.value] = Vector<double>{}; }); });
+    each_sum<m>([&](auto k) { each<vectors>([&](auto j) { sum[k.value][j.value] = Vector<double>{}; }); });
   }
   template <int stride> OG_FN void add(const float (*addend)[stride]) {
-    each<m>([&](auto k) {
+    each_sum<m>([&](auto k) {
       each<vectors>([&](auto j) {
         Vector<float, per> x;
         __builtin_memcpy(&x, addend[k.value] + per * j.value, sizeof x);
@@ -60,7 +60,7 @@ template <int m> struct ColumnSums {
 #if OG_LANES
   // The 16 columns from 16 j on.
   template <int j> OG_FN void add_lanes(const floats* addend) {
-    each<m>([&](auto k) OG_LAMBDA {
+    each_sum<m>([&](auto k) OG_LAMBDA {
       sum[k.value][2 * j] += widened<8>(Half<16>::lower(addend[k.value].v));
       sum[k.value][2 * j + 1] += widened<8>(Half<16>::upper(addend[k.value].v));
     });
@@ -68,7 +68,7 @@ template <int m> struct ColumnSums {
 #endif
   OG_FN void into(double* const* cell, i64 first, i64 n) const {
     alignas(64) double total[columns_at_once];
-    each<m>([&](auto k) {
+    each_sum<m>([&](auto k) {
       __builtin_memcpy(total, sum[k.value], sizeof total);
       for (i64 i = 0; i < n; ++i) cell[k.value][first + i] += total[i];
     });

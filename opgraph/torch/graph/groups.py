@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -157,10 +158,19 @@ def writes(node: Node) -> bool:
     return any(s.is_mutable or not s.returns or str(s.name).endswith("_") for s in schemas)
 
 
+#: Reductions of rows in one kernel that wait for each other: what leads to each is compiled for each, so a compiler's
+#: time grows with their square (8 layer norms in a row: 5 s of g++, 4 of them 2 s).
+_DEEPEST = 8
+#: Reductions on one level. Loops in Python make as many sums of a parameter's gradient as they have turns.
+_MOST_REDUCTIONS = 128
+
+
 def _levels(
     graph: Graph, computed: set[Node], rows: AbstractSet[Node], waits: Mapping[Node, list[Node]]
 ) -> dict[Node, int]:
     levels: dict[Node, int] = {}
+    depths: dict[Node, int] = {}  # reductions of rows on a path to a node, on its level
+    reductions: Counter[int] = Counter()
     for node in graph.nodes:
         if node.op != "call_function":
             levels[node] = 0
@@ -175,6 +185,13 @@ def _levels(
                 level = max(level, 0)
         for earlier in waits.get(node, ()):
             level = max(level, levels[earlier] + (node in computed))
+        if node in computed:
+            depth = {b: depths.get(b, 0) + (b in rows) for b in map(base_of, node.all_input_nodes)}
+            level += node in rows and any(levels[b] == level and d >= _DEEPEST for b, d in depth.items())
+            while reductions[level] >= _MOST_REDUCTIONS:
+                level += 1
+            depths[node] = max((d for b, d in depth.items() if levels[b] == level), default=0)
+            reductions[level] += is_reduction(node)
         levels[node] = level
     return levels
 
