@@ -324,23 +324,60 @@ def test_sizes_of_no_elements_have_a_program_of_their_own(programs):
             torch.testing.assert_close(fused(x), Tail()(x))
 
 
+@pytest.mark.parametrize(
+    ("function", "sizes", "dtype"),
+    [
+        (lambda x: (x * 2, x.shape[0] > 10), (9, 12, 7, 10, 11), torch.float32),
+        (lambda x: torch.full((3,), x.shape[0] > 10) & (x[:3, 0] > 0), (9, 12, 7, 10, 11), torch.float32),
+        (lambda x: (x * (x.shape[0] / 1), torch.full((3,), float(x.shape[0]))), (9, 12, 7), torch.int64),
+        (lambda x: ((x > x.shape[0] / 3000) * x, x == x.shape[0]), (3000, 3010, 30), torch.float16),
+        (lambda x: x * torch.full((), x.shape[0], dtype=x.dtype), (3000, 3010, 30), torch.bfloat16),
+    ],
+    ids=["truth value", "mask of truth values", "float of an integer", "compared in f16", "filled in bf16"],
+)
+def test_numbers_from_sizes_have_their_type_and_are_of_each_call(programs, function, sizes, dtype):
+    """A truth value has no name; 12.0 is no 12; two sizes may be one number of f16."""
+    fused = torch.compile(function, backend="opgraph")
+    for size in sizes:
+        x = torch.randn(size, 4).mul(2).to(dtype)
+        torch.testing.assert_close(fused(x), function(x), rtol=0, atol=0)
+
+
+def test_an_expression_that_torch_prints_wrongly_has_no_name(monkeypatch):
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from opgraph.torch.graph import expressions
+
+    s = ShapeEnv().create_unbacked_symint()
+    graph = _graph_of(s * 3 + 1)
+    for text in ("s + ", "unknown(s)", "1 / (s - 10)", "3.0 * u0 + 1", "4 * u0"):
+        monkeypatch.setattr(expressions, "python_text", lambda expression, text=text: text)
+        with pytest.raises(NotSymbolicError):
+            Expressions(graph, [s.node.expr], [[10], [12], [17]])
+
+
+def _graph_of(*sizes):
+    module = torch.fx.symbolic_trace(lambda x: x.relu())
+    for node in module.graph.nodes:
+        node.meta["val"] = torch.empty(()) if node.op == "output" else list(sizes)
+    return module
+
+
 def test_a_number_is_the_expression_whose_values_it_has():
     """For two sets of sizes. What no set tells apart is compared again for the sizes of a call."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    def graph(*sizes):
-        module = torch.fx.symbolic_trace(lambda x: x.relu())
-        for node in module.graph.nodes:
-            node.meta["val"] = torch.empty(()) if node.op == "output" else list(sizes)
-        return module
-
     s = ShapeEnv().create_unbacked_symint()
     symbol = s.node.expr
-    found = Expressions(graph(s, 3 * s + 1, torch.sym_min(s, 64)), [symbol], [[10], [12], [17]])
+    found = Expressions(_graph_of(s, 3 * s + 1, torch.sym_min(s, 64)), [symbol], [[10], [12], [17]])
     assert found.name(7, 7) == 7
     name = found.name(31, 37)
     assert found.values()(5) == {name: 16}
     with pytest.raises(NotSymbolicError):
         found.name(31, 38)
+    with pytest.raises(NotSymbolicError):
+        found.name(31.0, 37.0)
+    reciprocal = found.scalar(1 / 31, 1 / 37)
+    assert found.values()(5) == {name: 16, reciprocal: 1 / 16}
     with pytest.raises(NotSymbolicError):
         found.values()(100)  # min(s, 64) is s for all samples

@@ -6,7 +6,7 @@ Nothing but names differs between the kernel calls of groups that compute the sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Launch:
         nodes: the nodes of its group.
         units: the named units found in it.
         reads, writes: where the tensors of the partition's ports lie, in order.
+        numbers: those that the kernel reads as operands, by their loads, before they were rounded.
         plan: the prepared call.
     """
 
@@ -47,6 +48,7 @@ class Launch:
     units: tuple[str, ...]
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
+    numbers: Mapping[int, float] = field(default_factory=dict)
     plan: Any = None
 
     @property
@@ -194,7 +196,9 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
                 places[port.id] = Place(name, 0, size, row_major(size), TORCH_DTYPES[port.dtype])
         reads = tuple(places[t.id] for t in part.input_ports)
         writes = tuple(places[t.id] for t in part.output_ports)
-        launches.append(Launch(target, kernel, graph, group.nodes, part.units, reads, writes))
+        loads = enumerate(kernel.lowered.loads)
+        numbers = {i: emitter.arguments[t.id] for i, t in loads if t is not None and t.id in emitter.arguments}
+        launches.append(Launch(target, kernel, graph, group.nodes, part.units, reads, writes, numbers))
     return launches
 
 

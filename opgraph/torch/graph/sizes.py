@@ -21,8 +21,15 @@ from opgraph.errors import OpGraphError
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.providers.torch_internals import FakeTensorMode, tree_map, without_modes
 from opgraph.torch.graph.aten import FROM_SIZES, packet, value_of
-from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, SYMBOLIC, fold_constants
-from opgraph.torch.graph.expressions import Expressions, NotSymbolicError, sample_sizes
+from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, fold_constants
+from opgraph.torch.graph.expressions import (
+    SYMBOLIC,
+    Expressions,
+    NotSymbolicError,
+    UnknownSizeError,
+    number_of,
+    sample_sizes,
+)
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
 from opgraph.torch.graph.torch_internals import hint
@@ -122,13 +129,7 @@ class SizedPrograms:
         numbers: dict[Node, Any] = {}
 
         def number(value: Any) -> Any:
-            if not isinstance(value, SYMBOLIC):
-                return value
-            found = value.node.expr.xreplace(known)
-            if getattr(found, "free_symbols", ()):
-                raise _Unknown
-            kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-            return kind(found)
+            return number_of(value, known) if isinstance(value, SYMBOLIC) else value
 
         def argument(node: Node) -> Any:
             return numbers[node] if node in numbers else renamed[node]
@@ -142,7 +143,7 @@ class SizedPrograms:
                     if node.op != "placeholder":
                         continue
                 value = _concrete(value, number, fakes)
-            except _Unknown:
+            except UnknownSizeError:
                 value = None
             whole = _WHOLE_SLICES.get(packet(node))
             if whole is not None and _is_same(value, value_of(renamed[node.args[whole]])):
@@ -180,10 +181,6 @@ def _is_same(value: Any, other: Any) -> bool:
     if value is None or other is None:
         return False
     return (value.shape, value.stride(), value.dtype) == (other.shape, other.stride(), other.dtype)
-
-
-class _Unknown(Exception):  # noqa: N818 - it ends one node, and is no error
-    """A size that only the data tell: torch computes what has it."""
 
 
 def _mapped(arguments: Any, argument: Callable[[Node], Any], number: Callable[[Any], Any]) -> Any:

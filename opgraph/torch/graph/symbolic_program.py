@@ -151,11 +151,18 @@ class SymbolicProgram:
         if ours.lowered.loop != others.lowered.loop or ours.operands.given != others.operands.given:
             raise NotSymbolicError
         constants, other_constants = ours.operands.constants, others.operands.constants
+        # Unrounded: numbers that follow from sizes may be equal in f16 for both sets.
         scalars = {
-            place: self._expressions.scalar(constants[place], other_constants[place])
-            for place in constants
-            if not np.array_equal(constants[place], other_constants[place], equal_nan=True)
+            place: self._expressions.scalar(number, second.numbers[place])
+            for place, number in first.numbers.items()
+            if repr(number) != repr(second.numbers[place])
         }
+        if any(
+            not np.array_equal(value, other_constants[place], equal_nan=True)
+            for place, value in constants.items()
+            if place not in scalars
+        ):
+            raise NotSymbolicError
         pairs = [
             [self._place(a, b) for a, b in _pairs(x, y)]
             for x, y in ((first.reads, second.reads), (first.writes, second.writes))
