@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +17,7 @@ import opgraph as og  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
+from opgraph.torch.graph import sizes  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
@@ -310,6 +313,33 @@ def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
             torch.testing.assert_close(fused(x), Masked()(x))
             counts.append(len(programs))
     assert counts == [1, 3, 3, 5, 5, 5]
+
+
+def test_threads_that_call_at_once_make_programs_once(programs, monkeypatch):
+    draw = sizes.sample_sizes
+
+    def slowly(*args):
+        time.sleep(0.3)
+        return draw(*args)
+
+    monkeypatch.setattr(sizes, "sample_sizes", slowly)
+
+    def plain(x):
+        return torch.softmax(x @ x.mT, -1) @ x / x.shape[0]
+
+    fused = torch.compile(plain, backend="opgraph", dynamic=True)
+    inputs = [torch.randn(length, 16) for length in range(3, 9)]
+    captured = []
+    with observed(captured.append):
+        fused(inputs[0])
+    (graph,) = captured
+    graph.inference.programs.clear()
+    graph.inference._symbolic.clear()
+    programs.clear()
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        results = list(pool.map(fused, inputs))
+    torch.testing.assert_close(results, list(map(plain, inputs)))
+    assert len(programs) == 2
 
 
 def test_sizes_of_no_elements_have_a_program_of_their_own(programs):

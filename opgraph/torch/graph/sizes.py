@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class SizedPrograms:
     def __init__(self, module: GraphModule, make: Callable[..., Program]) -> None:
         self.module = module
         self._make = make
+        self._making = Lock()  # threads may call at once
         self.programs: Bounded[tuple[int, ...], Program | SizedProgram] = Bounded(MAX_SETS)
         #: By the bytes of constants that they hold.
         self._symbolic: dict[int, SymbolicProgram | None] = {}
@@ -80,13 +82,14 @@ class SizedPrograms:
         key = tuple([int(args[p] if axis is None else args[p].shape[axis]) for p, axis in self._found.values()])
         program = self.programs.get(key)
         if program is None:
-            with without_modes():  # whoever looks on sees the program run, not its making
-                program = self.programs[key] = self._sized(key)
+            with self._making, without_modes():  # whoever looks on sees the program run, not its making
+                program = self.programs.get(key) or self._sized(key)
+                self.programs[key] = program
         return program
 
     def _sized(self, sizes: tuple[int, ...]) -> Program | SizedProgram:
         def watched(args: list[Any]) -> Any:
-            with without_modes():
+            with self._making, without_modes():
                 program = self._own(sizes)
             return program.run(args)
 
