@@ -373,6 +373,21 @@ def test_numbers_from_sizes_have_their_type_and_are_of_each_call(programs, funct
         torch.testing.assert_close(fused(x), function(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (lambda x: x * torch.arange(10.0)[torch.arange(x.shape[0])][:, None], (10, 9, 8, 5, 10)),
+        (lambda x: x * (3 / round(x.shape[0] / 4)), (3, 5, 4, 6, 9)),
+    ],
+    ids=["an index out of range", "a quotient of 0"],
+)
+def test_what_fails_for_sizes_that_no_call_gave_is_nobodys(programs, function, sizes):
+    fused = torch.compile(function, backend="opgraph", dynamic=True)
+    for size in sizes:
+        x = torch.randn(size, 4, dtype=torch.float64)
+        torch.testing.assert_close(fused(x), function(x))
+
+
 def test_an_expression_that_torch_prints_wrongly_has_no_name(monkeypatch):
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

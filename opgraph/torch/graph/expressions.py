@@ -192,9 +192,11 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     Raises:
         NotSymbolicError: none were found.
     """
-    values = [v for n in module.graph.nodes for v in tree_leaves(value_of(n)) if isinstance(v, torch.Tensor)]
-    numbers = [n for v in values if v.layout is torch.strided for n in (*v.shape, *v.stride())]
+    leaves = [v for n in module.graph.nodes for v in tree_leaves((n.args, n.kwargs, value_of(n)))]
+    tensors = [v for v in leaves if isinstance(v, torch.Tensor) and v.layout is torch.strided]
+    numbers = [n for v in tensors for n in (*v.shape, *v.stride())]
     sizes = {n.node.expr: n for n in numbers if isinstance(n, torch.SymInt)}
+    others = {v.node.expr for v in leaves if isinstance(v, SYMBOLIC)} - sizes.keys()
     constants = {0, 1, *(n for n in numbers if isinstance(n, int))}
     #: By which of the numbers are equal: the symbols' values and the numbers, in one list for each set.
     alike: dict[tuple[int, ...], list[list[int]]] = {}
@@ -205,10 +207,12 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
         if not constants.isdisjoint(drawn) or not allows(next(iter(sizes.values())), known):
             continue
         try:
-            filled = [expression.xreplace(known) for expression in sizes]
+            filled = [expression.xreplace(known) for expression in (*sizes, *others)][: len(sizes)]
         except ArithmeticError:  # a division by 0
             continue
         own = [*drawn, *(int(e) for e in filled if not getattr(e, "free_symbols", ()))]
+        if min(own) < 0:
+            continue
         first = {number: -1 - number for number in constants}
         found = alike.setdefault(tuple(first.setdefault(n, at) for at, n in enumerate(own)), [])
         if all(a != b or a in constants for other in found for a, b in zip(own, other, strict=True)):
