@@ -87,8 +87,13 @@ def tokens(batch, length):
     return torch.randint(0, 20, (batch, length)), torch.randn(batch, length, 16)
 
 
-def graphs_of(captured):
-    return [g for g in captured if g.forward is not None]
+def step(model, inputs, seed):
+    """The loss, the gradients and the buffers of a training step."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    loss = model(*inputs)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
 
 @pytest.mark.parametrize(
@@ -107,14 +112,7 @@ def test_other_sizes_compile_no_kernel(kernels, kind, feed, sizes):
     counts = []
     for number, size in enumerate(sizes):
         inputs = feed(*size)
-        results = []
-        for model in (plain, fused):
-            model.zero_grad()
-            torch.manual_seed(number)
-            loss = model(*inputs)
-            loss.backward()
-            results.append([loss, *(p.grad for p in model.parameters()), *model.buffers()])
-        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*(step(model, inputs, number) for model in (plain, fused)))
         counts.append(len(kernels))
     assert counts == [counts[0]] * len(sizes)
 
@@ -285,15 +283,9 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
     inputs = {size: tokens(*size) for size in sizes}
     counts, gradients = [], {}
     for size in sizes:
-        results = []
-        for model in (plain, fused):
-            model.zero_grad()
-            torch.manual_seed(4)
-            loss = model(*inputs[size])
-            loss.backward()
-            results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        torch.testing.assert_close(*results)
-        assert all(map(torch.equal, results[1], gradients.setdefault(size, results[1])))
+        wanted, got = (step(model, inputs[size], 4) for model in (plain, fused))
+        torch.testing.assert_close(got, wanted)
+        assert all(map(torch.equal, got, gradients.setdefault(size, got)))
         counts.append(len(programs))
     assert counts[0] == 2
     assert counts[1:] == [6] * 7

@@ -16,7 +16,7 @@ from opgraph.torch.graph.torch_internals import allows, python_text
 
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 #: What symbolic sizes are, and what follows from them.
-SYMBOLIC = tuple(_NUMBERS)
+SYMBOLIC: Any = tuple(_NUMBERS)
 _NAME = "size_expression_"
 #: Sets of sizes that are drawn: until enough are alike, and at most.
 _FEW_DRAWS, _DRAWS = 40, 240

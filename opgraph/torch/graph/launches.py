@@ -37,7 +37,8 @@ class Launch:
         nodes: the nodes of its group.
         units: the named units found in it.
         reads, writes: where the tensors of the partition's ports lie, in order.
-        numbers: those that the kernel reads as operands, by their loads, before they were rounded.
+        numbers: those that the kernel reads as operands, by their loads, before they were rounded; in a symbolic
+            program names of those that follow from sizes.
         plan: the prepared call.
     """
 
@@ -48,13 +49,22 @@ class Launch:
     units: tuple[str, ...]
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
-    numbers: Mapping[int, float] = field(default_factory=dict)
+    numbers: Mapping[int, Any] = field(default_factory=dict)
     plan: Any = None
 
     @property
     def operands(self) -> list[Place]:
         """What the kernel reads, as often as it does, then what it writes."""
         return [*(self.reads[i] for i in self.kernel.reads), *self.writes]
+
+    def sized(self, values: Mapping[str, Any]) -> Launch:
+        """The call with the values of names in their place; this one, with its plan, where it has no names."""
+        scalars = {load: values[name] for load, name in self.numbers.items() if isinstance(name, str)}
+        reads, writes = (tuple(place.sized(values) for place in places) for places in (self.reads, self.writes))
+        if not scalars and (reads, writes) == (self.reads, self.writes):
+            return self
+        kernel = self.kernel.with_scalars(scalars) if scalars else self.kernel
+        return replace(self, kernel=kernel, reads=reads, writes=writes)
 
 
 class RefusedError(Exception):
