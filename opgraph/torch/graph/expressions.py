@@ -142,18 +142,19 @@ class Expressions:
         if not expression.free_symbols <= set(self._symbols):
             return None
         text = python_text(expression)
-        if text is None or not all(self._is_value(text, number, sizes) for sizes in self._samples):
+        if text is None or not self._is_value(text, number):
             raise NotSymbolicError
         return text
 
-    def _is_value(self, text: str, number: Any, sizes: Sequence[int]) -> bool:
-        """Whether a text has the value and the type of a number for these sizes."""
+    def _is_value(self, text: str, number: Any) -> bool:
+        """Whether a text has the value and the type of a number, for all samples."""
         try:
-            (value,) = self._function([text])(*sizes)
-            wanted = number_of(number, dict(zip(self._symbols, sizes, strict=True)))
+            function = self._function([text])
+            wanted = [number_of(number, dict(zip(self._symbols, sizes, strict=True))) for sizes in self._samples]
+            values = [function(*sizes)[0] for sizes in self._samples]
         except (ArithmeticError, NameError, SyntaxError, TypeError, ValueError):
             return False
-        return type(value) is type(wanted) and math.isclose(value, wanted, rel_tol=1e-12)
+        return all(type(a) is type(b) and math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, wanted))
 
     def _texts(self, module: GraphModule) -> Iterator[str]:
         """Sizes, strides, arguments, and the sizes of axes that lie beside each other, multiplied."""
