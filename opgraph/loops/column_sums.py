@@ -32,7 +32,7 @@ def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
             reduction = made[store.value]
             stores.append(Store(value=str(reduction.args[0]), dtype=store.dtype, total=reduction.row.total))
         else:
-            stores.append(Store(value=store.value, dtype=store.dtype))
+            stores.append(replace(store, cut=()))
     statements = tuple(s for s in loop.statements if not s.reduces)
     summing = Loop(axes=(Axes(kind="parallel"),), loads=loop.loads, statements=statements, stores=tuple(stores))
     return summing, _in_order(loop, layout)
@@ -61,7 +61,7 @@ def _in_order(loop: Loop, layout: Layout) -> Layout:
     strides = [tuple(own[axis] for axis in order) for own in layout.strides]
     kinds = []
     for place, own in enumerate(strides):
-        if place >= loads and loop.stores[place - loads].per_row:
+        if place >= loads and (loop.stores[place - loads].per_row or loop.stores[place - loads].to is not None):
             kinds.append(KEPT if own[-1] else ADDED)
         elif not any(own):
             kinds.append(UNIFORM)

@@ -26,6 +26,8 @@ from opgraph.torch.graph import backend  # noqa: E402
 from opgraph.torch.graph import program as graph_program  # noqa: E402
 from opgraph.torch.graph.decompositions import decompositions  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
+from opgraph.torch.graph.sizes import SizedPrograms  # noqa: E402
+from opgraph.torch.graph.symbolic_program import SizedProgram  # noqa: E402
 from opgraph.torch.graph.targets import target_of  # noqa: E402
 
 
@@ -118,6 +120,46 @@ def test_tensors_begin_anywhere(driver: FakeDriver, block: Block) -> None:
     for parameter in fused.parameters():
         parameter.data = shifted(parameter.data)
     check(both(fused, x), block, x)
+
+
+class Lengths(nn.Module):
+    """Rows, sums and views at offsets that follow from the sizes of a call, and numbers that do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 16))
+
+    def forward(self, x):
+        x = x * self.scale[: x.shape[1]].sum() / x.shape[0]
+        neighbours = x[:, 1:] * torch.sigmoid(x[:, :-1])
+        halves = torch.cat([-x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]], 1)
+        return torch.softmax(halves, -1) + x.mean(0), neighbours.sum(0), x.std(0).sum() * neighbours.amax(1)
+
+
+@pytest.mark.parametrize("make", [Block, Lengths])
+def test_one_program_serves_all_sizes(
+    driver: FakeDriver, captured: list[backend.Captured], make: type[nn.Module]
+) -> None:
+    """Packs are as wide as the sizes of a call allow, and so is a workspace; inputs begin anywhere."""
+    torch.manual_seed(0)
+    eager = make()
+    fused = ogt.fuse(copy.deepcopy(eager))
+
+    def run(model, x):
+        x = x.detach().requires_grad_()
+        found = model(x)
+        results = found if isinstance(found, tuple) else (found,)
+        gradients = torch.autograd.grad(sum(t.square().sum() for t in results), [x, *model.parameters()])
+        return [*(t.detach() for t in results), *gradients]
+
+    for sizes in [(4, 6), (5, 8), (7, 10), (900, 4), (300, 14), (5, 8)]:
+        x = torch.randn(*sizes, 24) if make is Block else torch.randn(*sizes)
+        for given in (x, shifted(x)):
+            found = run(fused, given)
+            assert driver.launches()
+            assert_close_enough(found, run(eager, x), run(copy.deepcopy(eager).double(), x.double()))
+    programs = [c.forward for c in captured if isinstance(c.forward, SizedPrograms)]
+    assert any(isinstance(made, SizedProgram) for found in programs for made in found.programs.values())
 
 
 def test_views_begin_where_they_begin(driver: FakeDriver) -> None:

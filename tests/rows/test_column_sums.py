@@ -135,3 +135,24 @@ def test_a_sum_to_the_shape_of_a_sum_of_rows_has_that_shape():
     draw = np.random.default_rng(0)
     feeds = {port_name(t): draw.normal(size=t.dims) for t in second.inputs}
     np.testing.assert_allclose(og.compile(second)(feeds), og.evaluate(second, feeds), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("like", ["[1,c]", "[c]", "[n,1]", "[1,1]"])
+def test_sums_to_a_shape_stay_sums_beside_a_mean_of_columns(like: str) -> None:
+    f = og.compile(
+        og.parse(f"""graph(x: f64[n,c], w: f64[n,c], like: boolean{like}) -> (s, m, y)
+  v = Multiply(x, w)
+  s = SumTo(v, like)
+  m = ReduceMean(x, axes=[0], keep_dims=true)
+  y = Neg(v)
+""")
+    )
+    for n, c in ((5, 7), (110, 300), (3_000, 20), (2, 50_000)):
+        rng = np.random.default_rng(c)
+        x, w = rng.normal(size=(2, n, c))
+        shape = {"[1,c]": (1, c), "[c]": (c,), "[n,1]": (n, 1), "[1,1]": (1, 1)}[like]
+        got = f(x=x, w=w, like=np.zeros(shape, bool))
+        axes = {"[1,c]": 0, "[c]": 0, "[n,1]": 1, "[1,1]": None}[like]
+        np.testing.assert_allclose(got["s"].ravel(), np.sum(x * w, axis=axes).ravel(), rtol=1e-12, atol=1e-10)
+        np.testing.assert_allclose(got["m"], x.mean(0, keepdims=True), rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(got["y"], -(x * w))

@@ -12,6 +12,7 @@ import itertools
 import math
 import pickle
 import types
+import warnings
 
 import pytest
 
@@ -1215,6 +1216,53 @@ def test_a_shape_that_changes_in_place_is_seen(forward) -> None:
     fused = ogt.fuse(copy.deepcopy(model))
     with pytest.warns(UserWarning, match="changes the shape of a tensor in place"):
         torch.testing.assert_close(fused(X), model(X))
+
+
+def test_an_argument_of_any_size_may_change_its_shape() -> None:
+    def function(x):
+        x.add_(1).t_()
+        return x.sum(), x.sin()
+
+    fused = torch.compile(function, backend="opgraph", dynamic=True)
+    with pytest.warns(UserWarning, match="changes the shape of an argument in place"):
+        for size in (4, 6):
+            x = torch.randn(size, 5)
+            y = x.clone()
+            torch.testing.assert_close(fused(x), function(y))
+            assert x.stride() == y.stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_of_arguments_that_share_memory_is_of_the_written_one(dynamic: bool) -> None:
+    """AOTAutograd raises an AssertionError."""
+
+    def function(x, y):
+        y.add_(x.shape[0])
+        return torch.sigmoid(x), y[:, 1:]
+
+    fused = torch.compile(function, backend="opgraph", dynamic=dynamic)
+    with pytest.warns(UserWarning, match="arguments that share memory"):
+        for size in (4, 6):
+            x = torch.randn(size, 5)
+            y = x.clone()
+            got, wanted = fused(x, x[1:]), function(y, y[1:])
+            torch.testing.assert_close([x, *got], [y, *wanted])
+            assert got[1].data_ptr() == x[1:, 1:].data_ptr()
+
+
+def test_parts_of_one_memory_that_do_not_overlap_are_fused() -> None:
+    """As the caches of layers, one of which is written."""
+
+    def function(x, y):
+        y.add_(x.shape[0])
+        return torch.sigmoid(x), y[:, 1:]
+
+    fused = torch.compile(function, backend="opgraph")
+    memory = torch.randn(2, 4, 5)
+    other = memory.clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close([*fused(*memory), memory], [*function(*other), other])
 
 
 def unsqueezed_result(self, x):

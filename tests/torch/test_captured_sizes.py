@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +17,7 @@ import opgraph as og  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
+from opgraph.torch.graph import sizes  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
@@ -84,8 +87,13 @@ def tokens(batch, length):
     return torch.randint(0, 20, (batch, length)), torch.randn(batch, length, 16)
 
 
-def graphs_of(captured):
-    return [g for g in captured if g.forward is not None]
+def step(model, inputs, seed):
+    """The loss, the gradients and the buffers of a training step."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    loss = model(*inputs)
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +112,7 @@ def test_other_sizes_compile_no_kernel(kernels, kind, feed, sizes):
     counts = []
     for number, size in enumerate(sizes):
         inputs = feed(*size)
-        results = []
-        for model in (plain, fused):
-            model.zero_grad()
-            torch.manual_seed(number)
-            loss = model(*inputs)
-            loss.backward()
-            results.append([loss, *(p.grad for p in model.parameters()), *model.buffers()])
-        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*(step(model, inputs, number) for model in (plain, fused)))
         counts.append(len(kernels))
     assert counts == [counts[0]] * len(sizes)
 
@@ -282,15 +283,9 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
     inputs = {size: tokens(*size) for size in sizes}
     counts, gradients = [], {}
     for size in sizes:
-        results = []
-        for model in (plain, fused):
-            model.zero_grad()
-            torch.manual_seed(4)
-            loss = model(*inputs[size])
-            loss.backward()
-            results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-        torch.testing.assert_close(*results)
-        assert all(map(torch.equal, results[1], gradients.setdefault(size, results[1])))
+        wanted, got = (step(model, inputs[size], 4) for model in (plain, fused))
+        torch.testing.assert_close(got, wanted)
+        assert all(map(torch.equal, got, gradients.setdefault(size, got)))
         counts.append(len(programs))
     assert counts[0] == 2
     assert counts[1:] == [6] * 7
@@ -312,6 +307,33 @@ def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
     assert counts == [1, 3, 3, 5, 5, 5]
 
 
+def test_threads_that_call_at_once_make_programs_once(programs, monkeypatch):
+    draw = sizes.sample_sizes
+
+    def slowly(*args):
+        time.sleep(0.3)
+        return draw(*args)
+
+    monkeypatch.setattr(sizes, "sample_sizes", slowly)
+
+    def plain(x):
+        return torch.softmax(x @ x.mT, -1) @ x / x.shape[0]
+
+    fused = torch.compile(plain, backend="opgraph", dynamic=True)
+    inputs = [torch.randn(length, 16) for length in range(3, 9)]
+    captured = []
+    with observed(captured.append):
+        fused(inputs[0])
+    (graph,) = captured
+    graph.inference.programs.clear()
+    graph.inference._symbolic.clear()
+    programs.clear()
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        results = list(pool.map(fused, inputs))
+    torch.testing.assert_close(results, list(map(plain, inputs)))
+    assert len(programs) == 2
+
+
 def test_sizes_of_no_elements_have_a_program_of_their_own(programs):
     class Tail(nn.Module):
         def forward(self, x):
@@ -324,23 +346,75 @@ def test_sizes_of_no_elements_have_a_program_of_their_own(programs):
             torch.testing.assert_close(fused(x), Tail()(x))
 
 
+@pytest.mark.parametrize(
+    ("function", "sizes", "dtype"),
+    [
+        (lambda x: (x * 2, x.shape[0] > 10), (9, 12, 7, 10, 11), torch.float32),
+        (lambda x: torch.full((3,), x.shape[0] > 10) & (x[:3, 0] > 0), (9, 12, 7, 10, 11), torch.float32),
+        (lambda x: (x * (x.shape[0] / 1), torch.full((3,), float(x.shape[0]))), (9, 12, 7), torch.int64),
+        (lambda x: ((x > x.shape[0] / 3000) * x, x == x.shape[0]), (3000, 3010, 30), torch.float16),
+        (lambda x: x * torch.full((), x.shape[0], dtype=x.dtype), (3000, 3010, 30), torch.bfloat16),
+    ],
+    ids=["truth value", "mask of truth values", "float of an integer", "compared in f16", "filled in bf16"],
+)
+def test_numbers_from_sizes_have_their_type_and_are_of_each_call(programs, function, sizes, dtype):
+    """A truth value has no name; 12.0 is no 12; two sizes may be one number of f16."""
+    fused = torch.compile(function, backend="opgraph")
+    for size in sizes:
+        x = torch.randn(size, 4).mul(2).to(dtype)
+        torch.testing.assert_close(fused(x), function(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (lambda x: x * torch.arange(10.0)[torch.arange(x.shape[0])][:, None], (10, 9, 8, 5, 10)),
+        (lambda x: x * (3 / round(x.shape[0] / 4)), (3, 5, 4, 6, 9)),
+    ],
+    ids=["an index out of range", "a quotient of 0"],
+)
+def test_what_fails_for_sizes_that_no_call_gave_is_nobodys(programs, function, sizes):
+    fused = torch.compile(function, backend="opgraph", dynamic=True)
+    for size in sizes:
+        x = torch.randn(size, 4, dtype=torch.float64)
+        torch.testing.assert_close(fused(x), function(x))
+
+
+def test_an_expression_that_torch_prints_wrongly_has_no_name(monkeypatch):
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from opgraph.torch.graph import expressions
+
+    s = ShapeEnv().create_unbacked_symint()
+    graph = _graph_of(s * 3 + 1)
+    for text in ("s + ", "unknown(s)", "1 / (s - 10)", "3.0 * u0 + 1", "4 * u0"):
+        monkeypatch.setattr(expressions, "python_text", lambda expression, text=text: text)
+        with pytest.raises(NotSymbolicError):
+            Expressions(graph, [s.node.expr], [[10], [12], [17]])
+
+
+def _graph_of(*sizes):
+    module = torch.fx.symbolic_trace(lambda x: x.relu())
+    for node in module.graph.nodes:
+        node.meta["val"] = torch.empty(()) if node.op == "output" else list(sizes)
+    return module
+
+
 def test_a_number_is_the_expression_whose_values_it_has():
     """For two sets of sizes. What no set tells apart is compared again for the sizes of a call."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    def graph(*sizes):
-        module = torch.fx.symbolic_trace(lambda x: x.relu())
-        for node in module.graph.nodes:
-            node.meta["val"] = torch.empty(()) if node.op == "output" else list(sizes)
-        return module
-
     s = ShapeEnv().create_unbacked_symint()
     symbol = s.node.expr
-    found = Expressions(graph(s, 3 * s + 1, torch.sym_min(s, 64)), [symbol], [[10], [12], [17]])
+    found = Expressions(_graph_of(s, 3 * s + 1, torch.sym_min(s, 64)), [symbol], [[10], [12], [17]])
     assert found.name(7, 7) == 7
     name = found.name(31, 37)
     assert found.values()(5) == {name: 16}
     with pytest.raises(NotSymbolicError):
         found.name(31, 38)
+    with pytest.raises(NotSymbolicError):
+        found.name(31.0, 37.0)
+    reciprocal = found.scalar(1 / 31, 1 / 37)
+    assert found.values()(5) == {name: 16, reciprocal: 1 / 16}
     with pytest.raises(NotSymbolicError):
         found.values()(100)  # min(s, 64) is s for all samples

@@ -549,6 +549,31 @@ def test_the_report_prints_and_is_data() -> None:
     assert str(ogt.check_inplace(out_of_place, values())) == "no in-place mistake was found"
 
 
+class Masked(nn.Module):
+    def __init__(self, mistaken: bool) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.mistaken = nn.Linear(8, 8), nn.Dropout(0.2), mistaken
+
+    def forward(self, x: Any) -> Any:
+        x = self.dropout(F.gelu(self.linear(x)))
+        if self.mistaken:
+            x = x * torch.sigmoid_(x)  # planted
+        return x.masked_fill(torch.ones(3, 8, dtype=torch.bool).triu(1), -9.0).softmax(-1).mean()
+
+
+@pytest.mark.parametrize("mistaken", [False, True])
+@pytest.mark.parametrize("compiled", [ogt.fuse, lambda model: torch.compile(model, backend="opgraph")])
+def test_a_fused_model_is_run_as_it_was_written(compiled: Any, mistaken: bool) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(2, 3, 8)
+    wanted = {f.line for f in ogt.check_inplace(Masked(mistaken), x)}
+    model = compiled(Masked(mistaken))
+    for _ in range(2):
+        assert {f.line for f in ogt.check_inplace(model, x)} == wanted
+        model(x)
+    assert bool(wanted) == mistaken
+
+
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(ogt_error(), match=r"(?s)no function.*where:.*fix:"):
         ogt.check_inplace(3, values())  # type: ignore[arg-type]

@@ -215,8 +215,8 @@ class NodeEmitter(Emitter):
         self._casts: dict[tuple[int, str], LogicalTensor] = {}
         #: Inputs of which only the shape counts; a kernel does not read them.
         self.shapes: list[LogicalTensor] = []
-        #: Ids of constants that kernels read as operands.
-        self.arguments: set[int] = set()
+        #: Constants that kernels read as operands, by id, with their numbers before these were rounded.
+        self.arguments: dict[int, float] = {}
         self._numbers: dict[tuple[str, str | None], LogicalTensor] = {}
         self._takes_arguments = False
 
@@ -308,7 +308,7 @@ class NodeEmitter(Emitter):
         key = repr(value), dtype  # 0.0 is not -0.0
         if key not in self._numbers:
             self._numbers[key] = self.graph.constant("", value, dtype=dtype)
-            self.arguments.add(self._numbers[key].id)
+            self.arguments[self._numbers[key].id] = value
         return self._numbers[key]
 
     def result(self, node: Node) -> LogicalTensor:

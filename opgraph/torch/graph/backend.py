@@ -142,7 +142,8 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         lost = lost_write(graph)
         if lost:
             warnings.warn(
-                f"a graph that writes into {lost} runs unfused: torch.compile loses the write", stacklevel=users_level()
+                f"a graph that writes into {lost} runs unfused: torch.compile gets the write wrong",
+                stacklevel=users_level(),
             )
             return _unfused(graph)
         number = count()

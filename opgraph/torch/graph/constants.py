@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import is_computed, is_fill, value_of
 from opgraph.torch.graph.common_subexpressions import key_of
+from opgraph.torch.graph.expressions import SYMBOLIC, number_of
 from opgraph.torch.graph.torch_internals import is_size
 from opgraph.torch.graph.views import base_of, is_view
 
@@ -99,8 +100,7 @@ class SizedConstants:
         for node in self._nodes:
             value = value_of(node)
             if isinstance(value, SYMBOLIC):
-                number = value.node.expr.xreplace(sizes)
-                values[node] = float(number) if isinstance(value, torch.SymFloat) else int(number)
+                values[node] = number_of(value, sizes)
             elif node.op == "get_attr":
                 values[node] = _attribute(self._module, node)
             else:
@@ -175,10 +175,6 @@ def _size(value: Any) -> int | None:
             return None
         total += tensor.numel() * tensor.itemsize
     return total
-
-
-#: Values that symbolic sizes are, or that follow from them.
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def constants_of(graph: Graph) -> set[Node]:

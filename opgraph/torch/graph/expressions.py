@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.fx import GraphModule
 
@@ -15,7 +14,9 @@ from opgraph.runtime.providers.torch_internals import tree_leaves
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.torch_internals import allows, python_text
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+_NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+#: What symbolic sizes are, and what follows from them.
+SYMBOLIC: Any = tuple(_NUMBERS)
 _NAME = "size_expression_"
 #: Sets of sizes that are drawn: until enough are alike, and at most.
 _FEW_DRAWS, _DRAWS = 40, 240
@@ -23,6 +24,22 @@ _FEW_DRAWS, _DRAWS = 40, 240
 
 class NotSymbolicError(Exception):
     """A graph, or what is made of it, has a number that no expression of its symbols gives."""
+
+
+class UnknownSizeError(Exception):
+    """A size that only the data tell: torch computes what has it."""
+
+
+def number_of(value: Any, sizes: Mapping[Any, int]) -> Any:
+    """A symbolic number, for these values of symbols.
+
+    Raises:
+        UnknownSizeError: it follows from other symbols, too.
+    """
+    found = value.node.expr.xreplace(sizes)
+    if getattr(found, "free_symbols", ()):
+        raise UnknownSizeError
+    return _NUMBERS[type(value)](found)
 
 
 class Expressions:
@@ -39,49 +56,51 @@ class Expressions:
 
     def __init__(self, module: GraphModule, symbols: Sequence[Any], samples: Sequence[Sequence[int]]) -> None:
         self._symbols = symbols
+        self._samples = samples
         self._names: dict[str, str] = {}  # text -> name
-        self._found: dict[tuple[Any, Any, Any], str] = {}
+        #: Type and values -> text: 5 is not 5.0.
+        self._found: dict[tuple[Any, ...], str] = {}
         #: Texts of equal values for all samples, which have to be equal for the sizes of a call.
         equal: list[str] = []
         texts = list(dict.fromkeys(self._texts(module)))
         function = self._function(texts)
-        try:
-            rows = zip(texts, *(function(*sizes) for sizes in samples), strict=True)
-        except ArithmeticError as error:
-            raise NotSymbolicError from error
+        known: dict[Any, str] = {}
         pairs: dict[Any, Any] = {}
-        for text, *values in rows:
-            known = str(values[0]) if values[0] == values[1] else self._found.setdefault(tuple(values), text)
+        for text, *values in zip(texts, *(function(*sizes) for sizes in samples), strict=True):
             if pairs.setdefault(tuple(values[:2]), values[2]) != values[2]:
                 raise NotSymbolicError
-            if known != text and any(str(symbol) in text for symbol in symbols):
-                equal.append(f"({known}) == ({text})")
+            is_fixed = values[0] == values[1]
+            if not is_fixed:
+                self._found.setdefault((type(values[0]), *values), text)
+            other = repr(values[0]) if is_fixed else known.setdefault(tuple(values), text)
+            if other != text and any(str(symbol) in text for symbol in symbols):
+                equal.append(f"({other}) == ({text})")
         self._holds = self._function([" and ".join(equal) or "True"])
 
     def name(self, first: Any, second: Any) -> Any:
         """What stands for the two values of one number: the number where they are equal, else an expression's name.
 
         Raises:
-            NotSymbolicError: no expression has these values.
+            NotSymbolicError: no expression of their type has these values.
         """
         if first == second:
             return first
-        return self._named(self._one_of(text for (a, b, _), text in self._found.items() if (a, b) == (first, second)))
+        wanted = type(first), first, second
+        return self._named(self._one_of(text for values, text in self._found.items() if values[:3] == wanted))
 
-    def scalar(self, first: np.ndarray, second: np.ndarray) -> str:
-        """The name of the expression that these two values of a number are, or its reciprocal, rounded to their dtype.
+    def scalar(self, first: float, second: float) -> str:
+        """The name of the expression that these two values of a number are, or its reciprocal, of whatever type.
 
         Raises:
             NotSymbolicError: there is none, or more than one.
         """
-
-        def are(a: float, b: float) -> bool:
-            pairs = ((a, first), (b, second))
-            return all(bool(np.all(np.asarray(value).astype(own.dtype) == own)) for value, own in pairs)
-
-        found = [text for (a, b, _), text in self._found.items() if are(a, b)]
-        found += [f"1 / ({text})" for (a, b, _), text in self._found.items() if a and b and are(1 / a, 1 / b)]
-        return self._named(self._one_of(found))
+        texts: dict[Any, str] = {}
+        for (_, a, b, third), text in self._found.items():
+            if (a, b) == (first, second):
+                texts.setdefault((a, b, third), text)
+            elif a and b and (1 / a, 1 / b) == (first, second):
+                texts.setdefault((1 / a, 1 / b, 1 / third if third else None), f"1 / ({text})")
+        return self._named(self._one_of(texts.values()))
 
     def _one_of(self, texts: Iterable[str]) -> str:
         found = list(texts)
@@ -91,13 +110,16 @@ class Expressions:
 
     def values(self) -> Callable[..., dict[str, Any]]:
         """The values of the names that were given so far, as a function of the symbols. It raises NotSymbolicError for
-        sizes where expressions differ that no sample told apart, such as `s` and `min(s, 64)`."""
+        sizes where expressions differ that no sample told apart, such as `s` and `min(s, 64)`, or have no value."""
         function, names = self._function(list(self._names)), list(self._names.values())
 
         def values(*sizes: int) -> dict[str, Any]:
-            if not all(self._holds(*sizes)):
-                raise NotSymbolicError
-            return dict(zip(names, function(*sizes), strict=True))
+            try:
+                if not all(self._holds(*sizes)):
+                    raise NotSymbolicError
+                return dict(zip(names, function(*sizes), strict=True))
+            except (ArithmeticError, ValueError) as error:  # a reciprocal of 0
+                raise NotSymbolicError from error
 
         return values
 
@@ -110,22 +132,46 @@ class Expressions:
         made: Callable[..., tuple[Any, ...]] = eval(source, {"math": math, "torch": torch})
         return made
 
+    def _text(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str | None:
+        """A number as an expression of Python; None where it follows from other symbols, whose values no call gives.
+
+        Raises:
+            NotSymbolicError: torch does not print it, or prints what has another value for a sample.
+        """
+        expression = number.node.expr
+        if not expression.free_symbols <= set(self._symbols):
+            return None
+        text = python_text(expression)
+        if text is None or not self._is_value(text, number):
+            raise NotSymbolicError
+        return text
+
+    def _is_value(self, text: str, number: Any) -> bool:
+        """Whether a text has the value and the type of a number, for all samples."""
+        try:
+            function = self._function([text])
+            wanted = [number_of(number, dict(zip(self._symbols, sizes, strict=True))) for sizes in self._samples]
+            values = [function(*sizes)[0] for sizes in self._samples]
+        except (ArithmeticError, NameError, SyntaxError, TypeError, ValueError):
+            return False
+        return all(type(a) is type(b) and math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, wanted))
+
     def _texts(self, module: GraphModule) -> Iterator[str]:
         """Sizes, strides, arguments, and the sizes of axes that lie beside each other, multiplied."""
-        symbols, known = set(self._symbols), dict[Any, str | None]()
+        known = dict[Any, str | None]()
 
         def text(number: Any) -> str | None:
-            if not isinstance(number, _SYMBOLIC):
+            if not isinstance(number, SYMBOLIC):
                 return str(number)
-            expression = number.node.expr
-            if expression not in known:
-                known[expression] = python_text(expression) if expression.free_symbols <= symbols else None
-            return known[expression]
+            key = number.node.expr, type(number)
+            if key not in known:
+                known[key] = self._text(number)
+            return known[key]
 
         for node in module.graph.nodes:
-            numbers: list[Any] = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, _SYMBOLIC)]
+            numbers: list[Any] = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, SYMBOLIC)]
             for value in tree_leaves(value_of(node)):
-                if isinstance(value, _SYMBOLIC):
+                if isinstance(value, SYMBOLIC):
                     numbers.append(value)
                 elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
                     numbers += [*value.shape, *value.stride(), value.storage_offset()]
@@ -147,9 +193,11 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     Raises:
         NotSymbolicError: none were found.
     """
-    values = [v for n in module.graph.nodes for v in tree_leaves(value_of(n)) if isinstance(v, torch.Tensor)]
-    numbers = [n for v in values if v.layout is torch.strided for n in (*v.shape, *v.stride())]
+    leaves = [v for n in module.graph.nodes for v in tree_leaves((n.args, n.kwargs, value_of(n)))]
+    tensors = [v for v in leaves if isinstance(v, torch.Tensor) and v.layout is torch.strided]
+    numbers = [n for v in tensors for n in (*v.shape, *v.stride())]
     sizes = {n.node.expr: n for n in numbers if isinstance(n, torch.SymInt)}
+    others = {v.node.expr for v in leaves if isinstance(v, SYMBOLIC)} - sizes.keys()
     constants = {0, 1, *(n for n in numbers if isinstance(n, int))}
     #: By which of the numbers are equal: the symbols' values and the numbers, in one list for each set.
     alike: dict[tuple[int, ...], list[list[int]]] = {}
@@ -160,10 +208,12 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
         if not constants.isdisjoint(drawn) or not allows(next(iter(sizes.values())), known):
             continue
         try:
-            filled = [expression.xreplace(known) for expression in sizes]
+            filled = [expression.xreplace(known) for expression in (*sizes, *others)][: len(sizes)]
         except ArithmeticError:  # a division by 0
             continue
         own = [*drawn, *(int(e) for e in filled if not getattr(e, "free_symbols", ()))]
+        if min(own) < 0:
+            continue
         first = {number: -1 - number for number in constants}
         found = alike.setdefault(tuple(first.setdefault(n, at) for at, n in enumerate(own)), [])
         if all(a != b or a in constants for other in found for a, b in zip(own, other, strict=True)):

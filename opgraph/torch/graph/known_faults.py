@@ -6,6 +6,7 @@ All were found by `tests/accuracy/random_networks.py` with torch 2.13, where `ba
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypeGuard
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.branches import written_arguments
-from opgraph.torch.graph.torch_internals import MEMORY, memory_of
+from opgraph.torch.graph.torch_internals import MEMORY, hint, memory_of
 
 #: Methods that give a tensor another shape in place.
 _TURNS = frozenset(
@@ -29,7 +30,9 @@ def fault_of_frame(graph: GraphModule) -> str:
     """Why the function that a graph was captured of has to run as it was written, or "".
 
     Python code that asks a tensor for its shape, after a call that gave it another one in place, is shown the old one.
+    Guards on symbolic sizes of an input look at it when it has its new shape, and fail.
     """
+    inputs = {memory_of(n) for n in graph.graph.find_nodes(op="placeholder") if _has_symbols(n)} - {None}
     seen: set[Node] = set()
     for node in graph.graph.nodes:
         if not seen.isdisjoint(node.all_input_nodes):
@@ -38,19 +41,26 @@ def fault_of_frame(graph: GraphModule) -> str:
                 "would show it the old shape. Write `x = x.unsqueeze(0)` for `x.unsqueeze_(0)`."
             )
         if node.op == "call_method" and node.target in _TURNS and isinstance(node.args[0], Node):
+            if memory_of(node.args[0]) in inputs:
+                return (
+                    "changes the shape of an argument in place, which has another one at each call, runs as it was "
+                    "written: guards of torch.compile would look at the new shape."
+                )
             seen.add(node.args[0])
     return ""
 
 
 def lost_write(graph: GraphModule) -> str:
-    """What a graph writes into, where torch.compile would lose the write; or "".
+    """What a graph writes into, where torch.compile would lose the write or give back a wrong view of it; or "".
 
     - Dynamo takes an f64 tensor of no dimension on the CPU for a Python number. AOTAutograd makes it trace the function
       again with the number's present value, and the second graph lacks the calls that write into the tensor and whose
       results nobody reads (`OutputGraph.remove_tensorify_specialized_graphargs`, torch 2.13).
     - Functionalization takes back a write into an expanded tensor from one of the elements that share memory, which
       need not be the one that was written.
+    - Of inputs that overlap and are written, AOTAutograd gives back a view of the wrong one, or raises an error.
     """
+    shared = _shared_by_inputs(graph)
     inputs = [n for n in graph.graph.find_nodes(op="placeholder") if _is_number(n.meta.get("example_value"))]
     numbers = {memory_of(n) for n in inputs}
     for node in graph.graph.nodes:
@@ -61,7 +71,33 @@ def lost_write(graph: GraphModule) -> str:
                 return "an f64 tensor of no dimension"
             if _is_expanded(written.meta.get("example_value")):
                 return "an expanded tensor"
+            if memory_of(written) in shared:
+                return "one of two arguments that share memory, and gives back a view of it,"
     return ""
+
+
+def _shared_by_inputs(graph: GraphModule) -> set[int | None]:
+    """The memory in which two inputs overlap and that a result is a view of."""
+    (output,) = graph.graph.find_nodes(op="output")
+    inputs: dict[int, list[Node]] = {}
+    for memory in map(memory_of, output.all_input_nodes):
+        if memory is not None:
+            inputs[memory] = [n for n in graph.graph.find_nodes(op="placeholder") if memory_of(n) == memory]
+    extents = {memory: sorted(_extent(n.meta["example_value"]) for n in nodes) for memory, nodes in inputs.items()}
+    return {m for m, own in extents.items() if any(end > begin for (_, end), (begin, _) in pairwise(own))}
+
+
+def _extent(value: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its memory between which a tensor lies."""
+    offset, *numbers = (hint(n) for n in (value.storage_offset(), *value.shape, *value.stride()))
+    sizes, strides = numbers[: value.dim()], numbers[value.dim() :]
+    last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return offset * value.itemsize, (offset + last + 1) * value.itemsize if all(sizes) else 0
+
+
+def _has_symbols(node: Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
 
 
 def _is_number(value: object) -> bool:

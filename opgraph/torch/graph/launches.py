@@ -6,7 +6,7 @@ Nothing but names differs between the kernel calls of groups that compute the sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Launch:
         nodes: the nodes of its group.
         units: the named units found in it.
         reads, writes: where the tensors of the partition's ports lie, in order.
+        numbers: those that the kernel reads as operands, by their loads, before they were rounded; in a symbolic
+            program names of those that follow from sizes.
         plan: the prepared call.
     """
 
@@ -47,12 +49,22 @@ class Launch:
     units: tuple[str, ...]
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
+    numbers: Mapping[int, Any] = field(default_factory=dict)
     plan: Any = None
 
     @property
     def operands(self) -> list[Place]:
         """What the kernel reads, as often as it does, then what it writes."""
         return [*(self.reads[i] for i in self.kernel.reads), *self.writes]
+
+    def sized(self, values: Mapping[str, Any]) -> Launch:
+        """The call with the values of names in their place; this one, with its plan, where it has no names."""
+        scalars = {load: values[name] for load, name in self.numbers.items() if isinstance(name, str)}
+        reads, writes = (tuple(place.sized(values) for place in places) for places in (self.reads, self.writes))
+        if not scalars and (reads, writes) == (self.reads, self.writes):
+            return self
+        kernel = self.kernel.with_scalars(scalars) if scalars else self.kernel
+        return replace(self, kernel=kernel, reads=reads, writes=writes)
 
 
 class RefusedError(Exception):
@@ -194,7 +206,9 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
                 places[port.id] = Place(name, 0, size, row_major(size), TORCH_DTYPES[port.dtype])
         reads = tuple(places[t.id] for t in part.input_ports)
         writes = tuple(places[t.id] for t in part.output_ports)
-        launches.append(Launch(target, kernel, graph, group.nodes, part.units, reads, writes))
+        loads = enumerate(kernel.lowered.loads)
+        numbers = {i: emitter.arguments[t.id] for i, t in loads if t is not None and t.id in emitter.arguments}
+        launches.append(Launch(target, kernel, graph, group.nodes, part.units, reads, writes, numbers))
     return launches
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ PACK = 16
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a tensor lies: a variable of the function, elements after its beginning, sizes and strides.
+
+    In a symbolic program, names stand for the numbers that follow from sizes.
 
     Attributes:
         name: the variable; "" where only the shape counts, and any address does.
@@ -48,6 +51,19 @@ class Place:
     def skipped(self) -> int:
         """Bytes from the beginning of the variable's tensor."""
         return self.offset * self.dtype.itemsize
+
+    def sized(self, values: Mapping[Any, Any]) -> Place:
+        """The place, with the values of names in their place."""
+        split = self.split
+        if split is not None:
+            split = replace(split, size=values.get(split.size, split.size))
+        size, stride = filled(self.size, values), filled(self.stride, values)
+        return replace(self, offset=values.get(self.offset, self.offset), size=size, stride=stride, split=split)
+
+
+def filled(numbers: Iterable[Any], values: Mapping[Any, Any]) -> tuple[int, ...]:
+    """Numbers, with the values of names in their place."""
+    return tuple([values.get(n, n) for n in numbers])
 
 
 def place_of(node: Node, split: AxisSplit | None = None) -> Place:

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -21,8 +22,15 @@ from opgraph.errors import OpGraphError
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.providers.torch_internals import FakeTensorMode, tree_map, without_modes
 from opgraph.torch.graph.aten import FROM_SIZES, packet, value_of
-from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, SYMBOLIC, fold_constants
-from opgraph.torch.graph.expressions import Expressions, NotSymbolicError, sample_sizes
+from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, fold_constants
+from opgraph.torch.graph.expressions import (
+    SYMBOLIC,
+    Expressions,
+    NotSymbolicError,
+    UnknownSizeError,
+    number_of,
+    sample_sizes,
+)
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
 from opgraph.torch.graph.torch_internals import hint
@@ -50,6 +58,7 @@ class SizedPrograms:
     def __init__(self, module: GraphModule, make: Callable[..., Program]) -> None:
         self.module = module
         self._make = make
+        self._making = Lock()  # threads may call at once
         self.programs: Bounded[tuple[int, ...], Program | SizedProgram] = Bounded(MAX_SETS)
         #: By the bytes of constants that they hold.
         self._symbolic: dict[int, SymbolicProgram | None] = {}
@@ -73,13 +82,14 @@ class SizedPrograms:
         key = tuple([int(args[p] if axis is None else args[p].shape[axis]) for p, axis in self._found.values()])
         program = self.programs.get(key)
         if program is None:
-            with without_modes():  # whoever looks on sees the program run, not its making
-                program = self.programs[key] = self._sized(key)
+            with self._making, without_modes():  # whoever looks on sees the program run, not its making
+                program = self.programs.get(key) or self._sized(key)
+                self.programs[key] = program
         return program
 
     def _sized(self, sizes: tuple[int, ...]) -> Program | SizedProgram:
         def watched(args: list[Any]) -> Any:
-            with without_modes():
+            with self._making, without_modes():
                 program = self._own(sizes)
             return program.run(args)
 
@@ -102,13 +112,14 @@ class SizedPrograms:
             return None
         fold_constants(self.module)
         try:
+            # No guard says that a graph runs on sizes which no call gave: an index may be out of range, for one.
             samples = sample_sizes(self.module, symbols, self._traced, 3)
             make = partial(self._make, most_constants=most_constants, symbolic=True)
             first = make(self._filled(samples[0]))
             second = make(self._filled(samples[1]), like=first)
             expressions = Expressions(self.module, symbols, samples)
             return SymbolicProgram(self.module, symbols, first, second, expressions)
-        except NotSymbolicError:
+        except Exception:
             return None
 
     run._boxed_call = True  # type: ignore[attr-defined]
@@ -122,13 +133,7 @@ class SizedPrograms:
         numbers: dict[Node, Any] = {}
 
         def number(value: Any) -> Any:
-            if not isinstance(value, SYMBOLIC):
-                return value
-            found = value.node.expr.xreplace(known)
-            if getattr(found, "free_symbols", ()):
-                raise _Unknown
-            kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-            return kind(found)
+            return number_of(value, known) if isinstance(value, SYMBOLIC) else value
 
         def argument(node: Node) -> Any:
             return numbers[node] if node in numbers else renamed[node]
@@ -142,7 +147,7 @@ class SizedPrograms:
                     if node.op != "placeholder":
                         continue
                 value = _concrete(value, number, fakes)
-            except _Unknown:
+            except UnknownSizeError:
                 value = None
             whole = _WHOLE_SLICES.get(packet(node))
             if whole is not None and _is_same(value, value_of(renamed[node.args[whole]])):
@@ -180,10 +185,6 @@ def _is_same(value: Any, other: Any) -> bool:
     if value is None or other is None:
         return False
     return (value.shape, value.stride(), value.dtype) == (other.shape, other.stride(), other.dtype)
-
-
-class _Unknown(Exception):  # noqa: N818 - it ends one node, and is no error
-    """A size that only the data tell: torch computes what has it."""
 
 
 def _mapped(arguments: Any, argument: Callable[[Node], Any], number: Callable[[Any], Any]) -> Any:

@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, SizedConstants
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError
 from opgraph.torch.graph.launches import Launch
-from opgraph.torch.graph.places import Place
+from opgraph.torch.graph.places import Place, filled
 from opgraph.torch.graph.program import Program, plan_launches, sequence_of
 from opgraph.torch.graph.steps import Checked
 
@@ -97,12 +97,12 @@ class SymbolicProgram:
         for name, step in launches.items():
             env.update(sequence_of(name, step, symbolic=True).values)
         for call, strides in self._checked:
-            own = [None if s is None else _filled(s, values) for s in strides]
+            own = [None if s is None else filled(s, values) for s in strides]
             env[call.name] = Checked(env, call.name, call.call, own, call.alignment, call.overwritten)
         exec(self._code, env)
         run = env["run"]
         run._boxed_call = True
-        return SizedProgram(run, [None if s is None else _filled(s, values) for s in self._input_strides])
+        return SizedProgram(run, [None if s is None else filled(s, values) for s in self._input_strides])
 
     def _constants_for(self, sizes: Sequence[int], values: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         if not self._program.folded:
@@ -111,7 +111,7 @@ class SymbolicProgram:
         if sum(value.nbytes for value in found.values()) > MOST_BYTES_OF_SIZES:
             raise NotSymbolicError
         made = {name: found[source] for name, source in self._program.folded.items()}
-        if any(made[name].stride() != _filled(strides, values) for name, strides in self._constant_strides.items()):
+        if any(made[name].stride() != filled(strides, values) for name, strides in self._constant_strides.items()):
             raise NotSymbolicError
         return made
 
@@ -146,64 +146,30 @@ class SymbolicProgram:
             raise NotSymbolicError
         return made
 
-    def _launch(self, first: Launch, second: Launch) -> _SymbolicLaunch:
+    def _launch(self, first: Launch, second: Launch) -> Launch:
+        """The call, with names for numbers that follow from sizes."""
         ours, others = first.kernel, second.kernel
         if ours.lowered.loop != others.lowered.loop or ours.operands.given != others.operands.given:
             raise NotSymbolicError
-        constants, other_constants = ours.operands.constants, others.operands.constants
-        scalars = {
-            place: self._expressions.scalar(constants[place], other_constants[place])
-            for place in constants
-            if not np.array_equal(constants[place], other_constants[place], equal_nan=True)
+        # Unrounded: numbers that follow from sizes may be equal in f16 for both sets.
+        names = {
+            load: self._expressions.scalar(number, second.numbers[load])
+            for load, number in first.numbers.items()
+            if repr(number) != repr(second.numbers[load])
         }
-        pairs = [
-            [self._place(a, b) for a, b in _pairs(x, y)]
-            for x, y in ((first.reads, second.reads), (first.writes, second.writes))
-        ]
-        return _SymbolicLaunch(first, tuple(pairs[0]), tuple(pairs[1]), scalars)
-
-
-@dataclass(frozen=True, slots=True)
-class _SymbolicLaunch:
-    """A kernel call; the sizes of its places are numbers or names, and so are scalars of its kernel."""
-
-    launch: Launch
-    reads: tuple[Place, ...]
-    writes: tuple[Place, ...]
-    scalars: Mapping[int, str]
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether it is the same for all sizes."""
-        return not self.scalars and (self.reads, self.writes) == (self.launch.reads, self.launch.writes)
-
-    def sized(self, values: Mapping[str, Any]) -> Launch:
-        """The call for these sizes; it has a plan where it is fixed and has been planned before."""
-        if self.is_fixed:
-            return self.launch
-        kernel = self.launch.kernel
-        if self.scalars:
-            kernel = kernel.with_scalars({place: values[name] for place, name in self.scalars.items()})
-        reads, writes = ([_sized_place(p, values) for p in places] for places in (self.reads, self.writes))
-        return replace(self.launch, kernel=kernel, reads=tuple(reads), writes=tuple(writes))
+        constants, other_constants = ours.operands.constants, others.operands.constants
+        for load in constants.keys() - names.keys():
+            if not np.array_equal(constants[load], other_constants[load], equal_nan=True):
+                raise NotSymbolicError
+        reads = tuple(self._place(a, b) for a, b in _pairs(first.reads, second.reads))
+        writes = tuple(self._place(a, b) for a, b in _pairs(first.writes, second.writes))
+        return replace(first, reads=reads, writes=writes, numbers={**first.numbers, **names})
 
 
 def _pairs(first: Sequence[Any], second: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     if len(first) != len(second):
         raise NotSymbolicError
     return zip(first, second)
-
-
-def _filled(numbers: Sequence[Any], values: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple([n if type(n) is int else values[n] for n in numbers])
-
-
-def _sized_place(place: Place, values: Mapping[str, Any]) -> Place:
-    offset, size = _filled((place.offset, 0 if place.split is None else place.split.size), values)
-    split = None if place.split is None else replace(place.split, size=size)
-    return replace(
-        place, offset=offset, size=_filled(place.size, values), stride=_filled(place.stride, values), split=split
-    )
 
 
 def _number(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def check_inplace(
         raise InvalidArguments(
             f"a {type(fn).__name__} is no function", where="check_inplace", fix="pass a function or a module"
         )
-    with _state_kept(fn), torch.random.fork_rng(devices=[]):
+    with _state_kept(fn), torch.random.fork_rng(devices=[]), _as_written():
         seed = torch.initial_seed()
         try:
             watch, changed, result = _watched(fn, inputs, kwargs, differentiable=True)
@@ -133,6 +134,14 @@ def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         seen |= new
         waiting += new
     return found
+
+
+def _as_written() -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, compiled and fused models run as they were written: the ops to look at are those of their
+    authors. (Without Dynamo, whose import takes a second, there are none.)"""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 @contextlib.contextmanager
