@@ -214,6 +214,14 @@ def test_an_element_that_cancels_excuses_no_other(dtype: torch.dtype) -> None:
     assert judge.problem(run(lambda x: torch.cat([x, x.exp() * off]), call)).startswith("value of result: 8 of 16")
 
 
+def test_a_dtype_among_the_arguments_is_measured_one_below_too() -> None:
+    """What torch sums in another order cancels differently, which float32 tells where the sum is in float32."""
+    x = torch.arange(1, 65, dtype=torch.float64).sin()
+    call = Call("call", "", (x,), {"dtype": torch.float64})
+    judge = Judge(lambda x, dtype: ((x.to(dtype) * 3 + 1e4) - 1e4).sum(0, dtype=dtype), call)
+    assert judge.problem(run(lambda x, dtype: (x * 3).sum(0, dtype=dtype), call)) == ""
+
+
 #: A function, an argument at the edge of where it is defined, or of where float32 has no digits, and a wrong result.
 EDGES = {
     "domain": (torch.acos, 1.0, torch.float32, 5.0),
