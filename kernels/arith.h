@@ -49,22 +49,6 @@ template <class T> OG_FN T reciprocal(T x) { return div((T)1, x); }
 /// Two correctly rounded steps: at most 1.5 ulp. rsqrt(0) = inf, rsqrt(-0.0) = -inf, negative gives NaN.
 template <class T> OG_FN T rsqrt(T x) { return divide((T)1, sqrt(x)); }
 
-// ---- choice --------------------------------------------------------------------------------------------------------
-
-template <class T> OG_FN T select(bool condition, T if_true, T if_false) { return condition ? if_true : if_false; }
-#if !OG_DEVICE
-// By bits: of `x > 0 ? x : 1` GCC 12 concludes what later conditions are where the constant is taken, and then chooses
-// between conditions, which it cannot vectorise (where(x > 0, x, 1) before a power ran 8 times as long).
-OG_FN float select(bool condition, float if_true, float if_false) {
-  const u32 mask = -(u32)condition;
-  return from_bits((bits(if_true) & mask) | (bits(if_false) & ~mask));
-}
-OG_FN double select(bool condition, double if_true, double if_false) {
-  const u64 mask = -(u64)condition;
-  return from_bits((bits(if_true) & mask) | (bits(if_false) & ~mask));
-}
-#endif
-
 // ---- order ---------------------------------------------------------------------------------------------------------
 
 // fminf and fmaxf drop NaN; these return it from either side, as np.minimum does: a NaN in b fails the comparison and is the

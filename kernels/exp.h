@@ -211,12 +211,15 @@ template <class T> OG_FN T expm1(T x) {
 }
 
 /// tanh |x| = m / (m + 2) with m = e^(2|x|) - 1: the quotient damps the error of m, no cancellation anywhere. m is one fma of
-/// e^(2|x|) = 2^n (1 + t): 2^n - 1 is exact, or 1 hardly felt.
+/// e^(2|x|) = 2^n (1 + t): 2^n - 1 is exact, or 1 hardly felt. Where |x| > 0.8 it is 1 - 2 / (m + 2), which does not feel the
+/// rounding of m + 2: at most 1.2 ulp there and 0.56 from 2 on. A derivative by the result, 1 - y^2, magnifies its error.
 template <class T> OG_FN T tanh(T x) {
   WholeNumber<T> n;
-  const T t = exp_reduce(2 * at_most(abs(x), exp_constants<T>::tanh_saturates), n);
+  const T size = abs(x), t = exp_reduce(2 * at_most(size, exp_constants<T>::tanh_saturates), n);
   const T power = pow2(n), m = fma(power, t, power - 1);
-  return keep_nan(x, copysign(divide(m, m + 2), x));
+  const mask<T> far = size > (T)0.8f;
+  const T quotient = divide(select(far, (T)-2, m), m + 2);
+  return keep_nan(x, copysign(select(far, 1 + quotient, quotient), x));
 }
 
 }  // namespace og

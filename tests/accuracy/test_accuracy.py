@@ -119,6 +119,19 @@ def test_an_op_is_as_close_to_the_truth_as_the_page_says(record: OpDef, dtype: s
         assert found.ulp <= row.bound, str(found)
 
 
+@pytest.mark.parametrize("dtype,end", [("f32", 9.5), ("f64", 20)])
+def test_tanh_is_rounded_once_where_it_is_next_to_1(dtype: str, end: float) -> None:
+    """Backward computes 1 - y^2 of the result, of which the last bit of y is a large part."""
+    import mpmath
+
+    x = np.linspace(2, end, 3000).astype(dtypes.get(dtype).numpy)
+    y = og.compile(og.parse(f"graph(x: {dtype}[n]) -> (y)\n  y = Tanh(x)").finalize())(x=x)
+    last_bit = np.finfo(y.dtype).eps / 2
+    with mpmath.workdps(30):
+        off = [abs(mpmath.tanh(float(at)) - float(got)) / last_bit for at, got in zip(x, y, strict=True)]
+    assert max(off) <= 0.6
+
+
 def test_rows_of_some_kinds_are_measured_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = table.PAGE.read_text(encoding="utf-8")
     assert table.text(()) == right  # nothing measured, nothing else written

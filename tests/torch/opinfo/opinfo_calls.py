@@ -38,11 +38,13 @@ class Call:
 
 def all_ops() -> list[Any]:
     """The database. (To import it takes seconds.)"""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as database
 
     # Its import forbids the whole process to set torch.backends' flags.
     torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
-    return list(op_db)
+    # Ops that draw numbers set the seed inside of the call, where Dynamo breaks the graph. `run` sets it before a call.
+    database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+    return list(database.op_db)
 
 
 def dtypes_of(op: Any) -> list[torch.dtype]:

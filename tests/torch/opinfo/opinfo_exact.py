@@ -9,11 +9,22 @@ import torch
 
 #: Ops that return memory as it is found.
 UNDEFINED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
+#: Ops whose kernels in torch read memory beyond an input of which an axis is spread out from one element.
+READ_BEYOND_SPREAD = ("median", "nanmedian", "masked.median")
 #: Ops that draw numbers, others in each dtype: eager's are the truth.
 DRAWN = (
     "cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint", "randint_like", "randn",
     "randn_like", "uniform",
 )  # fmt: skip
+
+
+def is_undefined(op: str, source: str) -> bool:
+    """Whether values that eager torch returns come from memory as it is found.
+
+    Args:
+        source: of the call.
+    """
+    return op in UNDEFINED or (op in READ_BEYOND_SPREAD and source.startswith("spread"))
 
 
 def _trigamma(x: torch.Tensor) -> torch.Tensor:

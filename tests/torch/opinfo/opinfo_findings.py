@@ -24,7 +24,7 @@ from opinfo_calls import (
     second_calls,
     wrong_calls,
 )
-from opinfo_exact import DRAWN, UNDEFINED, exact
+from opinfo_exact import DRAWN, exact, is_undefined
 from opinfo_judge import Judge
 from opinfo_refusals import Refusal, listed
 from opinfo_run import Outcome, run, run_together
@@ -194,7 +194,7 @@ class Sweep:
         return how(Programs([case.program for case in cases]))
 
     def _verdict(self, op: Any, case: Case, got: Outcome, way: str) -> tuple[str, str]:
-        return verdict(case.judge, got, way, undefined=op.name in UNDEFINED)
+        return verdict(case.judge, got, way, undefined=is_undefined(op.name, case.call.source))
 
 
 def _runs(program: Any, calls: list[Call], derivative: int) -> tuple[list[list[Outcome]], list[Any]]:

@@ -7,9 +7,10 @@ torch.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -17,12 +18,13 @@ import numpy as np
 import torch
 
 from opgraph.ir.dtypes import get as dtype_of
-from opgraph.loops.lower import lower
+from opgraph.loops.lower import Lowered, lower
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.compiled import runner
 from opgraph.runtime.fused import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch
+from opgraph.runtime.operands import Operands
 from opgraph.runtime.providers.torch import to_numpy
 from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.torch.graph import targets
@@ -36,12 +38,28 @@ class LoopKernel:
     Attributes:
         run: from arrays to arrays.
         reads: which inputs of its partition it reads.
-        operands: how the loop's operands lie.
+        own: the kernel before it is compiled, which knows how the loop's operands lie.
     """
 
-    run: Callable[..., Any]
+    run: Any
     reads: tuple[int, ...]
-    operands: Any
+    own: HostKernel
+
+    @property
+    def lowered(self) -> Lowered:
+        """The loop."""
+        return self.own.lowered
+
+    @property
+    def operands(self) -> Operands:
+        """How the loop's operands lie."""
+        return self.own.operands
+
+    def with_scalars(self, scalars: Mapping[int, float]) -> LoopKernel:
+        """As HostKernel."""
+        made, run = self.own.with_scalars(scalars), copy.copy(self.run)
+        run._sources = [made.operands.constants.get(load, source) for load, source in enumerate(run._sources)]
+        return replace(self, run=run, own=made)
 
 
 @dataclass(frozen=True)
@@ -58,8 +76,8 @@ class InterpretedTarget(targets.HostTarget):
     def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
         """As Target."""
         made: Any = runner(partition, self.engine, rounding=rounding, arguments=arguments)
-        own = HostKernel(lower(partition, arguments=arguments), partition)  # as it is before it is compiled
-        return LoopKernel(made, tuple(range(len(partition.input_ports))), own.operands)
+        own = HostKernel(lower(partition, arguments=arguments), partition)
+        return LoopKernel(made, tuple(range(len(partition.input_ports))), own)
 
     def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """As Target."""
@@ -79,6 +97,13 @@ class InterpretedTarget(targets.HostTarget):
                 launch.plan.kernel.run(arrays[:count], arrays[count:])
 
         return targets.Lines([f"{name}({tensors})"], {name: call})
+
+    def symbolic_sequence(
+        self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]
+    ) -> targets.Lines:
+        """As Target."""
+        made = self.sequence(name, launches, addresses)
+        return made if launches[0].plan is not None else targets.Lines(made.lines)
 
 
 def _array(tensor: torch.Tensor, place: Place, skipped: int) -> np.ndarray:

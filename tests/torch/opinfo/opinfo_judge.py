@@ -10,6 +10,7 @@ The truth is the same program in float64. An element of a result may be
 
 Nothing is excused for being next to an element that is off. Of a result in float64 eager's own is the truth, and how
 far off it is itself is measured one dtype below: as the same program in float32 is, on arguments that float32 holds.
+Two that are as far off as that, and twice as far, may be three times as far from each other.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ class Judge:
                 spread = torch.maximum(spread, finite(value - truth))
                 # At the edge of where it is defined it may be what it is beyond.
                 off = off & ~(same(got, value.to(got.dtype)) & ~truth.isfinite())
+        times = 3 if got.dtype == torch.float64 else 2
         for count in (0, *MEASURED):
             if off.any():
-                allowed = torch.maximum(allowed, 2 * self._noise(name, got, count))
+                allowed = torch.maximum(allowed, times * self._noise(name, got, count))
                 off = off & ~(mine <= allowed + 2 * spread)
         return off
 
@@ -161,7 +163,8 @@ class Judge:
         truth = self._program if is_wide else self._exact
         found = self._nearby.setdefault(dtype, [])
         for seed in range(len(found), count):
-            narrow = run(self._program, self._call, self._derivative, rounded(mover(seed, NEARBY)))
+            change, convert = rounded(mover(seed, NEARBY)), narrow_dtype if is_wide else None
+            narrow = run(self._program, self._call, self._derivative, change, convert)
             change = rounded(mover(seed, NEARBY), and_widened=True)
             found.append((narrow, run(truth, self._call, self._derivative, change, wide_dtype)))
         return found
@@ -241,6 +244,11 @@ def mover(seed: int, eps: float) -> Callable[[torch.Tensor], torch.Tensor]:
 def wide_dtype(value: Any) -> Any:
     """A dtype of floats as float64, other arguments as they are."""
     return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+
+def narrow_dtype(value: Any) -> Any:
+    """float64 as float32, other arguments as they are."""
+    return torch.float32 if value is torch.float64 else value
 
 
 def _first(values: dict[str, Any]) -> dict[str, Any]:

@@ -222,18 +222,10 @@ TABLE: tuple[Refusal, ...] = (
         kind="torch.compile",
     ),
     Refusal(
-        "second call: value of |captures nothing of it",
-        "the database sets the seed inside of the call; Dynamo breaks the graph there, and at a second call of many "
-        "the numbers are others",
-        "cauchy exponential geometric log_normal nn_functional_dropout normal_in_place uniform",
-        ways=CAPTURED,
-        kind="torch.compile",
-    ),
-    Refusal(
         "^value of (result|argument 0 afterwards)",
         "AOTAutograd draws into contiguous memory: of elements that lie otherwise, the numbers are others",
         "normal_in_place",
-        forms=("in place",),
+        forms=("call", "in place"),
         ways=CAPTURED,
         kind="torch.compile",
     ),
@@ -310,8 +302,8 @@ TABLE: tuple[Refusal, ...] = (
     ),
     Refusal(
         "writes into an expanded tensor runs unfused",
-        "torch.compile loses the write (`known_faults`)",
-        "masked_fill",
+        "torch.compile refuses the write or loses it (`known_faults`)",
+        "masked_fill index_fill index_put zero_",
         forms=("in place",),
         ways=CAPTURED,
         kind="torch.compile",
@@ -350,7 +342,7 @@ TABLE: tuple[Refusal, ...] = (
         "cannot capture it: RuntimeError when making fake tensor call",
         "torch's rules for tensors without data refuse what its kernels take: an out= that is not contiguous, expanded "
         "tensors that are written into",
-        "view_copy baddbmm conj_physical",
+        "view_copy baddbmm conj_physical nn_functional_threshold tril triu",
         forms=("out", "in place"),
         ways=CAPTURED,
         kind="torch.compile",
@@ -361,6 +353,20 @@ TABLE: tuple[Refusal, ...] = (
         "sparse_sampled_addmm",
         ways=("compile",),
         kind="not compiled",
+    ),
+    Refusal(
+        "multinomial expects Long tensor out",
+        "torch's rule for tensors without data takes an out= of any dtype",
+        "multinomial",
+        ways=CAPTURED,
+        kind="torch.compile",
+    ),
+    Refusal(
+        "runs unfused: aten._unique.default",
+        "torch's gradient by the value of index_fill has a step whose size depends on data, which AOTAutograd refuses",
+        "index_fill",
+        ways=CAPTURED,
+        kind="unfused",
     ),
     # Harmless differences.
     Refusal(
@@ -374,7 +380,7 @@ TABLE: tuple[Refusal, ...] = (
         "strides of result",
         "torch's rules for tensors without data, by which results are laid out (Inductor's, too), order the axes "
         "otherwise than torch's kernels do",
-        "copysign div_floor_rounding floor_divide nn_functional_channel_shuffle nn_functional_max_unpool?d*",
+        "copysign div_floor_rounding floor_divide nn_functional_channel_shuffle nn_functional_max_unpool?d* normal",
         ways=CAPTURED,
         kind="wrong",
     ),
@@ -385,9 +391,9 @@ TABLE: tuple[Refusal, ...] = (
         kind="wrong",
     ),
     Refusal(
-        "Expected X.is_contiguous",
+        "Expected X.is_contiguous|grad_input must be contiguous",
         "torch's kernel takes contiguous inputs alone; decomposed, the op computes of any input what it would be",
-        "native_group_norm",
+        "native_group_norm nn_functional_nll_loss",
         ways=CAPTURED,
         kind="answered",
     ),

@@ -20,7 +20,7 @@ from opinfo_run import Outcome, run  # noqa: E402
 from opinfo_verdict import Finding, verdict  # noqa: E402
 from opinfo_ways import Program  # noqa: E402
 
-import opgraph  # noqa: E402
+import opgraph.torch  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
 
 #: What is fused, what a library runs, views, reductions, random numbers, lists of tensors.
@@ -69,6 +69,7 @@ FOUND_IN_MODULES = (
     ("native_dropout_backward", "t"),
     ("torch.ops.aten._safe_softmax.default", "t"),
     ("as_strided_scatter", "l"),
+    ("nn.functional.dropout2d", "l"),
 )  # fmt: skip
 
 
@@ -76,6 +77,21 @@ FOUND_IN_MODULES = (
 def test_what_was_found_of_modules(name: str, checks: str, ops: list) -> None:
     with interpreted():
         assert not findings(name, torch.float32, ops, 1, checks, ["module"])
+
+
+def test_interpreted_kernels_serve_all_sizes() -> None:
+    """At the second size Dynamo captures a program for all sizes, whose kernels read numbers that follow from them."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * x.shape[0] + x.shape[1]).relu() - x.sum(0) / (x.shape[0] + 2)
+
+    model = Model()
+    with interpreted():
+        fused = opgraph.torch.fuse(Model())
+        for rows, columns in ((3, 4), (5, 7), (9, 6), (4, 11)):
+            x = torch.arange(float(rows * columns)).view(rows, columns) - 8
+            torch.testing.assert_close(fused(x), model(x), rtol=1e-6, atol=0)
 
 
 #: What is one kernel, and a norm with running statistics; which checks.
@@ -196,6 +212,14 @@ def test_an_element_that_cancels_excuses_no_other(dtype: torch.dtype) -> None:
     off = 1 + 40 * torch.finfo(dtype).eps
     assert judge.problem(run(lambda x: torch.cat([x, x.exp()]), call)) == ""
     assert judge.problem(run(lambda x: torch.cat([x, x.exp() * off]), call)).startswith("value of result: 8 of 16")
+
+
+def test_a_dtype_among_the_arguments_is_measured_one_below_too() -> None:
+    """What torch sums in another order cancels differently, which float32 tells where the sum is in float32."""
+    x = torch.arange(1, 65, dtype=torch.float64).sin()
+    call = Call("call", "", (x,), {"dtype": torch.float64})
+    judge = Judge(lambda x, dtype: ((x.to(dtype) * 3 + 1e4) - 1e4).sum(0, dtype=dtype), call)
+    assert judge.problem(run(lambda x, dtype: (x * 3).sum(0, dtype=dtype), call)) == ""
 
 
 #: A function, an argument at the edge of where it is defined, or of where float32 has no digits, and a wrong result.
