@@ -15,6 +15,7 @@ import opgraph as og  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
+from opgraph.torch.graph import program  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
@@ -294,6 +295,20 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
         counts.append(len(programs))
     assert counts[0] == 2
     assert counts[1:] == [6] * 7
+
+
+def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch):
+    """Threads took most of the time of a step on graphs of nodes and edges, whose sizes differ at each step."""
+    started = []
+    monkeypatch.setattr(program, "at_once", lambda calls: (started.extend(calls), [call() for call in calls]))
+    fused = ogt.fuse(Tokens())
+    for length in (20, 24, 27):
+        fused(*tokens(2, length)).backward()
+    assert started
+    started.clear()
+    for length in (29, 22, 25):
+        fused(*tokens(2, length)).backward()
+    assert not started
 
 
 def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
