@@ -115,13 +115,16 @@ class Queue(nn.Module):
         self.register_buffer("place", torch.zeros(1, dtype=torch.long))
 
     def forward(self, x):
-        keys = torch.tanh(self.query(x))
+        keys = self.query(x)
         scores = keys @ self.queue.clone().detach()
-        with torch.no_grad():
-            at = int(self.place)  # ends the graph
-            self.queue[:, at : at + len(x)] = keys.T
-            self.place[0] = (at + len(x)) % 8
+        self.put(keys.detach())
         return scores
+
+    @torch.no_grad()
+    def put(self, keys):
+        at = int(self.place)  # ends the graph
+        self.queue[:, at : at + len(keys)] = keys.T
+        self.place[0] = (at + len(keys)) % 8
 
 
 def test_a_buffer_that_was_cloned_may_be_written_to_before_backward():
