@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.util import find_spec
 
 import pytest
@@ -295,6 +296,27 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
         counts.append(len(programs))
     assert counts[0] == 2
     assert counts[1:] == [6] * 7
+
+
+def test_images_of_other_sizes_make_no_programs(programs):
+    """A convolution bounds the batch (below 16), and the graph's own sizes are many of the numbers that are left."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8),
+        nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+    plain, fused = model, ogt.fuse(copy.deepcopy(model))
+    counts = []
+    for batch, size in ((4, 8), (5, 9), (6, 10), (4, 11), (5, 12), (6, 13)):
+        x = torch.randn(batch, 3, size, size)
+        results = []
+        for each in (plain, fused):
+            each.zero_grad()
+            loss = each(x).square().mean()
+            loss.backward()
+            results.append([loss.detach(), *(p.grad for p in each.parameters())])
+        torch.testing.assert_close(*results)
+        counts.append(len(programs))
+    assert counts == [2, *[6] * 5]  # forward and backward of numbers, two of each for all sizes
 
 
 def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch):

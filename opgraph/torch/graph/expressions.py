@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Expressions:
         self._names: dict[str, str] = {}  # text -> name
         self._found: dict[tuple[Any, Any, Any], str] = {}
         #: Texts of equal values for all samples, which have to be equal for the sizes of a call.
-        equal: list[str] = []
+        self._equal: list[str] = []
         texts = list(dict.fromkeys(self._texts(module)))
         function = self._function(texts)
         try:
@@ -55,8 +56,7 @@ class Expressions:
             if pairs.setdefault(tuple(values[:2]), values[2]) != values[2]:
                 raise NotSymbolicError
             if known != text and any(str(symbol) in text for symbol in symbols):
-                equal.append(f"({known}) == ({text})")
-        self._holds = self._function([" and ".join(equal) or "True"])
+                self._equal.append(f"({known}) == ({text})")
 
     def name(self, first: Any, second: Any) -> Any:
         """What stands for the two values of one number: the number where they are equal, else an expression's name.
@@ -79,9 +79,14 @@ class Expressions:
             pairs = ((a, first), (b, second))
             return all(bool(np.all(np.asarray(value).astype(own.dtype) == own)) for value, own in pairs)
 
-        found = [text for (a, b, _), text in self._found.items() if are(a, b)]
-        found += [f"1 / ({text})" for (a, b, _), text in self._found.items() if a and b and are(1 / a, 1 / b)]
-        return self._named(self._one_of(found))
+        found = {values: text for values, text in self._found.items() if are(*values[:2])}
+        for values, text in self._found.items():
+            if all(values):
+                reciprocal = f"1 / ({text})"
+                a, b, c = (1 / value for value in values)
+                if are(a, b) and found.setdefault((a, b, c), reciprocal) != reciprocal:
+                    self._equal.append(f"({found[a, b, c]}) == ({reciprocal})")
+        return self._named(self._one_of(found.values()))
 
     def _one_of(self, texts: Iterable[str]) -> str:
         found = list(texts)
@@ -93,9 +98,10 @@ class Expressions:
         """The values of the names that were given so far, as a function of the symbols. It raises NotSymbolicError for
         sizes where expressions differ that no sample told apart, such as `s` and `min(s, 64)`."""
         function, names = self._function(list(self._names)), list(self._names.values())
+        holds = self._function([" and ".join(self._equal) or "True"])
 
         def values(*sizes: int) -> dict[str, Any]:
-            if not all(self._holds(*sizes)):
+            if not all(holds(*sizes)):
                 raise NotSymbolicError
             return dict(zip(names, function(*sizes), strict=True))
 
@@ -148,16 +154,24 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
         NotSymbolicError: none were found.
     """
     values = [v for n in module.graph.nodes for v in tree_leaves(value_of(n)) if isinstance(v, torch.Tensor)]
-    numbers = [n for v in values if v.layout is torch.strided for n in (*v.shape, *v.stride())]
-    sizes = {n.node.expr: n for n in numbers if isinstance(n, torch.SymInt)}
+    values = [v for v in values if v.layout is torch.strided]
+    numbers = [n for v in values for n in (*v.shape, *v.stride())]
+    products = [math.prod(v.shape[begin:]) for v in values for begin in range(v.ndim)]
+    sizes = {n.node.expr: n for n in (*numbers, *products) if isinstance(n, torch.SymInt)}
     constants = {0, 1, *(n for n in numbers if isinstance(n, int))}
     #: By which of the numbers are equal: the symbols' values and the numbers, in one list for each set.
     alike: dict[tuple[int, ...], list[list[int]]] = {}
-    for attempt, drawn in enumerate(_near(traced) if sizes else ()):
+    any_size = next(iter(sizes.values()), None)
+
+    @cache
+    def may_be(symbol: Any, value: int) -> bool:
+        return value > 1 and value not in constants and any_size is not None and allows(any_size, {symbol: value})
+
+    for attempt, drawn in enumerate(_near(symbols, traced, may_be)):
         if attempt >= _FEW_DRAWS and any(len(found) >= count for found in alike.values()):
             break
         known = dict(zip(symbols, drawn, strict=True))
-        if not constants.isdisjoint(drawn) or not allows(next(iter(sizes.values())), known):
+        if any_size is None or len({*drawn}) < len(drawn) or not allows(any_size, known):
             continue
         try:
             filled = [expression.xreplace(known) for expression in sizes]
@@ -175,14 +189,25 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     return [own[: len(symbols)] for own in most]
 
 
-def _near(traced: Sequence[int]) -> list[list[int]]:
+#: Values that are drawn for a symbol until it may have one of them.
+_TRIES = 12
+
+
+def _near(symbols: Sequence[Any], traced: Sequence[int], may_be: Callable[[Any, int], bool]) -> list[list[int]]:
     """Sets of sizes in the order of how near they are to one; multiples of larger numbers among them."""
     draw = random.Random(0)
+
+    def near(symbol: Any, old: int, reach: int, step: int) -> int | None:
+        tried = (old + step * draw.randint(-reach, reach) for _ in range(_TRIES))
+        return next((value for value in tried if may_be(symbol, value)), None)
+
     drawn = [
-        [max(old + step * draw.randint(-reach, reach), 2) for old in traced]
+        [near(symbol, old, reach, step) for symbol, old in zip(symbols, traced, strict=True)]
         for reach in range(1, _DRAWS // 8)
         for step in (1, 1, 1, 1, 2, 4, 8, 16)
     ]
+    found = [[value for value in sizes if value is not None] for sizes in drawn]
     return sorted(
-        drawn, key=lambda sizes: sum(abs(new - old) / (old + 1) for new, old in zip(sizes, traced, strict=True))
+        (sizes for sizes in found if len(sizes) == len(symbols)),
+        key=lambda sizes: sum(abs(new - old) / (old + 1) for new, old in zip(sizes, traced, strict=True)),
     )
