@@ -32,6 +32,10 @@ Array: TypeAlias = np.ndarray
 MAX_PLANS = 1024
 
 
+class _NotCompiled(Exception):  # noqa: N818 - it ends the making of a plan, and is no error
+    """The kernel that a plan needs has not been compiled."""
+
+
 class HostKernel:
     """A loop compiled for the CPU; one kernel per variant, compiled when a call first needs it.
 
@@ -180,7 +184,21 @@ class HostKernel:
         """
         return self._plan(arrays, outs, apart=True)
 
-    def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None, *, apart: bool = False) -> Plan:
+    def quick_plan(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Plan | None:
+        """As `plan`; None where the plan needs a compiler."""
+        try:
+            return self._plan(arrays, outs, apart=True, compiles=False)
+        except _NotCompiled:
+            return None
+
+    def _plan(
+        self,
+        arrays: Sequence[Array],
+        outs: Sequence[Array | None] | None,
+        *,
+        apart: bool = False,
+        compiles: bool = True,
+    ) -> Plan:
         layout = self.operands.layout_of_call(
             [a.shape for a in arrays],
             [_element_strides(a) for a in arrays],
@@ -218,7 +236,7 @@ class HostKernel:
             boxes, operands, numbers = boxed.boxes.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         return Plan(
-            entry=self._entry(walk) if layout.size else None,
+            entry=self._entry(walk, compiles=compiles) if layout.size else None,
             layout=packed,
             layout_address=ctypes.addressof(packed),
             pointers=ctypes.c_void_p * operands,
@@ -231,12 +249,14 @@ class HostKernel:
             keep=tuple(a for _, a in own),
         )
 
-    def _entry(self, walk: Walk) -> Any:
+    def _entry(self, walk: Walk, *, compiles: bool = True) -> Any:
         loop, variant = walk.loop, walk.layout.variant
         key = variant, walk.in_boxes, walk.layout.row_rank > 1
         known = self._entries.get(key)
         if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
             return known[1]
+        if not compiles:
+            raise _NotCompiled
         source = _source(walk)
         self.sources[source.entry] = source
         entry = host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)

@@ -10,15 +10,17 @@ AOTAutograd's wrappers take 30 us, in which its kernels would run several times.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from threading import get_ident
 from types import FrameType
 from typing import Any
+from weakref import ReferenceType, ref
 
 from torch import nn
 
@@ -37,6 +39,43 @@ from opgraph.torch.tracing.reads import Wrapper
 
 class _IsSingle(Exception):  # noqa: N818 - it ends a call before its first graph runs, and is no error
     """The module that is called is one activation."""
+
+
+class _Code:
+    """What was compiled of a forward, for a module and for deep copies of it.
+
+    Dynamo guards on what it reads of a module, and parameters are inputs of its graphs: a copy that is like the module
+    compiles nothing. Where copies differ in so many ways that Dynamo's limit is reached, each compiles for itself.
+
+    Args:
+        backend: makes the backend for its graphs.
+        owner: a reference to the forward of the module.
+
+    Attributes:
+        caller: a reference to the forward that was called last.
+        is_full: whether Dynamo compiles a function of it no more.
+        is_single: whether it turned out to be one activation.
+    """
+
+    def __init__(self, backend: Callable[[], Callable[..., Any]], owner: ReferenceType[FusedForward]) -> None:
+        self.caller = self.owner = owner
+        self.is_full = self.is_single = False
+        self._backend = backend
+
+    @cached_property
+    def run(self) -> Callable[..., Any]:
+        """The compiled function; torch's compilers are imported where it is first called."""
+        return isolated(forward_of, self._backend(), self._failed, self._limited)
+
+    def _failed(self, error: BaseException) -> bool:
+        caller = self.caller()
+        return caller is not None and caller._failed(error)
+
+    def _limited(self, what: str) -> None:
+        self.is_full = True
+        caller = self.caller()
+        if caller is not None and (caller._reference is self.owner or self.owner() is None):
+            caller._limited(what)
 
 
 class FusedForward(Wrapper):
@@ -62,7 +101,8 @@ class FusedForward(Wrapper):
         self.instead = instead
         self.rounding = rounding
         self.memory = memory
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled: _Code | None = None
+        self._reference = ref(self)
         self._single: Single | None = None
         self._looks = True
         self._failure: str | None = None
@@ -78,7 +118,12 @@ class FusedForward(Wrapper):
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """What the forward of a module returns that has this wrapper: `self.module`, or a copy of it."""
-        compiled = self._compiled or self._compile()
+        code = self._compiled or self._compile()
+        if code.is_full and code.owner is not self._reference:
+            code = self._compile()
+        code.caller = self._reference
+        if self._looks and code.is_single and self._may_be_single(module):
+            self._be_single()
         single = self._single
         if single is not None and self._may_be_single(module):
             try:
@@ -88,9 +133,9 @@ class FusedForward(Wrapper):
         self._failure = None
         try:
             if self._looks:
-                result = self._first(compiled, module, args, kwargs)
+                result = self._first(code, module, args, kwargs)
             else:
-                result = compiled(module, self.instead, *args, **kwargs)
+                result = code.run(module, self.instead, *args, **kwargs)
         except capture_errors() as error:
             if not self._failed(error):
                 raise error.inner_exception from None  # type: ignore[attr-defined]
@@ -101,7 +146,7 @@ class FusedForward(Wrapper):
             self._tell_limit(self._limit)
         return result
 
-    def _first(self, compiled: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _first(self, code: _Code, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call that may capture the model for the first time."""
         captured: list[Captured] = []
         has_run: set[bool] = set()
@@ -120,14 +165,14 @@ class FusedForward(Wrapper):
         on_run.append(note)
         try:
             with observed(captured.append), graph_breaks() as breaks:
-                result = compiled(module, self.instead, *args, **kwargs)
+                result = code.run(module, self.instead, *args, **kwargs)
         except _IsSingle:
             is_alone = True
         finally:
             on_run.remove(note)
         if is_alone:  # where the function cannot run, the compiled graph does: nothing may end that
-            self._looks = False
-            self._single = Single(self.module, self.rounding)
+            code.is_single = True
+            self._be_single()
             return self._run(module, args, kwargs)
         if not captured and not has_run and breaks:
             line, reason = breaks[0]
@@ -135,6 +180,10 @@ class FusedForward(Wrapper):
         if captured or has_run:
             self._looks = False
         return result
+
+    def _be_single(self) -> None:
+        self._looks = False
+        self._single = Single(self.module, self.rounding)
 
     def _may_be_single(self, module: nn.Module) -> bool:
         """Whether a call may run the module as a function. Activation checkpointing compares what is kept in two calls,
@@ -184,11 +233,11 @@ class FusedForward(Wrapper):
             return self.instead(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def _compile(self) -> Callable[..., Any]:
+    def _compile(self) -> _Code:
         return self._compiled_by(compiler)
 
-    def _compiled_by(self, make: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-        made = self._compiled = isolated(forward_of, make(self.memory, self.rounding), self._failed, self._limited)
+    def _compiled_by(self, make: Callable[..., Callable[..., Any]]) -> _Code:
+        made = self._compiled = _Code(partial(make, self.memory, self.rounding), self._reference)
         return made
 
     def _called(self, caller: FrameType) -> nn.Module:
@@ -222,11 +271,24 @@ class FusedForward(Wrapper):
         """As above: torch.export reads the names of arguments from it."""
         return getattr(self.__wrapped__, "__code__", None)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedForward:
+        """The forward of a copied module, with what was or will be compiled for this one."""
+        code = self._compiled or self._compile()
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        if not code.is_full:
+            made._compiled = code
+        return made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _reference=ref(self))
+
     def __getstate__(self) -> dict[str, Any]:
-        """All but what was compiled, which a copy compiles for itself."""
+        """All but what was compiled."""
         return {
             **self.__dict__,
             "_compiled": None,
+            "_reference": None,
             "_single": None,
             "_looks": True,
             "_failure": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -17,7 +18,10 @@ import opgraph as og  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
-from opgraph.torch.graph import sizes  # noqa: E402
+from opgraph.torch.graph import (
+    program,
+    sizes,
+)
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
@@ -289,6 +293,41 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
         counts.append(len(programs))
     assert counts[0] == 2
     assert counts[1:] == [6] * 7
+
+
+def test_images_of_other_sizes_make_no_programs(programs):
+    """A convolution bounds the batch (below 16), and the graph's own sizes are many of the numbers that are left."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8),
+        nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+    plain, fused = model, ogt.fuse(copy.deepcopy(model))
+    counts = []
+    for batch, size in ((4, 8), (5, 9), (6, 10), (4, 11), (5, 12), (6, 13)):
+        x = torch.randn(batch, 3, size, size)
+        results = []
+        for each in (plain, fused):
+            each.zero_grad()
+            loss = each(x).square().mean()
+            loss.backward()
+            results.append([loss.detach(), *(p.grad for p in each.parameters())])
+        torch.testing.assert_close(*results)
+        counts.append(len(programs))
+    assert counts == [2, *[6] * 5]  # forward and backward of numbers, two of each for all sizes
+
+
+def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch):
+    """Threads took most of the time of a step on graphs of nodes and edges, whose sizes differ at each step."""
+    started = []
+    monkeypatch.setattr(program, "at_once", lambda calls: (started.extend(calls), [call() for call in calls]))
+    fused = ogt.fuse(Tokens())
+    for length in (20, 24, 27):
+        fused(*tokens(2, length)).backward()
+    assert started
+    started.clear()
+    for length in (29, 22, 25):
+        fused(*tokens(2, length)).backward()
+    assert not started
 
 
 def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):

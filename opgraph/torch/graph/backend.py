@@ -20,7 +20,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
-from opgraph.errors import InvalidArguments, OpGraphError, Unimplemented
+from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
@@ -41,6 +41,7 @@ from opgraph.torch.graph.norms import shows_statistics
 from opgraph.torch.graph.origin import mark_recomputed
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.saved import Memory, check_memory, partitioner
+from opgraph.torch.graph.second_derivatives import with_second_derivatives
 from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
     aot_backend,
@@ -49,7 +50,6 @@ from opgraph.torch.graph.torch_internals import (
     guard_methods,
     keep_saved_tensors,
     memory_of,
-    refuse_second_derivatives,
     run_as_written,
 )
 from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
@@ -209,7 +209,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=users_level()
             )
             return _unfused(graph)
-        call = _with_first_derivatives_alone(made)
+        call = with_second_derivatives(graph, made, any(map(_draws, graph.graph.nodes)))
         return with_undefined_gradients(call, depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
@@ -235,27 +235,6 @@ def _unfused(graph: GraphModule) -> Callable[..., Any]:
 
 def _has_checkpoint_that_draws(graph: GraphModule) -> bool:
     return any(isinstance(n.target, HigherOrderOperator) and _draws(n) for n in graph.graph.nodes)
-
-
-def _with_first_derivatives_alone(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph whose second derivatives raise an error that says what to do."""
-    seen = False
-
-    def run(*args: Any) -> Any:
-        nonlocal seen
-        outputs = call(*args)
-        seen = seen or refuse_second_derivatives(outputs, _no_second_derivative)
-        return outputs
-
-    return run
-
-
-def _no_second_derivative() -> Unimplemented:
-    return Unimplemented(
-        "a fused model has first derivatives alone",
-        where="the gradient of a gradient that backward made with create_graph=True",
-        fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
-    )
 
 
 def _has_streams(graph: GraphModule) -> bool:

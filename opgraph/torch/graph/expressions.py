@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class Expressions:
         #: Type and values -> text: 5 is not 5.0.
         self._found: dict[tuple[Any, ...], str] = {}
         #: Texts of equal values for all samples, which have to be equal for the sizes of a call.
-        equal: list[str] = []
+        self._equal: list[str] = []
         texts = list(dict.fromkeys(self._texts(module)))
         function = self._function(texts)
         known: dict[Any, str] = {}
@@ -74,8 +75,7 @@ class Expressions:
                 self._found.setdefault((type(values[0]), *values), text)
             other = repr(values[0]) if is_fixed else known.setdefault(tuple(values), text)
             if other != text and any(str(symbol) in text for symbol in symbols):
-                equal.append(f"({other}) == ({text})")
-        self._holds = self._function([" and ".join(equal) or "True"])
+                self._equal.append(f"({other}) == ({text})")
 
     def name(self, first: Any, second: Any) -> Any:
         """What stands for the two values of one number: the number where they are equal, else an expression's name.
@@ -95,11 +95,14 @@ class Expressions:
             NotSymbolicError: there is none, or more than one.
         """
         texts: dict[Any, str] = {}
-        for (_, a, b, third), text in self._found.items():
-            if (a, b) == (first, second):
-                texts.setdefault((a, b, third), text)
-            elif a and b and (1 / a, 1 / b) == (first, second):
-                texts.setdefault((1 / a, 1 / b, 1 / third if third else None), f"1 / ({text})")
+        for (_, *values), text in self._found.items():
+            if values[:2] != [first, second]:
+                if not all(values) or [1 / value for value in values[:2]] != [first, second]:
+                    continue
+                values, text = [1 / value for value in values], f"1 / ({text})"
+            other = texts.setdefault(tuple(values), text)
+            if other != text:
+                self._equal.append(f"({other}) == ({text})")
         return self._named(self._one_of(texts.values()))
 
     def _one_of(self, texts: Iterable[str]) -> str:
@@ -112,10 +115,11 @@ class Expressions:
         """The values of the names that were given so far, as a function of the symbols. It raises NotSymbolicError for
         sizes where expressions differ that no sample told apart, such as `s` and `min(s, 64)`, or have no value."""
         function, names = self._function(list(self._names)), list(self._names.values())
+        holds = self._function([" and ".join(self._equal) or "True"])
 
         def values(*sizes: int) -> dict[str, Any]:
             try:
-                if not all(self._holds(*sizes)):
+                if not all(holds(*sizes)):
                     raise NotSymbolicError
                 return dict(zip(names, function(*sizes), strict=True))
             except (ArithmeticError, ValueError) as error:  # a reciprocal of 0
@@ -196,16 +200,23 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     leaves = [v for n in module.graph.nodes for v in tree_leaves((n.args, n.kwargs, value_of(n)))]
     tensors = [v for v in leaves if isinstance(v, torch.Tensor) and v.layout is torch.strided]
     numbers = [n for v in tensors for n in (*v.shape, *v.stride())]
-    sizes = {n.node.expr: n for n in numbers if isinstance(n, torch.SymInt)}
+    products = [math.prod(v.shape[begin:]) for v in tensors for begin in range(v.ndim)]
+    sizes = {n.node.expr: n for n in (*numbers, *products) if isinstance(n, torch.SymInt)}
     others = {v.node.expr for v in leaves if isinstance(v, SYMBOLIC)} - sizes.keys()
     constants = {0, 1, *(n for n in numbers if isinstance(n, int))}
     #: By which of the numbers are equal: the symbols' values and the numbers, in one list for each set.
     alike: dict[tuple[int, ...], list[list[int]]] = {}
-    for attempt, drawn in enumerate(_near(traced) if sizes else ()):
+    any_size = next(iter(sizes.values()), None)
+
+    @cache
+    def may_be(symbol: Any, value: int) -> bool:
+        return value > 1 and value not in constants and any_size is not None and allows(any_size, {symbol: value})
+
+    for attempt, drawn in enumerate(_near(symbols, traced, may_be)):
         if attempt >= _FEW_DRAWS and any(len(found) >= count for found in alike.values()):
             break
         known = dict(zip(symbols, drawn, strict=True))
-        if not constants.isdisjoint(drawn) or not allows(next(iter(sizes.values())), known):
+        if any_size is None or len({*drawn}) < len(drawn) or not allows(any_size, known):
             continue
         try:
             filled = [expression.xreplace(known) for expression in (*sizes, *others)][: len(sizes)]
@@ -225,14 +236,25 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     return [own[: len(symbols)] for own in most]
 
 
-def _near(traced: Sequence[int]) -> list[list[int]]:
+#: Values that are drawn for a symbol until it may have one of them.
+_TRIES = 12
+
+
+def _near(symbols: Sequence[Any], traced: Sequence[int], may_be: Callable[[Any, int], bool]) -> list[list[int]]:
     """Sets of sizes in the order of how near they are to one; multiples of larger numbers among them."""
     draw = random.Random(0)
+
+    def near(symbol: Any, old: int, reach: int, step: int) -> int | None:
+        tried = (old + step * draw.randint(-reach, reach) for _ in range(_TRIES))
+        return next((value for value in tried if may_be(symbol, value)), None)
+
     drawn = [
-        [max(old + step * draw.randint(-reach, reach), 2) for old in traced]
+        [near(symbol, old, reach, step) for symbol, old in zip(symbols, traced, strict=True)]
         for reach in range(1, _DRAWS // 8)
         for step in (1, 1, 1, 1, 2, 4, 8, 16)
     ]
+    found = [[value for value in sizes if value is not None] for sizes in drawn]
     return sorted(
-        drawn, key=lambda sizes: sum(abs(new - old) / (old + 1) for new, old in zip(sizes, traced, strict=True))
+        (sizes for sizes in found if len(sizes) == len(symbols)),
+        key=lambda sizes: sum(abs(new - old) / (old + 1) for new, old in zip(sizes, traced, strict=True)),
     )

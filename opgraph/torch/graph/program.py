@@ -319,20 +319,23 @@ class Program:
 
 def plan_launches(launches: Iterable[Launch], beginnings: Beginnings) -> None:
     """Prepares calls; calls of one kernel on tensors that lie alike are prepared once. Kernels that have to be compiled
-    for that are compiled side by side."""
+    for that are compiled side by side; threads for all calls would take several times as long as the other plans."""
     alike: dict[Any, list[Launch]] = {}
     for launch in launches:
         places = (*launch.reads, *launch.writes)
         looks = tuple((p.size, p.stride, p.split, p.dtype, beginnings.of(p)) for p in places)
         alike.setdefault((id(launch.kernel), looks), []).append(launch)
 
-    def plan(equal: Sequence[Launch]) -> None:
+    def is_planned(equal: Sequence[Launch], *, quickly: bool) -> bool:
         first = equal[0]
-        made = first.target.plan(first.kernel, first.reads, first.writes, beginnings)
+        plan = first.target.quick_plan if quickly else first.target.plan
+        made = plan(first.kernel, first.reads, first.writes, beginnings)
         for launch in equal:
             launch.plan = made
+        return made is not None
 
-    at_once([partial(plan, equal) for equal in alike.values()])
+    waiting = [equal for equal in alike.values() if not is_planned(equal, quickly=True)]
+    at_once([partial(is_planned, equal, quickly=False) for equal in waiting])
 
 
 def sequence_of(name: str, launches: Sequence[Launch], *, symbolic: bool = False) -> Lines:

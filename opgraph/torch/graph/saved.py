@@ -84,7 +84,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             fold_constants(joint)
             channels_last(joint, has_gradients=True)
         share_constants(joint)
-        for node in reading_what_is_written(joint.graph):
+        for node in reading_what_is_written(joint.graph) | clones_of_inputs(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
         joint.graph.eliminate_dead_code()
         share_common_subexpressions(joint.graph)
@@ -168,6 +168,13 @@ def reading_what_is_written(joint: Graph) -> set[Node]:
             elif user.op == "call_function":
                 found.add(user)
     return found
+
+
+def clones_of_inputs(joint: Graph) -> set[Node]:
+    """The calls of `clone()` on inputs: a program copies what it writes to before backward, as a queue of keys."""
+    nodes = joint.find_nodes(op="call_function", target=aten.clone.default)
+    given = {n: base_of(n.args[0]) for n in nodes if not n.kwargs}
+    return {n for n, base in given.items() if base.op == "placeholder" and "tangents" not in str(base.target)}
 
 
 def hold_compared(joint: Graph, keep: AbstractSet[Node] = frozenset()) -> bool:

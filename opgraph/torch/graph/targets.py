@@ -61,6 +61,9 @@ class Target(Protocol):
     def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """The prepared call on tensors that lie at these places; compiles what it needs."""
 
+    def quick_plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
+        """The same; None where it may need a compiler."""
+
     def packed(self, plan: Any) -> Sequence[bool]:
         """For each tensor that a kernel reads and then writes, whether it must begin where the plan says."""
 
@@ -104,6 +107,10 @@ class HostTarget:
     def plan(self, kernel: HostKernel, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """As Target. Kernels read arrays wherever they begin."""
         return kernel.plan([_array(p) for p in reads], [_array(p) for p in writes])
+
+    def quick_plan(self, kernel: HostKernel, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
+        """As Target."""
+        return kernel.quick_plan([_array(p) for p in reads], [_array(p) for p in writes])
 
     def packed(self, plan: Any) -> Sequence[bool]:
         """As Target."""
@@ -165,6 +172,10 @@ class CudaTarget:
     def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """As Target: with packs as wide as the places allow."""
         return kernel.plan([self._array(p, begin) for p in reads], [self._array(p, begin) for p in writes])
+
+    def quick_plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
+        """As Target."""
+        return None
 
     def packed(self, plan: Any) -> Sequence[bool]:
         """As Target."""

@@ -110,7 +110,7 @@ def with_undefined_gradients(call: Callable[..., Any], depends: Dependencies) ->
             if node is not None:
                 backward.follow(node, args)
             return results
-        edges = _edges(args)  # a call that writes into an argument gives it another one
+        edges = edges_of(args)  # a call that writes into an argument gives it another one
         before = {_made_by(t) for t in args} | {None}
         results = call(*args)
         # A result that is a view of an argument shows the node that made the argument.
@@ -147,7 +147,8 @@ class _Backward:
             i for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not isinstance(t, torch.nn.Parameter)
         ]
         self._is_compiled = False
-        function.backward = staticmethod(self)
+        disable: Any = torch.compiler.disable  # a captured function may call backward, and Dynamo would compile this
+        function.backward = staticmethod(disable(self.__call__))
 
     def follow(self, node: Any, args: Sequence[Any]) -> None:
         """Lets autograd hand over undefined gradients of this call as None."""
@@ -219,7 +220,7 @@ def _outputs(node: Any, values: Sequence[Any], depends: Dependencies) -> list[in
     return [found.get(place, ALL) for place in range(len(node._input_metadata))]
 
 
-def _edges(args: Sequence[Any]) -> dict[Any, int]:
+def edges_of(args: Sequence[Any]) -> dict[Any, int]:
     """The place of each argument that has a gradient, by the autograd node that takes it, and which of its outputs."""
     differentiable = ((i, t) for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not t.is_inference())
     return {get_gradient_edge(t)[:2]: i for i, t in differentiable}

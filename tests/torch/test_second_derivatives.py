@@ -1,0 +1,186 @@
+"""Second derivatives of fused models: gradient penalties, derivatives by inputs in a loss, differentiated steps.
+
+Each is what eager gives. Where a captured graph cannot run again, an error says so.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import nn  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+from opgraph.errors import Unimplemented  # noqa: E402
+
+
+def network(inputs=3, outputs=1, act=nn.Tanh):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 16), act(), nn.LayerNorm(16), nn.Linear(16, outputs))
+
+
+def penalty(model, x):
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return model(x.detach()).mean() + (slope.norm(2, 1) - 1).square().mean()
+
+
+def heat(model, x):
+    """The residual of a partial differential equation: third derivatives reach the parameters."""
+    (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
+    return (first[:, 1] - second[:, 0]).square().mean()
+
+
+def inner_step(model, x):
+    """MAML: the loss after a step of gradient descent."""
+    parameters = dict(model.named_parameters())
+    loss = (torch.func.functional_call(model, parameters, (x,)) - x[:, :1].sin()).square().mean()
+    slopes = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+    moved = {name: p - 0.1 * slope for (name, p), slope in zip(parameters.items(), slopes, strict=True)}
+    return (torch.func.functional_call(model, moved, (x,)) - x[:, :1].cos()).square().mean()
+
+
+def forces(model, x):
+    return (torch.autograd.grad(model(x).square().sum(), x, create_graph=True)[0] - x).square().sum()
+
+
+def gradients(model, loss, x):
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    value = loss(model, x)
+    value.backward()
+    return [value.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("wrap", [ogt.fuse, lambda m: torch.compile(m, backend="opgraph")], ids=["fuse", "compile"])
+@pytest.mark.parametrize("loss", [penalty, heat, inner_step, forces], ids=lambda f: f.__name__)
+def test_losses_of_gradients(loss, wrap):
+    plain = network().double()
+    fused = wrap(copy.deepcopy(plain))
+    for rows in (4, 5, 7, 9):  # symbols from the second size on
+        x = torch.randn(rows, 3, dtype=torch.float64)
+        for ours, theirs in zip(gradients(fused, loss, x), gradients(plain, loss, x), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+class Inside(nn.Module):
+    """Asks for a gradient in its own forward, which ends the graph; a tensor crosses the break."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = network(), network(1, 2)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        energy = self.first(x)
+        (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return self.second(F.silu(energy)) + slope[:, :2]
+
+
+def test_a_gradient_inside_of_a_forward():
+    plain = Inside().double()
+    fused = ogt.fuse(copy.deepcopy(plain))
+    for _ in range(3):
+        x = torch.randn(4, 3, dtype=torch.float64)
+        for model in (plain, fused):
+            model.zero_grad()
+            model(x).square().sum().backward()
+        for ours, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+class Shared(nn.Module):
+    """Two results, one computed from the other; one input, which a parameter meets twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 9, dtype=torch.float64).view(3, 3))
+
+    def forward(self, x, y):
+        hidden = torch.tanh(x @ self.weight)
+        return hidden, (hidden * y) @ self.weight
+
+
+@pytest.mark.parametrize("reads", [(0,), (1,), (0, 1)])
+def test_some_of_several_results_and_one_tensor_for_two_inputs(reads):
+    plain = Shared()
+    fused = ogt.fuse(copy.deepcopy(plain))
+    for _ in range(2):
+        found = []
+        x = torch.randn(4, 3, dtype=torch.float64)
+        for model in (plain, fused):
+            given = x.clone().requires_grad_()
+            made = model(given, given)
+            slopes = torch.autograd.grad(
+                sum(made[i].square().sum() for i in reads), [given, model.weight], create_graph=True
+            )
+            found.append(torch.autograd.grad(sum(s.sin().sum() for s in slopes), [given, model.weight]))
+        torch.testing.assert_close(*found)
+
+
+def test_a_graph_that_is_kept_has_the_same_gradients_again():
+    plain = network().double()
+    fused = ogt.fuse(copy.deepcopy(plain))
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    y = fused(x).sum()
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (again,) = torch.autograd.grad(y, x)
+    torch.testing.assert_close(first, again)
+    torch.autograd.grad(first.square().sum(), x)
+
+
+def test_gradients_of_gradients_by_differences():
+    model = ogt.fuse(network(2, 2, nn.SiLU).double())
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x, *parameters: model(x), (x, *model.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+def test_an_optimizer_that_estimates_curvature():
+    """Hutchinson's estimate, as in AdaHessian and Sophia: products of the Hessian with random signs."""
+    plain = network().double()
+    fused = ogt.fuse(copy.deepcopy(plain))
+    for _ in range(3):
+        x, found = torch.randn(8, 3, dtype=torch.float64), []
+        signs = [torch.randint(0, 2, p.shape) * 2.0 - 1 for p in plain.parameters()]
+        for model in (plain, fused):
+            model.zero_grad()
+            model(x).square().mean().backward(create_graph=True)
+            parameters = list(model.parameters())
+            slopes = [p.grad for p in parameters]
+            found.append(torch.autograd.grad(slopes, parameters, grad_outputs=signs))
+            with torch.no_grad():
+                for p, curvature in zip(parameters, found[-1], strict=True):
+                    p.sub_(0.1 * p.grad / (curvature.abs() + 1))
+                    p.grad = None
+        torch.testing.assert_close(*found)
+
+
+def drawn(model):
+    return nn.Sequential(model, nn.Dropout(0.5))
+
+
+def normed(model):
+    return nn.Sequential(model, nn.BatchNorm1d(1))
+
+
+@pytest.mark.parametrize("of", [drawn, normed], ids=lambda f: f.__name__)
+def test_a_graph_that_would_compute_something_else_says_so(of):
+    model, x = ogt.fuse(of(network())), torch.randn(4, 3, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    with pytest.raises(Unimplemented, match="first derivatives alone"):
+        slope.sum().backward()
+
+
+def test_inputs_that_were_written_to_say_so():
+    model, x = ogt.fuse(network()), torch.randn(4, 3, requires_grad=True)
+    y = model(x).sum()
+    with torch.no_grad():
+        model[3].bias.add_(1)  # no backward pass reads it
+    (slope,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(Unimplemented, match="first derivatives alone"):
+        slope.sum().backward()
