@@ -141,7 +141,8 @@ def _as_written() -> contextlib.AbstractContextManager[Any]:
     authors. (Without Dynamo, whose import takes a second, there are none.)"""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 @contextlib.contextmanager
