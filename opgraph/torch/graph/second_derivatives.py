@@ -38,6 +38,8 @@ def with_second_derivatives(graph: GraphModule, call: Callable[..., Any], draws:
             results = call(*args)
             backward.follow(results, args)
             return results
+        if not torch.is_grad_enabled():
+            return call(*args)
         edges = edges_of(args)  # a call that writes into an argument gives it another one
         before, made = _versions(args), {compiled_node(a) for a in args}
         results = call(*args)

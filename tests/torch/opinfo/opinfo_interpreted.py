@@ -83,6 +83,8 @@ class InterpretedTarget(targets.HostTarget):
         """As Target."""
         return LoopPlan(kernel, (*reads, *writes))
 
+    quick_plan = plan
+
     def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> targets.Lines:
         """As Target; what the lines pass are tensors, not their addresses."""
         tensors = ", ".join(a.removesuffix(".data_ptr()") for a in addresses)
