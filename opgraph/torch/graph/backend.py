@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from opgraph.ir.collector import no_collector
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts
-from opgraph.torch.graph.branches import draws_random_numbers, fold_branches, written_arguments
+from opgraph.torch.graph.branches import fold_branches
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.given import Hooks, backward_of
@@ -49,10 +48,10 @@ from opgraph.torch.graph.torch_internals import (
     checkpoints_that_draw,
     guard_methods,
     keep_saved_tensors,
-    memory_of,
     run_as_written,
 )
 from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
+from opgraph.torch.graph.unread_draws import draws_numbers, with_unread_draws
 from opgraph.torch.tracing.places import users_level
 
 _WHERE = 'torch.compile(backend="opgraph")'
@@ -150,7 +149,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
             return with_inputs_returned(
                 graph,
-                lambda: _with_unread_draws(
+                lambda: with_unread_draws(
                     graph,
                     lambda: _as_written_with_tangents(
                         graph,
@@ -209,7 +208,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=users_level()
             )
             return _unfused(graph)
-        call = with_second_derivatives(graph, made, any(map(_draws, graph.graph.nodes)))
+        call = with_second_derivatives(graph, made, any(map(draws_numbers, graph.graph.nodes)))
         return with_undefined_gradients(call, depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
@@ -234,7 +233,7 @@ def _unfused(graph: GraphModule) -> Callable[..., Any]:
 
 
 def _has_checkpoint_that_draws(graph: GraphModule) -> bool:
-    return any(isinstance(n.target, HigherOrderOperator) and _draws(n) for n in graph.graph.nodes)
+    return any(isinstance(n.target, HigherOrderOperator) and draws_numbers(n) for n in graph.graph.nodes)
 
 
 def _has_streams(graph: GraphModule) -> bool:
@@ -262,96 +261,6 @@ def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) 
         return graph.forward(*args) if is_forward_mode() else compiled(*args)
 
     return run
-
-
-def _with_unread_draws(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """What `compile` makes of a graph of Dynamo, which draws what the graph draws, read or not.
-
-    AOTAutograd leaves out what no result is computed from. Eager torch draws the numbers, and every later one depends
-    on how many were drawn before. So such calls become results of the graph, which the caller does not see.
-
-    Args:
-        graph: gets more results, which what is returned here leaves out.
-        compile: called afterwards.
-    """
-    nodes = list(graph.graph.nodes)
-    (output,) = graph.graph.find_nodes(op="output")
-    draws = [n for n in nodes if _draws(n)]
-    read = _read(nodes, output) if draws else set()
-    unread = [n for n in draws if n not in read]
-    if not unread:
-        return compile()
-    number = len(output.args[0])
-    with graph.graph.inserting_before(output):
-        made = [part for n in unread for part in _tensors(n)]
-        output.args = ((*output.args[0], *(graph.graph.call_method("detach", (n,)) for n in made)),)
-    graph.recompile()
-    call = compile()
-    return lambda *args: tuple(call(*args)[:number])
-
-
-def _draws(node: Node) -> bool:
-    """Whether a node is a call that draws random numbers, itself or in a function that it runs, as checkpoints do."""
-    if node.op not in ("call_function", "call_method"):
-        return False
-    arguments = [n for n in node.all_input_nodes if n.op == "get_attr"]
-    bodies = [getattr(node.graph.owning_module, str(n.target), None) for n in arguments]
-    return draws_random_numbers(node) or any(
-        _draws(n) for body in bodies if isinstance(body, GraphModule) for n in body.graph.nodes
-    )
-
-
-def _tensors(node: Node) -> list[Node]:
-    """The tensors that a call gives back, alone or in a tuple."""
-    values = node.meta.get("example_value")
-    if not isinstance(values, tuple):
-        return [node]
-    places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    return [node.graph.call_function(operator.getitem, (node, place)) for place in places]
-
-
-def _read(nodes: Sequence[Node], output: Node) -> set[Node]:
-    """The nodes that a graph's results, or the memory of its inputs, are computed from; checkpoints may write, too."""
-    memory = {memory_of(n) for n in nodes if n.op in ("placeholder", "get_attr")}
-    calls = [n for n in nodes if not isinstance(n.target, HigherOrderOperator)]
-    writes = [(n, found) for n in calls if (found := {memory_of(w) for w in written_arguments(n)})]
-    read: set[Node] = set()
-    waiting: Iterable[Node] = [output]
-    while waiting:
-        new = list(waiting)
-        while new:
-            node = new.pop()
-            if node not in read:
-                read.add(node)
-                memory.add(memory_of(node))
-                new += _read_by(node)
-        memory.discard(None)
-        waiting = [n for n, found in writes if n not in read and found & memory]
-    return read
-
-
-#: Calls that read of their first tensor, or of their second one, nothing but shape, dtype and device.
-_READ_NO_FIRST = frozenset(
-    (
-        "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "rand_like",
-        "randint_like", "randn_like", "zeros_like",
-    )
-)  # fmt: skip
-_READ_NO_SECOND = frozenset(("expand_as", "reshape_as", "to", "type_as", "view_as"))
-
-
-def _read_by(node: Node) -> list[Node]:
-    """The arguments of a call that its result depends on, where AOTAutograd leaves others out."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name in _READ_NO_FIRST or name in _READ_NO_SECOND:
-        unread = node.args[:1] if name in _READ_NO_FIRST else node.args[1:2]
-        return [n for n in node.all_input_nodes if n not in unread or node.args.count(n) > 1]
-    if node.target is operator.getitem:
-        parts, place = node.args
-        if isinstance(parts, Node) and parts.target is torch.broadcast_tensors:
-            given: Any = parts.args
-            return [given[place]]
-    return node.all_input_nodes
 
 
 @cache
