@@ -32,7 +32,7 @@ Array: TypeAlias = np.ndarray
 MAX_PLANS = 1024
 
 
-class _NotCompiled(Exception):  # noqa: N818 - it ends the making of a plan, and is no error
+class _NotCompiledError(Exception):
     """The kernel that a plan needs has not been compiled."""
 
 
@@ -188,7 +188,7 @@ class HostKernel:
         """As `plan`; None where the plan needs a compiler."""
         try:
             return self._plan(arrays, outs, apart=True, compiles=False)
-        except _NotCompiled:
+        except _NotCompiledError:
             return None
 
     def _plan(
@@ -256,7 +256,7 @@ class HostKernel:
         if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
             return known[1]
         if not compiles:
-            raise _NotCompiled
+            raise _NotCompiledError
         source = _source(walk)
         self.sources[source.entry] = source
         entry = host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)

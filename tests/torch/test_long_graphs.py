@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.torch.graph.aten import is_reduction  # noqa: E402
 from opgraph.torch.graph.backend import Captured, observed  # noqa: E402
-from opgraph.torch.graph.groups import _DEEPEST, _MOST_REDUCTIONS  # noqa: E402
+from opgraph.torch.graph.groups import MAX_REDUCTION_DEPTH, MAX_REDUCTIONS  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("error:.*runs unfused")
 
@@ -51,10 +51,10 @@ def compared(model: nn.Module, **how) -> Captured:
 
 
 def test_a_chain_of_hundreds_of_ops_is_fused():
-    graph = compared(Repeated(lambda x, w: torch.sin(x * w), _MOST_REDUCTIONS + 5))
+    graph = compared(Repeated(lambda x, w: torch.sin(x * w), MAX_REDUCTIONS + 5))
     sums = [sum(map(is_reduction, launch.nodes)) for launch in graph.backward.launches]
     assert len(sums) > 1
-    assert max(sums) <= _MOST_REDUCTIONS
+    assert max(sums) <= MAX_REDUCTIONS
 
 
 def test_a_chain_deeper_than_pythons_stack_is_fused():
@@ -68,7 +68,7 @@ def test_a_chain_deeper_than_pythons_stack_is_fused():
 
 def test_norms_in_a_row_are_several_kernels():
     graph = compared(Repeated(lambda x, w: x + nn.functional.layer_norm(x * w, (20,)), 12))
-    assert len(graph.forward.launches) == 24 // _DEEPEST
+    assert len(graph.forward.launches) == 24 // MAX_REDUCTION_DEPTH
 
 
 def test_a_budget_follows_random_numbers_in_one_pass():

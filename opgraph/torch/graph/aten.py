@@ -6,6 +6,7 @@ only captured graphs have: casts, fills, reductions, joins (`axis_splits`), and 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
@@ -17,7 +18,7 @@ from torch.fx import Node
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.providers.torch_dtypes import NAMES
-from opgraph.runtime.providers.torch_internals import OpOverload
+from opgraph.runtime.providers.torch_internals import HigherOrderOperator, OpOverload
 from opgraph.torch.graph.axis_splits import AxisSplit, Join, join_of
 from opgraph.torch.tracing import calls
 from opgraph.torch.tracing.emit import Emitter, Value, compute_dtype
@@ -90,6 +91,33 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
     if given is None or given == [] or rank == 0:
         return tuple(range(rank))
     return tuple(sorted({axis % rank for axis in ([given] if isinstance(given, int) else given)}))
+
+
+def is_random(node: Node) -> bool:
+    """Whether the node takes numbers from a random generator, or might: attention does not where its dropout is 0."""
+    if isinstance(node.target, HigherOrderOperator):
+        return True
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropout_of(node) != 0
+
+
+def _dropout_of(node: Node) -> Any:
+    """The share that an op drops; None where it has no such argument."""
+    schema: Any = getattr(node.target, "_schema", None)
+    for place, argument in enumerate(schema.arguments if schema is not None else ()):
+        if argument.name == "dropout_p":
+            return (
+                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            )
+    return None
+
+
+def writes(node: Node) -> bool:
+    """Whether a call may change memory that it is given; not every schema says so."""
+    # What a checkpoint draws again is a call that is given the op to run.
+    schemas = [s for target in (node.target, *node.args) if (s := getattr(target, "_schema", None)) is not None]
+    if not schemas:
+        return node.target is not operator.getitem
+    return any(s.is_mutable or not s.returns or str(s.name).endswith("_") for s in schemas)
 
 
 def is_computed(node: Node) -> bool:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from opgraph.torch.graph.aten import packet, value_of
-from opgraph.torch.graph.groups import is_random
+from opgraph.torch.graph.aten import is_random, packet, value_of
 from opgraph.torch.graph.torch_internals import storage_key
 
 

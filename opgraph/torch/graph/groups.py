@@ -27,8 +27,16 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from opgraph.runtime.providers.torch_internals import HigherOrderOperator
-from opgraph.torch.graph.aten import is_computed, is_reduction, keeps_axes, packet, reduced_axes, value_of
+from opgraph.torch.graph.aten import (
+    is_computed,
+    is_random,
+    is_reduction,
+    keeps_axes,
+    packet,
+    reduced_axes,
+    value_of,
+    writes,
+)
 from opgraph.torch.graph.axis_order import move_views_down
 from opgraph.torch.graph.axis_splits import join_of
 from opgraph.torch.graph.duplicates import Sources, bytes_of, duplicate
@@ -36,24 +44,6 @@ from opgraph.torch.graph.slices import move_slices_up
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 
 aten = torch.ops.aten
-
-
-def is_random(node: Node) -> bool:
-    """Whether the node takes numbers from a random generator, or might: attention does not where its dropout is 0."""
-    if isinstance(node.target, HigherOrderOperator):
-        return True
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropout_of(node) != 0
-
-
-def _dropout_of(node: Node) -> Any:
-    """The share that an op drops; None where it has no such argument."""
-    schema: Any = getattr(node.target, "_schema", None)
-    for place, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.name == "dropout_p":
-            return (
-                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            )
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +139,11 @@ def _waits(graph: Graph) -> dict[Node, list[Node]]:
     return waits
 
 
-def writes(node: Node) -> bool:
-    """Whether a call may change memory that it is given; not every schema says so."""
-    # What a checkpoint draws again is a call that is given the op to run.
-    schemas = [s for target in (node.target, *node.args) if (s := getattr(target, "_schema", None)) is not None]
-    if not schemas:
-        return node.target is not operator.getitem
-    return any(s.is_mutable or not s.returns or str(s.name).endswith("_") for s in schemas)
-
-
 #: Reductions of rows in one kernel that wait for each other: what leads to each is compiled for each, so a compiler's
 #: time grows with their square (8 layer norms in a row: 5 s of g++, 4 of them 2 s).
-_DEEPEST = 8
+MAX_REDUCTION_DEPTH = 8
 #: Reductions on one level. Loops in Python make as many sums of a parameter's gradient as they have turns.
-_MOST_REDUCTIONS = 128
+MAX_REDUCTIONS = 128
 
 
 def _levels(
@@ -187,8 +168,8 @@ def _levels(
             level = max(level, levels[earlier] + (node in computed))
         if node in computed:
             depth = {b: depths.get(b, 0) + (b in rows) for b in map(base_of, node.all_input_nodes)}
-            level += node in rows and any(levels[b] == level and d >= _DEEPEST for b, d in depth.items())
-            while reductions[level] >= _MOST_REDUCTIONS:
+            level += node in rows and any(levels[b] == level and d >= MAX_REDUCTION_DEPTH for b, d in depth.items())
+            while reductions[level] >= MAX_REDUCTIONS:
                 level += 1
             depths[node] = max((d for b, d in depth.items() if levels[b] == level), default=0)
             reductions[level] += is_reduction(node)

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.aten import value_of, writes
 from opgraph.torch.graph.axis_splits import AxisSplit
-from opgraph.torch.graph.groups import writes
 from opgraph.torch.graph.views import base_of, is_view
 
 #: Bytes at whose multiples a GPU's kernels find tensors that they read and write in packs.

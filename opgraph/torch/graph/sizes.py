@@ -112,14 +112,14 @@ class SizedPrograms:
             return None
         fold_constants(self.module)
         try:
-            # No guard says that a graph runs on sizes which no call gave: an index may be out of range, for one.
             samples = sample_sizes(self.module, symbols, self._traced, 3)
             make = partial(self._make, most_constants=most_constants, symbolic=True)
             first = make(self._filled(samples[0]))
             second = make(self._filled(samples[1]), like=first)
             expressions = Expressions(self.module, symbols, samples)
             return SymbolicProgram(self.module, symbols, first, second, expressions)
-        except Exception:
+        except (NotSymbolicError, OpGraphError, ArithmeticError, IndexError, RuntimeError, ValueError):
+            # Guards need not say on which other sizes a graph runs: an index may be out of range there, for one.
             return None
 
     run._boxed_call = True  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ The truth is the same program in float64. An element of a result may be
 
 Nothing is excused for being next to an element that is off. Of a result in float64 eager's own is the truth, and how
 far off it is itself is measured one dtype below: as the same program in float32 is, on arguments that float32 holds.
-Two that are as far off as that, and twice as far, may be three times as far from each other.
 """
 
 from __future__ import annotations
@@ -137,10 +136,9 @@ class Judge:
                 spread = torch.maximum(spread, finite(value - truth))
                 # At the edge of where it is defined it may be what it is beyond.
                 off = off & ~(same(got, value.to(got.dtype)) & ~truth.isfinite())
-        times = 3 if got.dtype == torch.float64 else 2
         for count in (0, *MEASURED):
             if off.any():
-                allowed = torch.maximum(allowed, times * self._noise(name, got, count))
+                allowed = torch.maximum(allowed, 2 * self._noise(name, got, count))
                 off = off & ~(mine <= allowed + 2 * spread)
         return off
 
