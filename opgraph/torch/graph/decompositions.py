@@ -79,8 +79,9 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Dropout whose mask alone is random, so that the product may be computed again.
 
-    The generator yields the numbers of eager dropout: both fill a tensor of the dtype of `x` by Bernoulli draws, in the
-    order of its memory. `bernoulli` gives a contiguous tensor, so its axes are put in that order.
+    The generator yields the numbers of eager dropout: both fill a tensor by Bernoulli draws, in the order of the memory
+    of `x`. `bernoulli` gives a contiguous tensor, so its axes are put in that order. In host memory the numbers do not
+    depend on its dtype.
     """
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -91,7 +92,8 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     axes = range(x.dim())
     order = list(axes) if like.is_contiguous() else sorted(axes, key=lambda axis: -hint(like.stride(axis)))
     # Drawn from a tensor without data, it waits for nothing: what makes `x` and what reads the product are one kernel.
-    none = torch.empty((), dtype=x.dtype, device=x.device).expand([x.shape[axis] for axis in order])
+    dtype = torch.bool if x.is_cpu else x.dtype
+    none = torch.empty((), dtype=dtype, device=x.device).expand([x.shape[axis] for axis in order])
     drawn: torch.Tensor = aten.bernoulli.p(none, 1 - p)
     if order != list(axes):
         drawn = drawn.permute(sorted(axes, key=order.__getitem__))

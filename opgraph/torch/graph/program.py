@@ -21,6 +21,7 @@ from opgraph.runtime.at_once import at_once
 from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.providers.torch_internals import foreach_add_, foreach_copy_, reinterpret_tensor, tree_leaves
 from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.bernoulli import bernoulli
 from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, schedule
 from opgraph.torch.graph.launches import Launch, Lowering, RefusedError
@@ -37,11 +38,11 @@ from opgraph.torch.graph.writes import join_writes
 
 aten = torch.ops.aten
 
-#: Functions of torch that reach an op in less host time than its overload does.
+#: Functions that compute what an op does in less time than its overload takes: on the host, of bernoulli at all.
 _FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm, aten.addmm.default: torch.addmm, aten.bmm.default: torch.bmm,
     aten.baddbmm.default: torch.baddbmm, aten.convolution.default: torch.convolution, aten.cat.default: torch.cat,
-    aten._foreach_copy_.default: foreach_copy_, aten._foreach_add_.Scalar: foreach_add_,
+    aten._foreach_copy_.default: foreach_copy_, aten._foreach_add_.Scalar: foreach_add_, aten.bernoulli.p: bernoulli,
 }  # fmt: skip
 
 

@@ -1,0 +1,117 @@
+"""Bernoulli draws are torch's, and so is every number that is drawn after them."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import opgraph.torch as ogt
+from opgraph.torch.graph import bernoulli as module
+from opgraph.torch.graph.bernoulli import bernoulli
+
+WORDS = 624  # of a generator's state
+
+
+def drawn(function, skipped=0, seed=5):
+    """What a function draws, and then the state and numbers of other kinds."""
+    torch.manual_seed(seed)
+    torch.randn(3)
+    torch.empty(skipped, dtype=torch.int32).random_()
+    return function(), torch.get_rng_state(), torch.rand(3), torch.randn(5)
+
+
+def assert_same(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.fixture
+def native():
+    found = module._native()
+    if found is None:
+        pytest.skip("no compiler, or a torch that draws other numbers")
+    return found
+
+
+def test_this_torch_draws_what_the_native_loop_draws():
+    """As the torch that the tests are installed with does; on a failure dropout is slow, and right."""
+    assert module._native() is not None
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 2, WORDS - 4, WORDS - 3, WORDS - 2, WORDS - 1, WORDS, WORDS + 1])
+@pytest.mark.parametrize("count", [1, 2, WORDS // 2 - 1, WORDS // 2, WORDS // 2 + 1, WORDS, 5 * WORDS + 1, 10007])
+def test_numbers_and_state_are_torchs_wherever_the_state_is(count, skipped, native, monkeypatch):
+    monkeypatch.setattr(module, "_FEWEST", 0)
+    for p in (0.9, 0.1):
+        like = torch.empty(count, dtype=torch.bool)
+        assert_same(drawn(partial(bernoulli, like, p), skipped), drawn(partial(like.bernoulli, p), skipped))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 0.5, 2.0**-53, 1 - 2.0**-53, 1e-300])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+)
+def test_every_dtype_gets_the_numbers_of_torch(dtype, p, native):
+    like = torch.empty(90, 70, dtype=dtype).t()
+    assert_same(drawn(lambda: bernoulli(like, p)), drawn(lambda: torch.ops.aten.bernoulli.p(like, p)))
+
+
+def test_a_probability_that_torch_refuses_is_refused():
+    with pytest.raises(RuntimeError, match="expects p to be in"):
+        bernoulli(torch.empty(5000), 1.5)
+
+
+def test_a_generator_of_the_caller_is_drawn_from():
+    like = torch.empty(5000)
+    own, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    assert_same(bernoulli(like, 0.5, generator=own), torch.ops.aten.bernoulli.p(like, 0.5, generator=other))
+
+
+@pytest.mark.parametrize("others", [1, 1000])
+def test_numbers_that_another_thread_draws_meanwhile_are_not_drawn_again(others, native, monkeypatch):
+    """The state is read again; torch draws where that is never the same twice."""
+    left = [others]
+
+    def disturbed(*arguments):
+        if left[0]:
+            left[0] -= 1
+            torch.rand(1)
+        return native(*arguments)
+
+    monkeypatch.setattr(module, "_native", lambda: disturbed)
+    like = torch.empty(5000, dtype=torch.bool)
+    found = drawn(lambda: bernoulli(like, 0.5))
+    tries = others - left[0]
+
+    def eager():
+        torch.rand(tries)
+        return like.bernoulli(0.5)
+
+    assert_same(found, drawn(eager))
+
+
+class Dropping(nn.Module):
+    def forward(self, x):
+        return F.dropout(F.dropout(x * 2, 0.3).relu(), 0.6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_dropout_of_large_tensors_drops_what_eager_drops(dtype, memory_format):
+    found = []
+    for model in (ogt.fuse(Dropping()), Dropping()):
+        x = (
+            torch.linspace(-1, 1, 4 * 6 * 30 * 31, dtype=dtype)
+            .view(4, 6, 30, 31)
+            .contiguous(memory_format=memory_format)
+        )
+        x.requires_grad_()
+
+        def step(model=model, x=x):
+            y = model(x)
+            y.sum().backward()
+            return y.detach() != 0, x.grad != 0
+
+        found.append(drawn(step))
+    assert_same(*found)
