@@ -226,3 +226,46 @@ def test_operands_of_several_orders_give_the_strides_of_eager(
     expected, got = model(a, turned, row), ogt.fuse(copy.deepcopy(model))(a, turned, row)
     assert [t.stride() for t in got] == [t.stride() for t in expected]
     torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+#: Sizes and strides of what is indexed, and the indices: axes of one element have no say in the order of the others.
+INDEXED = {
+    "before": ((1, 3, 6), (1, 1, 3), (None, [1, 0])),
+    "two before": ((1, 1, 3, 6), (1, 3, 1, 3), (None, None, [1, 0])),
+    "after": ((3, 6, 1, 5), (5, 15, 1, 1), ([1, 0],)),
+    "between two": ((2, 1, 3, 6), (3, 1, 1, 6), (None, None, [1, 0])),
+    "indices of two axes": ((1, 3, 6, 5), (1, 1, 15, 3), (None, [[1, 0], [2, 2]])),
+    "two indices": ((4, 1, 3, 6), (3, 1, 1, 12), (None, None, [1, 0], [5, 2])),
+    "apart": ((3, 1, 6, 4), (1, 1, 3, 18), ([1, 0], None, [5, 2])),
+    "of the largest stride": ((2, 3, 6, 1), (1, 2, 6, 36), (None, [1, 0])),
+    "indexed": ((1, 3, 6), (1, 1, 3), ([0, 0], None)),
+    "a mask": ((1, 3, 6), (1, 1, 3), (None, [True, False, True])),
+}
+
+
+class Indexed(nn.Module):
+    def __init__(self, indices: tuple[list[Any] | None, ...]) -> None:
+        super().__init__()
+        self.indices = [slice(None) if i is None else torch.tensor(i) for i in indices]
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = x[tuple(self.indices)]
+        return found, torch.exp(found) * 2
+
+
+@pytest.mark.parametrize(("sizes", "strides", "indices"), INDEXED.values(), ids=INDEXED)
+def test_indexing_gives_the_strides_of_eager(
+    sizes: tuple[int, ...], strides: tuple[int, ...], indices: tuple[list[Any] | None, ...]
+) -> None:
+    found = []
+    for model in (Indexed(indices), ogt.fuse(Indexed(indices))):
+        torch.manual_seed(0)
+        memory = torch.randn(400, requires_grad=True)
+        results = model(memory.as_strided(sizes, strides))
+        (grad,) = torch.autograd.grad(sum(r.square().sum() for r in results), memory)
+        found.append((*results, grad))
+    plain, fused = found
+    assert [[a for s, a in zip(t.shape, t.stride(), strict=True) if s > 1] for t in fused] == [
+        [a for s, a in zip(t.shape, t.stride(), strict=True) if s > 1] for t in plain
+    ]
+    torch.testing.assert_close(fused, plain)

@@ -57,6 +57,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
     table |= {op: _in_one_order(op) for op in _IN_ONE_ORDER}
     table[aten.pow.Scalar] = _power_of_number
+    table[aten.index.Tensor] = _index
     table[aten.isin.Tensor_Tensor] = _isin
     table[aten.log_sigmoid_forward.default] = _contiguous(table[aten.log_sigmoid_forward.default])
     table[aten.native_dropout.default] = _dropout
@@ -140,6 +141,24 @@ def _isin(elements: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return (
         NotImplemented if elements.is_contiguous() else aten.isin.Tensor_Tensor(elements.contiguous(), *args, **kwargs)
     )
+
+
+def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
+    """As torch lays it out: axes of one element have no say in the order of the others. On fake tensors they have."""
+    given = [i is not None for i in indices] + [False] * (x.dim() - len(indices))
+    first, last = given.index(True), len(given) - given[::-1].index(True)
+    is_adjacent = all(given[first:last]) and all(i is None or i.dtype == torch.int64 for i in indices)
+    strides = [hint(stride) for stride in x.stride()]
+    # That of an axis of one element with the largest stride is the order of the axes, too.
+    ones = [axis for axis in range(x.dim()) if not given[axis] and x.shape[axis] == 1 and strides[axis] < max(strides)]
+    if not ones or not is_adjacent or x.is_contiguous():
+        return NotImplemented
+    kept = [i for axis, i in enumerate(indices) if axis not in ones]
+    made = aten.index.Tensor(x.squeeze(ones), kept)
+    more = made.dim() + len(ones) - x.dim()  # axes that the indices have, and x has not
+    for axis in ones:
+        made = made.unsqueeze(axis if axis < first else axis + more)
+    return made
 
 
 def _contiguous(decomposed: Callable[..., Any]) -> Callable[..., Any]:
