@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -233,7 +234,7 @@ INDEXED = {
     "before": ((1, 3, 6), (1, 1, 3), (None, [1, 0])),
     "two before": ((1, 1, 3, 6), (1, 3, 1, 3), (None, None, [1, 0])),
     "after": ((3, 6, 1, 5), (5, 15, 1, 1), ([1, 0],)),
-    "between two": ((2, 1, 3, 6), (3, 1, 1, 6), (None, None, [1, 0])),
+    "between two": ((2, 1, 3, 6), (3, 6, 1, 6), (None, None, [1, 0])),
     "indices of two axes": ((1, 3, 6, 5), (1, 1, 15, 3), (None, [[1, 0], [2, 2]])),
     "two indices": ((4, 1, 3, 6), (3, 1, 1, 12), (None, None, [1, 0], [5, 2])),
     "apart": ((3, 1, 6, 4), (1, 1, 3, 18), ([1, 0], None, [5, 2])),

@@ -144,14 +144,15 @@ def _isin(elements: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
-    """As torch lays it out: axes of one element have no say in the order of the others. On fake tensors they have."""
+    """As torch lays it out: first axes of one element, and those behind the indices, have no say in the order of the
+    others. On fake tensors they have."""
     given = [i is not None for i in indices] + [False] * (x.dim() - len(indices))
     first, last = given.index(True), len(given) - given[::-1].index(True)
     is_adjacent = all(given[first:last]) and all(i is None or i.dtype == torch.int64 for i in indices)
+    leading = next(axis for axis in range(x.dim()) if given[axis] or x.shape[axis] != 1)
+    ones = [axis for axis in (*range(leading), *range(last, x.dim())) if x.shape[axis] == 1]
     strides = [hint(stride) for stride in x.stride()]
-    # That of an axis of one element with the largest stride is the order of the axes, too.
-    ones = [axis for axis in range(x.dim()) if not given[axis] and x.shape[axis] == 1 and strides[axis] < max(strides)]
-    if not ones or not is_adjacent or x.is_contiguous():
+    if not is_adjacent or x.is_contiguous() or all(strides[axis] == max(strides) for axis in ones):
         return NotImplemented
     kept = [i for axis, i in enumerate(indices) if axis not in ones]
     made = aten.index.Tensor(x.squeeze(ones), kept)
