@@ -91,6 +91,17 @@ def test_numbers_that_another_thread_draws_meanwhile_are_not_drawn_again(others,
     assert_same(found, drawn(eager))
 
 
+def test_a_default_device_changes_nothing():
+    like = torch.empty(5000)
+    module._native.cache_clear()
+
+    def elsewhere():
+        with torch.device("meta"):
+            return bernoulli(like, 0.5)
+
+    assert_same(drawn(elsewhere), drawn(lambda: torch.ops.aten.bernoulli.p(like, 0.5)))
+
+
 class Dropping(nn.Module):
     def forward(self, x):
         return F.dropout(F.dropout(x * 2, 0.3).relu(), 0.6)

@@ -42,7 +42,7 @@ def bernoulli(like: torch.Tensor, p: float, *, generator: torch.Generator | None
     """
     is_fast = generator is None and like.is_cpu and like.numel() >= _FEWEST and 0 <= p <= 1
     native = _native() if is_fast else None
-    drawn = None if native is None else torch.empty(like.shape, dtype=torch.bool)
+    drawn = None if native is None else torch.empty(like.shape, dtype=torch.bool, device=like.device)
     if native is None or type(drawn) is not torch.Tensor:  # a fake one has no memory
         return aten.bernoulli.p(like, p, generator=generator)
     own = torch.default_generator
@@ -77,7 +77,7 @@ def _native() -> Callable[[np.ndarray, torch.Tensor, float], np.ndarray] | None:
     before = generator.get_state().numpy()
     if before.nbytes < _STATE:
         return None
-    theirs = torch.empty(3001, dtype=torch.bool).bernoulli_(0.3, generator=generator)
+    theirs = torch.empty(3001, dtype=torch.bool, device="cpu").bernoulli_(0.3, generator=generator)
     ours = torch.empty_like(theirs)
     state = draw(before, ours, 0.3)
     is_same = torch.equal(ours, theirs) and np.array_equal(state, generator.get_state().numpy())
