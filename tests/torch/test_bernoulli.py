@@ -1,5 +1,9 @@
 """Bernoulli draws are torch's, and so is every number that is drawn after them."""
 
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -24,6 +28,13 @@ def drawn(function, skipped=0, seed=5):
 
 def assert_same(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.fixture(autouse=True)
+def no_threads_of_pytest(monkeypatch):
+    """Of other threads, those of a test alone are looked at."""
+    frames, others = sys._current_frames, sys._current_frames().keys() - {threading.get_ident()}
+    monkeypatch.setattr(sys, "_current_frames", lambda: {k: v for k, v in frames().items() if k not in others})
 
 
 @pytest.fixture
@@ -68,27 +79,60 @@ def test_a_generator_of_the_caller_is_drawn_from():
     assert_same(bernoulli(like, 0.5, generator=own), torch.ops.aten.bernoulli.p(like, 0.5, generator=other))
 
 
-@pytest.mark.parametrize("others", [1, 1000])
-def test_numbers_that_another_thread_draws_meanwhile_are_not_drawn_again(others, native, monkeypatch):
-    """The state is read again; torch draws where that is never the same twice."""
-    left = [others]
-
+def test_numbers_that_another_thread_draws_meanwhile_are_not_drawn_again(native, monkeypatch):
     def disturbed(*arguments):
-        if left[0]:
-            left[0] -= 1
-            torch.rand(1)
+        torch.rand(1)
         return native(*arguments)
 
     monkeypatch.setattr(module, "_native", lambda: disturbed)
     like = torch.empty(5000, dtype=torch.bool)
-    found = drawn(lambda: bernoulli(like, 0.5))
-    tries = others - left[0]
 
     def eager():
-        torch.rand(tries)
+        torch.rand(1)
         return like.bernoulli(0.5)
 
-    assert_same(found, drawn(eager))
+    assert_same(drawn(lambda: bernoulli(like, 0.5)), drawn(eager))
+
+
+DRAWN_BY_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+import torch
+from opgraph.torch.graph.bernoulli import bernoulli
+
+like, found = torch.empty(5000, dtype=torch.bool), []
+def draw(function):
+    for _ in range(200):
+        found.append(function())
+def numbers(calls):
+    return {call().numpy().tobytes() for call in calls}
+torch.manual_seed(1)
+with ThreadPoolExecutor(4) as pool:
+    calls = [partial(bernoulli, like, 0.5), partial(like.bernoulli, 0.5)] * 2
+    for done in [pool.submit(draw, call) for call in calls]:
+        done.result()
+torch.manual_seed(1)
+assert {one.numpy().tobytes() for one in found} == {like.bernoulli(0.5).numpy().tobytes() for _ in found}
+"""
+
+
+def test_no_number_is_drawn_twice_by_threads(native):
+    """In a process that has no threads of pytest."""
+    subprocess.run([sys.executable, "-c", DRAWN_BY_THREADS], check=True)
+
+
+def test_threads_that_wait_do_not_slow_it(native, monkeypatch):
+    like = torch.empty(5000, dtype=torch.bool)
+    wanted = drawn(partial(like.bernoulli, 0.5))
+    monkeypatch.setattr(module.aten.bernoulli, "p", None)
+    event = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(event.wait)
+        pool.submit(int).result()
+        try:
+            assert_same(drawn(partial(bernoulli, like, 0.5)), wanted)
+        finally:
+            event.set()
 
 
 def test_a_default_device_changes_nothing():

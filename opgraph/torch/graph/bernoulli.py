@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
+from types import FrameType
 
 import numpy as np
 import torch
@@ -22,10 +24,11 @@ aten = torch.ops.aten
 
 #: Elements below which torch takes less time: the state is read, compared and written back in some 15 us.
 _FEWEST = 4096
-#: Draws from states that other threads have moved on meanwhile; then torch draws.
-_MOST_TRIES = 3
 #: Bytes of a state that the native loop reads: a seed, two numbers of 32 bits, a place and 624 words.
 _STATE = 8 * (1 + 1 + 1 + 624)
+#: Functions of Python's own packages in which threads wait, and draw nothing.
+_PACKAGES = frozenset(("concurrent", "multiprocessing", "queue", "selectors", "threading"))
+_WAITING = frozenset(("_recv", "_wait_for_tstate_lock", "_worker", "get", "join", "select", "wait"))
 #: Two calls that read one state would draw the same numbers.
 _drawing = threading.Lock()
 
@@ -40,20 +43,33 @@ def bernoulli(like: torch.Tensor, p: float, *, generator: torch.Generator | None
 
     Returns: a contiguous tensor.
     """
-    is_fast = generator is None and like.is_cpu and like.numel() >= _FEWEST and 0 <= p <= 1
+    is_fast = generator is None and like.is_cpu and like.numel() >= _FEWEST and 0 <= p <= 1 and _is_alone()
     native = _native() if is_fast else None
-    drawn = None if native is None else torch.empty(like.shape, dtype=torch.bool, device=like.device)
-    if native is None or type(drawn) is not torch.Tensor:  # a fake one has no memory
-        return aten.bernoulli.p(like, p, generator=generator)
+    drawn = torch.empty(like.shape, dtype=torch.bool, device=like.device) if native is not None else None
     own = torch.default_generator
-    with _drawing:
-        for _ in range(_MOST_TRIES):
+    if native is not None and type(drawn) is torch.Tensor:  # a fake one has no memory
+        with _drawing:
             before = own.get_state().numpy()
             after = native(before, drawn, p)
-            if np.array_equal(own.get_state().numpy(), before):
+            if _is_alone() and np.array_equal(own.get_state().numpy(), before):
                 own.set_state(torch.from_numpy(after))
                 return drawn.to(like.dtype)
-    return aten.bernoulli.p(like, p)
+    made: torch.Tensor = aten.bernoulli.p(like, p, generator=generator)
+    return made
+
+
+def _is_alone() -> bool:
+    """Whether no other thread draws numbers, or can begin to before this one gives up the interpreter's lock."""
+    has_lock: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)  # of Python 3.13
+    own = threading.get_ident()
+    return (has_lock is None or has_lock()) and all(
+        thread == own or _waits(frame) for thread, frame in sys._current_frames().items()
+    )
+
+
+def _waits(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package in _PACKAGES and frame.f_code.co_name in _WAITING
 
 
 @cache
