@@ -115,7 +115,7 @@ next(loader)
 assert threading.active_count() > 1
 assert _draws_alone()
 done = threading.Event()
-other = threading.Thread(target=done.wait)
+other = threading.Thread(target=done.wait, daemon=True)
 other.start()
 assert not _draws_alone()
 done.set()
