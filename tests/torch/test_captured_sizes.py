@@ -292,6 +292,60 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
     assert counts[1:] == [6] * 7
 
 
+class Masked(nn.Module):
+    """Tokens and their mask have one length, which two inequalities say: that of the mask, cut to the tokens'."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, tokens, mask):
+        if mask.shape[1] < tokens.shape[1] or tokens.shape[1] < mask.shape[1]:
+            raise ValueError("one mask for each token")
+        return self.out(self.embed(tokens) * mask[:, : tokens.shape[1], None]).softmax(-1)
+
+
+def test_sizes_that_guards_hold_equal_make_no_programs(programs):
+    plain = Masked()
+    fused = ogt.fuse(copy.deepcopy(plain))
+    counts = []
+    for length in (8, 13, 18, 10, 15):
+        given = torch.randint(0, 16, (2, length)), torch.rand(2, length)
+        results = []
+        for each in (plain, fused):
+            each.zero_grad()
+            result = each(*given)
+            result.square().sum().backward()
+            results.append([result.detach(), *(p.grad for p in each.parameters())])
+        torch.testing.assert_close(*results)
+        counts.append(len(programs))
+    assert counts == [2, *[6] * 4]
+
+
+def test_a_graph_with_several_results_keeps_its_symbols(programs):
+    """Which inputs each result depends on is found by running the graph on fake tensors. `F.pad` read their sizes as
+    numbers there, and Dynamo captured the graph of a mixture of experts anew for each length."""
+
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            padded = F.pad(x, (0, 0, 0, 1))[:, 1:]
+            return torch.sigmoid(self.a(padded)), torch.tanh(self.b(x))
+
+    counters = torch._dynamo.utils.counters["stats"]
+    plain = Padded()
+    fused = ogt.fuse(copy.deepcopy(plain))
+    before, counts = counters["unique_graphs"], []
+    for length in (8, 13, 18, 10, 15):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(fused(x), plain(x))
+        counts.append(counters["unique_graphs"] - before)
+    assert counts == [1, 2, 2, 2, 2]
+
+
 def test_images_of_other_sizes_make_no_programs(programs):
     """A convolution bounds the batch (below 16), and the graph's own sizes are many of the numbers that are left."""
     model = nn.Sequential(

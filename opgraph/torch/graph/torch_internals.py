@@ -137,16 +137,21 @@ def compiled_node(made: Any) -> Any:
 def on_stand_ins(inputs: Sequence[Any]) -> Iterator[None]:
     """While this lasts, torch computes with fake tensors, autograd records, and nobody's saved-tensor hooks are called.
 
+    Ops run in the forms that Dynamo traces. Of some the C++ form reads sizes as numbers (`F.pad`), which would fix
+    symbols to the sizes of this call.
+
     Args:
         inputs: fake tensors of one mode, and sizes.
 
     Raises:
         ValueError: there is no fake tensor among them.
     """
+    from torch._dispatch.python import enable_python_dispatcher
+
     fakes = fake_mode_of(inputs)
     if fakes is None:
         raise ValueError("no fake tensors")
-    with _faking(fakes), torch.enable_grad():
+    with _faking(fakes), enable_python_dispatcher(), torch.enable_grad():
         yield
 
 
