@@ -292,21 +292,24 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
     assert counts[1:] == [6] * 7
 
 
-class Masked(nn.Module):
-    """Tokens and their mask have one length, which two inequalities say: that of the mask, cut to the tokens'."""
+class Positions(nn.Module):
+    """Tokens and their mask have one length, which two inequalities say."""
 
     def __init__(self):
         super().__init__()
         self.embed, self.out = nn.Embedding(16, 8), nn.Linear(8, 16)
 
     def forward(self, tokens, mask):
-        if mask.shape[1] < tokens.shape[1] or tokens.shape[1] < mask.shape[1]:
-            raise ValueError("one mask for each token")
-        return self.out(self.embed(tokens) * mask[:, : tokens.shape[1], None]).softmax(-1)
+        length = tokens.shape[1]
+        if length - mask.shape[1] > 0:
+            mask = F.pad(mask, (0, length - mask.shape[1]))
+        if mask.shape[1] > length:
+            mask = mask[:, :length]
+        return self.out(self.embed(tokens) * mask[:, torch.arange(length), None]).softmax(-1)
 
 
 def test_sizes_that_guards_hold_equal_make_no_programs(programs):
-    plain = Masked()
+    plain = Positions()
     fused = ogt.fuse(copy.deepcopy(plain))
     counts = []
     for length in (8, 13, 18, 10, 15):
@@ -323,25 +326,28 @@ def test_sizes_that_guards_hold_equal_make_no_programs(programs):
 
 
 def test_a_graph_with_several_results_keeps_its_symbols(programs):
-    """Which inputs each result depends on is found by running the graph on fake tensors. `F.pad` read their sizes as
-    numbers there, and Dynamo captured the graph of a mixture of experts anew for each length."""
+    """The graph is run on fake tensors to find out which inputs each result depends on. `F.pad` of a size that became
+    equal to another one later read it as a number, and Dynamo captured a mixture of experts anew for each length."""
 
     class Padded(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.embed, self.out = nn.Embedding(16, 4), nn.Linear(4, 16)
 
-        def forward(self, x):
-            padded = F.pad(x, (0, 0, 0, 1))[:, 1:]
-            return torch.sigmoid(self.a(padded)), torch.tanh(self.b(x))
+        def forward(self, tokens, labels):
+            hidden = self.embed(tokens)
+            logits = self.out(hidden)
+            following = F.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+            loss = F.cross_entropy(logits.flatten(0, 1), following)
+            return loss + (hidden * (labels > 0)[..., None]).mean(), logits
 
     counters = torch._dynamo.utils.counters["stats"]
     plain = Padded()
     fused = ogt.fuse(copy.deepcopy(plain))
     before, counts = counters["unique_graphs"], []
     for length in (8, 13, 18, 10, 15):
-        x = torch.randn(2, length, 4)
-        torch.testing.assert_close(fused(x), plain(x))
+        given = torch.randint(0, 16, (2, length)), torch.randint(0, 16, (2, length))
+        torch.testing.assert_close(fused(*given), plain(*given))
         counts.append(counters["unique_graphs"] - before)
     assert counts == [1, 2, 2, 2, 2]
 
