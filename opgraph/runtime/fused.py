@@ -15,6 +15,7 @@ from opgraph.ir.logical_tensor import Dims, row_major
 from opgraph.loops.layout import TURNED, Layout, Variant
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
+from opgraph.loops.space import Shape, Strides
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
@@ -27,6 +28,8 @@ from opgraph.runtime.shape_rules import ShapeRules
 from opgraph.runtime.walk import Walk, walk_of
 
 Array: TypeAlias = np.ndarray
+#: Shapes and strides of arrays, in elements.
+Looks: TypeAlias = Sequence[tuple[Shape, Strides]]
 
 #: Combinations of shapes and strides remembered for one kernel.
 MAX_PLANS = 1024
@@ -184,30 +187,30 @@ class HostKernel:
         """
         return self._plan(arrays, outs, apart=True)
 
-    def quick_plan(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Plan | None:
-        """As `plan`; None where the plan needs a compiler."""
+    def plan_for(self, inputs: Looks, outs: Looks, *, compiles: bool = True) -> Plan | None:
+        """As `plan`, for arrays of these shapes and strides in elements.
+
+        Args:
+            compiles: False: None is returned where the plan needs a compiler.
+        """
         try:
-            return self._plan(arrays, outs, apart=True, compiles=False)
+            return self._planned(inputs, outs, at_once=True, compiles=compiles)
         except _NotCompiledError:
             return None
 
-    def _plan(
-        self,
-        arrays: Sequence[Array],
-        outs: Sequence[Array | None] | None,
-        *,
-        apart: bool = False,
-        compiles: bool = True,
-    ) -> Plan:
+    def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None, *, apart: bool = False) -> Plan:
+        inputs = [(a.shape, _element_strides(a)) for a in arrays]
+        given = [(None, None) if o is None else (o.shape, _element_strides(o)) for o in outs or ()]
+        return self._planned(inputs, given, at_once=apart or outs is None)
+
+    def _planned(self, inputs: Looks, outs: Sequence[Any], *, at_once: bool, compiles: bool = True) -> Plan:
+        shapes = [shape for shape, _ in inputs]
         layout = self.operands.layout_of_call(
-            [a.shape for a in arrays],
-            [_element_strides(a) for a in arrays],
-            [None if o is None else o.shape for o in outs or ()],
-            [None if o is None else _element_strides(o) for o in outs or ()],
+            shapes, [steps for _, steps in inputs], [shape for shape, _ in outs], [steps for _, steps in outs]
         )
         if layout is None:
             nothing = (ctypes.c_int64 * 0)()
-            made = zip(self.operands.results([a.shape for a in arrays]), self._dtypes, strict=True)
+            made = zip(self.operands.results(shapes), self._dtypes, strict=True)
             return Plan(
                 None,
                 nothing,
@@ -232,7 +235,7 @@ class HostKernel:
             operands, numbers = operands + 1, numbers + rows.numbers
         if (boxed := walk.boxed) is not None:
             # An output that the caller brings may lie over an input that other boxes still read.
-            more, work = boxed.numbers(at_once=apart or outs is None)
+            more, work = boxed.numbers(at_once=at_once)
             boxes, operands, numbers = boxed.boxes.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         return Plan(
