@@ -69,8 +69,8 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
 
 
 def _write_numbers(graph: GraphModule) -> None:
-    """Numbers that follow from numbers alone, such as an attribute of a module that a call changes, take the place of the
-    calls that make them: AOTAutograd fails on a part that returns one."""
+    """Numbers that follow from numbers alone take the place of the calls that make them: AOTAutograd fails on a part
+    that returns one. Attributes of modules that each call changes are such numbers."""
     for node in list(graph.graph.nodes):
         makes_number = isinstance(node.meta.get("example_value"), SYMBOLIC)
         if not makes_number or node.op != "call_function" or node.all_input_nodes:
