@@ -21,7 +21,7 @@ from torch.fx.passes.split_module import split_module
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.branches import written_arguments
 from opgraph.torch.graph.expressions import SYMBOLIC
-from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of
+from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of, with_number
 
 #: The backend for one part: of its graph and its inputs without data.
 Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -43,7 +43,7 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
     lines = []
     for node in whole.graph.nodes:
         if node.op == "placeholder":
-            values[node] = node.meta["example_value"]
+            values[node] = with_number(node.meta["example_value"])
         elif node.op == "get_attr":
             values[node] = functions[node.name] = operator.attrgetter(str(node.target))(whole)
         elif node.op == "call_module":

@@ -196,6 +196,24 @@ def compile_part(
         return compiled, compiled(*inputs)
 
 
+def with_number(value: Any) -> Any:
+    """A fake tensor of Dynamo's, as one that backends compile with, and the symbol that its `item()` is; other values
+    as they are.
+
+    AOTAutograd makes such a tensor itself, without the symbol, and fails where the graph reads it: an attribute of a
+    module that is a number and changes from call to call.
+    """
+    from torch._guards import TracingContext
+
+    number = getattr(value, "item_memo", None)
+    context: Any = TracingContext.try_get()
+    if number is None or context is None or context.fake_mode in (None, value.fake_mode):
+        return value
+    made = context.fake_mode.from_tensor(value)
+    made.item_memo = number
+    return made
+
+
 def hint(size: Any) -> int:
     """A size as a number; of a symbolic one the size that it was traced with, without fixing it."""
     if isinstance(size, torch.SymInt):
