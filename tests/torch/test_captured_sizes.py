@@ -373,6 +373,28 @@ def test_images_of_other_sizes_make_no_programs(programs):
     assert counts == [2, *[6] * 5]  # forward and backward of numbers, two of each for all sizes
 
 
+def test_kernels_are_those_of_the_traced_sizes_for_all_sizes(programs):
+    """Of a batch norm on few rows, one program stored a mask for two kernels and the other computed it in each, because
+    its bytes were more than twice those of the statistics. So each batch had a program of its own."""
+    plain = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8),
+    )  # fmt: skip
+    fused = ogt.fuse(copy.deepcopy(plain))
+    counts = []
+    for batch, size in ((4, 8), (5, 10), (6, 12), (7, 8), (8, 10)):
+        x = torch.randn(batch, 3, size, size)
+        results = []
+        for each in (plain, fused):
+            each.zero_grad()
+            result = each(x)
+            result.square().mean().backward()
+            results.append([result.detach(), *(p.grad for p in each.parameters())])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+        counts.append(len(programs))
+    assert counts == [2, *[6] * 4]
+
+
 def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch):
     """Threads took most of the time of a step on graphs of nodes and edges, whose sizes differ at each step."""
     started = []
