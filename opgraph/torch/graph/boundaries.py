@@ -71,14 +71,18 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
 def _write_numbers(graph: GraphModule) -> None:
     """Numbers that follow from numbers alone take the place of the calls that make them: AOTAutograd fails on a part
     that returns one. Attributes of modules that each call changes are such numbers."""
+    numbers: dict[Node, Any] = {}
+
+    def known(node: Node) -> Any:
+        return numbers.get(node, node)
+
     for node in list(graph.graph.nodes):
         makes_number = isinstance(node.meta.get("example_value"), SYMBOLIC)
         if not makes_number or node.op != "call_function" or node.all_input_nodes:
             continue
-        number = node.target(*node.args, **node.kwargs)
+        numbers[node] = node.target(*node.args, **node.kwargs)
         for user in list(node.users):
-            given = user.args, user.kwargs
-            user.args, user.kwargs = map_arg(given, lambda n, of=node, to=number: to if n is of else n)
+            user.args, user.kwargs = map_arg((user.args, user.kwargs), known)
         graph.graph.erase_node(node)
 
 
