@@ -31,8 +31,9 @@ Array: TypeAlias = np.ndarray
 #: Shapes and strides of arrays, in elements.
 Looks: TypeAlias = Sequence[tuple[Shape, Strides]]
 
-#: Combinations of shapes and strides remembered for one kernel.
-MAX_PLANS = 1024
+#: Combinations of shapes and strides remembered for one kernel: of calls, and of programs, which hold their plans
+#: themselves and have at other sizes some of the same.
+MAX_PLANS, MAX_PLANS_FOR = 1024, 256
 
 
 class _NotCompiledError(Exception):
@@ -56,13 +57,16 @@ class HostKernel:
         self.given = self.operands.given
         self._dtypes = self.operands.store_dtypes
         self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
+        #: By shapes and strides in elements.
+        self._plans_for: Bounded[Any, Plan] = Bounded(MAX_PLANS_FOR)
         self.sources: dict[str, KernelSource] = {}
         self._entries: dict[tuple[Variant, bool, bool], tuple[Loop, Any]] = {}
 
     def with_scalars(self, scalars: Mapping[int, float]) -> HostKernel:
         """The same kernel with other values for constants, by their loads; what is compiled belongs to both."""
         made = copy.copy(self)
-        made.operands, made._plans = self.operands.with_scalars(scalars), Bounded(MAX_PLANS)
+        made.operands = self.operands.with_scalars(scalars)
+        made._plans, made._plans_for = Bounded(MAX_PLANS), Bounded(MAX_PLANS_FOR)
         return made
 
     def prepare(self, dims: Sequence[Dims]) -> None:
@@ -193,10 +197,14 @@ class HostKernel:
         Args:
             compiles: False: None is returned where the plan needs a compiler.
         """
-        try:
-            return self._planned(inputs, outs, at_once=True, compiles=compiles)
-        except _NotCompiledError:
-            return None
+        key = *inputs, None, *outs
+        plan = self._plans_for.get(key)
+        if plan is None:
+            try:
+                plan = self._plans_for[key] = self._planned(inputs, outs, at_once=True, compiles=compiles)
+            except _NotCompiledError:
+                return None
+        return plan
 
     def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None, *, apart: bool = False) -> Plan:
         inputs = [(a.shape, _element_strides(a)) for a in arrays]

@@ -18,6 +18,7 @@ import opgraph as og  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
+from opgraph.runtime.fused import HostKernel  # noqa: E402
 from opgraph.torch.graph import program, sizes  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
@@ -407,6 +408,25 @@ def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch)
     for length in (29, 22, 25):
         fused(*tokens(2, length)).backward()
     assert not started
+
+
+def test_sizes_that_were_seen_apart_plan_no_kernel(programs, monkeypatch):
+    """Nodes and edges of graphs: their numbers come in new pairs, and most kernels have one of them."""
+    planned = []
+    plan = HostKernel._planned
+    monkeypatch.setattr(HostKernel, "_planned", lambda *args, **how: (planned.append(args), plan(*args, **how))[1])
+
+    class Apart(nn.Module):
+        def forward(self, nodes, edges):
+            return torch.sigmoid(nodes) * nodes, torch.softmax(torch.tanh(edges), -1)
+
+    fused = ogt.fuse(Apart())
+    with torch.no_grad():
+        for count, new in (((8, 20), True), ((9, 21), True), ((10, 22), True), ((9, 22), False), ((10, 21), False)):
+            planned.clear()
+            given = [torch.randn(n, 4) for n in count]
+            torch.testing.assert_close(fused(*given), Apart()(*given))
+            assert bool(planned) == new
 
 
 def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
