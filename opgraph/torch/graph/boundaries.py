@@ -80,7 +80,10 @@ def _write_numbers(graph: GraphModule) -> None:
         makes_number = isinstance(node.meta.get("example_value"), SYMBOLIC)
         if not makes_number or node.op != "call_function" or node.all_input_nodes:
             continue
-        numbers[node] = node.target(*node.args, **node.kwargs)
+        number = node.target(*node.args, **node.kwargs)
+        if isinstance(number, SYMBOLIC):
+            continue
+        numbers[node] = number
         for user in list(node.users):
             user.args, user.kwargs = map_arg((user.args, user.kwargs), known)
         graph.graph.erase_node(node)
