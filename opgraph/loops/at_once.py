@@ -8,6 +8,7 @@ Shorter rows still lie side by side (`opgraph.loops.beside`), as do all short on
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 
 from opgraph.loops.beside import FEW_ROWS, beside
@@ -49,6 +50,7 @@ def _fits(loop: Loop, layout: Layout) -> bool:
     return used <= _FLOATS and 0 < dims[-1] <= WIDTH * MAX_VECTORS and prod(dims[:-1]) >= FEW_ROWS
 
 
+@lru_cache(maxsize=1024)
 def _longest(loop: Loop) -> int:
     """The elements of a row, in all operands, up to which turning tiles costs less.
 

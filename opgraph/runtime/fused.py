@@ -15,6 +15,7 @@ from opgraph.ir.logical_tensor import Dims, row_major
 from opgraph.loops.layout import TURNED, Layout, Variant
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
+from opgraph.loops.space import Shape, Strides
 from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
@@ -27,9 +28,12 @@ from opgraph.runtime.shape_rules import ShapeRules
 from opgraph.runtime.walk import Walk, walk_of
 
 Array: TypeAlias = np.ndarray
+#: Shapes and strides of arrays, in elements.
+Looks: TypeAlias = Sequence[tuple[Shape, Strides]]
 
-#: Combinations of shapes and strides remembered for one kernel.
-MAX_PLANS = 1024
+#: Combinations of shapes and strides remembered for one kernel: of calls, and of programs, which hold their plans
+#: themselves and have at other sizes some of the same.
+MAX_PLANS, MAX_PLANS_FOR = 1024, 256
 
 
 class _NotCompiledError(Exception):
@@ -53,13 +57,16 @@ class HostKernel:
         self.given = self.operands.given
         self._dtypes = self.operands.store_dtypes
         self._plans: Bounded[Any, Plan] = Bounded(MAX_PLANS)
+        #: By shapes and strides in elements.
+        self._plans_for: Bounded[Any, Plan] = Bounded(MAX_PLANS_FOR)
         self.sources: dict[str, KernelSource] = {}
         self._entries: dict[tuple[Variant, bool, bool], tuple[Loop, Any]] = {}
 
     def with_scalars(self, scalars: Mapping[int, float]) -> HostKernel:
         """The same kernel with other values for constants, by their loads; what is compiled belongs to both."""
         made = copy.copy(self)
-        made.operands, made._plans = self.operands.with_scalars(scalars), Bounded(MAX_PLANS)
+        made.operands = self.operands.with_scalars(scalars)
+        made._plans, made._plans_for = Bounded(MAX_PLANS), Bounded(MAX_PLANS_FOR)
         return made
 
     def prepare(self, dims: Sequence[Dims]) -> None:
@@ -184,30 +191,34 @@ class HostKernel:
         """
         return self._plan(arrays, outs, apart=True)
 
-    def quick_plan(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Plan | None:
-        """As `plan`; None where the plan needs a compiler."""
-        try:
-            return self._plan(arrays, outs, apart=True, compiles=False)
-        except _NotCompiledError:
-            return None
+    def plan_for(self, inputs: Looks, outs: Looks, *, compiles: bool = True) -> Plan | None:
+        """As `plan`, for arrays of these shapes and strides in elements.
 
-    def _plan(
-        self,
-        arrays: Sequence[Array],
-        outs: Sequence[Array | None] | None,
-        *,
-        apart: bool = False,
-        compiles: bool = True,
-    ) -> Plan:
+        Args:
+            compiles: False: None is returned where the plan needs a compiler.
+        """
+        key = *inputs, None, *outs
+        plan = self._plans_for.get(key)
+        if plan is None:
+            try:
+                plan = self._plans_for[key] = self._planned(inputs, outs, at_once=True, compiles=compiles)
+            except _NotCompiledError:
+                return None
+        return plan
+
+    def _plan(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None, *, apart: bool = False) -> Plan:
+        inputs = [(a.shape, _element_strides(a)) for a in arrays]
+        given = [(None, None) if o is None else (o.shape, _element_strides(o)) for o in outs or ()]
+        return self._planned(inputs, given, at_once=apart or outs is None)
+
+    def _planned(self, inputs: Looks, outs: Sequence[Any], *, at_once: bool, compiles: bool = True) -> Plan:
+        shapes = [shape for shape, _ in inputs]
         layout = self.operands.layout_of_call(
-            [a.shape for a in arrays],
-            [_element_strides(a) for a in arrays],
-            [None if o is None else o.shape for o in outs or ()],
-            [None if o is None else _element_strides(o) for o in outs or ()],
+            shapes, [steps for _, steps in inputs], [shape for shape, _ in outs], [steps for _, steps in outs]
         )
         if layout is None:
             nothing = (ctypes.c_int64 * 0)()
-            made = zip(self.operands.results([a.shape for a in arrays]), self._dtypes, strict=True)
+            made = zip(self.operands.results(shapes), self._dtypes, strict=True)
             return Plan(
                 None,
                 nothing,
@@ -232,7 +243,7 @@ class HostKernel:
             operands, numbers = operands + 1, numbers + rows.numbers
         if (boxed := walk.boxed) is not None:
             # An output that the caller brings may lie over an input that other boxes still read.
-            more, work = boxed.numbers(at_once=apart or outs is None)
+            more, work = boxed.numbers(at_once=at_once)
             boxes, operands, numbers = boxed.boxes.count, operands + 1, numbers + more
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         return Plan(

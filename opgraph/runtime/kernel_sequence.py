@@ -18,7 +18,7 @@ from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.sources import spliced
 from opgraph.errors import InvalidArguments
 from opgraph.runtime import host, threads
-from opgraph.runtime.plan import Plan, launch
+from opgraph.runtime.plan import Plan, Slots, launch
 
 AnyPlan = TypeVar("AnyPlan")
 
@@ -54,12 +54,13 @@ class KernelSequence:
 
     def __init__(self, launches: Sequence[KernelLaunch[Plan]], count: int) -> None:
         self.launches = tuple(launches)
-        for number, item in enumerate(self.launches):
-            wanted = sum(fixed is None for fixed in item.plan.slots) if item.plan.size else 0
+        slots = [item.plan.slots for item in self.launches]
+        for number, (item, own) in enumerate(zip(self.launches, slots)):
+            wanted = own.count(None) if item.plan.size else 0
             check_launch(item, wanted, count, f"kernel {number} of a sequence")
         self._work = max((item.plan.workspace for item in self.launches), default=0)
         self._size = max((item.plan.size for item in self.launches), default=0)
-        words = _program(self.launches, workspace=count)
+        words = _program(self.launches, slots, workspace=count)
         self._program = (ctypes.c_int64 * len(words))(*words)
         self._entry = native_entry("host_sequence.h", "og_sequence", None)
         pack = struct.Struct(f"{4 + count + (self._work > 0)}P").pack
@@ -135,13 +136,17 @@ def check_launch(item: KernelLaunch[Any], wanted: int, count: int, where: str) -
             )
 
 
-def _program(launches: Sequence[KernelLaunch[Plan]], workspace: int) -> list[int]:
-    """What kernels/host_sequence.h reads; sums of large kernels have their memory at place `workspace`."""
-    words = [max((len(item.plan.slots) + 1 for item in launches), default=0)]
-    for item in launches:
+def _program(launches: Sequence[KernelLaunch[Plan]], fixed: Sequence[Slots], workspace: int) -> list[int]:
+    """What kernels/host_sequence.h reads; sums of large kernels have their memory at place `workspace`.
+
+    Args:
+        fixed: the slots of each plan.
+    """
+    words = [max((len(own) + 1 for own in fixed), default=0)]
+    for item, own in zip(launches, fixed, strict=True):
         plan = item.plan
         given = iter(item.operands)
-        slots = [next(given) if fixed is None else (-1, fixed) for fixed in plan.slots]
+        slots = [next(given) if address is None else (-1, address) for address in own]
         slots.append((workspace, 0) if plan.workspace else (-1, 0))
         entry = ctypes.cast(plan.entry, ctypes.c_void_p).value or 0
         shared = int(plan.size >= threads.SINGLE_THREADED)

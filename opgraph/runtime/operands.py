@@ -70,10 +70,10 @@ class Operands:
             loads[position], steps[position] = shapes[source], strides[source]
         for position, data in self._constants.items():
             loads[position], steps[position] = data.shape, tuple(s // data.itemsize for s in data.strides)
-        space = space_of(self.loop, loads)
-        for position, load in enumerate(self.loop.loads):
-            if load.align == "index":
-                loads[position] = (space[load.axis],)
+        indices = [position for position, load in enumerate(self.loop.loads) if load.align == "index"]
+        space = space_of(self.loop, loads) if indices else ()
+        for position in indices:
+            loads[position] = (space[self.loop.loads[position].axis],)
         return bind(self.loop, loads, steps, out_strides)
 
     def layout_of_call(

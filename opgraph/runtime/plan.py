@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from opgraph.runtime import threads
 
 #: Doubles that boxes may leave for the second stage without memory of their own (kernels/host_sums.h: small_work).
 _SMALL_WORK = 2048
+
+
+#: For each operand its address; None where it is an array of a call.
+Slots: TypeAlias = list[int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Plan:
     stages: int = 1
 
     @property
-    def slots(self) -> list[int | None]:
+    def slots(self) -> Slots:
         """For each operand of the kernel its address, where it is no array of a call's; the memory of sums left out."""
         own: dict[int, int] = dict(self.fixed)
         return [own.get(i) for i in range(len(self.pointers()) - (1 if self.boxes else 0))]

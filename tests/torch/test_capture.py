@@ -1020,6 +1020,28 @@ def test_a_graph_is_cut_only_where_a_result_is_computed_from_another_and_gradien
     assert parts(returns_all, grad=False) == [0]
 
 
+def test_a_number_that_a_cut_graph_changes_at_each_call_is_fused() -> None:
+    """Dynamo gives it back beside the results, and AOTAutograd fails on a part that returns a number."""
+
+    class Cooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.lin, self.temperature = nn.Linear(4, 4), 1.0
+
+        def forward(self, x):
+            hidden = torch.tanh(self.lin(x))
+            self.temperature = max(0.5, self.temperature * 0.99)
+            return hidden, (hidden * 2) / self.temperature, hidden.detach().mean()
+
+    eager, fused = Cooled(), ogt.fuse(Cooled())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="a graph of")
+        for _ in range(4):
+            torch.testing.assert_close(fused(X), eager(X))
+            assert fused.temperature == eager.temperature
+
+
 def test_random_numbers_and_statistics_keep_their_order_across_parts_of_any_size() -> None:
     class Model(nn.Module):
         def __init__(self):

@@ -18,6 +18,7 @@ import opgraph as og  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
 from opgraph.runtime import host  # noqa: E402
+from opgraph.runtime.fused import HostKernel  # noqa: E402
 from opgraph.torch.graph import program, sizes  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
@@ -292,6 +293,66 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
     assert counts[1:] == [6] * 7
 
 
+class Positions(nn.Module):
+    """Tokens and their mask have one length, which two inequalities say."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, tokens, mask):
+        length = tokens.shape[1]
+        if length - mask.shape[1] > 0:
+            mask = F.pad(mask, (0, length - mask.shape[1]))
+        if mask.shape[1] > length:
+            mask = mask[:, :length]
+        return self.out(self.embed(tokens) * mask[:, torch.arange(length), None]).softmax(-1)
+
+
+def test_sizes_that_guards_hold_equal_make_no_programs(programs):
+    plain = Positions()
+    fused = ogt.fuse(copy.deepcopy(plain))
+    counts = []
+    for length in (8, 13, 18, 10, 15):
+        given = torch.randint(0, 16, (2, length)), torch.rand(2, length)
+        results = []
+        for each in (plain, fused):
+            each.zero_grad()
+            result = each(*given)
+            result.square().sum().backward()
+            results.append([result.detach(), *(p.grad for p in each.parameters())])
+        torch.testing.assert_close(*results)
+        counts.append(len(programs))
+    assert counts == [2, *[6] * 4]
+
+
+def test_a_graph_with_several_results_keeps_its_symbols(programs):
+    """The graph is run on fake tensors to find out which inputs each result depends on. `F.pad` of a size that became
+    equal to another one later read it as a number, and Dynamo captured a mixture of experts anew for each length."""
+
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.out = nn.Embedding(16, 4), nn.Linear(4, 16)
+
+        def forward(self, tokens, labels):
+            hidden = self.embed(tokens)
+            logits = self.out(hidden)
+            following = F.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+            loss = F.cross_entropy(logits.flatten(0, 1), following)
+            return loss + (hidden * (labels > 0)[..., None]).mean(), logits
+
+    counters = torch._dynamo.utils.counters["stats"]
+    plain = Padded()
+    fused = ogt.fuse(copy.deepcopy(plain))
+    before, counts = counters["unique_graphs"], []
+    for length in (8, 13, 18, 10, 15):
+        given = torch.randint(0, 16, (2, length)), torch.randint(0, 16, (2, length))
+        torch.testing.assert_close(fused(*given), plain(*given))
+        counts.append(counters["unique_graphs"] - before)
+    assert counts == [1, 2, 2, 2, 2]
+
+
 def test_images_of_other_sizes_make_no_programs(programs):
     """A convolution bounds the batch (below 16), and the graph's own sizes are many of the numbers that are left."""
     model = nn.Sequential(
@@ -313,6 +374,28 @@ def test_images_of_other_sizes_make_no_programs(programs):
     assert counts == [2, *[6] * 5]  # forward and backward of numbers, two of each for all sizes
 
 
+def test_kernels_are_those_of_the_traced_sizes_for_all_sizes(programs):
+    """Of a batch norm on few rows, one program stored a mask for two kernels and the other computed it in each, because
+    its bytes were more than twice those of the statistics. So each batch had a program of its own."""
+    plain = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8),
+    )  # fmt: skip
+    fused = ogt.fuse(copy.deepcopy(plain))
+    counts = []
+    for batch, size in ((4, 8), (5, 10), (6, 12), (7, 8), (8, 10)):
+        x = torch.randn(batch, 3, size, size)
+        results = []
+        for each in (plain, fused):
+            each.zero_grad()
+            result = each(x)
+            result.square().mean().backward()
+            results.append([result.detach(), *(p.grad for p in each.parameters())])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+        counts.append(len(programs))
+    assert counts == [2, *[6] * 4]
+
+
 def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch):
     """Threads took most of the time of a step on graphs of nodes and edges, whose sizes differ at each step."""
     started = []
@@ -325,6 +408,25 @@ def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch)
     for length in (29, 22, 25):
         fused(*tokens(2, length)).backward()
     assert not started
+
+
+def test_sizes_that_were_seen_apart_plan_no_kernel(programs, monkeypatch):
+    """Nodes and edges of graphs: their numbers come in new pairs, and most kernels have one of them."""
+    planned = []
+    plan = HostKernel._planned
+    monkeypatch.setattr(HostKernel, "_planned", lambda *args, **how: (planned.append(args), plan(*args, **how))[1])
+
+    class Apart(nn.Module):
+        def forward(self, nodes, edges):
+            return torch.sigmoid(nodes) * nodes, torch.softmax(torch.tanh(edges), -1)
+
+    fused = ogt.fuse(Apart())
+    with torch.no_grad():
+        for count, new in (((8, 20), True), ((9, 21), True), ((10, 22), True), ((9, 22), False), ((10, 21), False)):
+            planned.clear()
+            given = [torch.randn(n, 4) for n in count]
+            torch.testing.assert_close(fused(*given), Apart()(*given))
+            assert bool(planned) == new
 
 
 def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):

@@ -43,6 +43,8 @@ _FILLS = {aten.full: 1, aten.scalar_tensor: 0}
 _SCALES = frozenset((aten.mul, aten.div))
 #: In the meta of a node: places and names of its arguments that are numbers computed from symbolic sizes.
 FROM_SIZES = "opgraph_from_sizes"
+#: In the meta of a node: the bytes of its value for the sizes that a graph with symbols was traced with.
+TRACED_BYTES = "opgraph_traced_bytes"
 _REDUCTIONS = {
     aten.sum: "ReduceSum", aten.mean: "ReduceMean", aten.amax: "ReduceMax", aten.amin: "ReduceMin",
 }  # fmt: skip
@@ -67,6 +69,19 @@ def packet(node: Node) -> Any:
 def value_of(node: Node) -> Any:
     """What the node makes, as a tensor without data."""
     return node.meta.get("val")
+
+
+def bytes_of(node: Node) -> int:
+    """Bytes of the value of a node; 0 of what is no tensor, such as a tuple, whose elements are values of their own.
+
+    Which nodes make a kernel follows from them. Two programs of one graph for different sizes have the same kernels,
+    because both count the bytes for the sizes that the graph was traced with.
+    """
+    traced: int | None = node.meta.get(TRACED_BYTES)
+    value = value_of(node)
+    if traced is not None or not isinstance(value, torch.Tensor):
+        return traced or 0
+    return int(value.numel()) * value.dtype.itemsize
 
 
 def is_fill(node: Node) -> bool:

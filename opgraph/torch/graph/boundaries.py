@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.branches import written_arguments
-from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of
+from opgraph.torch.graph.expressions import SYMBOLIC
+from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of, with_number
 
 #: The backend for one part: of its graph and its inputs without data.
 Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -30,6 +32,7 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
     parts = parts_of(graph.graph) if torch.is_grad_enabled() else {}
     if not parts:
         return compile(graph, example_inputs)
+    _write_numbers(graph)
     whole = split_module(graph, graph, parts.__getitem__, keep_original_order=True)
     values: dict[Node, Any] = {}
     functions: dict[str, Callable[..., Any]] = {}
@@ -40,7 +43,7 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
     lines = []
     for node in whole.graph.nodes:
         if node.op == "placeholder":
-            values[node] = node.meta["example_value"]
+            values[node] = with_number(node.meta["example_value"])
         elif node.op == "get_attr":
             values[node] = functions[node.name] = operator.attrgetter(str(node.target))(whole)
         elif node.op == "call_module":
@@ -63,6 +66,27 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
         dead = [str(n) for n in node.all_input_nodes if node.op != "output" and next(reversed(n.users)) is node]
         lines += [f"del {', '.join(dead)}"] if dead else []
     return _function(whole.graph, lines, functions)
+
+
+def _write_numbers(graph: GraphModule) -> None:
+    """Numbers that follow from numbers alone take the place of the calls that make them: AOTAutograd fails on a part
+    that returns one. Attributes of modules that each call changes are such numbers."""
+    numbers: dict[Node, Any] = {}
+
+    def known(node: Node) -> Any:
+        return numbers.get(node, node)
+
+    for node in list(graph.graph.nodes):
+        makes_number = isinstance(node.meta.get("example_value"), SYMBOLIC)
+        if not makes_number or node.op != "call_function" or node.all_input_nodes:
+            continue
+        number = node.target(*node.args, **node.kwargs)
+        if isinstance(number, SYMBOLIC):
+            continue
+        numbers[node] = number
+        for user in list(node.users):
+            user.args, user.kwargs = map_arg((user.args, user.kwargs), known)
+        graph.graph.erase_node(node)
 
 
 def _made_without_gradients(graph: Graph) -> set[int]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-import torch
 from torch.fx import Graph, Node
 
-from opgraph.torch.graph.aten import is_reduction, value_of
+from opgraph.torch.graph.aten import bytes_of, is_reduction
 from opgraph.torch.graph.selections import compared_values
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 
@@ -84,12 +83,6 @@ def _with_base(graph: Graph, view: Node, base: Node, other: Node) -> Node:
     source = _with_base(graph, view.all_input_nodes[0], base, other)
     with graph.inserting_after(source):
         return graph.node_copy(view, lambda n: source if n is view.all_input_nodes[0] else n)
-
-
-def bytes_of(node: Node) -> int:
-    """Bytes of the value of a node; 0 where it is none tensor."""
-    value = value_of(node)
-    return int(value.numel()) * value.dtype.itemsize if isinstance(value, torch.Tensor) else 0
 
 
 class Sources:

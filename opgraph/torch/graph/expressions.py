@@ -207,16 +207,23 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     #: By which of the numbers are equal: the symbols' values and the numbers, in one list for each set.
     alike: dict[tuple[int, ...], list[list[int]]] = {}
     any_size = next(iter(sizes.values()), None)
+    if any_size is None:
+        raise NotSymbolicError
 
     @cache
     def may_be(symbol: Any, value: int) -> bool:
-        return value > 1 and value not in constants and any_size is not None and allows(any_size, {symbol: value})
+        return value > 1 and value not in constants and allows(any_size, {symbol: value})
 
-    for attempt, drawn in enumerate(_near(symbols, traced, may_be)):
+    values = dict(zip(symbols, traced, strict=True))
+    first_equal = _held_equal(any_size, values)
+    free = [symbol for symbol in symbols if first_equal[symbol] == symbol]
+    for attempt, chosen in enumerate(_near(free, [values[symbol] for symbol in free], may_be)):
         if attempt >= _FEW_DRAWS and any(len(found) >= count for found in alike.values()):
             break
-        known = dict(zip(symbols, drawn, strict=True))
-        if any_size is None or len({*drawn}) < len(drawn) or not allows(any_size, known):
+        new = dict(zip(free, chosen, strict=True))
+        known = {symbol: new[first_equal[symbol]] for symbol in symbols}
+        drawn = [*known.values()]
+        if len({*chosen}) < len(chosen) or not allows(any_size, known):
             continue
         try:
             filled = [expression.xreplace(known) for expression in (*sizes, *others)][: len(sizes)]
@@ -234,6 +241,25 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
         raise NotSymbolicError
     most = max(enough, key=lambda found: len({*found[0], *constants}))
     return [own[: len(symbols)] for own in most]
+
+
+def _held_equal(any_size: torch.SymInt, traced: Mapping[Any, int]) -> dict[Any, Any]:
+    """For each symbol the first one that guards hold equal to it, by `a <= b` and `b <= a` for example; else itself.
+
+    Values near the traced ones are tried. Guards may allow others that differ; those have a program of their own.
+    """
+    steps = [step for reach in range(1, _TRIES) for step in (reach, -reach)]
+
+    def may_differ(a: Any, b: Any) -> bool:
+        near = [traced[a] + step for step in steps if traced[a] + step > 1]
+        tried = ({one: other, two: traced[two]} for other in near for one, two in ((a, b), (b, a)))
+        return any(allows(any_size, values) for values in tried)
+
+    found: dict[Any, Any] = {}
+    for symbol, value in traced.items():
+        equal = (other for other, own in found.items() if own == other and traced[other] == value)
+        found[symbol] = next((other for other in equal if not may_differ(symbol, other)), symbol)
+    return found
 
 
 #: Values that are drawn for a symbol until it may have one of them.

@@ -28,6 +28,7 @@ import torch
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import (
+    bytes_of,
     is_computed,
     is_random,
     is_reduction,
@@ -39,7 +40,7 @@ from opgraph.torch.graph.aten import (
 )
 from opgraph.torch.graph.axis_order import move_views_down
 from opgraph.torch.graph.axis_splits import join_of
-from opgraph.torch.graph.duplicates import Sources, bytes_of, duplicate
+from opgraph.torch.graph.duplicates import Sources, duplicate
 from opgraph.torch.graph.slices import move_slices_up
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 

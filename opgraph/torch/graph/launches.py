@@ -60,11 +60,11 @@ class Launch:
     def sized(self, values: Mapping[str, Any]) -> Launch:
         """The call with the values of names in their place; this one, with its plan, where it has no names."""
         scalars = {load: values[name] for load, name in self.numbers.items() if isinstance(name, str)}
-        reads, writes = (tuple(place.sized(values) for place in places) for places in (self.reads, self.writes))
-        if not scalars and (reads, writes) == (self.reads, self.writes):
+        reads, writes = (tuple([place.sized(values) for place in places]) for places in (self.reads, self.writes))
+        if not scalars and all(a is b for a, b in zip((*reads, *writes), (*self.reads, *self.writes))):
             return self
         kernel = self.kernel.with_scalars(scalars) if scalars else self.kernel
-        return replace(self, kernel=kernel, reads=reads, writes=writes)
+        return Launch(self.target, kernel, self.graph, self.nodes, self.units, reads, writes, self.numbers)
 
 
 class RefusedError(Exception):

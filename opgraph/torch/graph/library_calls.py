@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from opgraph.torch.graph.aten import value_of
-from opgraph.torch.graph.recompute import SMALLEST, size_of
+from opgraph.torch.graph.aten import bytes_of, value_of
+from opgraph.torch.graph.recompute import SMALLEST
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def library_calls(node: Node) -> Sequence[Call]:
     if node.target is aten.convolution_backward.default and value_of(given[1]).device.type == "cpu":
         *arguments, mask = given
         by_input, *others = mask
-        if by_input and size_of(given[1]) >= SMALLEST:
+        if by_input and bytes_of(given[1]) >= SMALLEST:
             calls = []
             if any(others):
                 calls.append(Call(f"{node.name}_weights", (*arguments, [False, *others]), (1, 2)))

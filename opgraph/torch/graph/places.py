@@ -52,12 +52,14 @@ class Place:
         return self.offset * self.dtype.itemsize
 
     def sized(self, values: Mapping[Any, Any]) -> Place:
-        """The place, with the values of names in their place."""
-        split = self.split
+        """The place, with the values of names in their place; this one where it has no names."""
+        offset = values.get(self.offset, self.offset)
+        size, stride, split = filled(self.size, values), filled(self.stride, values), self.split
         if split is not None:
             split = replace(split, size=values.get(split.size, split.size))
-        size, stride = filled(self.size, values), filled(self.stride, values)
-        return replace(self, offset=values.get(self.offset, self.offset), size=size, stride=stride, split=split)
+        if size == self.size and stride == self.stride and offset == self.offset and split == self.split:
+            return self
+        return Place(self.name, offset, size, stride, self.dtype, split)
 
 
 def filled(numbers: Iterable[Any], values: Mapping[Any, Any]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.providers.torch_internals import foreach_add_, foreach_copy_, reinterpret_tensor, tree_leaves
-from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.aten import bytes_of, value_of
 from opgraph.torch.graph.bernoulli import bernoulli
 from opgraph.torch.graph.constants import fold_constants, move_fills
 from opgraph.torch.graph.groups import Group, schedule
@@ -360,8 +360,7 @@ def sequence_of(name: str, launches: Sequence[Launch], *, symbolic: bool = False
 
 def _stored_bytes(graph: FxGraph) -> int:
     """Bytes of all values of a graph, stored or not."""
-    values = [value_of(n) for n in graph.nodes if n.op == "call_function"]
-    return sum(v.numel() * v.dtype.itemsize for v in values if isinstance(v, torch.Tensor))
+    return sum(bytes_of(n) for n in graph.nodes if n.op == "call_function")
 
 
 def _elements(node: Node) -> list[Node]:

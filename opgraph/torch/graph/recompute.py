@@ -12,10 +12,9 @@ import math
 import operator
 from collections.abc import Collection, Sequence
 
-import torch
 from torch.fx import Graph, Node
 
-from opgraph.torch.graph.aten import is_elementwise, is_fill, value_of
+from opgraph.torch.graph.aten import bytes_of, is_elementwise, is_fill
 from opgraph.torch.graph.groups import Group, Schedule, schedule
 from opgraph.torch.graph.saved import PARAMETER
 from opgraph.torch.graph.selections import compared_values
@@ -60,7 +59,7 @@ class Lives:
         self.bytes = [0] * end
         for node, born in self.born.items():
             if not node.meta.get(PARAMETER) and node.op != "get_attr":
-                self._add(size_of(node), max(born, 0), self.last.get(node, born))
+                self._add(bytes_of(node), max(born, 0), self.last.get(node, born))
         for number, step in enumerate(schedule.steps):
             if isinstance(step, Group):
                 self.bytes[number] -= self._overlap(step, number)
@@ -72,9 +71,9 @@ class Lives:
     def _overlap(self, group: Group, number: int) -> int:
         """Bytes of results that lie over what dies there (`reuse`), about."""
         read = {base_of(n) for node in group.nodes for n in node.all_input_nodes}
-        dying = [size_of(n) for n in read if self.born.get(n, -1) >= 0 and self.last[n] == number]
+        dying = [bytes_of(n) for n in read if self.born.get(n, -1) >= 0 and self.last[n] == number]
         overlap = 0
-        for size in map(size_of, group.outputs):
+        for size in map(bytes_of, group.outputs):
             if size in dying:
                 dying.remove(size)
                 overlap += size
@@ -84,7 +83,7 @@ class Lives:
         """The large values that are there at a step, and are read after it."""
         return [
             n for n, born in self.born.items()
-            if 0 <= born <= step < self.last.get(n, -1) < len(self.bytes) and size_of(n) >= SMALLEST
+            if 0 <= born <= step < self.last.get(n, -1) < len(self.bytes) and bytes_of(n) >= SMALLEST
         ]  # fmt: skip
 
     def move(self, node: Node, last: int, copies: Sequence[Node], until: int) -> None:
@@ -94,17 +93,11 @@ class Lives:
             copies: of what computes the value; of the value itself the last one.
         """
         self._add(
-            -size_of(node), last + (last > self.born[node]), until - 1
+            -bytes_of(node), last + (last > self.born[node]), until - 1
         )  # not stored at all where nobody else reads it
         self.step_of.update(dict.fromkeys(copies, until))
         self.born[copies[-1]], self.last[copies[-1]] = until, self.last[node]
         self.last[node] = last
-
-
-def size_of(node: Node) -> int:
-    """Bytes of a value; 0 of a tuple, whose elements are values of their own."""
-    value = value_of(node)
-    return int(value.numel()) * value.dtype.itemsize if isinstance(value, torch.Tensor) else 0
 
 
 def with_lower_peak(graph: Graph, planned: Schedule) -> Schedule:
@@ -185,12 +178,12 @@ def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> 
         chain.add(link)
         if not is_elementwise(link) and not is_fill(link):
             return None
-        length += 2 * size_of(link) >= size_of(node)  # values of few elements, as those of parameters, cost nothing
+        length += 2 * bytes_of(link) >= bytes_of(node)  # values of few elements, as those of parameters, cost nothing
         if length > _LONGEST:
             return None
         for read in link.all_input_nodes:
             base = base_of(read)
-            is_large = 2 * size_of(base) >= size_of(node)
+            is_large = 2 * bytes_of(base) >= bytes_of(node)
             is_stored = base in lives.born
             if is_stored and (not is_large or lives.last.get(base, -1) >= until):
                 if is_large:

@@ -8,6 +8,7 @@ differ in more than numbers, one for each set of sizes. Kernels have no sizes an
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,7 @@ from torch.fx.node import map_arg
 from opgraph.errors import OpGraphError
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.providers.torch_internals import FakeTensorMode, tree_map, without_modes
-from opgraph.torch.graph.aten import FROM_SIZES, packet, value_of
+from opgraph.torch.graph.aten import FROM_SIZES, TRACED_BYTES, packet, value_of
 from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, fold_constants
 from opgraph.torch.graph.expressions import (
     SYMBOLIC,
@@ -114,8 +115,8 @@ class SizedPrograms:
         try:
             samples = sample_sizes(self.module, symbols, self._traced, 3)
             make = partial(self._make, most_constants=most_constants, symbolic=True)
-            first = make(self._filled(samples[0]))
-            second = make(self._filled(samples[1]), like=first)
+            first = make(self._filled(samples[0], as_traced=True))
+            second = make(self._filled(samples[1], as_traced=True), like=first)
             expressions = Expressions(self.module, symbols, samples)
             return SymbolicProgram(self.module, symbols, first, second, expressions)
         except (NotSymbolicError, OpGraphError, ArithmeticError, IndexError, RuntimeError, ValueError):
@@ -124,8 +125,12 @@ class SizedPrograms:
 
     run._boxed_call = True  # type: ignore[attr-defined]
 
-    def _filled(self, sizes: Sequence[int]) -> GraphModule:
-        """The graph with numbers in place of symbols."""
+    def _filled(self, sizes: Sequence[int], *, as_traced: bool = False) -> GraphModule:
+        """The graph with numbers in place of symbols.
+
+        Args:
+            as_traced: whether nodes count the bytes of their values for the sizes that the graph was traced with.
+        """
         known = dict(zip(self._found, sizes, strict=True))
         module = copy.copy(self.module)
         graph = torch.fx.Graph()
@@ -160,6 +165,8 @@ class SizedPrograms:
             given = [*enumerate(node.args), *node.kwargs.items()]
             symbols = [name for name, a in given if isinstance(a, SYMBOLIC) or (isinstance(a, Node) and a in numbers)]
             made.meta = {**node.meta, "val": value, FROM_SIZES: symbols}
+            if as_traced:
+                made.meta[TRACED_BYTES] = _traced_bytes(value_of(node))
             renamed[node] = made
         return GraphModule(module, graph)
 
@@ -185,6 +192,12 @@ def _is_same(value: Any, other: Any) -> bool:
     if value is None or other is None:
         return False
     return (value.shape, value.stride(), value.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def _traced_bytes(value: Any) -> int:
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return math.prod(map(hint, value.shape)) * value.dtype.itemsize
 
 
 def _mapped(arguments: Any, argument: Callable[[Node], Any], number: Callable[[Any], Any]) -> Any:

@@ -257,7 +257,7 @@ class Checked:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results, copied where they lie in another way than promised."""
         result = self.call(*args, **kwargs)
-        results, structure = tree_flatten(result)
+        results, structure = ([result], None) if isinstance(result, torch.Tensor) else tree_flatten(result)
         shared = _shared(results, (args, kwargs)) if self.overwritten else set()
         fits = [
             s is None
@@ -270,7 +270,7 @@ class Checked:
             self._env[self.name] = self.call
             return result
         moved = [r if ok else restrided(r, s) for r, s, ok in zip(results, self.strides, fits)]
-        return tree_unflatten(moved, structure)
+        return moved[0] if structure is None else tree_unflatten(moved, structure)
 
 
 def _shared(results: Sequence[Any], arguments: Any) -> set[int]:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from opgraph.ir.dtypes import get as dtype_of
@@ -106,11 +105,11 @@ class HostTarget:
 
     def plan(self, kernel: HostKernel, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """As Target. Kernels read arrays wherever they begin."""
-        return kernel.plan([_array(p) for p in reads], [_array(p) for p in writes])
+        return kernel.plan_for(_looks(reads), _looks(writes))
 
     def quick_plan(self, kernel: HostKernel, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
         """As Target."""
-        return kernel.quick_plan([_array(p) for p in reads], [_array(p) for p in writes])
+        return kernel.plan_for(_looks(reads), _looks(writes), compiles=False)
 
     def packed(self, plan: Any) -> Sequence[bool]:
         """As Target."""
@@ -261,8 +260,5 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride(), 0)
 
 
-def _array(place: Place) -> np.ndarray:
-    """An array of this layout, of no memory to speak of: planning reads no element."""
-    own = np.empty(1, dtype_of(NAMES[place.dtype]).numpy)
-    steps = tuple(s * own.itemsize for s in place.kernel_stride)
-    return np.lib.stride_tricks.as_strided(own, place.kernel_size, steps)
+def _looks(places: Sequence[Place]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(place.kernel_size, place.kernel_stride) for place in places]

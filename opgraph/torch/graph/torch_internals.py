@@ -137,16 +137,21 @@ def compiled_node(made: Any) -> Any:
 def on_stand_ins(inputs: Sequence[Any]) -> Iterator[None]:
     """While this lasts, torch computes with fake tensors, autograd records, and nobody's saved-tensor hooks are called.
 
+    Ops run in the forms that Dynamo traces. Of some the C++ form reads sizes as numbers (`F.pad`), which would fix
+    symbols to the sizes of this call.
+
     Args:
         inputs: fake tensors of one mode, and sizes.
 
     Raises:
         ValueError: there is no fake tensor among them.
     """
+    from torch._dispatch.python import enable_python_dispatcher
+
     fakes = fake_mode_of(inputs)
     if fakes is None:
         raise ValueError("no fake tensors")
-    with _faking(fakes), torch.enable_grad():
+    with _faking(fakes), enable_python_dispatcher(), torch.enable_grad():
         yield
 
 
@@ -189,6 +194,24 @@ def compile_part(
         context.fakify_first_call = False
     with _faking(context.fake_mode):
         return compiled, compiled(*inputs)
+
+
+def with_number(value: Any) -> Any:
+    """A fake tensor of Dynamo's, as one that backends compile with, and the symbol that its `item()` is; other values
+    as they are.
+
+    AOTAutograd makes such a tensor itself, without the symbol, and fails where the graph reads it: an attribute of a
+    module that is a number and changes from call to call.
+    """
+    from torch._guards import TracingContext
+
+    number = getattr(value, "item_memo", None)
+    context: Any = TracingContext.try_get()
+    if number is None or context is None or context.fake_mode in (None, value.fake_mode):
+        return value
+    made = context.fake_mode.from_tensor(value)
+    made.item_memo = number
+    return made
 
 
 def hint(size: Any) -> int:

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
-from opgraph.torch.graph.aten import packet
+from opgraph.torch.graph.aten import bytes_of, packet
 from opgraph.torch.graph.origin import RECOMPUTED, Origin
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.recompute import size_of
 from opgraph.torch.graph.views import base_of, is_view
 
 
@@ -78,12 +77,12 @@ def _again(run: Run) -> Iterator[tuple[Node, int]]:
             if RECOMPUTED in node.meta:
                 copies.setdefault(node.meta[RECOMPUTED], []).append(node)
         for same in copies.values():  # they are computed instead of one that is kept
-            saves = [sum(size_of(value) for value in _values(node) if _is_read(value)) for node in same]
+            saves = [sum(bytes_of(value) for value in _values(node) if _is_read(value)) for node in same]
             yield from zip(same, [max(saves), *[0] * (len(same) - 1)], strict=True)
     elif run.in_backward:  # a checkpointed part of the model
         kept = {base_of(n) for n in run.program.saved}
         for node in nodes:
-            yield node, sum(size_of(value) for value in _values(node) if value in kept)
+            yield node, sum(bytes_of(value) for value in _values(node) if value in kept)
 
 
 def _is_part(node: Node) -> bool:
