@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from random_rows import row_graph
@@ -57,7 +57,8 @@ LENGTHS = (
     131_072,  # the largest box (boxes.py: LARGEST)
 )
 _SMALL = (1, 1, 2, 2, 3, 3, 4, 5, 6, 7)
-_LARGEST = 600_000
+#: No value has more elements.
+_LARGEST = 400_000
 
 
 def large_scenario(seed: int, *, huge: bool = False) -> Scenario:
@@ -82,14 +83,16 @@ def large_scenario(seed: int, *, huge: bool = False) -> Scenario:
                 dims[axis] = f"n{axis}"
     first = {d: size for d, size in zip(dims, shape, strict=True) if isinstance(d, str)}
     bindings = [first, *(_other_sizes(rng, dims, huge) for _ in range(2) if first)]
-    grown = Growing(rng, dtype, tuple(dims), bindings, rng.random() < 0.7, largest=max(_LARGEST, 2 * math.prod(shape)))
+    grown = Growing(rng, dtype, tuple(dims), bindings, rng.random() < 0.7, largest=_most(huge))
     grown.feeds = [{} for _ in bindings]
     for _ in range(rng.randint(1, 2)):
         grown.input(dtype, grown.dims)
     for _ in range(rng.choice((1, 2, 3) if huge else (2, 3, 4, 5, 6, 8))):
         step(grown, LARGE_STEPS)
     _outputs(grown)
-    return Scenario(grown.graph.finalize(), grown.feeds, grown.smooth)
+    graph = grown.graph.finalize()
+    later = [feeds for feeds in grown.feeds[1:] if _largest(graph, feeds) <= grown.largest]
+    return Scenario(graph, [grown.feeds[0], *later], grown.smooth)
 
 
 def _of_rows(rng: random.Random, dtype: str, huge: bool) -> Scenario:
@@ -97,15 +100,28 @@ def _of_rows(rng: random.Random, dtype: str, huge: bool) -> Scenario:
     graph = row_graph(rng.getrandbits(32), dtype, not_last=rng.random() < 0.5)
     rank = max(len(t.dims or ()) for t in graph.inputs)
     numpy, feeds = dtypes.get(dtype).numpy, []
-    for _ in range(1 if huge else 3):
+    while len(feeds) < (1 if huge else 3):
         extents = large_sizes(rng, rank, huge=huge)
         draw = np.random.default_rng(rng.getrandbits(32))
         shapes = {
             str(t.name): tuple(d if isinstance(d, int) else extents[int(str(d)[1:])] for d in t.dims or ())
             for t in graph.inputs
         }
-        feeds.append({n: np.asarray(draw.standard_normal(s)).astype(numpy) for n, s in shapes.items()})
+        found = {n: np.asarray(draw.standard_normal(s)).astype(numpy) for n, s in shapes.items()}
+        if _largest(graph, found) <= _most(huge):
+            feeds.append(found)
     return Scenario(graph, feeds, True)
+
+
+def _largest(graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> int:
+    """The elements of the largest value, as far as its sizes are declared: [n] and [n,1] meet as [n,n]."""
+    sizes = {d: size for t in graph.inputs for d, size in zip(t.dims or (), feeds[str(t.name)].shape, strict=False)}
+    dims = [t.dims or () for op in graph.ops for t in op.outputs]
+    return max((math.prod(d if isinstance(d, int) else sizes.get(d, 1) for d in each) for each in dims), default=0)
+
+
+def _most(huge: bool) -> int:
+    return 2 * max(HUGE) if huge else _LARGEST
 
 
 class _Sums:
@@ -239,9 +255,8 @@ def large_sizes(rng: random.Random, rank: int, *, huge: bool = False) -> tuple[i
 
 def _other_sizes(rng: random.Random, dims: Sequence[int | str], huge: bool) -> dict[str, int]:
     """Other sizes for the symbols of a shape, of no more elements than a value may have, no two alike."""
-    most = 2 * max(HUGE) if huge else _LARGEST
     while True:
         found = {d: size for d, size in zip(dims, large_sizes(rng, len(dims)), strict=True) if isinstance(d, str)}
         sizes = [found.get(d, d) if isinstance(d, str) else d for d in dims]
-        if math.prod(sizes) <= most:
+        if math.prod(sizes) <= _most(huge):
             return found
