@@ -125,7 +125,11 @@ def _most(huge: bool) -> int:
 
 
 class _Sums:
-    """A graph over one shape n0, n1, ...: reductions along a few sets of axes, and sums to the shapes of its inputs."""
+    """A graph over one shape n0, n1, ...: reductions along a few sets of axes, and sums to the shapes of its inputs.
+
+    Attributes:
+        reads_sums: whether other ops read what is reduced; else columns may be added up by a loop of their own.
+    """
 
     def __init__(self, rng: random.Random, dtype: str, rank: int, axes: Sequence[tuple[int, ...]]) -> None:
         self.rng, self.dtype, self.axes = rng, dtype, axes
@@ -136,6 +140,7 @@ class _Sums:
         self.parts = [self._input(self._part()) for _ in range(rng.randint(0, 2))]
         self.made: list[LogicalTensor] = []
         self.reductions = rng.choice((_SUMS, _REDUCTIONS))
+        self.reads_sums = rng.random() < 0.6
 
     def _input(self, dims: Sequence[int | str], dtype: str = "") -> LogicalTensor:
         self.inputs += 1
@@ -169,18 +174,18 @@ class _Sums:
         elif kind < 0.8:
             keep = rng.random() < 0.7
             made = self.graph.add_op(pick(self.reductions), value, axes=pick(self.axes), keep_dims=keep)
-            if keep:
+            if keep and self.reads_sums:
                 self.parts.append(made)
         else:
             made = self.graph.add_op("SumTo", value, self._input(self._part(), "boolean"))
-            if rng.random() < 0.6:
+            if self.reads_sums:
                 self.parts.append(made)
         self.made.append(made)
 
     def ended(self) -> og.Graph:
         """The finalized graph; some values are outputs, and the last one."""
         rng = self.rng
-        wanted = [*rng.sample(self.made, min(len(self.made), rng.randint(1, 4))), self.made[-1]]
+        wanted = [*rng.sample(self.made, min(len(self.made), rng.choice((1, 2, 3, 4, 10)))), self.made[-1]]
         chosen = list({t.id: t for t in wanted}.values())
         self.graph.set_outputs([t if t.name else t.with_(name=f"y{i}") for i, t in enumerate(chosen)])
         return self.graph.finalize()
