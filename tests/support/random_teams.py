@@ -38,9 +38,9 @@ def teams(found: Scenario, rng: random.Random) -> Iterator[str]:
     for number, feeds in enumerate(found.feeds):
         try:
             want = [np.array(r) for r in listed(f(feeds))]
-        except OpGraphError:
+            allowed = truths(graph, feeds, seed=number)
+        except OpGraphError:  # where one alone refuses them, `calls` tells it
             continue
-        allowed = truths(graph, feeds, seed=number)
         yield from (f"arrays {number}: {p}" for p in map(problem, want, allowed) if p)
         if number == turned:
             other = {n: laid_out(a, rng) for n, a in feeds.items()}
