@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 from random_arrays import laid_out
@@ -28,12 +28,9 @@ _TEAMS = ((1, False), (2, False), (5, False), (2, True), (5, True))
 def teams(found: Scenario, rng: random.Random) -> Iterator[str]:
     """Problems of calling the graph of a scenario, and now and then its gradient, by other numbers of threads."""
     graph = found.graph
-    f = og.compile(graph)
-    floats = [port_name(t) for t in graph.inputs if t.dtype in dtypes.FLOATS]
-    slope = None
-    if floats and rng.random() < 0.3:
-        with suppress(Unimplemented):
-            slope = og.compile(graph, wrt=(rng.choice(floats),))
+    wrt = _some_input(graph, rng)
+    # What a small kernel is bound to runs in one thread for good: the others have executables of their own.
+    (f, slope), (shared, shared_slope) = ((og.compile(graph), wrt and og.compile(graph, wrt=wrt)) for _ in range(2))
     turned = rng.randrange(len(found.feeds))
     for number, feeds in enumerate(found.feeds):
         try:
@@ -47,24 +44,37 @@ def teams(found: Scenario, rng: random.Random) -> Iterator[str]:
             strides = {n: (a.strides, a.shape) for n, a in other.items()}
             yield from (f"strides {strides}: {p}" for p in map(problem, listed(f(other)), allowed) if p)
         outs = {port_name(t): np.empty_like(r) for t, r in zip(graph.outputs, want, strict=True)}
-        repeated = f.bind(feeds, out=outs) if len(outs) == len(want) else None
-        pull = slope.vjp(feeds)[1] if slope is not None and set(slope.engines) == {"opgraph"} else None
         d = {n: np.ones_like(a) for n, a in outs.items() if a.dtype.kind not in "biu"}
-        gradient = [np.array(g) for g in listed(pull(d))] if pull is not None and d else None
+        gradient = [np.array(g) for g in listed(slope.vjp(feeds)[1](d))] if slope and d else []
         for count, of_python in _TEAMS:
             told = f"arrays {number}, {count} threads" + (" of a pool" if of_python else "")
             with team(count, of_python=of_python):
-                yield from _of_libraries(f, _differs(told, listed(f(feeds)), want))
-                if repeated is not None:
+                yield from _of_kernels(shared, _differs(told, listed(shared(feeds)), want))
+                if len(outs) == len(want):
+                    repeated = shared.bind(feeds, out=outs)
                     for out in outs.values():
                         out[...] = np.zeros((), out.dtype)
                     repeated()
-                    yield from _of_libraries(f, _differs(f"{told}, bound", list(outs.values()), want))
-                if gradient is not None and pull is not None:
-                    yield from _differs(f"{told}, gradient", listed(pull(d)), gradient)
+                    yield from _of_kernels(shared, _differs(f"{told}, bound", list(outs.values()), want))
+                if gradient and shared_slope:
+                    pulled = listed(shared_slope.vjp(feeds)[1](d))
+                    yield from _of_kernels(shared_slope, _differs(f"{told}, gradient", pulled, gradient))
 
 
-def _of_libraries(f: og.Executable, found: Iterator[str]) -> Iterator[str]:
+def _some_input(graph: og.Graph, rng: random.Random) -> tuple[str, ...]:
+    """Now and then an input that the graph has a gradient by."""
+    floats = [port_name(t) for t in graph.inputs if t.dtype in dtypes.FLOATS]
+    if not floats or rng.random() > 0.3:
+        return ()
+    chosen = (rng.choice(floats),)
+    try:
+        og.gradient(graph, chosen)
+    except Unimplemented:
+        return ()
+    return chosen
+
+
+def _of_kernels(f: og.Executable, found: Iterator[str]) -> Iterator[str]:
     """What is found where kernels alone run: of a library a thread's part decides which elements are vectors."""
     return found if set(f.engines) == {"opgraph"} else iter(())
 
