@@ -129,6 +129,7 @@ class _Sums:
 
     Attributes:
         reads_sums: whether other ops read what is reduced; else columns may be added up by a loop of their own.
+        is_costly: whether either side of a choice costs so much that kernels go by branches (codegen/branches.py).
     """
 
     def __init__(self, rng: random.Random, dtype: str, rank: int, axes: Sequence[tuple[int, ...]]) -> None:
@@ -141,6 +142,7 @@ class _Sums:
         self.made: list[LogicalTensor] = []
         self.reductions = rng.choice((_SUMS, _REDUCTIONS))
         self.reads_sums = rng.random() < 0.6
+        self.is_costly = dtype != "f64" and rng.random() < 0.2
 
     def _input(self, dims: Sequence[int | str], dtype: str = "") -> LogicalTensor:
         self.inputs += 1
@@ -165,11 +167,14 @@ class _Sums:
             )
             self.whole.append(made)
         elif kind < 0.45:
-            made = self.graph.add_op(pick(("Sigmoid", "Abs", "Neg", "Tanh", "Square", "ReLU", "Sin")), value)
+            made = self.graph.add_op(pick(_CHEAP), value)
             self.whole.append(made)
-        elif kind < 0.52:
+        elif kind < (0.6 if self.is_costly else 0.52):
             other = pick([*self.whole, *self.parts])
-            made = self.graph.add_op("Select", self.graph.add_op("Less", value, other), other, value)
+            condition = self.graph.add_op("Less", value, other)
+            if self.is_costly:
+                other, value = self._through(_COSTLY[:5], other), self._through(_COSTLY[5:], value)
+            made = self.graph.add_op("Select", condition, other, value)
             self.whole.append(made)
         elif kind < 0.8:
             keep = rng.random() < 0.7
@@ -182,6 +187,11 @@ class _Sums:
                 self.parts.append(made)
         self.made.append(made)
 
+    def _through(self, kinds: Sequence[str], value: LogicalTensor) -> LogicalTensor:
+        for kind in self.rng.sample(kinds, 3):
+            value = self.graph.add_op(kind, value)
+        return value
+
     def ended(self) -> og.Graph:
         """The finalized graph; some values are outputs, and the last one."""
         rng = self.rng
@@ -191,6 +201,8 @@ class _Sums:
         return self.graph.finalize()
 
 
+_CHEAP = ("Sigmoid", "Abs", "Neg", "Tanh", "Square", "ReLU", "Sin")
+_COSTLY = ("Sin", "Mish", "Tanh", "Atan", "GELU", "Cos", "SoftPlus", "Asinh", "Erf", "Sigmoid")
 #: Those that sums of columns are made of, and others beside these.
 _SUMS = ("ReduceSum", "ReduceMean")
 _REDUCTIONS = ("ReduceSum", "ReduceSum", "ReduceMean", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceProd")
