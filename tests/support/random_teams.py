@@ -51,12 +51,12 @@ def teams(found: Scenario, rng: random.Random) -> Iterator[str]:
             told = f"arrays {number}, {count} threads" + (" of a pool" if of_python else "")
             with team(count, of_python=of_python):
                 yield from _of_kernels(shared, _differs(told, listed(shared(feeds)), want))
-                if len(outs) == len(want) and (count, of_python) == bound:
-                    repeated = shared.bind(feeds, out=outs)
-                    for out in outs.values():
+                if len(outs) == len(want):
+                    again = shared.bind(feeds, out=outs) if (count, of_python) == bound else None
+                    for out in outs.values():  # what a piece leaves out is seen
                         out[...] = np.zeros((), out.dtype)
-                    repeated()
-                    yield from _of_kernels(shared, _differs(f"{told}, bound", list(outs.values()), want))
+                    again() if again is not None else shared(feeds, out=outs)
+                    yield from _of_kernels(shared, _differs(f"{told}, out=", list(outs.values()), want))
                 if gradient and shared_slope:
                     pulled = listed(shared_slope.vjp(feeds)[1](d))
                     yield from _of_kernels(shared_slope, _differs(f"{told}, gradient", pulled, gradient))
