@@ -125,17 +125,18 @@ def _most(huge: bool) -> int:
 
 
 class _Sums:
-    """A graph over one shape n0, n1, ...: reductions along a few sets of axes, and sums to the shapes of its inputs.
+    """A graph over one shape: reductions along a few sets of axes, and sums to the shapes of its inputs.
 
     Attributes:
         reads_sums: whether other ops read what is reduced; else columns may be added up by a loop of their own.
         is_costly: whether either side of a choice costs so much that kernels go by branches (codegen/branches.py).
     """
 
-    def __init__(self, rng: random.Random, dtype: str, rank: int, axes: Sequence[tuple[int, ...]]) -> None:
-        self.rng, self.dtype, self.axes = rng, dtype, axes
+    def __init__(
+        self, rng: random.Random, dtype: str, dims: tuple[int | str, ...], axes: Sequence[tuple[int, ...]]
+    ) -> None:
+        self.rng, self.dtype, self.dims, self.axes = rng, dtype, dims, axes
         self.graph = og.Graph()
-        self.dims = tuple(f"n{axis}" for axis in range(rank))
         self.inputs = 0
         self.whole = [self._input(self.dims) for _ in range(rng.randint(1, 2))]
         self.parts = [self._input(self._part()) for _ in range(rng.randint(0, 2))]
@@ -211,26 +212,32 @@ _REDUCTIONS = ("ReduceSum", "ReduceSum", "ReduceMean", "ReduceMean", "ReduceMax"
 def _of_sums(rng: random.Random, dtype: str, huge: bool) -> Scenario:
     """A graph whose ops go over one space, one loop for the most part."""
     rank = rng.choice((1, 2, 2, 2, 3, 3, 4, 5))
-    axes = [
-        tuple(a for a in range(rank) if rng.random() < 0.5) or (rng.randrange(rank),) for _ in range(rng.randint(1, 2))
-    ]
+    axes = [_some_axes(rng, rank) for _ in range(rng.choice((1, 1, 2)))]
     groups = rank > 2 and rng.random() < 0.5
     if groups:  # the axes of a group norm with the channels last
         axes = [tuple(a for a in range(1, rank) if a != rank - 2)]
-    grown = _Sums(rng, dtype, rank, axes)
+
+    def drawn() -> tuple[int, ...]:
+        while True:
+            found = _sizes_of_groups(rng, rank) if groups and not huge else large_sizes(rng, rank, huge=huge)
+            if math.prod(found) <= _most(huge):
+                return found
+
+    # Of sizes that are declared, how ops are put into kernels depends on them, too (partition/rows.py: CACHED).
+    are_declared = rng.random() < 0.25
+    grown = _Sums(rng, dtype, drawn() if are_declared else tuple(f"n{axis}" for axis in range(rank)), axes)
     for _ in range(rng.choice((2, 3) if huge else (2, 4, 5, 6, 8, 10))):
         grown.step()
     graph, feeds = grown.ended(), []
-    while len(feeds) < (1 if huge else 3):
-        extents = _sizes_of_groups(rng, rank) if groups and not huge else large_sizes(rng, rank, huge=huge)
+    for _ in range(1 if huge or are_declared else 3):
+        extents = drawn()
         draw = np.random.default_rng(rng.getrandbits(32))
         found = {}
         for tensor in graph.inputs:
             shape = tuple(d if isinstance(d, int) else extents[int(str(d)[1:])] for d in tensor.dims or ())
             numbers = draw.random(shape) < 0.5 if tensor.dtype == "boolean" else draw.uniform(-2, 2, shape)
             found[str(tensor.name)] = np.asarray(numbers).astype(dtypes.get(tensor.dtype).numpy)
-        if _largest(graph, found) <= _most(huge):
-            feeds.append(found)
+        feeds.append(found)
     return Scenario(graph, feeds, True)
 
 
