@@ -26,10 +26,10 @@ def sum_over(values: Any, axes: Iterable[int], *, keep: bool = False, dtype: Any
         keep: whether the axes stay, with size 1.
     """
     over = tuple(axes)
-    if not isinstance(values, np.ndarray | np.generic):
-        return values.sum(axis=over, keepdims=keep)
-    if not over or not values.ndim:
+    if isinstance(values, np.generic) or (isinstance(values, np.ndarray) and not (over and values.ndim)):
         return np.sum(values, axis=over if values.ndim else None, keepdims=keep, dtype=dtype)
+    if not isinstance(values, np.ndarray):
+        return values.sum(axis=over, keepdims=keep)
     over = tuple(sorted(axis % values.ndim for axis in over))
     rest = [axis for axis in range(values.ndim) if axis not in over]
     count = math.prod(values.shape[axis] for axis in over)
