@@ -342,3 +342,14 @@ def test_a_graph_is_partitioned_once_and_judged_by_its_own_values() -> None:
     assert executable.partition(graph) is not one._partitioning
     (zero,), (one_,) = (truths(graph, {"x": np.full(2, number, np.float32)}) for number in (0, 1))
     assert zero.value[0] == 0 and abs(one_.value[0] - np.sin(1)) < 1e-15
+
+
+def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows() -> None:
+    """1e100 four times and then 0: NaN, or 0 where the zero comes first."""
+    x = np.array([[1e100, 1e100, 1e100, 1e100, 0.0], [1.0, 2.0, 3.0, 4.0, 0.0], [1e-100, 1e-200, 1e100, 1e100, 1e100]])
+    text = "graph(x: f64[3,5]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)"
+    truth = one_truth(text, x=x)
+    for first in (np.nan, 0.0):
+        assert problem(np.array([[first], [0.0], [1.0]]), truth) == ""
+    assert problem(np.array([[0.0], [np.nan], [1.0]]), truth)
+    assert problem(np.array([[0.0], [0.0], [1.1]]), truth)
