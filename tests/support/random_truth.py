@@ -275,7 +275,7 @@ def _bounded(
 
 
 def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: list[str], made: np.ndarray) -> np.ndarray:
-    """A product of finite numbers, as if no part of it overflowed or vanished: which parts there are, the order says."""
+    """A product of finite numbers, as if no part of it overflowed or vanished: that is a matter of the order."""
     gone = (made == 0) | ~np.isfinite(made)
     if not gone.any() or not np.isfinite(given[0]).all():
         return made
