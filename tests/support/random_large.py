@@ -202,8 +202,8 @@ class _Sums:
         return self.graph.finalize()
 
 
-_CHEAP = ("Sigmoid", "Abs", "Neg", "Tanh", "Square", "ReLU", "Sin")
-_COSTLY = ("Sin", "Mish", "Tanh", "Atan", "GELU", "Cos", "SoftPlus", "Asinh", "Erf", "Sigmoid")
+_CHEAP = ("Sigmoid", "Abs", "Neg", "Tanh", "Square", "ReLU", "Erf")
+_COSTLY = ("Mish", "Tanh", "Atan", "GELU", "Swish", "SoftPlus", "Asinh", "Erf", "Sigmoid", "HardSwish")
 #: Those that sums of columns are made of, and others beside these.
 _SUMS = ("ReduceSum", "ReduceMean")
 _REDUCTIONS = ("ReduceSum", "ReduceSum", "ReduceMean", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceProd")
