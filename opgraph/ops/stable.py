@@ -19,7 +19,8 @@ where: Callable[..., np.ndarray] = np.where
 
 def sum_over(values: Any, axes: Iterable[int], *, keep: bool = False, dtype: Any = None) -> Any:
     """The sum over axes, in pairs. NumPy adds in pairs along an axis that is innermost in memory; along others it adds
-    one element after the other, with an error that grows with their number instead of its logarithm.
+    one element after the other, with an error that grows with their number instead of its logarithm. Axes are taken in
+    the order of memory: an array and a view of it with other axes in front have the same bits.
 
     Args:
         values: an array of NumPy's, or another library's, which adds up as it does.
@@ -30,7 +31,7 @@ def sum_over(values: Any, axes: Iterable[int], *, keep: bool = False, dtype: Any
         return np.sum(values, axis=over if values.ndim else None, keepdims=keep, dtype=dtype)
     if not isinstance(values, np.ndarray):
         return values.sum(axis=over, keepdims=keep)
-    over = tuple(sorted(axis % values.ndim for axis in over))
+    over = tuple(sorted((axis % values.ndim for axis in over), key=lambda axis: (-abs(values.strides[axis]), axis)))
     rest = [axis for axis in range(values.ndim) if axis not in over]
     count = math.prod(values.shape[axis] for axis in over)
     turned = np.ascontiguousarray(values.transpose(*rest, *over))
