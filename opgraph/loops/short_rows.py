@@ -78,7 +78,7 @@ def long_rows(layout: Layout, loads: int) -> LongRows | None:
         if not grouped and all(s.outer == 0 for s in spread):
             # Every place of the next axis has the same values: as many of them as fill a stretch are one row.
             times = next((n for n in range(longest // short, 0, -1) if extent % n == 0), 0)
-        elif tiled:
+        elif tiled or short > longest:
             return None
     if times * short < SHORT or layout.size < _USES * times * short or len(spread) > MAX_SPREAD:
         return None

@@ -9,6 +9,7 @@ import numpy as np
 
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, GradientRule, Onnx, OpDef, Port, Row, ShapeRule, Speller, Template, register
+from opgraph.ops import stable
 from opgraph.ops.families import FLOAT, defaults_of
 
 
@@ -120,5 +121,5 @@ def mean_of(values: Any, axes: Iterable[int]) -> Any:
     count = 1
     for axis in over:
         count *= values.shape[axis]
-    total = values.sum(axis=over, keepdims=True)
+    total = stable.sum_over(values, over, keep=True)
     return total / count if count else total / (total * 0)

@@ -6,7 +6,8 @@ All take and return float arrays of one dtype, which they keep.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,29 @@ from opgraph.errors import Unimplemented
 
 #: np.where, whose stub forgets what it returns.
 where: Callable[..., np.ndarray] = np.where
+
+
+def sum_over(values: Any, axes: Iterable[int], *, keep: bool = False, dtype: Any = None) -> Any:
+    """The sum over axes, in pairs. NumPy adds in pairs along an axis that is innermost in memory; along others it adds
+    one element after the other, with an error that grows with their number instead of its logarithm. Axes are taken in
+    the order of memory: an array and a view of it with other axes in front have the same bits.
+
+    Args:
+        values: an array of NumPy's, or another library's, which adds up as it does.
+        keep: whether the axes stay, with size 1.
+    """
+    over = tuple(axes)
+    if isinstance(values, np.generic) or (isinstance(values, np.ndarray) and not (over and values.ndim)):
+        return np.sum(values, axis=over if values.ndim else None, keepdims=keep, dtype=dtype)
+    if not isinstance(values, np.ndarray):
+        return values.sum(axis=over, keepdims=keep)
+    over = tuple(sorted((axis % values.ndim for axis in over), key=lambda axis: (-abs(values.strides[axis]), axis)))
+    rest = [axis for axis in range(values.ndim) if axis not in over]
+    count = math.prod(values.shape[axis] for axis in over)
+    turned = np.ascontiguousarray(values.transpose(*rest, *over))
+    total = turned.reshape(*turned.shape[: len(rest)], count).sum(axis=-1, dtype=dtype)
+    kept = tuple(1 if axis in over else size for axis, size in enumerate(values.shape))
+    return np.reshape(total, kept) if keep else total
 
 
 def product(a: np.ndarray | float, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:

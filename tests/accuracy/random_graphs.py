@@ -36,9 +36,11 @@ from random_calls import calls
 from random_files import files
 from random_gradients import gradients
 from random_known import found_once
+from random_large import large_scenario
 from random_scenario import Scenario, scenario
 from random_shrink import shrunk
 from random_sizes import sizes
+from random_teams import teams
 from random_together import Together
 from random_torch import torch_calls
 from random_written import written
@@ -54,6 +56,13 @@ CHECKS: dict[str, Check] = {
     "sizes": sizes,
     "written": written,
     "again": again,
+    "teams": teams,
+}
+#: How graphs are drawn; of large arrays files tell nothing more.
+DRAWS: dict[str, Callable[[int], Scenario]] = {
+    "small": scenario,
+    "large": large_scenario,
+    "huge": partial(large_scenario, huge=True),
 }
 #: Of one check, how many problems are told.
 _MOST = 5
@@ -63,6 +72,8 @@ _EVERY = 60.0
 _LONG, _LARGE = 60.0, 4 << 30
 #: How many seeds are under way at a time, so that their kernels are compiled together, and how many one process runs.
 _BESIDE, _OF_A_PROCESS = 150, 300
+#: The same of large arrays, which take more memory.
+_LARGE_BESIDE, _LARGE_OF_A_PROCESS = 40, 80
 
 
 def problems(found: Scenario, check: Check, seed: int) -> list[str]:
@@ -91,6 +102,7 @@ class Run:
         shrink: whether the smallest part that shows a problem is looked for.
         optimized: seeds that it divides have each kernel compiled by itself with the flags of all kernels; of the
             others kernels are compiled with -O0, those of many seeds at once.
+        arrays: how graphs are drawn, one of DRAWS.
 
     Attributes:
         ran, wrong: how many seeds ran, and how many of them showed problems.
@@ -99,6 +111,7 @@ class Run:
     names: list[str]
     shrink: bool = False
     optimized: int = 1
+    arrays: str = "small"
     ran: int = 0
     wrong: int = 0
 
@@ -113,13 +126,14 @@ class Run:
                 with _flags("-O0"):
                     # Dynamo holds a lock while it compiles a function: nobody else could go on.
                     beside = [name for name in self.names if name != "torch"]
-                    Together(_BESIDE).run(partial(self._one, seed, beside) for seed in others)
+                    at_once = _BESIDE if self.arrays == "small" else _LARGE_BESIDE
+                    Together(at_once).run(partial(self._one, seed, beside) for seed in others)
                     for seed in others if "torch" in self.names else ():
                         self._one(seed, ["torch"], counts=False)
 
     def _one(self, seed: int, names: Sequence[str], *, counts: bool = True) -> None:
         used = time.thread_time()
-        drawn = scenario(seed)
+        drawn = DRAWS[self.arrays](seed)
         told = {name: problems(_copied(drawn), CHECKS[name], seed) for name in names}
         used = time.thread_time() - used
         if used > _LONG:
@@ -130,7 +144,7 @@ class Run:
             for line in lines:
                 print(f"seed {seed}, {name}: {line}", flush=True)
             if lines and self.shrink:
-                small = shrunk(scenario(seed), _shows(name, seed, lines[0]))
+                small = shrunk(DRAWS[self.arrays](seed), _shows(name, seed, lines[0]))
                 print(small.graph)
                 print({n: f"{a.dtype}{list(a.shape)}" for n, a in small.feeds[0].items()}, flush=True)
 
@@ -154,10 +168,11 @@ def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tup
     """
     ran = wrong = 0
     coming, start = iter(seeds), time.monotonic()
+    most = _OF_A_PROCESS if run.arrays == "small" else _LARGE_OF_A_PROCESS
     told_at, next_seed = start, -1
     going: dict[int, tuple[list[int], int]] = {}
     while True:
-        while len(going) < jobs and time.monotonic() < until and (own := list(islice(coming, _OF_A_PROCESS))):
+        while len(going) < jobs and time.monotonic() < until and (own := list(islice(coming, most))):
             next_seed = own[-1] + 1
             out, into = os.pipe()
             pid = os.fork()
@@ -223,6 +238,12 @@ def main() -> int:
     parser.add_argument(
         "--optimized", type=int, default=1, metavar="N", help="of N seeds one has kernels of -O2, the others of -O0"
     )
+    parser.add_argument(
+        "--arrays",
+        choices=tuple(DRAWS),
+        default="small",
+        help="how large most arrays are; a seed is another graph in each",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     given = parser.parse_args()
     if given.no_compiler:
@@ -231,7 +252,7 @@ def main() -> int:
     begin, _, end = given.seeds.partition(":")
     first, last = int(begin), int(end or sys.maxsize)
     start = time.monotonic()
-    run = Run(given.checks.split(","), given.shrink, given.optimized)
+    run = Run(given.checks.split(","), given.shrink, given.optimized, given.arrays)
     ran, wrong, after = in_processes(run, range(first, last), given.jobs, start + 60 * given.minutes)
     print(f"{ran} seeds from {first} to {after} in {time.monotonic() - start:.0f} s: {wrong} with problems")
     return 1 if wrong else 0

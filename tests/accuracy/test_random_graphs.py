@@ -15,6 +15,7 @@ pytest.importorskip("onnxruntime")
 
 from random_graphs import CHECKS, problems
 from random_known import found_once
+from random_large import large_scenario
 from random_scenario import Scenario, scenario
 from random_shrink import shrunk
 from random_together import Together
@@ -22,7 +23,7 @@ from random_truth import problem, truths
 
 import opgraph as og
 from opgraph.ir.opdef import all_ops
-from opgraph.runtime import executable, host
+from opgraph.runtime import executable, host, threads
 from opgraph.runtime.training import Pullback
 
 #: Few, as kernels have to be compiled; files need none.
@@ -39,6 +40,33 @@ SEEDS = {
 @pytest.mark.parametrize(("check", "seed"), [(c, s) for c, seeds in SEEDS.items() for s in seeds])
 def test_a_random_graph_computes_what_the_reference_does(check: str, seed: int) -> None:
     assert problems(scenario(seed), CHECKS[check], seed) == []
+
+
+@pytest.mark.parametrize(("check", "seed"), [("teams", 0), ("teams", 3), ("calls", 1), ("gradients", 2)])
+def test_a_random_graph_over_large_arrays_computes_what_the_reference_does(check: str, seed: int) -> None:
+    assert problems(large_scenario(seed), CHECKS[check], seed) == []
+
+
+def test_large_arrays_lie_on_both_sides_of_where_schedules_change() -> None:
+    elements, lengths = set(), set()
+    for seed in range(400):
+        for feeds in large_scenario(seed).feeds:
+            elements |= {array.size for array in feeds.values()}
+            lengths |= {size for array in feeds.values() for size in array.shape}
+    assert max(elements) <= 400_000
+    for found, numbers in ((elements, (32_768, 65_536)), (lengths, (8, 16, 64, 128, 4096))):
+        assert all({n, n + 1} <= found and any(n // 2 < m < n for m in found) for n in numbers)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_piece_that_a_thread_leaves_out_is_told(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_the_last(work: Any, size: int, count: int) -> None:
+        work(0, max(size - planted, 1))
+
+    monkeypatch.setattr(threads, "run_in_pool", without_the_last)
+    graph = og.parse("graph(x: f32[n,5]) -> (y)\n  y = Sin(x)").finalize()
+    found = Scenario(graph, [{"x": np.linspace(1, 2, 5 * n, dtype=np.float32).reshape(n, 5)} for n in (1, 4)], True)
+    assert bool(problems(found, CHECKS["teams"], 0)) == planted
 
 
 def test_random_graphs_hold_every_kind_of_op_that_runs() -> None:
@@ -314,3 +342,14 @@ def test_a_graph_is_partitioned_once_and_judged_by_its_own_values() -> None:
     assert executable.partition(graph) is not one._partitioning
     (zero,), (one_,) = (truths(graph, {"x": np.full(2, number, np.float32)}) for number in (0, 1))
     assert zero.value[0] == 0 and abs(one_.value[0] - np.sin(1)) < 1e-15
+
+
+def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows() -> None:
+    """1e100 four times and then 0: NaN, or 0 where the zero comes first."""
+    x = np.array([[1e100, 1e100, 1e100, 1e100, 0.0], [1.0, 2.0, 3.0, 4.0, 0.0], [1e-100, 1e-200, 1e100, 1e100, 1e100]])
+    text = "graph(x: f64[3,5]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)"
+    truth = one_truth(text, x=x)
+    for first in (np.nan, 0.0):
+        assert problem(np.array([[first], [0.0], [1.0]]), truth) == ""
+    assert problem(np.array([[0.0], [np.nan], [1.0]]), truth)
+    assert problem(np.array([[0.0], [0.0], [1.1]]), truth)

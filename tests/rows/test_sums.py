@@ -18,7 +18,7 @@ from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered, lower
-from opgraph.loops.short_rows import long_rows
+from opgraph.loops.short_rows import STRETCH, long_rows
 from opgraph.loops.text import parse_loop
 from opgraph.runtime import threads
 from opgraph.runtime.fallback import InterpretedKernel
@@ -361,6 +361,19 @@ def test_short_rows_of_one_parameter_each_are_repeated_along_a_longer_row() -> N
 )
 def test_other_rows_stay_as_they_are(shapes: tuple[tuple[int, ...], ...], sums: int) -> None:
     assert long_of(*shapes, sums=sums) is None
+
+
+@pytest.mark.parametrize(("sums", "short"), [(32, 127), (33, 124), (33, 127), (40, 121), (64, 64), (100, 41)])
+def test_long_rows_have_no_more_cells_than_a_box(sums: int, short: int) -> None:
+    stores = [f"  store f32 t{i} summed to x1" for i in range(sums)]
+    lines = [f"  t{i}: f32 = Multiply(x0, {i}.5)  # {i}" for i in range(sums)]
+    text = "\n".join(["loop(parallel *)", "  x0 = load f32", "  x1 = load f32", *lines, *stores])
+    shapes = (50, 64, short), (64, 1)
+    layout = bind(parse_loop(text), shapes, [dense(s) for s in shapes])
+    long = long_rows(layout, 2)
+    boxes = boxes_of(layout) if long is None else boxes_of(long.layout, longest=STRETCH, unit=long.short)
+    assert sum(one.cells for one in boxes.sums) <= MAX_CELLS
+    assert (long is None) == (sums * short > MAX_CELLS)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

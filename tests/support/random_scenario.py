@@ -49,6 +49,7 @@ class Growing:
         dims: the declared sizes of the widest shape: an int or a symbol each.
         bindings: symbol -> size, one dict for each call.
         truth: the value of each tensor, by id, for the first binding.
+        largest: elements that no value exceeds.
     """
 
     rng: random.Random
@@ -56,6 +57,7 @@ class Growing:
     dims: tuple[int | str, ...]
     bindings: list[dict[str, int]]
     smooth: bool
+    largest: int = LARGEST
     graph: og.Graph = field(default_factory=og.Graph)
     values: list[LogicalTensor] = field(default_factory=list)
     truth: dict[int, np.ndarray] = field(default_factory=dict)
@@ -159,7 +161,7 @@ class Growing:
         known = [self.truth[t.id] for t in args]
         sizes = [a.shape for a in known]
         try:
-            if opdef.get(kind, where="").is_pointwise and np.prod(np.broadcast_shapes(*sizes)) > LARGEST:
+            if opdef.get(kind, where="").is_pointwise and np.prod(np.broadcast_shapes(*sizes)) > self.largest:
                 return []
         except ValueError:
             pass  # an op along a channel axis, or one that is refused below

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,14 @@ def _reductions() -> tuple[str, ...]:
     return tuple(r.kind for r in all_ops() if r.family == "reduction")
 
 
-def step(grown: Growing) -> None:
-    """One more op, or a few that belong together."""
-    grown.rng.choices(tuple(_STEPS), tuple(_STEPS.values()))[0](grown)
+def step(grown: Growing, kinds: Mapping[Callable[[Growing], None], int] | None = None) -> None:
+    """One more op, or a few that belong together.
+
+    Args:
+        kinds: the kinds of steps, and how often each is taken; all kinds by default.
+    """
+    chosen = kinds or _STEPS
+    grown.rng.choices(tuple(chosen), tuple(chosen.values()))[0](grown)
 
 
 def _float(grown: Growing) -> str:
@@ -372,4 +378,9 @@ def _quantized(grown: Growing) -> None:
 _STEPS = {
     _any_pointwise: 12, _arithmetic: 10, _reduce: 7, _norm: 4, _select: 4, _moved: 5, _cut: 4, _cast: 2, _library: 4,
     _unit: 4, _sum: 3, _channel: 3, _quantized: 1,
+}  # fmt: skip
+#: Those for large arrays: reductions and sums for the most part.
+LARGE_STEPS = {
+    _any_pointwise: 3, _arithmetic: 8, _reduce: 12, _norm: 5, _sum: 9, _channel: 3, _unit: 3, _select: 2, _moved: 2,
+    _cut: 1, _cast: 1,
 }  # fmt: skip

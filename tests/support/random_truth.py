@@ -259,6 +259,8 @@ def _bounded(
     """
     limit = float(np.finfo(np.float32).max)
     near = limit / 1024
+    if part.kind == "ReduceProd":
+        results = [_in_any_order(part, record, given, working, results[0])]
     found = [
         np.where(np.abs(r) > limit, np.copysign(np.inf, r), r) if t.dtype in ("f32", "bf16", "f16") else r
         for t, r in zip(part.outputs, results, strict=True)
@@ -270,6 +272,17 @@ def _bounded(
         count = given[0].size // max(found[0].size, 1) if part.kind == "ReduceMean" else 1
         found[0] = np.where(np.abs(sums) * count > near, np.nan, found[0])
     return found
+
+
+def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: list[str], made: np.ndarray) -> np.ndarray:
+    """A product of finite numbers, as if no part of it overflowed or vanished: that is a matter of the order."""
+    gone = (made == 0) | ~np.isfinite(made)
+    if not gone.any() or not np.isfinite(given[0]).all():
+        return made
+    sum_of: Any = opdef.get("ReduceSum", where="").reference
+    (signs,) = by_reference(part, record, [np.sign(given[0]), *given[1:]], working)
+    size = np.exp(sum_of(np.log(np.abs(given[0])), *given[1:], **part.attrs))
+    return np.where(gone, np.where(signs == 0, 0.0, signs * size), made)
 
 
 def _by_torchs_rules(part: Op, record: OpDef, given: list[np.ndarray], results: list[np.ndarray]) -> list[np.ndarray]:
