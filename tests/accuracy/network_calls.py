@@ -239,7 +239,12 @@ def _has_gradient(result: torch.Tensor) -> bool:
 
 
 def _strides(result: torch.Tensor) -> tuple[int, ...] | None:
-    """Those of axes longer than 1; None of a view that does not fill its memory: a fused model may return a copy."""
+    """Those of axes longer than 1; None of a view that does not fill its memory: a fused model may return a copy.
+
+    Of a tensor without elements there are none: torch takes each for contiguous.
+    """
+    if not result.numel():
+        return ()
     found = sorted((s, n) for s, n in zip(result.stride(), result.shape, strict=True) if n > 1)
     is_dense = all(s == (found[i - 1][0] * found[i - 1][1] if i else 1) for i, (s, _) in enumerate(found))
     return tuple(s for s, n in zip(result.stride(), result.shape, strict=True) if n > 1) if is_dense else None
