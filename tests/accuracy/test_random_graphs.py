@@ -353,3 +353,13 @@ def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows(
         assert problem(np.array([[first], [0.0], [1.0]]), truth) == ""
     assert problem(np.array([[0.0], [np.nan], [1.0]]), truth)
     assert problem(np.array([[0.0], [0.0], [1.1]]), truth)
+
+
+def test_a_product_beside_an_infinity_may_overflow_on_the_way() -> None:
+    """1e200 twice and then -1e-100: -1e300 or -inf, by the order, whatever the other rows are."""
+    x = np.array([[1e200, 1e200, -1e-100], [np.inf, 2.0, 1.0], [np.inf, 0.0, 1.0]])
+    truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
+    for first in (-1e300, -np.inf):
+        assert problem(np.array([[first], [np.inf], [np.nan]]), truth) == ""
+    assert problem(np.array([[-1e300], [1.0], [np.nan]]), truth)
+    assert problem(np.array([[-1e300], [np.inf], [0.0]]), truth)

@@ -275,11 +275,12 @@ def _bounded(
 
 
 def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: list[str], made: np.ndarray) -> np.ndarray:
-    """A product of finite numbers, as if no part of it overflowed or vanished: that is a matter of the order."""
-    gone = (made == 0) | ~np.isfinite(made)
-    if not gone.any() or not np.isfinite(given[0]).all():
-        return made
+    """Products of finite numbers, as if no part of them overflowed or vanished: that is a matter of the order."""
     sum_of: Any = opdef.get("ReduceSum", where="").reference
+    others = sum_of((~np.isfinite(given[0])).astype(np.float64), *given[1:], **part.attrs)
+    gone = ((made == 0) | ~np.isfinite(made)) & (others == 0)
+    if not gone.any():
+        return made
     (signs,) = by_reference(part, record, [np.sign(given[0]), *given[1:]], working)
     size = np.exp(sum_of(np.log(np.abs(given[0])), *given[1:], **part.attrs))
     return np.where(gone, np.where(signs == 0, 0.0, signs * size), made)
