@@ -127,23 +127,6 @@ class Queue(nn.Module):
         self.place[0] = (at + len(keys)) % 8
 
 
-def test_the_clone_of_a_parameter_that_is_trained_is_not_kept():
-    class Edited(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(8, 8))
-
-        def forward(self, x):
-            weight = self.weight.clone() if self.clones else self.weight
-            return x @ torch.tanh(weight)
-
-    x, kept = torch.rand(4, 8), []
-    for clones in (True, False):
-        model = type("Model", (Edited,), {"clones": clones})()
-        kept.append(ogt.saved_tensors(ogt.fuse(model), x).totals.kept)
-    assert kept[0] == kept[1]
-
-
 def test_a_buffer_that_was_cloned_may_be_written_to_before_backward():
     torch.manual_seed(0)
     eager = Queue()

@@ -39,7 +39,7 @@ def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
     text = Text(image=False, lines=lines, outputs=["v1", "v2"], cases=CASES[:2])
     assert list(problems(text, 0)) == []
     monkeypatch.setattr(saved, "inputs_written_afterwards", lambda joint: [])
-    monkeypatch.setattr(saved, "clones_of_inputs", lambda joint, trained: set())
+    monkeypatch.setattr(saved, "clones_of_inputs", lambda joint: set())
     assert any("inplace operation" in problem for problem in problems(text, 0))
     small = shrunk(text, 0)
     assert small.lines == lines[1:3] and small.outputs == ["v1"] and small.cases == CASES[:1]

@@ -10,7 +10,7 @@ left are obeyed. With a budget torch's own rules decide, which may run library o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, TypeAlias
 
@@ -83,10 +83,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             fold_constants(joint)
             channels_last(joint, has_gradients=True)
         share_constants(joint)
-        returned: Any = joint.graph.output_node().args[0]
-        gradients = dict(zip(places, returned[arguments["num_fwd_outputs"] :]))
-        trained = {node for node in free if gradients.get(node) is not None}
-        for node in reading_what_is_written(joint.graph) | clones_of_inputs(joint.graph, trained):
+        for node in reading_what_is_written(joint.graph) | clones_of_inputs(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
         joint.graph.eliminate_dead_code()
         share_common_subexpressions(joint.graph)
@@ -172,16 +169,11 @@ def reading_what_is_written(joint: Graph) -> set[Node]:
     return found
 
 
-def clones_of_inputs(joint: Graph, trained: Collection[Node] = ()) -> set[Node]:
-    """The calls of `clone()` on inputs: a program copies what it writes to before backward, as a queue of keys.
-
-    Args:
-        trained: parameters that get gradients, which nobody writes to before backward.
-    """
+def clones_of_inputs(joint: Graph) -> set[Node]:
+    """The calls of `clone()` on inputs: a program copies what it writes to before backward, as a queue of keys."""
     nodes = joint.find_nodes(op="call_function", target=aten.clone.default)
     given = {n: base_of(n.args[0]) for n in nodes if not n.kwargs}
-    inputs = {n: base for n, base in given.items() if base.op == "placeholder" and base not in trained}
-    return {n for n, base in inputs.items() if "tangents" not in str(base.target)}
+    return {n for n, base in given.items() if base.op == "placeholder" and "tangents" not in str(base.target)}
 
 
 def hold_compared(joint: Graph, keep: AbstractSet[Node] = frozenset()) -> bool:
