@@ -138,3 +138,24 @@ def test_a_buffer_that_was_cloned_may_be_written_to_before_backward():
             model(x).square().sum().backward()
         torch.testing.assert_close(fused.query.weight.grad, eager.query.weight.grad)
         torch.testing.assert_close(fused.queue, eager.queue)
+
+
+class OfAClone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.0, 2.0]))
+
+    def forward(self, x):
+        return (x * self.weight.clone()).sin()
+
+
+@pytest.mark.parametrize("write", [lambda w: w.data.add_(1), lambda w: w.detach().mul_(3)], ids=["data", "detached"])
+def test_a_trained_parameter_that_was_cloned_may_be_written_to_before_backward(write):
+    found = []
+    for model in plain_and_fused(OfAClone()):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        y = model(x)
+        write(model.weight)
+        y.sum().backward()
+        found.append((y.detach(), x.grad, model.weight.grad))
+    torch.testing.assert_close(*found)
