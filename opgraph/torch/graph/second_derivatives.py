@@ -29,7 +29,7 @@ def with_second_derivatives(graph: GraphModule, call: Callable[..., Any], draws:
         call: the graph, as AOTAutograd compiled it.
         draws: whether it draws random numbers.
     """
-    backward: _Backward | None = None
+    backward: _DoubleBackward | None = None
     runs_again = not draws and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
     def run(*args: Any) -> Any:
@@ -46,7 +46,7 @@ def with_second_derivatives(graph: GraphModule, call: Callable[..., Any], draws:
         nodes = [compiled_node(r) for r in results]
         shown = next((place for place, node in enumerate(nodes) if node is not None and node not in made), None)
         if shown is not None:
-            backward = _Backward(graph, nodes[shown], shown, results, args, edges)
+            backward = _DoubleBackward(graph, nodes[shown], shown, results, args, edges)
             backward.runs_again &= runs_again and before == _versions(args)
             backward.follow(results, args)
         return results
@@ -58,7 +58,7 @@ def with_second_derivatives(graph: GraphModule, call: Callable[..., Any], draws:
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
-class _Backward:
+class _DoubleBackward:
     """The backward of a compiled graph's node.
 
     Args:

@@ -99,7 +99,7 @@ def with_undefined_gradients(call: Callable[..., Any], depends: Dependencies) ->
     """
     if not depends:
         return call
-    backward: _Backward | None = None
+    backward: _PartialBackward | None = None
     shown = 0  # the place of a result, or of an argument after the results, that shows the node of this graph
 
     def run(*args: Any) -> Any:
@@ -117,14 +117,14 @@ def with_undefined_gradients(call: Callable[..., Any], depends: Dependencies) ->
         nodes = [_made_by(t) for t in (*results, *args)]
         shown = next((place for place, node in enumerate(nodes) if node not in before), -1)
         if shown >= 0:
-            backward = _Backward(nodes[shown], results, depends, args, edges)
+            backward = _PartialBackward(nodes[shown], results, depends, args, edges)
             backward.follow(nodes[shown], args)
         return results
 
     return run
 
 
-class _Backward:
+class _PartialBackward:
     """The backward of a compiled graph's node, with None for what is not reached.
 
     Args:
