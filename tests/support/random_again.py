@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from random_arrays import laid_out, without_steps
-from random_calls import Feeds, _alike, _buffers, _differs, _given
+from random_calls import Feeds, _alike, _buffers, _given, differing
 from random_scenario import Scenario
 from random_shrink import part_of
 from random_sizes import resized
@@ -130,13 +130,13 @@ def _pulled(graph: og.Graph, sets: list[Feeds], rng: random.Random) -> Iterator[
         dense = all(a.flags.c_contiguous for a in d.values())
         got = listed(pull(d))
         if dense:
-            yield from _differs(f"gradient by {wrt}, turn {turn}", got, want)
+            yield from differing(f"gradient by {wrt}, turn {turn}", got, want)
         else:
             yield from _near(f"gradient by {wrt}, turn {turn}, of one number", got, want)
 
 
 def _near(what: str, got: list[np.ndarray], want: list[np.ndarray]) -> Iterator[str]:
-    """As `_differs`, where sums of gradients up to 1 may be added up in another order: only what is far off is told."""
+    """As `differing`, where sums of gradients up to 1 may be added up in another order: what is far off counts."""
     for place, (a, b) in enumerate(zip(got, want, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             yield f"{what}: result {place} is {a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"

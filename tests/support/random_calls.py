@@ -48,7 +48,7 @@ def calls(found: Scenario, rng: random.Random) -> Iterator[str]:
         yield from _owned(graph, got, feeds)
     for again in range(2):
         for feeds, want_bits in plain:
-            yield from _differs(f"call {again + 2}", listed(f(feeds)), want_bits)
+            yield from differing(f"call {again + 2}", listed(f(feeds)), want_bits)
     if not plain:
         return
     feeds, bits = plain[rng.randrange(len(plain))]
@@ -74,7 +74,7 @@ def _owned(graph: og.Graph, got: list[np.ndarray], feeds: Feeds) -> Iterator[str
             result[...] = np.zeros((), result.dtype)
 
 
-def _differs(what: str, got: list[np.ndarray], want: list[np.ndarray]) -> Iterator[str]:
+def differing(what: str, got: list[np.ndarray], want: list[np.ndarray]) -> Iterator[str]:
     for place, (a, b) in enumerate(zip(got, want, strict=True)):
         if not same_bits(a, b):
             if a.shape != b.shape or a.dtype != b.dtype:
@@ -89,12 +89,12 @@ def _differs(what: str, got: list[np.ndarray], want: list[np.ndarray]) -> Iterat
 def _alike(
     what: str, graph: og.Graph, f: Any, feeds: Feeds, got: list[np.ndarray], want: list[np.ndarray]
 ) -> Iterator[str]:
-    """As `_differs`; but sums, and libraries, may add up in another order where arrays lie otherwise.
+    """As `differing`; but sums, and libraries, may add up in another order where arrays lie otherwise.
 
     Args:
         feeds: what the results are of.
     """
-    found = list(_differs(what, got, want))
+    found = list(differing(what, got, want))
     if found and not (
         set(f.engines) == {"opgraph"} and all(opdef.get(op.kind, where="").is_pointwise for op in graph.ops)
     ):
@@ -190,7 +190,7 @@ def _out(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: ran
         strides = [a.strides for a in outs.values()]
         yield from _alike(f"out= with strides {strides}, {again + 1}", graph, f, feeds, list(outs.values()), bits)
     yield from _harmed(around)
-    yield from _differs("a plain call after out=", listed(f(feeds)), bits)
+    yield from differing("a plain call after out=", listed(f(feeds)), bits)
 
 
 def _over_inputs(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
@@ -217,7 +217,7 @@ def _over_inputs(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], 
         except InvalidArguments:
             yield from (f"refused, but {n} has changed" for n in feeds if not same_bits(fresh[n], feeds[n]))
             continue
-        yield from _differs(f"out {names[place]} over input {name} + {shift}", list(outs.values()), bits)
+        yield from differing(f"out {names[place]} over input {name} + {shift}", list(outs.values()), bits)
 
 
 def _donated(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
@@ -279,7 +279,7 @@ def _threads(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng:
 
     def run(which: int) -> None:
         for _ in range(4):
-            found.extend(_differs(f"thread {which}", listed(f((feeds, rolled)[which])), want[which]))
+            found.extend(differing(f"thread {which}", listed(f((feeds, rolled)[which])), want[which]))
 
     workers = [threading.Thread(target=run, args=(i,)) for i in (0, 1)]
     for worker in workers:
@@ -295,7 +295,7 @@ def _threads(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng:
             torch.set_num_threads(count)
             got = listed(f(feeds))
             if "opgraph" in f.engines:
-                yield from _differs(f"{count} threads", got, bits)
+                yield from differing(f"{count} threads", got, bits)
             else:  # in torch, the part of a thread decides which elements are vectors and which are done one by one
                 yield from _alike(f"{count} threads", graph, f, feeds, got, bits)
         torch.set_num_threads(usual)
@@ -311,10 +311,10 @@ def _compiled_again(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray
     if again != graph:
         yield "the text form is of another graph"
     plain = listed(og.compile(graph)(feeds))
-    yield from _differs("from text", listed(og.compile(again)(feeds)), plain)
+    yield from differing("from text", listed(og.compile(again)(feeds)), plain)
     before = og.onednn.get_compiled_partition_cache_capacity()
     og.onednn.set_compiled_partition_cache_capacity(0)
     try:
-        yield from _differs("from disk", listed(og.compile(graph)(feeds)), plain)
+        yield from differing("from disk", listed(og.compile(graph)(feeds)), plain)
     finally:
         og.onednn.set_compiled_partition_cache_capacity(before)

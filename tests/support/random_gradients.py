@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from random_arrays import laid_out
-from random_calls import Feeds, _differs
+from random_calls import Feeds, differing
 from random_scenario import Scenario
 from random_truth import Truth, epsilon, listed, problem, same_bits, truths
 
@@ -113,10 +113,10 @@ def _backwards(
     yield from (f"the backward pass changed input {n}" for n, a in fresh.items() if not same_bits(a, feeds[n]))
     again = listed(pull({n: laid_out(a, rng) for n, a in copies.items()}))
     yield from (f"again, in another layout: {p}" for p in map(problem, again, want) if p)
-    yield from _differs("again", listed(pull({n: a.copy() for n, a in copies.items()})), bits)
+    yield from differing("again", listed(pull({n: a.copy() for n, a in copies.items()})), bits)
     beside = listed(f(feeds))
     if len(f._plan.forward.outputs) == len(graph.outputs):
-        yield from _differs("a call beside it", beside, listed(f.vjp(feeds)[0]))
+        yield from differing("a call beside it", beside, listed(f.vjp(feeds)[0]))
 
 
 def _of_plan(f: Any, pull: Any, d: Feeds, want: list[Truth]) -> list[Truth]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from random_rows import row_graph
-from random_scenario import Growing, Scenario, _outputs
+from random_scenario import Growing, Scenario, choose_outputs
 from random_steps import LARGE_STEPS, step
 
 import opgraph as og
@@ -89,7 +89,7 @@ def large_scenario(seed: int, *, huge: bool = False) -> Scenario:
         grown.input(dtype, grown.dims)
     for _ in range(rng.choice((1, 2, 3) if huge else (2, 3, 4, 5, 6, 8))):
         step(grown, LARGE_STEPS)
-    _outputs(grown)
+    choose_outputs(grown)
     graph = grown.graph.finalize()
     later = [feeds for feeds in grown.feeds[1:] if _largest(graph, feeds) <= grown.largest]
     return Scenario(graph, [grown.feeds[0], *later], grown.smooth)

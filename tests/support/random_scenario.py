@@ -263,7 +263,7 @@ def scenario(seed: int, *, dtype: str | None = None, smooth: bool | None = None)
         grown.input(grown.dtype)
     for _ in range(rng.choice((2, 4, 6, 8, 12, 16, 24))):
         step(grown)
-    _outputs(grown)
+    choose_outputs(grown)
     return Scenario(grown.graph.finalize(), grown.feeds, grown.smooth)
 
 
@@ -338,7 +338,7 @@ def _of_at_most(rng: random.Random, rank: int, elements: int) -> tuple[int, ...]
     return tuple(found)
 
 
-def _outputs(grown: Growing) -> None:
+def choose_outputs(grown: Growing) -> None:
     """Chooses outputs: every value that nothing reads is one; others, inputs and constants now and then."""
     rng, graph = grown.rng, grown.graph
     made = [t for op in graph.ops for t in op.outputs]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from random_arrays import laid_out
-from random_calls import _differs
+from random_calls import differing
 from random_scenario import Scenario
 from random_truth import listed, problem, truths
 
@@ -50,16 +50,16 @@ def teams(found: Scenario, rng: random.Random) -> Iterator[str]:
         for count, of_python in _TEAMS:
             told = f"arrays {number}, {count} threads" + (" of a pool" if of_python else "")
             with team(count, of_python=of_python):
-                yield from _of_kernels(shared, _differs(told, listed(shared(feeds)), want))
+                yield from _of_kernels(shared, differing(told, listed(shared(feeds)), want))
                 if len(outs) == len(want):
                     again = shared.bind(feeds, out=outs) if (count, of_python) == bound else None
                     for out in outs.values():  # what a piece leaves out is seen
                         out[...] = np.zeros((), out.dtype)
                     again() if again is not None else shared(feeds, out=outs)
-                    yield from _of_kernels(shared, _differs(f"{told}, out=", list(outs.values()), want))
+                    yield from _of_kernels(shared, differing(f"{told}, out=", list(outs.values()), want))
                 if gradient and shared_slope:
                     pulled = listed(shared_slope.vjp(feeds)[1](d))
-                    yield from _of_kernels(shared_slope, _differs(f"{told}, gradient", pulled, gradient))
+                    yield from _of_kernels(shared_slope, differing(f"{told}, gradient", pulled, gradient))
 
 
 def _some_input(graph: og.Graph, rng: random.Random) -> tuple[str, ...]:

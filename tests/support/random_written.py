@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from random_arrays import laid_out
-from random_calls import Feeds, _alike, _buffers, _differs, _given, _has_values, _names, has_dead_ops
+from random_calls import Feeds, _alike, _buffers, _given, _has_values, _names, differing, has_dead_ops
 from random_scenario import Scenario
 from random_truth import listed, same_bits
 
@@ -156,10 +156,10 @@ def _pulled_back(graph: og.Graph, feeds: Feeds, rng: random.Random) -> Iterator[
         return
     what = f"gradient by {wrt}, donate={taken}"
     want, got = ([np.array(a) for a in listed(r)] for r in (results, made))
-    yield from _differs(f"{what}: forward", got, want)
+    yield from differing(f"{what}: forward", got, want)
     d = {n: np.ones_like(a) for n, a in zip(_names(graph), want, strict=True) if a.dtype.kind not in "biu"}
     if d:
-        yield from _differs(what, listed(pull_beside(d)), [np.array(a) for a in listed(pull(d))])
+        yield from differing(what, listed(pull_beside(d)), [np.array(a) for a in listed(pull(d))])
 
 
 def _donated_beside(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:

@@ -293,6 +293,17 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
     assert counts[1:] == [6] * 7
 
 
+def compare_step(plain, fused, *given, **tolerance):
+    """The results and gradients of two models."""
+    found = []
+    for model in (plain, fused):
+        model.zero_grad()
+        result = model(*given)
+        result.square().mean().backward()
+        found.append([result.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*found, **tolerance)
+
+
 class Positions(nn.Module):
     """Tokens and their mask have one length, which two inequalities say."""
 
@@ -314,14 +325,7 @@ def test_sizes_that_guards_hold_equal_make_no_programs(programs):
     fused = ogt.fuse(copy.deepcopy(plain))
     counts = []
     for length in (8, 13, 18, 10, 15):
-        given = torch.randint(0, 16, (2, length)), torch.rand(2, length)
-        results = []
-        for each in (plain, fused):
-            each.zero_grad()
-            result = each(*given)
-            result.square().sum().backward()
-            results.append([result.detach(), *(p.grad for p in each.parameters())])
-        torch.testing.assert_close(*results)
+        compare_step(plain, fused, torch.randint(0, 16, (2, length)), torch.rand(2, length))
         counts.append(len(programs))
     assert counts == [2, *[6] * 4]
 
@@ -384,14 +388,7 @@ def test_kernels_are_those_of_the_traced_sizes_for_all_sizes(programs):
     fused = ogt.fuse(copy.deepcopy(plain))
     counts = []
     for batch, size in ((4, 8), (5, 10), (6, 12), (7, 8), (8, 10)):
-        x = torch.randn(batch, 3, size, size)
-        results = []
-        for each in (plain, fused):
-            each.zero_grad()
-            result = each(x)
-            result.square().mean().backward()
-            results.append([result.detach(), *(p.grad for p in each.parameters())])
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+        compare_step(plain, fused, torch.randn(batch, 3, size, size), rtol=1e-4, atol=1e-6)
         counts.append(len(programs))
     assert counts == [2, *[6] * 4]
 
