@@ -11,7 +11,7 @@ import argparse
 import os
 import random
 import re
-import resource
+import select
 import sys
 import time
 import traceback
@@ -71,7 +71,7 @@ _EVERY = 60.0
 #: Seconds of one core in Python beyond which a seed is named, and bytes beyond which a process is.
 _LONG, _LARGE = 60.0, 4 << 30
 #: How many seeds are under way at a time, so that their kernels are compiled together, and how many one process runs.
-_BESIDE, _OF_A_PROCESS = 150, 300
+_BESIDE, _OF_A_PROCESS = 150, 150
 #: The same of large arrays, which take more memory.
 _LARGE_BESIDE, _LARGE_OF_A_PROCESS = 40, 80
 
@@ -95,7 +95,7 @@ def problems(found: Scenario, check: Check, seed: int) -> list[str]:
 
 @dataclass
 class Run:
-    """Checks of many seeds, and what they have found so far.
+    """Checks of many seeds.
 
     Args:
         names: of the checks.
@@ -103,43 +103,43 @@ class Run:
         optimized: seeds that it divides have each kernel compiled by itself with the flags of all kernels; of the
             others kernels are compiled with -O0, those of many seeds at once.
         arrays: how graphs are drawn, one of DRAWS.
-
-    Attributes:
-        ran, wrong: how many seeds ran, and how many of them showed problems.
     """
 
     names: list[str]
     shrink: bool = False
     optimized: int = 1
     arrays: str = "small"
-    ran: int = 0
-    wrong: int = 0
 
-    def of(self, seeds: Sequence[int]) -> None:
-        """Runs all checks on the scenarios of seeds and prints what they find."""
+    def of(self, seeds: Sequence[int]) -> Iterator[bool]:
+        """Runs all checks on the scenarios of seeds and prints what they find.
+
+        Returns: of each seed, as soon as it ran, whether it showed problems.
+        """
         alone = [seed for seed in seeds if host.find_compiler() is None or seed % self.optimized == 0]
         others = [seed for seed in seeds if seed not in alone]
         with found_once():
             for seed in alone:
-                self._one(seed, self.names)
+                yield self._one(seed, self.names)
             if others:
                 with _flags("-O0"):
                     # Dynamo holds a lock while it compiles a function: nobody else could go on.
                     beside = [name for name in self.names if name != "torch"]
+                    wrong: dict[int, bool] = {}
                     at_once = _BESIDE if self.arrays == "small" else _LARGE_BESIDE
-                    Together(at_once).run(partial(self._one, seed, beside) for seed in others)
-                    for seed in others if "torch" in self.names else ():
-                        self._one(seed, ["torch"], counts=False)
+                    Together(at_once).run(partial(self._into, wrong, seed, beside) for seed in others)
+                    for seed in others:
+                        yield ("torch" in self.names and self._one(seed, ["torch"])) or wrong[seed]
 
-    def _one(self, seed: int, names: Sequence[str], *, counts: bool = True) -> None:
+    def _into(self, wrong: dict[int, bool], seed: int, names: Sequence[str]) -> None:
+        wrong[seed] = self._one(seed, names)
+
+    def _one(self, seed: int, names: Sequence[str]) -> bool:
         used = time.thread_time()
         drawn = DRAWS[self.arrays](seed)
         told = {name: problems(_copied(drawn), CHECKS[name], seed) for name in names}
         used = time.thread_time() - used
         if used > _LONG:
             print(f"seed {seed} took {used:.0f} s", flush=True)
-        self.ran += counts
-        self.wrong += any(told.values())
         for name, lines in told.items():
             for line in lines:
                 print(f"seed {seed}, {name}: {line}", flush=True)
@@ -147,6 +147,7 @@ class Run:
                 small = shrunk(DRAWS[self.arrays](seed), _shows(name, seed, lines[0]))
                 print(small.graph)
                 print({n: f"{a.dtype}{list(a.shape)}" for n, a in small.feeds[0].items()}, flush=True)
+        return any(told.values())
 
 
 def _copied(found: Scenario) -> Scenario:
@@ -157,8 +158,9 @@ def _copied(found: Scenario) -> Scenario:
 def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tuple[int, int, int]:
     """Runs checks on the scenarios of seeds in processes, each of which begins with everything imported.
 
-    Every minute it tells the next seed, from which `--seeds` goes on where a run was ended. A process that takes much
-    memory is named, and one that a signal ends counts as a seed with problems.
+    Every minute it prints how many seeds ran, and the first of those that a process is at: `--seeds` goes on from there
+    where a run was ended. A process that takes much memory is named, and one that a signal ends counts as a seed with
+    problems.
 
     Args:
         jobs: how many processes work at a time.
@@ -170,41 +172,38 @@ def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tup
     coming, start = iter(seeds), time.monotonic()
     most = _OF_A_PROCESS if run.arrays == "small" else _LARGE_OF_A_PROCESS
     told_at, next_seed = start, -1
-    going: dict[int, tuple[list[int], int]] = {}
+    going: dict[int, tuple[int, list[int]]] = {}  # by the pipe that a process writes to: the process and its seeds
     while True:
         while len(going) < jobs and time.monotonic() < until and (own := list(islice(coming, most))):
             next_seed = own[-1] + 1
             out, into = os.pipe()
             pid = os.fork()
             if pid == 0:
-                os.close(out)
-                run.of(own)
-                os.write(into, f"{run.ran} {run.wrong} {_peak()}".encode())
+                for is_wrong in run.of(own):
+                    os.write(into, b"w" if is_wrong else b"r")
                 sys.stdout.flush()
                 os._exit(0)
             os.close(into)
-            going[pid] = own, out
+            going[out] = pid, own
         if not going:
             return ran, wrong, next_seed
-        pid, status = os.wait()
-        own, out = going.pop(pid)
-        answer = os.read(out, 100).split()
-        os.close(out)
-        if status or not answer:
-            print(f"seeds {own[0]}:{own[-1] + 1}: their process ended with status {status}", flush=True)
-            answer = [b"0", b"1", b"0"]
-        ran, wrong = ran + int(answer[0]), wrong + int(answer[1])
-        if int(answer[2]) > _LARGE:
-            print(f"seeds {own[0]}:{own[-1] + 1} took {int(answer[2]) / 2**20:.0f} MiB", flush=True)
+        for out in select.select(list(going), [], [], _EVERY)[0]:
+            told = os.read(out, most)
+            ran, wrong = ran + len(told), wrong + told.count(b"w")
+            if not told:
+                pid, own = going.pop(out)
+                os.close(out)
+                _, status, usage = os.wait4(pid, 0)
+                if status:
+                    print(f"seeds {own[0]}:{own[-1] + 1}: their process ended with status {status}", flush=True)
+                    wrong += 1
+                if (peak := usage.ru_maxrss * 1024) > _LARGE:
+                    print(f"seeds {own[0]}:{own[-1] + 1} took {peak / 2**20:.0f} MiB", flush=True)
         now = time.monotonic()
         if now > told_at + _EVERY:
             told_at = now
-            first = min((seeds[0] for seeds, _ in going.values()), default=next_seed)
+            first = min((own[0] for _, own in going.values()), default=next_seed)
             print(f"{ran} seeds in {now - start:.0f} s, {wrong} with problems; next: --seeds {first}:", flush=True)
-
-
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextmanager
