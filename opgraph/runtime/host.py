@@ -22,27 +22,28 @@ from opgraph.runtime import processor
 from opgraph.runtime.compiler_log import ops_of, told
 
 # No contraction: every fused multiply-add is written out, so that the CPU and the GPU do the same arithmetic.
-# All that counts is the vectorised loop, which GCC's -O3 makes no faster (measured), but in up to twice the time.
 FLAGS = (
-    "-std=c++17", "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off",
+    "-std=c++17", "-ftree-vectorize", "-march=native", "-ffp-contract=off",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared",
 )  # fmt: skip
-# GCC's passes that a kernel gains nothing from take a quarter of its time (measured on chains of 60 and 300 ops).
-GCC_FLAGS = ("-fvect-cost-model=unlimited", "-fno-tree-pre", "-fno-gcse", "-fno-schedule-insns2")
+# The level of optimization. All that counts is the vectorised loop. Of what GCC's -O2 adds to -O1, these flags are what
+# kernels gain from; the rest takes a quarter of GCC's time and makes them 0.5% faster (measured). -O3 gains nothing.
+LEVEL = ("-O2",)
+GCC_LEVEL = (
+    "-O1", "-fstrict-aliasing", "-fexpensive-optimizations", "-falign-functions", "-falign-loops", "-falign-jumps",
+)  # fmt: skip
+GCC_FLAGS = ("-fvect-cost-model=unlimited",)
 # A flat kernel's last few elements, which no full vector holds, are done one by one: GCC would copy the loop for half
 # vectors, which takes up to half of its time. Kernels over rows keep the copy: a row may be short.
 FLAT_FLAGS = ("--param", "vect-epilogues-nomask=0")
 # Kernels of two branches are 16 floats at a time by their own text: these passes find nothing there, take an eighth of
 # the compiler's time, and make NAF1 2% slower (measured).
-BRANCH_FLAGS = (
-    "-fno-tree-dominator-opts", "-fno-tree-vrp", "-fno-code-hoisting", "-fno-dse", "-fno-forward-propagate",
-)  # fmt: skip
+BRANCH_FLAGS = ("-fno-tree-dominator-opts", "-fno-dse", "-fno-forward-propagate")
 # Functions of a large kernel, 16 floats at a time by their own text: without these passes the assembly is the same, of
 # the gradient of 300 mixed ops, in four fifths of the time.
 FUNCTION_FLAGS = (
-    "-fno-tree-vectorize", "-fno-tree-dominator-opts", "-fno-tree-vrp", "-fno-code-hoisting", "-fno-dse",
-    "-fno-tree-ccp", "-fno-tree-bit-ccp", "-fno-tree-copy-prop", "-fno-tree-pta", "-fno-tree-sink",
-    "-fno-tree-reassoc", "-fno-tree-slsr", "-fno-thread-jumps", "-fno-tree-dce", "-fno-tree-coalesce-vars",
+    "-fno-tree-vectorize", "-fno-tree-dominator-opts", "-fno-dse", "-fno-tree-ccp", "-fno-tree-bit-ccp",
+    "-fno-tree-copy-prop", "-fno-tree-pta", "-fno-tree-sink", "-fno-tree-reassoc", "-fno-tree-slsr", "-fno-thread-jumps", "-fno-tree-dce", "-fno-tree-coalesce-vars",
 )  # fmt: skip
 # Kernels use no library but what GCC makes of arithmetic: to look through the C++ library and to link what starts a
 # program takes 13 ms, a twentieth of all that a kernel takes.
@@ -81,10 +82,11 @@ class Compiler:
             branches: whether it has two (kernels/branches.h).
         """
         if not self.is_gcc:
-            return FLAGS
+            return (*LEVEL, *FLAGS)
         named = NO_LIBRARY if self.libraries else ()
         own = (OWNS_LINES,) if processor.owns_lines() else ()
-        return (*FLAGS, *GCC_FLAGS, *(FLAT_FLAGS if flat else ()), *(BRANCH_FLAGS if branches else ()), *own, *named)
+        kind = (*(FLAT_FLAGS if flat else ()), *(BRANCH_FLAGS if branches else ()))
+        return (*GCC_LEVEL, *FLAGS, *GCC_FLAGS, *kind, *own, *named)
 
     @property
     def libraries(self) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ class Run:
             for seed in alone:
                 yield self._one(seed, self.names)
             if others:
-                with _flags("-O0"):
+                with _at_level("-O0"):
                     # Dynamo holds a lock while it compiles a function: nobody else could go on.
                     beside = [name for name in self.names if name != "torch"]
                     wrong: dict[int, bool] = {}
@@ -207,14 +207,14 @@ def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tup
 
 
 @contextmanager
-def _flags(level: str) -> Iterator[None]:
+def _at_level(level: str) -> Iterator[None]:
     """While this lasts, kernels are compiled at this level: the arithmetic is the same, GCC's work on it is not."""
-    usual = host.FLAGS
-    host.FLAGS = tuple(level if flag == "-O2" else flag for flag in usual)
+    usual = host.LEVEL, host.GCC_LEVEL
+    host.LEVEL = host.GCC_LEVEL = (level,)
     try:
         yield
     finally:
-        host.FLAGS = usual
+        host.LEVEL, host.GCC_LEVEL = usual
 
 
 def _shows(name: str, seed: int, line: str) -> Callable[[Scenario], bool]:
@@ -235,7 +235,7 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="print the smallest part that shows a problem")
     parser.add_argument("--no-compiler", action="store_true", help="kernels run op by op: many more graphs in a minute")
     parser.add_argument(
-        "--optimized", type=int, default=1, metavar="N", help="of N seeds one has kernels of -O2, the others of -O0"
+        "--optimized", type=int, default=1, metavar="N", help="of N seeds one has optimized kernels, the others of -O0"
     )
     parser.add_argument(
         "--arrays",

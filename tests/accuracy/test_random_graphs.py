@@ -245,7 +245,7 @@ def test_a_function_of_torchs_may_make_nan_of_an_infinity(monkeypatch: pytest.Mo
 
 
 def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in host.FLAGS))
+    monkeypatch.setattr(host, "GCC_LEVEL", ("-O0",))
     x = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
     texts = [
         "graph(x: f32[4,6]) -> (y)\n  y = Tanh(x)",
@@ -275,7 +275,7 @@ def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(m
 
 def test_a_wrong_kernel_is_told_of_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of several seeds are one text: each seed has its own, and what is set for all is as the seed set it."""
-    monkeypatch.setattr(host, "FLAGS", tuple("-O0" if flag == "-O2" else flag for flag in host.FLAGS))
+    monkeypatch.setattr(host, "GCC_LEVEL", ("-O0",))
     kinds, told = ("Tanh", "Sinh", "Cosh"), {}
     usual = Together._compile
 

@@ -163,7 +163,8 @@ def test_the_key_holds_source_flags_compiler_and_cpu(monkeypatch: pytest.MonkeyP
         )
         og.compile(og.parse("graph(x: f32[4]) -> (y)\n  y = Exp(x)"))
     source, flags, compiler, cpu = seen[0]
-    assert "struct Fused" in source and "-O2" in flags and host.find_compiler().identity == compiler and len(cpu) > 100
+    assert "struct Fused" in source and "-march=native" in flags and len(cpu) > 100
+    assert host.find_compiler().identity == compiler
 
 
 def program(path: Path, lines: str) -> str:

@@ -59,7 +59,7 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
 @lru_cache(maxsize=4)  # a model is tried before it gets its name
 def _built(source: LibraryText, march: str, command: tuple[str, ...]) -> bytes:
     images = nvrtc.compiled(source.kernels) if source.kernels else {}
-    flags = [f"-march={march}" if flag.startswith("-march=") else flag for flag in host.FLAGS]
+    flags = [f"-march={march}" if flag.startswith("-march=") else flag for flag in (*host.LEVEL, *host.FLAGS)]
     flags += ["-fvisibility=hidden", *(["-DOG_NO_RUNTIME"] if "-nostdlib" in command else [])]
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         text, made = os.path.join(folder, "library.cpp"), os.path.join(folder, "library.so")
