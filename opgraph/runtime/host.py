@@ -43,7 +43,8 @@ BRANCH_FLAGS = ("-fno-tree-dominator-opts", "-fno-dse", "-fno-forward-propagate"
 # the gradient of 300 mixed ops, in four fifths of the time.
 FUNCTION_FLAGS = (
     "-fno-tree-vectorize", "-fno-tree-dominator-opts", "-fno-dse", "-fno-tree-ccp", "-fno-tree-bit-ccp",
-    "-fno-tree-copy-prop", "-fno-tree-pta", "-fno-tree-sink", "-fno-tree-reassoc", "-fno-tree-slsr", "-fno-thread-jumps", "-fno-tree-dce", "-fno-tree-coalesce-vars",
+    "-fno-tree-copy-prop", "-fno-tree-pta", "-fno-tree-sink", "-fno-tree-reassoc", "-fno-tree-slsr",
+    "-fno-thread-jumps", "-fno-tree-dce", "-fno-tree-coalesce-vars",
 )  # fmt: skip
 # Kernels use no library but what GCC makes of arithmetic: to look through the C++ library and to link what starts a
 # program takes 13 ms, a twentieth of all that a kernel takes.
