@@ -209,7 +209,7 @@ template <class F, bool keep> void box_beside(const Boxes& boxes, i64 row_rank, 
           turn(walk.base[k], at, F::turned(k), place.step[k], space.strides[k * space.rank + first], walk.lanes_, walk.length);
         }
       };
-      turn_each_of(0, F::loads, turn_in);
+      turn_each_of(0, F::loads, [](auto... at) OG_LAMBDA { turn_in(at...); });
       i64 own[n];
       double* cells[m + 1];
       for (int k = 0; k < n; ++k) own[k] = F::turned(k) ? 0 : place.offset[k] + lane * place.step[k];
@@ -219,7 +219,7 @@ template <class F, bool keep> void box_beside(const Boxes& boxes, i64 row_rank, 
       passes_beside<F, keep>(f, walk, own, cells, place.rests, memory);
       f.move(walk.base, own);
       f.finish(walk.lanes_);
-      turn_each_of(F::loads, n, turn_out);
+      turn_each_of(F::loads, n, [](auto... at) OG_LAMBDA { turn_out(at...); });
     }
   } while (place.next(boxes, 0, first));
 }
