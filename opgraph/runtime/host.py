@@ -32,19 +32,22 @@ LEVEL = ("-O2",)
 GCC_LEVEL = (
     "-O1", "-fstrict-aliasing", "-fexpensive-optimizations", "-falign-functions", "-falign-loops", "-falign-jumps",
 )  # fmt: skip
-GCC_FLAGS = ("-fvect-cost-model=unlimited",)
+# GCC's passes that a kernel gains nothing from at -O2 take a quarter of its time (measured on chains of 60 and 300 ops).
+GCC_FLAGS = ("-fvect-cost-model=unlimited", "-fno-tree-pre", "-fno-gcse", "-fno-schedule-insns2")
 # A flat kernel's last few elements, which no full vector holds, are done one by one: GCC would copy the loop for half
 # vectors, which takes up to half of its time. Kernels over rows keep the copy: a row may be short.
 FLAT_FLAGS = ("--param", "vect-epilogues-nomask=0")
-# Kernels of two branches are 16 floats at a time by their own text: these passes find nothing there, take an eighth of
-# the compiler's time, and make NAF1 2% slower (measured).
-BRANCH_FLAGS = ("-fno-tree-dominator-opts", "-fno-dse", "-fno-forward-propagate")
+# Kernels of two branches need -O2: with less, GCC does not vectorise them for 8 floats. For 16 floats their own text does:
+# these passes find nothing there, take an eighth of the compiler's time, and make NAF1 2% slower (measured).
+BRANCH_FLAGS = (
+    "-fno-tree-dominator-opts", "-fno-tree-vrp", "-fno-code-hoisting", "-fno-dse", "-fno-forward-propagate",
+)  # fmt: skip
 # Functions of a large kernel, 16 floats at a time by their own text: without these passes the assembly is the same, of
 # the gradient of 300 mixed ops, in four fifths of the time.
 FUNCTION_FLAGS = (
-    "-fno-tree-vectorize", "-fno-tree-dominator-opts", "-fno-dse", "-fno-tree-ccp", "-fno-tree-bit-ccp",
-    "-fno-tree-copy-prop", "-fno-tree-pta", "-fno-tree-sink", "-fno-tree-reassoc", "-fno-tree-slsr",
-    "-fno-thread-jumps", "-fno-tree-dce", "-fno-tree-coalesce-vars",
+    "-fno-tree-vectorize", "-fno-tree-dominator-opts", "-fno-tree-vrp", "-fno-code-hoisting", "-fno-dse",
+    "-fno-tree-ccp", "-fno-tree-bit-ccp", "-fno-tree-copy-prop", "-fno-tree-pta", "-fno-tree-sink",
+    "-fno-tree-reassoc", "-fno-tree-slsr", "-fno-thread-jumps", "-fno-tree-dce", "-fno-tree-coalesce-vars",
 )  # fmt: skip
 # Kernels use no library but what GCC makes of arithmetic: to look through the C++ library and to link what starts a
 # program takes 13 ms, a twentieth of all that a kernel takes.
@@ -86,8 +89,8 @@ class Compiler:
             return (*LEVEL, *FLAGS)
         named = NO_LIBRARY if self.libraries else ()
         own = (OWNS_LINES,) if processor.owns_lines() else ()
-        kind = (*(FLAT_FLAGS if flat else ()), *(BRANCH_FLAGS if branches else ()))
-        return (*GCC_LEVEL, *FLAGS, *GCC_FLAGS, *kind, *own, *named)
+        level, kind = (LEVEL, BRANCH_FLAGS) if branches else (GCC_LEVEL, ())
+        return (*level, *FLAGS, *GCC_FLAGS, *(FLAT_FLAGS if flat else ()), *kind, *own, *named)
 
     @property
     def libraries(self) -> tuple[str, ...]:
