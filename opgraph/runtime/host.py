@@ -32,12 +32,12 @@ LEVEL = ("-O2",)
 GCC_LEVEL = (
     "-O1", "-fstrict-aliasing", "-fexpensive-optimizations", "-falign-functions", "-falign-loops", "-falign-jumps",
 )  # fmt: skip
-# GCC's passes that a kernel gains nothing from at -O2 take a quarter of its time (measured on chains of 60 and 300 ops).
+# Of -O2, these passes take a quarter of GCC's time, and a kernel gains nothing (measured on chains of 60 and 300 ops).
 GCC_FLAGS = ("-fvect-cost-model=unlimited", "-fno-tree-pre", "-fno-gcse", "-fno-schedule-insns2")
 # A flat kernel's last few elements, which no full vector holds, are done one by one: GCC would copy the loop for half
 # vectors, which takes up to half of its time. Kernels over rows keep the copy: a row may be short.
 FLAT_FLAGS = ("--param", "vect-epilogues-nomask=0")
-# Kernels of two branches need -O2: with less, GCC does not vectorise them for 8 floats. For 16 floats their own text does:
+# Kernels of two branches need -O2: with less, GCC does not vectorise them for 8 floats. For 16 their own text does it:
 # these passes find nothing there, take an eighth of the compiler's time, and make NAF1 2% slower (measured).
 BRANCH_FLAGS = (
     "-fno-tree-dominator-opts", "-fno-tree-vrp", "-fno-code-hoisting", "-fno-dse", "-fno-forward-propagate",
