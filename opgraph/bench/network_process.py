@@ -251,6 +251,9 @@ def _status(field: str) -> int:
 
 def first(net: Network, way: str, device: str) -> dict[str, float]:
     """Seconds of a way's first training step, modules that are imported for it aside."""
+    import torch._dynamo  # torch.compile imports both before the step, ogt.fuse in it
+    import torch._functorch.aot_autograd  # noqa: F401
+
     run, step = running(net, made_of(net), way, "", net.batch, device)
     return {"seconds": run.first(step)}
 
