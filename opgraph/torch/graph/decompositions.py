@@ -84,7 +84,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     of `x`. `bernoulli` gives a contiguous tensor, so its axes are put in that order. In host memory the numbers do not
     depend on its dtype.
     """
-    if train is False or p == 0:
+    if train is False:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         dropped = x * 0 if x.is_cpu else torch.zeros_like(x)  # in host memory torch keeps NaN
