@@ -161,3 +161,9 @@ def test_dropout_of_large_tensors_drops_what_eager_drops(dtype, memory_format):
 
         found.append(drawn(step))
     assert_same(*found)
+
+
+def test_native_dropout_of_nothing_draws_as_eager_torch_does():
+    x = torch.randn(90, 70)
+    dropped = partial(torch.native_dropout, x, 0.0, True)
+    assert_same(drawn(torch.compile(dropped, backend="opgraph")), drawn(dropped))

@@ -229,12 +229,21 @@ def test_operands_of_several_orders_give_the_strides_of_eager(
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-#: Sizes and strides of what is indexed, and the indices: axes of one element have no say in the order of the others.
+_TURNED_INDEX = torch.tensor([[0, 1, 1], [1, 0, 0]]).t()
+#: Sizes and strides of what is indexed, and the indices. The order of the result's axes depends on these, too, and on
+#: axes of one element.
 INDEXED = {
     "before": ((1, 3, 6), (1, 1, 3), (None, [1, 0])),
     "two before": ((1, 1, 3, 6), (1, 3, 1, 3), (None, None, [1, 0])),
     "after": ((3, 6, 1, 5), (5, 15, 1, 1), ([1, 0],)),
     "between two": ((2, 1, 3, 6), (3, 6, 1, 6), (None, None, [1, 0])),
+    "behind another one, before the index": ((2, 1, 3, 6), (3, 1, 1, 6), (None, None, [1, 0])),
+    "after, indices of three axes": ((2, 2, 4, 1), (1, 8, 2, 2), (None, None, [[[1, 0]], [[2, 3]], [[0, 1]]])),
+    "a turned index": ((2, 3), (3, 1), (_TURNED_INDEX,)),
+    "a turned index in the middle": ((5, 2, 3), (1, 15, 5), (None, _TURNED_INDEX)),
+    "a turned index beside another": ((2, 3), (3, 1), (_TURNED_INDEX, [[1], [0], [2]])),
+    "turned indices apart": ((2, 3, 2), (6, 1, 3), (_TURNED_INDEX, None, _TURNED_INDEX)),
+    "a turned index around another axis": ((3, 3, 1), (1, 3, 9), (None, torch.tensor([[0, 1], [2, 2]]).t())),
     "indices of two axes": ((1, 3, 6, 5), (1, 1, 15, 3), (None, [[1, 0], [2, 2]])),
     "two indices": ((4, 1, 3, 6), (3, 1, 1, 12), (None, None, [1, 0], [5, 2])),
     "apart": ((3, 1, 6, 4), (1, 1, 3, 18), ([1, 0], None, [5, 2])),
@@ -245,9 +254,9 @@ INDEXED = {
 
 
 class Indexed(nn.Module):
-    def __init__(self, indices: tuple[list[Any] | None, ...]) -> None:
+    def __init__(self, indices: tuple[Any, ...]) -> None:
         super().__init__()
-        self.indices = [slice(None) if i is None else torch.tensor(i) for i in indices]
+        self.indices = [slice(None) if i is None else torch.as_tensor(i) for i in indices]
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = x[tuple(self.indices)]
@@ -256,7 +265,7 @@ class Indexed(nn.Module):
 
 @pytest.mark.parametrize(("sizes", "strides", "indices"), INDEXED.values(), ids=INDEXED)
 def test_indexing_gives_the_strides_of_eager(
-    sizes: tuple[int, ...], strides: tuple[int, ...], indices: tuple[list[Any] | None, ...]
+    sizes: tuple[int, ...], strides: tuple[int, ...], indices: tuple[Any, ...]
 ) -> None:
     found = []
     for model in (Indexed(indices), ogt.fuse(Indexed(indices))):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opgraph.torch.graph.norms import decompositions_of_norms
-from opgraph.torch.graph.torch_internals import get_decompositions, hint
+from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory
 
 aten = torch.ops.aten
 #: Ops of two operands to which torch's rules for tensors without data give other strides than its kernels do, where the
@@ -84,7 +84,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     of `x`. `bernoulli` gives a contiguous tensor, so its axes are put in that order. In host memory the numbers do not
     depend on its dtype.
     """
-    if train is False or p == 0:
+    if train is False:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         dropped = x * 0 if x.is_cpu else torch.zeros_like(x)  # in host memory torch keeps NaN
@@ -144,22 +144,42 @@ def _isin(elements: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
-    """As torch lays it out: first axes of one element, and those behind the indices, have no say in the order of the
-    others. On fake tensors they have."""
-    given = [i is not None for i in indices] + [False] * (x.dim() - len(indices))
-    first, last = given.index(True), len(given) - given[::-1].index(True)
-    is_adjacent = all(given[first:last]) and all(i is None or i.dtype == torch.int64 for i in indices)
-    leading = next(axis for axis in range(x.dim()) if given[axis] or x.shape[axis] != 1)
-    ones = [axis for axis in (*range(leading), *range(last, x.dim())) if x.shape[axis] == 1]
-    strides = [hint(stride) for stride in x.stride()]
-    if not is_adjacent or x.is_contiguous() or all(strides[axis] == max(strides) for axis in ones):
+    """As torch lays it out: the order of its axes depends on how the indices lie, too. On fake tensors it does not."""
+    named = [axis for axis, i in enumerate(indices) if i is not None]
+    given = [i for i in indices if i is not None]
+    is_plain = all(t.is_contiguous() for t in (x, *given))
+    if is_plain or any(i.dtype not in (torch.int64, torch.int32) for i in given):
         return NotImplemented
-    kept = [i for axis, i in enumerate(indices) if axis not in ones]
-    made = aten.index.Tensor(x.squeeze(ones), kept)
-    more = made.dim() + len(ones) - x.dim()  # axes that the indices have, and x has not
-    for axis in ones:
-        made = made.unsqueeze(axis if axis < first else axis + more)
-    return made
+    # The axes of the indices stand in one place: that of the named axes, or first where these are apart.
+    rest = [axis for axis in range(x.dim()) if axis not in named]
+    first = named[0] if named[-1] - named[0] < len(named) else 0
+    x, shape = x.permute(rest[:first] + named + rest[first:]), torch.broadcast_shapes(*(i.shape for i in given))  # type: ignore[no-untyped-call]
+    last, more = first + len(shape), len(shape) - len(named)
+    sizes, strides = list(x.shape), list(x.stride())
+    sizes[first : last - more], strides[first : last - more] = shape, [0] * len(shape)
+    given = [i.expand(shape) for i in given]
+    found = [i.reshape([1] * first + list(shape) + [1] * (len(sizes) - last)).expand(sizes) for i in given]
+    read = x.as_strided(sizes, strides)
+    order = order_in_memory(read, *found)
+    if order == order_in_memory(read):
+        return NotImplemented
+    # `x` and the indices in that order, without axes of one element.
+    order = [axis for axis in order if hint(sizes[axis]) != 1]
+    inner = [axis for axis in order if first <= axis < last]
+    outer = [axis for axis in order if axis not in inner]
+    place = order.index(inner[0]) if inner else 0
+    kept = [axis if axis < first else axis - more for axis in outer]
+    taken = [_with_axes(i, [axis - first for axis in inner]).contiguous() for i in given]
+    x = _with_axes(x, [*kept[:place], *range(first, last - more), *kept[place:]])
+    made, axes = aten.index.Tensor(x, [None] * place + taken), outer[:place] + inner + outer[place:]
+    made = made.permute([axes.index(axis) for axis in order]).contiguous()
+    return made.permute(sorted(range(len(order)), key=order.__getitem__)).reshape(sizes)
+
+
+def _with_axes(x: torch.Tensor, axes: list[int]) -> torch.Tensor:
+    """A view of these axes, in this order; the others are of one element."""
+    others = [axis for axis in range(x.dim()) if axis not in axes]
+    return x.permute(axes + others).squeeze(list(range(len(axes), x.dim())))
 
 
 def _contiguous(decomposed: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,9 +15,20 @@ import torch
 
 # Without a stand-in: how torch writes its ops in smaller ones, and in which order of memory.
 from torch._decomp import get_decompositions as get_decompositions
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 
 from opgraph.runtime.providers.torch_internals import dispatch_modes, fake_mode_of
+
+
+def order_in_memory(*operands: torch.Tensor) -> list[int]:
+    """The axes of a result in the order of its memory, the outermost first, as torch's elementwise kernels lay it out.
+
+    Args:
+        operands: of one shape.
+    """
+    order, _ = compute_elementwise_output_logical_to_physical_perm(*operands)
+    return list(order)
 
 
 def is_wrapped(module: torch.nn.Module) -> bool:
