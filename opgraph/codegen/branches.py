@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from opgraph.codegen.arithmetic import ELEMENT
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.lanes import lanes_of, put_results, put_stored_lanes
 from opgraph.codegen.shifts import Shifted, member, shifted_exponentials
 from opgraph.loops.layout import ADDED, CONTIGUOUS
 from opgraph.loops.loop import Arg, Loop, Statement
+from opgraph.schedule.levels import ELEMENT
 
 #: What packing costs in instructions per element and vector: at all, and for each operand and each result (measured).
 PACK, PACK_OPERAND, PACK_RESULT = 8, 8, 5

@@ -7,7 +7,6 @@ with the kind and position of the op that it came from.
 
 from __future__ import annotations
 
-from opgraph.codegen.arithmetic import CALL, PER_ROW
 from opgraph.codegen.branches import branches_of, put_branches
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.functor import Form, Functor
@@ -21,6 +20,7 @@ from opgraph.codegen.totals import put_totals
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED, Variant
 from opgraph.loops.loop import Loop
+from opgraph.schedule.levels import CALL, PER_ROW
 
 
 def emit_functor(

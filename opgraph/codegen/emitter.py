@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import final
 
-from opgraph.codegen.arithmetic import ELEMENT, PER_ROW, Arithmetic, compute_type, storage_type
+from opgraph.codegen.arithmetic import Arithmetic, compute_type, storage_type
 from opgraph.codegen.functor import Form, Functor
 from opgraph.codegen.literals import literal
-from opgraph.loops.layout import ADDED, GROUP, KEPT, ROW, STRIDED, UNIFORM, Variant
+from opgraph.loops.layout import ADDED, GROUP, ROW, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Load, Loop, Statement, Store
-from opgraph.loops.passes import row_stores
+from opgraph.schedule.levels import ELEMENT, PER_ROW
+from opgraph.schedule.reduction_passes import row_stores
 
 
 @final
@@ -19,10 +20,7 @@ class Emitter(Arithmetic):
 
     Attributes:
         positions: places of the loads.
-        kinds: how each load moves, by name.
         virtual: loads without memory: their offset is their value.
-        store_kinds: how each store moves.
-        sums: the stores that are added up.
         per_row: the stores of one value for each row, with their places.
         by_strips: see `opgraph.codegen.strips`.
         calls: result of a statement -> the call of a function that makes it.
@@ -31,10 +29,7 @@ class Emitter(Arithmetic):
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str] = frozenset(), tier: str = "") -> None:
         super().__init__(loop, variant, approximate, tier)
         self.positions = {x.name: i for i, x in enumerate(loop.loads)}
-        self.kinds = {x.name: kind for x, kind in self.loads}
         self.virtual = {x.name for x in loop.loads if x.is_position}
-        self.store_kinds = variant.operands[len(loop.loads) :]
-        self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
         self.per_row = row_stores(loop)
         self.by_strips = False
         self.calls: dict[str, str] = {}
@@ -109,10 +104,6 @@ class Emitter(Arithmetic):
         n = len(self.loop.loads)
         return loads + [(n + i, f"y{i}", s.dtype, "") for i, s in (*self.elementwise(), *self.per_row)]
 
-    def elementwise(self) -> list[tuple[int, Store]]:
-        """The stores of one value for each element, with their places."""
-        return [(i, s) for i, s in enumerate(self.loop.stores) if i not in self.sums and not s.per_row]
-
     # -- arithmetic ---------------------------------------------------------------------------------------------
 
     def argument(self, s: Statement, place: int) -> str:
@@ -178,10 +169,6 @@ class Emitter(Arithmetic):
 
     # -- memory -------------------------------------------------------------------------------------------------
 
-    def element_loads(self) -> list[Load]:
-        """The loads that each element reads."""
-        return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
-
     def read(self, load: Load, counter: str = "i", *, kind: str = "") -> str:
         """The value of a load at an element of the row; `kind`: as if it moved in that way."""
         index = index_text(counter, load.name, kind or self.kinds[load.name])
@@ -211,12 +198,6 @@ class Emitter(Arithmetic):
     def addends(self) -> str:
         """The parameter of what adds something to sums."""
         return ", Addend* s" if self.sums else ""
-
-    def addend(self) -> str:
-        """The type that addends of all reductions and sums have."""
-        reduced = [s.dtype for s in self.loop.statements if s.reduces]
-        summed = [self.loop.stores[i].dtype for i in self.sums]
-        return "double" if any(compute_type(d) == "double" for d in (*reduced, *summed)) else "float"
 
     def results(self, args: list[str]) -> None:
         """Variables for all results, and the call that fills them."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from opgraph.codegen.arithmetic import ELEMENT
 from opgraph.codegen.emitter import Emitter
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
+from opgraph.schedule.levels import ELEMENT
 
 #: What og::load_lanes reads and og::store_lanes writes.
 _STORED = frozenset({"f32", "f16", "bf16", "boolean"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from opgraph.codegen.row_buffers import Rows
 from opgraph.loops.layout import CONTIGUOUS
-from opgraph.loops.passes import cost
+from opgraph.schedule.reduction_passes import cost
 
 #: Instructions for each element of a pass that waits for memory. Where more is computed memory has its time anyway, and
 #: what was asked for too early is gone again.

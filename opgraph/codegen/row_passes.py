@@ -8,7 +8,7 @@ from opgraph.codegen.row_ahead import put_ahead
 from opgraph.codegen.row_buffers import Rows
 from opgraph.loops.layout import RUN, STRIDED
 from opgraph.loops.loop import Load, Store
-from opgraph.loops.passes import Pass
+from opgraph.schedule.reduction_passes import Pass
 
 
 def put_passes(rows: Rows) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import TypeAlias
 
-from opgraph.codegen.arithmetic import ELEMENT, compute_type, storage_type
+from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.shared import Function, SharedCall, SharedCalls
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
+from opgraph.schedule.levels import ELEMENT
 
 #: Where a value is: the type of what is kept of it, and a number among these.
 Place: TypeAlias = tuple[str, int]

@@ -7,13 +7,17 @@ rest: in this order, since results may lie over operands.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from opgraph.ir import dtypes
 from opgraph.loops.layout import ROW, RUN, UNIFORM, Layout, Variant
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
-from opgraph.loops.tiles import selected
+from opgraph.schedule.cuda_tiles import tiled
+
+#: What tiles may leave behind: so many elements, or 1/16 of the space.
+_LEFT = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +124,40 @@ def _with_operands(
 
 def _renamed(s: Statement, names: dict[str, str]) -> tuple[Arg, ...]:
     return tuple(names.get(a, a) if isinstance(a, str) else a for a in s.args)
+
+
+def passes(loop: Loop, layout: Layout, vector: int) -> list[tuple[Loop, Layout, tuple[int, ...]]]:
+    """The loop, as often as it has to run, each time with some of its stores, and which; elementwise ones come last.
+
+    They may be written over an input that the other passes still read.
+    """
+    first = len(loop.loads)
+    sums = [i - first for i in layout.sums]
+    together = [i for i in range(len(loop.stores)) if i not in sums]
+    alone: list[list[int]] = []
+    for i in sums:
+        for group in (together, *alone):
+            if _fits(layout, first, [*group, i], vector):
+                group.append(i)
+                break
+        else:
+            alone.append([i])
+    groups = [sorted(g) for g in (*alone, together) if g]
+    return [(loop.with_stores(g), selected(layout, first, g), tuple(g)) for g in groups]
+
+
+def selected(layout: Layout, first: int, stores: Sequence[int]) -> Layout:
+    """The layout of all loads (there are `first`) and some stores."""
+    places = [*range(first), *(first + i for i in stores)]
+    kinds = "".join(layout.variant.operands[p] for p in places)
+    return replace(
+        layout,
+        results=tuple(layout.results[i] for i in stores),
+        strides=tuple(layout.strides[p] for p in places),
+        variant=Variant(kinds, layout.variant.flat),
+    )
+
+
+def _fits(layout: Layout, first: int, stores: Sequence[int], vector: int) -> bool:
+    part = selected(layout, first, sorted(stores))
+    return len(part.sums) == 1 or tiled(part, vector).work <= max(_LEFT, layout.size // 16)
