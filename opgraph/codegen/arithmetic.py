@@ -47,7 +47,7 @@ class Arithmetic(Levels, ABC):
         self.exact = _exact_quotients(loop, self.levels)
         self.depth = loop.depths()
         self.by_lanes = self.beside = self.told_ends = False
-        self.shifted: Mapping[str, Shifted] = {}
+        self.shifted: dict[str, Shifted] = {}
         self.divisors: Sequence[str] = ()
         self.peaks: Mapping[str, str] = {}
         slopes = (s for s in loop.statements if s.kind in _SLOPES.values() and len(s.args) == 2)

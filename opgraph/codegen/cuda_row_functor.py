@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from opgraph.codegen.arithmetic import compute_type, storage_type
-from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.functor import Functor
+from opgraph.codegen.emitter import Emitter, Functor
 from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members
 from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import RUN, STRIDED, Variant

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import final
 
 from opgraph.codegen.arithmetic import Arithmetic, compute_type, storage_type
-from opgraph.codegen.functor import Form, Functor
 from opgraph.codegen.literals import literal
 from opgraph.loops.layout import ADDED, GROUP, ROW, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Load, Loop, Statement, Store
+from opgraph.schedule.cpu_body import Form
 from opgraph.schedule.levels import ELEMENT, PER_ROW
 from opgraph.schedule.reduction_passes import row_stores
+
+
+@dataclass(frozen=True, slots=True)
+class Functor:
+    """Emitted text.
+
+    Attributes:
+        code: `struct Fused {...};`
+        tags: line number within `code`, from 1 -> tag of the op that the line came from.
+        form: how it goes over elements.
+    """
+
+    code: str
+    tags: Mapping[int, int]
+    form: Form
 
 
 @final

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
-from opgraph.codegen.functor import Form, Functor
+from opgraph.codegen.emitter import Functor
 from opgraph.codegen.needed import needed
 from opgraph.codegen.rows import emit_rows
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
+from opgraph.schedule.cpu_body import Form
 from opgraph.schedule.cuda_tiles import BLOCK_SIZE
 from opgraph.schedule.fast_math import approximate
 from opgraph.schedule.schedule import (

@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from opgraph.codegen.arithmetic import compute_type, storage_type
-from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.functor import Functor
-from opgraph.codegen.lanes import goes_by_lanes
+from opgraph.codegen.emitter import Emitter, Functor
 from opgraph.codegen.row_ahead import put_next_members, put_nexts
 from opgraph.codegen.row_buffers import Rows, put_buffers
 from opgraph.codegen.row_passes import put_passes
@@ -19,6 +17,7 @@ from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reductio
 from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import CONTIGUOUS, GROUP, RUN, TURNED, UNIFORM, Variant
 from opgraph.loops.loop import Loop
+from opgraph.schedule.cpu_body import goes_by_lanes
 from opgraph.schedule.levels import CALL, PER_ROW
 from opgraph.schedule.schedule import GROUPS, INTERLEAVED
 

@@ -13,13 +13,13 @@ from schedules import in_order, pointwise
 
 import opgraph as og
 from opgraph.bench.large import large
-from opgraph.codegen import emit
 from opgraph.codegen.kernel import cuda_source, host_source
 from opgraph.codegen.shared import OFTEN
-from opgraph.codegen.strips import WIDE_COST
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 from opgraph.partition.traits import cost_of
 from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY
+from opgraph.schedule import cpu_body
+from opgraph.schedule.cpu_body import WIDE_COST
 from opgraph.schedule.cuda import SINGLES_COST
 from opgraph.schedule.schedule import POINTWISE_SCALAR
 
@@ -40,7 +40,7 @@ def no_cache() -> Iterator[None]:
 
 
 def by_strips(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
-    monkeypatch.setattr(emit, "goes_by_strips", lambda emitter: yes)
+    monkeypatch.setattr(cpu_body, "goes_by_strips", lambda values, by_lanes: yes)
 
 
 def goes_by_strips(f: og.Executable) -> bool:

@@ -15,12 +15,12 @@ from mixed_graph import bound
 from schedules import in_order
 
 import opgraph as og
-from opgraph.codegen import emit
-from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import DeviceError
 from opgraph.runtime import building, host
 from opgraph.runtime.building import Built
+from opgraph.schedule import cpu_body
+from opgraph.schedule.cpu_body import Form
 from opgraph.schedule.schedule import POINTWISE, POINTWISE_TILED, TILED_SUM
 
 pytestmark = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
@@ -71,9 +71,9 @@ def built_from(source: KernelSource, cpus: set[int], monkeypatch: pytest.MonkeyP
 def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_are(
     text: str, form: Form, schedule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(emit, "goes_by_strips", lambda emitter: form is Form.LANE_STRIPS)
+    monkeypatch.setattr(cpu_body, "goes_by_strips", lambda values, by_lanes: form is Form.LANE_STRIPS)
     if form is Form.LOOP:
-        monkeypatch.setattr(emit, "branches_of", lambda emitter: None)
+        monkeypatch.setattr(cpu_body, "branches_of", lambda values: None)
     loop, layout = bound(og.parse(text).finalize())
     source = host_source(replace(in_order(loop, layout.variant), name=schedule))
     assert source.form is form
