@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from schedules import bound, cuda_launches
 
+import opgraph as og
+from opgraph.cli.main import main
+from opgraph.cli.sources import kernel_sources
 from opgraph.codegen.kernel import cuda_source, host_source
+from opgraph.runtime import host
 from opgraph.schedule import schedule
 from opgraph.schedule.cpu import Cpu
 from opgraph.schedule.cuda import Cuda
 from opgraph.schedule.schedule import CpuSchedule, CudaPointwise, Schedule
-from opgraph.schedule.table import TABLE, Row, choose_schedule
+from opgraph.schedule.table import CPU_TABLE, TABLE, Row, choose_schedule
 
 ROWS = [(target, row) for target, rows in TABLE.items() for row in rows]
 EACH = pytest.mark.parametrize(("target", "row"), ROWS, ids=[f"{target}-{row.name}" for target, row in ROWS])
@@ -50,6 +55,30 @@ def test_each_row_has_a_kernel_that_says_its_name(target: str, row: Row) -> None
 @EACH
 def test_each_row_gives_its_reasons_on_a_page(target: str, row: Row) -> None:
     assert (DECISIONS / row.why).is_file()
+
+
+@pytest.mark.parametrize("row", CPU_TABLE, ids=lambda row: row.name)
+def test_what_is_shown_compiled_and_run_on_the_cpu_follows_the_row(row: Row, no_cache: None) -> None:
+    if row.name == schedule.PERSISTENT_INNER and not host.has_lanes():
+        pytest.skip("no GCC, or a machine without AVX-512")
+    graph = og.parse(row.takes).finalize()
+    (part,) = graph.get_partitions()
+    (shown,) = kernel_sources(part)
+    f = og.compile(graph)
+    assert shown.schedule == row.name and f.kernels == {shown.entry: shown.code}
+    rng = np.random.default_rng(0)
+    feeds = {str(t.name): rng.standard_normal(t.shape).astype(np.float32) for t in graph.inputs}
+    got, exact = f(feeds), og.evaluate(graph, feeds)
+    assert f.kernels == {shown.entry: shown.code}
+    np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_show_names_the_schedule_of_each_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "model.og"
+    model.write_text("graph(x: f32[100,8]) -> (y)\n  y = SoftMax(x, axis=-1)\n")
+    for device, name in (("cpu", schedule.TRANSPOSED_INNER), ("cuda", schedule.PERSISTENT_INNER)):
+        assert main(["show", str(model), "--source", "--device", device]) == 0
+        assert f"({device}), {name}\n" in capsys.readouterr().out
 
 
 def test_each_name_has_a_row() -> None:
