@@ -70,26 +70,23 @@ def grouped_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
     return CpuSchedule(name=GROUPED, loop=loop, layout=found, boxes=boxes)
 
 
-def interleaved_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
-    """Neighbouring rows as lanes: as they lie in memory, or turned in tiles."""
-    if not layout.row_rank:
-        return None
-    found = interleaved(loop, layout, longest=_longest(loop) if _fits(loop, layout, target) else 0)
-    if found is None:
-        return None
-    boxes = boxes_of_columns(loop, found)
-    turned = TURNED in found.variant.operands
-    name = SPLIT_OUTER if boxes.are_pieces else TRANSPOSED_INNER if turned else OUTER
-    return CpuSchedule(name=name, loop=loop, layout=found, boxes=boxes)
-
-
-def persistent_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
-    """Rows of a few vectors, whose elements stay in registers from pass to pass.
+def short_or_strided_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
+    """Neighbouring rows as lanes, as they lie in memory or transposed in tiles; or rows of a few vectors, whose
+    elements stay in registers from pass to pass.
 
     What is done once a row (the fold of its lanes, the walk to the next one) takes as long as some 30 elements, where
     rows are walked in blocks. With the number of vectors known when the kernel is compiled, only the fold is left.
     """
-    if not layout.row_rank or not _fits(loop, layout, target):
+    if not layout.row_rank:
+        return None
+    fits = _fits(loop, layout, target)
+    found = interleaved(loop, layout, longest=_longest(loop) if fits else 0)
+    if found is not None:
+        boxes = boxes_of_columns(loop, found)
+        is_transposed = TURNED in found.variant.operands
+        name = SPLIT_OUTER if boxes.are_pieces else TRANSPOSED_INNER if is_transposed else OUTER
+        return CpuSchedule(name=name, loop=loop, layout=found, boxes=boxes)
+    if not fits:
         return None
     vectors = -(-layout.dims[-1] // WIDTH)
     return CpuSchedule(name=PERSISTENT_INNER, loop=loop, layout=layout, boxes=boxes_of_rows(layout), vectors=vectors)

@@ -12,7 +12,7 @@ from opgraph.schedule.cuda_row_tiles import BLOCKS, CHUNK, RowTiles, adds_up, ro
 from opgraph.schedule.cuda_tiles import BLOCK_SIZE, NARROW, packed_vector, tiled
 from opgraph.schedule.fast_math import approximate
 from opgraph.schedule.levels import Levels
-from opgraph.schedule.loop_fission import passes, sums_apart, without_sums
+from opgraph.schedule.loop_fission import passes, row_values, without_sums
 from opgraph.schedule.reduction_passes import pass_counts
 from opgraph.schedule.schedule import (
     INNER,
@@ -142,19 +142,21 @@ def _part(loop: Loop, layout: Layout, stores: tuple[int, ...], target: Cuda) -> 
 
 
 def _fission(loop: Loop, layout: Layout, target: Cuda) -> LoopFission:
-    apart = sums_apart(loop, layout)
-    added = sums(*apart.sums, target)
+    """Row values that sums need, sums, and the other results."""
+    values, adding = row_values(loop, layout)
+    added, rest = sums(*adding, target), without_sums(loop, layout)
     assert added is not None, "a loop with sums"
-    whole = Part(schedule=added, stores=tuple(range(len(apart.summed))))
-    adding = added.sums if isinstance(added, LoopFission) else (whole,)
+    summed = [i - len(loop.loads) for i in layout.sums]
+    whole = Part(schedule=added, stores=tuple(range(len(summed))))
+    parts = added.sums if isinstance(added, LoopFission) else (whole,)
     return LoopFission(
         name=LOOP_FISSION,
         loop=loop,
         layout=layout,
-        values=_part(*apart.values, (), target).schedule if apart.values is not None else None,
-        count=apart.count,
-        sums=tuple(Part(schedule=p.schedule, stores=tuple(apart.summed[i] for i in p.stores)) for p in adding),
-        rest=_part(*apart.rest, apart.others, target) if apart.rest is not None else None,
+        values=_part(*values, (), target).schedule if values is not None else None,
+        count=len(adding[0].loads) - len(loop.loads),
+        sums=tuple(Part(schedule=part.schedule, stores=tuple(summed[i] for i in part.stores)) for part in parts),
+        rest=_part(*rest, target) if rest is not None else None,
     )
 
 

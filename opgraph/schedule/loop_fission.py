@@ -8,7 +8,7 @@ rest: in this order, since results may lie over operands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from opgraph.ir import dtypes
@@ -20,26 +20,6 @@ from opgraph.schedule.cuda_tiles import tiled
 _LEFT = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Apart:
-    """The loops that one is taken apart into, with their layouts.
-
-    Attributes:
-        values: makes the row values, its only results, one for each row in order; None where sums need none.
-        sums: adds up; its last operands that are loads are the row values.
-        rest: the other results, None where there are none.
-        count: how many row values there are.
-        summed, others: the stores of the whole that `sums` and `rest` make.
-    """
-
-    values: tuple[Loop, Layout] | None
-    sums: tuple[Loop, Layout]
-    rest: tuple[Loop, Layout] | None
-    count: int
-    summed: tuple[int, ...]
-    others: tuple[int, ...]
-
-
 def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, ...]] | None:
     """The loop with its other results alone, and which these are; None if there are none."""
     first = len(loop.loads)
@@ -48,8 +28,12 @@ def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, .
     return (loop.with_stores(others), selected(layout, first, others), tuple(others)) if others else None
 
 
-def sums_apart(loop: Loop, layout: Layout) -> Apart:
-    """Takes a loop over rows apart; there are sums in its layout."""
+def row_values(loop: Loop, layout: Layout) -> tuple[tuple[Loop, Layout] | None, tuple[Loop, Layout]]:
+    """For a loop over rows with sums: the loop that makes the row values that sums need, its only results, one for each
+    row in order, and the loop of these sums, whose last loads are the row values; each with its layout.
+
+    None instead of the first one where sums need no row values.
+    """
     first = len(loop.loads)
     summed = tuple(i - first for i in layout.sums)
     needed, borrowed = _needed(loop, layout, summed)
@@ -74,9 +58,7 @@ def sums_apart(loop: Loop, layout: Layout) -> Apart:
     kept = [(layout.strides[first + i], layout.variant.operands[first + i]) for i in summed]
     bound = _with_operands(layout, first, [(along_rows, kind)] * len(borrowed), kept, 0)
     bound = replace(bound, results=tuple(layout.results[i] for i in summed))
-    rest = without_sums(loop, layout)
-    others = rest[2] if rest else ()
-    return Apart(values, (adding, bound), rest[:2] if rest else None, len(borrowed), summed, others)
+    return values, (adding, bound)
 
 
 def _needed(loop: Loop, layout: Layout, summed: tuple[int, ...]) -> tuple[set[str], list[str]]:

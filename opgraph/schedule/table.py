@@ -92,7 +92,7 @@ CPU_TABLE = (
     Row(
         name=schedule.SPLIT_OUTER,
         when="as outer reduction in one pass, with few long columns that are not only added up: tiles are their pieces",
-        choose=cpu.interleaved_rows,
+        choose=cpu.short_or_strided_rows,
         takes=_LARGEST.format("100000,8", 0),
         leaves=_LARGEST.format("40,300,64", 1),
         why="0014-rows-are-passes-of-the-loop.md",
@@ -101,7 +101,7 @@ CPU_TABLE = (
     Row(
         name=schedule.TRANSPOSED_INNER,
         when="rows are short: tiles of them are transposed, and lanes are rows",
-        choose=cpu.interleaved_rows,
+        choose=cpu.short_or_strided_rows,
         takes=_SOFTMAX.format("100,8", -1),
         leaves=_SOFTMAX.format("100,300", -1),
         why="0023-short-rows-at-once.md",
@@ -110,7 +110,7 @@ CPU_TABLE = (
     Row(
         name=schedule.OUTER,
         when="neighbours in memory are neighbouring rows: lanes are rows",
-        choose=cpu.interleaved_rows,
+        choose=cpu.short_or_strided_rows,
         takes=_SOFTMAX.format("16,40,64", 1),
         leaves=_SOFTMAX.format("16,40,64", -1),
         why="0014-rows-are-passes-of-the-loop.md",
@@ -119,7 +119,7 @@ CPU_TABLE = (
     Row(
         name=schedule.PERSISTENT_INNER,
         when="rows are a few vectors of floats: their elements stay in registers from pass to pass",
-        choose=cpu.persistent_rows,
+        choose=cpu.short_or_strided_rows,
         takes=_SOFTMAX.format("100,100", -1),
         leaves=_SOFTMAX.format("100,129", -1),
         why="0023-short-rows-at-once.md",
