@@ -30,7 +30,7 @@ class Arithmetic(Levels, ABC):
     Attributes:
         depth: how many reductions each value waits for, one after the other.
         by_lanes: whether `apply` is a template over float and og::floats.
-        beside: whether a value of a row is an array of one for each lane.
+        interleaved: whether a value of a row is an array of one for each lane.
         told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
         exact: quotients that are 1 where an element is divided by itself.
@@ -46,7 +46,7 @@ class Arithmetic(Levels, ABC):
         self.positive = _powers_of_positives(loop)
         self.exact = _exact_quotients(loop, self.levels)
         self.depth = loop.depths()
-        self.by_lanes = self.beside = self.told_ends = False
+        self.by_lanes = self.interleaved = self.told_ends = False
         self.shifted: dict[str, Shifted] = {}
         self.divisors: Sequence[str] = ()
         self.peaks: Mapping[str, str] = {}
@@ -60,7 +60,7 @@ class Arithmetic(Levels, ABC):
     def value(self, name: str) -> str:
         """C++ for a value."""
         own = self.identifier(name)
-        return f"{own}[i]" if self.beside and self.levels[name] == PER_ROW else own
+        return f"{own}[i]" if self.interleaved and self.levels[name] == PER_ROW else own
 
     @abstractmethod
     def argument(self, s: Statement, place: int) -> str:

@@ -91,7 +91,7 @@ class Emitter(Arithmetic):
 
     def has_step(self, position: int) -> bool:
         """Whether an operand moves by a step known at run time."""
-        return self.variant.operands[position] in ((STRIDED, ROW, GROUP) if self.beside else (STRIDED,))
+        return self.variant.operands[position] in ((STRIDED, ROW, GROUP) if self.interleaved else (STRIDED,))
 
     def is_named(self, position: int) -> bool:
         """Whether an operand has a pointer by its name; in strips only what is read before the row is walked."""
@@ -163,7 +163,7 @@ class Emitter(Arithmetic):
 
     def each_lane(self, level: int) -> str:
         """What goes before a statement about values of a level: rows side by side have one each."""
-        return "OG_VECTORIZE for (og::i64 i = 0; i < n; ++i) " if self.beside and level == PER_ROW else ""
+        return "OG_VECTORIZE for (og::i64 i = 0; i < n; ++i) " if self.interleaved and level == PER_ROW else ""
 
     def apply(self) -> None:
         """One element: what the CPU and the GPU have in common."""

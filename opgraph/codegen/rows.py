@@ -25,9 +25,9 @@ from opgraph.schedule.schedule import GROUPS, INTERLEAVED
 def emit_rows(loop: Loop, variant: Variant, schedule: str) -> Functor:
     """The functor of a loop over rows, for the schedule of that name."""
     emitter = Emitter(loop, replace(variant, operands=variant.operands.replace(TURNED, CONTIGUOUS)))
-    emitter.beside = schedule in INTERLEAVED
+    emitter.interleaved = schedule in INTERLEAVED
     rows = Rows(emitter, schedule)
-    if not emitter.beside:
+    if not emitter.interleaved:
         emitter.by_lanes = goes_by_lanes(emitter) and all(
             compute_type(emitter.dtypes[name]) == "float" for name in rows.kept
         )
@@ -36,19 +36,19 @@ def emit_rows(loop: Loop, variant: Variant, schedule: str) -> Functor:
     emitter.put("struct Fused {")
     emitter.members()
     _put_members(rows)
-    if emitter.beside:
-        _put_beside_members(emitter, variant, is_grouped=schedule in GROUPS)
+    if emitter.interleaved:
+        _put_interleaved_members(emitter, variant, is_grouped=schedule in GROUPS)
     else:
         put_next_members(rows)
     emitter.bind()
-    if not emitter.beside:
+    if not emitter.interleaved:
         put_nexts(rows)
     put_buffers(rows)
     emitter.hoisted("call", CALL)
     emitter.hoisted("row", PER_ROW)
     _put_run(emitter)
     put_passes(rows)
-    if emitter.beside:
+    if emitter.interleaved:
         put_reduced(emitter, rows.passes, "const double (*total)[og::side], double count, og::i64 n", "total[{}][i]")
     else:
         put_reduced(emitter, rows.passes, "const Totals& total, double count", "total({})", of=", class Totals")
@@ -93,7 +93,7 @@ def _put_run(emitter: Emitter) -> None:
     emitter.put("  }")
 
 
-def _put_beside_members(emitter: Emitter, variant: Variant, *, is_grouped: bool) -> None:
+def _put_interleaved_members(emitter: Emitter, variant: Variant, *, is_grouped: bool) -> None:
     """Adds the members that kernels/host_beside.h and host_groups.h read: transposed operands, and the groups of lanes.
 
     Args:

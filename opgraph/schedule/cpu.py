@@ -65,7 +65,7 @@ def grouped_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
     if found is None:
         return None
     boxes = boxes_of_groups(found)
-    if boxes.are_pieces:
+    if boxes.split_rows:
         return CpuSchedule(name=SPLIT_GROUPED, loop=loop, layout=found, boxes=boxes, stages=pass_counts(loop)[0])
     return CpuSchedule(name=GROUPED, loop=loop, layout=found, boxes=boxes)
 
@@ -84,7 +84,7 @@ def short_or_strided_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedul
     if found is not None:
         boxes = boxes_of_columns(loop, found)
         is_transposed = TURNED in found.variant.operands
-        name = SPLIT_OUTER if boxes.are_pieces else TRANSPOSED_INNER if is_transposed else OUTER
+        name = SPLIT_OUTER if boxes.split_rows else TRANSPOSED_INNER if is_transposed else OUTER
         return CpuSchedule(name=name, loop=loop, layout=found, boxes=boxes)
     if not fits:
         return None
@@ -97,7 +97,7 @@ def rows_in_blocks(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | Non
     if not layout.row_rank:
         return None
     boxes = boxes_of_rows(layout) if layout.size else None
-    if boxes is not None and boxes.are_pieces:
+    if boxes is not None and boxes.split_rows:
         return CpuSchedule(name=SPLIT_INNER, loop=loop, layout=layout, boxes=boxes, stages=pass_counts(loop)[0])
     return CpuSchedule(name=INNER, loop=loop, layout=layout, boxes=boxes)
 

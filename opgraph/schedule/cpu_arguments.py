@@ -62,13 +62,13 @@ def _of_rows(schedule: CpuSchedule) -> tuple[list[int], int]:
     work = boxes.count * leaves
     _, reduced, most = pass_counts(loop)
     if schedule.name in GROUPS:
-        numbers += [layout.group, width_of(layout), int(boxes.are_pieces)]
+        numbers += [layout.group, width_of(layout), int(boxes.split_rows)]
         lanes, rows = layout.dims[-1], prod(layout.dims[: -1 - layout.row_rank])
-        work += (rows * reduced + boxes.count * most if boxes.are_pieces else boxes.count * reduced) * lanes
-    elif boxes.are_pieces and schedule.name in INTERLEAVED:
+        work += (rows * reduced + boxes.count * most if boxes.split_rows else boxes.count * reduced) * lanes
+    elif boxes.split_rows and schedule.name in INTERLEAVED:
         numbers[1] = leaves = most * -(-boxes.box[-1] // LANES) * LANES
         work = boxes.count * leaves
-    elif boxes.are_pieces:
+    elif boxes.split_rows:
         work += prod(layout.dims[: -layout.row_rank]) * reduced + 2 * boxes.count * most
     return numbers, work
 

@@ -13,7 +13,7 @@ from math import lcm, prod
 from opgraph.loops.layout import ADDED, GROUP, KEPT, Layout, Variant
 from opgraph.loops.loop import Loop
 from opgraph.loops.space import Strides
-from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_beside, boxes_of_few
+from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_interleaved, boxes_of_few
 from opgraph.schedule.interleaved_rows import FEW_LANES, LANES, joins, moved
 
 #: Strips of lanes are whole vectors where groups allow it, or whole halves.
@@ -74,7 +74,7 @@ def width_of(layout: Layout) -> int:
 def boxes_of_groups(layout: Layout) -> Boxes:
     """The cut: boxes have all lanes. They are whole rows where that makes enough of them, or pieces of rows."""
     lanes = layout.dims[-1]
-    whole = boxes_beside(layout, lanes)
+    whole = boxes_interleaved(layout, lanes)
     if whole.count >= ENOUGH or layout.size <= ONE_BOX:
         return whole
     pieces = boxes_of_few(layout, lanes, least=LEAST * lanes)

@@ -12,7 +12,7 @@ from math import prod
 
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, TURNED, UNIFORM, Layout, Variant, memory_order
 from opgraph.loops.loop import Axes, Loop, Store
-from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_beside, boxes_of_few
+from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_interleaved, boxes_of_few
 from opgraph.schedule.interleaved_rows import LANES, interleaved, joins
 from opgraph.schedule.reduction_passes import pass_counts
 
@@ -30,7 +30,7 @@ def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
     along = any(own[-1] == 1 for own in layout.strides[: len(loop.loads)])
     across = any(1 in own[:outer] for own in layout.strides[: len(loop.loads)])
     aside = interleaved(loop, layout)
-    if along or not across or (aside is not None and boxes_beside(aside, LANES).count >= ENOUGH):
+    if along or not across or (aside is not None and boxes_interleaved(aside, LANES).count >= ENOUGH):
         return None
     made = {s.result: s for s in loop.statements}
     stores = []
@@ -81,7 +81,7 @@ def _in_order(loop: Loop, layout: Layout) -> Layout:
 
 def boxes_of_columns(loop: Loop, layout: Layout) -> Boxes:
     """The cut of a layout whose rows lie side by side: whole rows where there are enough of them, else pieces."""
-    whole = boxes_beside(layout, LANES)
+    whole = boxes_interleaved(layout, LANES)
     length = prod(layout.dims[-1 - layout.row_rank : -1])
     apart = layout.dims[-1] > LANES and length >= LONG
     if (whole.count >= ENOUGH and not apart) or layout.size <= ONE_BOX or not joins(loop):

@@ -226,8 +226,8 @@ def test_boxes_hold_whole_rows_unless_these_are_few_and_long() -> None:
     for shape in [(3, 5), (1, 1), (4096, 8192), (100_000, 3), (33, 1 << 20), (2, 1 << 20)]:
         layout = bind(loop, [shape, shape[1:]], [(shape[1], 1), (1,)])
         boxes = boxes_of_rows(layout)
-        assert boxes.are_pieces == (shape == (2, 1 << 20))
-        assert boxes.are_pieces or (boxes.box[-1] == shape[1] and boxes.box[0] * boxes.counts[0] >= shape[0])
+        assert boxes.split_rows == (shape == (2, 1 << 20))
+        assert boxes.split_rows or (boxes.box[-1] == shape[1] and boxes.box[0] * boxes.counts[0] >= shape[0])
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
