@@ -26,6 +26,11 @@ def bound(text: str) -> tuple[Loop, Layout]:
     return low.loop, layout
 
 
+def followed(f: og.Executable) -> list[str]:
+    """The schedules that the kernels of an executable follow, in the order in which they were compiled."""
+    return [source.schedule for step in f._steps for source in step.run.sources.values()]
+
+
 def cpu_schedule(loop: Loop, layout: Layout, *, lanes: bool = True) -> CpuSchedule:
     return choose_schedule(loop, layout, Cpu(lanes))
 
