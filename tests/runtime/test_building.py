@@ -17,6 +17,7 @@ from schedules import in_order
 import opgraph as og
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import DeviceError
+from opgraph.loops.layout import bind
 from opgraph.runtime import building, host
 from opgraph.runtime.building import Built
 from opgraph.schedule import cpu_body
@@ -74,7 +75,8 @@ def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_
     monkeypatch.setattr(cpu_body, "goes_by_strips", lambda values, by_lanes: form is Form.LANE_STRIPS)
     if form is Form.LOOP:
         monkeypatch.setattr(cpu_body, "branches_of", lambda values: None)
-    loop, layout = bound(og.parse(text).finalize())
+    loop, _ = bound(og.parse(text).finalize())
+    layout = bind(loop, [(8, 256), (1, 1)], [(256, 1), (1, 1)])
     source = host_source(replace(in_order(loop, layout.variant), name=schedule))
     assert source.form is form
     wrong = replace(source, code=source.code.replace("og::tanh(", "og::no_such_thing("))
