@@ -1,8 +1,6 @@
 """How a loop with sums is cut for a GPU: into tiles, one for each block of threads, by sizes alone.
 
-What the names mean is said at the top of kernels/sums.cuh. Where sums do not go together (those of each row and those
-of each column of one large matrix would leave as much behind as the matrix itself), the loop runs several times, each
-time for some of its stores.
+The top of kernels/sums.cuh says what the names mean.
 """
 
 from __future__ import annotations

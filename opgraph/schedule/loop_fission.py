@@ -1,8 +1,12 @@
-"""A loop over rows whose sums are added up by a loop of their own, which has no rows.
+"""Several loops of one, each for some of its results (CUDA).
 
-The sum of dy (x - mean) rstd over images, for each channel, needs of each row what reductions make of it. One loop
-makes these row values and writes them down, the next one reads them as operands and adds up, and the last one does the
-rest: in this order, since results may lie over operands.
+Where sums do not go together (those of each row and those of each column of one large matrix would leave as much behind
+as the matrix itself), the loop runs several times, each time for some of its stores.
+
+Sums of a loop over rows that the kernel of rows does not add up have a loop of their own, without rows. The sum of
+dy (x - mean) rstd over images, for each channel, needs of each row what reductions make of it. One loop makes these row
+values and writes them down, the next one reads them as operands and adds up, and the last one does the rest: in this
+order, since results may lie over operands.
 """
 
 from __future__ import annotations

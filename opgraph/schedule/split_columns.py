@@ -1,8 +1,10 @@
-"""Few long columns: rows that lie side by side, too few of them for threads to share, whose elements are added up.
+"""Few long columns: rows that lie side by side, too few of them for threads to share, are cut along their length.
 
 The sum of a [4M,8] down its columns has 8 rows of 4M elements. Rows are whole in a box, so one thread would do all of
-it. As a loop with sums it is cut along the columns too: what boxes leave is added up in a fixed order. A loop in which
-anything waits for a sum stays as it is.
+it. As a loop with sums it is cut along the columns too: what boxes leave is added up in a fixed order. That is the
+faster way, for loops in which nothing waits for a sum. Of what else is reduced once (extremes, products, sums beside
+another reduction) boxes are pieces of columns, and what these make is joined in their order
+(`kernels/host_beside_pieces.h`).
 """
 
 from __future__ import annotations
