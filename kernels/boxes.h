@@ -1,7 +1,7 @@
 #pragma once
 #include "host.h"
 
-// What loops with sums, and loops over rows, share. The space is cut into boxes by its sizes alone (opgraph/loops/boxes.py).
+// What loops with sums, and loops over rows, share. The space is cut into boxes by its sizes alone (schedule/cpu_tiles.py).
 // Any thread may do any box: within one, rows run in the order of memory, and each sum collects its addends in cells, one
 // for each of its results that the box reaches. What several boxes contribute to is added up afterwards, box by box, so
 // the bits never depend on the number of threads.

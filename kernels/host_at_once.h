@@ -1,7 +1,7 @@
 #pragma once
 #include "row_at_once.h"
 
-// The CPU skeleton of a loop over rows of which all elements are in a few vectors (opgraph/loops/at_once.py): nothing is done
+// The CPU skeleton of a loop over rows of which all elements are in a few vectors (opgraph/schedule/cpu.py): nothing is done
 // for a row but its passes. Without lanes, the rows are walked as kernels/host_rows.h does, which gives the same bits.
 
 namespace og {

@@ -2,7 +2,7 @@
 #include "row_reductions.h"
 #include "turn.h"
 
-// The CPU skeleton of a loop over rows that lie side by side (opgraph/loops/beside.py): lane i of a vector is row i of
+// The CPU skeleton of a loop over rows that lie side by side (schedule/interleaved_rows.py): lane i of a vector is row i of
 // `side` neighbours. The axes are those outside, those of a row, and last that of the lanes. An operand whose lanes lie far
 // apart while elements of a row lie together is turned: a tile of it is copied so that lanes are neighbours, and back.
 // Each row is reduced in the order of its elements, so the bits do not depend on its neighbours.

@@ -1,7 +1,7 @@
 #pragma once
 #include "host_beside.h"
 
-// The CPU skeleton of a loop over few long rows that lie side by side, each reduced once (opgraph/loops/boxes.py): a box is a
+// The CPU skeleton of a loop over few long rows that lie side by side, each reduced once (schedule/split_columns.py): a box is a
 // piece of some neighbouring rows. What the pieces make is joined in their order, so the bits depend on sizes alone.
 
 namespace og {

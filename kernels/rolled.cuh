@@ -5,7 +5,7 @@
 // after the other, and of a pack G elements at a time, so that NVRTC compiles the body of an element G times. There the
 // text has it for every element of each pack of a thread, of a last tile's pack, and of what is left of that: 13 or 25
 // times. The last tile goes the same way here; its packs come and go element by element.
-// opgraph/codegen/kernel.py says which kernels these are.
+// opgraph/schedule/cuda.py says which kernels these are.
 
 namespace og {
 

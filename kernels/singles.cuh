@@ -4,7 +4,7 @@
 // The CUDA skeletons of large pointwise kernels, whose arithmetic takes far longer than their memory: a thread does one element
 // after the other, so that NVRTC compiles the body once, not for each element of a pack, of a last tile, and of what is left
 // of that.
-// opgraph/codegen/kernel.py says which kernels these are.
+// opgraph/schedule/cuda.py says which kernels these are.
 
 namespace og {
 

@@ -18,6 +18,7 @@ ORDER = (
     "partition",
     "transforms",
     "loops",
+    "schedule",
     "codegen",
     "runtime",
     "onnx",

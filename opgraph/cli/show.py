@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         for part in partitions:
             if part.kind == FUSED:
                 for source in kernel_sources(part, device):
-                    out.print(f"\npartition {part.id}: {source.entry} ({device})")
+                    out.print(f"\npartition {part.id}: {source.entry} ({device}), {source.schedule}")
                     print(source.code if args.source == "full" else source.functor)
     if args.draw:
         out.print(f"drawn to {printable(args.draw)}")

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING
 from opgraph.codegen.sources import brief_functions
 from opgraph.ir import dtypes
 from opgraph.ir.cxx import CxxCall
-from opgraph.loops.layout import CONTIGUOUS, GROUP, ROW, RUN, STRIDED, UNIFORM, Variant
+from opgraph.loops.layout import Variant
 from opgraph.loops.loop import Arg, Loop, Statement
+from opgraph.schedule.levels import ELEMENT, PER_ROW, Levels
 from opgraph.transforms.selections import Role, role_of
 
 if TYPE_CHECKING:
     from opgraph.codegen.shifts import Shifted
-
-#: When a value changes: once a call, once a row, with every element.
-CALL, PER_ROW, ELEMENT = 0, 1, 2
-_LEVEL = {UNIFORM: CALL, ROW: PER_ROW, GROUP: PER_ROW, RUN: ELEMENT, CONTIGUOUS: ELEMENT, STRIDED: ELEMENT}
 
 #: Function -> the kind of its derivative. A kernel that has both of one argument computes what they share once: the
 #: function begins as the derivative does (kernels/derivatives.h).
@@ -27,18 +24,13 @@ _SLOPES = {"sigmoid": "SigmoidBackward", "swish": "SwishBackward", "tanh": "Tanh
 _PLAIN = {"use_dst": False, "alpha": 1.0}
 
 
-class Arithmetic(ABC):
+class Arithmetic(Levels, ABC):
     """The statements of one loop as expressions; how they name what they are given is left open.
 
     Attributes:
-        loop: what is computed.
-        variant: how its operands move.
-        dtypes: of all values.
-        loads: the loads that something reads, and how they move. (Others shape the iteration space alone.)
-        levels: name of a value -> when it changes.
         depth: how many reductions each value waits for, one after the other.
         by_lanes: whether `apply` is a template over float and og::floats.
-        beside: whether a value of a row is an array of one for each lane.
+        interleaved: whether a value of a row is an array of one for each lane.
         told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
         exact: quotients that are 1 where an element is divided by itself.
@@ -48,35 +40,18 @@ class Arithmetic(ABC):
     """
 
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str], tier: str) -> None:
-        self.loop = loop
-        self.variant = variant
+        super().__init__(loop, variant)
         self.approximate = approximate
         self.tier = tier
         self.positive = _powers_of_positives(loop)
-        self.dtypes = loop.dtype_of()
-        used = loop.reads()
-        self.loads = [(x, k) for x, k in zip(loop.loads, variant.operands) if x.name in used]
-        self.levels: dict[str, int] = {x.name: _LEVEL[k] for x, k in self.loads}
-        for s in loop.statements:
-            level = max((self.levels[a] for a in s.args if isinstance(a, str)), default=CALL)
-            self.levels[s.result] = PER_ROW if s.reduces else level
         self.exact = _exact_quotients(loop, self.levels)
         self.depth = loop.depths()
-        self.by_lanes = self.beside = self.told_ends = False
-        self.shifted: Mapping[str, Shifted] = {}
+        self.by_lanes = self.interleaved = self.told_ends = False
+        self.shifted: dict[str, Shifted] = {}
         self.divisors: Sequence[str] = ()
         self.peaks: Mapping[str, str] = {}
         slopes = (s for s in loop.statements if s.kind in _SLOPES.values() and len(s.args) == 2)
         self.sloped = {(s.kind, s.args[0]) for s in slopes if dict(s.attrs).items() <= _PLAIN.items()}
-
-    @property
-    def cost(self) -> int:
-        """Instructions of one element, by the records."""
-        return sum(s.record.cost for s in self.varying())
-
-    def varying(self) -> list[Statement]:
-        """The statements whose values are another one for each element."""
-        return [s for s in self.loop.statements if self.levels[s.result] == ELEMENT]
 
     def identifier(self, name: str) -> str:
         """What holds a value: a load's pointer x0 is read into v0."""
@@ -85,7 +60,7 @@ class Arithmetic(ABC):
     def value(self, name: str) -> str:
         """C++ for a value."""
         own = self.identifier(name)
-        return f"{own}[i]" if self.beside and self.levels[name] == PER_ROW else own
+        return f"{own}[i]" if self.interleaved and self.levels[name] == PER_ROW else own
 
     @abstractmethod
     def argument(self, s: Statement, place: int) -> str:

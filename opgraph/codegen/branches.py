@@ -8,132 +8,14 @@ only then is it done.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
-from opgraph.codegen.arithmetic import ELEMENT
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.lanes import lanes_of, put_results, put_stored_lanes
-from opgraph.codegen.shifts import Shifted, member, shifted_exponentials
+from opgraph.codegen.shifts import member
 from opgraph.loops.layout import ADDED, CONTIGUOUS
-from opgraph.loops.loop import Arg, Loop, Statement
-
-#: What packing costs in instructions per element and vector: at all, and for each operand and each result (measured).
-PACK, PACK_OPERAND, PACK_RESULT = 8, 8, 5
-#: What a comparison that holds tells of others of the same two values. (Of one that fails they may be NaN.)
-_IMPLIED = {
-    "Greater": {"GreaterEqual": True, "Equal": False, "Less": False, "LessOrEqual": False},
-    "Less": {"LessOrEqual": True, "Equal": False, "Greater": False, "GreaterEqual": False},
-}
-#: Conditions that are looked at: each takes a walk over the loop.
-TRIED = 16
-#: What can be packed.
-_STORED = frozenset({"f32", "f16", "bf16"})
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What is left of a loop where a condition is known.
-
-    Attributes:
-        statements: those that something needs.
-        results: the value of each store.
-    """
-
-    statements: tuple[Statement, ...]
-    results: tuple[Arg, ...]
-
-    def makes(self, k: int) -> bool:
-        """Whether result k is anything but 0.0."""
-        return isinstance(self.results[k], str) or str(self.results[k]) != "0.0"
-
-
-@dataclass(frozen=True, slots=True)
-class Branches:
-    """A loop taken apart at one condition.
-
-    Attributes:
-        condition: the statements that it takes, the last one being the condition.
-        sides: where it fails, and where it holds.
-        shifted: results of exponentials that share what is costly.
-    """
-
-    condition: tuple[Statement, ...]
-    sides: tuple[Side, Side]
-    shifted: Mapping[str, Shifted]
-
-
-def branches_of(emitter: Emitter) -> Branches | None:
-    """The choice that saves most, if one is worth it for any data."""
-    loop = emitter.loop
-    packed = [x.dtype for x in emitter.element_loads()] + [s.dtype for s in loop.stores]
-    if not set(packed) <= _STORED:
-        return None
-    spent = PACK + PACK_OPERAND * len(emitter.element_loads()) + PACK_RESULT * len(emitter.elementwise())
-    whole = _cost(emitter, loop.statements)
-    best, saved = None, spent
-    for same in _conditions(emitter):
-        condition = _needed(loop.statements, {next(iter(same))})
-        sides = (_side(loop, same, False), _side(loop, same, True))
-        spared = whole - max(_cost(emitter, side.statements) for side in sides) - _cost(emitter, condition)
-        if spared > saved:
-            shifted = {k: x for side in sides for k, x in shifted_exponentials(emitter, side.statements).items()}
-            best, saved = Branches(condition, sides, shifted), spared
-    return best
-
-
-def _conditions(emitter: Emitter) -> Sequence[Mapping[str, None]]:
-    """The conditions that most choices go by, each with all statements that compute the same, in order."""
-    chosen_by = Counter(s.args[0] for s in emitter.loop.statements if s.kind == "Select")
-    alike: dict[object, dict[str, None]] = {}
-    for s in emitter.loop.statements:
-        if s.result in chosen_by and emitter.levels[s.result] == ELEMENT:
-            alike.setdefault((s.kind, s.args, s.attrs), {})[s.result] = None
-    found = list(alike.values())
-    most = sorted(range(len(found)), key=lambda i: -sum(chosen_by[r] for r in found[i]))[:TRIED]
-    return [found[i] for i in sorted(most)]
-
-
-def _side(loop: Loop, same: Mapping[str, None], holds: bool) -> Side:
-    """The loop where those conditions are known to hold, or to fail."""
-    known: dict[str, bool] = dict.fromkeys(same, holds)
-    condition = next(s for s in loop.statements if s.result in same)
-    taken: dict[str, Arg] = {}
-    left = []
-    for s in loop.statements:
-        args = tuple(taken.get(a, a) if isinstance(a, str) else a for a in s.args)
-        told = [known.get(a) if isinstance(a, str) else None for a in s.args]
-        if s.kind == "Select" and told[0] is not None and not s.rounds:
-            taken[s.result] = args[1] if told[0] else args[2]
-            continue
-        if holds and s.args == condition.args and s.kind in _IMPLIED.get(condition.kind, {}):
-            known[s.result] = _IMPLIED[condition.kind][s.kind]
-        elif s.kind == "Not" and told[0] is not None:
-            known[s.result] = not told[0]
-        elif s.kind == "And" and False in told:
-            known[s.result] = False
-        elif s.kind == "And" and True in told:
-            taken[s.result] = args[1 - told.index(True)]
-        left.append(replace(s, args=args))
-    results = tuple(taken.get(store.value, store.value) for store in loop.stores)
-    return Side(_needed(left, {r for r in results if isinstance(r, str)}), results)
-
-
-def _needed(statements: Sequence[Statement], results: set[str]) -> tuple[Statement, ...]:
-    """The statements that those results take."""
-    wanted, left = set(results), []
-    for s in reversed(statements):
-        if s.result in wanted:
-            left.append(s)
-            wanted.update(a for a in s.args if isinstance(a, str))
-    return tuple(reversed(left))
-
-
-def _cost(emitter: Emitter, statements: Sequence[Statement]) -> int:
-    """Instructions of an element, by the records."""
-    varying = (s for s in statements if emitter.levels[s.result] == ELEMENT)
-    return sum(s.record.cost for s in varying)
+from opgraph.loops.loop import Arg, Statement
+from opgraph.schedule.cpu_body import Branches
 
 
 def put_branches(emitter: Emitter, branches: Branches) -> None:
@@ -162,7 +44,7 @@ def put_branches(emitter: Emitter, branches: Branches) -> None:
     put("  }")
     told = [any(s.result in emitter.positive for s in side.statements) for side in branches.sides]
     put(f"  static constexpr bool has_ends(bool side) {{ return side ? {told[1]:d} : {told[0]:d}; }}")
-    shifts = [[s.result for s in side.statements if s.result in branches.shifted] for side in branches.sides]
+    shifts = [[s.result for s in side.statements if s.result in emitter.shifted] for side in branches.sides]
     put(f"  static constexpr bool has_shifts(bool side) {{ return side ? {any(shifts[1]):d} : {any(shifts[0]):d}; }}")
     near = [" && ".join(f"{member(r)}.near" for r in side) or "true" for side in shifts]
     put(f"  OG_FN bool near(bool side) const {{ return side ? {near[1]} : {near[0]}; }}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from opgraph.codegen.arithmetic import CALL, PER_ROW, compute_type, storage_type
-from opgraph.codegen.cuda_row_reads import RowReads
-from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.functor import Functor
+from opgraph.codegen.arithmetic import compute_type, storage_type
+from opgraph.codegen.emitter import Emitter, Functor
 from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members
 from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import RUN, STRIDED, Variant
 from opgraph.loops.loop import Load, Loop
-from opgraph.loops.passes import Pass
+from opgraph.schedule.levels import CALL, PER_ROW
+from opgraph.schedule.reduction_passes import Pass
+from opgraph.schedule.row_registers import RowReads
 
 
 def emit_cuda_rows(loop: Loop, variant: Variant, approximate: frozenset[str]) -> Functor:
@@ -30,9 +30,9 @@ def emit_cuda_rows(loop: Loop, variant: Variant, approximate: frozenset[str]) ->
     emitter.bind()
     emitter.hoisted("call", CALL)
     emitter.hoisted("row", PER_ROW)
-    _put_packs(reads)
-    _put_fetch(reads)
-    _put_compute(reads)
+    _put_packs(emitter, reads)
+    _put_fetch(emitter, reads)
+    _put_compute(emitter, reads)
     put_reduced(emitter, reads.held, "const Addend* total, Addend count", "total[{}]")
     put_finish(emitter)
     if emitter.sums:
@@ -40,9 +40,8 @@ def emit_cuda_rows(loop: Loop, variant: Variant, approximate: frozenset[str]) ->
     return emitter.functor()
 
 
-def _put_packs(reads: RowReads) -> None:
+def _put_packs(emitter: Emitter, reads: RowReads) -> None:
     """V elements as they were loaded, and what passes keep of them for each other."""
-    emitter = reads.emitter
     emitter.put("  template <int V> struct Packs {")
     for load in emitter.element_loads():
         if not load.is_position:
@@ -53,10 +52,9 @@ def _put_packs(reads: RowReads) -> None:
     emitter.put("  };")
 
 
-def _put_fetch(reads: RowReads) -> None:
+def _put_fetch(emitter: Emitter, reads: RowReads) -> None:
     """The loads of a pass. Of a held row each happens once, those aside that are the same for many rows, and named
     by a bit of `small`: a cache has these."""
-    emitter = reads.emitter
     lines: list[tuple[str, str]] = []
     for number, (one, again) in enumerate(zip(reads.held, reads.again, strict=True)):
         in_held, in_again = ({x.name for x in reads.of(p)} for p in (one, again))
@@ -91,17 +89,17 @@ def _fetched(emitter: Emitter, load: Load) -> str:
     return f"og::load_run<(loose >> {emitter.positions[load.name]} & 1), V>({load.name} + i)"
 
 
-def _put_compute(reads: RowReads) -> None:
+def _put_compute(emitter: Emitter, reads: RowReads) -> None:
     """V elements of a pass: what they add to reduction k, and after these to each sum, goes to s[k]."""
-    put = reads.emitter.put
+    put = emitter.put
     put("  template <int pass, bool held, int V>")
     put("  OG_FN void compute(Packs<V>& in, og::i64 i, bool inside, Addend (*s)[V]) const {")
     for number, (one, again) in enumerate(zip(reads.held, reads.again, strict=True)):
         if (one.statements, one.read, one.kept) == (again.statements, again.read, again.kept):
-            _put_pass(reads.emitter, one, f"pass == {number}")
+            _put_pass(emitter, one, f"pass == {number}")
         else:
-            _put_pass(reads.emitter, one, f"pass == {number} && held")
-            _put_pass(reads.emitter, again, f"pass == {number} && !held")
+            _put_pass(emitter, one, f"pass == {number} && held")
+            _put_pass(emitter, again, f"pass == {number} && !held")
     put("  }")
 
 

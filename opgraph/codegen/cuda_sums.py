@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.kernel import BYTES_IN_FLIGHT, NARROW, KernelSource, packed_vector, source_of, text_of
-from opgraph.codegen.rolled import group_of
-from opgraph.codegen.tier import approximate
+from opgraph.codegen.kernel import KernelSource, source_of, text_of
 from opgraph.codegen.totals import put_totals
 from opgraph.ir import dtypes
-from opgraph.loops.layout import CONTIGUOUS, KEPT, STRIDED, Layout
-from opgraph.loops.loop import Loop
-from opgraph.loops.tiles import BLOCK_SIZE, Tiling, passes, tiled
+from opgraph.loops.layout import KEPT, Layout
+from opgraph.schedule.cuda_tiles import BLOCK_SIZE, Tiling
+from opgraph.schedule.levels import Levels
+from opgraph.schedule.schedule import CudaSums, Schedule
 
-_MANY = 48  # statements
 _COLUMNS = 32  # that a block of the second stage takes where each column has its sum
 
 
@@ -56,67 +54,48 @@ class SumLaunch:
         return max(self.work * dtypes.BY_NAME[self.addend].itemsize, self.room)
 
 
-def sum_launches(loop: Loop, layout: Layout, *, alignment: int = 16) -> list[SumLaunch]:
-    """The launches for a layout with sums, of at least one element.
-
-    Args:
-        alignment: the power of two up to 16 that divides the address of every contiguous operand.
-    """
-    vector = packed_vector(loop, layout, alignment, whole_rows=False)
-    made = []
-    for part, selected, stores in passes(loop, layout, vector):
-        made.append(_launch(part, selected, stores, packed_vector(part, selected, alignment, whole_rows=False)))
-    return made
-
-
-def _launch(loop: Loop, layout: Layout, stores: tuple[int, ...], vector: int) -> SumLaunch:
-    if not layout.variant.has_sums:
-        raise AssertionError("a pass without a sum")
-    tiling = tiled(layout, vector)
+def sum_launch(schedule: CudaSums) -> SumLaunch:
+    """The launch of a schedule that adds up in tiles, for all stores of its loop."""
+    loop, layout, tiling = schedule.loop, schedule.layout, schedule.tiling
     sums = layout.sums
     rank, operands, count = len(layout.dims), len(layout.strides), len(sums)
-    narrow = layout.size < NARROW and tiling.blocks < NARROW
-    index = "og::u32" if narrow else "og::i64"
+    index = "og::u32" if schedule.narrow else "og::i64"
     tx, tm = tiling.threads
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     pointers = ", ".join(f"void* {n}" for n in names)
-    emitter = Emitter(loop, layout.variant, approximate(loop, layout.variant))
-    group = group_of(emitter, vector)
-    unroll = 1 if group else _unroll(loop, layout, vector)
-    # Of long loops compilers make room for a second block, and spill. Of short ones in 16 bits that all of a block adds
-    # up they take 60 registers where 48 do, with which a fifth block runs.
-    blocks = 1 if len(loop.statements) > _MANY else 5 if vector == 8 and tm == 1 else 0
-    bounds = f"{BLOCK_SIZE}, {blocks}" if blocks else f"{BLOCK_SIZE}"
+    bounds = f"{BLOCK_SIZE}, {schedule.blocks}" if schedule.blocks else f"{BLOCK_SIZE}"
+    chosen = [str(schedule.vector), str(schedule.unroll), str(tx), str(tm), index, str(tiling.kept)]
+    chosen += [str(schedule.group)] if schedule.group else []
     head = f'extern "C" __global__ void __launch_bounds__({bounds}) '
     first = [
         f"{head}ENTRY({pointers}, const og::Tiles<{rank}, {operands}, {count}> tiles, void* work) {{",
         f"  void* const base[] = {{{', '.join(names)}}};",
-        f"  og::sum_tiles<Fused, {vector}, {unroll}, {tx}, {tm}, {index}, {tiling.kept}{f', {group}' if group else ''}>"
-        "(base, tiles, (Fused::Addend*)work);",
+        f"  og::sum_tiles<Fused, {', '.join(chosen)}>(base, tiles, (Fused::Addend*)work);",
         "}",
     ]
-    source = source_of(loop, layout.variant, "sums.cuh", "\n".join(first), rolled=group > 0)
+    source = source_of(schedule, "sums.cuh", "\n".join(first))
     blocks, words = totals_words(layout, tiling)
     return SumLaunch(
         source=source,
-        totals=totals_source(emitter, tiling) if blocks else None,
-        stores=stores,
-        sums=tuple(stores[i - len(loop.loads)] for i in sums),
+        totals=totals_source(schedule, tiling) if blocks else None,
+        stores=tuple(range(len(loop.stores))),
+        sums=tuple(i - len(loop.loads) for i in sums),
         blocks=(tiling.blocks, blocks),
         words=(_tiles(layout, tiling), words),
         work=tiling.work,
-        addend="f64" if emitter.addend() == "double" else "f32",
-        places=(*range(len(loop.loads)), *(len(loop.loads) + i for i in stores)),
+        addend=addend_of(schedule),
+        places=tuple(range(len(names))),
     )
 
 
-def totals_source(emitter: Emitter, tiling: Tiling) -> KernelSource:
-    """The second stage: a text of its own, which partitions with such sums share, and which compiles beside the first.
+def addend_of(schedule: Schedule) -> str:
+    """The dtype of what the kernel of a schedule adds up."""
+    return "f64" if Levels(schedule.loop, schedule.layout.variant).addend() == "double" else "f32"
 
-    Args:
-        emitter: of the first stage's loop.
-    """
-    adding = Emitter(emitter.loop, emitter.variant)
+
+def totals_source(schedule: Schedule, tiling: Tiling) -> KernelSource:
+    """The second stage: a text of its own, which partitions with such sums share; both stages compile at once."""
+    adding = Emitter(schedule.loop, schedule.layout.variant)
     adding.put("struct Fused {")
     adding.put_sums()
     put_totals(adding)
@@ -129,20 +108,7 @@ def totals_source(emitter: Emitter, tiling: Tiling) -> KernelSource:
         "  og::totals<Fused>(y, left, (const Fused::Addend*)work);",
         "}",
     ]
-    return text_of(adding.functor(), "totals.cuh", "\n".join(entry))
-
-
-def _unroll(loop: Loop, layout: Layout, vector: int) -> int:
-    if KEPT in layout.variant.operands:
-        return 1  # a thread has one pack in a row
-    kinds = layout.variant.operands
-    read = loop.reads()
-    loaded = sum(
-        vector * dtypes.BY_NAME[x.dtype].itemsize
-        for x, kind in zip(loop.loads, kinds)
-        if x.name in read and not x.is_position and kind in (CONTIGUOUS, STRIDED)
-    )
-    return max(min(BYTES_IN_FLIGHT // loaded, 4), 1) if loaded else 1
+    return replace(text_of(adding.functor(), "totals.cuh", "\n".join(entry)), schedule=schedule.name)
 
 
 def _tiles(layout: Layout, tiling: Tiling) -> tuple[int, ...]:

@@ -7,20 +7,20 @@ with the kind and position of the op that it came from.
 
 from __future__ import annotations
 
-from opgraph.codegen.arithmetic import CALL, PER_ROW
-from opgraph.codegen.branches import branches_of, put_branches
-from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.functor import Form, Functor
-from opgraph.codegen.lanes import goes_by_lanes, put_halves, put_lanes
+from opgraph.codegen.branches import put_branches
+from opgraph.codegen.emitter import Emitter, Functor
+from opgraph.codegen.lanes import put_halves, put_lanes
 from opgraph.codegen.packs import put_packs
 from opgraph.codegen.rolled import put_rolled
 from opgraph.codegen.shared import put_functions
-from opgraph.codegen.shifts import put_shift_members, shift_lines
-from opgraph.codegen.strips import goes_by_strips, put_strips, row_starts
+from opgraph.codegen.shifts import put_shift_members, shift_lines, shifted_exponentials
+from opgraph.codegen.strips import put_strips, row_starts
 from opgraph.codegen.totals import put_totals
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED, Variant
 from opgraph.loops.loop import Loop
+from opgraph.schedule.cpu_body import Body, Form, body_of
+from opgraph.schedule.levels import CALL, PER_ROW
 
 
 def emit_functor(
@@ -35,11 +35,11 @@ def emit_functor(
         approximate: results of the statements that are computed by og::fast, on the CPU by og::brief.
     """
     emitter = Emitter(loop, variant, approximate, "fast" if packs else "brief")
-    emitter.by_lanes = not packs and goes_by_lanes(emitter)
-    emitter.by_strips = not packs and goes_by_strips(emitter)
-    branches = branches_of(emitter) if emitter.by_lanes and not emitter.by_strips else None
-    if branches:
-        emitter.shifted = branches.shifted
+    body = Body(Form.LOOP, by_lanes=False) if packs else body_of(emitter)
+    emitter.by_lanes, branches = body.by_lanes, body.branches
+    emitter.by_strips = body.form in (Form.STRIPS, Form.LANE_STRIPS)
+    for side in branches.sides if branches else ():
+        emitter.shifted |= shifted_exponentials(emitter, side.statements)
     emitter.put("struct Fused {")
     emitter.members()
     put_shift_members(emitter)
@@ -66,9 +66,7 @@ def emit_functor(
             put_halves(emitter)
             if emitter.by_lanes:
                 put_lanes(emitter)
-    if emitter.by_strips:
-        return emitter.functor(Form.LANE_STRIPS if emitter.by_lanes else Form.STRIPS)
-    return emitter.functor(Form.BRANCHES if branches else Form.LOOP)
+    return emitter.functor(body.form)
 
 
 def _put_strided_bytes(emitter: Emitter) -> None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import final
 
-from opgraph.codegen.arithmetic import ELEMENT, PER_ROW, Arithmetic, compute_type, storage_type
-from opgraph.codegen.functor import Form, Functor
+from opgraph.codegen.arithmetic import Arithmetic, compute_type, storage_type
 from opgraph.codegen.literals import literal
-from opgraph.loops.layout import ADDED, GROUP, KEPT, ROW, STRIDED, UNIFORM, Variant
+from opgraph.loops.layout import ADDED, GROUP, ROW, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Load, Loop, Statement, Store
-from opgraph.loops.passes import row_stores
+from opgraph.schedule.cpu_body import Form
+from opgraph.schedule.levels import ELEMENT, PER_ROW
+from opgraph.schedule.reduction_passes import row_stores
+
+
+@dataclass(frozen=True, slots=True)
+class Functor:
+    """Emitted text.
+
+    Attributes:
+        code: `struct Fused {...};`
+        tags: line number within `code`, from 1 -> tag of the op that the line came from.
+        form: how it goes over elements.
+    """
+
+    code: str
+    tags: Mapping[int, int]
+    form: Form
 
 
 @final
@@ -19,10 +36,7 @@ class Emitter(Arithmetic):
 
     Attributes:
         positions: places of the loads.
-        kinds: how each load moves, by name.
         virtual: loads without memory: their offset is their value.
-        store_kinds: how each store moves.
-        sums: the stores that are added up.
         per_row: the stores of one value for each row, with their places.
         by_strips: see `opgraph.codegen.strips`.
         calls: result of a statement -> the call of a function that makes it.
@@ -31,10 +45,7 @@ class Emitter(Arithmetic):
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str] = frozenset(), tier: str = "") -> None:
         super().__init__(loop, variant, approximate, tier)
         self.positions = {x.name: i for i, x in enumerate(loop.loads)}
-        self.kinds = {x.name: kind for x, kind in self.loads}
         self.virtual = {x.name for x in loop.loads if x.is_position}
-        self.store_kinds = variant.operands[len(loop.loads) :]
-        self.sums = [i for i, kind in enumerate(self.store_kinds) if kind in (ADDED, KEPT)]
         self.per_row = row_stores(loop)
         self.by_strips = False
         self.calls: dict[str, str] = {}
@@ -80,7 +91,7 @@ class Emitter(Arithmetic):
 
     def has_step(self, position: int) -> bool:
         """Whether an operand moves by a step known at run time."""
-        return self.variant.operands[position] in ((STRIDED, ROW, GROUP) if self.beside else (STRIDED,))
+        return self.variant.operands[position] in ((STRIDED, ROW, GROUP) if self.interleaved else (STRIDED,))
 
     def is_named(self, position: int) -> bool:
         """Whether an operand has a pointer by its name; in strips only what is read before the row is walked."""
@@ -108,10 +119,6 @@ class Emitter(Arithmetic):
         loads = [(self.positions[x.name], x.name, x.dtype, "const ") for x, _ in self.loads]
         n = len(self.loop.loads)
         return loads + [(n + i, f"y{i}", s.dtype, "") for i, s in (*self.elementwise(), *self.per_row)]
-
-    def elementwise(self) -> list[tuple[int, Store]]:
-        """The stores of one value for each element, with their places."""
-        return [(i, s) for i, s in enumerate(self.loop.stores) if i not in self.sums and not s.per_row]
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
 
@@ -156,7 +163,7 @@ class Emitter(Arithmetic):
 
     def each_lane(self, level: int) -> str:
         """What goes before a statement about values of a level: rows side by side have one each."""
-        return "OG_VECTORIZE for (og::i64 i = 0; i < n; ++i) " if self.beside and level == PER_ROW else ""
+        return "OG_VECTORIZE for (og::i64 i = 0; i < n; ++i) " if self.interleaved and level == PER_ROW else ""
 
     def apply(self) -> None:
         """One element: what the CPU and the GPU have in common."""
@@ -177,10 +184,6 @@ class Emitter(Arithmetic):
                 self.put(f"    const {self.apply_type(s.dtype)} {s.result} = {text};  // {s.kind} #{s.tag}", s.tag)
 
     # -- memory -------------------------------------------------------------------------------------------------
-
-    def element_loads(self) -> list[Load]:
-        """The loads that each element reads."""
-        return [x for x, _ in self.loads if self.levels[x.name] == ELEMENT]
 
     def read(self, load: Load, counter: str = "i", *, kind: str = "") -> str:
         """The value of a load at an element of the row; `kind`: as if it moved in that way."""
@@ -211,12 +214,6 @@ class Emitter(Arithmetic):
     def addends(self) -> str:
         """The parameter of what adds something to sums."""
         return ", Addend* s" if self.sums else ""
-
-    def addend(self) -> str:
-        """The type that addends of all reductions and sums have."""
-        reduced = [s.dtype for s in self.loop.statements if s.reduces]
-        summed = [self.loop.stores[i].dtype for i in self.sums]
-        return "double" if any(compute_type(d) == "double" for d in (*reduced, *summed)) else "float"
 
     def results(self, args: list[str]) -> None:
         """Variables for all results, and the call that fills them."""

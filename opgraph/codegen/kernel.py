@@ -4,34 +4,60 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
-from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.functor import Form, Functor
+from opgraph.codegen.emitter import Functor
 from opgraph.codegen.needed import needed
-from opgraph.codegen.rolled import group_of
 from opgraph.codegen.rows import emit_rows
-from opgraph.codegen.tier import approximate
 from opgraph.ir import dtypes
-from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, Variant
-from opgraph.loops.loop import Loop
-from opgraph.loops.tiles import BLOCK_SIZE
+from opgraph.loops.layout import STRIDED
+from opgraph.schedule.cpu_body import Form
+from opgraph.schedule.cuda_tiles import BLOCK_SIZE
+from opgraph.schedule.fast_math import approximate
+from opgraph.schedule.schedule import (
+    GROUPED,
+    INNER,
+    OUTER,
+    PERSISTENT_INNER,
+    POINTWISE,
+    POINTWISE_SCALAR,
+    POINTWISE_TILED,
+    POINTWISE_UNROLLED,
+    SPLIT_COLUMN_SUM,
+    SPLIT_GROUPED,
+    SPLIT_INNER,
+    SPLIT_OUTER,
+    TILED_SUM,
+    TRANSPOSED_INNER,
+    CpuSchedule,
+    CudaPointwise,
+    CudaSums,
+    Schedule,
+)
 
-_BYTES_PER_ACCESS = 16
-BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
-_ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
-#: Instructions per element, by the records' costs, beyond which a thread does one element after the other: NVRTC would
-#: take 3 s for a pack's body, and what is the same for all its elements is 4% of such a kernel.
-SINGLES_COST = 400
-_SINGLES = 4  # of a thread, as in kernels/singles.cuh
-_ROLLED_UNROLL = 2  # packs of a thread, one after the other: enough that what comes before them counts little
-NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
-_HOST, _HOST_SUMS, _HOST_ROWS, _HOST_BESIDE = "host.h", "host_sums.h", "host_rows.h", "host_beside.h"
-_HOST_BESIDE_PIECES, _HOST_GROUPS = "host_beside_pieces.h", "host_groups.h"
-_HOST_PIECES, _HOST_AT_ONCE, _CUDA = "host_pieces.h", "host_at_once.h", "pointwise.cuh"
-_CUDA_SINGLES, _CUDA_ROLLED = "singles.cuh", "rolled.cuh"
+#: Of each schedule of the CPU: the file of `kernels/`, and the function there that walks the space.
+_HOST = {
+    POINTWISE: ("host.h", "launch<Fused>"),
+    POINTWISE_TILED: ("host_sums.h", "launch_boxes<og::Plain<Fused>>"),
+    TILED_SUM: ("host_sums.h", "launch_boxes<Fused>"),
+    SPLIT_COLUMN_SUM: ("host_sums.h", "launch_boxes<Fused>"),
+    INNER: ("host_rows.h", "launch_rows<Fused, {runs}>"),
+    PERSISTENT_INNER: ("host_at_once.h", "launch_at_once<Fused, {vectors}>"),
+    SPLIT_INNER: ("host_pieces.h", "launch_pieces<Fused>"),
+    TRANSPOSED_INNER: ("host_beside.h", "launch_beside<Fused>"),
+    OUTER: ("host_beside.h", "launch_beside<Fused>"),
+    SPLIT_OUTER: ("host_beside_pieces.h", "launch_beside_pieces<Fused>"),
+    GROUPED: ("host_groups.h", "launch_groups<Fused>"),
+    SPLIT_GROUPED: ("host_groups.h", "launch_groups<Fused>"),
+}
+#: Of each schedule of CUDA that computes elements: the same.
+_CUDA = {
+    POINTWISE: ("pointwise.cuh", "{space}<Fused, {vector}, {unroll}>"),
+    POINTWISE_SCALAR: ("singles.cuh", "{space}_singles<Fused>"),
+    POINTWISE_UNROLLED: ("rolled.cuh", "{space}_rolled<Fused, {vector}, {unroll}, {group}>"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +72,7 @@ class KernelSource:
         skeleton: the file of `kernels/` that it is made with.
         own: what stands behind that.
         form: see `Functor`.
+        schedule: name of the schedule that it follows.
     """
 
     entry: str
@@ -55,25 +82,25 @@ class KernelSource:
     skeleton: str = ""
     own: str = ""
     form: Form = Form.LOOP
+    schedule: str = ""
 
 
-def source_of(
-    loop: Loop, variant: Variant, skeleton: str, entry_text: str, *, rolled: bool = False, walk: str = ""
-) -> KernelSource:
+def source_of(schedule: Schedule, skeleton: str, entry_text: str, *, walk: str = "") -> KernelSource:
     """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY.
 
-    `rolled`: the functor does a few elements of a pack at a time. `walk`: what makes the function of
-    two branches, where there are two.
+    `walk`: what makes the function of two branches, where there are two.
     """
+    loop, variant = schedule.loop, schedule.layout.variant
     on_gpu = skeleton.endswith(".cuh")
     chosen = approximate(loop, variant)
     if loop.row_axes:
-        functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant)
+        functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant, schedule.name)
     else:
+        rolled = isinstance(schedule, (CudaPointwise, CudaSums)) and schedule.group > 0
         functor = emit_functor(loop, variant, packs=on_gpu, rolled=rolled, approximate=chosen)
     if functor.form is Form.BRANCHES:
         entry_text = f"{walk}\n\n{entry_text}"
-    return text_of(functor, skeleton, entry_text)
+    return replace(text_of(functor, skeleton, entry_text), schedule=schedule.name)
 
 
 def text_of(functor: Functor, skeleton: str, entry_text: str) -> KernelSource:
@@ -93,121 +120,29 @@ def text_of(functor: Functor, skeleton: str, entry_text: str) -> KernelSource:
     )
 
 
-def host_source(loop: Loop, variant: Variant, *, boxed: bool = False, several: bool = False) -> KernelSource:
-    """The CPU kernel of a variant. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
-    GOMP_parallel)`; layout as kernels/host.h says; as kernels/host_sums.h where there are sums, or where `boxed`; as
-    kernels/host_rows.h where rows are reduced, of `several` runs or one, there with pieces of rows where `boxed`."""
-    skeleton, launch, fused = _HOST, "launch<Fused>", "Fused"
-    if variant.beside:
-        skeleton, launch = _HOST_BESIDE, "launch_beside<Fused>"
-        if variant.grouped:
-            skeleton, launch = _HOST_GROUPS, "launch_groups<Fused>"
-        elif boxed:
-            skeleton, launch = _HOST_BESIDE_PIECES, "launch_beside_pieces<Fused>"
-    elif variant.vectors:
-        skeleton, launch = _HOST_AT_ONCE, f"launch_at_once<Fused, {variant.vectors}>"
-    elif loop.row_axes:
-        skeleton, launch = _HOST_ROWS, f"launch_rows<Fused, {str(several).lower()}>"
-        if boxed:
-            skeleton, launch = _HOST_PIECES, "launch_pieces<Fused>"
-    elif variant.has_sums:
-        skeleton, launch = _HOST_SUMS, "launch_boxes<Fused>"
-    elif boxed:
-        skeleton, launch, fused = _HOST_SUMS, "launch_boxes<og::Plain<Fused>>", "og::Plain<Fused>"
+def host_source(schedule: CpuSchedule) -> KernelSource:
+    """The CPU kernel of a schedule. Entry: `void(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads,
+    GOMP_parallel)`; the layout's numbers are those of `opgraph.schedule.cpu_arguments`."""
+    skeleton, launch = _HOST[schedule.name]
+    launch = launch.format(runs=str(schedule.layout.row_rank > 1).lower(), vectors=schedule.vectors)
+    fused = "og::Plain<Fused>" if schedule.name == POINTWISE_TILED else "Fused"
     entry = (
         'extern "C" void ENTRY(void* const* base, const og::i64* layout, og::i64 begin, og::i64 end, og::i64 threads,\n'
         "                      og::Parallel parallel) {\n"
         f"  og::{launch}(base, layout, begin, end, threads, parallel);\n"
         "}"
     )
-    addends = f", {fused}::Addend*" if skeleton == _HOST_SUMS else ""
+    addends = f", {fused}::Addend*" if skeleton == "host_sums.h" else ""
     walk = (
         "#if defined(OG_FUNCTIONS)\n"
         f"template void og::Branches<{fused}>::walk(const {fused}, og::i64, og::i64{addends});\n"
         "#endif"
     )
-    return source_of(loop, variant, skeleton, entry, walk=walk)
+    return source_of(schedule, skeleton, entry, walk=walk)
 
 
-@dataclass(frozen=True, slots=True)
-class CudaVariant:
-    """How a CUDA kernel moves memory.
-
-    Attributes:
-        base: operand kinds.
-        rank: of the collapsed space.
-        vector: elements per pack.
-        unroll: packs per thread.
-        narrow: rows are found in 32-bit arithmetic; flat positions always have 64 bits.
-        singles: each thread does one element after the other (kernels/singles.cuh).
-        group: elements of a pack whose arithmetic the text has, in a loop (kernels/rolled.cuh); 0: those of all packs.
-    """
-
-    base: Variant
-    rank: int
-    vector: int
-    unroll: int
-    narrow: bool
-    singles: bool = False
-    group: int = 0
-
-    @property
-    def tile(self) -> int:
-        """How many elements of a flat space, or packs of rows, one block does."""
-        if self.singles:
-            return BLOCK_SIZE * _SINGLES
-        return BLOCK_SIZE * self.unroll * (self.vector if self.base.flat else 1)
-
-
-def cuda_variant(loop: Loop, layout: Layout, *, alignment: int = _BYTES_PER_ACCESS) -> CudaVariant:
-    """The variant for a layout without sums (`opgraph.codegen.cuda_sums` serves the others).
-
-    Args:
-        alignment: the power of two up to 16 that divides the address of every contiguous operand.
-    """
-    kinds = layout.variant.operands
-    emitter = Emitter(loop, layout.variant, approximate(loop, layout.variant))
-    singles = emitter.cost > SINGLES_COST
-    sizes = [0 if x.is_position else dtypes.BY_NAME[x.dtype].itemsize for x in loop.loads]
-    vector = packed_vector(loop, layout, alignment)
-    loaded = sum(vector * s for s, k in zip(sizes, kinds) if k in (CONTIGUOUS, STRIDED))
-    unroll = max(min(BYTES_IN_FLIGHT // loaded, _ELEMENTS_PER_THREAD // vector, 4), 1) if loaded else 1
-    narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
-    narrow = narrow and not layout.variant.flat
-    if singles:
-        return CudaVariant(layout.variant, len(layout.dims), 1, 1, narrow, singles=True)
-    group = group_of(emitter, vector)
-    unroll = max(unroll, _ROLLED_UNROLL) if group else unroll
-    return CudaVariant(layout.variant, len(layout.dims), vector, unroll, narrow, group=group)
-
-
-def packed_vector(loop: Loop, layout: Layout, alignment: int, *, whole_rows: bool = True) -> int:
-    """How many neighbouring elements a thread may move at a time.
-
-    Args:
-        whole_rows: whether rows must consist of whole packs.
-    """
-    operands = [x.dtype for x in loop.loads] + [s.dtype for s in loop.stores]
-    sizes = [dtypes.BY_NAME[d].itemsize for d in operands]
-    in_memory = [not x.is_position for x in loop.loads] + [True] * len(loop.stores)
-    runs = [kind == CONTIGUOUS and m for kind, m in zip(layout.variant.operands, in_memory, strict=True)]
-    moving = [size for size, runs_on in zip(sizes, runs, strict=True) if runs_on]
-    if not moving:
-        return 1
-    # Twice 16 bytes of the widest type: f64 next to booleans would fill 128 bytes of registers for each operand.
-    vector = min(_BYTES_PER_ACCESS // min(moving), max(2 * _BYTES_PER_ACCESS // max(moving), 1))
-    rows = [layout.dims[-1]] if whole_rows and not layout.variant.flat else []
-    for strides, runs_on in zip(layout.strides, runs, strict=True):
-        rows.extend(strides[:-1] if runs_on else ())
-    while vector > 1 and (
-        any(r % vector for r in rows) or any(min(_BYTES_PER_ACCESS, vector * m) > alignment for m in moving)
-    ):
-        vector //= 2
-    return vector
-
-
-def cuda_source(loop: Loop, variant: CudaVariant, *, by_value: Collection[int] = ()) -> KernelSource:
-    """The CUDA kernel of a variant.
+def cuda_source(schedule: CudaPointwise, *, by_value: Collection[int] = ()) -> KernelSource:
+    """The CUDA kernel of a schedule that computes elements.
 
     Args:
         by_value: places of loads of one element that are no address but the number itself.
@@ -215,38 +150,36 @@ def cuda_source(loop: Loop, variant: CudaVariant, *, by_value: Collection[int] =
     Entry: base pointers one by one; then, for a flat space, the step of each strided operand and the number of
     elements, both i64; for rows og::Layout by value and the number of packs (i32 if `narrow`). `cuda_layout` packs it.
     """
+    loop, layout = schedule.loop, schedule.layout
     operands = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     params = [f"void* {name}" for name in operands]
     places = list(operands)
     for i in by_value:
         params[i], places[i] = f"{dtypes.get(loop.loads[i].dtype).storage} {operands[i]}", f"(void*)&{operands[i]}"
     body = [f"  void* const base[] = {{{', '.join(places)}}};"]
-    how = f"<Fused, {variant.vector}, {variant.unroll}>"
-    if variant.group:
-        how = f"_rolled<Fused, {variant.vector}, {variant.unroll}, {variant.group}>"
-    if variant.base.flat:
-        strided = [k == STRIDED for k in variant.base.operands]
+    skeleton, how = _CUDA[schedule.name]
+    space = "flat" if layout.variant.flat else "rows" if schedule.name != POINTWISE_SCALAR else "row"
+    how = how.format(space=space, vector=schedule.vector, unroll=schedule.unroll, group=schedule.group)
+    if layout.variant.flat:
+        strided = [k == STRIDED for k in layout.variant.operands]
         params += [f"og::i64 {name}_step" for name, s in zip(operands, strided, strict=True) if s]
         steps = [f"{name}_step" if s else "1" for name, s in zip(operands, strided, strict=True)]
         params.append("og::i64 n")
         body.append(f"  const og::i64 step[] = {{{', '.join(steps)}}};")
-        flat = "flat_singles<Fused>" if variant.singles else f"flat{how}"
-        body.append(f"  og::{flat}(base, step, n);")
+        body.append(f"  og::{how}(base, step, n);")
     else:
-        index = "og::u32" if variant.narrow else "og::i64"
-        params += [f"const og::Layout<{index}, {variant.rank}, {len(operands)}> layout", f"{index} n"]
-        rows = "row_singles<Fused>" if variant.singles else f"rows{how}"
-        body.append(f"  og::{rows}(base, layout, n);")
+        index = "og::u32" if schedule.narrow else "og::i64"
+        params += [f"const og::Layout<{index}, {len(layout.dims)}, {len(operands)}> layout", f"{index} n"]
+        body.append(f"  og::{how}(base, layout, n);")
     head = f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) ENTRY({", ".join(params)}) {{'
-    skeleton = _CUDA_SINGLES if variant.singles else _CUDA_ROLLED if variant.group else _CUDA
-    return source_of(loop, variant.base, skeleton, "\n".join([head, *body, "}"]), rolled=variant.group > 0)
+    return source_of(schedule, skeleton, "\n".join([head, *body, "}"]))
 
 
-def cuda_layout(layout: Layout, variant: CudaVariant) -> tuple[int, ...]:
+def cuda_layout(schedule: CudaPointwise) -> tuple[int, ...]:
     """og::Layout of kernels/pointwise.cuh for rows, as 64-bit words."""
-    words = []
-    for extent in (*layout.dims[:-1], layout.dims[-1] // variant.vector):
-        words += [extent, _magic(extent) if variant.narrow else 0]
+    words, layout = [], schedule.layout
+    for extent in (*layout.dims[:-1], layout.dims[-1] // schedule.vector):
+        words += [extent, _magic(extent) if schedule.narrow else 0]
     return (*words, *[step for strides in layout.strides for step in strides])
 
 

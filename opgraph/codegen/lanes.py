@@ -4,30 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from opgraph.codegen.arithmetic import ELEMENT
 from opgraph.codegen.emitter import Emitter
-from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
-
-#: What og::load_lanes reads and og::store_lanes writes.
-_STORED = frozenset({"f32", "f16", "bf16", "boolean"})
-
-
-def goes_by_lanes(emitter: Emitter) -> bool:
-    """Whether all that an element meets is f32 or a truth value, in memory perhaps f16 or bf16.
-
-    A row of one element may add up an f64 that is computed before the row: its addends are doubles, no lanes.
-    """
-    loop = emitter.loop
-    per_element = (name for name, level in emitter.levels.items() if level == ELEMENT)
-    computed = {dtypes.BY_NAME[emitter.dtypes[name]].compute for name in per_element}
-    stored = {x.dtype for x in emitter.element_loads()} | {s.dtype for s in loop.stores}
-    return (
-        computed <= {"float", "bool"}
-        and stored <= _STORED
-        and emitter.addend() == "float"
-        and not any(x.is_position for x in emitter.element_loads())
-    )
 
 
 def put_lanes(emitter: Emitter) -> None:

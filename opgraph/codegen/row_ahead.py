@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from opgraph.codegen.row_buffers import Rows
 from opgraph.loops.layout import CONTIGUOUS
-from opgraph.loops.passes import cost
+from opgraph.schedule.reduction_passes import cost
 
 #: Instructions for each element of a pass that waits for memory. Where more is computed memory has its time anyway, and
 #: what was asked for too early is gone again.
@@ -18,7 +18,7 @@ _LITTLE = 12
 def asks_ahead(rows: Rows) -> bool:
     """Whether all passes, two at least, wait for memory rather than for arithmetic. A row that is done at once has no
     pass between its reading and its writing."""
-    if rows.at_once or not rows.emitter.by_lanes:
+    if rows.is_persistent or not rows.emitter.by_lanes:
         return False
     return len(rows.passes) > 1 and all(cost(p) <= _LITTLE for p in rows.passes)
 

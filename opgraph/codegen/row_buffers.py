@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import final
 
-from opgraph.codegen.arithmetic import ELEMENT, compute_type, storage_type
+from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter
 from opgraph.loops.layout import CONTIGUOUS
-from opgraph.loops.passes import kept_values, passes_of
+from opgraph.schedule.levels import ELEMENT
+from opgraph.schedule.reduction_passes import kept_values, passes_of
+from opgraph.schedule.schedule import GROUPS, PERSISTENT_INNER
 
 #: Instructions that it takes a CPU to round a value to 16 bits and widen it again.
 _ROUNDING = 8
@@ -22,14 +24,14 @@ class Rows:
         passes, again: where values wait, and where each pass computes them again.
         kept: the values that wait.
         place: the result in whose place the one value that is kept waits for the last pass.
-        at_once: whether a row is in a few vectors (`opgraph.loops.at_once`).
+        is_persistent: whether a row is in a few vectors (persistent inner reduction).
         counter: which element of the operands is at hand.
     """
 
-    def __init__(self, emitter: Emitter) -> None:
+    def __init__(self, emitter: Emitter, schedule: str) -> None:
         self.emitter = emitter
-        self.at_once = emitter.variant.vectors > 0
-        self.counter = "at" if emitter.variant.grouped else "i"
+        self.is_persistent = schedule == PERSISTENT_INNER
+        self.counter = "at" if schedule in GROUPS else "i"
         is_element = {name: level == ELEMENT for name, level in emitter.levels.items()}
         self.passes = passes_of(emitter.loop, is_element, keep=True, rounding=_ROUNDING)
         self.again = passes_of(emitter.loop, is_element, keep=False)
@@ -41,7 +43,7 @@ class Rows:
     def _result_to_wait_in(self) -> int | None:
         """A result that a kept value may lie in: of its type, and no later pass reads operands, one of which it may
         lie over, element by element. What is done at once keeps it in registers."""
-        if len(self.kept) != 1 or self.at_once:
+        if len(self.kept) != 1 or self.is_persistent:
             return None
         (name,) = self.kept
         emitter = self.emitter

@@ -8,7 +8,7 @@ from opgraph.codegen.row_ahead import put_ahead
 from opgraph.codegen.row_buffers import Rows
 from opgraph.loops.layout import RUN, STRIDED
 from opgraph.loops.loop import Load, Store
-from opgraph.loops.passes import Pass
+from opgraph.schedule.reduction_passes import Pass
 
 
 def put_passes(rows: Rows) -> None:
@@ -21,11 +21,11 @@ def put_passes(rows: Rows) -> None:
         put("  static constexpr bool by_lanes = true;")
         written = next((f"og::apart_from_line({name})" for name in rows.along()), "0")
         put(f"  OG_FN og::i64 apart_from_line() const {{ return {written}; }}")
-        if not rows.at_once:
+        if not rows.is_persistent:
             put_results(emitter)
         _put_nearness(rows)
         put_ahead(rows)
-        count = ", class N = og::i64" if rows.at_once else ""  # or og::Some of a vector
+        count = ", class N = og::i64" if rows.is_persistent else ""  # or og::Some of a vector
         put(f"  template <int pass, bool keep, int apart, class F = float, bool near = false{count}>")
         put(f"  OG_FN void element(og::i64 i, F* s, {'N' if count else 'og::i64'} n = 1) const {{")
     else:
@@ -59,7 +59,7 @@ def _put_pass(rows: Rows, one: Pass, condition: str) -> None:
         if load.name in used and (emitter.kinds[load.name] != RUN or emitter.by_lanes):
             value = emitter.value(load.name)
             put(f"      const {emitter.apply_type(load.dtype)} {value} = {_taken(rows, load)};")
-    n = "og::i64(16)" if rows.at_once else "n"  # where elements wait there is room for whole vectors
+    n = "og::i64(16)" if rows.is_persistent else "n"  # where elements wait there is room for whole vectors
     for name in one.read:
         kept = rows.waiting(name)
         text = f"og::elements<F>({kept} + i, {n})" if emitter.by_lanes else f"{kept}[{rows.counter}]"
@@ -103,6 +103,6 @@ def _given(rows: Rows, i: int, store: Store) -> str:
     place = f"y{i} + {index_text('i', f'y{i}', kind)}"
     if kind == STRIDED:
         return f"og::put_elements({place}, y{i}_step, {value}, n);"
-    if rows.at_once or i == rows.place:
+    if rows.is_persistent or i == rows.place:
         return f"og::put_elements({place}, {value}, n);"
     return f"og::put_results(out, {place}, {value}, n);"

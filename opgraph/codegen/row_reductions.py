@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from opgraph.codegen.arithmetic import PER_ROW, compute_type, storage_type
+from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter, lane_of
 from opgraph.loops.loop import Statement
-from opgraph.loops.passes import Pass
+from opgraph.schedule.levels import PER_ROW
+from opgraph.schedule.reduction_passes import Pass
 
 
 def put_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mapping[str, str]) -> None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from opgraph.codegen.arithmetic import CALL, PER_ROW, compute_type, storage_type
-from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.functor import Functor
-from opgraph.codegen.lanes import goes_by_lanes
+from opgraph.codegen.arithmetic import compute_type, storage_type
+from opgraph.codegen.emitter import Emitter, Functor
 from opgraph.codegen.row_ahead import put_next_members, put_nexts
 from opgraph.codegen.row_buffers import Rows, put_buffers
 from opgraph.codegen.row_passes import put_passes
@@ -19,14 +17,17 @@ from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reductio
 from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import CONTIGUOUS, GROUP, RUN, TURNED, UNIFORM, Variant
 from opgraph.loops.loop import Loop
+from opgraph.schedule.cpu_body import goes_by_lanes
+from opgraph.schedule.levels import CALL, PER_ROW
+from opgraph.schedule.schedule import GROUPS, INTERLEAVED
 
 
-def emit_rows(loop: Loop, variant: Variant) -> Functor:
-    """The functor of one variant of a loop over rows."""
+def emit_rows(loop: Loop, variant: Variant, schedule: str) -> Functor:
+    """The functor of a loop over rows, for the schedule of that name."""
     emitter = Emitter(loop, replace(variant, operands=variant.operands.replace(TURNED, CONTIGUOUS)))
-    emitter.beside = variant.beside
-    rows = Rows(emitter)
-    if not variant.beside:
+    emitter.interleaved = schedule in INTERLEAVED
+    rows = Rows(emitter, schedule)
+    if not emitter.interleaved:
         emitter.by_lanes = goes_by_lanes(emitter) and all(
             compute_type(emitter.dtypes[name]) == "float" for name in rows.kept
         )
@@ -35,19 +36,19 @@ def emit_rows(loop: Loop, variant: Variant) -> Functor:
     emitter.put("struct Fused {")
     emitter.members()
     _put_members(rows)
-    if variant.beside:
-        _put_beside_members(emitter, variant)
+    if emitter.interleaved:
+        _put_interleaved_members(emitter, variant, is_grouped=schedule in GROUPS)
     else:
         put_next_members(rows)
     emitter.bind()
-    if not variant.beside:
+    if not emitter.interleaved:
         put_nexts(rows)
     put_buffers(rows)
     emitter.hoisted("call", CALL)
     emitter.hoisted("row", PER_ROW)
     _put_run(emitter)
     put_passes(rows)
-    if variant.beside:
+    if emitter.interleaved:
         put_reduced(emitter, rows.passes, "const double (*total)[og::side], double count, og::i64 n", "total[{}][i]")
     else:
         put_reduced(emitter, rows.passes, "const Totals& total, double count", "total({})", of=", class Totals")
@@ -92,7 +93,7 @@ def _put_run(emitter: Emitter) -> None:
     emitter.put("  }")
 
 
-def _put_beside_members(emitter: Emitter, variant: Variant) -> None:
+def _put_interleaved_members(emitter: Emitter, variant: Variant, *, is_grouped: bool) -> None:
     """Adds the members that kernels/host_beside.h and host_groups.h read: transposed operands, and the groups of lanes.
 
     Args:
@@ -104,7 +105,7 @@ def _put_beside_members(emitter: Emitter, variant: Variant) -> None:
     sizes = "".join(f"k == {i} ? (int)sizeof({items[i]}) : " for i in turned)
     put(f"  static constexpr int turned(int k) {{ return {sizes}0; }}")
     put(f"  static constexpr int loads = {len(loop.loads)};")
-    if not variant.grouped:
+    if not is_grouped:
         return
     places = " || ".join(f"k == {i}" for i, kind in enumerate(variant.operands) if kind == GROUP)
     put(f"  static constexpr bool per_group(int k) {{ return {places or 'k < 0'}; }}")

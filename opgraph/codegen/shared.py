@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from opgraph.codegen.arithmetic import ELEMENT, Arithmetic, compute_type
+from opgraph.codegen.arithmetic import Arithmetic, compute_type
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.literals import literal
 from opgraph.loops.loop import Statement
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
+from opgraph.schedule.levels import ELEMENT
 
 #: How often cheap statements must occur together to be one function, which takes some 5 ms to compile.
 OFTEN = 8

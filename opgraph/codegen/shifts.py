@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from opgraph.codegen.arithmetic import CALL, ELEMENT
 from opgraph.codegen.emitter import Emitter
 from opgraph.loops.loop import Arg, Statement
+from opgraph.schedule.levels import CALL, ELEMENT
 
 
 @dataclass(frozen=True, slots=True)

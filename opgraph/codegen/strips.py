@@ -12,28 +12,19 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import TypeAlias
 
-from opgraph.codegen.arithmetic import ELEMENT, compute_type, storage_type
+from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.shared import Function, SharedCall, SharedCalls
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
-from opgraph.partition.split import MAX_COST, STATEMENT_COST
+from opgraph.schedule.levels import ELEMENT
 
 #: Where a value is: the type of what is kept of it, and a number among these.
 Place: TypeAlias = tuple[str, int]
 #: Operands that are read where they lie.
 IN_PLACE = "in place"
-#: The same as MAX_COST for kernels not of f32 alone, whose loop the compiler has to vectorise: 0.45 s.
-WIDE_COST = 600
 #: Elements of the longest strip, and of the shortest; the longest of which all strips together take at most ROOM bytes.
 LONGEST, SHORTEST, ROOM = 256, 64, 256 * 1024
-
-
-def goes_by_strips(emitter: Emitter) -> bool:
-    """Whether one loop over all statements would take a compiler too long, and strips are no slower."""
-    by_position = any(x.is_position for x in emitter.element_loads())
-    most = MAX_COST if emitter.by_lanes else WIDE_COST
-    return emitter.cost > max(most, STATEMENT_COST * len(emitter.varying()) - 1) and not by_position
 
 
 def row_starts(emitter: Emitter) -> Iterator[str]:

@@ -35,21 +35,15 @@ KEPT = "k"  # one sum for each column
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What the emitted text depends on besides the loop.
+    """How the operands of a loop move.
 
     Attributes:
         operands: one of u, r, b, c, s, g, t for each load, then for each store; a or k for a sum.
         flat: the whole space is one row.
-        beside: rows lie side by side (`opgraph.loops.beside`): the letters are about the way from row to row.
-        vectors: rows are done at once (`opgraph.loops.at_once`), so many vectors each; 0 where they are not.
-        grouped: neighbouring lanes are of one row (`opgraph.loops.groups`).
     """
 
     operands: str
     flat: bool
-    beside: bool = False
-    vectors: int = 0
-    grouped: bool = False
 
     @property
     def has_sums(self) -> bool:
@@ -69,7 +63,7 @@ class Layout:
             those that it adds up.
         variant: which kernel serves it.
         row_rank: where rows are reduced, how many of the last `dims` make a row; else 0, and the last one is the row.
-        group: lanes of a row, where `variant` is of groups.
+        group: neighbouring lanes that are one row, where a schedule makes lanes of groups.
     """
 
     shape: Shape

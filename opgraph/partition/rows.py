@@ -238,7 +238,7 @@ class Rows:
 
 def _is_walked(rows: tuple[int, ...], space: tuple[int | str, ...]) -> bool:
     """Whether kernels walk such rows of f64 well: not those of many short runs (the groups of GroupNorm where channels
-    come last; of other dtypes `opgraph.loops.groups` makes lanes of them), unless all of it fits into a cache."""
+    come last; of other dtypes they are a "grouped reduction"), unless all of it fits into a cache."""
     run = next(k for k in range(len(rows) + 1) if -1 - k not in rows)
     sizes = [d for d in space[len(space) - run :] if isinstance(d, int)]
     return not (0 < run < len(rows) and len(sizes) == run and prod(sizes) < SHORT_RUN) or is_cached(space)

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource
+from opgraph.schedule.cpu_body import Form
 
 #: What a source is called while it is compiled.
 FILE = "kernel.cpp"

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.codegen.kernel import KernelSource, cuda_layout
+from opgraph.codegen.cuda_rows import launches as launches_of
+from opgraph.codegen.kernel import KernelSource, cuda_layout, cuda_source
 from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import Dims
-from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout
+from opgraph.loops.layout import CONTIGUOUS, STRIDED
 from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
 from opgraph.runtime import cuda, cuda_memory
@@ -21,9 +22,6 @@ from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.cuda_plan import Launch, Plan, struct_of
 from opgraph.runtime.cuda_sources import (
     launched_sources,
-    pointwise_kernel,
-    reduces,
-    reduction_launches,
     sources_ahead,
 )
 from opgraph.runtime.device_array import DeviceArray, Library, alignment
@@ -31,6 +29,9 @@ from opgraph.runtime.engine import Engine, Stream
 from opgraph.runtime.operands import Operands
 from opgraph.runtime.runner import GENERATED, Repeated
 from opgraph.runtime.shape_rules import ShapeRules
+from opgraph.schedule.cuda import Cuda
+from opgraph.schedule.schedule import CudaPointwise, Schedule
+from opgraph.schedule.table import choose_schedule
 
 #: Combinations of shapes, strides and alignments remembered for one kernel.
 MAX_PLANS = 1024
@@ -251,29 +252,29 @@ class CudaKernel:
         keep = tuple(constants.values())
         aligned = alignment(moving)
         packs = tuple(kinds[position] == CONTIGUOUS for position in brought)
-        if reduces(layout):
-            launches, work = self._sum_launches(layout, aligned)
-            return Plan(launches, fixed, brought, layout.results, work, cleared, keep, packs, aligned)
-        return Plan(
-            (self._launch(layout, aligned),), fixed, brought, layout.results, _NO_WORK, (), keep, packs, aligned
-        )
+        schedule = choose_schedule(self.lowered.loop, layout, Cuda(aligned))
+        if isinstance(schedule, CudaPointwise):
+            launches, work = self._pointwise_launches(schedule), _NO_WORK
+        else:
+            launches, work = self._sum_launches(schedule)
+        return Plan(launches, fixed, brought, layout.results, work, cleared, keep, packs, aligned)
 
-    def _launch(self, layout: Layout, aligned: int) -> Launch:
-        variant, source = pointwise_kernel(self.lowered.loop, layout, alignment=aligned)
-        count = layout.size if layout.variant.flat else layout.size // variant.vector
+    def _pointwise_launches(self, schedule: CudaPointwise) -> tuple[Launch, ...]:
+        layout, source = schedule.layout, cuda_source(schedule)
+        count = layout.size if layout.variant.flat else layout.size // schedule.vector
         args: list[Any] = [None] * len(layout.strides)
         if layout.variant.flat:
             args += [s[-1] for s, kind in zip(layout.strides, layout.variant.operands, strict=True) if kind == STRIDED]
             args.append(count)
         else:
-            args += [struct_of(cuda_layout(layout, variant)), np.uint32(count) if variant.narrow else count]
+            args += [struct_of(cuda_layout(schedule)), np.uint32(count) if schedule.narrow else count]
         places = tuple((i, i) for i in range(len(layout.strides)))
-        grid = (-(-count // variant.tile),)
-        return Launch(self._functions([source])[0], grid, tuple(args), cuda.passed(args), places)
+        grid = (-(-count // schedule.tile),)
+        return (Launch(self._functions([source])[0], grid, tuple(args), cuda.passed(args), places),)
 
-    def _sum_launches(self, layout: Layout, aligned: int) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
-        """The launches for a layout with sums or rows, and the workspace that they share."""
-        made = reduction_launches(self.lowered.loop, layout, alignment=aligned)
+    def _sum_launches(self, schedule: Schedule) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
+        """The launches of a schedule with sums or rows, and the workspace that they share."""
+        made = launches_of(schedule)
         functions = iter(self._functions(launched_sources(made)))
         launches = []
         for item in made:

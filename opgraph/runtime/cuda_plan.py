@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.loops.tiles import BLOCK_SIZE
+from opgraph.schedule.cuda_tiles import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import InvalidArguments
 from opgraph.ir.logical_tensor import Dims, row_major
-from opgraph.loops.layout import TURNED, Layout, Variant
+from opgraph.loops.layout import Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
 from opgraph.loops.space import Shape, Strides
@@ -20,12 +20,14 @@ from opgraph.partition.partition import Partition
 from opgraph.runtime import host
 from opgraph.runtime.bound import BoundKernel
 from opgraph.runtime.bounded import Bounded
-from opgraph.runtime.boxed import boxed_rows
 from opgraph.runtime.operands import Operands
 from opgraph.runtime.plan import Plan, launch
 from opgraph.runtime.runner import GENERATED, Repeated
 from opgraph.runtime.shape_rules import ShapeRules
-from opgraph.runtime.walk import Walk, walk_of
+from opgraph.schedule.cpu import Cpu
+from opgraph.schedule.cpu_arguments import arguments
+from opgraph.schedule.schedule import PERSISTENT_INNER, TRANSPOSED_INNER, CpuSchedule
+from opgraph.schedule.table import choose_schedule
 
 Array: TypeAlias = np.ndarray
 #: Shapes and strides of arrays, in elements.
@@ -60,7 +62,7 @@ class HostKernel:
         #: By shapes and strides in elements.
         self._plans_for: Bounded[Any, Plan] = Bounded(MAX_PLANS_FOR)
         self.sources: dict[str, KernelSource] = {}
-        self._entries: dict[tuple[Variant, bool, bool], tuple[Loop, Any]] = {}
+        self._entries: dict[Hashable, tuple[Loop, Any]] = {}
 
     def with_scalars(self, scalars: Mapping[int, float]) -> HostKernel:
         """The same kernel with other values for constants, by their loads; what is compiled belongs to both."""
@@ -71,34 +73,33 @@ class HostKernel:
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
-        walk = self._probable_walk(dims)
-        if walk is not None:
-            self._entry(walk)
+        schedule = self._probable_schedule(dims)
+        if schedule is not None:
+            self._entry(schedule)
 
     def probable_source(self, dims: Sequence[Dims]) -> KernelSource | None:
         """The kernel that `prepare` compiles; None where it compiles none."""
-        walk = self._probable_walk(dims)
-        return None if walk is None else _source(walk)
+        schedule = self._probable_schedule(dims)
+        return None if schedule is None else host_source(schedule)
 
-    def _probable_walk(self, dims: Sequence[Dims]) -> Walk | None:
+    def _probable_schedule(self, dims: Sequence[Dims]) -> CpuSchedule | None:
         layout = self.operands.probable_layout(dims)
         if layout is None or not layout.size:
             return None
-        walk = self._walk(layout)
-        found = walk.layout.variant
-        if walk.rows is not None and (found.vectors or TURNED in found.operands) and not self._are_told(dims, found):
-            return self._walk(layout, plainly=True)  # guesses are short
-        return walk
+        schedule = self._schedule(layout)
+        if schedule.name in (PERSISTENT_INNER, TRANSPOSED_INNER) and not self._is_certain(dims, schedule):
+            return self._schedule(layout, of_any_length=True)  # guesses are short
+        return schedule
 
-    def _are_told(self, dims: Sequence[Dims], found: Variant) -> bool:
-        """Whether rows are walked in this way whatever is guessed for sizes that are not known yet."""
+    def _is_certain(self, dims: Sequence[Dims], schedule: CpuSchedule) -> bool:
+        """Whether the kernel is the same whatever is guessed for sizes that are not known yet."""
         if all(isinstance(d, int) for shape in dims for d in shape or ()):
             return True
         longer = self.operands.probable_layout(dims, 1000)
-        return longer is not None and self._walk(longer).layout.variant == found
+        return longer is not None and self._schedule(longer).key == schedule.key
 
-    def _walk(self, layout: Layout, *, plainly: bool = False) -> Walk:
-        return walk_of(self.lowered.loop, layout, lanes=host.has_lanes(), plainly=plainly)
+    def _schedule(self, layout: Layout, *, of_any_length: bool = False) -> CpuSchedule:
+        return choose_schedule(self.lowered.loop, layout, Cpu(host.has_lanes()), of_any_length=of_any_length)
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None) -> list[Array]:
         """Runs the kernel.
@@ -156,7 +157,7 @@ class HostKernel:
         That is where each element is read before it is written, and by the same turn of the loop.
         """
         layout = self.operands.layout([shape for shape, _ in arrays], [row_major(shape) for shape, _ in arrays])
-        if self.lowered.loop.has_sums or layout.row_rank or boxed_rows(self.lowered.loop, layout)[1] is not None:
+        if self.lowered.loop.has_sums or layout.row_rank or self._schedule(layout).boxes is not None:
             return [[] for _ in outs]
         return [[k for k, looks in enumerate(arrays) if looks == out and out[0] == layout.shape] for out in outs]
 
@@ -234,49 +235,39 @@ class HostKernel:
         own = self.operands.own(layout)
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         fixed += tuple((position, 0) for position in self.operands.virtual)
-        walk = self._walk(layout)
-        told = walk.layout
-        numbers = [len(told.dims), told.size, *told.dims, *(s for st in told.strides for s in st)]
-        operands, boxes, work, stages = len(told.strides), 0, 0, 1
-        if (rows := walk.rows) is not None:
-            boxes, stages, work = rows.boxes.count * rows.stages, rows.stages, rows.work
-            operands, numbers = operands + 1, numbers + rows.numbers
-        if (boxed := walk.boxed) is not None:
-            # An output that the caller brings may lie over an input that other boxes still read.
-            more, work = boxed.numbers(at_once=at_once)
-            boxes, operands, numbers = boxed.boxes.count, operands + 1, numbers + more
+        schedule = self._schedule(layout)
+        # An output that the caller brings may lie over an input that other boxes still read.
+        numbers, work = arguments(schedule, at_once=at_once)
+        boxes, operands = 0, len(schedule.layout.strides)
+        if schedule.boxes is not None:
+            boxes, operands = schedule.boxes.count * schedule.stages, operands + 1
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         return Plan(
-            entry=self._entry(walk, compiles=compiles) if layout.size else None,
+            entry=self._entry(schedule, compiles=compiles) if layout.size else None,
             layout=packed,
             layout_address=ctypes.addressof(packed),
             pointers=ctypes.c_void_p * operands,
             size=layout.size,
             boxes=boxes,
             work=work,
-            stages=stages,
+            stages=schedule.stages,
             results=tuple(zip(layout.results, self._dtypes, strict=True)),
             fixed=fixed,
             keep=tuple(a for _, a in own),
         )
 
-    def _entry(self, walk: Walk, *, compiles: bool = True) -> Any:
-        loop, variant = walk.loop, walk.layout.variant
-        key = variant, walk.in_boxes, walk.layout.row_rank > 1
-        known = self._entries.get(key)
+    def _entry(self, schedule: CpuSchedule, *, compiles: bool = True) -> Any:
+        loop = schedule.loop
+        known = self._entries.get(schedule.key)
         if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
             return known[1]
         if not compiles:
             raise _NotCompiledError
-        source = _source(walk)
+        source = host_source(schedule)
         self.sources[source.entry] = source
-        entry = host.load(source, self.lowered.labels, flat=variant.flat and not loop.row_axes)
-        self._entries[key] = loop, entry
+        entry = host.load(source, self.lowered.labels, flat=schedule.layout.variant.flat and not loop.row_axes)
+        self._entries[schedule.key] = loop, entry
         return entry
-
-
-def _source(walk: Walk) -> KernelSource:
-    return host_source(walk.loop, walk.layout.variant, boxed=walk.in_boxes, several=walk.layout.row_rank > 1)
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:

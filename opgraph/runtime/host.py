@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime import cache as disk
 from opgraph.runtime import processor
 from opgraph.runtime.compiler_log import ops_of, told
+from opgraph.schedule.cpu_body import Form
 
 # No contraction: every fused multiply-add is written out, so that the CPU and the GPU do the same arithmetic.
 FLAGS = (

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.codegen import emit
 from opgraph.ir import dtypes
 from opgraph.runtime import host
+from opgraph.schedule import cpu_body
 
 #: Two costly sides; one condition spelled twice, a second one that is no complement of it (NaN), a choice of operands,
 #: a number as the value of one side, a value that both sides share, a number for all and a column.
@@ -52,7 +52,7 @@ def feeds_of(shape: tuple[int, int], dtype: str, case: str) -> dict[str, np.ndar
 
 
 def without_branches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emit, "branches_of", lambda emitter: None)
+    monkeypatch.setattr(cpu_body, "branches_of", lambda values: None)
 
 
 def without_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,27 +7,27 @@ from math import prod
 
 import pytest
 
-from opgraph.codegen import kernel, strips
+from opgraph.codegen import strips
 from opgraph.codegen.sources import kernel_folder
-from opgraph.loops import at_once, beside, boxes, few_columns, short_rows, tiles
 from opgraph.onnx.library import ops
 from opgraph.runtime import plan
+from opgraph.schedule import cpu, cpu_tiles, cuda, cuda_tiles, interleaved_rows, merged_axes, split_columns
 
 #: Name in the kernels of the CPU (.h) or of a GPU (.cuh), and the number here.
 SHARED = (
-    (".h", "max_cells", boxes.MAX_CELLS),
-    (".h", "stretch", short_rows.STRETCH),
-    (".h", "max_spread", short_rows.MAX_SPREAD),
+    (".h", "max_cells", cpu_tiles.MAX_CELLS),
+    (".h", "stretch", merged_axes.STRETCH),
+    (".h", "max_spread", merged_axes.MAX_SPREAD),
     (".h", "small_work", plan._SMALL_WORK),
     (".h", "strip", strips.LONGEST),
-    (".h", "side", beside.LANES),
-    (".h", "longest", beside.TILE_BYTES),
-    (".h", "most_sides", few_columns.MOST_LANES // beside.LANES),
-    (".h", "lane_count", at_once.WIDTH),
+    (".h", "side", interleaved_rows.LANES),
+    (".h", "longest", interleaved_rows.TILE_BYTES),
+    (".h", "most_sides", split_columns.MOST_LANES // interleaved_rows.LANES),
+    (".h", "lane_count", cpu.WIDTH),
     (".h", "attribute", ops.ALPHA),
     (".h", "dense_operands", ops.MAX_OPERANDS),
-    (".cuh", "block_size", tiles.BLOCK_SIZE),
-    (".cuh", "singles", kernel._SINGLES),
+    (".cuh", "block_size", cuda_tiles.BLOCK_SIZE),
+    (".cuh", "singles", cuda.SINGLES),
 )
 
 

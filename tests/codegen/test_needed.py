@@ -13,13 +13,13 @@ from row_graphs import RMS
 
 import opgraph as og
 from opgraph.codegen import kernel, needed
-from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.sources import spliced
 from opgraph.ir import dtypes
 from opgraph.runtime import host
+from opgraph.schedule.cpu_body import Form
 
-SKELETONS = sorted(name for key, name in vars(kernel).items() if key.startswith(("_HOST", "_CUDA")))
+SKELETONS = sorted({skeleton for skeleton, _ in (*kernel._HOST.values(), *kernel._CUDA.values())})
 
 BRANCHES = """graph(x: f32[n], a: f32[]) -> (y)
   up = Greater(x, 0.0)

@@ -9,16 +9,19 @@ import pytest
 from agreement import agree
 from emulator import FakeCupy
 from mixed_graph import MIXED, bound, feeds
+from schedules import in_order, pointwise
 
 import opgraph as og
 from opgraph.bench.large import large
-from opgraph.codegen import emit
-from opgraph.codegen.kernel import SINGLES_COST, cuda_source, cuda_variant, host_source
+from opgraph.codegen.kernel import cuda_source, host_source
 from opgraph.codegen.shared import OFTEN
-from opgraph.codegen.strips import WIDE_COST
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 from opgraph.partition.traits import cost_of
 from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY
+from opgraph.schedule import cpu_body
+from opgraph.schedule.cpu_body import WIDE_COST
+from opgraph.schedule.cuda import SINGLES_COST
+from opgraph.schedule.schedule import POINTWISE_SCALAR
 
 #: In f64 and integers nothing goes by vectors.
 WIDE = """graph(x: f64[n,m], k: s32[n,m]) -> (y, n)
@@ -37,7 +40,7 @@ def no_cache() -> Iterator[None]:
 
 
 def by_strips(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
-    monkeypatch.setattr(emit, "goes_by_strips", lambda emitter: yes)
+    monkeypatch.setattr(cpu_body, "goes_by_strips", lambda values, by_lanes: yes)
 
 
 def goes_by_strips(f: og.Executable) -> bool:
@@ -46,7 +49,7 @@ def goes_by_strips(f: og.Executable) -> bool:
 
 def functor(g: og.Graph) -> str:
     loop, layout = bound(g)
-    return host_source(loop, layout.variant).functor
+    return host_source(in_order(loop, layout.variant)).functor
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("f32", MAX_COST), ("bf16", MAX_COST), ("f64", WIDE_COST)])
@@ -145,14 +148,15 @@ def test_a_large_graph_and_its_gradient_compute_what_they_say() -> None:
 
 def test_a_large_cuda_kernel_does_an_element_per_thread_and_shares_functions() -> None:
     loop, layout = bound(large(300))
-    variant = cuda_variant(loop, layout)
-    assert variant.singles and (variant.vector, variant.unroll) == (1, 1)
-    text = cuda_source(loop, variant).functor
+    schedule = pointwise(loop, layout)
+    assert schedule.name == POINTWISE_SCALAR and (schedule.vector, schedule.unroll) == (1, 1)
+    text = cuda_source(schedule).functor
     assert text.count("static OG_SLOW") == 4
     assert all(text.count(f"og::{name}(") == 1 for name in ("tanh", "sigmoid", "gelu_erf", "softplus"))
     for count in (12, 24, 36, 48):
         g = large(count, inputs=3, outputs=1)
-        assert cuda_variant(*bound(g)).singles == (sum(cost_of(op) for op in g.ops) > SINGLES_COST)
+        is_scalar = pointwise(*bound(g)).name == POINTWISE_SCALAR
+        assert is_scalar == (sum(cost_of(op) for op in g.ops) > SINGLES_COST)
 
 
 @pytest.mark.parametrize("shape", [(5, 67), (0, 67)], ids=str)

@@ -8,6 +8,7 @@ import measure
 import numpy as np
 import pytest
 from measure import Case
+from schedules import in_order
 from ulp import errors
 
 import opgraph as og
@@ -172,7 +173,7 @@ def emitted(text: str) -> list[str]:
     """The functions of og::brief in a kernel for the CPU."""
     (partition,) = og.parse(text).get_partitions()
     loop = lower(partition).loop
-    code = host_source(loop, Variant("c" * (len(loop.loads) + len(loop.stores)), True)).functor
+    code = host_source(in_order(loop, Variant("c" * (len(loop.loads) + len(loop.stores)), True))).functor
     return re.findall(r"og::brief::(\w+)\(", code)
 
 

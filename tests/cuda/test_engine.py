@@ -64,7 +64,7 @@ def test_the_layouts_are_what_they_say(cupy: FakeCupy, case: Case) -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.x and 0 not in c.x], ids=str)
 def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opgraph.codegen.kernel.NARROW", 1)
+    monkeypatch.setattr("opgraph.schedule.cuda.NARROW", 1)
     x, a = random(case.x, "f32"), random(case.a, "f32", 1)
     host, given = case.views(x, a), case.views(moved(cupy, x), moved(cupy, a))
     graph = gated("f32", host[0].shape, host[1].shape)

@@ -18,11 +18,11 @@ from expressions import COMPOSED, peers
 from ulp import assert_as_accurate_as, errors
 
 import opgraph as og
-from opgraph.codegen import tier
 from opgraph.ir import dtypes
 from opgraph.loops.layout import UNIFORM, Variant
 from opgraph.loops.lower import lower
 from opgraph.partition.examples import graph_of
+from opgraph.schedule import fast_math
 
 needs_compiler = pytest.mark.skipif(not approximate.is_possible, reason="needs a C++ compiler and x86-64")
 CHAIN = ("Exp", "Tanh", "Abs", "Sqrt", "Sigmoid", "GELU", "Log", "Square", "Mish", "SoftPlus", "HardSwish", "ReLU")
@@ -121,7 +121,7 @@ def approximated(text: str, wide: str = "c") -> list[str]:
     """Kinds that a loop computes approximately; `wide`: how operands of f32 move."""
     loop = loop_of(og.parse(text))
     kinds = "".join(wide if x.dtype == "f32" else "c" for x in loop.loads) + "c" * len(loop.stores)
-    chosen = tier.approximate(loop, Variant(kinds, True))
+    chosen = fast_math.approximate(loop, Variant(kinds, True))
     return [s.kind for s in loop.statements if s.result in chosen]
 
 

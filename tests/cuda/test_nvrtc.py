@@ -12,17 +12,20 @@ import nvrtc
 import pytest
 from nvrtc import together
 from one_op import POINTWISE, OneOp, calls
+from schedules import pointwise
 
 import opgraph as og
-from opgraph.codegen.kernel import CudaVariant, KernelSource, cuda_source, cuda_variant
+from opgraph.codegen.kernel import KernelSource, cuda_source
 from opgraph.ir.logical_tensor import row_major
 from opgraph.ir.opdef import OpDef
-from opgraph.loops.layout import Variant, bind
+from opgraph.loops.layout import Layout, Variant, bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered, lower
 from opgraph.partition.rules import RULES
 from opgraph.partition.units import Rule
 from opgraph.runtime.refusal import refused
+from opgraph.schedule.schedule import POINTWISE as ONE_BY_ONE
+from opgraph.schedule.schedule import CudaPointwise
 
 pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is missing: pip install nvidia-cuda-nvrtc")
 
@@ -34,13 +37,16 @@ def lowered(graph: og.Graph) -> Lowered:
 
 def dense(loop: Loop, *shapes: tuple[int, ...]) -> KernelSource:
     layout = bind(loop, shapes, [row_major(s) for s in shapes])
-    return cuda_source(loop, cuda_variant(loop, layout))
+    return cuda_source(pointwise(loop, layout))
 
 
 def small(loop: Loop) -> KernelSource:
     """The arithmetic alone: one element for each thread, which compiles fastest."""
     operands = "c" * (len(loop.loads) + len(loop.stores))
-    return cuda_source(loop, CudaVariant(Variant(operands, True), 1, 1, 1, False))
+    layout = Layout((), (), (), (), Variant(operands, True))
+    return cuda_source(
+        CudaPointwise(name=ONE_BY_ONE, loop=loop, layout=layout, vector=1, unroll=1, narrow=False, group=0, tile=256)
+    )
 
 
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
@@ -85,7 +91,7 @@ def test_every_layout_compiles(dtype: str, arch: str) -> None:
     loop, sources = three(dtype), []
     for shapes, strides in LAYOUTS.values():
         layout = bind(loop, shapes, strides or [row_major(s) for s in shapes])
-        sources += [cuda_source(loop, cuda_variant(loop, layout, alignment=a)) for a in (16, 4)]
+        sources += [cuda_source(pointwise(loop, layout, a)) for a in (16, 4)]
     nvrtc.compile_text(together(sources), arch, nvrtc.OPTIONS)
 
 
@@ -161,10 +167,12 @@ def test_the_text_of_a_swish_is_this() -> None:
 
 _TWICE = """
 import opgraph as og
-from opgraph.codegen.kernel import cuda_source, cuda_variant
+from opgraph.codegen.kernel import cuda_source
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
+from opgraph.schedule.cuda import Cuda
+from opgraph.schedule.table import choose_schedule
 g = og.Graph()
 inputs = [g.input(f"i{k}", dtype="bf16", shape=(8, 8)) for k in range(9)]
 total = inputs[0]
@@ -174,7 +182,7 @@ g.output(total)
 g.finalize()
 loop = lower(g.get_partitions()[0]).loop
 layout = bind(loop, [(8, 8)] * len(loop.loads), [(8, 1)] * len(loop.loads))
-print(cuda_source(loop, cuda_variant(loop, layout)).code)
+print(cuda_source(choose_schedule(loop, layout, Cuda())).code)
 """
 
 

@@ -10,14 +10,14 @@ from cuda_row_graphs import ODD, SOFTMAX, bound, compiled, odd_feeds, run
 from emulator import FakeCupy
 from row_graphs import as_dict, samples
 from row_truth import assert_near
+from schedules import cuda_launches
 
 import opgraph as og
-from opgraph.codegen.cuda_row_cut import row_cut
-from opgraph.codegen.cuda_rows import row_launches
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
+from opgraph.schedule.cuda_row_tiles import row_tiles
 
 pytest.importorskip("torch")
 
@@ -31,7 +31,7 @@ def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> No
     (partition,) = graph.finalize().get_partitions()
     lowered = lower(partition)
     sizes = [() if t is None else shapes[str(t.name)] for t in lowered.loads]
-    cut = row_cut(lowered.loop, bind(lowered.loop, sizes, [row_major(s) for s in sizes]))
+    cut = row_tiles(lowered.loop, bind(lowered.loop, sizes, [row_major(s) for s in sizes]))
     assert (cut.vector, cut.held, cut.lead >= 0, cut.pieces > 1) == (vector, held, True, name == "in pieces")
     feeds = odd_feeds(graph, shapes)
     got = run(cupy, compiled(text, dtype), feeds)
@@ -53,14 +53,14 @@ def test_results_between_other_memory(cupy: FakeCupy) -> None:
 def test_what_is_added_up_for_each_column_keeps_its_columns() -> None:
     """A thread has the same columns in each row, or it could not keep their sums."""
     graph = "graph(x: f32[n,c], w: f32[c]) -> (y, dw)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, w)\n"
-    cut = row_cut(*bound(graph + "  p = Multiply(s, x)\n  dw = SumTo(p, w)", 300, 1001))
+    cut = row_tiles(*bound(graph + "  p = Multiply(s, x)\n  dw = SumTo(p, w)", 300, 1001))
     assert (cut.vector, cut.lead, cut.loose) == (1, -1, 0)
 
 
 @pytest.mark.parametrize(("rows", "lengths"), [(9, (1000, 4096)), (9, (61, 33)), (9, (1002, 4098))])
 def test_rows_that_are_whole_packs_or_short_have_no_single_elements(rows: int, lengths: tuple[int, ...]) -> None:
     for length in lengths:
-        assert row_cut(*bound("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)", rows, length)).lead == -1
+        assert row_tiles(*bound("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)", rows, length)).lead == -1
 
 
 @pytest.mark.skipif(
@@ -70,7 +70,7 @@ def test_rows_that_are_whole_packs_or_short_have_no_single_elements(rows: int, l
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_accesses_are_16_bytes_wide_but_for_the_ends(dtype: str) -> None:
     loop, layout = bound(SOFTMAX.format(t=dtype), 4096, 10_001)
-    cut, (launch,) = row_cut(loop, layout), row_launches(loop, layout)
+    cut, (launch,) = row_tiles(loop, layout), cuda_launches(loop, layout)
     for arch in nvrtc.ARCHITECTURES:
         cubin = nvrtc.compile_text(launch.source.code, arch, nvrtc.OPTIONS)
         program = sass.programs(nvrtc.disassemble(cubin))[launch.source.entry]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ort_gpu_child import CONTEXT, STREAM, Called, call, start
+from schedules import pointwise
 
 import opgraph as og
 from opgraph.errors import DeviceError, InvalidArguments
@@ -186,7 +187,7 @@ def test_nothing_is_launched_for_no_elements(library: Built) -> None:
 
 def test_packs_are_those_of_the_engine(library: Built) -> None:
     """As the CUDA engine would move memory for such calls, and for one row the same text."""
-    from opgraph.codegen.kernel import cuda_source, cuda_variant
+    from opgraph.codegen.kernel import cuda_source
     from opgraph.loops.layout import bind
 
     (op,) = library.drafts["bias"].library
@@ -194,15 +195,15 @@ def test_packs_are_those_of_the_engine(library: Built) -> None:
     for shapes in ([(3, 400), (400,)], [(64, 512), (64, 512)]):
         strides = [tuple(int(np.prod(s[i + 1 :])) for i in range(len(s))) for s in shapes]
         layout = bind(loop, shapes, strides)
-        variant = cuda_variant(loop, layout)
+        schedule = pointwise(loop, layout)
         (mine,) = [
             k for k in gpu_kernels(op.forms[0])
             if k.kinds == layout.variant.operands and (k.rank == 0) == layout.variant.flat
         ]  # fmt: skip
         if layout.variant.flat:
-            assert mine.source == cuda_source(loop, variant)
-        assert (mine.variant.vector, mine.variant.unroll, mine.variant.group) == (
-            variant.vector, variant.unroll, variant.group
+            assert mine.source == cuda_source(schedule)
+        assert (mine.schedule.vector, mine.schedule.unroll, mine.schedule.group) == (
+            schedule.vector, schedule.unroll, schedule.group
         )  # fmt: skip
 
 

@@ -12,14 +12,15 @@ import sass
 from agreement import agree
 from emulator import FakeCupy
 from mixed_graph import MIXED, bound, feeds
+from schedules import pointwise
 
 import opgraph as og
 from opgraph.bench.entries import ENTRIES
-from opgraph.codegen import cuda_sums, kernel, needed
+from opgraph.codegen import needed
 from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.kernel import SINGLES_COST, cuda_source, cuda_variant
-from opgraph.codegen.rolled import ROLLED_COST
+from opgraph.codegen.kernel import cuda_source
 from opgraph.codegen.sources import spliced
+from opgraph.schedule.cuda import ROLLED_COST, SINGLES_COST
 
 #: Operands of 1 to 8 bytes, a number for all, and a result of each size.
 FLAT = """graph(x: f32[n,m], h: f16[n,m], b: bf16[n,m], k: s8[n,m], a: f32[]) -> (y, z, w, up, same)
@@ -50,8 +51,7 @@ def in_groups(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -
     """What a graph gives where the text has `group` elements of a pack; 0: all."""
 
     def run(g: og.Graph, data: dict[str, np.ndarray], group: int, apart: bool = False) -> dict[str, np.ndarray]:
-        for module in (kernel, cuda_sums):
-            monkeypatch.setattr(module, "group_of", lambda arithmetic, vector: min(group, vector))
+        monkeypatch.setattr("opgraph.schedule.cuda.group_of", lambda values, vector: min(group, vector))
         given = {name: cupy.asarray(a) for name, a in data.items()}
         if apart:
             given = {name: cupy.asarray(np.repeat(a, 2, axis=1))[:, ::2] for name, a in data.items()}
@@ -121,10 +121,10 @@ def test_kernels_go_in_groups_from_the_cost_on_at_which_nvrtc_takes_long() -> No
         for dtype in ("f32", "bf16", "f64"):
             loop, layout = bound(graph(name, "forward", dtype))
             cost = Emitter(loop, layout.variant).cost
-            variant = cuda_variant(loop, layout)
-            assert (variant.group > 0) == (ROLLED_COST < cost <= SINGLES_COST)
-            assert variant.group == 0 or variant.vector % variant.group == 0
-            seen.add((name, dtype, variant.group))
+            schedule = pointwise(loop, layout)
+            assert (schedule.group > 0) == (ROLLED_COST < cost <= SINGLES_COST)
+            assert schedule.group == 0 or schedule.vector % schedule.group == 0
+            seen.add((name, dtype, schedule.group))
     assert {("swish", "f32", 0), ("chain of 60", "f32", 2), ("chain of 60", "f64", 1)} <= seen
 
 
@@ -137,17 +137,17 @@ def test_kernels_go_in_groups_from_the_cost_on_at_which_nvrtc_takes_long() -> No
 def test_the_machine_code_is_short_and_stays_in_registers(dtype: str, most: int, arch: str) -> None:
     """NVRTC takes some 60 us for an instruction; a chain of 60 had 3000 to 5600."""
     loop, layout = bound(graph("chain of 60", "forward", dtype))
-    variant = cuda_variant(loop, layout)
-    listing = nvrtc.disassemble(nvrtc.compile_text(cuda_source(loop, variant).code, arch, nvrtc.OPTIONS))
+    schedule = pointwise(loop, layout)
+    listing = nvrtc.disassemble(nvrtc.compile_text(cuda_source(schedule).code, arch, nvrtc.OPTIONS))
     (program,) = sass.programs(listing).values()
     assert len(program.instructions) < most
     assert not [x for x in program.instructions if x.kind in ("LDL", "STL")]
     if arch != "sm_90":
         return  # where a warp goes is read from what NVRTC writes for this one
-    path = program.main_path((variant.unroll, variant.vector // variant.group))
+    path = program.main_path((schedule.unroll, schedule.vector // schedule.group))
     moved = [x.bytes_moved for x in path if x.kind in ("LDG", "STG")]
     size = {"f32": 4, "bf16": 2, "f64": 8}[dtype]
-    assert sum(n for n in moved if n == 16) == 3 * size * variant.vector * variant.unroll
+    assert sum(n for n in moved if n == 16) == 3 * size * schedule.vector * schedule.unroll
 
 
 def test_what_loops_execute_is_counted_as_often_as_they_turn() -> None:
@@ -179,7 +179,7 @@ def test_what_loops_execute_is_counted_as_often_as_they_turn() -> None:
 
 def test_a_text_has_what_its_kernel_names_and_little_else() -> None:
     loop, layout = bound(graph("hardswish", "forward", "f32"))
-    text = cuda_source(loop, cuda_variant(loop, layout)).code
+    text = cuda_source(pointwise(loop, layout)).code
     assert len(text) < len(spliced("pointwise.cuh")) / 4
     assert "hard_swish(" in text and "load_pack(" in text
     assert not [name for name in ("gelu_erf(", "philox(", "struct floats", "lgamma") if name in text]

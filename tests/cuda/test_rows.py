@@ -12,12 +12,12 @@ from nvrtc import together
 from random_rows import row_graph
 from row_graphs import ALL, RMS, WHOLE, as_dict, feeds_of, samples
 from row_truth import EVERYTHING, assert_near, truth_and_peer
+from schedules import cuda_launches
 
 import opgraph as og
-from opgraph.codegen.cuda_row_cut import RowCut, row_cut
-from opgraph.codegen.cuda_rows import row_launches
 from opgraph.codegen.cuda_sums import SumLaunch
 from opgraph.loops.lower import lower
+from opgraph.schedule.cuda_row_tiles import RowTiles, row_tiles
 
 pytest.importorskip("torch")
 
@@ -156,7 +156,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
     text, shapes = OTHERS["a batch norm, whose rows are several runs"]
     feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
     narrow = run(cupy, compiled(text, "f64"), feeds)
-    monkeypatch.setattr("opgraph.codegen.cuda_row_cut.NARROW", 1)
+    monkeypatch.setattr("opgraph.schedule.cuda_row_tiles.NARROW", 1)
     f = compiled(text, "f64")
     wide = run(cupy, f, feeds)
     assert all("og::i64, 2, 1, -1, 0ull>" in text for text in f.kernels.values())
@@ -216,12 +216,12 @@ SOFTMAX = "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"
 def test_a_row_is_taken_by_as_many_threads_as_it_needs(
     length: int, vector: int, threads: int, packs: int, held: bool
 ) -> None:
-    cut = row_cut(*bound(SOFTMAX, 4096, length))
-    assert cut == RowCut(vector, packs, threads, held, vector * threads * packs == length, 0, True)
+    cut = row_tiles(*bound(SOFTMAX, 4096, length))
+    assert cut == RowTiles(vector, packs, threads, held, vector * threads * packs == length, 0, True)
 
 
 @pytest.mark.parametrize(
-    ("rows", "length", "beside", "pieces"),
+    ("rows", "length", "neighbours", "pieces"),
     [
         (32_768, 4096, 32, 1),
         (8192, 4096, 32, 2),
@@ -236,16 +236,16 @@ def test_a_row_is_taken_by_as_many_threads_as_it_needs(
     ],
 )
 def test_few_rows_are_shared_by_blocks_and_neighbouring_rows_taken_side_by_side(
-    rows: int, length: int, beside: int, pieces: int
+    rows: int, length: int, neighbours: int, pieces: int
 ) -> None:
     """Columns of a matrix: there are as many blocks as a GPU wants, and as many threads at work, whatever the shape."""
     text = "graph(x: f32[n,c]) -> (y)\n  y = ReduceMean(x, axes=[0])"
-    cut = row_cut(*bound(text, length, rows))
-    assert (cut.beside, cut.pieces) == (beside, pieces)
+    cut = row_tiles(*bound(text, length, rows))
+    assert (cut.neighbours, cut.pieces) == (neighbours, pieces)
 
 
 def launches(text: str, dtype: str, length: int, rows: int = 4096) -> list[SumLaunch]:
-    return row_launches(*bound(text.replace("f32", dtype).format(t=dtype), rows, length))
+    return cuda_launches(*bound(text.replace("f32", dtype).format(t=dtype), rows, length))
 
 
 COMPILED = {

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 import nvrtc
 import pytest
+from schedules import pointwise
 
 import opgraph as og
-from opgraph.codegen.kernel import CudaVariant, KernelSource, cuda_source, cuda_variant
+from opgraph.codegen.kernel import KernelSource, cuda_source
 from opgraph.ir.logical_tensor import LogicalTensor, row_major
 from opgraph.loops.layout import bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import lower
+from opgraph.schedule.schedule import CudaPointwise
 
 pytestmark = pytest.mark.skipif(
     nvrtc.library() is None or nvrtc.disassembler() is None,
@@ -60,7 +62,7 @@ class Kernel:
     vector_stores: int = 1
     by_memory: bool = True
 
-    def source(self, dtype: str) -> tuple[KernelSource, CudaVariant]:
+    def source(self, dtype: str) -> tuple[KernelSource, CudaPointwise]:
         g = og.Graph()
         inputs = [g.input(f"x{i}", dtype=dtype, shape=s) for i, s in enumerate(self.shapes)]
         g.output(self.build(g, *inputs))
@@ -74,10 +76,10 @@ def lowered(g: og.Graph) -> Loop:
 
 def compiled(
     loop: Loop, shapes: tuple[tuple[int, ...], ...], strides: tuple[tuple[int, ...], ...] | None = None
-) -> tuple[KernelSource, CudaVariant]:
+) -> tuple[KernelSource, CudaPointwise]:
     layout = bind(loop, shapes, strides or [row_major(s) for s in shapes])
-    variant = cuda_variant(loop, layout)
-    return cuda_source(loop, variant), variant
+    schedule = pointwise(loop, layout)
+    return cuda_source(schedule), schedule
 
 
 KERNELS = (
@@ -128,8 +130,8 @@ def used_before_the_last_load(tile: Sequence[nvrtc.Instruction]) -> list[nvrtc.I
 
 def test_rows_are_found_without_a_division() -> None:
     """A 64-bit division is a call, a 32-bit one a reciprocal; the magic numbers of a layout take neither."""
-    source, variant = KERNELS[2].source("f32")
-    assert variant.narrow
+    source, schedule = KERNELS[2].source("f32")
+    assert schedule.narrow
     code = nvrtc.machine_code(source.code, "sm_90")
     first_load = next(i for i, x in enumerate(code.instructions) if x.is_load)
     before = [x.op for x in code.instructions[:first_load]]
@@ -144,8 +146,8 @@ def test_more_than_2_31_elements_are_indexed_in_64_bits() -> None:
     wide = [x.op for x in nvrtc.machine_code(flat.code, "sm_90").whole_tile if x.op.startswith("IMAD.WIDE")]
     assert wide
     for rows, narrow in ((2**15, True), (2**16, False)):
-        source, variant = compiled(loop, ((rows, 2**15), (2**15,)))
-        assert variant.narrow is narrow
+        source, schedule = compiled(loop, ((rows, 2**15), (2**15,)))
+        assert schedule.narrow is narrow
         assert f"const og::Layout<{'og::u32' if narrow else 'og::i64'}, 2, 3> layout" in source.code
 
 

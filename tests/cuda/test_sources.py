@@ -46,6 +46,14 @@ def shown(f: Any, device: str) -> dict[str, str]:
     return {s.entry: s.code for p in f.partitions if p.kind == FUSED for s in kernel_sources(p, device)}
 
 
+def schedules_shown(f: Any, device: str) -> dict[str, str]:
+    return {s.entry: s.schedule for p in f.partitions if p.kind == FUSED for s in kernel_sources(p, device)}
+
+
+def schedules_compiled(f: Any) -> dict[str, str]:
+    return {s.entry: s.schedule for step in f._steps for s in step.run.sources.values()}
+
+
 @pytest.mark.parametrize("name", graphs())
 def test_what_is_shown_for_a_gpu_is_what_is_launched(cupy: FakeCupy, name: str) -> None:
     graph = graphs()[name]
@@ -53,6 +61,7 @@ def test_what_is_shown_for_a_gpu_is_what_is_launched(cupy: FakeCupy, name: str) 
     assert shown(f, "cuda") == f.kernels
     f({k: cupy.asarray(v) for k, v in arrays(graph).items()})
     assert {entry for entry, _, _ in cupy.launches} == {*f.kernels} == {*shown(f, "cuda")}
+    assert schedules_compiled(f) == schedules_shown(f, "cuda")
 
 
 @pytest.mark.parametrize("name", graphs())
@@ -68,6 +77,7 @@ def test_what_is_shown_for_the_cpu_is_what_runs(name: str, no_cache: None, monke
     f = og.compile(graph, device="cpu")
     f(arrays(graph))
     assert shown(f, "cpu") == f.kernels and {*loaded} == {*f.kernels}
+    assert schedules_compiled(f) == schedules_shown(f, "cpu")
 
 
 def test_a_kernel_that_depends_on_sizes_nobody_knows_yet_waits_for_the_first_call(cupy: FakeCupy) -> None:

@@ -11,14 +11,16 @@ import nvrtc
 import pytest
 from emulator import FakeArray, FakeCupy
 from nvrtc import together
+from schedules import cuda_launches
 
 import opgraph as og
-from opgraph.codegen.cuda_sums import SumLaunch, sum_launches
+from opgraph.codegen.cuda_sums import SumLaunch
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
-from opgraph.loops.tiles import passes, tiled
+from opgraph.schedule.cuda_tiles import tiled
+from opgraph.schedule.loop_fission import passes
 
 #: Shape of the data, shapes of what is summed to.
 CASES = {
@@ -82,7 +84,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
     g = graph(*CASES["two kinds of columns"])
     feeds = {t.name: random(t.shape, "f32", i) for i, t in enumerate(g.inputs)}
     narrow = run(cupy, g, feeds)  # type: ignore[arg-type]
-    monkeypatch.setattr("opgraph.codegen.cuda_sums.NARROW", 1)
+    monkeypatch.setattr("opgraph.schedule.cuda.NARROW", 1)
     f = og.compile(g, device="cuda")
     wide = f({k: cupy.asarray(v) for k, v in feeds.items()})  # type: ignore[misc]
     entered = [text.rsplit("sum_tiles<", 1)[1] for text in f.kernels.values() if "sum_tiles<" in text]
@@ -160,7 +162,7 @@ def launches(name: str, dtype: str) -> list[SumLaunch]:
     (partition,) = graph(shape, targets, dtype).finalize().get_partitions()
     lowered = lower(partition)
     shapes = [t.shape for t in lowered.loads if t is not None]
-    return sum_launches(lowered.loop, bind(lowered.loop, shapes, [row_major(s) for s in shapes]))
+    return cuda_launches(lowered.loop, bind(lowered.loop, shapes, [row_major(s) for s in shapes]))
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is missing: pip install nvidia-cuda-nvrtc")

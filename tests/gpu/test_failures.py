@@ -69,8 +69,8 @@ def test_a_kernel_that_does_not_compile_shows_its_log_its_line_and_its_op(
 
     real = cuda_sources.cuda_source
 
-    def broken(loop: Any, variant: Any) -> Any:
-        source = real(loop, variant)
+    def broken(schedule: Any) -> Any:
+        source = real(schedule)
         return replace(
             source,
             entry=source.entry + "_broken",

@@ -15,10 +15,10 @@ import nvrtc
 import pytest
 from emulator import FakeArray, FakeCupy
 from layouts import CASES, Case
+from schedules import cuda_launches, pointwise
 
 import opgraph as og
-from opgraph.codegen.cuda_sums import sum_launches
-from opgraph.codegen.kernel import cuda_source, cuda_variant, packed_vector
+from opgraph.codegen.kernel import cuda_source
 from opgraph.codegen.sources import spliced
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes, opdef
@@ -26,12 +26,13 @@ from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import Lowered, lower
-from opgraph.loops.short_rows import long_rows
 from opgraph.loops.text import parse_loop
 from opgraph.ops.dropout import philox, random_word
 from opgraph.runtime import threads
 from opgraph.runtime.fallback import InterpretedKernel
 from opgraph.runtime.host import find_compiler
+from opgraph.schedule.cuda_tiles import packed_vector
+from opgraph.schedule.merged_axes import merged_axes
 from opgraph.transforms.saved import training_plan
 
 SEED, OFFSET = -(2**61) + 12345, 2**40 + 7
@@ -284,7 +285,7 @@ def test_rows_found_in_64_bits_draw_the_same(
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opgraph.codegen.kernel.NARROW", 1)
+    monkeypatch.setattr("opgraph.schedule.cuda.NARROW", 1)
     x, a = case.views(*(cupy.asarray(random(s)) for s in (case.x, case.a)))
     rest = {name: cupy.asarray(v) for name, v in drawn().items()}
     _, m = both(og.compile(chain("f32", x.shape, a.shape), device="cuda")(x=x, a=a, **rest))
@@ -376,7 +377,7 @@ def test_short_rows_are_joined_all_the_same() -> None:
     loop = lowered(summing((64, 8, 4, 4), (8, 1, 1))).loop
     shapes = [(64, 8, 4, 4) if x.name == "x0" else (8, 1, 1) if x.name == "x1" else (1,) for x in loop.loads]
     layout = bind(loop, shapes, [row_major(s) for s in shapes])
-    long = long_rows(layout, len(loop.loads))
+    long = merged_axes(layout, len(loop.loads))
     assert long is not None and long.short == 16
     (place,) = [i for i, x in enumerate(loop.loads) if x.is_position]
     assert long.layout.strides[place] == row_major(long.layout.dims)
@@ -389,8 +390,9 @@ def test_positions_go_beyond_32_bits() -> None:
     layout = bind(loop, shapes, strides)
     (place,) = [i for i, x in enumerate(loop.loads) if x.is_position]
     assert layout.dims == (2**20, 2**14) and layout.strides[place] == (2**14, 1)
-    assert not cuda_variant(loop, layout).narrow
-    text = cuda_source(loop, cuda_variant(loop, layout)).functor
+    schedule = pointwise(loop, layout)
+    assert not schedule.narrow
+    text = cuda_source(schedule).functor
     assert f"og::i64 x{place};" in text and f"x{place} = offset[{place}];" in text
 
 
@@ -470,13 +472,13 @@ def test_kernels_with_masks_and_sums_compile(arch: str) -> None:
         loop = lowered(summing(shape, to)).loop
         shapes = [shape if x.name == "x0" else to if x.name == "x1" else (1,) for x in loop.loads]
         layout = bind(loop, shapes, [row_major(s) for s in shapes])
-        for launch in sum_launches(loop, layout):
+        for launch in cuda_launches(loop, layout):
             assert nvrtc.compile_text(launch.source.code, arch, nvrtc.OPTIONS)
     for x, a in [((4, 96), (4, 96)), ((96, 64), (96, 1))]:
         loop = lowered(chain("bf16", x, a)).loop
         shapes = [x, a, *[(1,)] * (len(loop.loads) - 2)]
         layout = bind(loop, shapes, [row_major(s) for s in shapes])
-        source = cuda_source(loop, cuda_variant(loop, layout))
+        source = cuda_source(pointwise(loop, layout))
         assert nvrtc.compile_text(source.code, arch, nvrtc.OPTIONS)
 
 

@@ -162,7 +162,7 @@ def around_a_softmax(before: int, after: int) -> og.Graph:
     ("before", "after", "expected"),
     [(60, 20, [81]), (100, 100, [100, 1, 100]), (20, 90, [21, 90]), (120, 20, [120, 21])],
 )
-def test_what_leads_to_rows_and_what_follows_are_pieces_of_their_own(
+def test_what_leads_to_rows_and_what_follows_split_rows_of_their_own(
     before: int, after: int, expected: list[int]
 ) -> None:
     """In one kernel with the rows it would be compiled once for each pass over a row."""

@@ -7,13 +7,14 @@ import re
 import numpy as np
 import pytest
 from by_lanes import both_ways, needs_lanes
+from schedules import cpu_schedule
 
 import opgraph as og
 from opgraph.ir import dtypes
-from opgraph.loops.at_once import walked
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
 from opgraph.runtime import threads
+from opgraph.schedule.schedule import INNER, PERSISTENT_INNER, TRANSPOSED_INNER
 
 pytestmark = needs_lanes
 
@@ -120,22 +121,25 @@ def test_any_number_of_threads_and_results_over_operands(monkeypatch: pytest.Mon
 
 
 def test_which_rows_are_done_at_once() -> None:
-    def way(text: str, *shape: int, lanes: bool = True) -> str:
+    def way(text: str, *shape: int, lanes: bool = True) -> tuple[str, int]:
         (part,) = og.parse(text).get_partitions()
         loop = lower(part).loop
         layout = bind(loop, [shape], [(shape[1], 1)])
-        variant = walked(loop, layout, lanes=lanes).variant
-        return "beside" if variant.beside else f"{variant.vectors} vectors" if variant.vectors else "blocks"
+        schedule = cpu_schedule(loop, layout, lanes=lanes)
+        return schedule.name, schedule.vectors
 
     softmax = "graph(x: {t}[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"
     total = "graph(x: {t}[n,c]) -> (y)\n  y = ReduceSum(x, axes=[-1])"
     assert [way(softmax.format(t="f32"), 100, n) for n in (8, 24, 128, 129)] == [
-        "beside", "2 vectors", "8 vectors", "blocks",
+        (TRANSPOSED_INNER, 0), (PERSISTENT_INNER, 2), (PERSISTENT_INNER, 8), (INNER, 0),
     ]  # fmt: skip
-    assert [way(total.format(t="bf16"), 100, n) for n in (4, 8, 48)] == ["beside", "1 vectors", "3 vectors"]
-    assert [way(total.format(t="f64"), 100, n) for n in (8, 48, 49)] == ["beside", "beside", "blocks"]
-    assert [way(total.format(t="f32"), 100, n, lanes=False) for n in (8, 48, 49)] == ["beside", "beside", "blocks"]
-    assert way(total.format(t="f32"), 15, 40) == "blocks"
+    assert [way(total.format(t="bf16"), 100, n) for n in (4, 8, 48)] == [
+        (TRANSPOSED_INNER, 0), (PERSISTENT_INNER, 1), (PERSISTENT_INNER, 3),
+    ]  # fmt: skip
+    others = [(TRANSPOSED_INNER, 0), (TRANSPOSED_INNER, 0), (INNER, 0)]
+    assert [way(total.format(t="f64"), 100, n) for n in (8, 48, 49)] == others
+    assert [way(total.format(t="f32"), 100, n, lanes=False) for n in (8, 48, 49)] == others
+    assert way(total.format(t="f32"), 15, 40) == (INNER, 0)
 
 
 def test_a_row_of_known_size_is_compiled_ahead_whatever_their_number() -> None:

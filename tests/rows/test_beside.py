@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from random_rows import row_graph
 from row_truth import as_torch, assert_near
+from schedules import cpu_schedule
 
 import opgraph as og
 from opgraph.ir import dtypes
-from opgraph.loops.beside import LANES, beside
-from opgraph.loops.layout import Layout, bind
+from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
 from opgraph.runtime import threads
+from opgraph.schedule.interleaved_rows import LANES
+from opgraph.schedule.schedule import INNER, OUTER, TRANSPOSED_INNER, CpuSchedule
 
 #: Two reductions that wait for each other, a value for each row, an operand along the row, sums of both kinds.
 ALONG = """graph(x: {t}[n,c,l], w: {t}[c,1], k: {t}[n,1,l]) -> (y, m, dw, dk)
@@ -55,12 +57,12 @@ def feeds(text: str, sizes: dict[str, int], dtype: str) -> dict[str, np.ndarray]
     return {str(n): samples(s, dtype, seed) for seed, (n, s) in enumerate(shapes.items())}
 
 
-def layout_of(text: str, given: dict[str, np.ndarray]) -> Layout | None:
+def schedule_of(text: str, given: dict[str, np.ndarray]) -> CpuSchedule:
     (part,) = og.parse(text).get_partitions()
     low = lower(part)
     arrays = [given[str(t.name)] for t in low.loads if t is not None]
     layout = bind(low.loop, [a.shape for a in arrays], [tuple(s // a.itemsize for s in a.strides) for a in arrays])
-    return beside(low.loop, layout)
+    return cpu_schedule(low.loop, layout, lanes=False)
 
 
 def as_good_as_the_reference(text: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -82,8 +84,8 @@ def test_rows_along_another_axis_than_the_last(sizes: tuple[int, int, int], dtyp
     text = ALONG.format(t=dtype)
     given = feeds(text, dict(zip("ncl", sizes, strict=True)), dtype)
     if sizes[1] > 1:
-        found = layout_of(text, given)
-        assert found is not None and found.variant.beside and found.dims[-1] == sizes[2]
+        found = schedule_of(text, given)
+        assert found.name == OUTER and found.layout.dims[-1] == sizes[2]
     as_good_as_the_reference(text, given)
 
 
@@ -93,19 +95,17 @@ def test_short_rows(sizes: tuple[int, int], dtype: str) -> None:
     text = SHORT.format(t=dtype)
     given = feeds(text, dict(zip("nc", sizes, strict=True)), dtype)
     if sizes[1] > 1:
-        found = layout_of(text, given)
-        assert (found is not None) is (sizes[0] >= 16)
-        assert found is None or "t" in found.variant.operands
+        assert schedule_of(text, given).name == (TRANSPOSED_INNER if sizes[0] >= 16 else INNER)
     as_good_as_the_reference(text, given)
 
 
 def test_long_rows_and_single_ones_are_walked_one_after_the_other() -> None:
     text = "graph(x: f32[n,c]) -> (y)\n y = SoftMax(x, axis=-1)"
-    assert layout_of(text, {"x": samples((100, 65), "f32", 0)}) is None
-    assert layout_of(text, {"x": samples((1, 8), "f32", 0)}) is None
+    assert schedule_of(text, {"x": samples((100, 65), "f32", 0)}).name == INNER
+    assert schedule_of(text, {"x": samples((1, 8), "f32", 0)}).name == INNER
     columns = "graph(x: f32[n,c]) -> (y)\n y = ReduceSum(x, axes=[0])"
-    assert layout_of(columns, {"x": samples((100, 7), "f32", 0)}) is None
-    assert layout_of(columns, {"x": samples((100, 8), "f32", 0)}) is not None
+    assert schedule_of(columns, {"x": samples((100, 7), "f32", 0)}).name == INNER
+    assert schedule_of(columns, {"x": samples((100, 8), "f32", 0)}).name == OUTER
 
 
 def test_operands_in_any_memory() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
+from schedules import followed
 from ulp import assert_as_accurate_as
 
 import opgraph as og
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime import threads
+from opgraph.schedule.schedule import OUTER, SPLIT_COLUMN_SUM
 
 torch = pytest.importorskip("torch")
 
@@ -25,10 +25,6 @@ BOTH = """graph(x: {t}[n,c], w: f32[c]) -> (y, s, p, m)
   m = ReduceMean(wide, axes=[0])
 """
 SHAPES = [(100_003, 5), (40_000, 8), (65_537, 1), (9_000, 33), (4_100, 64), (2_000, 300)]
-
-
-def entry(f: og.Executable) -> list[str]:
-    return [re.findall(r"og::(launch_\w+)", source)[-1] for source in f.kernels.values()]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
@@ -59,7 +55,7 @@ def test_few_columns_are_cut_along_their_length() -> None:
     few, many = og.compile(og.parse(text)), og.compile(og.parse(text))
     few(x=np.ones((40_000, 8), np.float32))
     many(x=np.ones((100, 4096), np.float32))
-    assert entry(few)[-1] == "launch_boxes" and entry(many)[-1] == "launch_beside"
+    assert followed(few)[-1] == SPLIT_COLUMN_SUM and followed(many)[-1] == OUTER
 
 
 @pytest.mark.parametrize("order", ["rows first", "columns first", "every other"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
+from schedules import followed
 
 import opgraph as og
 from opgraph.ir import dtypes
 from opgraph.runtime import threads
+from opgraph.schedule.schedule import OUTER, SPLIT_OUTER
 
 #: Several at once, what follows from one, and what is written beside them.
 EXTREMES = """graph(x: {t}[b,n,c], w: f32[c]) -> (y, h, l, p, s, r)
@@ -25,10 +25,6 @@ EXTREMES = """graph(x: {t}[b,n,c], w: f32[c]) -> (y, h, l, p, s, r)
 """
 
 
-def entry(f: og.Executable) -> str:
-    return [re.findall(r"og::(launch_\w+)", source)[-1] for source in f.kernels.values()][-1]
-
-
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_threads_share_columns_and_change_no_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(og.parse(EXTREMES.format(t=dtype)))
@@ -40,7 +36,7 @@ def test_threads_share_columns_and_change_no_bits(dtype: str, monkeypatch: pytes
         w = rng.normal(size=shape[-1]).astype(np.float32)
         monkeypatch.setattr(threads, "team", lambda size: (1, None))
         one = f(x=x, w=w)
-        assert entry(f) == "launch_beside_pieces"
+        assert followed(f)[-1] == SPLIT_OUTER
         wide = x.astype(np.float32)
         np.testing.assert_array_equal(one["y"], wide * w)
         np.testing.assert_array_equal(one["h"], (wide * w).max(1))
@@ -62,12 +58,12 @@ def test_threads_share_columns_and_change_no_bits(dtype: str, monkeypatch: pytes
 def test_which_columns_stay_whole() -> None:
     extreme = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = ReduceMax(x, axes=[0])"))
     extreme(x=np.ones((40, 4096), np.float32))
-    assert entry(extreme) == "launch_beside"  # threads have enough to do
+    assert followed(extreme)[-1] == OUTER  # threads have enough to do
     waiting = og.compile(
         og.parse("graph(x: f32[n,c]) -> (y)\n  m = ReduceMax(x, axes=[0], keep_dims=true)\n  y = Subtract(x, m)")
     )
     waiting(x=np.ones((40_000, 8), np.float32))
-    assert entry(waiting) == "launch_beside"
+    assert followed(waiting)[-1] == OUTER
     exact = og.compile(og.parse("graph(x: f64[n,c]) -> (y)\n  s = ReduceSum(x, axes=[0])\n  y = Sqrt(s)"))
     assert exact(x=np.full((40_000, 8), 0.1)).shape == (8,)
-    assert entry(exact) == "launch_beside"
+    assert followed(exact)[-1] == OUTER

@@ -10,18 +10,20 @@ import pytest
 from random_rows import row_graph
 from row_graphs import ALL, RMS, as_dict, feeds_of, samples
 from row_truth import as_torch, assert_near, from_torch
+from schedules import followed, in_order
 from ulp import errors
 
 import opgraph as og
 from opgraph.codegen.kernel import host_source
-from opgraph.loops.boxes import boxes_of_rows
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import Lowered, lower
-from opgraph.loops.passes import pass_counts
 from opgraph.loops.text import parse_loop
 from opgraph.runtime import threads
 from opgraph.runtime.fallback import InterpretedKernel
+from opgraph.schedule.cpu_tiles import boxes_of_rows
+from opgraph.schedule.reduction_passes import pass_counts
+from opgraph.schedule.schedule import SPLIT_INNER
 
 torch = pytest.importorskip("torch")
 
@@ -186,10 +188,10 @@ def test_a_factor_of_the_row_leaves_its_sum(dtype: str) -> None:
 def test_exp_in_a_softmax_is_computed_once() -> None:
     loop = lowered(SOFTMAX.format(t="f32").replace("[*]", "[n,c]")).loop
     layout = bind(loop, [(5, 40)], [(40, 1)])
-    assert host_source(loop, layout.variant).functor.count("og::exp") == 1
+    assert host_source(in_order(loop, layout.variant)).functor.count("og::exp") == 1
     # In bf16 it cannot wait in the result: there is a buffer for rows that fit, and else it is computed again.
     loop = lowered(SOFTMAX.format(t="bf16").replace("[*]", "[n,c]")).loop
-    functor = host_source(loop, bind(loop, [(5, 40)], [(40, 1)]).variant).functor
+    functor = host_source(in_order(loop, bind(loop, [(5, 40)], [(40, 1)]).variant)).functor
     assert "kept_bytes = sizeof(float)" in functor and functor.count("og::exp") == 3
 
 
@@ -206,7 +208,7 @@ def test_what_is_rounded_to_be_stored_is_rounded_once_for_all_passes(dtype: str)
       y = Divide(d, v)
     """
     loop = lowered(text).loop
-    functor = host_source(loop, bind(loop, [(5, 40), (5, 40)], [(40, 1)] * 2).variant).functor
+    functor = host_source(in_order(loop, bind(loop, [(5, 40), (5, 40)], [(40, 1)] * 2).variant)).functor
     in_turn = functor.split("if constexpr (pass ==")[1:]
     waiting = [one for one in in_turn if "&& keep" in one]
     assert [one.count("og::round_") for one in waiting] == [1, 0, 0]
@@ -225,8 +227,8 @@ def test_boxes_hold_whole_rows_unless_these_are_few_and_long() -> None:
     for shape in [(3, 5), (1, 1), (4096, 8192), (100_000, 3), (33, 1 << 20), (2, 1 << 20)]:
         layout = bind(loop, [shape, shape[1:]], [(shape[1], 1), (1,)])
         boxes = boxes_of_rows(layout)
-        assert boxes.are_pieces == (shape == (2, 1 << 20))
-        assert boxes.are_pieces or (boxes.box[-1] == shape[1] and boxes.box[0] * boxes.counts[0] >= shape[0])
+        assert boxes.split_rows == (shape == (2, 1 << 20))
+        assert boxes.split_rows or (boxes.box[-1] == shape[1] and boxes.box[0] * boxes.counts[0] >= shape[0])
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -435,7 +437,7 @@ def test_few_long_rows_are_cut_and_give_the_same_bits_on_any_number_of_threads(
         for (key, value), want in zip(got.items(), exact.values(), strict=True):
             assert value.tobytes() == one[key].tobytes()
             assert_near(value, want, peer[key] if key in peer else peer["y"])
-    assert any("launch_pieces<Fused>(base" in text for text in f.kernels.values())
+    assert SPLIT_INNER in followed(f)
 
 
 def test_results_may_lie_over_inputs() -> None:

@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from schedules import in_order
 
 import opgraph as og
 from opgraph.codegen.kernel import host_source
 from opgraph.ir import dtypes
-from opgraph.loops.boxes import ELEMENTS_PER_CELL, MAX_CELLS, ONE_BOX, boxes_of
 from opgraph.loops.interpret import interpret
 from opgraph.loops.layout import bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered, lower
-from opgraph.loops.short_rows import STRETCH, long_rows
 from opgraph.loops.text import parse_loop
 from opgraph.runtime import threads
 from opgraph.runtime.fallback import InterpretedKernel
+from opgraph.schedule.cpu_tiles import ELEMENTS_PER_CELL, MAX_CELLS, ONE_BOX, boxes_of
+from opgraph.schedule.merged_axes import STRETCH, merged_axes
 
 torch = pytest.importorskip("torch")
 
@@ -208,8 +209,8 @@ def test_the_data_of_a_shape_is_never_read() -> None:
     for kind in ("f32", "boolean", "s8"):
         low = lowered(text.format(l=kind).replace("n2", "n"))
         variant = bind(low.loop, [(4,), (4, 4), (1,)], [(1,), (4, 1), (1,)]).variant
-        assert "x1" not in host_source(low.loop, variant).functor
-        assert "x2" not in host_source(low.loop, variant).functor
+        assert "x1" not in host_source(in_order(low.loop, variant)).functor
+        assert "x2" not in host_source(in_order(low.loop, variant)).functor
 
 
 # -- the loop ---------------------------------------------------------------------------------------------------------
@@ -331,7 +332,7 @@ def long_of(*shapes: tuple[int, ...], sums: int = 0) -> Any:
     added = f"t{len(names) - 2}"
     lines += [f"  store f32 {added}", *[f"  store f32 {added} summed to {n}" for n in names[len(names) - sums :]]]
     layout = bind(parse_loop("loop(parallel *)\n" + "\n".join(lines)), shapes, [dense(s) for s in shapes])
-    return long_rows(layout, len(shapes))
+    return merged_axes(layout, len(shapes))
 
 
 def test_rows_of_small_images_are_joined_to_rows_of_all_their_channels() -> None:
@@ -370,7 +371,7 @@ def test_long_rows_have_no_more_cells_than_a_box(sums: int, short: int) -> None:
     text = "\n".join(["loop(parallel *)", "  x0 = load f32", "  x1 = load f32", *lines, *stores])
     shapes = (50, 64, short), (64, 1)
     layout = bind(parse_loop(text), shapes, [dense(s) for s in shapes])
-    long = long_rows(layout, 2)
+    long = merged_axes(layout, 2)
     boxes = boxes_of(layout) if long is None else boxes_of(long.layout, longest=STRETCH, unit=long.short)
     assert sum(one.cells for one in boxes.sums) <= MAX_CELLS
     assert (long is None) == (sums * short > MAX_CELLS)

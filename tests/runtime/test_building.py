@@ -12,14 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mixed_graph import bound
+from schedules import in_order
 
 import opgraph as og
-from opgraph.codegen import emit
-from opgraph.codegen.functor import Form
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import DeviceError
+from opgraph.loops.layout import bind
 from opgraph.runtime import building, host
 from opgraph.runtime.building import Built
+from opgraph.schedule import cpu_body
+from opgraph.schedule.cpu_body import Form
+from opgraph.schedule.schedule import POINTWISE, POINTWISE_TILED, TILED_SUM
 
 pytestmark = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
 
@@ -56,24 +59,25 @@ def built_from(source: KernelSource, cpus: set[int], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("text", "form", "boxed"),
+    ("text", "form", "schedule"),
     [
-        (BRANCHES.format(sum=""), Form.LANE_STRIPS, False),
-        (BRANCHES.format(sum=""), Form.BRANCHES, False),
-        (BRANCHES.format(sum=""), Form.BRANCHES, True),
-        (BRANCHES.format(sum=", s") + SUM, Form.BRANCHES, False),
-        (BRANCHES.format(sum=""), Form.LOOP, False),
+        (BRANCHES.format(sum=""), Form.LANE_STRIPS, POINTWISE),
+        (BRANCHES.format(sum=""), Form.BRANCHES, POINTWISE),
+        (BRANCHES.format(sum=""), Form.BRANCHES, POINTWISE_TILED),
+        (BRANCHES.format(sum=", s") + SUM, Form.BRANCHES, TILED_SUM),
+        (BRANCHES.format(sum=""), Form.LOOP, POINTWISE),
     ],
     ids=["statement by statement", "branches", "branches, short rows", "branches, a sum", "one loop"],
 )
 def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_are(
-    text: str, form: Form, boxed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    text: str, form: Form, schedule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(emit, "goes_by_strips", lambda emitter: form is Form.LANE_STRIPS)
+    monkeypatch.setattr(cpu_body, "goes_by_strips", lambda values, by_lanes: form is Form.LANE_STRIPS)
     if form is Form.LOOP:
-        monkeypatch.setattr(emit, "branches_of", lambda emitter: None)
-    loop, layout = bound(og.parse(text).finalize())
-    source = host_source(loop, layout.variant, boxed=boxed)
+        monkeypatch.setattr(cpu_body, "branches_of", lambda values: None)
+    loop, _ = bound(og.parse(text).finalize())
+    layout = bind(loop, [(8, 256), (1, 1)], [(256, 1), (1, 1)])
+    source = host_source(replace(in_order(loop, layout.variant), name=schedule))
     assert source.form is form
     wrong = replace(source, code=source.code.replace("og::tanh(", "og::no_such_thing("))
     for cpus, stages in ({0, 1}, [1] if form is Form.LOOP else [2, 1]), ({0}, [1]):
@@ -90,7 +94,7 @@ def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_
 
 def test_kernels_that_are_compiled_at_once_have_a_processor_each(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, layout = bound(og.parse(BRANCHES.format(sum="")).finalize())
-    source = host_source(loop, layout.variant)
+    source = host_source(in_order(loop, layout.variant))
     other = subprocess.Popen(["sleep", "60"])
     try:
         monkeypatch.setattr(building, "_running", {other})

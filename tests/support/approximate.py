@@ -19,11 +19,11 @@ import numpy as np
 
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.sources import kernel_folder, spliced
-from opgraph.codegen.tier import approximate
 from opgraph.ir import dtypes
 from opgraph.loops.layout import Variant
 from opgraph.loops.loop import Loop
 from opgraph.runtime.host import find_compiler
+from opgraph.schedule.fast_math import approximate
 
 #: The switch is in a register that only x86-64 has under this name.
 is_possible = find_compiler() is not None and platform.machine() == "x86_64"

@@ -14,9 +14,10 @@ import onnx
 import random_models
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
+from schedules import cuda_launches, in_order, pointwise
 
 import opgraph as og
-from opgraph.codegen.kernel import cuda_source, cuda_variant, host_source
+from opgraph.codegen.kernel import cuda_source, host_source
 from opgraph.errors import OpGraphError
 from opgraph.loops.layout import bind
 from opgraph.loops.lower import lower
@@ -77,9 +78,11 @@ def emits(graph: og.Graph) -> None:
             layout = bind(lowered.loop, shapes, [_strides(s) for s in shapes])
         except OpGraphError:
             continue  # sizes that were made up here for unknown ones do not fit together
-        host_source(lowered.loop, layout.variant)
-        if not layout.variant.has_sums:
-            cuda_source(lowered.loop, cuda_variant(lowered.loop, layout))
+        host_source(in_order(lowered.loop, layout.variant))
+        if layout.size and (layout.variant.has_sums or layout.row_rank):
+            cuda_launches(lowered.loop, layout)
+        elif layout.size:
+            cuda_source(pointwise(lowered.loop, layout))
 
 
 def serves_a_library(graph: og.Graph, model: onnx.ModelProto) -> None:

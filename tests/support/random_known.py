@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,10 +10,10 @@ from random_truth import kept_with
 
 import opgraph as og
 from opgraph.codegen.kernel import KernelSource
-from opgraph.loops.layout import Variant
 from opgraph.loops.loop import Loop
 from opgraph.partition.partition import Partition
 from opgraph.runtime import compiled, executable, fused, training
+from opgraph.schedule.schedule import CpuSchedule
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def found_once() -> Iterator[None]:
     partitions one loop, and a loop one text for each way to call it."""
     partition, training_plan, lower = executable.partition, training.training_plan, compiled.lower
     source = fused.host_source
-    texts: dict[tuple[int, Variant, bool, bool], tuple[Loop, KernelSource]] = {}
+    texts: dict[tuple[int, Hashable], tuple[Loop, KernelSource]] = {}
     loops: dict[tuple[int, str, frozenset[int]], tuple[Partition, Any]] = {}
 
     def partitioned(graph: og.Graph) -> Any:
@@ -39,13 +39,13 @@ def found_once() -> Iterator[None]:
             loops[key] = part, lower(part, rounding=rounding, arguments=arguments)  # kept, so that its id stays its own
         return loops[key][1]
 
-    def written(loop: Loop, variant: Variant, *, boxed: bool, several: bool) -> KernelSource:
-        key = id(loop), variant, boxed, several
+    def written(schedule: CpuSchedule) -> KernelSource:
+        key = id(schedule.loop), schedule.key
         if key not in texts:
-            texts[key] = loop, source(loop, variant, boxed=boxed, several=several)
+            texts[key] = schedule.loop, source(schedule)
         return texts[key][1]
 
-    fused.host_source = written  # type: ignore[assignment]
+    fused.host_source = written
     executable.partition, training.training_plan = partitioned, planned  # type: ignore[assignment]
     compiled.lower = lowered  # type: ignore[assignment]
     try:

@@ -6,18 +6,19 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from schedules import cuda_launches, pointwise
+
 import opgraph as og
-from opgraph.codegen.cuda_row_cut import row_cut
-from opgraph.codegen.cuda_rows import row_launches
-from opgraph.codegen.cuda_sums import sum_launches
-from opgraph.codegen.kernel import KernelSource, cuda_source, cuda_variant
+from opgraph.codegen.kernel import KernelSource, cuda_source
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import CONTIGUOUS, STRIDED, Layout, bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import lower
-from opgraph.loops.tiles import BLOCK_SIZE, selected
 from opgraph.partition.examples import graph_of
+from opgraph.schedule.cuda_row_tiles import row_tiles
+from opgraph.schedule.cuda_tiles import BLOCK_SIZE
+from opgraph.schedule.loop_fission import selected
 
 DTYPES = ("f32", "bf16", "f16", "f64")
 ROWS, IMAGES = "[4096,8192]", "[64,64,56,56]"
@@ -157,18 +158,18 @@ def _sizes(dims: Sequence[object]) -> tuple[int, ...]:
 
 def _kernels(loop: Loop, layout: Layout) -> list[Kernel]:
     if layout.row_rank:
-        cut, (launch,) = row_cut(loop, layout), row_launches(loop, layout)
+        cut, (launch,) = row_tiles(loop, layout), cuda_launches(loop, layout)
         made = _kernel(launch.source, loop, layout, cut.vector * cut.packs, loops=layout.variant.has_sums)
         shared = 2 * 8 * cut.threads // 32 * launch.source.functor.count("// Reduce")
         return [replace(made, loaded=0, shared=shared, block=launch.threads)]
     if not layout.variant.has_sums:
-        variant = cuda_variant(loop, layout)
-        elements = variant.vector * variant.unroll
-        made = _kernel(cuda_source(loop, variant), loop, layout, elements, loops=False)
-        turns = (variant.unroll, variant.vector // variant.group) if variant.group else ()
+        schedule = pointwise(loop, layout)
+        elements = schedule.vector * schedule.unroll
+        made = _kernel(cuda_source(schedule), loop, layout, elements, loops=False)
+        turns = (schedule.unroll, schedule.vector // schedule.group) if schedule.group else ()
         return [replace(made, turns=turns)]
     made = []
-    for launch in sum_launches(loop, layout):
+    for launch in cuda_launches(loop, layout):
         arguments = launch.source.code.rsplit("og::sum_tiles<", 1)[1].partition(">(")[0].split(", ")
         vector, unroll = int(arguments[1]), int(arguments[2])
         turns = (vector // int(arguments[7]),) if len(arguments) > 7 else ()

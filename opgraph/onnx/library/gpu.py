@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from opgraph.codegen.kernel import NARROW, CudaVariant, KernelSource, cuda_source, cuda_variant
+from opgraph.codegen.kernel import KernelSource, cuda_source
 from opgraph.codegen.needed import needed
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import CONTIGUOUS, ROW, STRIDED, UNIFORM, Layout, Variant
 from opgraph.onnx.library.ops import ALPHA, Form, LibraryOp
+from opgraph.schedule.cuda import Cuda, pointwise
+from opgraph.schedule.cuda_tiles import NARROW
+from opgraph.schedule.schedule import CudaPointwise
 
 #: As kernels/ort_gpu.h: gpu_rank, gpu_operands; so that the arguments of a launch take less than 4096 bytes.
 MAX_RANK, MAX_OPERANDS = 8, 48
@@ -41,7 +44,7 @@ class GpuKernel:
     kinds: str
     rank: int
     most: int
-    variant: CudaVariant
+    schedule: CudaPointwise
     source: KernelSource
 
 
@@ -74,11 +77,12 @@ def _kernel(form: Form, kinds: str, dims: tuple[int, ...], *, aligned: bool = Fa
     }
     strides = tuple(steps[kind] for kind in kinds)
     layout = Layout(dims, (dims,) * len(form.loop.stores), dims, strides, Variant(kinds, flat))
-    variant = cuda_variant(form.loop, layout, alignment=16 if aligned else 1)
+    schedule = pointwise(form.loop, layout, Cuda(16 if aligned else 1))
+    assert schedule is not None, "ops of elements alone"
     by_value = [place for place, source in enumerate(form.reads) if source == ALPHA]
-    source = cuda_source(form.loop, variant, by_value=by_value)
+    source = cuda_source(schedule, by_value=by_value)
     return GpuKernel(
-        kinds, 0 if flat else len(dims), NARROW - 1 if prod(dims) < NARROW and not flat else _ANY, variant, source
+        kinds, 0 if flat else len(dims), NARROW - 1 if prod(dims) < NARROW and not flat else _ANY, schedule, source
     )
 
 

@@ -18,6 +18,7 @@ from opgraph.loops.lower import Lowered, lower
 from opgraph.loops.verify import verify_loop
 from opgraph.partition.partition import FUSED, Partition
 from opgraph.runtime.operands import Operands
+from opgraph.schedule.schedule import INNER
 
 #: The input that stands for the node's attribute alpha; kernels/ort_call.h: attribute.
 ALPHA = 255
@@ -194,5 +195,5 @@ def _every_way(count: int) -> list[str]:
 def functor_of(form: Form, kinds: str) -> str:
     """The emitted text of one kernel."""
     variant = Variant(kinds, flat=False)
-    functor = emit_rows(form.loop, variant) if form.row_rank else emit_functor(form.loop, variant, packs=False)
+    functor = emit_rows(form.loop, variant, INNER) if form.row_rank else emit_functor(form.loop, variant, packs=False)
     return functor.code

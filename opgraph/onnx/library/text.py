@@ -160,7 +160,7 @@ def _gpu_rows(made: Sequence[GpuKernel], gpu: dict[str, KernelSource]) -> list[s
     rows = []
     for kernel in made:
         gpu.setdefault(kernel.source.entry, kernel.source)
-        place, v = list(gpu).index(kernel.source.entry), kernel.variant
+        place, v = list(gpu).index(kernel.source.entry), kernel.schedule
         rows.append(
             f'{{"{kernel.kinds}", {place}, {kernel.rank}, {v.vector}, {v.tile}, {kernel.most}, {_bool(v.narrow)}}}'
         )

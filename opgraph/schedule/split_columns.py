@@ -1,18 +1,27 @@
-"""Few long columns: rows that lie side by side, too few of them for threads to share, whose elements are added up.
+"""Few long columns: rows that lie side by side, too few of them for threads to share, are cut along their length.
 
 The sum of a [4M,8] down its columns has 8 rows of 4M elements. Rows are whole in a box, so one thread would do all of
-it. As a loop with sums it is cut along the columns too: what boxes leave is added up in a fixed order. A loop in which
-anything waits for a sum stays as it is.
+it. As a loop with sums it is cut along the columns too: what boxes leave is added up in a fixed order. That is the
+faster way, for loops in which nothing waits for a sum. Of what else is reduced once (extremes, products, sums beside
+another reduction) boxes are pieces of columns, and what these make is joined in their order
+(`kernels/host_beside_pieces.h`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
-from opgraph.loops.beside import LANES, beside
-from opgraph.loops.boxes import ENOUGH, ONE_BOX, boxes_beside
-from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, UNIFORM, Layout, Variant, memory_order
+from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, ROW, STRIDED, TURNED, UNIFORM, Layout, Variant, memory_order
 from opgraph.loops.loop import Axes, Loop, Store
+from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_interleaved, boxes_of_few
+from opgraph.schedule.interleaved_rows import LANES, interleaved, joins
+from opgraph.schedule.reduction_passes import pass_counts
+
+#: Strips of LANES columns of so many elements are not walked one after the other: their lines lie far apart in memory.
+LONG = 256
+#: Neighbours in a box (kernels/host_beside_pieces.h).
+MOST_LANES = 4 * LANES
 
 
 def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
@@ -22,8 +31,8 @@ def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
     outer = len(layout.dims) - layout.row_rank
     along = any(own[-1] == 1 for own in layout.strides[: len(loop.loads)])
     across = any(1 in own[:outer] for own in layout.strides[: len(loop.loads)])
-    aside = beside(loop, layout)
-    if along or not across or (aside is not None and boxes_beside(aside, LANES).count >= ENOUGH):
+    aside = interleaved(loop, layout)
+    if along or not across or (aside is not None and boxes_interleaved(aside, LANES).count >= ENOUGH):
         return None
     made = {s.result: s for s in loop.statements}
     stores = []
@@ -70,3 +79,16 @@ def _in_order(loop: Loop, layout: Layout) -> Layout:
     variant = Variant("".join(kinds), rank == 1)
     dims = tuple(layout.dims[axis] for axis in order)
     return replace(layout, dims=dims, strides=tuple(strides), variant=variant, row_rank=0)
+
+
+def boxes_of_columns(loop: Loop, layout: Layout) -> Boxes:
+    """The cut of a layout whose rows lie side by side: whole rows where there are enough of them, else pieces."""
+    whole = boxes_interleaved(layout, LANES)
+    length = prod(layout.dims[-1 - layout.row_rank : -1])
+    apart = layout.dims[-1] > LANES and length >= LONG
+    if (whole.count >= ENOUGH and not apart) or layout.size <= ONE_BOX or not joins(loop):
+        return whole
+    if pass_counts(loop)[0] > 1 or any(kind in (ADDED, KEPT, TURNED) for kind in layout.variant.operands):
+        return whole
+    pieces = boxes_of_few(layout, MOST_LANES)
+    return pieces if pieces.count > 2 * whole.count else whole

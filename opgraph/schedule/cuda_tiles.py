@@ -1,21 +1,22 @@
 """How a loop with sums is cut for a GPU: into tiles, one for each block of threads, by sizes alone.
 
-What the names mean is said at the top of kernels/sums.cuh. Where sums do not go together (those of each row and those
-of each column of one large matrix would leave as much behind as the matrix itself), the loop runs several times, each
-time for some of its stores.
+The top of kernels/sums.cuh says what the names mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from opgraph.loops.layout import KEPT, Layout, Variant
+from opgraph.ir import dtypes
+from opgraph.loops.layout import CONTIGUOUS, KEPT, Layout
 from opgraph.loops.loop import Loop
 
 #: Threads of a block (kernels/pointwise.cuh).
 BLOCK_SIZE = 256
+#: Bytes that a thread moves in one access, at most.
+_BYTES_PER_ACCESS = 16
+NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 #: Elements of a tile: 32 for each thread.
 _TILE = 32 * BLOCK_SIZE
 #: Rows that a sum for each column adds up in one tile, at least: what tiles leave is then 1/64 of the data.
@@ -24,8 +25,6 @@ _ROWS = 64
 _NARROW = 32
 #: Tiles that contribute to one result, at most; beyond, tiles grow.
 _TERMS = 16384
-#: What tiles may leave behind: so many elements, or 1/16 of the space.
-_LEFT = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,41 +105,29 @@ def tiled(layout: Layout, vector: int) -> Tiling:
     return replace(tiling, parts=tuple(parts), work=work)
 
 
-def passes(loop: Loop, layout: Layout, vector: int) -> list[tuple[Loop, Layout, tuple[int, ...]]]:
-    """The loop, as often as it has to run, each time with some of its stores, and which; elementwise ones come last.
+def packed_vector(loop: Loop, layout: Layout, alignment: int, *, whole_rows: bool = True) -> int:
+    """How many neighbouring elements a thread may move at a time.
 
-    They may be written over an input that the other passes still read.
+    Args:
+        whole_rows: whether rows must consist of whole packs.
     """
-    first = len(loop.loads)
-    sums = [i - first for i in layout.sums]
-    together = [i for i in range(len(loop.stores)) if i not in sums]
-    alone: list[list[int]] = []
-    for i in sums:
-        for group in (together, *alone):
-            if _fits(layout, first, [*group, i], vector):
-                group.append(i)
-                break
-        else:
-            alone.append([i])
-    groups = [sorted(g) for g in (*alone, together) if g]
-    return [(loop.with_stores(g), selected(layout, first, g), tuple(g)) for g in groups]
-
-
-def selected(layout: Layout, first: int, stores: Sequence[int]) -> Layout:
-    """The layout of all loads (there are `first`) and some stores."""
-    places = [*range(first), *(first + i for i in stores)]
-    kinds = "".join(layout.variant.operands[p] for p in places)
-    return replace(
-        layout,
-        results=tuple(layout.results[i] for i in stores),
-        strides=tuple(layout.strides[p] for p in places),
-        variant=Variant(kinds, layout.variant.flat),
-    )
-
-
-def _fits(layout: Layout, first: int, stores: Sequence[int], vector: int) -> bool:
-    part = selected(layout, first, sorted(stores))
-    return len(part.sums) == 1 or tiled(part, vector).work <= max(_LEFT, layout.size // 16)
+    operands = [x.dtype for x in loop.loads] + [s.dtype for s in loop.stores]
+    sizes = [dtypes.BY_NAME[d].itemsize for d in operands]
+    in_memory = [not x.is_position for x in loop.loads] + [True] * len(loop.stores)
+    runs = [kind == CONTIGUOUS and m for kind, m in zip(layout.variant.operands, in_memory, strict=True)]
+    moving = [size for size, runs_on in zip(sizes, runs, strict=True) if runs_on]
+    if not moving:
+        return 1
+    # Twice 16 bytes of the widest type: f64 next to booleans would fill 128 bytes of registers for each operand.
+    vector = min(_BYTES_PER_ACCESS // min(moving), max(2 * _BYTES_PER_ACCESS // max(moving), 1))
+    rows = [layout.dims[-1]] if whole_rows and not layout.variant.flat else []
+    for strides, runs_on in zip(layout.strides, runs, strict=True):
+        rows.extend(strides[:-1] if runs_on else ())
+    while vector > 1 and (
+        any(r % vector for r in rows) or any(min(_BYTES_PER_ACCESS, vector * m) > alignment for m in moving)
+    ):
+        vector //= 2
+    return vector
 
 
 def _power_of_two(n: int) -> int:

@@ -57,13 +57,13 @@ class Boxes:
         box: extents of a box; those at the end of an axis may be smaller.
         counts: boxes along each axis.
         sums: in the order of the stores.
-        are_pieces: whether each is a piece of one row, or of neighbouring ones, where rows are reduced.
+        split_rows: whether each is a piece of one row, or of neighbouring ones, where rows are reduced.
     """
 
     box: Shape
     counts: Shape
     sums: tuple[BoxedSum, ...]
-    are_pieces: bool = False
+    split_rows: bool = False
 
     @property
     def count(self) -> int:
@@ -88,13 +88,13 @@ def boxes_of_rows(layout: Layout) -> Boxes:
     if prod(dims[:outer]) <= FEW_ROWS and length >= LONG_ROW:
         box = [1] * len(dims)
         _grow(box, dims, range(outer, len(dims)), _wanted(dims))
-        return _boxes(layout, box, are_pieces=True)
+        return _boxes(layout, box, split_rows=True)
     box = [*[1] * outer, *dims[outer:]]
     _grow(box, dims, range(outer), _wanted(dims))
     return _boxes(layout, _with_fewer_cells(box, layout, range(outer)))
 
 
-def boxes_beside(layout: Layout, lanes: int) -> Boxes:
+def boxes_interleaved(layout: Layout, lanes: int) -> Boxes:
     """The cut of a layout whose rows lie side by side: boxes of whole rows, so many neighbours at least."""
     dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
     wanted = _wanted(dims)
@@ -113,7 +113,7 @@ def boxes_of_few(layout: Layout, lanes: int, *, least: int = 1) -> Boxes:
     dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
     box = [*[1] * (len(dims) - 1), min(dims[-1], lanes)]
     _grow(box, dims, range(first, len(dims) - 1), max(min(max(prod(dims) // _BOXES, SMALLEST), LARGEST), least))
-    return _boxes(layout, box, are_pieces=True)
+    return _boxes(layout, box, split_rows=True)
 
 
 def _keeps(layout: Layout) -> list[tuple[bool, ...]]:
@@ -149,13 +149,13 @@ def _cells_left(dims: Shape, box: Sequence[int], kept: Sequence[bool]) -> int:
     return prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
 
 
-def _boxes(layout: Layout, box: Sequence[int], *, are_pieces: bool = False, may_be_whole: bool = False) -> Boxes:
+def _boxes(layout: Layout, box: Sequence[int], *, split_rows: bool = False, may_be_whole: bool = False) -> Boxes:
     counts = tuple(-(-d // b) for d, b in zip(layout.dims, box, strict=True))
     sums = []
     for place, kept in zip(layout.sums, _keeps(layout), strict=True):
         whole = may_be_whole and all(k or n == 1 for k, n in zip(kept, counts, strict=True))
         sums.append(BoxedSum(place, *_cell_strides(box, kept), whole))
-    return Boxes(tuple(box), counts, tuple(sums), are_pieces)
+    return Boxes(tuple(box), counts, tuple(sums), split_rows)
 
 
 def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:

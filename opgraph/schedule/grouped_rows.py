@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import lcm, prod
 
-from opgraph.loops.beside import FEW_LANES, LANES, joins, moved
-from opgraph.loops.boxes import ENOUGH, ONE_BOX, Boxes, boxes_beside, boxes_of_few
 from opgraph.loops.layout import ADDED, GROUP, KEPT, Layout, Variant
 from opgraph.loops.loop import Loop
 from opgraph.loops.space import Strides
+from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_interleaved, boxes_of_few
+from opgraph.schedule.interleaved_rows import FEW_LANES, LANES, joins, moved
 
 #: Strips of lanes are whole vectors where groups allow it, or whole halves.
 _WHOLE = (16, 8, 1)
@@ -52,7 +52,7 @@ def grouped(loop: Loop, layout: Layout) -> Layout | None:
         dims=dims,
         strides=tuple(strides),
         row_rank=layout.row_rank - 1,
-        variant=Variant("".join(kinds), False, grouped=True),
+        variant=Variant("".join(kinds), False),
         group=run,
     )
     return moved(loop, joined, turns=False)
@@ -74,7 +74,7 @@ def width_of(layout: Layout) -> int:
 def boxes_of_groups(layout: Layout) -> Boxes:
     """The cut: boxes have all lanes. They are whole rows where that makes enough of them, or pieces of rows."""
     lanes = layout.dims[-1]
-    whole = boxes_beside(layout, lanes)
+    whole = boxes_interleaved(layout, lanes)
     if whole.count >= ENOUGH or layout.size <= ONE_BOX:
         return whole
     pieces = boxes_of_few(layout, lanes, least=LEAST * lanes)

@@ -1,39 +1,27 @@
-"""A loop over rows whose sums are added up by a loop of their own, which has no rows.
+"""Several loops of one, each for some of its results (CUDA).
 
-The sum of dy (x - mean) rstd over images, for each channel, needs of each row what reductions make of it. One loop
-makes these row values and writes them down, the next one reads them as operands and adds up, and the last one does the
-rest: in this order, since results may lie over operands.
+Where sums do not go together (those of each row and those of each column of one large matrix would leave as much behind
+as the matrix itself), the loop runs several times, each time for some of its stores.
+
+Sums of a loop over rows that the kernel of rows does not add up have a loop of their own, without rows. The sum of
+dy (x - mean) rstd over images, for each channel, needs of each row what reductions make of it. One loop makes these row
+values and writes them down, the next one reads them as operands and adds up, and the last one does the rest: in this
+order, since results may lie over operands.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from opgraph.ir import dtypes
 from opgraph.loops.layout import ROW, RUN, UNIFORM, Layout, Variant
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
-from opgraph.loops.tiles import selected
+from opgraph.schedule.cuda_tiles import tiled
 
-
-@dataclass(frozen=True, slots=True)
-class Apart:
-    """The loops that one is taken apart into, with their layouts.
-
-    Attributes:
-        values: makes the row values, its only results, one for each row in order; None where sums need none.
-        sums: adds up; its last operands that are loads are the row values.
-        rest: the other results, None where there are none.
-        count: how many row values there are.
-        summed, others: the stores of the whole that `sums` and `rest` make.
-    """
-
-    values: tuple[Loop, Layout] | None
-    sums: tuple[Loop, Layout]
-    rest: tuple[Loop, Layout] | None
-    count: int
-    summed: tuple[int, ...]
-    others: tuple[int, ...]
+#: What tiles may leave behind: so many elements, or 1/16 of the space.
+_LEFT = 65536
 
 
 def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, ...]] | None:
@@ -44,8 +32,12 @@ def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, .
     return (loop.with_stores(others), selected(layout, first, others), tuple(others)) if others else None
 
 
-def sums_apart(loop: Loop, layout: Layout) -> Apart:
-    """Takes a loop over rows apart; there are sums in its layout."""
+def row_values(loop: Loop, layout: Layout) -> tuple[tuple[Loop, Layout] | None, tuple[Loop, Layout]]:
+    """For a loop over rows with sums: the loop that makes the row values that sums need, its only results, one for each
+    row in order, and the loop of these sums, whose last loads are the row values; each with its layout.
+
+    None instead of the first one where sums need no row values.
+    """
     first = len(loop.loads)
     summed = tuple(i - first for i in layout.sums)
     needed, borrowed = _needed(loop, layout, summed)
@@ -70,9 +62,7 @@ def sums_apart(loop: Loop, layout: Layout) -> Apart:
     kept = [(layout.strides[first + i], layout.variant.operands[first + i]) for i in summed]
     bound = _with_operands(layout, first, [(along_rows, kind)] * len(borrowed), kept, 0)
     bound = replace(bound, results=tuple(layout.results[i] for i in summed))
-    rest = without_sums(loop, layout)
-    others = rest[2] if rest else ()
-    return Apart(values, (adding, bound), rest[:2] if rest else None, len(borrowed), summed, others)
+    return values, (adding, bound)
 
 
 def _needed(loop: Loop, layout: Layout, summed: tuple[int, ...]) -> tuple[set[str], list[str]]:
@@ -120,3 +110,40 @@ def _with_operands(
 
 def _renamed(s: Statement, names: dict[str, str]) -> tuple[Arg, ...]:
     return tuple(names.get(a, a) if isinstance(a, str) else a for a in s.args)
+
+
+def passes(loop: Loop, layout: Layout, vector: int) -> list[tuple[Loop, Layout, tuple[int, ...]]]:
+    """The loop, as often as it has to run, each time with some of its stores, and which; elementwise ones come last.
+
+    They may be written over an input that the other passes still read.
+    """
+    first = len(loop.loads)
+    sums = [i - first for i in layout.sums]
+    together = [i for i in range(len(loop.stores)) if i not in sums]
+    alone: list[list[int]] = []
+    for i in sums:
+        for group in (together, *alone):
+            if _fits(layout, first, [*group, i], vector):
+                group.append(i)
+                break
+        else:
+            alone.append([i])
+    groups = [sorted(g) for g in (*alone, together) if g]
+    return [(loop.with_stores(g), selected(layout, first, g), tuple(g)) for g in groups]
+
+
+def selected(layout: Layout, first: int, stores: Sequence[int]) -> Layout:
+    """The layout of all loads (there are `first`) and some stores."""
+    places = [*range(first), *(first + i for i in stores)]
+    kinds = "".join(layout.variant.operands[p] for p in places)
+    return replace(
+        layout,
+        results=tuple(layout.results[i] for i in stores),
+        strides=tuple(layout.strides[p] for p in places),
+        variant=Variant(kinds, layout.variant.flat),
+    )
+
+
+def _fits(layout: Layout, first: int, stores: Sequence[int], vector: int) -> bool:
+    part = selected(layout, first, sorted(stores))
+    return len(part.sums) == 1 or tiled(part, vector).work <= max(_LEFT, layout.size // 16)

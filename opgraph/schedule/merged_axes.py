@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opgraph.loops.boxes import MAX_CELLS
 from opgraph.loops.layout import ADDED, CONTIGUOUS, KEPT, STRIDED, UNIFORM, Layout, Variant
+from opgraph.schedule.cpu_tiles import MAX_CELLS
 
 #: Rows shorter than this are short.
 SHORT = 128
@@ -30,7 +30,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class LongRows:
+class MergedAxes:
     """A layout with long rows.
 
     Attributes:
@@ -48,7 +48,7 @@ class LongRows:
     tiled: frozenset[int]
 
 
-def long_rows(layout: Layout, loads: int) -> LongRows | None:
+def merged_axes(layout: Layout, loads: int) -> MergedAxes | None:
     """The same layout with long rows; None where rows are not short, or an operand stands in the way.
 
     Args:
@@ -95,7 +95,7 @@ def long_rows(layout: Layout, loads: int) -> LongRows | None:
     ]
     variant = Variant("".join(row_kinds), len(dims) == 1)
     made = Layout(layout.shape, layout.results, dims, tuple(strides), variant)
-    return LongRows(made, short, tuple(spread), frozenset(grouped), frozenset(tiled))
+    return MergedAxes(made, short, tuple(spread), frozenset(grouped), frozenset(tiled))
 
 
 def _longest(layout: Layout, folded: set[int]) -> int:

@@ -25,7 +25,7 @@ FEW_LANES = 8
 TILE_BYTES = 256 * 1024
 
 
-def beside(loop: Loop, layout: Layout, *, longest: int = 0) -> Layout | None:
+def interleaved(loop: Loop, layout: Layout, *, longest: int = 0) -> Layout | None:
     """The layout with rows side by side; None where one row after the other is the better way.
 
     Args:
@@ -96,4 +96,4 @@ def moved(loop: Loop, layout: Layout, *, turns: bool) -> Layout:
         else:
             is_memory = not (is_load and loop.loads[place].is_position)
             kinds.append(TURNED if turns and in_row and is_memory else STRIDED)
-    return replace(layout, variant=replace(layout.variant, operands="".join(kinds), flat=False, beside=True))
+    return replace(layout, variant=replace(layout.variant, operands="".join(kinds), flat=False))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import log2, prod
 
-from opgraph.codegen.cuda_row_reads import Held, held_by
-from opgraph.codegen.kernel import NARROW, packed_vector
 from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, KEPT, Layout
 from opgraph.loops.loop import Loop
-from opgraph.loops.passes import pass_counts
-from opgraph.loops.tiles import BLOCK_SIZE
+from opgraph.schedule.cuda_tiles import BLOCK_SIZE, NARROW, packed_vector
+from opgraph.schedule.reduction_passes import pass_counts
+from opgraph.schedule.row_registers import Held, held_by
 
 _WARP = 32
 _LONGEST = 512  # threads of a row: with 128 registers each
@@ -32,7 +31,7 @@ _SHARED = 40 * 1024  # bytes of shared memory of a block
 
 
 @dataclass(frozen=True, slots=True)
-class RowCut:
+class RowTiles:
     """How a row is shared out, with the names of kernels/rows.cuh.
 
     Attributes:
@@ -43,7 +42,7 @@ class RowCut:
         whole: whether all threads have P packs.
         small: bits of the operands that are the same for all rows, and read again in each pass.
         narrow: places are found in 32-bit arithmetic.
-        beside: neighbouring rows that neighbouring threads take; 1: neighbouring threads share a row.
+        neighbours: neighbouring rows that neighbouring threads take; 1: neighbouring threads share a row.
         lead: the operand at whose multiples packs begin, where rows begin anywhere; -1: rows are whole packs.
         loose: bits of the operands whose packs lie anywhere then.
         pieces: blocks that share a row.
@@ -56,7 +55,7 @@ class RowCut:
     whole: bool
     small: int
     narrow: bool
-    beside: int = 1
+    neighbours: int = 1
     lead: int = -1
     loose: int = 0
     pieces: int = 1
@@ -64,8 +63,8 @@ class RowCut:
     @property
     def groups(self) -> int:
         """Rows that a block takes side by side."""
-        if self.beside > 1:
-            return self.beside
+        if self.neighbours > 1:
+            return self.neighbours
         return 1 if self.threads > _WARP else BLOCK_SIZE // self.threads
 
     @property
@@ -74,35 +73,35 @@ class RowCut:
         return self.groups * self.threads
 
 
-def row_cut(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowCut:
+def row_tiles(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowTiles:
     """How rows of a layout are shared out: by sizes alone.
 
     Args:
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
     """
-    beside = _runs_across(loop, layout)
-    vector, lead, loose = (1, -1, 0) if beside else _packed(loop, layout, alignment)
+    across = _runs_across(loop, layout)
+    vector, lead, loose = (1, -1, 0) if across else _packed(loop, layout, alignment)
     packs = prod(layout.dims[-layout.row_rank :]) // vector
     outer = len(layout.dims) - layout.row_rank
     small = [i for i in range(len(loop.loads)) if not any(layout.strides[i][:outer]) and outer]
     held = held_by(loop, layout.variant, frozenset(loop.loads[i].name for i in small))
     moving = [_item(loop, i) for i, kind in enumerate(layout.variant.operands) if kind == CONTIGUOUS]
-    if beside:
-        threads, each, fits = _threads_beside(packs, held, pass_counts(loop)[2], layout.dims[outer - 1])
+    if across:
+        threads, each, fits = _threads_across(packs, held, pass_counts(loop)[2], layout.dims[outer - 1])
     else:
         threads, each, fits = _threads(packs, vector, held, min(moving, default=4))
     narrow = layout.size < NARROW and all(abs(s) < NARROW for strides in layout.strides for s in strides)
     whole = lead < 0 and packs == threads * each
-    cut = RowCut(vector, each, threads, fits, whole, sum(1 << i for i in small), narrow, lead=lead, loose=loose)
-    cut = replace(cut, beside=BLOCK_SIZE // threads) if beside else cut
+    cut = RowTiles(vector, each, threads, fits, whole, sum(1 << i for i in small), narrow, lead=lead, loose=loose)
+    cut = replace(cut, neighbours=BLOCK_SIZE // threads) if across else cut
     blocks = -(-prod(layout.dims[:outer]) // cut.groups)
-    if fits or blocks >= (BLOCKS if beside else _FEW_BLOCKS):
+    if fits or blocks >= (BLOCKS if across else _FEW_BLOCKS):
         return cut
-    return replace(cut, pieces=max(min(-(-BLOCKS // max(blocks, 1)), packs * vector * cut.beside // _PIECE), 1))
+    return replace(cut, pieces=max(min(-(-BLOCKS // max(blocks, 1)), packs * vector * cut.neighbours // _PIECE), 1))
 
 
 def _packed(loop: Loop, layout: Layout, alignment: int) -> tuple[int, int, int]:
-    """Elements of a pack; `lead` and `loose` of RowCut."""
+    """Elements of a pack; `lead` and `loose` of RowTiles."""
     whole = packed_vector(loop, layout, alignment)
     while layout.dims[-1] % whole:
         whole //= 2
@@ -152,7 +151,7 @@ def _runs_across(loop: Loop, layout: Layout) -> bool:
     return votes > 0
 
 
-def _threads_beside(packs: int, held: Held, most_reductions: int, nearby: int) -> tuple[int, int, bool]:
+def _threads_across(packs: int, held: Held, most_reductions: int, nearby: int) -> tuple[int, int, bool]:
     """The same where neighbouring threads take neighbouring rows: a warp, at least, of these, or all `nearby` ones."""
     registers = max(held.waiting // 4, 1)
     room = _FEWER if held.is_wide else _REGISTERS
@@ -187,11 +186,11 @@ def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, 
     return threads, each, True
 
 
-def adds_up(layout: Layout, cut: RowCut) -> bool:
+def adds_up(layout: Layout, cut: RowTiles) -> bool:
     """Whether the kernel of rows adds up the sums of a layout, too: those over all rows, where rows are held."""
     outer = len(layout.dims) - layout.row_rank
     over_all = not any(any(layout.strides[i][:outer]) for i in layout.sums)
-    return cut.held and cut.beside == 1 and layout.row_rank == 1 and over_all
+    return cut.held and cut.neighbours == 1 and layout.row_rank == 1 and over_all
 
 
 def _power_of_two(n: int) -> int:

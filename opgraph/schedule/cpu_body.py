@@ -1,0 +1,192 @@
+"""How the body of a CPU kernel goes over elements: one loop, 16 floats at a time or one, statement by statement, or
+by two branches of which each element takes one.
+
+It follows from the loop and from how operands move, so it is found when a kernel is written, not for each call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from opgraph.ir import dtypes
+from opgraph.loops.loop import Arg, Loop, Statement
+from opgraph.partition.split import MAX_COST, STATEMENT_COST
+from opgraph.schedule.levels import ELEMENT, Levels
+
+#: What og::load_lanes reads and og::store_lanes writes.
+_IN_MEMORY = frozenset({"f32", "f16", "bf16", "boolean"})
+#: The same as MAX_COST for kernels not of f32 alone, whose loop the compiler has to vectorise: 0.45 s.
+WIDE_COST = 600
+#: What packing costs in instructions per element and vector: at all, and for each operand and each result (measured).
+PACK, PACK_OPERAND, PACK_RESULT = 8, 8, 5
+#: What a comparison that holds tells of others of the same two values. (Of one that fails they may be NaN.)
+_IMPLIED = {
+    "Greater": {"GreaterEqual": True, "Equal": False, "Less": False, "LessOrEqual": False},
+    "Less": {"LessOrEqual": True, "Equal": False, "Greater": False, "GreaterEqual": False},
+}
+#: Conditions that are looked at: each takes a walk over the loop.
+TRIED = 16
+#: What can be packed.
+_STORED = frozenset({"f32", "f16", "bf16"})
+
+
+class Form(Enum):
+    """How a kernel of the CPU goes over its elements, which tells how it is compiled."""
+
+    LOOP = "one loop"
+    BRANCHES = "two branches, of which each element takes one"  # kernels/branches.h
+    STRIPS = "statement by statement"  # kernels/strips.h
+    LANE_STRIPS = "statement by statement, 16 floats at a time"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """How a kernel goes over its elements.
+
+    Attributes:
+        form: in which way.
+        by_lanes: whether 16 floats at a time, where the machine has such vectors.
+        branches: the two, where there are two.
+    """
+
+    form: Form
+    by_lanes: bool
+    branches: Branches | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is left of a loop where a condition is known.
+
+    Attributes:
+        statements: those that something needs.
+        results: the value of each store.
+    """
+
+    statements: tuple[Statement, ...]
+    results: tuple[Arg, ...]
+
+    def makes(self, k: int) -> bool:
+        """Whether result k is anything but 0.0."""
+        return isinstance(self.results[k], str) or str(self.results[k]) != "0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """A loop taken apart at one condition.
+
+    Attributes:
+        condition: the statements that it takes, the last one being the condition.
+        sides: where it fails, and where it holds.
+    """
+
+    condition: tuple[Statement, ...]
+    sides: tuple[Side, Side]
+
+
+def body_of(values: Levels) -> Body:
+    """The body of a loop that reduces no rows."""
+    by_lanes = goes_by_lanes(values)
+    if goes_by_strips(values, by_lanes):
+        return Body(Form.LANE_STRIPS if by_lanes else Form.STRIPS, by_lanes)
+    branches = branches_of(values) if by_lanes else None
+    return Body(Form.BRANCHES if branches else Form.LOOP, by_lanes, branches)
+
+
+def goes_by_lanes(values: Levels) -> bool:
+    """Whether all that an element meets is f32 or a truth value, in memory perhaps f16 or bf16.
+
+    A row of one element may add up an f64 that is computed before the row: its addends are doubles, no lanes.
+    """
+    loop = values.loop
+    per_element = (name for name, level in values.levels.items() if level == ELEMENT)
+    computed = {dtypes.BY_NAME[values.dtypes[name]].compute for name in per_element}
+    stored = {x.dtype for x in values.element_loads()} | {s.dtype for s in loop.stores}
+    return (
+        computed <= {"float", "bool"}
+        and stored <= _IN_MEMORY
+        and values.addend() == "float"
+        and not any(x.is_position for x in values.element_loads())
+    )
+
+
+def goes_by_strips(values: Levels, by_lanes: bool) -> bool:
+    """Whether one loop over all statements would take a compiler too long, and strips are no slower."""
+    by_position = any(x.is_position for x in values.element_loads())
+    most = MAX_COST if by_lanes else WIDE_COST
+    return values.cost > max(most, STATEMENT_COST * len(values.varying()) - 1) and not by_position
+
+
+def branches_of(values: Levels) -> Branches | None:
+    """The choice that saves most, if one is worth it for any data, whichever side is taken how often: either side by
+    itself costs more than packing."""
+    loop = values.loop
+    packed = [x.dtype for x in values.element_loads()] + [s.dtype for s in loop.stores]
+    if not set(packed) <= _STORED:
+        return None
+    spent = PACK + PACK_OPERAND * len(values.element_loads()) + PACK_RESULT * len(values.elementwise())
+    whole = _cost(values, loop.statements)
+    best, saved = None, spent
+    for same in _conditions(values):
+        condition = _needed(loop.statements, {next(iter(same))})
+        sides = (_side(loop, same, False), _side(loop, same, True))
+        spared = whole - max(_cost(values, side.statements) for side in sides) - _cost(values, condition)
+        if spared > saved:
+            best, saved = Branches(condition, sides), spared
+    return best
+
+
+def _conditions(values: Levels) -> Sequence[Mapping[str, None]]:
+    """The conditions that most choices go by, each with all statements that compute the same, in order."""
+    chosen_by = Counter(s.args[0] for s in values.loop.statements if s.kind == "Select")
+    alike: dict[object, dict[str, None]] = {}
+    for s in values.loop.statements:
+        if s.result in chosen_by and values.levels[s.result] == ELEMENT:
+            alike.setdefault((s.kind, s.args, s.attrs), {})[s.result] = None
+    found = list(alike.values())
+    most = sorted(range(len(found)), key=lambda i: -sum(chosen_by[r] for r in found[i]))[:TRIED]
+    return [found[i] for i in sorted(most)]
+
+
+def _side(loop: Loop, same: Mapping[str, None], holds: bool) -> Side:
+    """The loop where those conditions are known to hold, or to fail."""
+    known: dict[str, bool] = dict.fromkeys(same, holds)
+    condition = next(s for s in loop.statements if s.result in same)
+    taken: dict[str, Arg] = {}
+    left = []
+    for s in loop.statements:
+        args = tuple(taken.get(a, a) if isinstance(a, str) else a for a in s.args)
+        told = [known.get(a) if isinstance(a, str) else None for a in s.args]
+        if s.kind == "Select" and told[0] is not None and not s.rounds:
+            taken[s.result] = args[1] if told[0] else args[2]
+            continue
+        if holds and s.args == condition.args and s.kind in _IMPLIED.get(condition.kind, {}):
+            known[s.result] = _IMPLIED[condition.kind][s.kind]
+        elif s.kind == "Not" and told[0] is not None:
+            known[s.result] = not told[0]
+        elif s.kind == "And" and False in told:
+            known[s.result] = False
+        elif s.kind == "And" and True in told:
+            taken[s.result] = args[1 - told.index(True)]
+        left.append(replace(s, args=args))
+    results = tuple(taken.get(store.value, store.value) for store in loop.stores)
+    return Side(_needed(left, {r for r in results if isinstance(r, str)}), results)
+
+
+def _needed(statements: Sequence[Statement], results: set[str]) -> tuple[Statement, ...]:
+    """The statements that those results take."""
+    wanted, left = set(results), []
+    for s in reversed(statements):
+        if s.result in wanted:
+            left.append(s)
+            wanted.update(a for a in s.args if isinstance(a, str))
+    return tuple(reversed(left))
+
+
+def _cost(values: Levels, statements: Sequence[Statement]) -> int:
+    """Instructions of an element, by the records."""
+    varying = (s for s in statements if values.levels[s.result] == ELEMENT)
+    return sum(s.record.cost for s in varying)
