@@ -9,7 +9,7 @@
 // added as it is made, of each strip first by the side where the condition fails: four vectors at a time in float, then in
 // double. (An addend that took a branch of arithmetic has more rounded away already than three sums of floats do.)
 //
-// opgraph/schedule/cpu_body.py says which choices are worth it, codegen/branches.py what a functor with two branches has.
+// opgraph/schedule/cpu_body.py says which choices are worth it, codegen/branch_compaction.py what a functor with two branches has.
 
 namespace og {
 

@@ -1,8 +1,8 @@
 #pragma once
 #include "group_strips.h"
 
-// The CPU skeleton of a loop over rows that are groups of lanes (opgraph/loops/groups.py): a lane is reduced by itself, as in
-// kernels/host_beside.h, and what the lanes of a group make is joined in their order. A strip of lanes holds whole groups;
+// The CPU skeleton of a loop over rows that are groups of lanes (opgraph/schedule/grouped_rows.py): a lane is reduced by
+// itself, as in kernels/host_beside.h, and what the lanes of a group make is joined in their order. A strip of lanes holds whole groups;
 // some strips are walked together, so that memory is read in longer stretches. A box is a piece of some rows, all their lanes.
 // Where it holds whole rows it does all passes; else passes are stages, as in kernels/host_pieces.h.
 

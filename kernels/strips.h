@@ -7,7 +7,7 @@
 // and a strip is long enough for calls and for what a function keeps in registers. An element meets the operations that it
 // meets elsewhere, in the same order, so its bits are the same.
 //
-// schedule/cpu_body.py says which kernels go so, codegen/strips.py what a functor has then. W: what is computed at a time, og::floats
+// schedule/cpu_body.py says which kernels go so, codegen/strip_mining.py what a functor has then. W: what is computed at a time, og::floats
 // or one element. What is kept of a strip has room for whole vectors; what lies behind the last element is never used.
 
 // A function that only calls others: nothing is gained by what a compiler may do with it (GCC's time is a third less).

@@ -106,7 +106,7 @@ def posing(driver: str) -> Iterator[None]:
 
 def driver_of_nothing(folder: Path) -> str:
     """A driver whose launches do nothing, built in a folder; "" without a compiler."""
-    from opgraph.runtime.host import find_compiler
+    from opgraph.runtime.cpu_compiler import find_compiler
 
     compiler = find_compiler()
     if compiler is None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgraph.cli.joint import draw_plan
 from opgraph.cli.main import UsageError, check_place
 from opgraph.cli.python_file import named_thing
 from opgraph.cli.terminal import console, note, printable, progress, table
+from opgraph.cli.training_diagram import draw_plan
 from opgraph.errors import DeviceError, InvalidArguments, OpGraphError, Unimplemented
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from opgraph.codegen.kernel import KernelSource
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import Partition
+from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.runtime.cuda_sources import probable_sources
-from opgraph.runtime.fused import HostKernel
 
 
 def kernel_sources(partition: Partition, device: str = "cpu") -> list[KernelSource]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter, Functor
+from opgraph.codegen.reduction_finalize import put_totals
 from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members
-from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import RUN, STRIDED, Variant
 from opgraph.loops.loop import Load, Loop
 from opgraph.schedule.levels import CALL, PER_ROW

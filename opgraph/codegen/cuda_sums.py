@@ -7,7 +7,7 @@ from math import prod
 
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.kernel import KernelSource, source_of, text_of
-from opgraph.codegen.totals import put_totals
+from opgraph.codegen.reduction_finalize import put_totals
 from opgraph.ir import dtypes
 from opgraph.loops.layout import KEPT, Layout
 from opgraph.schedule.cuda_tiles import BLOCK_SIZE, Tiling

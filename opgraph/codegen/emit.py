@@ -7,15 +7,15 @@ with the kind and position of the op that it came from.
 
 from __future__ import annotations
 
-from opgraph.codegen.branches import put_branches
+from opgraph.codegen.branch_compaction import put_branches
 from opgraph.codegen.emitter import Emitter, Functor
 from opgraph.codegen.lanes import put_halves, put_lanes
+from opgraph.codegen.outlining import put_functions
 from opgraph.codegen.packs import put_packs
-from opgraph.codegen.rolled import put_rolled
-from opgraph.codegen.shared import put_functions
+from opgraph.codegen.partial_unroll import put_rolled
+from opgraph.codegen.reduction_finalize import put_totals
 from opgraph.codegen.shifts import put_shift_members, shift_lines, shifted_exponentials
-from opgraph.codegen.strips import put_strips, row_starts
-from opgraph.codegen.totals import put_totals
+from opgraph.codegen.strip_mining import put_strips, row_starts
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED, Variant
 from opgraph.loops.loop import Loop

@@ -38,7 +38,7 @@ class Emitter(Arithmetic):
         positions: places of the loads.
         virtual: loads without memory: their offset is their value.
         per_row: the stores of one value for each row, with their places.
-        by_strips: see `opgraph.codegen.strips`.
+        by_strips: see `opgraph.codegen.strip_mining`.
         calls: result of a statement -> the call of a function that makes it.
     """
 

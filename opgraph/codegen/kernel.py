@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from opgraph.codegen.cuda_row_functor import emit_cuda_rows
 from opgraph.codegen.emit import emit_functor
 from opgraph.codegen.emitter import Functor
-from opgraph.codegen.needed import needed
+from opgraph.codegen.prune_source import needed
 from opgraph.codegen.rows import emit_rows
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED

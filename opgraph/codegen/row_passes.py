@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from opgraph.codegen.emitter import index_text
 from opgraph.codegen.lanes import put_results
-from opgraph.codegen.row_ahead import put_ahead
+from opgraph.codegen.prefetch import put_ahead
 from opgraph.codegen.row_buffers import Rows
 from opgraph.loops.layout import RUN, STRIDED
 from opgraph.loops.loop import Load, Store

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter, Functor
-from opgraph.codegen.row_ahead import put_next_members, put_nexts
+from opgraph.codegen.prefetch import put_next_members, put_nexts
+from opgraph.codegen.reduction_finalize import put_totals
 from opgraph.codegen.row_buffers import Rows, put_buffers
 from opgraph.codegen.row_passes import put_passes
 from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members
-from opgraph.codegen.totals import put_totals
 from opgraph.loops.layout import CONTIGUOUS, GROUP, RUN, TURNED, UNIFORM, Variant
 from opgraph.loops.loop import Loop
 from opgraph.schedule.cpu_body import goes_by_lanes

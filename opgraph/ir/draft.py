@@ -9,11 +9,11 @@ import numpy as np
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.attributes import typed_literal
+from opgraph.ir.copy_graph import needed_ops
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.rebuilt import needed_ops
 
 
 class Draft:

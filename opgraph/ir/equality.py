@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opgraph.ir.constants import canonical_bytes
-from opgraph.ir.content import Content
+from opgraph.ir.graph_view import Content
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.verify import topological_order

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opgraph.errors import InvalidArguments, InvalidGraph
-from opgraph.ir.collector import no_collector
 from opgraph.ir.constants import constant_data
-from opgraph.ir.content import Content
 from opgraph.ir.dims import checked_dims
-from opgraph.ir.entering import checked_op, short_form
+from opgraph.ir.graph_storage import Tables
+from opgraph.ir.graph_view import Content
 from opgraph.ir.logical_tensor import Dim, LogicalTensor
 from opgraph.ir.modes import checked_modes
 from opgraph.ir.op import Op
-from opgraph.ir.tables import Tables
+from opgraph.ir.op_validation import checked_op, short_form
+from opgraph.ir.pause_gc import no_collector
 from opgraph.ir.verify import verify_graph
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from opgraph.ir.constants import array_of
 from opgraph.ir.cxx import CxxCall, cxx_call
 from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.ir.mistakes import find_mistake, find_mistake_in_formulas
 from opgraph.ir.op import AttrValue, Op
+from opgraph.ir.opdef_checks import find_mistake, find_mistake_in_formulas
 from opgraph.ir.registry import all_ops, find, get, of, register
 from opgraph.ir.shapes import channel_axes
 from opgraph.ir.signature import Attr, Onnx, Port, Row, TorchCall, port_names, ports_of

@@ -19,9 +19,9 @@ import numpy as np
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes, opdef, schema
 from opgraph.ir.attributes import f32
-from opgraph.ir.content import Content
 from opgraph.ir.dims import quoted, word
 from opgraph.ir.equality import constant_digest
+from opgraph.ir.graph_view import Content
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.verify import topological_order

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from opgraph.errors import InvalidGraph, InvalidShape
 from opgraph.ir import dtypes, opdef, schema
+from opgraph.ir.graph_storage import Tables, rounded
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.shapes import ShapeMismatch, unify
-from opgraph.ir.tables import Tables, rounded
 
 
 def verify_graph(

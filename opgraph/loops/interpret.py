@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir import dtypes, opdef
-from opgraph.loops.cuts import has_cuts, run_cut, spread
+from opgraph.loops.axis_splits import has_cuts, run_cut, spread
 from opgraph.loops.loop import Load, Loop, Statement, Store
 from opgraph.loops.space import Shape, broadcasts, row_shape, space_of, summed_axes, summed_to
 from opgraph.ops.conversion import cast

@@ -8,7 +8,7 @@ from math import prod
 
 from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import row_major
-from opgraph.loops.cuts import cut_shapes, cut_strides, has_cuts, joined
+from opgraph.loops.axis_splits import cut_shapes, cut_strides, has_cuts, joined
 from opgraph.loops.loop import Loop
 from opgraph.loops.space import (
     PLAIN,

@@ -43,7 +43,7 @@ from opgraph.ir.op import AttrValue
 Arg: TypeAlias = str | bool | int | float
 
 #: For each axis of an operand, the sizes of the axes of the loop that it is taken for, 0 where unknown; nothing: no
-#: axis of the operand, and size 1. An empty cut: its axes are those of the loop (`opgraph.loops.cuts`).
+#: axis of the operand, and size 1. An empty cut: its axes are those of the loop (`opgraph.loops.axis_splits`).
 Cut: TypeAlias = tuple[tuple[int, ...], ...]
 
 ALIGNMENTS = ("right", "channel", "index", "position", "rows")

@@ -8,7 +8,7 @@ from typing import Any
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.loops.factors import without_row_factors
+from opgraph.loops.hoist_factors import without_row_factors
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
 from opgraph.loops.steps import Shapes, live_steps, steps_of, used_by_stores_only
 from opgraph.loops.verify import verify_loop

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from opgraph.errors import InvalidShape
 from opgraph.ir.shapes import ShapeMismatch, broadcast
-from opgraph.loops.cuts import cut_shapes, has_cuts, spread
+from opgraph.loops.axis_splits import cut_shapes, has_cuts, spread
 from opgraph.loops.loop import Load, Loop, Store
 
 Shape: TypeAlias = tuple[int, ...]

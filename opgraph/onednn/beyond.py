@@ -8,7 +8,7 @@ from functools import cache
 from opgraph.ir import dtypes
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef
-from opgraph.ops.differences import DIFFERENCES, UNSEEN, Listed
+from opgraph.ops.onednn_differences import DIFFERENCES, UNSEEN, Listed
 
 
 def own_attributes(record: OpDef) -> frozenset[str]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from opgraph.errors import InvalidArguments, Unimplemented
-from opgraph.ir.given import given_graph, given_path
+from opgraph.ir.argument_checks import given_graph, given_path
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
 from opgraph.ir.whole_file import write_whole

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opgraph.errors import InvalidGraphOp, ModelError, OpGraphError, Unimplemented
-from opgraph.ir.collector import no_collector
-from opgraph.ir.given import given_path
+from opgraph.ir.argument_checks import given_path
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, row_major
 from opgraph.ir.modes import FPMATH_MODES
 from opgraph.ir.opdef import find
+from opgraph.ir.pause_gc import no_collector
 from opgraph.onednn.document import UNKNOWN, Entry, read_document
 from opgraph.onednn.entries import ENGINE_OF, op_entry
 from opgraph.onednn.record import FileRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opgraph.ir.extras import NotInstalled
+from opgraph.ir.optional_dependencies import NotInstalled
 
 try:
     import onnx  # noqa: F401

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from opgraph.errors import ModelError, OpGraphError, Unimplemented
 from opgraph.ir.graph import Graph
-from opgraph.onnx.apart import taken_apart
 from opgraph.onnx.functions import unfolded
+from opgraph.onnx.open_model import taken_apart
 from opgraph.onnx.origin import ModelLike, Origin
 from opgraph.onnx.reader import Reader
 from opgraph.onnx.validate import validate

@@ -12,10 +12,10 @@ from onnx import NodeProto, TensorProto
 
 from opgraph.errors import InvalidDataType, InvalidGraphOp, InvalidShape, ModelError
 from opgraph.ir import dtypes
-from opgraph.ir.entering import checked_op
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue
+from opgraph.ir.op_validation import checked_op
 from opgraph.onnx.forms import schema
 from opgraph.onnx.functions import trusted_call
 from opgraph.onnx.nodes import captures

@@ -10,20 +10,20 @@ from onnx import GraphProto, ModelProto, NodeProto
 from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
-from opgraph.onnx.compose import SWISH_SINCE, finish, value_info
+from opgraph.onnx.dead_nodes import drop_initializers, drop_value_info, sorted_nodes, without_unused
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
+from opgraph.onnx.export import SWISH_SINCE, finish, value_info
 from opgraph.onnx.function_table import FunctionTable
 from opgraph.onnx.fused_functions import Folding, Numbered
-from opgraph.onnx.leftovers import drop_initializers, drop_value_info, sorted_nodes, without_unused
 from opgraph.onnx.library.rows import rows_pay
 from opgraph.onnx.load import imported
 from opgraph.onnx.norms import Norm, norms_of
+from opgraph.onnx.opset_conversion import restamped
 from opgraph.onnx.request import FUSED_UNIT, Request
-from opgraph.onnx.restamp import restamped
+from opgraph.onnx.rewrite_sites import Spot, count, nodes_of, spots_of
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
-from opgraph.onnx.spots import Spot, count, nodes_of, spots_of
 from opgraph.onnx.target import Target
 from opgraph.onnx.training_info import refuse_changes
 from opgraph.onnx.validate import OLDEST_OPSET, opsets

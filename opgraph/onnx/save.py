@@ -12,11 +12,11 @@ import onnx_ir as ir
 
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir.graph import Graph
-from opgraph.onnx.compose import composed
+from opgraph.onnx.atomic_write import checked_place, commit, file_path
 from opgraph.onnx.draft import Draft, Summary
+from opgraph.onnx.export import composed
 from opgraph.onnx.library.build import NATIVE, library_place, pending_library
 from opgraph.onnx.load import imported, load
-from opgraph.onnx.pending import checked_place, commit, file_path
 from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_cuda, checked_keep
 from opgraph.onnx.rewrite import rewritten
 from opgraph.onnx.signature import DOMAIN

@@ -16,9 +16,9 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
+from opgraph.onnx.atomic_write import file_path
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.origin import Origin
-from opgraph.onnx.pending import file_path
 from opgraph.onnx.source import Source
 from opgraph.onnx.write import write
 from opgraph.runtime import exchange

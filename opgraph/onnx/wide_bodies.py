@@ -14,9 +14,9 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.onnx.emit import Emitter
+from opgraph.onnx.export_forms import CONTRIB, FUNCTION, way_out
 from opgraph.onnx.functions import attributes_of
 from opgraph.onnx.signature import DOMAIN
-from opgraph.onnx.ways import CONTRIB, FUNCTION, way_out
 from opgraph.runtime.providers.onnx_region import tensor_proto
 
 _NARROW = ("f16", "bf16")

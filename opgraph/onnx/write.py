@@ -11,9 +11,9 @@ import numpy as np
 from onnx import TensorProto
 
 from opgraph.errors import ModelError
+from opgraph.onnx.atomic_write import Pending, checked_place, commit, reported
 from opgraph.onnx.draft import Draft
 from opgraph.onnx.external import Extent
-from opgraph.onnx.pending import Pending, checked_place, commit, reported
 from opgraph.runtime.providers.onnx_region import tensor_proto
 
 #: protobuf ends at 2 GiB; data beyond this many bytes leaves the model's own file.

@@ -1,6 +1,6 @@
 """The op set: importing this package fills the registry of `opgraph.ir.opdef`."""
 
-from opgraph.ir.mistakes import find_undefined_kind
+from opgraph.ir.opdef_checks import find_undefined_kind
 from opgraph.ir.registry import all_ops
 from opgraph.ops import (
     activation,
@@ -9,7 +9,6 @@ from opgraph.ops import (
     backward_smooth,
     batch_normalization,
     bitwise,
-    bounds,
     broadcasting,
     comparison,
     conversion,
@@ -22,6 +21,7 @@ from opgraph.ops import (
     interpolation,
     joining,
     linear,
+    minmax,
     normalization,
     normalization_backward,
     parameters,
@@ -47,7 +47,6 @@ __all__ = [
     "backward_smooth",
     "batch_normalization",
     "bitwise",
-    "bounds",
     "broadcasting",
     "comparison",
     "conversion",
@@ -60,6 +59,7 @@ __all__ = [
     "interpolation",
     "joining",
     "linear",
+    "minmax",
     "normalization",
     "normalization_backward",
     "parameters",

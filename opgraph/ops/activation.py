@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir.opdef import Attr, Onnx, Port, TorchCall
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 from opgraph.ops.families import pointwise
 
 #: By the sign of the difference, as the product need not be a number of f16 or bf16 (`opgraph.loops.lower`).
@@ -18,7 +18,7 @@ SIGMOID = pointwise(
     "y = 1 / (1 + exp(-alpha x)). alpha is the factor of oneDNN's Swish RFC, first extension route; oneDNN has no such "
     "attribute.",
     attrs=(Attr(name="alpha", type="f32", default=1.0),),
-    reference=lambda x, alpha: stable.sigmoid(*stable.product(alpha, x)),
+    reference=lambda x, alpha: reference_math.sigmoid(*reference_math.product(alpha, x)),
     expression=lambda attrs, given: "og::sigmoid({src})" if attrs["alpha"] == 1 else "og::sigmoid({src}, {alpha})",
     torch=lambda t, x, alpha: t.sigmoid(alpha * x if alpha != 1 else x),
     onnx=(Onnx(op_type="Sigmoid", since=6, when={"alpha": 1.0}),),
@@ -37,7 +37,7 @@ SWISH = pointwise(
     "the product of the two parts would be NaN. Where alpha factor is 0, y = x / 2, at infinity too.",
     inputs=("src", Port(name="factor", optional=True)),
     attrs=(Attr(name="alpha", type="f32", default=1.0),),
-    reference=lambda x, factor=None, *, alpha: stable.swish(x, alpha, factor),
+    reference=lambda x, factor=None, *, alpha: reference_math.swish(x, alpha, factor),
     expression=lambda attrs, given: (
         ("og::swish({src})" if attrs["alpha"] == 1 else "og::swish({src}, {alpha})")
         if "factor" not in given
@@ -81,7 +81,7 @@ GELU = pointwise(
     "y = x/2 (1 + erf(x / sqrt 2)), or with mode gelu_tanh: y = x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). -0 at "
     "-inf, the limit.",
     attrs=(Attr(name="mode", type="string", default="gelu_erf", choices=("gelu_erf", "gelu_tanh")),),
-    reference=lambda x, mode: stable.gelu_erf(x) if mode == "gelu_erf" else stable.gelu_tanh(x),
+    reference=lambda x, mode: reference_math.gelu_erf(x) if mode == "gelu_erf" else reference_math.gelu_tanh(x),
     expression=lambda attrs, given: f"og::{attrs['mode']}({{src}})",
     torch=lambda t, x, mode: t.nn.functional.gelu(x, approximate="none" if mode == "gelu_erf" else "tanh"),
     onnx=(
@@ -109,7 +109,7 @@ GELU = pointwise(
 MISH = pointwise(
     "Mish",
     "y = x tanh(ln(1 + e^x)); -0 at -inf, the limit.",
-    reference=stable.mish,
+    reference=reference_math.mish,
     expression="og::mish({src})",
     torch=lambda t, x: t.nn.functional.mish(x),
     onnx=(Onnx(op_type="Mish", since=18),),
@@ -125,7 +125,7 @@ SOFT_PLUS = pointwise(
     "SoftPlus",
     "y = ln(1 + e^(beta x)) / beta.",
     attrs=(Attr(name="beta", type="f32", default=1.0),),
-    reference=lambda x, beta: stable.softplus(*stable.product(beta, x)) / beta,
+    reference=lambda x, beta: reference_math.softplus(*reference_math.product(beta, x)) / beta,
     expression="og::softplus({src}, {beta})",
     # torch's default threshold of 20 would return x where e^-20 still counts; past these the power overflows.
     torch=lambda t, x, beta: t.nn.functional.softplus(x, beta, threshold=700.0 if x.dtype == t.float64 else 80.0),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir.opdef import Attr, Attrs, OpDef, Port, Template
-from opgraph.ops import slopes
+from opgraph.ops import derivative_references
 from opgraph.ops.families import pointwise
 
 _ALPHA = Attr(name="alpha", type="f32")
@@ -128,7 +128,7 @@ HARD_SIGMOID_BACKWARD = backward(
     "HardSigmoidBackward",
     "diff_src = alpha diff_dst where 0 < alpha src + beta < 1, else 0: at the borders too.",
     attrs=(_ALPHA, _BETA),
-    reference=slopes.hard_sigmoid,
+    reference=derivative_references.hard_sigmoid,
     expression="og::hard_sigmoid_backward({src}, {diff_dst}, {alpha}, {beta})",
     torch=lambda t, x, d, alpha, beta: t.where(
         _is_flat(x if x.itemsize > 2 else x.float(), alpha, beta), 0.0, alpha * d
@@ -161,7 +161,7 @@ ELU_BACKWARD = backward(
     src=EITHER,
     attrs=(_ALPHA, USE_DST),
     reference=lambda x, d, alpha, use_dst: (
-        np.where(x > 0, d, d * (x + x.dtype.type(alpha))) if use_dst else slopes.elu(x, d, alpha)
+        np.where(x > 0, d, d * (x + x.dtype.type(alpha))) if use_dst else derivative_references.elu(x, d, alpha)
     ),
     expression=lambda attrs, given: (
         f"og::elu_backward{'_dst' * attrs['use_dst']}({{src/dst}}, {{diff_dst}}, {{alpha}})"
@@ -181,7 +181,7 @@ SQRT_BACKWARD = backward(
     "diff_src = diff_dst / (2 sqrt(src)), or diff_dst / (2 dst): infinite at 0, NaN for diff_dst = 0 there.",
     src=EITHER,
     attrs=(USE_DST,),
-    reference=lambda x, d, use_dst: slopes.half_quotient(d, x if use_dst else np.sqrt(x)),
+    reference=lambda x, d, use_dst: derivative_references.half_quotient(d, x if use_dst else np.sqrt(x)),
     expression=lambda attrs, given: f"og::sqrt_backward{'_dst' * attrs['use_dst']}({{src/dst}}, {{diff_dst}})",
     torch=lambda t, x, d, use_dst: d / (2 * (x if use_dst else t.sqrt(x))),
     decomposition=by_dst("Divide(diff_dst, Multiply(src/dst, 2))", "Divide(diff_dst, Multiply(Sqrt(src/dst), 2))"),

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from typing import Any
 
 from opgraph.ir.opdef import Attr, Attrs, Port
-from opgraph.ops import slopes
+from opgraph.ops import derivative_references
 from opgraph.ops.backward import BOTH, EITHER, USE_DST, backward, by_dst
-from opgraph.ops.stable import product
+from opgraph.ops.reference_math import product
 
 _ONE = Attr(name="alpha", type="f32", default=1.0)
 
@@ -24,7 +24,9 @@ SIGMOID_BACKWARD = backward(
     src=EITHER,
     attrs=(_ONE, USE_DST),
     reference=lambda x, d, alpha, use_dst: (
-        slopes.sigmoid_of_output(x, d, alpha) if use_dst else slopes.sigmoid(product(alpha, x)[0], d) * alpha
+        derivative_references.sigmoid_of_output(x, d, alpha)
+        if use_dst
+        else derivative_references.sigmoid(product(alpha, x)[0], d) * alpha
     ),
     expression=lambda attrs, given: (
         f"og::sigmoid_backward{'_dst' * attrs['use_dst']}({{src/dst}}, {{diff_dst}}"
@@ -53,7 +55,9 @@ TANH_BACKWARD = backward(
     "diff_src = (1 - tanh(src)^2) diff_dst, or (1 - dst^2) diff_dst; 0 at infinity.",
     src=EITHER,
     attrs=(USE_DST,),
-    reference=lambda x, d, use_dst: slopes.tanh_of_output(x, d) if use_dst else 4 * slopes.sigmoid(2 * x, d),
+    reference=lambda x, d, use_dst: (
+        derivative_references.tanh_of_output(x, d) if use_dst else 4 * derivative_references.sigmoid(2 * x, d)
+    ),
     expression=lambda attrs, given: f"og::tanh_backward{'_dst' * attrs['use_dst']}({{src/dst}}, {{diff_dst}})",
     torch=lambda t, x, d, use_dst: d * (1 - t.square(x) if use_dst else 4 * t.sigmoid(2 * x) * t.sigmoid(-2 * x)),
     decomposition=by_dst(
@@ -72,7 +76,7 @@ SOFT_PLUS_BACKWARD = backward(
     "SoftPlusBackward",
     "diff_src = sigmoid(beta src) diff_dst.",
     attrs=(Attr(name="beta", type="f32", default=1.0),),
-    reference=lambda x, d, beta: slopes.softplus(product(beta, x)[0], d),
+    reference=lambda x, d, beta: derivative_references.softplus(product(beta, x)[0], d),
     expression="og::softplus_backward({src}, {diff_dst}, {beta})",
     torch=lambda t, x, d, beta: d * t.sigmoid(beta * x),
     decomposition="Multiply(diff_dst, Sigmoid(Multiply(src, $beta)))",
@@ -116,7 +120,7 @@ SWISH_BACKWARD = backward(
     "given. At infinity the limits, 1 and 0.",
     others=(Port(name="factor", optional=True),),
     attrs=(_ONE,),
-    reference=lambda x, d, factor=None, *, alpha: slopes.swish(x, d, alpha, factor),
+    reference=lambda x, d, factor=None, *, alpha: derivative_references.swish(x, d, alpha, factor),
     expression=_swish_expression,
     torch=_torch_swish,
     decomposition=_swish_decomposition,
@@ -133,7 +137,7 @@ MISH_BACKWARD = backward(
     "MishBackward",
     "diff_src = (t + src (1 - t^2) sigmoid(src)) diff_dst with t = tanh(ln(1 + e^src)). At infinity the limits, 1 "
     "and 0.",
-    reference=slopes.mish,
+    reference=derivative_references.mish,
     expression="og::mish_backward({src}, {diff_dst})",
     torch=lambda t, x, d: _torch_mish(t, t.clamp(x, -2000, 2000), d),
     decomposition="Multiply(diff_dst, Add(Tanh(SoftPlus(src)), Multiply(Multiply(src, Sigmoid(src)), "
@@ -204,7 +208,9 @@ GELU_BACKWARD = backward(
     "diff_src = f'(src) diff_dst, f the GELU of that mode: f' = Phi(x) + x phi(x) for gelu_erf, Phi and phi of the "
     "normal distribution. At infinity the limits, 1 and 0.",
     attrs=(Attr(name="mode", type="string", default="gelu_erf", choices=("gelu_erf", "gelu_tanh")),),
-    reference=lambda x, d, mode: slopes.gelu_erf(x, d) if mode == "gelu_erf" else slopes.gelu_tanh(x, d),
+    reference=lambda x, d, mode: (
+        derivative_references.gelu_erf(x, d) if mode == "gelu_erf" else derivative_references.gelu_tanh(x, d)
+    ),
     expression=lambda attrs, given: f"og::{attrs['mode']}_backward({{src}}, {{diff_dst}})",
     torch=_torch_gelu,
     decomposition=_gelu_decomposition,

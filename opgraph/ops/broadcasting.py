@@ -10,7 +10,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.opdef import Attr, Attrs, OpDef, Port, register
 from opgraph.ir.shapes import ShapeMismatch, broadcast, channel_axes
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 from opgraph.ops.families import ANY, DATA_FORMAT, FLOAT, pointwise
 
 _LIKE = Port(name="like", type="T2", shape_only=True)
@@ -27,7 +27,7 @@ def sum_to_shape(src: np.ndarray, shape: tuple[int, ...], attrs: Attrs) -> np.nd
     wide = src.astype(np.float32) if src.dtype.itemsize == 2 else src  # a sum in f16 would lose its small addends
     lead = src.ndim - len(aligned)
     axes = tuple(i for i in range(src.ndim) if i < lead or (aligned[i - lead] == 1 and src.shape[i] != 1))
-    return np.asarray(stable.sum_over(wide, axes, dtype=wide.dtype)).astype(src.dtype).reshape(shape)
+    return np.asarray(reference_math.sum_over(wide, axes, dtype=wide.dtype)).astype(src.dtype).reshape(shape)
 
 
 def _torch_sum_to(t: Any, src: Any, like: Any, **attrs: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from opgraph.ops import windows
-from opgraph.ops.told_shapes import told_shape
+from opgraph.ops.explicit_shapes import told_shape
 from opgraph.ops.windows import NOT_GIVEN, Window, moved, moved_back, ordered
 
 

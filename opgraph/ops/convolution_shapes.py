@@ -9,8 +9,8 @@ from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
 from opgraph.ir.opdef import Attrs
 from opgraph.ir.shapes import ShapeMismatch
 from opgraph.ops import windows
+from opgraph.ops.explicit_shapes import completed, given_shape
 from opgraph.ops.statistics import agree
-from opgraph.ops.told_shapes import completed, given_shape
 from opgraph.ops.windows import NOT_GIVEN, Window, ordered, restored
 
 

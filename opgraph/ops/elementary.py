@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir.opdef import Onnx, TorchCall
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 from opgraph.ops.families import pointwise
 
 EXP = pointwise(
@@ -75,7 +75,7 @@ LOG1P = pointwise(
 ERF = pointwise(
     "Erf",
     "y = 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x.",
-    reference=stable.erf,
+    reference=reference_math.erf,
     expression="og::erf({src})",
     torch=lambda t, x: t.erf(x),
     onnx=(Onnx(op_type="Erf", since=9),),
@@ -90,7 +90,7 @@ ERF = pointwise(
 LGAMMA = pointwise(
     "Lgamma",
     "y = ln |gamma(x)|; inf at 0, -1, -2 and so on.",
-    reference=stable.lgamma,
+    reference=reference_math.lgamma,
     expression="og::lgamma({src})",
     torch=lambda t, x: t.lgamma(x),
     onnx="none: ai.onnx has no function of the gamma family",
@@ -104,7 +104,7 @@ LGAMMA = pointwise(
 DIGAMMA = pointwise(
     "Digamma",
     "The derivative of Lgamma. NaN at the poles -1, -2 and so on; -inf at 0 and inf at -0.0.",
-    reference=stable.digamma,
+    reference=reference_math.digamma,
     expression="og::digamma({src})",
     torch=lambda t, x: t.digamma(x),
     onnx="none: ai.onnx has no function of the gamma family",
@@ -118,7 +118,7 @@ DIGAMMA = pointwise(
 TRIGAMMA = pointwise(
     "Trigamma",
     "The derivative of Digamma; inf at 0, -1, -2 and so on.",
-    reference=stable.trigamma,
+    reference=reference_math.trigamma,
     expression="og::trigamma({src})",
     torch=lambda t, x: _torch_trigamma(t, x),
     onnx="none: ai.onnx has no function of the gamma family",

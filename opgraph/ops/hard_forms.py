@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from opgraph.ir.opdef import Attr, Onnx, TorchCall
-from opgraph.ops.bounds import between
 from opgraph.ops.families import pointwise
+from opgraph.ops.minmax import between
 
 HARD_SIGMOID = pointwise(
     "HardSigmoid",

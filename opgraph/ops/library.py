@@ -9,7 +9,7 @@ import numpy as np
 
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, GradientRule, Onnx, OpDef, Port, Row, ShapeRule, Speller, Template, register
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 from opgraph.ops.families import FLOAT, defaults_of
 
 
@@ -121,5 +121,5 @@ def mean_of(values: Any, axes: Iterable[int]) -> Any:
     count = 1
     for axis in over:
         count *= values.shape[axis]
-    total = stable.sum_over(values, over, keep=True)
+    total = reference_math.sum_over(values, over, keep=True)
     return total / count if count else total / (total * 0)

@@ -9,7 +9,7 @@ from typing import Any
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attrs, Builder, Port
-from opgraph.ops import stable, statistics
+from opgraph.ops import reference_math, statistics
 from opgraph.ops.batch_normalization import along_channel, channel_shapes, other_axes, spread
 from opgraph.ops.families import DATA_FORMAT
 from opgraph.ops.library import in_numpy, in_torch, library, mean_of
@@ -50,8 +50,8 @@ def _layer_norm_backward(
     scaled = diff_dst if gamma is None else diff_dst * gamma
     yield inverse * (scaled - mean_of(scaled, axes) - normal * mean_of(scaled * normal, axes))
     lead = tuple(range(axes[0]))
-    yield stable.sum_over(diff_dst * normal, lead) if lead else diff_dst * normal
-    yield stable.sum_over(diff_dst, lead) if lead else diff_dst
+    yield reference_math.sum_over(diff_dst * normal, lead) if lead else diff_dst * normal
+    yield reference_math.sum_over(diff_dst, lead) if lead else diff_dst
 
 
 def _spell_layer_norm_backward(build: Builder, op: Op) -> list[LogicalTensor]:
@@ -111,8 +111,8 @@ def _batch_norm_backward(
     normal = (src - along_channel(center, src, data_format)) * inverse
     scaled = diff_dst if gamma is None else diff_dst * along_channel(gamma, src, data_format)
     yield inverse * (scaled - mean_of(scaled, axes) - normal * mean_of(scaled * normal, axes))
-    yield stable.sum_over(diff_dst * normal, axes)
-    yield stable.sum_over(diff_dst, axes)
+    yield reference_math.sum_over(diff_dst * normal, axes)
+    yield reference_math.sum_over(diff_dst, axes)
 
 
 def _spell_batch_norm_backward(build: Builder, op: Op) -> list[LogicalTensor]:

@@ -14,8 +14,8 @@ import numpy as np
 from opgraph.ir import dtypes
 from opgraph.ir.opdef import Attr, Onnx, OpDef, Port, all_ops
 from opgraph.ops import samples
-from opgraph.ops.differences import DIFFERENCES, UNSEEN
 from opgraph.ops.families import broadcast_rule
+from opgraph.ops.onednn_differences import DIFFERENCES, UNSEEN
 
 #: Points at which formulas break.
 _POINTS = (-np.inf, -1.0, -0.0, 0.0, 1.0, np.inf, np.nan)

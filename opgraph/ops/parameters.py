@@ -11,7 +11,7 @@ from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attrs, Builder
 from opgraph.ir.shapes import ShapeMismatch, channel_axes
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 from opgraph.ops.batch_normalization import channel_axis, other_axes
 from opgraph.ops.broadcasting import sum_to_shape
 from opgraph.ops.families import DATA_FORMAT, FLOAT
@@ -33,7 +33,7 @@ def _channels(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ..
 
 
 def _bias_sum(diff_dst: Any, *, data_format: str) -> Any:
-    return stable.sum_over(diff_dst, other_axes(diff_dst.ndim, {"data_format": data_format}))
+    return reference_math.sum_over(diff_dst, other_axes(diff_dst.ndim, {"data_format": data_format}))
 
 
 def _spell_bias(build: Builder, op: Op) -> list[LogicalTensor]:

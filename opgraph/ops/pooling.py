@@ -12,10 +12,10 @@ from opgraph.ir.shapes import ShapeMismatch
 from opgraph.ops import pooling_arrays as run
 from opgraph.ops import pooling_gradients as gradients
 from opgraph.ops import windows
+from opgraph.ops.explicit_shapes import completed, given_shape, told_shape
 from opgraph.ops.families import DATA_FORMAT, FLOAT
 from opgraph.ops.library import library
 from opgraph.ops.statistics import agree
-from opgraph.ops.told_shapes import completed, given_shape, told_shape
 from opgraph.ops.windows import NOT_GIVEN, ONES, Window, moved, moved_back, ordered, restored
 
 _WINDOW = (windows.STRIDES, windows.PADS_BEGIN, windows.PADS_END)

@@ -10,7 +10,7 @@ from typing import Any
 from opgraph.errors import InvalidGraphOp
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Port
-from opgraph.ops import slopes
+from opgraph.ops import derivative_references
 from opgraph.ops.backward import BOTH, backward
 
 
@@ -64,7 +64,7 @@ POW_BACKWARD = backward(
     "b (b - 1) ... (b - n + 1) src^(b - n). 0 where the product is 0, at src = 0 too. b - n is not rounded.",
     others=(Port(name="exponent", optional=True),),
     attrs=(Attr(name="beta", type="f32", optional=True), Attr(name="order", type="s64", default=1)),
-    reference=lambda x, d, exponent=None, *, order, beta=None: slopes.power(
+    reference=lambda x, d, exponent=None, *, order, beta=None: derivative_references.power(
         x, d, beta if exponent is None else exponent, order
     ),
     expression=lambda attrs, given: (

@@ -14,7 +14,7 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, Row
 from opgraph.ir.shapes import normalized_axes
 from opgraph.ops import reduction_gradients as gradients
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 from opgraph.ops.families import FLOAT
 from opgraph.ops.library import library
 
@@ -137,7 +137,7 @@ def _reduction(
 
 def _mean(src: Any, axes: tuple[int, ...], keep: bool) -> Any:
     # numpy.mean warns where there is nothing.
-    return stable.sum_over(src, axes, keep=keep) / prod(src.shape[axis] for axis in axes)
+    return reference_math.sum_over(src, axes, keep=keep) / prod(src.shape[axis] for axis in axes)
 
 
 def _wide(t: Any, src: Any) -> Any:
@@ -163,7 +163,7 @@ def _torch_product(t: Any, src: Any, axes: tuple[int, ...], keep: bool) -> Any:
 REDUCE_SUM = _reduction(
     "ReduceSum",
     "y = the sum of src over axes.",
-    numpy=lambda src, axes, keep: stable.sum_over(src, axes, keep=keep),
+    numpy=lambda src, axes, keep: reference_math.sum_over(src, axes, keep=keep),
     torch=lambda t, src, axes, keep: t.sum(src, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_sum,
     row=Row(how="add"),
@@ -210,7 +210,7 @@ REDUCE_PROD = _reduction(
 REDUCE_L1 = _reduction(
     "ReduceL1",
     "y = the sum of |src| over axes.",
-    numpy=lambda src, axes, keep: stable.sum_over(np.abs(src), axes, keep=keep),
+    numpy=lambda src, axes, keep: reference_math.sum_over(np.abs(src), axes, keep=keep),
     torch=lambda t, src, axes, keep: t.linalg.vector_norm(src, 1, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_l1,
     row=Row(how="add", each="og::abs({src})"),
@@ -219,7 +219,7 @@ REDUCE_L1 = _reduction(
 REDUCE_L2 = _reduction(
     "ReduceL2",
     "y = the square root of the sum of src^2 over axes. Its gradient is 0 where y is 0.",
-    numpy=lambda src, axes, keep: np.sqrt(stable.sum_over(np.square(src), axes, keep=keep)),
+    numpy=lambda src, axes, keep: np.sqrt(reference_math.sum_over(np.square(src), axes, keep=keep)),
     torch=lambda t, src, axes, keep: t.linalg.vector_norm(src, 2, axes, keep, dtype=_wide(t, src)),
     gradient=gradients.of_l2,
     row=Row(how="add", each="{src} * {src}", total="og::sqrt({total})"),

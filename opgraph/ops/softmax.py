@@ -12,7 +12,7 @@ from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, OpDef, Port
 from opgraph.ir.shapes import ShapeMismatch, normalized_axes, unify
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 from opgraph.ops.families import FLOAT
 from opgraph.ops.library import in_numpy, in_torch, library, wide
 from opgraph.ops.spelling import as_declared, attr_of, in_dtype, total, widened
@@ -70,7 +70,7 @@ def _softmax(src: Any, *, axis: int, mode: str) -> Iterator[Any]:
     if mode == "inf_as_zero":
         top = np.where(top == -_INF, src.dtype.type(0), top)
     powers = np.exp(src - top)
-    sums = stable.sum_over(powers, (axis,), keep=True)
+    sums = reference_math.sum_over(powers, (axis,), keep=True)
     yield powers / (np.where(sums == 0, src.dtype.type(1), sums) if mode == "inf_as_zero" else sums)
     yield top + np.log(sums)
 
@@ -138,7 +138,7 @@ SOFTMAX = library(
 
 def _log_softmax(src: Any, *, axis: int) -> Any:
     lower = src - np.max(src, axis=axis, keepdims=True, initial=-_INF)
-    return lower - np.log(stable.sum_over(np.exp(lower), (axis,), keep=True))
+    return lower - np.log(reference_math.sum_over(np.exp(lower), (axis,), keep=True))
 
 
 def _spell_log_softmax(build: Builder, op: Op) -> list[LogicalTensor]:
@@ -170,11 +170,11 @@ LOG_SOFTMAX = library(
 
 
 def _backward(xp: Any, diff_dst: Any, dst: Any, *, axis: int) -> Any:
-    return dst * (diff_dst - stable.sum_over(diff_dst * dst, (axis,), keep=True))
+    return dst * (diff_dst - reference_math.sum_over(diff_dst * dst, (axis,), keep=True))
 
 
 def _log_backward(xp: Any, diff_dst: Any, dst: Any, *, axis: int) -> Any:
-    sums, p = stable.sum_over(diff_dst, (axis,), keep=True), xp.exp(dst)
+    sums, p = reference_math.sum_over(diff_dst, (axis,), keep=True), xp.exp(dst)
     near_one = (diff_dst - sums) + sums * (1 - p)
     return xp.where((p > 0.5) & (abs(sums) < _INF), near_one, diff_dst - p * sums)
 

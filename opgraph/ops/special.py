@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opgraph.ir.opdef import TorchCall
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 from opgraph.ops.families import pointwise
 
 _NO_ONNX = "none: ai.onnx has no such function"
@@ -19,7 +19,7 @@ def _wide(t: Any, x: Any) -> Any:
 ERFC = pointwise(
     "Erfc",
     "y = 1 - erf(x), without cancellation for positive x.",
-    reference=stable.erfc,
+    reference=reference_math.erfc,
     expression="og::erfc({src})",
     torch=lambda t, x: t.erfc(x),
     # x/2 erfc(-x / sqrt 2) is GELU, which keeps the tail that 1 - erf(x) loses.
@@ -39,7 +39,7 @@ ERFC = pointwise(
 ERFCX = pointwise(
     "Erfcx",
     "y = e^(x^2) erfc(x): neither factor overflows or vanishes by itself.",
-    reference=stable.erfcx,
+    reference=reference_math.erfcx,
     expression="og::erfcx({src})",
     torch=lambda t, x: t.special.erfcx(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
@@ -52,7 +52,7 @@ ERFCX = pointwise(
 LOG_NDTR = pointwise(
     "LogNdtr",
     "y = ln Phi(x), the logarithm of the normal distribution function; finite where Phi(x) underflows.",
-    reference=stable.log_ndtr,
+    reference=reference_math.log_ndtr,
     expression="og::log_ndtr({src})",
     torch=lambda t, x: t.special.log_ndtr(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
@@ -70,7 +70,7 @@ LOG_NDTR = pointwise(
 ERFINV = pointwise(
     "Erfinv",
     "The x with erf(x) = src; infinite at 1 and -1, NaN beyond.",
-    reference=stable.erfinv,
+    reference=reference_math.erfinv,
     expression="og::erfinv({src})",
     torch=lambda t, x: t.erfinv(x),
     onnx=_NO_ONNX,
@@ -89,7 +89,7 @@ ERFINV = pointwise(
 NDTRI = pointwise(
     "Ndtri",
     "The x with Phi(x) = src, the quantile of the normal distribution; -inf at 0, inf at 1, NaN beyond.",
-    reference=stable.ndtri,
+    reference=reference_math.ndtri,
     expression="og::ndtri({src})",
     torch=lambda t, x: t.special.ndtri(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
@@ -108,7 +108,7 @@ NDTRI = pointwise(
 I0 = pointwise(
     "I0",
     "y = I0(x), the modified Bessel function of the first kind of order 0.",
-    reference=stable.i0,
+    reference=reference_math.i0,
     expression="og::i0({src})",
     torch=lambda t, x: t.special.i0(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
@@ -122,7 +122,7 @@ I0 = pointwise(
 I0E = pointwise(
     "I0e",
     "y = e^-|x| I0(x).",
-    reference=stable.i0e,
+    reference=reference_math.i0e,
     expression="og::i0e({src})",
     torch=lambda t, x: t.special.i0e(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
@@ -136,7 +136,7 @@ I0E = pointwise(
 I0E_SLOPE = pointwise(
     "I0eSlope",
     "The derivative of I0e: y = I1e(x) - sign(x) I0e(x), without the cancellation of the two.",
-    reference=stable.i0e_slope,
+    reference=reference_math.i0e_slope,
     expression="og::i0e_slope({src})",
     torch=lambda t, x: (t.special.i1e(_wide(t, x)) - t.sign(_wide(t, x)) * t.special.i0e(_wide(t, x))).to(x.dtype),
     decomposition="Subtract(I1e(src), Multiply(Sign(src), I0e(src)))",
@@ -150,7 +150,7 @@ I0E_SLOPE = pointwise(
 I1 = pointwise(
     "I1",
     "y = I1(x), the modified Bessel function of the first kind of order 1.",
-    reference=stable.i1,
+    reference=reference_math.i1,
     expression="og::i1({src})",
     torch=lambda t, x: t.special.i1(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,
@@ -168,7 +168,7 @@ I1 = pointwise(
 I1E = pointwise(
     "I1e",
     "y = e^-|x| I1(x).",
-    reference=stable.i1e,
+    reference=reference_math.i1e,
     expression="og::i1e({src})",
     torch=lambda t, x: t.special.i1e(_wide(t, x)).to(x.dtype),
     onnx=_NO_ONNX,

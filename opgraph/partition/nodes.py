@@ -8,9 +8,9 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.partition.opened import opened_ops
+from opgraph.partition.decompose import opened_ops
 from opgraph.partition.partition import FUSED
-from opgraph.partition.rows import RowValue
+from opgraph.partition.reduction_analysis import RowValue
 from opgraph.partition.symbols import Shape, is_scalar_shape
 from opgraph.partition.traits import (
     OPGRAPH,

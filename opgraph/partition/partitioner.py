@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from opgraph.errors import InvalidArguments, InvalidGraph
-from opgraph.ir.collector import no_collector
 from opgraph.ir.graph import Graph
 from opgraph.ir.op import Op
-from opgraph.partition.books import Books, Refusal
-from opgraph.partition.cutter import Cutter
+from opgraph.ir.pause_gc import no_collector
+from opgraph.partition.axis_factors import cuts_of
+from opgraph.partition.cluster_info import ClusterInfo, Refusal
+from opgraph.partition.fuser import Cutter
 from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, make_partition
-from opgraph.partition.pieces import cuts_of
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.split import split
 from opgraph.partition.units import Rule, Unit
@@ -87,21 +87,21 @@ def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule], side_by_side:
     cutter.leave_reshapes()
     if policy == "fusion":
         cutter.join_libraries()
-    books = cutter.books
+    info = cutter.info
     units = find_units(graph, rules)
-    cluster, splits = split(books, [books.clusters.find(node) for node in range(len(cutter.nodes.ops))], units)
-    partitions = _in_order(graph, books, cluster, units)
+    cluster, splits = split(info, [info.clusters.find(node) for node in range(len(cutter.nodes.ops))], units)
+    partitions = _in_order(graph, info, cluster, units)
     verify_partitions(graph, partitions, side_by_side=side_by_side)
-    return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=(*books.told(), *splits))
+    return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=(*info.told(), *splits))
 
 
-def _in_order(graph: Graph, books: Books, cluster: list[int], units: Sequence[Unit]) -> tuple[Partition, ...]:
+def _in_order(graph: Graph, info: ClusterInfo, cluster: list[int], units: Sequence[Unit]) -> tuple[Partition, ...]:
     """Partitions in topological order; of those that could run next, the one with the earliest op."""
     members: dict[int, list[int]] = {}
     for node, own in enumerate(cluster):
         members.setdefault(own, []).append(node)
     waits_for = {
-        c: {cluster[s] for node in nodes for s in books.nodes.sources[node]} - {c} for c, nodes in members.items()
+        c: {cluster[s] for node in nodes for s in info.nodes.sources[node]} - {c} for c, nodes in members.items()
     }
     feeds: dict[int, list[int]] = {c: [] for c in members}
     for c, sources in waits_for.items():
@@ -118,41 +118,41 @@ def _in_order(graph: Graph, books: Books, cluster: list[int], units: Sequence[Un
             waiting[after] -= 1
             if waiting[after] == 0:
                 heapq.heappush(ready, (members[after][0], after))
-    inside = _units_inside(books, cluster, units)
+    inside = _units_inside(info, cluster, units)
     outputs = {t.id for t in graph.outputs}
     parts = []
     for index, c in enumerate(order):
-        ops = list({books.nodes.owners[node].id: books.nodes.owners[node] for node in members[c]}.values())
-        kind, provider = books.kinds[c]
+        ops = list({info.nodes.owners[node].id: info.nodes.owners[node] for node in members[c]}.values())
+        kind, provider = info.kinds[c]
         rows = NO_ROWS
         if kind == FUSED:
-            rows = _rows(books, members[c])
+            rows = _rows(info, members[c])
         parts.append(make_partition(graph, outputs, index, kind, ops, inside.get(c, ()), provider, rows))
     return tuple(parts)
 
 
-def _rows(books: Books, nodes: Sequence[int]) -> RowForms:
+def _rows(info: ClusterInfo, nodes: Sequence[int]) -> RowForms:
     """What of a fused partition is one value for each row, and which ops run as others."""
-    axes, forms, sums = books.row_forms(nodes)
-    seen = books.nodes.seen
+    axes, forms, sums = info.row_forms(nodes)
+    seen = info.nodes.seen
     in_pieces = bool(axes) or any(n in seen.reshapes for n in nodes)
     inside: dict[int, tuple[Op, ...]] = {}
     for node in nodes:
-        owner = books.nodes.owners[node]
-        if in_pieces and (owner.id in books.nodes.inside or books.nodes.ops[node] is not owner):
-            inside[owner.id] = (*inside.get(owner.id, ()), books.nodes.ops[node])
-        elif owner.id in books.nodes.inside:
-            inside[owner.id] = books.nodes.inside[owner.id]
-    ids = (t.id for n in nodes if n in seen.said for t in (*books.nodes.ops[n].inputs, *books.nodes.ops[n].outputs))
+        owner = info.nodes.owners[node]
+        if in_pieces and (owner.id in info.nodes.inside or info.nodes.ops[node] is not owner):
+            inside[owner.id] = (*inside.get(owner.id, ()), info.nodes.ops[node])
+        elif owner.id in info.nodes.inside:
+            inside[owner.id] = info.nodes.inside[owner.id]
+    ids = (t.id for n in nodes if n in seen.said for t in (*info.nodes.ops[n].inputs, *info.nodes.ops[n].outputs))
     cuts = cuts_of(seen.pieces, ids) if in_pieces else {}
     if not axes and not inside:
         return NO_ROWS
     return RowForms(axes=axes, forms=forms, sums=sums, inside=inside, cuts=cuts)
 
 
-def _units_inside(books: Books, cluster: list[int], units: Sequence[Unit]) -> dict[int, list[Unit]]:
+def _units_inside(info: ClusterInfo, cluster: list[int], units: Sequence[Unit]) -> dict[int, list[Unit]]:
     """The units that lie in one cluster each, by cluster."""
-    node_of = {op.id: node for node, op in enumerate(books.nodes.owners)}
+    node_of = {op.id: node for node, op in enumerate(info.nodes.owners)}
     inside: dict[int, list[Unit]] = {}
     for unit in units:
         touched = {cluster[node_of[op.id]] for op in unit.ops}

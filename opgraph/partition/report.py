@@ -10,7 +10,7 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.partition.books import Refusal
+from opgraph.partition.cluster_info import Refusal
 from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, Partition
 from opgraph.partition.traits import described
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from opgraph.ir import opdef
 from opgraph.ir.op import Op
 from opgraph.ops.shape import RESHAPES
-from opgraph.partition.pieces import Pieces, common_pieces
+from opgraph.partition.axis_factors import Pieces, common_pieces
 from opgraph.partition.symbols import Shape
 
 

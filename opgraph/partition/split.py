@@ -6,8 +6,9 @@ is written once and read once more, and operands that both sides read are read t
 own arithmetic where few values cross, and much where many are alive (then the whole spills registers instead, to
 memory that stays in the nearest cache, which is cheaper). So a partition of more than MAX_COST instructions per element
 is cut, at its cheapest places, if the bytes that are moved again cost at most MAX_LOSS of the piece. Where statements
-cost enough to be calls of functions that they share (opgraph/codegen/shared.py), a kernel may be MAX_SHARED_COST. Where
-rows are reduced, what leads to them and what follows is compiled once for each pass over a row: pieces of their own.
+cost enough to be calls of functions that they share (opgraph/codegen/outlining.py), a kernel may be MAX_SHARED_COST.
+Where rows are reduced, what leads to them and what follows is compiled once for each pass over a row: pieces of their
+own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opgraph.ir import dtypes
-from opgraph.partition.books import Books, Refusal
+from opgraph.partition.cluster_info import ClusterInfo, Refusal
 from opgraph.partition.partition import FUSED
 from opgraph.partition.symbols import Shape
 from opgraph.partition.traits import cost_of
@@ -47,7 +48,7 @@ class _Flow:
         return self.moved[place] * BYTE_COST <= MAX_LOSS * (self.cost[end] - self.cost[begin])
 
 
-def split(books: Books, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[list[int], list[Refusal]]:
+def split(info: ClusterInfo, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[list[int], list[Refusal]]:
     """The cluster of each node after splitting, and why ops were kept apart.
 
     Args:
@@ -61,50 +62,50 @@ def split(books: Books, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[
         members.setdefault(own, []).append(node)
     result: list[int] = list(cluster)
     told: list[Refusal] = []
-    large = {c: nodes for c, nodes in members.items() if _is_large(books, c, nodes)}
+    large = {c: nodes for c, nodes in members.items() if _is_large(info, c, nodes)}
     if not large:
         return result, told
-    whole = _units_of(books, cluster, units, large)
+    whole = _units_of(info, cluster, units, large)
     for own, nodes in large.items():
-        before, rows, after = _around_rows(books, nodes)
+        before, rows, after = _around_rows(info, nodes)
         ordered = [*before, *rows, *after]
-        flow = _flow(books, ordered, [*whole[own], rows])
+        flow = _flow(info, ordered, [*whole[own], rows])
         begin = 0
-        for place in [*_cuts(flow, len(before), len(before) + len(rows), _most(books, nodes)), len(nodes)]:
-            for piece in books.connected(ordered[begin:place]):
+        for place in [*_cuts(flow, len(before), len(before) + len(rows), _most(info, nodes)), len(nodes)]:
+            for piece in info.connected(ordered[begin:place]):
                 for node in piece:
                     result[node] = piece[0]
             begin = place
-        _set_apart(books, nodes, books.shape[own], result)
-        told += _told(books, nodes, result)
+        _set_apart(info, nodes, info.shape[own], result)
+        told += _told(info, nodes, result)
     return result, told
 
 
-def _is_large(books: Books, cluster: int, nodes: Sequence[int]) -> bool:
+def _is_large(info: ClusterInfo, cluster: int, nodes: Sequence[int]) -> bool:
     """Whether a cluster should be more than one kernel, and may be: no sum ends it, no axes are in pieces."""
-    if books.kinds[cluster][0] != FUSED or books.cost[cluster] <= _most(books, nodes):
+    if info.kinds[cluster][0] != FUSED or info.cost[cluster] <= _most(info, nodes):
         return False
-    return not any(books.nodes.sums[n] or n in books.nodes.seen.said for n in nodes)
+    return not any(info.nodes.sums[n] or n in info.nodes.seen.said for n in nodes)
 
 
-def _most(books: Books, nodes: Sequence[int]) -> int:
+def _most(info: ClusterInfo, nodes: Sequence[int]) -> int:
     """What one kernel for a part of a cluster may cost: rows, and cheap statements, are loops."""
-    total = sum(cost_of(books.nodes.ops[n]) for n in nodes)
-    shares = total >= STATEMENT_COST * len(nodes) and not _in_rows(books, nodes)
+    total = sum(cost_of(info.nodes.ops[n]) for n in nodes)
+    shares = total >= STATEMENT_COST * len(nodes) and not _in_rows(info, nodes)
     return max(MAX_COST, MAX_SHARED_COST) if shares else MAX_COST
 
 
-def _in_rows(books: Books, nodes: Iterable[int]) -> set[int]:
+def _in_rows(info: ClusterInfo, nodes: Iterable[int]) -> set[int]:
     """Row values, and what is inside ops that were opened."""
-    known = books.nodes
+    known = info.nodes
     return {n for n in nodes if known.rows.of(known.ops[n]) is not None or known.owners[n] is not known.ops[n]}
 
 
 def _units_of(
-    books: Books, cluster: Sequence[int], units: Iterable[Unit], large: Mapping[int, object]
+    info: ClusterInfo, cluster: Sequence[int], units: Iterable[Unit], large: Mapping[int, object]
 ) -> dict[int, list[list[int]]]:
     """For each large cluster, the nodes of each unit inside."""
-    node_of = {op.id: node for node, op in enumerate(books.nodes.owners)}
+    node_of = {op.id: node for node, op in enumerate(info.nodes.owners)}
     found: dict[int, list[list[int]]] = {own: [] for own in large}
     for unit in units:
         nodes = [node_of[op.id] for op in unit.ops]
@@ -113,13 +114,13 @@ def _units_of(
     return found
 
 
-def _around_rows(books: Books, nodes: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+def _around_rows(info: ClusterInfo, nodes: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """What leads to the rows of a cluster alone, what is one kernel with them, and the rest, each in order.
 
     One kernel: row values, what is inside ops that were opened, and all that lies on a path between any of these.
     """
-    inside, known = set(nodes), books.nodes
-    own = _in_rows(books, nodes)
+    inside, known = set(nodes), info.nodes
+    own = _in_rows(info, nodes)
     below, above = set(own), set(own)
     for node in nodes:
         if any(source in below for source in known.sources[node]):
@@ -132,7 +133,7 @@ def _around_rows(books: Books, nodes: Sequence[int]) -> tuple[list[int], list[in
     return before, rows, [n for n in nodes if n not in above]
 
 
-def _flow(books: Books, nodes: Sequence[int], whole: Iterable[Sequence[int]]) -> _Flow:
+def _flow(info: ClusterInfo, nodes: Sequence[int], whole: Iterable[Sequence[int]]) -> _Flow:
     """Bytes per element that a cut at each place would move again; values of smaller shapes cost nothing.
 
     Args:
@@ -144,12 +145,12 @@ def _flow(books: Books, nodes: Sequence[int], whole: Iterable[Sequence[int]]) ->
     first: dict[int, int] = {}  # value from outside -> where it is read first, and last
     last: dict[int, int] = {}
     for p, node in enumerate(nodes):
-        for value in books.nodes.reads[node]:
+        for value in info.nodes.reads[node]:
             first.setdefault(value, p)
             last[value] = p
-    made = {t.id: node for node in nodes for t in books.nodes.ops[node].outputs}
+    made = {t.id: node for node in nodes for t in info.nodes.ops[node].outputs}
     for value, start in first.items():
-        tensor = next(t for t in books.nodes.ops[nodes[start]].inputs if t.id == value)
+        tensor = next(t for t in info.nodes.ops[nodes[start]].inputs if t.id == value)
         times, begin = (1, start) if value not in made else (2, place[made[value]])
         change[begin + 1] += times * dtypes.get(tensor.dtype).itemsize
         change[last[value] + 1] -= times * dtypes.get(tensor.dtype).itemsize
@@ -165,7 +166,7 @@ def _flow(books: Books, nodes: Sequence[int], whole: Iterable[Sequence[int]]) ->
         moved.append(total)
         allowed.append(p > end)
         end = max(end, until[p])
-        cost.append(cost[-1] + cost_of(books.nodes.ops[node]))
+        cost.append(cost[-1] + cost_of(info.nodes.ops[node]))
     return _Flow(cost, moved, allowed)
 
 
@@ -201,10 +202,10 @@ def _cuts_inside(flow: _Flow, begin: int, end: int, most: int) -> list[int]:
     return cuts
 
 
-def _set_apart(books: Books, nodes: Sequence[int], shape: Shape, result: list[int]) -> None:
+def _set_apart(info: ClusterInfo, nodes: Sequence[int], shape: Shape, result: list[int]) -> None:
     """Gives values of smaller shape that several pieces need, and what leads to these, kernels of their own: a loop
     writes results of its own shape."""
-    known, inside = books.nodes, set(nodes)
+    known, inside = info.nodes, set(nodes)
     small = [n for n in nodes if known.shape[n] != shape]
     waiting = [n for n in small if any(result[t] != result[n] for t in known.targets[n] if t in inside)]
     apart: set[int] = set()
@@ -215,20 +216,20 @@ def _set_apart(books: Books, nodes: Sequence[int], shape: Shape, result: list[in
             waiting += [source for source in known.sources[node] if source in inside]
     group: dict[int, int] = {}
     for own in dict.fromkeys(known.shape[n] for n in small if n in apart):
-        for piece in books.connected([n for n in small if n in apart and known.shape[n] == own]):
+        for piece in info.connected([n for n in small if n in apart and known.shape[n] == own]):
             group.update(dict.fromkeys(piece, piece[0]))
     number: dict[tuple[int, int | None], int] = {}
     for node in nodes if group else ():
         result[node] = number.setdefault((-1 if node in group else result[node], group.get(node)), node)
 
 
-def _told(books: Books, nodes: Sequence[int], result: Sequence[int]) -> list[Refusal]:
-    total = sum(cost_of(books.nodes.ops[n]) for n in nodes)
+def _told(info: ClusterInfo, nodes: Sequence[int], result: Sequence[int]) -> list[Refusal]:
+    total = sum(cost_of(info.nodes.ops[n]) for n in nodes)
     inside = set(nodes)
     reason = f"split: one kernel of {total} instructions per element would compile slowly, and little crosses here"
     return [
-        Refusal(books.nodes.ops[source], books.nodes.ops[node], reason)
+        Refusal(info.nodes.ops[source], info.nodes.ops[node], reason)
         for node in nodes
-        for source in books.nodes.sources[node]
+        for source in info.nodes.sources[node]
         if source in inside and result[source] != result[node]
     ]

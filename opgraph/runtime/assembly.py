@@ -11,12 +11,12 @@ from opgraph.ir.logical_tensor import port_name
 from opgraph.partition.partition import NATIVE, Partition
 from opgraph.runtime import exchange
 from opgraph.runtime.at_once import at_once
-from opgraph.runtime.chain import Chain, Step
 from opgraph.runtime.compiled import runner
+from opgraph.runtime.constant_folding import ONNXRUNTIME
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.exchanging import Exchange
+from opgraph.runtime.executor import Chain, Step
 from opgraph.runtime.hybrid import Wiring, wired
-from opgraph.runtime.once import ONNXRUNTIME
 from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, overload
 
 from opgraph.errors import InvalidArguments
-from opgraph.ir.given import given_graph
+from opgraph.ir.argument_checks import given_graph
 from opgraph.ir.graph import Graph
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.executable import Executable

@@ -16,7 +16,7 @@ from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 from opgraph.runtime.at_once import at_once
 from opgraph.runtime.device_array import Adopted, DeviceArray, RawStream
-from opgraph.runtime.refusal import is_fault, no_memory, refused, refused_by_cuda, refused_in_capture, too_old
+from opgraph.runtime.nvrtc_errors import is_fault, no_memory, refused, refused_by_cuda, refused_in_capture, too_old
 
 try:
     import cupy

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.errors import DeviceError
-from opgraph.runtime import cuda, cuda_memory, host
+from opgraph.runtime import cpu_compiler, cuda, cuda_memory
 from opgraph.runtime.cuda_plan import Plan
 from opgraph.runtime.device_array import RawStream
 from opgraph.runtime.kernel_sequence import KernelLaunch, check_launch, native_entry
@@ -57,7 +57,7 @@ class CudaSequence:
         self._is_capturing = cuda.capture_query()
         self._native: Callable[[bytes], int] | None = None
         self.direct: tuple[Callable[[bytes], int], Callable[..., bytes]] | None = None
-        if host.is_available():
+        if cpu_compiler.is_available():
             words = [max((len(launch.args) for launch in self._kernels), default=0)]
             for item in self.launches:
                 words += _program(item, workspace=count)

@@ -17,8 +17,8 @@ from opgraph.runtime.donation import donations
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.memory_plan import MemoryPlan
 from opgraph.runtime.runner import Runner
+from opgraph.runtime.session_fast_path import whole_graph
 from opgraph.runtime.shape_rules import ShapesAhead
-from opgraph.runtime.whole import whole_graph
 
 if TYPE_CHECKING:
     from opgraph.partition.report import Report

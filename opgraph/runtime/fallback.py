@@ -13,8 +13,8 @@ import numpy as np
 from opgraph.loops.interpret import NUMPY, Library, interpret
 from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
-from opgraph.runtime import host
-from opgraph.runtime.fused import HostKernel
+from opgraph.runtime import cpu_compiler
+from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.runtime.operands import Operands, copied_into
 from opgraph.runtime.runner import NO_SOURCES, Runner
 from opgraph.runtime.shape_rules import ShapeRules
@@ -24,7 +24,7 @@ _FIX = "Install g++ or clang, or: pip install 'opgraph[compiler]'."
 
 def host_runner(lowered: Lowered, partition: Partition) -> Runner:
     """The best runner for a loop on this machine's CPU."""
-    if host.is_available():
+    if cpu_compiler.is_available():
         return HostKernel(lowered, partition)
     return InterpretedKernel(lowered, partition)
 
@@ -32,7 +32,8 @@ def host_runner(lowered: Lowered, partition: Partition) -> Runner:
 @cache
 def _notice(engine: str) -> None:
     warnings.warn(
-        f"{host.no_compiler()}: fused partitions run op by op in {engine}, which is slower. {_FIX}", stacklevel=3
+        f"{cpu_compiler.no_compiler()}: fused partitions run op by op in {engine}, which is slower. {_FIX}",
+        stacklevel=3,
     )
 
 

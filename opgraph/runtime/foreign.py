@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from opgraph.ir import opdef
-from opgraph.ir.extras import require
 from opgraph.ir.op import Op
+from opgraph.ir.optional_dependencies import require
 from opgraph.partition.partition import NATIVE
 
 

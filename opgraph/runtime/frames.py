@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from opgraph.runtime.bound import BoundRunner, Looks
+from opgraph.runtime.io_binding import BoundRunner, Looks
 from opgraph.runtime.memory_plan import ALIGNMENT, MemoryPlan, Value, planned
 
 if TYPE_CHECKING:
-    from opgraph.runtime.chain import Step
+    from opgraph.runtime.executor import Step
 
 #: What binds an operand of a step: which one, and its place among the inputs or outputs of the call.
 Move: TypeAlias = tuple[Callable[[int, np.ndarray], None], int, int]

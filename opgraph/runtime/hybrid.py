@@ -25,8 +25,8 @@ from opgraph.partition.clusters import Clusters
 from opgraph.partition.partition import FUSED, LIBRARY, NO_ROWS, Partition, make_partition
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
+from opgraph.runtime.constant_folding import ONNXRUNTIME, static_ops
 from opgraph.runtime.foreign import check_onnx
-from opgraph.runtime.once import ONNXRUNTIME, static_ops
 
 # Microseconds, measured with onnxruntime 1.31 on 2 cores: small transformers of 160 to 240 nodes take 320 to 350 us. An
 # empty session with bound buffers takes 2.2 us and a launch 1 us, but the threads of several sessions must not spin, so

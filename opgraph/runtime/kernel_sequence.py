@@ -17,7 +17,7 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.sources import spliced
 from opgraph.errors import InvalidArguments
-from opgraph.runtime import host, threads
+from opgraph.runtime import cpu_compiler, threads
 from opgraph.runtime.plan import Plan, Slots, launch
 
 AnyPlan = TypeVar("AnyPlan")
@@ -106,7 +106,7 @@ def native_entry(skeleton: str, name: str, result: Any) -> Callable[[bytes], Any
         DeviceError: no compiler, or it refused the source.
     """
     source = KernelSource(entry=name, functor="", code=spliced(skeleton), tags={})
-    address = ctypes.cast(host.load(source, ()), ctypes.c_void_p).value
+    address = ctypes.cast(cpu_compiler.load(source, ()), ctypes.c_void_p).value
     # A prototype of one argument: ctypes takes 0.1 us for it, and 0.5 us for the six of a kernel.
     return ctypes.CFUNCTYPE(result, ctypes.c_char_p)(address or 0)
 

@@ -17,9 +17,9 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, Partition
 from opgraph.partition.report import counted
+from opgraph.runtime.constant_folding import ONNXRUNTIME
 from opgraph.runtime.hybrid import Node, Wiring, regrouped
 from opgraph.runtime.native import torch_on_gpu
-from opgraph.runtime.once import ONNXRUNTIME
 from opgraph.runtime.runner import Runner
 
 _SIZES = "carries sizes: runs on the host"

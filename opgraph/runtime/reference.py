@@ -9,7 +9,7 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
 from opgraph.ir import dtypes, opdef
-from opgraph.ir.given import given_graph
+from opgraph.ir.argument_checks import given_graph
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op

@@ -9,10 +9,10 @@ import numpy as np
 
 from opgraph.errors import InvalidShape
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.copy_graph import needed_ops
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.rebuilt import needed_ops
 from opgraph.ir.schema import inferred_dims
 from opgraph.ops.families import broadcast_rule
 from opgraph.ops.shape import RESHAPES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opgraph.ir.extras import NotInstalled
+from opgraph.ir.optional_dependencies import NotInstalled
 
 try:
     import torch  # noqa: F401
@@ -11,7 +11,7 @@ except ImportError as error:
         f"torch cannot be imported: {error}", where="opgraph.torch", fix="pip install 'opgraph[torch]'"
     ) from None
 
-from opgraph.runtime.spare import empty_cache
+from opgraph.runtime.memory_pool import empty_cache
 from opgraph.torch.explain import explain
 from opgraph.torch.explain_report import FusionReport
 from opgraph.torch.fuse import fuse

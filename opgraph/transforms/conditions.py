@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opgraph.ir import opdef
+from opgraph.ir.copy_graph import rebuilt
 from opgraph.ir.draft import Draft
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.rebuilt import rebuilt
 from opgraph.ops.reduction_gradients import has_places, is_extreme
 from opgraph.transforms.selections import selects
 

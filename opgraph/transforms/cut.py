@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Collection, Iterable
 
 from opgraph.ir import dtypes, opdef
-from opgraph.ir.extras import require
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
+from opgraph.ir.optional_dependencies import require
 from opgraph.ops.shape import VIEWS
 from opgraph.transforms.selections import Comparison, has_same_bits
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from opgraph.errors import InvalidArguments, InvalidDataType
 from opgraph.ir import dtypes
-from opgraph.ir.given import given_graph
+from opgraph.ir.argument_checks import given_graph
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.transforms.masks import Told

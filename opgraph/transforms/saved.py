@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opgraph.ir import opdef
+from opgraph.ir.copy_graph import rebuilt
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
-from opgraph.ir.rebuilt import rebuilt
 from opgraph.transforms.conditions import Conditioned, with_conditions
 from opgraph.transforms.cut import Cut, kept_name, read_inputs
 from opgraph.transforms.gradient import differentiated, prepared

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 
 from opgraph.ir import opdef
+from opgraph.ir.copy_graph import needed_ops, rebuilt
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.rebuilt import needed_ops, rebuilt
 from opgraph.ops.families import broadcast_rule
 from opgraph.partition.rules import find_units
 from opgraph.partition.symbols import Shape, is_private, symbolic_shapes

@@ -45,7 +45,7 @@ from random_together import Together
 from random_torch import torch_calls
 from random_written import written
 
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 Check = Callable[[Scenario, random.Random], Iterator[str]]
 CHECKS: dict[str, Check] = {
@@ -115,7 +115,7 @@ class Run:
 
         Returns: of each seed, as soon as it ran, whether it showed problems.
         """
-        alone = [seed for seed in seeds if host.find_compiler() is None or seed % self.optimized == 0]
+        alone = [seed for seed in seeds if cpu_compiler.find_compiler() is None or seed % self.optimized == 0]
         others = [seed for seed in seeds if seed not in alone]
         with found_once():
             for seed in alone:
@@ -209,12 +209,12 @@ def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tup
 @contextmanager
 def _at_level(level: str) -> Iterator[None]:
     """While this lasts, kernels are compiled at this level: the arithmetic is the same, GCC's work on it is not."""
-    usual = host.LEVEL, host.GCC_LEVEL
-    host.LEVEL = host.GCC_LEVEL = (level,)
+    usual = cpu_compiler.LEVEL, cpu_compiler.GCC_LEVEL
+    cpu_compiler.LEVEL = cpu_compiler.GCC_LEVEL = (level,)
     try:
         yield
     finally:
-        host.LEVEL, host.GCC_LEVEL = usual
+        cpu_compiler.LEVEL, cpu_compiler.GCC_LEVEL = usual
 
 
 def _shows(name: str, seed: int, line: str) -> Callable[[Scenario], bool]:
@@ -246,7 +246,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     given = parser.parse_args()
     if given.no_compiler:
-        host.find_compiler = lambda: None  # type: ignore[assignment]
+        cpu_compiler.find_compiler = lambda: None  # type: ignore[assignment]
         random_truth.COARSE = 64.0
     begin, _, end = given.seeds.partition(":")
     first, last = int(begin), int(end or sys.maxsize)

@@ -30,7 +30,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 from opgraph.torch.graph import recompute
 
 #: Of a value; larger ones are left out.
@@ -398,7 +398,7 @@ def main() -> int:
     if given.recompute:
         recompute.SMALLEST = 1
     if given.no_compiler:
-        host.find_compiler = lambda: None  # type: ignore[assignment]
+        cpu_compiler.find_compiler = lambda: None  # type: ignore[assignment]
     torch.set_num_threads(1)
     begin, _, end = given.seeds.partition(":")
     first, last = int(begin), int(end or sys.maxsize)

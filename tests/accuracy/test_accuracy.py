@@ -35,9 +35,9 @@ from opgraph.loops.lower import lower
 from opgraph.ops import samples
 from opgraph.ops.conversion import cast
 from opgraph.partition.rules import Rule
-from opgraph.runtime import host, threads
+from opgraph.runtime import cpu_compiler, threads
 
-pytestmark = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
+pytestmark = pytest.mark.skipif(not cpu_compiler.is_available(), reason="there is no C++ compiler")
 
 
 @pytest.fixture(autouse=True)

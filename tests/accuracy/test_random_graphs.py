@@ -23,7 +23,7 @@ from random_truth import problem, truths
 
 import opgraph as og
 from opgraph.ir.opdef import all_ops
-from opgraph.runtime import executable, host, threads
+from opgraph.runtime import cpu_compiler, executable, threads
 from opgraph.runtime.training import Pullback
 
 #: Few, as kernels have to be compiled; files need none.
@@ -245,7 +245,7 @@ def test_a_function_of_torchs_may_make_nan_of_an_infinity(monkeypatch: pytest.Mo
 
 
 def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "GCC_LEVEL", ("-O0",))
+    monkeypatch.setattr(cpu_compiler, "GCC_LEVEL", ("-O0",))
     x = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
     texts = [
         "graph(x: f32[4,6]) -> (y)\n  y = Tanh(x)",
@@ -275,7 +275,7 @@ def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(m
 
 def test_a_wrong_kernel_is_told_of_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of several seeds are one text: each seed has its own, and what is set for all is as the seed set it."""
-    monkeypatch.setattr(host, "GCC_LEVEL", ("-O0",))
+    monkeypatch.setattr(cpu_compiler, "GCC_LEVEL", ("-O0",))
     kinds, told = ("Tanh", "Sinh", "Cosh"), {}
     usual = Together._compile
 
@@ -318,7 +318,7 @@ def test_the_gradient_of_the_largest_of_values_that_are_made_again_is_no_problem
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The pass back compares Mish(x) with the largest, which is kept in f32; in f64 the two are equal nowhere."""
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     x = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     graph = og.parse("graph(x: f32[n,4]) -> (y)\n  m = Mish(x)\n  y = ReduceMax(m, axes=[0])").finalize()
     found = Scenario(graph, [{"x": x}], False)

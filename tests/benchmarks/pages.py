@@ -17,7 +17,7 @@ import torch
 import opgraph.torch as ogt
 from opgraph.bench.machine import machine
 from opgraph.bench.timing import compare
-from opgraph.runtime import pages, spare
+from opgraph.runtime import huge_pages, memory_pool
 from opgraph.torch.naf1 import with_order
 
 SIZES = (4, 8, 16, 32, 128)
@@ -31,7 +31,7 @@ def filled(mebibytes: int) -> dict[str, float]:
             memory = mmap.mmap(-1, mebibytes << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             handle = ctypes.c_char.from_buffer(memory)
             if advised:
-                pages.advise(ctypes.addressof(handle), mebibytes << 20)
+                huge_pages.advise(ctypes.addressof(handle), mebibytes << 20)
             del handle
             array = np.frombuffer(memory, np.float32)
             array.fill(1.0)
@@ -48,7 +48,7 @@ def naf1(elements: int) -> dict[str, float]:
     step = _step(with_order(0.9).forward, elements, kept=False)
 
     def without() -> object:
-        with mock.patch.object(pages, "_madvise", lambda: None):
+        with mock.patch.object(huge_pages, "_madvise", lambda: None):
             return step()
 
     return found(step, without, rounds=15)
@@ -66,7 +66,7 @@ def _step(forward: Callable[[torch.Tensor], torch.Tensor], elements: int, *, kep
     def step() -> object:
         return torch.autograd.grad(fused(x), x, d)
 
-    with mock.patch.object(spare, "is_kept", spare.is_kept if kept else lambda size: False):
+    with mock.patch.object(memory_pool, "is_kept", memory_pool.is_kept if kept else lambda size: False):
         step()  # which is when it is planned what results are made of
     return step
 

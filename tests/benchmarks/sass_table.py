@@ -21,7 +21,7 @@ import nvrtc
 import sass
 import sass_suite
 
-from opgraph.codegen.needed import needed
+from opgraph.codegen.prune_source import needed
 
 ARCH = "sm_90"
 DIRECTIONS = ("forward", "backward")

@@ -274,7 +274,7 @@ def test_show_says_why_an_op_is_not_fused(model: Path, capsys: pytest.CaptureFix
 def test_show_source_prints_every_kernel_without_a_compiler(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opgraph.runtime.host.find_compiler", lambda: None)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.find_compiler", lambda: None)
     assert run("show", model, "--source") == 0
     out = capsys.readouterr().out
     assert out.count("struct Fused {") == 2 and "Swish" in out and "namespace og" not in out

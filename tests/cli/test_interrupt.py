@@ -27,7 +27,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("module", ["opgraph.ops.bounds", "opgraph.cli.show", "rich.table", "opgraph.partition.cutter"])
+@pytest.mark.parametrize("module", ["opgraph.ops.minmax", "opgraph.cli.show", "rich.table", "opgraph.partition.fuser"])
 def test_ctrl_c_while_modules_load_is_answered_in_a_word(module: str, tmp_path: Path) -> None:
     graph = tmp_path / "g.txt"
     graph.write_text("graph(x: f32[n]) -> (y)\n a = Exp(x)\n y = Tanh(a)\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opgraph.cli.joint import joint
+from opgraph.cli.training_diagram import joint
 from opgraph.ir.parse import parse
 from opgraph.transforms.saved import training_plan
 

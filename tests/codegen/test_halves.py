@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
-pytestmark = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
+pytestmark = pytest.mark.skipif(not cpu_compiler.is_available(), reason="there is no C++ compiler")
 
 EVERY = np.arange(65536, dtype=np.uint16).view(np.float16)
 

@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from opgraph.codegen import strips
+from opgraph.codegen import strip_mining
 from opgraph.codegen.sources import kernel_folder
 from opgraph.onnx.library import ops
 from opgraph.runtime import plan
@@ -19,7 +19,7 @@ SHARED = (
     (".h", "stretch", merged_axes.STRETCH),
     (".h", "max_spread", merged_axes.MAX_SPREAD),
     (".h", "small_work", plan._SMALL_WORK),
-    (".h", "strip", strips.LONGEST),
+    (".h", "strip", strip_mining.LONGEST),
     (".h", "side", interleaved_rows.LANES),
     (".h", "longest", interleaved_rows.TILE_BYTES),
     (".h", "most_sides", split_columns.MOST_LANES // interleaved_rows.LANES),

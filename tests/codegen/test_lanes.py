@@ -12,7 +12,7 @@ import opgraph as og
 from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.sources import brief_functions
 from opgraph.ir import dtypes
-from opgraph.runtime import cache, host
+from opgraph.runtime import cache, cpu_compiler
 
 pytestmark = needs_lanes
 
@@ -51,7 +51,7 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
     lanes = og.compile(case.graph())
     assert "by_lanes" in functor(lanes)
     got = lanes(feeds)
-    assert not host.without_lanes, "no form for og::floats: see the end of kernels/scalar.h"
+    assert not cpu_compiler.without_lanes, "no form for og::floats: see the end of kernels/scalar.h"
     scalar_form(monkeypatch)
     same(got, og.compile(case.graph())(feeds))
 
@@ -116,9 +116,9 @@ def test_a_kernel_with_other_types_goes_one_by_one() -> None:
 
 def test_what_has_no_form_for_lanes_is_compiled_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "find", lambda name: None)  # an earlier run left it on the disk
-    monkeypatch.setattr(host, "without_lanes", [])
+    monkeypatch.setattr(cpu_compiler, "without_lanes", [])
     ((entry, code),) = og.compile(og.parse("graph(x: f32[n]) -> (y)\n y = Softsign(x)")).kernels.items()
     scalar = "namespace og { OG_FN float plain(float x) { return x + 1; } }\nstruct Fused {"
     code = code.replace("struct Fused {", scalar).replace("og::softsign(", "og::plain(")
-    host.load(KernelSource(entry=entry, functor="", code=code, tags={}), ("Softsign",))
-    assert host.without_lanes == [entry]
+    cpu_compiler.load(KernelSource(entry=entry, functor="", code=code, tags={}), ("Softsign",))
+    assert cpu_compiler.without_lanes == [entry]

@@ -10,7 +10,7 @@ from by_lanes import needs_lanes
 
 import opgraph as og
 from opgraph.ir import dtypes
-from opgraph.runtime import host, processor
+from opgraph.runtime import cpu_compiler, processor
 
 pytestmark = needs_lanes
 
@@ -105,8 +105,8 @@ def test_a_result_in_place_of_its_operand(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_kernels_are_told_by_the_vendor() -> None:
-    compiler = host.find_compiler()
+    compiler = cpu_compiler.find_compiler()
     assert compiler is not None
     with open("/proc/cpuinfo") as file:
         intel = "GenuineIntel" in file.read()
-    assert (host.OWNS_LINES in compiler.flags(flat=True, branches=False)) == intel
+    assert (cpu_compiler.OWNS_LINES in compiler.flags(flat=True, branches=False)) == intel

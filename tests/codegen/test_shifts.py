@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 #: Three of them, one with its number added and one without a number, beside a side that is costly as well.
 THREE = """graph(x: f32[n], a: f32[], c: f32[]) -> (y, z, w)
@@ -74,7 +74,7 @@ def test_lanes_and_one_by_one_have_the_same_bits(
     x[::97] = np.resize(np.float32([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38, -3e38]), x[::97].size)
     got = exponentials(x, np.float32(a), np.float32(c), [1500])
     parts = exponentials(x, np.float32(a), np.float32(c), [1, 15, 17, 255, 257, 955])
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, host.NO_LANES))
+    monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, cpu_compiler.NO_LANES))
     apart = exponentials(x, np.float32(a), np.float32(c), [1500])
     for one, other, third in zip(got, parts, apart, strict=True):
         nan = np.isnan(one)

@@ -16,9 +16,9 @@ from opgraph.codegen.kernel import host_source
 from opgraph.codegen.sources import brief_functions, kernel_folder
 from opgraph.loops.layout import Variant
 from opgraph.loops.lower import lower
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
-needs_compiler = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
+needs_compiler = pytest.mark.skipif(not cpu_compiler.is_available(), reason="there is no C++ compiler")
 
 #: The ops that go by table in f32, each with the arguments at which one interval ends and the next begins.
 _BINADES = np.array([1.0, 2.0, 4.0, 8.0])
@@ -54,11 +54,13 @@ def test_a_form_without_a_table_is_as_near_to_the_truth(
     case = tabled(kind)
     columns = [c[::7] for c in measure.columns_of(case)]
     by_table = np.asarray(og.compile(case.graph())(case.feeds(columns)))
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, flag))
+    monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, flag))
     found = measure.measure(case)
     assert found.ulp <= case.bound, str(found)
     plain = og.compile(case.graph())(case.feeds(columns))
-    assert not host.has_lanes() or not np.array_equal(plain, by_table, equal_nan=True), "the flag changes nothing"
+    assert not cpu_compiler.has_lanes() or not np.array_equal(plain, by_table, equal_nan=True), (
+        "the flag changes nothing"
+    )
 
 
 @needs_compiler
@@ -67,7 +69,7 @@ def test_a_form_without_a_table_is_as_near_to_the_truth(
 def test_16_bits_without_avx_512_are_as_near_to_the_truth(
     dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-mno-avx512f"))
+    monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, "-mno-avx512f"))
     kinds = {"HardSwish", *(k for kind in ("Sigmoid", "Swish", "GELU", "Mish") for k in (kind, f"{kind}Backward"))}
     records = [record for record in measure.measured_ops() if record.kind in kinds]
     assert {r.kind for r in records} == kinds
@@ -90,7 +92,7 @@ def test_where_intervals_meet_is_as_near_to_the_truth(kind: str) -> None:
 def test_a_form_without_a_table_is_within_the_bound_where_it_is_farthest_from_the_truth(
     kind: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, "-DOG_NO_TABLES"))
+    monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, "-DOG_NO_TABLES"))
     farthest = np.array(FARTHEST[kind], np.float32)
     within_the_bound(kind, (farthest.view(np.int32)[:, None] + np.arange(-60_000, 60_001)).ravel().view(np.float32))
 
@@ -138,7 +140,7 @@ def test_powers_up_to_the_ends_of_f32_are_as_near_to_the_truth(
 ) -> None:
     """A power is e^p, |p| up to 88, and has |p| times the error of the logarithm: where intervals meet, around one, and
     anywhere in an octave."""
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, *flags))
+    monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, *flags))
     edges = np.concatenate([1 + np.arange(33) / 32, [1.4375, np.sqrt(2)]]).astype(np.float32)
     near = (edges.view(np.int32)[:, None] + np.arange(-400, 401)).ravel().view(np.float32)
     rng = np.random.default_rng(0)

@@ -11,9 +11,9 @@ from opgraph.codegen.kernel import host_source
 from opgraph.ir import dtypes
 from opgraph.loops.layout import Variant
 from opgraph.loops.lower import lower
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
-pytestmark = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
+pytestmark = pytest.mark.skipif(not cpu_compiler.is_available(), reason="there is no C++ compiler")
 
 MIXED = """graph(x: f16[n,m], r: f32[n,m], i: s32[n,m]) -> (y)
   %0: f32[n,m] = TypeCast(x)

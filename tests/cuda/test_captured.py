@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import opgraph.torch as ogt  # noqa: E402
-from opgraph.runtime import host  # noqa: E402
+from opgraph.runtime import cpu_compiler  # noqa: E402
 from opgraph.torch.graph import backend  # noqa: E402
 from opgraph.torch.graph import program as graph_program  # noqa: E402
 from opgraph.torch.graph.decompositions import decompositions  # noqa: E402
@@ -219,7 +219,7 @@ def test_kernels_go_to_the_stream_of_the_moment_and_another_current_gpu_is_given
 
 
 def test_without_a_compiler_cupy_launches(driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "is_available", lambda: False)
+    monkeypatch.setattr(cpu_compiler, "is_available", lambda: False)
     x = torch.randn(3, 40)
     check(both(ogt.fuse(Bias()), x), Bias(), x)
     assert len(cupy.launches) == 2 and not driver.launches()

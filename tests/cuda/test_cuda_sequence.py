@@ -14,7 +14,7 @@ from libcuda import FakeDriver
 
 import opgraph as og
 from opgraph.errors import DeviceError, InvalidArguments
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 from opgraph.runtime.kernel_sequence import KernelLaunch
 
 SWISH = "graph(x: f32[?,?]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)"
@@ -101,7 +101,7 @@ def test_without_a_compiler_cupy_launches_one_after_the_other(
     cupy: FakeCupy, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = Chain(cupy, (300, 40))
-    monkeypatch.setattr(host, "is_available", lambda: False)
+    monkeypatch.setattr(cpu_compiler, "is_available", lambda: False)
     sequence = chain.sequence()
     cupy.launches.clear()
     chain.run(cupy, sequence, 9)

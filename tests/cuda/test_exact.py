@@ -20,7 +20,7 @@ from measure import Case
 import opgraph as og
 from opgraph.codegen.sources import spliced
 from opgraph.loops.lower import lower
-from opgraph.runtime.host import find_compiler
+from opgraph.runtime.cpu_compiler import find_compiler
 
 pytestmark = [
     pytest.mark.skipif(not approximate.is_possible, reason="needs a C++ compiler and x86-64"),

@@ -23,7 +23,7 @@ from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered, lower
 from opgraph.partition.rules import RULES
 from opgraph.partition.units import Rule
-from opgraph.runtime.refusal import refused
+from opgraph.runtime.nvrtc_errors import refused
 from opgraph.schedule.schedule import POINTWISE as ONE_BY_ONE
 from opgraph.schedule.schedule import CudaPointwise
 

@@ -22,11 +22,11 @@ from schedules import pointwise
 import opgraph as og
 from opgraph.errors import DeviceError, InvalidArguments
 from opgraph.ir import dtypes
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
-if not host.is_available():
+if not cpu_compiler.is_available():
     pytest.skip("there is no C++ compiler", allow_module_level=True)
 
 from fake_cuda_driver import built  # noqa: E402

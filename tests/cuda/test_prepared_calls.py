@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import DeviceError  # noqa: E402
-from opgraph.runtime import host  # noqa: E402
+from opgraph.runtime import cpu_compiler  # noqa: E402
 
 
 def function():
@@ -136,7 +136,7 @@ def test_large_sums_bring_a_workspace(driver: FakeDriver) -> None:
 
 
 def test_without_a_compiler_cupy_launches(driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "is_available", lambda: False)
+    monkeypatch.setattr(cpu_compiler, "is_available", lambda: False)
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     for _ in range(2):
         assert same(both(f, x, a), both(lambda x, a: x * torch.sigmoid(a * x), x, a))

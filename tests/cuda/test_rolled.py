@@ -16,7 +16,7 @@ from schedules import pointwise
 
 import opgraph as og
 from opgraph.bench.entries import ENTRIES
-from opgraph.codegen import needed
+from opgraph.codegen import prune_source
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.kernel import cuda_source
 from opgraph.codegen.sources import spliced
@@ -187,7 +187,7 @@ def test_a_text_has_what_its_kernel_names_and_little_else() -> None:
 
 def test_each_declaration_in_kernels_has_a_name_by_which_it_is_found() -> None:
     for skeleton in ("pointwise.cuh", "singles.cuh", "rolled.cuh", "sums.cuh", "rows.cuh"):
-        parts = needed._parts(skeleton)
+        parts = prune_source._parts(skeleton)
         nameless = [p.text for p in parts if not p.names and not p.frame and p.text[0] != "#"]
         assert [t for t in nameless if not t.startswith(("static_assert", "using namespace"))] == []
         named = {name for p in parts for name in p.names}
@@ -196,7 +196,7 @@ def test_each_declaration_in_kernels_has_a_name_by_which_it_is_found() -> None:
 
 
 def test_names_that_a_kept_declaration_uses_are_kept_too() -> None:
-    text = needed.needed("pointwise.cuh", "og::gelu_erf(x)")
+    text = prune_source.needed("pointwise.cuh", "og::gelu_erf(x)")
     assert "gelu_erf(" in text and "exp_tail(" in text and "philox" not in text.lower()
     assert text.count("namespace og {") == text.count("}  // namespace og")
     assert text.count("#if") == text.count("#endif")

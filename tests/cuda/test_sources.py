@@ -66,12 +66,14 @@ def test_what_is_shown_for_a_gpu_is_what_is_launched(cupy: FakeCupy, name: str) 
 
 @pytest.mark.parametrize("name", graphs())
 def test_what_is_shown_for_the_cpu_is_what_runs(name: str, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opgraph.runtime import host
+    from opgraph.runtime import cpu_compiler
 
     loaded: list[str] = []
-    real = host.load
+    real = cpu_compiler.load
     monkeypatch.setattr(
-        host, "load", lambda source, *args, **more: (loaded.append(source.entry), real(source, *args, **more))[1]
+        cpu_compiler,
+        "load",
+        lambda source, *args, **more: (loaded.append(source.entry), real(source, *args, **more))[1],
     )
     graph = graphs()[name]
     f = og.compile(graph, device="cpu")

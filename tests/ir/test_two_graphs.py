@@ -14,7 +14,7 @@ import pytest
 
 import opgraph as og
 from opgraph.errors import InvalidGraph
-from opgraph.ir.rebuilt import rebuilt
+from opgraph.ir.copy_graph import rebuilt
 
 
 def composed(name: str = "x") -> og.Graph:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.loops.factors import without_row_factors
+from opgraph.loops.hoist_factors import without_row_factors
 from opgraph.loops.text import parse_loop
 
 #: x0 and x1 of each element, x2 of each row; t0 and t1 are numbers for a row that are known late.

@@ -14,7 +14,7 @@ import opgraph as og
 from opgraph import errors
 from opgraph.ir import opdef
 from opgraph.ir.opdef import Attr, OpDef, Port
-from opgraph.ops.differences import DIFFERENCES, Difference
+from opgraph.ops.onednn_differences import DIFFERENCES, Difference
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "onednn-opschema.json"
 if not SHARED.exists():

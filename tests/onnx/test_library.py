@@ -17,17 +17,17 @@ from near import assert_near
 import opgraph as og
 from opgraph.errors import DeviceError, InvalidArguments, ModelError
 from opgraph.ir import dtypes
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
-if not host.is_available():
+if not cpu_compiler.is_available():
     pytest.skip("there is no C++ compiler", allow_module_level=True)
 
+from opgraph.onnx.atomic_write import Pending  # noqa: E402
 from opgraph.onnx.library import build  # noqa: E402  # needs onnx
 from opgraph.onnx.library.ops import swish_ops  # noqa: E402
 from opgraph.onnx.library.text import library_text  # noqa: E402
-from opgraph.onnx.pending import Pending  # noqa: E402
 from opgraph.onnx.request import Request  # noqa: E402
 from opgraph.onnx.save import drafted, to_model  # noqa: E402
 from opgraph.onnx.write import write  # noqa: E402
@@ -262,7 +262,7 @@ def test_an_onnxruntime_that_is_too_old_is_told_so(library: str) -> None:
 
 
 def test_nothing_is_written_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     graph = og.parse(ACTIVATIONS["f64"][0])
     with pytest.raises(DeviceError, match="no C\\+\\+ compiler"):
         og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
@@ -312,7 +312,7 @@ BAD_PLACES = {
 
 def without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on a refusal that comes too late is another error."""
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
 
 
 @pytest.mark.parametrize("name", BAD_PLACES)

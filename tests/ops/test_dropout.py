@@ -29,8 +29,8 @@ from opgraph.loops.lower import Lowered, lower
 from opgraph.loops.text import parse_loop
 from opgraph.ops.dropout import philox, random_word
 from opgraph.runtime import threads
+from opgraph.runtime.cpu_compiler import find_compiler
 from opgraph.runtime.fallback import InterpretedKernel
-from opgraph.runtime.host import find_compiler
 from opgraph.schedule.cuda_tiles import packed_vector
 from opgraph.schedule.merged_axes import merged_axes
 from opgraph.transforms.saved import training_plan

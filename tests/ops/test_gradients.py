@@ -20,7 +20,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.opdef import OpDef, Port, all_ops
 from opgraph.ops import samples
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 INF, NAN = float("inf"), float("nan")
 FLOATS = set(dtypes.FLOATS)
@@ -452,7 +452,7 @@ BOUNDS = {"f32": 3.0, "bf16": 0.51, "f16": 0.51}
 
 @pytest.mark.parametrize("record", [r for r in UNARY if not r.is_cast], ids=lambda r: r.kind)
 def test_a_derivative_is_accurate_however_its_rule_is_made(record: OpDef) -> None:
-    if not host.is_available():
+    if not cpu_compiler.is_available():
         pytest.skip("there is no C++ compiler")
     for form in forms(record, count=1):
         exact = og.gradient(of_one_input(form, "f64"), ["src"])

@@ -10,8 +10,8 @@ import pytest
 
 import opgraph as og
 from opgraph import errors
-from opgraph.ir.mistakes import find_undefined_kind
 from opgraph.ir.opdef import Attr, Onnx, OpDef, Port, all_ops, register
+from opgraph.ir.opdef_checks import find_undefined_kind
 from opgraph.ir.schema import f32
 from opgraph.ops.families import broadcast_rule
 

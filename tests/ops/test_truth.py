@@ -14,7 +14,7 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.opdef import OpDef, all_ops
 from opgraph.ops import samples
 from opgraph.ops.conversion import cast
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 POINTWISE = [r for r in all_ops() if r.is_pointwise]
 INF, NAN = float("inf"), float("nan")
@@ -350,7 +350,7 @@ def test_a_cast(value: Any, source: str, target: str, expected: Any) -> None:
 @pytest.mark.filterwarnings("ignore:there is no C")
 def test_a_kernel_casts_numbers_alike(compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiles:
-        monkeypatch.setattr(host, "find_compiler", lambda: None)
+        monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     graph = og.Graph()
     for i, (value, source, target, _) in enumerate(CASTS):
         number = graph.constant(f"k{i}", np.array(value, dtypes.get(source).numpy))

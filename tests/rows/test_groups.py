@@ -14,8 +14,8 @@ from opgraph.errors import InvalidShape
 from opgraph.loops.interpret import interpret
 from opgraph.loops.lower import lower
 from opgraph.loops.text import parse_loop
-from opgraph.partition.pieces import common_pieces, flat
-from opgraph.runtime import host
+from opgraph.partition.axis_factors import common_pieces, flat
+from opgraph.runtime import cpu_compiler
 
 torch = pytest.importorskip("torch")
 
@@ -335,7 +335,7 @@ def test_a_reshape_of_no_elements_makes_any_shape_that_has_none(
     case: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(host, "find_compiler", lambda: None)
+        monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     text, shapes = NOTHING[case]
     graph = og.parse(text)
     feeds = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}

@@ -10,7 +10,7 @@ from schedules import followed
 
 import opgraph as og
 from opgraph.ir import dtypes
-from opgraph.runtime import host, threads
+from opgraph.runtime import cpu_compiler, threads
 from opgraph.schedule.schedule import GROUPS
 
 #: Every way to reduce, values of groups, read and written, a sum for each channel, what varies along rows alone.
@@ -133,7 +133,7 @@ def test_channels_of_small_images_are_walked_as_is_faster(images: int, kind: str
 
 def test_exponentials_over_lanes_are_no_calls() -> None:
     """A compiler vectorises only what it has inlined into the loop over lanes."""
-    compiler = host.find_compiler()
+    compiler = cpu_compiler.find_compiler()
     if compiler is None or not compiler.is_gcc:
         pytest.skip("needs GCC")
     text = (

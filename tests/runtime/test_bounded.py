@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import fused
+from opgraph.runtime import cpu_kernel
 from opgraph.runtime.bounded import Bounded
 
 
@@ -43,7 +43,7 @@ def test_threads_may_add_at_once() -> None:
 
 
 def test_one_shape_too_many_costs_the_oldest_its_plan_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "MAX_PLANS", 3)
+    monkeypatch.setattr(cpu_kernel, "MAX_PLANS", 3)
     f = og.compile(og.parse("graph(x: f32[?]) -> (y)\n  y = Square(x)"))
     plans: dict[Any, Any] = f._steps[0].run._plans
     found = []

@@ -18,13 +18,13 @@ import opgraph as og
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import DeviceError
 from opgraph.loops.layout import bind
-from opgraph.runtime import building, host
+from opgraph.runtime import building, cpu_compiler
 from opgraph.runtime.building import Built
 from opgraph.schedule import cpu_body
 from opgraph.schedule.cpu_body import Form
 from opgraph.schedule.schedule import POINTWISE, POINTWISE_TILED, TILED_SUM
 
-pytestmark = pytest.mark.skipif(not host.is_available(), reason="there is no C++ compiler")
+pytestmark = pytest.mark.skipif(not cpu_compiler.is_available(), reason="there is no C++ compiler")
 
 #: Both sides cost more than packing; the sum of what one of them multiplies is added up.
 BRANCHES = """graph(x: f32[n,m], a: f32[1,1]) -> (y{sum})
@@ -42,7 +42,7 @@ SUM = "\n  s = SumTo(y, a)"
 
 def built_from(source: KernelSource, cpus: set[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Built, list[int]]:
     """What the compiler makes of a source, and how many of its processes run at once, stage by stage."""
-    compiler, at_once = host.find_compiler(), []
+    compiler, at_once = cpu_compiler.find_compiler(), []
     run = building._run
 
     def counting(commands: Sequence[Sequence[str]], folder: str) -> str | None:
@@ -119,7 +119,7 @@ def test_a_compiler_that_ends_well_and_writes_nothing_is_told_so(
     place.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(host, "find_compiler", host.find_compiler.__wrapped__)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", cpu_compiler.find_compiler.__wrapped__)
     graph = og.parse("graph(x: f64[n]) -> (y)\n a = Exp(x)\n y = Tanh(a)")
     with pytest.raises(DeviceError, match="without an error, and wrote no library"):
         og.compile(graph)(x=np.zeros(3))

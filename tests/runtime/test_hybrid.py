@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import chain, host
+from opgraph.runtime import cpu_compiler, executor
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
@@ -126,10 +126,10 @@ def test_shapes_may_change_without_new_sessions_or_kernels(
     three: og.Executable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider, "session_of", None)
-    monkeypatch.setattr(host, "_compiled", None)
+    monkeypatch.setattr(cpu_compiler, "_compiled", None)
     for n in (8, 9, 0, 1, 8, 9, 0, 1, *range(10, 40)):
         assert_right(three, feeds(n))
-    assert len(three._chain._sets) == chain.MAX_SHAPE_SETS
+    assert len(three._chain._sets) == executor.MAX_SHAPE_SETS
 
 
 def test_views_are_taken(three: og.Executable) -> None:

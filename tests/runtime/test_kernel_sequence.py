@@ -11,7 +11,7 @@ import pytest
 import opgraph as og
 from opgraph.errors import InvalidArguments
 from opgraph.runtime import threads
-from opgraph.runtime.fused import HostKernel
+from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
 
 SWISH = "graph(x: f32[?,?]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)"

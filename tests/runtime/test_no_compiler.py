@@ -15,7 +15,7 @@ import opgraph as og
 from opgraph.ir import dtypes
 from opgraph.loops.interpret import NUMPY, interpret
 from opgraph.loops.lower import lower
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 SWIGLU = """\
 graph(x: f32[batch,64], up: f32[batch,64]) -> (y)
@@ -72,7 +72,7 @@ def test_the_compiler_extra_needs_neither_path_nor_home(text: str, tmp_path: Pat
 
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     warnings.filterwarnings("ignore", "there is no C\\+\\+ compiler|.*op by op", UserWarning)
 
 
@@ -116,7 +116,7 @@ def test_without_a_compiler_f64_is_rounded_to_16_bits_once(engine: str, dtype: s
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])
 def test_without_a_compiler_softplus_does_not_overflow(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     graph = og.parse(f"graph(x: {dtype}[4]) -> (y)\n  y = SoftPlus(x, beta=0.75)")
     x = np.array([105, 120, 900, 3000]).astype(dtypes.get(dtype).numpy)
     with warnings.catch_warnings():

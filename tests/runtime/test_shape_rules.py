@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 _STATISTICS = "g: f32[?], b: f32[?], m: f32[?], v: f32[?]"
 
@@ -57,7 +57,7 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_of_unknown_size_must_fit_their_op(name: str, without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if without == "a compiler":
-        monkeypatch.setattr(host, "find_compiler", lambda: None)
+        monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     text, fitting, broadcasting = PARAMETERS[name]
     graph = og.parse(text)
     with warnings.catch_warnings():
@@ -78,7 +78,7 @@ def test_parameters_of_unknown_size_must_fit_their_op(name: str, without: str, m
 @pytest.mark.parametrize("without", ["nothing", "a compiler"])
 def test_a_sum_is_no_larger_than_what_it_adds_up(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if without == "a compiler":
-        monkeypatch.setattr(host, "find_compiler", lambda: None)
+        monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         f = og.compile(og.parse("graph(x: f32[?,3], like: f32[n,3]) -> (y)\n  t = Exp(x)\n  y = SumTo(t, like)"))

@@ -10,7 +10,7 @@ import pytest
 
 import opgraph as og
 from opgraph.errors import InvalidArguments, InvalidShape
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 rng = np.random.default_rng(5)
 
@@ -142,7 +142,7 @@ def test_what_a_later_step_refuses_is_refused_before_the_first_writes(
     name: str, without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if without == "a compiler":
-        monkeypatch.setattr(host, "find_compiler", lambda: None)
+        monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     op, w, z = SECOND_STEPS[name]
     text = _TWO.format(op)
     x, weights = np.ones((3, 4), np.float32), np.ones(w, np.float32)

@@ -12,7 +12,7 @@ import opgraph as og
 from opgraph.cli.main import main
 from opgraph.cli.sources import kernel_sources
 from opgraph.codegen.kernel import cuda_source, host_source
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 from opgraph.schedule import schedule
 from opgraph.schedule.cpu import Cpu
 from opgraph.schedule.cuda import Cuda
@@ -59,7 +59,7 @@ def test_each_row_gives_its_reasons_on_a_page(target: str, row: Row) -> None:
 
 @pytest.mark.parametrize("row", CPU_TABLE, ids=lambda row: row.name)
 def test_what_is_shown_compiled_and_run_on_the_cpu_follows_the_row(row: Row, no_cache: None) -> None:
-    if row.name == schedule.PERSISTENT_INNER and not host.has_lanes():
+    if row.name == schedule.PERSISTENT_INNER and not cpu_compiler.has_lanes():
         pytest.skip("no GCC, or a machine without AVX-512")
     graph = og.parse(row.takes).finalize()
     (part,) = graph.get_partitions()

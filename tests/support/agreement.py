@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from ulp import spacing
 
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -45,12 +45,12 @@ def agree(got: np.ndarray, expected: np.ndarray) -> bool:
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """The CPU engine compiles the forms of functions that a GPU has, without tables (kernels/tables.h)."""
-    before = host.FLAGS
-    host.FLAGS = (*before, "-DOG_NO_TABLES")  # part of what compiled kernels are found by
+    before = cpu_compiler.FLAGS
+    cpu_compiler.FLAGS = (*before, "-DOG_NO_TABLES")  # part of what compiled kernels are found by
     try:
         yield
     finally:
-        host.FLAGS = before
+        cpu_compiler.FLAGS = before
 
 
 def assert_close_enough(fused: Iterable[Any], eager: Iterable[Any], exact: Iterable[Any]) -> None:

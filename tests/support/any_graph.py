@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import opgraph as og
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes
-from opgraph.ir.entering import checked_op
+from opgraph.ir.op_validation import checked_op
 from opgraph.ir.opdef import Attr, OpDef, all_ops
 
 #: Names that break what prints or generates text carelessly.

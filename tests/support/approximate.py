@@ -22,7 +22,7 @@ from opgraph.codegen.sources import kernel_folder, spliced
 from opgraph.ir import dtypes
 from opgraph.loops.layout import Variant
 from opgraph.loops.loop import Loop
-from opgraph.runtime.host import find_compiler
+from opgraph.runtime.cpu_compiler import find_compiler
 from opgraph.schedule.fast_math import approximate
 
 #: The switch is in a register that only x86-64 has under this name.

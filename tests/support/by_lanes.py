@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 
 
 def _has_lanes() -> bool:
-    compiler = host.find_compiler()
+    compiler = cpu_compiler.find_compiler()
     if compiler is None or not compiler.is_gcc:
         return False
     command = [*compiler.command, "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"]
@@ -30,7 +30,7 @@ def functor(f: og.Executable) -> str:
 
 
 def scalar_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, host.NO_LANES))
+    monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, cpu_compiler.NO_LANES))
 
 
 def same(got: np.ndarray, want: np.ndarray) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from guarded import guarded
 
-from opgraph.runtime.host import find_compiler
+from opgraph.runtime.cpu_compiler import find_compiler
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
 _FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared")

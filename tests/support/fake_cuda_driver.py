@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from opgraph.runtime.host import find_compiler
+from opgraph.runtime.cpu_compiler import find_compiler
 
 _TEXT = r"""
 #include <string.h>

@@ -6,7 +6,7 @@ import ctypes
 import subprocess
 from pathlib import Path
 
-from opgraph.runtime.host import find_compiler
+from opgraph.runtime.cpu_compiler import find_compiler
 
 _TEXT = """
 struct Launch { void* function; unsigned blocks, threads; void* stream; };

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from opgraph.codegen.kernel import KernelSource
-from opgraph.codegen.needed import needed
+from opgraph.codegen.prune_source import needed
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 #: What CuPy 14.2 adds to the options of a RawKernel (cupy/cuda/compiler.py), besides -arch and include folders.

@@ -12,7 +12,7 @@ import opgraph as og
 from opgraph.codegen.kernel import KernelSource
 from opgraph.loops.loop import Loop
 from opgraph.partition.partition import Partition
-from opgraph.runtime import compiled, executable, fused, training
+from opgraph.runtime import compiled, cpu_kernel, executable, training
 from opgraph.schedule.schedule import CpuSchedule
 
 
@@ -21,7 +21,7 @@ def found_once() -> Iterator[None]:
     """While this lasts, a finalized graph is partitioned once, has one training plan for the same inputs, each of its
     partitions one loop, and a loop one text for each way to call it."""
     partition, training_plan, lower = executable.partition, training.training_plan, compiled.lower
-    source = fused.host_source
+    source = cpu_kernel.host_source
     texts: dict[tuple[int, Hashable], tuple[Loop, KernelSource]] = {}
     loops: dict[tuple[int, str, frozenset[int]], tuple[Partition, Any]] = {}
 
@@ -45,11 +45,11 @@ def found_once() -> Iterator[None]:
             texts[key] = schedule.loop, source(schedule)
         return texts[key][1]
 
-    fused.host_source = written
+    cpu_kernel.host_source = written
     executable.partition, training.training_plan = partitioned, planned  # type: ignore[assignment]
     compiled.lower = lowered  # type: ignore[assignment]
     try:
         yield
     finally:
         executable.partition, training.training_plan, compiled.lower = partition, training_plan, lower
-        fused.host_source = source
+        cpu_kernel.host_source = source

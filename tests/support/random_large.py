@@ -25,7 +25,7 @@ ELEMENTS = (
     16_384,  # the smallest of several boxes (schedule/cpu_tiles.py)
     32_768,  # more are several boxes; columns are added up, or cut (cpu_tiles.py, split_columns.py)
     32_768,
-    65_536,  # threads (runtime/threads.py); what fits into the second cache (partition/rows.py)
+    65_536,  # threads (runtime/threads.py); what fits into the second cache (partition/reduction_analysis.py)
     65_536,
     100_000,
     131_072,  # rows whose columns are added up at once (kernels/row_columns.h)
@@ -36,7 +36,7 @@ ELEMENTS = (
 HUGE = (1 << 20, 3 << 20, 1 << 22, 5 << 20)
 #: Lengths of an axis at which one changes.
 LENGTHS = (
-    8,  # lanes that are rows (interleaved_rows.py), rows added up (sum_columns.h), short runs (partition/rows.py)
+    8,  # lanes that are rows (interleaved_rows.py), rows added up (sum_columns.h), short runs (reduction_analysis.py)
     12,  # addends that are added one by one (kernels/boxes.h: few)
     16,  # a vector, rows enough to lie side by side, rows of a tile (cpu.py, interleaved_rows.py, host.h)
     24,  # short rows in two operands (interleaved_rows.py: SHORT_ROW)
@@ -129,7 +129,7 @@ class _Sums:
 
     Attributes:
         reads_sums: whether other ops read what is reduced; else columns may be added up by a loop of their own.
-        is_costly: whether either side of a choice costs so much that kernels go by branches (codegen/branches.py).
+        is_costly: whether either side of a choice costs so much that kernels go by branches.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ def _of_sums(rng: random.Random, dtype: str, huge: bool) -> Scenario:
             if math.prod(found) <= _most(huge):
                 return found
 
-    # Of sizes that are declared, how ops are put into kernels depends on them, too (partition/rows.py: CACHED).
+    # Of sizes that are declared, how ops are put into kernels depends on them, too (reduction_analysis.py: CACHED).
     are_declared = rng.random() < 0.25
     grown = _Sums(rng, dtype, drawn() if are_declared else tuple(f"n{axis}" for axis in range(rank)), axes)
     for _ in range(rng.choice((2, 3) if huge else (2, 4, 5, 6, 8, 10))):

@@ -23,9 +23,9 @@ import torch
 import opgraph as og
 from opgraph.codegen import kernel
 from opgraph.codegen.kernel import KernelSource
-from opgraph.codegen.needed import needed
+from opgraph.codegen.prune_source import needed
 from opgraph.codegen.sources import spliced
-from opgraph.runtime import assembly, host
+from opgraph.runtime import assembly, cpu_compiler
 from opgraph.runtime.at_once import at_once
 
 #: What GCC inlines a function for at every level.
@@ -46,7 +46,7 @@ class Together:
         self._most = most
         self._own = threading.local()
         self._loaded: dict[str, Any] = {}
-        self._usual = host.load
+        self._usual = cpu_compiler.load
         self.kernels = self.runs = 0
 
     def run(self, tasks: Iterable[Callable[[], None]]) -> None:
@@ -77,12 +77,12 @@ class Together:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        host.load, assembly.at_once = self._load, self._at_once
+        cpu_compiler.load, assembly.at_once = self._load, self._at_once
         kernel.needed = lambda skeleton, own: ""  # what a kernel needs of its skeleton is asked for no kernel by itself
         try:
             yield
         finally:
-            host.load, assembly.at_once, kernel.needed = self._usual, at_once, needed
+            cpu_compiler.load, assembly.at_once, kernel.needed = self._usual, at_once, needed
 
     def _entered(self, call: Callable[[], None]) -> Callable[[_Task], None]:
         def run(task: _Task) -> None:
@@ -111,7 +111,7 @@ class Together:
 
     def _compile(self, wanted: dict[str, KernelSource]) -> None:
         """Compiles and loads kernels; those that are not, because the compiler refuses them all, are compiled alone."""
-        compiler = host.find_compiler()
+        compiler = cpu_compiler.find_compiler()
         assert compiler is not None
         self.kernels, self.runs = self.kernels + len(wanted), self.runs + 1
         flags = compiler.flags(flat=False, branches=False)

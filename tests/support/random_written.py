@@ -21,8 +21,8 @@ from random_truth import listed, same_bits
 import opgraph as og
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir import dtypes
+from opgraph.ir.copy_graph import needed_ops
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.ir.rebuilt import needed_ops
 from opgraph.partition.partition import Partition
 from opgraph.runtime.reference import evaluate
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import opgraph.torch as ogt
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 from opgraph.torch.graph import bernoulli as module
 from opgraph.torch.graph.bernoulli import bernoulli
 
@@ -37,7 +37,7 @@ def without_threads_of_pytest(monkeypatch):
 @pytest.fixture
 def native():
     """The native loop. Where this torch draws other numbers than it does, dropout is slow, and the tests fail."""
-    if not host.is_available():
+    if not cpu_compiler.is_available():
         pytest.skip("no C++ compiler")
     found = module._native()
     assert found is not None

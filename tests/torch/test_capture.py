@@ -35,7 +35,7 @@ PROGRAMS = {}
 @pytest.fixture(autouse=True)
 def without_a_compiler(monkeypatch):
     """What is captured counts here; kernels are compiled, and take seconds each, in the tests of kernels."""
-    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
 
 
 def program(make):

@@ -17,8 +17,8 @@ from torch import nn  # noqa: E402
 import opgraph as og  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
-from opgraph.runtime import host  # noqa: E402
-from opgraph.runtime.fused import HostKernel  # noqa: E402
+from opgraph.runtime import cpu_compiler  # noqa: E402
+from opgraph.runtime.cpu_kernel import HostKernel  # noqa: E402
 from opgraph.torch.graph import program, sizes  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
@@ -29,13 +29,13 @@ from opgraph.torch.graph.program import Program  # noqa: E402
 def kernels(monkeypatch):
     """The names of all kernels that are loaded; a kernel's name is a hash of its text."""
     found = set()
-    load = host.load
+    load = cpu_compiler.load
 
     def noted(source, *args, **kwargs):
         found.add(source.entry)
         return load(source, *args, **kwargs)
 
-    monkeypatch.setattr(host, "load", noted)
+    monkeypatch.setattr(cpu_compiler, "load", noted)
     torch._dynamo.reset()
     torch.manual_seed(0)
     return found

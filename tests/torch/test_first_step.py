@@ -169,7 +169,7 @@ class Layers(nn.Module):
 
 
 def test_equal_layers_are_lowered_and_planned_once(monkeypatch):
-    from opgraph.runtime.fused import HostKernel
+    from opgraph.runtime.cpu_kernel import HostKernel
     from opgraph.torch.graph import launches
 
     lowered, planned, counts = [], [], []

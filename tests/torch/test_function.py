@@ -418,7 +418,7 @@ def test_library_ops_are_part_of_a_graph() -> None:
 
 @pytest.mark.filterwarnings("ignore:there is no C")
 def test_without_a_compiler_gradients_are_the_same(composed: Composed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
     op, given = FusedOp(composed.graph()), inputs(composed)
     results, expected = op(*given), by_torch(op.graph, given)
     torch.testing.assert_close(results, tuple(expected))

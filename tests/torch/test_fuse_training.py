@@ -25,7 +25,7 @@ def plain_and_fused(model):
 
 @pytest.fixture
 def without_a_compiler(monkeypatch):
-    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
 
 
 def test_a_checkpointed_activation_keeps_the_same_when_it_runs_again():

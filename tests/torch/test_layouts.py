@@ -162,7 +162,7 @@ class CopiedLast(nn.Module):
 @pytest.mark.filterwarnings("ignore:there is no C")
 def test_a_copy_channels_last_is_one_in_any_order_of_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arithmetic in the order of three axes takes the copy along, whose memory format names four."""
-    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
     model = CopiedLast()
     x = torch.linspace(-1, 1, 144).reshape(3, 6, 8)
     torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(x), model(x))
@@ -220,7 +220,7 @@ class OfSeveralOrders(nn.Module):
 def test_operands_of_several_orders_give_the_strides_of_eager(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
     a, row = torch.rand(3, 16, 25, dtype=dtype) - 0.2, torch.rand(16, 25, dtype=dtype)
     turned = torch.rand(16, 3, 25, dtype=dtype).transpose(0, 1)
     model = OfSeveralOrders()

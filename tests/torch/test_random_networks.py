@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(autouse=True)
 def without_a_compiler(monkeypatch):
     """What is captured and planned counts here; `python tests/accuracy/random_networks.py` compiles kernels."""
-    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
 
 
 @pytest.mark.parametrize("seed", range(4))

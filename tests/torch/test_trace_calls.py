@@ -16,7 +16,7 @@ from traced import relative_error, traced  # noqa: E402
 
 import opgraph as og  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
-from opgraph.runtime import host  # noqa: E402
+from opgraph.runtime import cpu_compiler  # noqa: E402
 from opgraph.runtime.providers.torch import from_numpy, to_numpy  # noqa: E402
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
@@ -393,7 +393,7 @@ def test_copysign_has_a_gradient_by_its_second_operand() -> None:
 
 
 def test_a_sigmoids_logarithm_of_large_numbers_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     x = torch.tensor([-500.0, -90.0, -1.0, 500.0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -479,7 +479,7 @@ def test_derivatives_of_powers_are_not_by_rounded_results(
     exponent: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As torch's, which are by what is raised."""
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     x = numbers_of_16_bits(dtype)
     x = x[(x > 2.0**-8) & (x < 2.0**8)].requires_grad_()
     wide = x.detach().double().requires_grad_()
@@ -495,7 +495,7 @@ def test_derivatives_of_powers_are_not_by_rounded_results(
 def test_logit_rounds_neither_its_ends_nor_its_quotient(
     eps: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "find_compiler", lambda: None)
+    monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     x = torch.cat([-numbers_of_16_bits(dtype)[-9:], numbers_of_16_bits(dtype)])
     ends = torch.tensor([eps, 1 - eps, 0.5], dtype=dtype)  # which round there; torch has a whole gradient at them
     x = torch.cat([x[~torch.isin(x, ends)], ends[1:2]]) if eps == 1e-6 else x[~torch.isin(x, ends)]

@@ -38,7 +38,9 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_layout_and_gradients_are_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opgraph.runtime.host.find_compiler", lambda: None)  # loops run op by op: what is traced counts
+    monkeypatch.setattr(
+        "opgraph.runtime.cpu_compiler.find_compiler", lambda: None
+    )  # loops run op by op: what is traced counts
     function = FUNCTIONS[name]
     fused = ogt.fuse(function)
     leaves = [t.clone().requires_grad_() for t in (A, B, C)]
@@ -60,7 +62,7 @@ def test_values_layout_and_gradients_are_eagers(name: str, monkeypatch: pytest.M
 
 
 def test_another_size_rolls_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opgraph.runtime.host.find_compiler", lambda: None)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.find_compiler", lambda: None)
     fused = ogt.fuse(lambda x, y: (x * y).roll(3, -1).flip(0))
     for size in ((4, 5), (7, 2), (1, 5), (5, 1), (3,)):
         x, y = torch.randn(size), torch.randn(size[-1])

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:there is no C")
 @pytest.fixture(autouse=True)
 def without_a_compiler(monkeypatch):
     """What autograd sees counts here, no kernel."""
-    monkeypatch.setattr("opgraph.runtime.host.is_available", lambda: False)
+    monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
 
 
 class Parts(nn.Module):

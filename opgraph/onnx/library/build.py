@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from opgraph.errors import DeviceError, InvalidArguments, ModelError
+from opgraph.onnx.atomic_write import Pending, checked_place, file_path, reported
 from opgraph.onnx.library import nvrtc
 from opgraph.onnx.library.ops import LibraryOp
 from opgraph.onnx.library.text import LibraryText, image_file, library_text
 from opgraph.onnx.origin import Origin
-from opgraph.onnx.pending import Pending, checked_place, file_path, reported
 from opgraph.onnx.write import data_place
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 from opgraph.runtime.building import NOTHING, library_at
 
 #: -march=native in the flags of kernels is for the machine itself; a library may be meant for another one.
@@ -46,10 +46,10 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
         )
     if not isinstance(march, str) or not re.fullmatch(r"[\w.+-]+", march):
         raise InvalidArguments(f"{march!r} names no processors", where="march", fix='use "native" or "x86-64-v3"')
-    compiler = host.find_compiler()
+    compiler = cpu_compiler.find_compiler()
     if compiler is None:
         raise DeviceError(
-            host.no_compiler(),
+            cpu_compiler.no_compiler(),
             where="ort_library",
             fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
         )
@@ -59,7 +59,9 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
 @lru_cache(maxsize=4)  # a model is tried before it gets its name
 def _built(source: LibraryText, march: str, command: tuple[str, ...]) -> bytes:
     images = nvrtc.compiled(source.kernels) if source.kernels else {}
-    flags = [f"-march={march}" if flag.startswith("-march=") else flag for flag in (*host.LEVEL, *host.FLAGS)]
+    flags = [
+        f"-march={march}" if flag.startswith("-march=") else flag for flag in (*cpu_compiler.LEVEL, *cpu_compiler.FLAGS)
+    ]
     flags += ["-fvisibility=hidden", *(["-DOG_NO_RUNTIME"] if "-nostdlib" in command else [])]
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         text, made = os.path.join(folder, "library.cpp"), os.path.join(folder, "library.so")

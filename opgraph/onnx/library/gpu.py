@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from opgraph.codegen.kernel import KernelSource, cuda_source
-from opgraph.codegen.needed import needed
+from opgraph.codegen.prune_source import needed
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import CONTIGUOUS, ROW, STRIDED, UNIFORM, Layout, Variant
 from opgraph.onnx.library.ops import ALPHA, Form, LibraryOp

@@ -11,7 +11,7 @@ from opgraph.codegen.rows import emit_rows
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.loops.cuts import has_cuts
+from opgraph.loops.axis_splits import has_cuts
 from opgraph.loops.layout import CONTIGUOUS, ROW, STRIDED, UNIFORM, Variant
 from opgraph.loops.loop import Axes, Load, Loop, Statement, Store
 from opgraph.loops.lower import Lowered, lower

@@ -11,7 +11,7 @@ import numpy as np
 from opgraph.errors import DeviceError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.runtime.bound import UnboundError
+from opgraph.runtime.io_binding import UnboundError
 from opgraph.runtime.providers.onnx_bound import BoundRegion
 from opgraph.runtime.providers.onnx_evaluator import as_declared, reference_foreign
 from opgraph.runtime.providers.onnx_region import region_model

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from opgraph.runtime import pages, spare
-from opgraph.runtime.fused import HostKernel
+from opgraph.runtime import huge_pages, memory_pool
+from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
 from opgraph.runtime.providers.torch import to_numpy
 from opgraph.runtime.providers.torch_internals import TensorGuards, dispatch_modes, empty_cpu, forward_ad
@@ -172,15 +172,15 @@ def _allocation(name: str, out: torch.Tensor) -> tuple[str, dict[str, Any]]:
     """The statement that allocates a result on the CPU like this one, and the values that it names."""
     size, whole = out.nbytes, out.untyped_storage().nbytes()
     shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
-    if size < pages.LARGE:
+    if size < huge_pages.LARGE:
         values = {"empty": empty_cpu, f"{name}_shape": shape, f"{name}_strides": strides, f"{name}_dtype": dtype}
         return f"{name} = empty({name}_shape, {name}_strides, {name}_dtype)", values
-    if spare.is_kept(size):
+    if memory_pool.is_kept(size):
         return f"{name} = {name}_made()", {f"{name}_made": partial(of_spare_memory, whole, dtype, shape, strides)}
 
     def make_large() -> torch.Tensor:
         made = empty_cpu(shape, strides, dtype)
-        pages.advise(made.data_ptr(), size)
+        huge_pages.advise(made.data_ptr(), size)
         return made
 
     return f"{name} = {name}_made()", {f"{name}_made": make_large}
@@ -189,9 +189,9 @@ def _allocation(name: str, out: torch.Tensor) -> tuple[str, dict[str, Any]]:
 def of_spare_memory(size: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
     """A large result on the CPU, not yet written. Its storage, of that many bytes, cannot be resized."""
     try:
-        memory = spare.array(size)
+        memory = memory_pool.array(size)
     except OSError:  # no memory: torch says so in its words, or finds what was given back
-        spare.empty_cache()
+        memory_pool.empty_cache()
         return torch.empty_strided(shape, strides, dtype=dtype)
     storage = torch.from_numpy(memory).untyped_storage()
     # Set, not viewed: a result that is a view of something must not be written in place.

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.copy_graph import rebuilt
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
-from opgraph.ir.rebuilt import rebuilt
 from opgraph.ir.text import MAX_PRINTED_ELEMENTS
 from opgraph.ops.conversion import STOP_GRADIENT
 

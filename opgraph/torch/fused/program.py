@@ -10,7 +10,7 @@ import torch
 from opgraph.errors import InvalidArguments, InvalidDataType
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
-from opgraph.runtime import pages, spare
+from opgraph.runtime import huge_pages, memory_pool
 from opgraph.runtime.arguments import check_shape, check_symbols, symbolic
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
@@ -98,10 +98,10 @@ class Program:
         outs = self.results.empty(tensors)
         for i, out in enumerate(outs):
             size = out.untyped_storage().nbytes() if out.is_cpu else 0
-            if spare.is_kept(size):
+            if memory_pool.is_kept(size):
                 outs[i] = of_spare_memory(size, out.dtype, out.shape, out.stride())
             else:
-                pages.advise(out.data_ptr(), size)
+                huge_pages.advise(out.data_ptr(), size)
         self._executable(self._fed(tensors), out=dict(zip(self._outputs, outs)))
         return outs
 

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, OpGraphError
-from opgraph.ir.collector import no_collector
+from opgraph.ir.pause_gc import no_collector
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
 from opgraph.torch.graph.boundaries import compile_parts

@@ -17,7 +17,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from opgraph.errors import OpGraphError
-from opgraph.ir.collector import no_collector
+from opgraph.ir.pause_gc import no_collector
 from opgraph.torch.graph.torch_internals import (
     graph_break_reasons,
     log_writers,

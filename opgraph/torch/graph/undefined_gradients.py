@@ -19,7 +19,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 
-from opgraph.ir.collector import no_collector
+from opgraph.ir.pause_gc import no_collector
 from opgraph.torch.graph.branches import written_inputs
 from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins
 

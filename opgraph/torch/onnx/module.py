@@ -13,8 +13,8 @@ import torch
 from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.onnx.apart import taken_apart
 from opgraph.onnx.load import load
+from opgraph.onnx.open_model import taken_apart
 from opgraph.onnx.origin import ModelLike, Origin
 from opgraph.onnx.source import Source
 from opgraph.onnx.weights import save_with_weights

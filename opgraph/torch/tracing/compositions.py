@@ -13,7 +13,7 @@ import torch
 
 from opgraph.ir import dtypes
 from opgraph.ir.signature import TorchCall
-from opgraph.ops.bounds import TIES_ARE_SHARED
+from opgraph.ops.minmax import TIES_ARE_SHARED
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 
 #: Whether a value is negative, -0.0 included.

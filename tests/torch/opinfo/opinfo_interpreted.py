@@ -20,9 +20,9 @@ import torch
 from opgraph.ir.dtypes import get as dtype_of
 from opgraph.loops.lower import Lowered, lower
 from opgraph.partition.partition import Partition
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 from opgraph.runtime.compiled import runner
-from opgraph.runtime.fused import HostKernel
+from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.operands import Operands
 from opgraph.runtime.providers.torch import to_numpy
@@ -121,5 +121,5 @@ _TARGET = InterpretedTarget()
 @contextmanager
 def interpreted() -> Iterator[None]:
     """While this lasts, no compiler is found, and captured graphs run their loops all the same."""
-    with mock.patch.object(host, "find_compiler", lambda: None), mock.patch.object(targets, "_HOST", _TARGET):
+    with mock.patch.object(cpu_compiler, "find_compiler", lambda: None), mock.patch.object(targets, "_HOST", _TARGET):
         yield

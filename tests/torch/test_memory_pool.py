@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import opgraph.torch as ogt
-from opgraph.runtime import spare
+from opgraph.runtime import memory_pool
 
 pytestmark = pytest.mark.skipif(
-    not spare.is_kept(spare.SMALLEST), reason="the system has no memory that can be lent to it"
+    not memory_pool.is_kept(memory_pool.SMALLEST), reason="the system has no memory that can be lent to it"
 )
 
-N = spare.SMALLEST // 4
+N = memory_pool.SMALLEST // 4
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_memory_of_a_result_that_is_gone_is_used_again_without_a_page_fault() ->
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 64  # of 8192 pages
     assert y.data_ptr() == place and y.min() == y.max() == 4.0
     del y
-    assert ogt.empty_cache() == spare.SMALLEST and ogt.empty_cache() == 0
+    assert ogt.empty_cache() == memory_pool.SMALLEST and ogt.empty_cache() == 0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_results_are_tensors_like_all_others() -> None:
     f = scaled()
     x = torch.ones(4, N // 4).t().requires_grad_()
     y = f(x, torch.tensor(2.0))
-    assert y.stride() == x.stride() and not y._is_view() and y.untyped_storage().nbytes() == spare.SMALLEST
+    assert y.stride() == x.stride() and not y._is_view() and y.untyped_storage().nbytes() == memory_pool.SMALLEST
     y.mul_(2)  # in place, under autograd
     y.sum().backward()
     assert x.grad is not None and (x.grad == 4).all()
@@ -105,24 +105,24 @@ def test_results_are_tensors_like_all_others() -> None:
 
 
 def test_no_more_than_the_limit_waits_and_the_oldest_goes_first() -> None:
-    many = [spare.array(spare.SMALLEST + k * (2 << 20)) for k in range(9)]
+    many = [memory_pool.array(memory_pool.SMALLEST + k * (2 << 20)) for k in range(9)]
     many.reverse()  # so that the smallest is the first to go
     while many:
         many.pop()
-    sizes = [len(m) for m in spare._waiting]
-    assert sum(sizes) <= spare.MOST and sizes == sorted(sizes) and sizes[-1] == spare.SMALLEST + (16 << 20)
-    too_large = spare.array(spare.MOST + 1)
-    assert too_large.size == spare.MOST + 1
+    sizes = [len(m) for m in memory_pool._waiting]
+    assert sum(sizes) <= memory_pool.MOST and sizes == sorted(sizes) and sizes[-1] == memory_pool.SMALLEST + (16 << 20)
+    too_large = memory_pool.array(memory_pool.MOST + 1)
+    assert too_large.size == memory_pool.MOST + 1
     del too_large
-    assert [len(m) for m in spare._waiting] == sizes, "larger than all that may wait: given back at once"
+    assert [len(m) for m in memory_pool._waiting] == sizes, "larger than all that may wait: given back at once"
 
 
 def test_sizes_that_do_not_fill_huge_pages_share_memory_with_those_that_do() -> None:
-    made = spare.array(spare.SMALLEST + 5)
+    made = memory_pool.array(memory_pool.SMALLEST + 5)
     place = made.ctypes.data
-    assert made.size == spare.SMALLEST + 5 and place % mmap.PAGESIZE == 0
+    assert made.size == memory_pool.SMALLEST + 5 and place % mmap.PAGESIZE == 0
     del made
-    assert spare.array(spare.SMALLEST + (2 << 20)).ctypes.data == place
+    assert memory_pool.array(memory_pool.SMALLEST + (2 << 20)).ctypes.data == place
 
 
 def test_where_the_system_maps_nothing_torch_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +133,10 @@ def test_where_the_system_maps_nothing_torch_allocates(monkeypatch: pytest.Monke
         raise OSError(12, "Cannot allocate memory")
 
     larger = torch.ones(N + (1 << 20))
-    monkeypatch.setattr(spare.mmap, "mmap", refuse)
+    monkeypatch.setattr(memory_pool.mmap, "mmap", refuse)
     y = f(larger, torch.tensor(2.0))
     assert (y == 3).all() and y.untyped_storage().resizable()
-    assert not spare._waiting, "what waited was given back before torch was asked"
+    assert not memory_pool._waiting, "what waited was given back before torch was asked"
 
 
 def test_threads_never_share_memory() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from opgraph.errors import InvalidArguments
+from opgraph.ir.graph_storage import Tables
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.tables import Tables
 
 
 class Content:

@@ -7,7 +7,7 @@ import pytest
 
 import opgraph as og
 from opgraph.ir import dtypes
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 from opgraph.schedule import cpu_body
 
 #: Two costly sides; one condition spelled twice, a second one that is no complement of it (NaN), a choice of operands,
@@ -56,7 +56,7 @@ def without_branches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "FLAGS", (*host.FLAGS, host.NO_LANES))
+    monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, cpu_compiler.NO_LANES))
 
 
 def assert_same_bits(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
@@ -254,6 +254,6 @@ def test_strips_near_the_ends_of_f32_and_far_from_them_have_the_same_bits(
     packed = og.compile(og.parse(text))
     assert has_branches(packed)
     got = packed(feeds)
-    assert not host.without_lanes
+    assert not cpu_compiler.without_lanes
     without_branches(monkeypatch)
     assert_same_bits(got, og.compile(og.parse(text))(feeds))

@@ -17,9 +17,9 @@ from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
 from opgraph.loops.space import Shape, Strides
 from opgraph.partition.partition import Partition
-from opgraph.runtime import host
-from opgraph.runtime.bound import BoundKernel
+from opgraph.runtime import cpu_compiler
 from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.io_binding import BoundKernel
 from opgraph.runtime.operands import Operands
 from opgraph.runtime.plan import Plan, launch
 from opgraph.runtime.runner import GENERATED, Repeated
@@ -99,7 +99,7 @@ class HostKernel:
         return longer is not None and self._schedule(longer).key == schedule.key
 
     def _schedule(self, layout: Layout, *, of_any_length: bool = False) -> CpuSchedule:
-        return choose_schedule(self.lowered.loop, layout, Cpu(host.has_lanes()), of_any_length=of_any_length)
+        return choose_schedule(self.lowered.loop, layout, Cpu(cpu_compiler.has_lanes()), of_any_length=of_any_length)
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None] | None = None) -> list[Array]:
         """Runs the kernel.
@@ -265,7 +265,7 @@ class HostKernel:
             raise _NotCompiledError
         source = host_source(schedule)
         self.sources[source.entry] = source
-        entry = host.load(source, self.lowered.labels, flat=schedule.layout.variant.flat and not loop.row_axes)
+        entry = cpu_compiler.load(source, self.lowered.labels, flat=schedule.layout.variant.flat and not loop.row_axes)
         self._entries[schedule.key] = loop, entry
         return entry
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.runtime.bound import Looks, UnboundError
 from opgraph.runtime.bounded import Bounded
 from opgraph.runtime.frames import Frame, ShapeSet, key_of
+from opgraph.runtime.io_binding import Looks, UnboundError
 from opgraph.runtime.runner import Repeated, Runner
 
 #: Sets of shapes for which memory and launches are kept.

@@ -3,7 +3,7 @@
 NumPy asks for them for its own arrays of at least 4 MiB (numpy/_core/src/multiarray/alloc.c); torch does not, so that
 results that torch allocates are told of here. It is advice: where the system has no such call, or is set to always or
 never, nothing changes. specs/decisions/0017-huge-pages.md has the measurements. (Larger results:
-opgraph.runtime.spare.)
+opgraph.runtime.memory_pool.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Statements of a large kernel as calls of functions, which those that compute the same share.
 
 A compiler then meets each function once. The CPU's kernels call a function for a strip of elements
-(`opgraph.codegen.strips`), CUDA's for one.
+(`opgraph.codegen.strip_mining`), CUDA's for one.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opgraph.ir.graph import Graph
-from opgraph.partition.books import Books
+from opgraph.partition.cluster_info import ClusterInfo
 from opgraph.partition.clusters import Blocked
 from opgraph.partition.nodes import Nodes
 from opgraph.partition.partition import FUSED, LIBRARY
@@ -30,33 +30,33 @@ class Cutter:
 
     Attributes:
         nodes: what is known of each op.
-        books: what is known of each cluster of them.
+        info: what is known of each cluster of them.
         clusters: these themselves.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = Nodes(graph)
-        self.books = Books(self.nodes)
-        self.clusters = self.books.clusters
+        self.info = ClusterInfo(self.nodes)
+        self.clusters = self.info.clusters
 
     # -- steps --------------------------------------------------------------------------------------------------
 
     def fuse_equal_shapes(self) -> None:
         """Joins pointwise neighbours of one shape: first where levels show it to be legal, then by searching."""
-        books, find = self.books, self.clusters.find
-        books.keep(self.clusters.join_by_level(self._simply_alike))
+        info, find = self.info, self.clusters.find
+        info.keep(self.clusters.join_by_level(self._simply_alike))
         for node, sources in enumerate(self.nodes.sources):
             for source in sources:
                 a, b = find(source), find(node)
                 if a != b and self._alike(a, b):
-                    books.join(source, node, a, b)
+                    info.join(source, node, a, b)
 
     def fuse_readers(self) -> None:
         """Joins parts of one shape that read one value of that shape and do not wait for each other: it is read once.
 
         So do the gradients of a function: each is made of the same few tensors, and none of another.
         """
-        nodes, books, find = self.nodes, self.books, self.clusters.find
+        nodes, info, find = self.nodes, self.info, self.clusters.find
         live = self._live()
         made = {t.id: find(node) for node, op in enumerate(nodes.ops) for t in op.outputs}
         reads: dict[int, set[int]] = {}  # cluster -> values of its own shape that it does not make
@@ -67,13 +67,13 @@ class Cutter:
         for node, values in enumerate(nodes.reads):
             for value in values if live[node] else ():
                 a, b = find(latest.setdefault(value, node)), find(node)
-                if a != b and books.shape[a] == books.shape[b] and len(reads[a] | reads[b]) <= MAX_READS:
+                if a != b and info.shape[a] == info.shape[b] and len(reads[a] | reads[b]) <= MAX_READS:
                     self._join_readers(a, b, reads)
                 latest[value] = node
 
     def fuse_neighbours(self) -> None:
         """Joins parts of one shape that do not wait for each other, whatever they read."""
-        books, nodes, live = self.books, self.nodes, self._live()
+        info, nodes, live = self.info, self.nodes, self._live()
         made = {t.id: self.clusters.find(node) for node, op in enumerate(nodes.ops) for t in op.outputs}
         reads: dict[int, set[int]] = {}
         for node, values in enumerate(nodes.reads):
@@ -82,18 +82,18 @@ class Cutter:
                 reads.setdefault(own, set()).update([v for v in values if made.get(v) != own])
         found: dict[Shape, int] = {}
         for cluster in list(self.clusters):
-            if cluster not in reads or books.kinds[cluster][0] != FUSED or is_scalar_shape(books.shape[cluster]):
+            if cluster not in reads or info.kinds[cluster][0] != FUSED or is_scalar_shape(info.shape[cluster]):
                 continue
-            first = self.clusters.find(found.setdefault(books.shape[cluster], cluster))
+            first = self.clusters.find(found.setdefault(info.shape[cluster], cluster))
             if first != cluster and len(reads[first] | reads[cluster]) <= MAX_READS:
                 self._join_readers(first, cluster, reads)
 
     def _join_readers(self, a: int, b: int, reads: dict[int, set[int]]) -> None:
-        if self.books.apart_between(a, b) or self.books.rows_differ(a, b):
+        if self.info.apart_between(a, b) or self.info.rows_differ(a, b):
             return
         result = self.clusters.join(*self.clusters.ordered(a, b))
         if not isinstance(result, Blocked):
-            self.books.keep([result])
+            self.info.keep([result])
             reads[result[0]] = reads[a] | reads[b]
 
     def _live(self) -> list[bool]:
@@ -110,88 +110,88 @@ class Cutter:
 
         Such a part feeds one cluster only, so no path leads from it to that cluster through a third.
         """
-        books = self.books
+        info = self.info
         for part in reversed(list(self.clusters)):
-            if books.kinds[part][0] != FUSED:
+            if info.kinds[part][0] != FUSED:
                 continue
             users = self.clusters.after(part)
             if len(users) > 1:
                 self._tell_users(part, len(users))
             user = min(users, default=part)
-            if len(users) != 1 or books.kinds[user][0] != FUSED:
+            if len(users) != 1 or info.kinds[user][0] != FUSED:
                 continue
-            edge = books.edge(part, user)
+            edge = info.edge(part, user)
             reason = self._against_absorbing(part, user, edge)
             if reason:
-                books.refusals.setdefault(edge, reason)
+                info.refusals.setdefault(edge, reason)
             else:
-                books.join(*edge, part, user)
+                info.join(*edge, part, user)
 
     def _tell_users(self, part: int, count: int) -> None:
         """Notes why a part that several partitions use is in none of them; one walk over the edges that leave it."""
-        books, find = self.books, self.clusters.find
-        said: dict[Shape, str] = {books.shape[part]: ""}
-        for node in books.members[part]:
+        info, find = self.info, self.clusters.find
+        said: dict[Shape, str] = {info.shape[part]: ""}
+        for node in info.members[part]:
             for target in self.nodes.targets[node]:
                 user = find(target)
-                if user == part or books.kinds[user][0] != FUSED or (node, target) in self.nodes.apart:
+                if user == part or info.kinds[user][0] != FUSED or (node, target) in self.nodes.apart:
                     continue
-                big = books.shape[user]
+                big = info.shape[user]
                 if big not in said:
-                    said[big] = f"{_inside(books.shape[part], big)}: {count} partitions use it"
+                    said[big] = f"{_inside(info.shape[part], big)}: {count} partitions use it"
                 if said[big]:
-                    books.refusals.setdefault((node, target), said[big])
+                    info.refusals.setdefault((node, target), said[big])
 
     def leave_reshapes(self) -> None:
         """Gives reshapes that no loop has anything around to a library, which need not touch the elements."""
-        nodes, books = self.nodes, self.books
+        nodes, info = self.nodes, self.info
         for node in sorted({self.clusters.find(n) for n in nodes.seen.reshapes}):
-            if all(n in nodes.seen.reshapes for n in books.members[node]):
-                books.kinds[node] = kind_and_provider(nodes.owners[node])
+            if all(n in nodes.seen.reshapes for n in info.members[node]):
+                info.kinds[node] = kind_and_provider(nodes.owners[node])
 
     def join_libraries(self) -> None:
         """Joins what one library runs: along edges, then side by side where neither waits for the other."""
-        books, find = self.books, self.clusters.find
-        if all(kind != LIBRARY for kind, _ in books.kinds):
+        info, find = self.info, self.clusters.find
+        if all(kind != LIBRARY for kind, _ in info.kinds):
             return
-        books.keep(self.clusters.join_by_level(self._one_library))
+        info.keep(self.clusters.join_by_level(self._one_library))
         for node, sources in enumerate(self.nodes.sources):
             for source in sources:
                 a, b = find(source), find(node)
                 if a != b and self._one_library(a, b):
-                    books.join(source, node, a, b)
-        kinds = books.kinds
-        books.keep(self.clusters.join_siblings(lambda c: kinds[c][1] if kinds[c][0] == LIBRARY else ""))
+                    info.join(source, node, a, b)
+        kinds = info.kinds
+        info.keep(self.clusters.join_siblings(lambda c: kinds[c][1] if kinds[c][0] == LIBRARY else ""))
 
     # -- rules --------------------------------------------------------------------------------------------------
 
     def _alike(self, a: int, b: int) -> bool:
         """Whether two clusters, one feeding the other, are pointwise over one shape."""
-        books = self.books
-        return books.kinds[a][0] == books.kinds[b][0] == FUSED and books.shape[a] == books.shape[b]
+        info = self.info
+        return info.kinds[a][0] == info.kinds[b][0] == FUSED and info.shape[a] == info.shape[b]
 
     def _simply_alike(self, a: int, b: int) -> bool:
         """Whether clusters may be joined, however many of their like are joined at once."""
-        if not self._alike(a, b) or self.books.apart_between(a, b):
+        if not self._alike(a, b) or self.info.apart_between(a, b):
             return False
-        axes = self.books.axes
-        return self.books.shape[a] not in self.nodes.mixed or (axes[a] is None and axes[b] is None)
+        axes = self.info.axes
+        return self.info.shape[a] not in self.nodes.mixed or (axes[a] is None and axes[b] is None)
 
     def _one_library(self, a: int, b: int) -> bool:
-        return self.books.kinds[a][0] == LIBRARY and self.books.kinds[a] == self.books.kinds[b]
+        return self.info.kinds[a][0] == LIBRARY and self.info.kinds[a] == self.info.kinds[b]
 
     def _against_absorbing(self, part: int, user: int, edge: tuple[int, int]) -> str:
         """Why a part should not be computed within the cluster that uses it; "" where it should."""
-        books = self.books
-        small, big = books.shape[part], books.shape[user]
+        info = self.info
+        small, big = info.shape[part], info.shape[user]
         if edge in self.nodes.apart:
-            return books.why_apart(edge[0])
+            return info.why_apart(edge[0])
         texts = _inside(small, big)
-        if books.makes_output[part]:
+        if info.makes_output[part]:
             return f"{texts}: its value is an output of the graph, which is written once"
-        if books.placed[part] and small != big:
-            return f"{texts}: {books.placed[part]}"
-        ratio, cost = size_ratio(small, big), books.cost[part]
+        if info.placed[part] and small != big:
+            return f"{texts}: {info.placed[part]}"
+        ratio, cost = size_ratio(small, big), info.cost[part]
         if cost // min(row_share(small, big), PACK) <= FREE_COST or ratio <= FREE_RATIO:
             return ""
         times = "an unknown number of" if ratio == float("inf") else f"{ratio:.0f}"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import building, cache, host
+from opgraph.runtime import building, cache, cpu_compiler
 
 PROGRAM = """
 import numpy as np, opgraph as og
@@ -114,7 +114,7 @@ def test_a_full_cache_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_compiler_that_had_no_room_is_no_compiler_that_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a full folder it can write neither its files nor what it has to say."""
-    monkeypatch.setattr(host, "_loaded", {})
+    monkeypatch.setattr(cpu_compiler, "_loaded", {})
     monkeypatch.setattr(cache, "find", lambda name: None)
     monkeypatch.setattr(building, "built", lambda *_: building.Built(None, ""))
     graph = og.parse("graph(x: f32[4]) -> (y)\n  y = Sinh(x)")
@@ -132,7 +132,7 @@ def test_where_nothing_can_be_written_the_error_says_so(monkeypatch: pytest.Monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(cache, "folder", lambda: tmp_path)
-    monkeypatch.setattr(host, "_loaded", {})
+    monkeypatch.setattr(cpu_compiler, "_loaded", {})
     monkeypatch.setattr(os, "replace", full)
     graph = og.parse("graph(x: f32[4]) -> (y)\n  y = Sinh(x)")
     with (
@@ -155,16 +155,16 @@ def test_the_compiler_gets_no_file_larger_than_the_disk_takes(tmp_path: Path) ->
 
 def test_the_key_holds_source_flags_compiler_and_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, ...]] = []
-    monkeypatch.setattr(host.disk, "key", lambda *parts: seen.append(parts) or "0" * 32)
-    monkeypatch.setattr(host, "_loaded", {})
+    monkeypatch.setattr(cpu_compiler.disk, "key", lambda *parts: seen.append(parts) or "0" * 32)
+    monkeypatch.setattr(cpu_compiler, "_loaded", {})
     with pytest.raises(og.errors.DeviceError):
         monkeypatch.setattr(
-            host, "_compiled", lambda *_: (_ for _ in ()).throw(og.errors.DeviceError("no", where="x", fix="y"))
+            cpu_compiler, "_compiled", lambda *_: (_ for _ in ()).throw(og.errors.DeviceError("no", where="x", fix="y"))
         )
         og.compile(og.parse("graph(x: f32[4]) -> (y)\n  y = Exp(x)"))
     source, flags, compiler, cpu = seen[0]
     assert "struct Fused" in source and "-march=native" in flags and len(cpu) > 100
-    assert host.find_compiler().identity == compiler
+    assert cpu_compiler.find_compiler().identity == compiler
 
 
 def program(path: Path, lines: str) -> str:
@@ -221,13 +221,13 @@ def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     from opgraph.codegen import emitter
 
     monkeypatch.setattr(emitter.Emitter, "expression", lambda self, s: "og::no_such_function()")
-    monkeypatch.setattr(host, "_loaded", {})
+    monkeypatch.setattr(cpu_compiler, "_loaded", {})
     g = og.Graph()
     g.add_op("Sinh", g.input("x", shape=(4,)), name="the culprit")
     with pytest.raises(og.errors.DeviceError, match="no_such_function") as caught:
         og.compile(g)
     assert 'Sinh "the culprit"' in caught.value.where
-    assert caught.value.what.startswith(host.find_compiler().version.splitlines()[0])
+    assert caught.value.what.startswith(cpu_compiler.find_compiler().version.splitlines()[0])
     # The log, and the line that it speaks of, with its number and its op.
     shown = next(line for line in str(caught.value).splitlines() if "<-" in line).split()
     assert shown[0].isdigit() and "og::no_such_function();" in shown and shown[-1] == 'culprit"'

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 if TYPE_CHECKING:
-    from opgraph.runtime.fused import HostKernel
+    from opgraph.runtime.cpu_kernel import HostKernel
     from opgraph.runtime.plan import Plan
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from opgraph.errors import InvalidDataType, InvalidGraph, InvalidGraphOp
 from opgraph.ir import dtypes, opdef, schema
 from opgraph.ir.constants import constant_data
+from opgraph.ir.graph_storage import Tables, rounded
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.ir.tables import Tables, rounded
 
 
 def short_form(

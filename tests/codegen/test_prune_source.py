@@ -12,11 +12,11 @@ import pytest
 from row_graphs import RMS
 
 import opgraph as og
-from opgraph.codegen import kernel, needed
+from opgraph.codegen import kernel, prune_source
 from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.sources import spliced
 from opgraph.ir import dtypes
-from opgraph.runtime import host
+from opgraph.runtime import cpu_compiler
 from opgraph.schedule.cpu_body import Form
 
 SKELETONS = sorted({skeleton for skeleton, _ in (*kernel._HOST.values(), *kernel._CUDA.values())})
@@ -74,17 +74,17 @@ CASES = {
 
 def sources(text: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[KernelSource, list[str]]]:
     """What a call of a graph compiles, and the flags."""
-    compiler = host.find_compiler()
+    compiler = cpu_compiler.find_compiler()
     assert compiler is not None
     found = []
-    load = host.load
+    load = cpu_compiler.load
 
     def noted(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
         flags = compiler.flags(flat=flat, branches=source.form is Form.BRANCHES)
         found.append((source, [*compiler.command, *flags]))
         return load(source, labels, flat=flat)
 
-    monkeypatch.setattr(host, "load", noted)
+    monkeypatch.setattr(cpu_compiler, "load", noted)
     graph = og.parse(text)
     arrays = {}
     for t in graph.inputs:
@@ -105,11 +105,11 @@ def machine_code(text: str, command: list[str], folder: Path) -> bytes:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("no_cache")
 def test_the_machine_code_is_that_of_the_whole_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = host.find_compiler()
+    compiler = cpu_compiler.find_compiler()
     if compiler is None or not compiler.is_gcc:
         pytest.skip("no GCC")
     text, sizes, skeleton = CASES[name]
-    if skeleton == "host_at_once.h" and not host.has_lanes():
+    if skeleton == "host_at_once.h" and not cpu_compiler.has_lanes():
         pytest.skip("no AVX-512: no row is done at once")
     found = sources(text, sizes, monkeypatch)
     assert skeleton in {source.skeleton for source, _ in found}
@@ -126,7 +126,7 @@ def test_all_skeletons_of_the_cpu_are_among_them() -> None:
 @pytest.mark.parametrize("skeleton", SKELETONS)
 def test_a_part_is_a_whole_declaration(skeleton: str) -> None:
     frames: list[str] = []
-    for part in needed._parts(skeleton):
+    for part in prune_source._parts(skeleton):
         if part.frame > 0:
             frames.append(part.text)
         elif part.frame < 0:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.shared import Function, SharedCall, SharedCalls
+from opgraph.codegen.outlining import Function, SharedCall, SharedCalls
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
 from opgraph.schedule.levels import ELEMENT

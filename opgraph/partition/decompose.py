@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from opgraph.ir import opdef
 from opgraph.ir.op import Op
 from opgraph.ops.shape import RESHAPES
-from opgraph.partition.rows import Rows
+from opgraph.partition.reduction_analysis import Rows
+from opgraph.partition.reshape_fusion import Viewed, viewed
 from opgraph.partition.spelled import spelled_ops
 from opgraph.partition.symbols import Shape, shapes_of
 from opgraph.partition.traits import aligned_operands
-from opgraph.partition.views import Viewed, viewed
 
 
 def opened(ops: Iterable[Op]) -> dict[int, tuple[Op, ...]]:

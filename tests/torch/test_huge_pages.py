@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import opgraph.torch as ogt
-from opgraph.runtime import pages
+from opgraph.runtime import huge_pages
 
 SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 needs_advice = pytest.mark.skipif(
@@ -62,7 +62,7 @@ def test_only_whole_pages_of_the_memory_given_are_advised() -> None:
     memory = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     page = mmap.PAGESIZE
-    pages.advise(start + page + 1, (8 << 20) - 2)
+    huge_pages.advise(start + page + 1, (8 << 20) - 2)
     assert [is_advised(start + k * page) for k in (0, 1, 2)] == [False, False, True]
     last = (page + (8 << 20) - 1) // page  # the page that the last byte lies in
     assert [is_advised(start + k * page) for k in (last - 1, last, last + 1)] == [True, False, False]
@@ -72,17 +72,17 @@ def test_only_whole_pages_of_the_memory_given_are_advised() -> None:
 def test_small_memory_is_left_alone() -> None:
     memory = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    pages.advise(start, pages.LARGE - 1)
+    huge_pages.advise(start, huge_pages.LARGE - 1)
     assert not is_advised(start)
-    pages.advise(start, pages.LARGE)
+    huge_pages.advise(start, huge_pages.LARGE)
     assert is_advised(start)
 
 
 def test_a_system_without_huge_pages_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
-    pages._madvise.cache_clear()
+    huge_pages._madvise.cache_clear()
     try:
         x = torch.randn(2 << 20)
         torch.testing.assert_close(ogt.fuse(lambda x: torch.exp(x) - 1)(x), torch.exp(x) - 1)
     finally:
-        pages._madvise.cache_clear()
+        huge_pages._madvise.cache_clear()

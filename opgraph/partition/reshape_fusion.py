@@ -15,7 +15,7 @@ from opgraph.ir import opdef
 from opgraph.ir.op import Op
 from opgraph.ops.reduction_gradients import static_axes
 from opgraph.ops.shape import UNIT_AXES
-from opgraph.partition.pieces import Frame, Pieces, flat
+from opgraph.partition.axis_factors import Frame, Pieces, flat
 from opgraph.partition.reshapes import cuttable, is_fusible, wanted
 from opgraph.partition.symbols import Shape, is_scalar_shape
 

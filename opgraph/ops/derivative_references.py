@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from opgraph.ops import stable
+from opgraph.ops import reference_math
 
 _where: Callable[..., np.ndarray] = np.where
 #: Where d e^-z is 0 for every d.
@@ -68,7 +68,7 @@ def gelu_tanh(x: np.ndarray, d: np.ndarray) -> np.ndarray:
 def gelu_erf(x: np.ndarray, d: np.ndarray) -> np.ndarray:
     """Phi(x) + x phi(x): exp(-t^2 / 2) (erfcx(t / sqrt 2) / 2 - t / sqrt(2 pi)) at -t, and 1 minus that at t."""
     t = np.minimum(np.abs(x), 54.0)
-    h = 0.5 * stable.erfcx(t * math.sqrt(0.5)) - _NORMAL * t
+    h = 0.5 * reference_math.erfcx(t * math.sqrt(0.5)) - _NORMAL * t
     z = -0.5 * t * t
     return _where(x < 0, scaled(d, h, z), d * (1 - h * np.exp(z)))
 
@@ -91,7 +91,7 @@ def elu(x: np.ndarray, d: np.ndarray, alpha: float) -> np.ndarray:
 
 def hard_sigmoid(x: np.ndarray, d: np.ndarray, alpha: float, beta: float) -> np.ndarray:
     """alpha where 0 < alpha x + beta < 1: both comparisons with the rounding error of the sum."""
-    z, low = stable.product(alpha, x)
+    z, low = reference_math.product(alpha, x)
     below = beta - 1
     rest = (beta - (below + 1)) + low
     flat = ((z + beta) + low <= 0) | ((z + below) + rest >= 0)

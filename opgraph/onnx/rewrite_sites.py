@@ -13,12 +13,12 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.onnx.draft import Summary
 from opgraph.onnx.emit import CHOSEN, CONTRIB, Emitter, Value
+from opgraph.onnx.export_forms import FUNCTION, PLAIN, Way, way_out
 from opgraph.onnx.fused_functions import is_onnxruntimes_own
 from opgraph.onnx.norms import Norm
 from opgraph.onnx.request import Request
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
-from opgraph.onnx.ways import FUNCTION, PLAIN, Way, way_out
 from opgraph.partition.rules import Unit, find_units
 
 

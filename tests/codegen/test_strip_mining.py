@@ -14,7 +14,7 @@ from schedules import in_order, pointwise
 import opgraph as og
 from opgraph.bench.large import large
 from opgraph.codegen.kernel import cuda_source, host_source
-from opgraph.codegen.shared import OFTEN
+from opgraph.codegen.outlining import OFTEN
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 from opgraph.partition.traits import cost_of
 from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY

@@ -1,4 +1,4 @@
-"""Books: what is known of each cluster of nodes while partitions grow, and why clusters stayed apart."""
+"""ClusterInfo: what is known of each cluster of nodes while partitions grow, and why clusters stayed apart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Refusal:
     reason: str
 
 
-class Books:
+class ClusterInfo:
     """The clusters of a graph's nodes. What is known of one stands at the node that stands for it.
 
     Attributes:
