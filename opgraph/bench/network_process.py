@@ -30,6 +30,7 @@ from opgraph.bench.suites.timed import told, with_times
 from opgraph.bench.timing import Call, HostClock, in_turns, once
 from opgraph.bench.truth import far_off
 from opgraph.torch.graph.branches import BranchCheck
+from opgraph.torch.graph.torch_internals import import_dynamo
 
 #: The result and the gradients of a call, as arrays of one dimension.
 Results: TypeAlias = Mapping[str, Any]
@@ -251,9 +252,7 @@ def _status(field: str) -> int:
 
 def first(net: Network, way: str, device: str) -> dict[str, float]:
     """Seconds of a way's first training step, modules that are imported for it aside."""
-    import torch._dynamo  # torch.compile imports both before the step, ogt.fuse in it
-    import torch._functorch.aot_autograd  # noqa: F401
-
+    import_dynamo()  # torch.compile does so before the step, ogt.fuse in it
     run, step = running(net, made_of(net), way, "", net.batch, device)
     return {"seconds": run.first(step)}
 

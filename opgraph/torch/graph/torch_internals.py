@@ -36,6 +36,12 @@ def is_wrapped(module: torch.nn.Module) -> bool:
     return isinstance(module, torch._dynamo.OptimizedModule)
 
 
+def import_dynamo() -> None:
+    """Imports Dynamo and AOTAutograd, which takes a second or two in a new process."""
+    import torch._dynamo
+    import torch._functorch.aot_autograd  # noqa: F401
+
+
 def aot_backend(**arguments: Any) -> Callable[..., Any]:
     """AOTAutograd as a backend of torch.compile, without Inductor's modules, which torch's own loads for a log.
 
