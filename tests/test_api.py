@@ -126,7 +126,7 @@ def test_importing_loads_nothing_and_the_first_use_what_it_needs() -> None:
     for later in ("runtime", "codegen", "partition.partitioner", "onnx", "cli"):
         assert f"'{later}'" not in loaded
     used = run(code.replace("opgraph;", "opgraph; opgraph.compile;"))
-    for needed in ("runtime.host", "codegen.kernel", "partition.partitioner"):
+    for needed in ("runtime.cpu_compiler", "codegen.kernel", "partition.partitioner"):
         assert f"'{needed}'" in used
     for rare in ("onnx", "cli", "runtime.cuda", "runtime.reference", "partition.report"):
         assert f"'{rare}'" not in used
