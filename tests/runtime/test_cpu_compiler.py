@@ -181,9 +181,10 @@ def test_a_compiler_is_told_by_what_it_says_not_by_its_name(tmp_path: Path) -> N
     for name in "g++", "c++":
         program(tmp_path / name, f"echo '{CLANG}'; echo asked >> {tmp_path}/log")
     told = """
-from opgraph.runtime import host
-c = host.find_compiler()
-print(c.command[0], c.is_gcc, host.has_lanes(), any("vect-cost-model" in f for f in c.flags(flat=True, branches=True)))
+from opgraph.runtime import cpu_compiler
+c = cpu_compiler.find_compiler()
+flags = c.flags(flat=True, branches=True)
+print(c.command[0], c.is_gcc, cpu_compiler.has_lanes(), any("vect-cost-model" in f for f in flags))
 """
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
     for _ in range(2):
@@ -195,7 +196,7 @@ def test_the_compiler_that_cxx_names_comes_first(tmp_path: Path) -> None:
     own, wrapper = tmp_path / "own", tmp_path / "wrapper"
     program(own, 'exec c++ "$@"')
     program(wrapper, 'exec "$@"')
-    told = "from opgraph.runtime import host; print(*host.find_compiler().command)"
+    told = "from opgraph.runtime import cpu_compiler; print(*cpu_compiler.find_compiler().command)"
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
     for given, command in ((str(own), [str(own)]), ("wrapper own", [str(wrapper), "own"])):
         assert run(told, CXX=given, **env).stdout.split() == command
@@ -213,7 +214,7 @@ def test_a_compiler_that_does_not_run_is_passed_by_and_named_where_there_is_no_o
     compiler = shutil.which("c++")
     assert compiler is not None
     (tmp_path / "c++").symlink_to(compiler)
-    found = run("from opgraph.runtime import host; print(host.find_compiler().command)", **env)
+    found = run("from opgraph.runtime import cpu_compiler; print(cpu_compiler.find_compiler().command)", **env)
     assert found.stdout.strip() == repr((str(tmp_path / "c++"),))
 
 
