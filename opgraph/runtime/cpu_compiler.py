@@ -32,8 +32,7 @@ LEVEL = ("-O2",)
 GCC_LEVEL = (
     "-O1", "-fstrict-aliasing", "-fexpensive-optimizations", "-falign-functions", "-falign-loops", "-falign-jumps",
 )  # fmt: skip
-# Of -O2, these passes take a quarter of GCC's time, and a kernel gains nothing (measured on chains of 60 and 300 ops).
-GCC_FLAGS = ("-fvect-cost-model=unlimited", "-fno-tree-pre", "-fno-gcse", "-fno-schedule-insns2")
+GCC_FLAGS = ("-fvect-cost-model=unlimited",)
 # A flat kernel's last few elements, which no full vector holds, are done one by one: GCC would copy the loop for half
 # vectors, which takes up to half of its time. Kernels over rows keep the copy: a row may be short.
 FLAT_FLAGS = ("--param", "vect-epilogues-nomask=0")
@@ -41,6 +40,7 @@ FLAT_FLAGS = ("--param", "vect-epilogues-nomask=0")
 # these passes find nothing there, take an eighth of the compiler's time, and make NAF1 2% slower (measured).
 BRANCH_FLAGS = (
     "-fno-tree-dominator-opts", "-fno-tree-vrp", "-fno-code-hoisting", "-fno-dse", "-fno-forward-propagate",
+    "-fno-tree-pre", "-fno-gcse", "-fno-schedule-insns2",
 )  # fmt: skip
 # Functions of a large kernel, 16 floats at a time by their own text: without these passes the assembly is the same, of
 # the gradient of 300 mixed ops, in four fifths of the time.

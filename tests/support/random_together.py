@@ -92,7 +92,7 @@ class Together:
         return run
 
     def _load(self, source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
-        """As `host.load`."""
+        """As `cpu_compiler.load`."""
         task = getattr(self._own, "task", None)
         if source.entry not in self._loaded and task is not None and source.own:
             task.wait_for(source)

@@ -153,11 +153,11 @@ def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
     # The axes of the indices stand in one place: that of the named axes, or first where these are apart.
     rest = [axis for axis in range(x.dim()) if axis not in named]
     first = named[0] if named[-1] - named[0] < len(named) else 0
-    x, shape = x.permute(rest[:first] + named + rest[first:]), torch.broadcast_shapes(*(i.shape for i in given))  # type: ignore[no-untyped-call]
+    x, given = x.permute(rest[:first] + named + rest[first:]), aten.broadcast_tensors(given)
+    shape = given[0].shape
     last, more = first + len(shape), len(shape) - len(named)
     sizes, strides = list(x.shape), list(x.stride())
     sizes[first : last - more], strides[first : last - more] = shape, [0] * len(shape)
-    given = [i.expand(shape) for i in given]
     found = [i.reshape([1] * first + list(shape) + [1] * (len(sizes) - last)).expand(sizes) for i in given]
     read = x.as_strided(sizes, strides)
     order = order_in_memory(read, *found)

@@ -6,6 +6,7 @@ What calls use of torch, compiled or not, is in `opgraph/runtime/providers/torch
 from __future__ import annotations
 
 import dis
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodDescriptorType
@@ -38,8 +39,8 @@ def is_wrapped(module: torch.nn.Module) -> bool:
 
 def import_dynamo() -> None:
     """Imports Dynamo and AOTAutograd, which takes a second or two in a new process."""
-    import torch._dynamo
-    import torch._functorch.aot_autograd  # noqa: F401
+    for name in ("torch._dynamo", "torch._functorch.aot_autograd"):
+        importlib.import_module(name)
 
 
 def aot_backend(**arguments: Any) -> Callable[..., Any]:
