@@ -1,9 +1,9 @@
 """From a loop to C++ source text.
 
 A kernel is a skeleton of `kernels/`, the functor of one loop and an entry point: `kernel` puts them together as a
-schedule (`opgraph.schedule`) says. `sources` has the text of the skeleton, of which `prune_source` leaves what the kernel
-needs. A functor is written by functions over an `emitter`, which has its lines and what all of them share; the base of
-it, `arithmetic`, spells statements.
+schedule (`opgraph.schedule`) says. `sources` has the text of the skeleton, of which `prune_source` leaves what the
+kernel needs. A functor is written by functions over an `emitter`, which has its lines and what all of them share; the
+base of it, `arithmetic`, spells statements.
 
 - Elements: `emit`. On the CPU `lanes` (16 at a time; conversion of f16), `branch_compaction` (either side of a
   choice), `strip_mining` (large kernels); on CUDA `packs` and `partial_unroll` (few of their elements in the text).
