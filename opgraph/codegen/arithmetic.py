@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opgraph.codegen.shifts import Shifted
 
 #: Function -> the kind of its derivative. A kernel that has both of one argument computes what they share once: the
-#: function begins as the derivative does (kernels/derivatives.h).
+#: function begins as the derivative does (kernels/math/derivatives.h).
 _SLOPES = {"sigmoid": "SigmoidBackward", "swish": "SwishBackward", "tanh": "TanhBackward"}
 _PLAIN = {"use_dst": False, "alpha": 1.0}
 
@@ -31,7 +31,7 @@ class Arithmetic(Levels, ABC):
         depth: how many reductions each value waits for, one after the other.
         by_lanes: whether `apply` is a template over float and og::floats.
         interleaved: whether a value of a row is an array of one for each lane.
-        told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
+        told_ends: whether functions that ask for it are told `ends` (kernels/math/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
         exact: quotients that are 1 where an element is divided by itself.
         divisors: values of rows that have an inverse, by which elements are multiplied instead of being divided.

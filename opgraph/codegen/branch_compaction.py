@@ -1,7 +1,7 @@
 """Choices between two costly values on the CPU: each element goes to the side that it needs, instead of through both.
 
 Of `where(x > 0, f(x), g(x))` vector code computes f and g for every element. Packing the elements of a strip by the
-condition (kernels/branches.h) costs some instructions for each operand and result, and then each element meets one side
+condition (kernels/cpu/branch_compaction.h) costs some instructions for each operand and result, and then each element meets one side
 only. That pays for any data, whichever side is taken how often, where either side by itself costs more than packing: so
 only then is it done.
 """
@@ -19,7 +19,7 @@ from opgraph.schedule.cpu_body import Branches
 
 
 def put_branches(emitter: Emitter, branches: Branches) -> None:
-    """Adds what kernels/branches.h asks for, instead of what does one element or 16.
+    """Adds what kernels/cpu/branch_compaction.h asks for, instead of what does one element or 16.
 
     Operands and results are arrays by place. `fetch` reads operands, `condition` and `branch` compute, `finish` writes
     results and what elements add to the cells of their columns: for 16 floats, or for a strip where there are no lanes.

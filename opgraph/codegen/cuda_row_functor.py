@@ -1,4 +1,4 @@
-"""Emitting a loop over rows for CUDA: as `opgraph.codegen.emit`, with passes. `kernels/rows.cuh` walks them."""
+"""Emitting a loop over rows for CUDA: as `opgraph.codegen.emit`, with passes. `kernels/cuda/inner_reduction.cuh` walks them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def sum_launch(schedule: CudaSums) -> SumLaunch:
         f"  og::sum_tiles<Fused, {', '.join(chosen)}>(base, tiles, (Fused::Addend*)work);",
         "}",
     ]
-    source = source_of(schedule, "sums.cuh", "\n".join(first))
+    source = source_of(schedule, "cuda/tiled_sums.cuh", "\n".join(first))
     blocks, words = totals_words(layout, tiling)
     return SumLaunch(
         source=source,
@@ -108,7 +108,7 @@ def totals_source(schedule: Schedule, tiling: Tiling) -> KernelSource:
         "  og::totals<Fused>(y, left, (const Fused::Addend*)work);",
         "}",
     ]
-    return replace(text_of(adding.functor(), "totals.cuh", "\n".join(entry)), schedule=schedule.name)
+    return replace(text_of(adding.functor(), "cuda/reduction_finalize.cuh", "\n".join(entry)), schedule=schedule.name)
 
 
 def _tiles(layout: Layout, tiling: Tiling) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def emit_functor(
 
 
 def _put_strided_bytes(emitter: Emitter) -> None:
-    """Adds `strided_bytes`: the element size of operand k where kernels/host.h copies its elements together, else 0."""
+    """Adds `strided_bytes`: the element size of operand k where kernels/cpu/pointwise.h copies its elements together, else 0."""
     if emitter.sums:
         return  # their skeleton walks boxes
     strided = [x for x in emitter.element_loads() if emitter.kinds[x.name] == STRIDED and not x.is_position]

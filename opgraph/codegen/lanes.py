@@ -9,7 +9,7 @@ from opgraph.loops.layout import CONTIGUOUS, STRIDED
 
 
 def put_lanes(emitter: Emitter) -> None:
-    """Adds `lanes`, which does n of the 16 elements from i on: see kernels/lanes.h.
+    """Adds `lanes`, which does n of the 16 elements from i on: see kernels/math/lanes.h.
 
     What element i + j adds to sum k goes to s[k * og::strip + j], zeros for j >= n.
     """
@@ -37,7 +37,7 @@ def lanes_of(name: str, kind: str) -> str:
 
 
 def put_results(emitter: Emitter) -> None:
-    """Adds `out`, which writes results, and what it is told by kernels/span.h."""
+    """Adds `out`, which writes results, and what it is told by kernels/cpu/span.h."""
     size = " + ".join(f"sizeof(*y{i})" for i, _ in emitter.elementwise()) or "0"
     emitter.put("  og::Results out;")
     emitter.put(f"  static constexpr int loads = {len(emitter.loop.loads)};")

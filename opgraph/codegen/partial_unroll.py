@@ -1,4 +1,4 @@
-"""Packs of kernels with much arithmetic on CUDA: the text has a few of their elements, in a loop (kernels/rolled.cuh).
+"""Packs of kernels with much arithmetic on CUDA: the text has a few of their elements, in a loop (kernels/cuda/pointwise_unrolled.cuh).
 
 NVRTC takes some 60 us for a machine instruction, and the text of such a kernel would have 13 or 25 elements.
 """

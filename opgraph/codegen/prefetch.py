@@ -1,4 +1,4 @@
-"""What a loop over rows asks memory for before it needs it (kernels/row_lanes.h).
+"""What a loop over rows asks memory for before it needs it (kernels/cpu/row_lanes.h).
 
 A row is read from memory by its first pass and written by its last one, each of which waits for memory while the passes
 between find all of it in the cache. There the results of this row, and the next row, are asked for.

@@ -1,4 +1,4 @@
-"""What an element of a row computes in each pass: one, or 16 at a time where all is in f32 (kernels/row_lanes.h)."""
+"""What an element of a row computes in each pass: one, or 16 at a time where all is in f32 (kernels/cpu/row_lanes.h)."""
 
 from __future__ import annotations
 

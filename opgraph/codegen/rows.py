@@ -1,6 +1,6 @@
 """Emitting a loop over rows for the CPU: as `opgraph.codegen.emit`, with passes (`opgraph.codegen.row_passes`).
 
-`kernels/host_rows.h` walks rows one after the other, `kernels/host_beside.h` rows side by side: lanes of a vector are
+`kernels/cpu/inner_reduction.h` walks rows one after the other, `kernels/cpu/outer_reduction.h` rows side by side: lanes of a vector are
 rows then, and a value for each row is an array of one for each lane.
 """
 
@@ -94,7 +94,7 @@ def _put_run(emitter: Emitter) -> None:
 
 
 def _put_interleaved_members(emitter: Emitter, variant: Variant, *, is_grouped: bool) -> None:
-    """Adds the members that kernels/host_beside.h and host_groups.h read: transposed operands, and the groups of lanes.
+    """Adds the members that kernels/cpu/outer_reduction.h and cpu/grouped_reduction.h read: transposed operands, and the groups of lanes.
 
     Args:
         variant: marks transposed operands, which the emitter treats as contiguous.

@@ -51,7 +51,7 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
     lanes = og.compile(case.graph())
     assert "by_lanes" in functor(lanes)
     got = lanes(feeds)
-    assert not cpu_compiler.without_lanes, "no form for og::floats: see the end of kernels/scalar.h"
+    assert not cpu_compiler.without_lanes, "no form for og::floats: see the end of kernels/math/scalar.h"
     scalar_form(monkeypatch)
     same(got, og.compile(case.graph())(feeds))
 

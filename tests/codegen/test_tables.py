@@ -1,4 +1,4 @@
-"""Functions by table on the CPU (kernels/tables.h), a GPU's forms in their place, and the shorter ones of 16 bits."""
+"""Functions by table on the CPU (kernels/math/tables.h), a GPU's forms in their place, and the shorter ones of 16 bits."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def number(text: str) -> float:
 
 
 def test_a_table_has_its_points_in_the_intervals_of_their_indices() -> None:
-    """An index is five bits of a float, see interval_of in kernels/tables.h."""
-    text = (kernel_folder() / "tables.h").read_text(encoding="utf-8")
+    """An index is five bits of a float, see interval_of in kernels/math/tables.h."""
+    text = (kernel_folder() / "math/tables.h").read_text(encoding="utf-8")
     found = re.findall(r"static const float (\w+)\[(\d+)\]\[32\] = \{(.*?)\n\};", text, re.DOTALL)
     assert [name for name, _, _ in found] == ["lower_tail", "tail_slope", "mish_slope"]
     for name, rows, body in found:
@@ -156,7 +156,7 @@ def test_powers_up_to_the_ends_of_f32_are_as_near_to_the_truth(
 
 
 def test_logarithms_have_the_reciprocals_of_their_indices() -> None:
-    text = (kernel_folder() / "power.h").read_text(encoding="utf-8")
+    text = (kernel_folder() / "math/power.h").read_text(encoding="utf-8")
     (body,) = re.findall(r"static const float logarithms\[3\]\[intervals\] = \{(.*?)\n?\};", text, re.DOTALL)
     c, high, low = (
         [number(n.strip().rstrip("f")) for n in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", body)
